@@ -1,0 +1,1 @@
+"""What labs, tests, graders and docs lean on: catalog, finder, suite, meters, board."""

@@ -1,0 +1,1 @@
+"""The instructor's side: deriving, releasing and judging. A student's tree goes without it."""

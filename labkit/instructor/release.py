@@ -1,0 +1,67 @@
+"""Writes the students' tree: what a student needs and nothing else, searched for leaks before it is handed over."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from labkit.catalog import find_labs
+from labkit.instructor.build import derived_files
+from labkit.instructor.leaks import find_leaks
+
+RELEASED = (".gitignore", "LICENSE", "README.md", "docs", "labkit", "labs", "pyproject.toml", "uv.lock")
+KEPT_BACK = ("labkit/instructor/", "docs/figures/make/")
+REGION = re.compile(
+    r"^[ \t]*(?:#|<!--) instructors: begin(?: -->)?[ \t]*\n.*?^[ \t]*(?:#|<!--) instructors: end(?: -->)?[ \t]*\n",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class ReleaseError(RuntimeError):
+    """Why nothing was released; the folder is gone again."""
+
+
+def release(house: Path, out: Path) -> list[Path]:
+    """Write the students' tree to `out`, which must not exist; returns the files, relative to it.
+
+    Stubs and reports are derived afresh, whatever stands in the working copy. Regions of README.md and
+    pyproject.toml between `instructors: begin` and `instructors: end` are left out.
+
+    Raises:
+        ReleaseError: `out` exists, or a line of a solution was found in the result.
+    """
+    if out.exists():
+        raise ReleaseError(f"{out} exists already: name a folder that does not")
+    labs = find_labs(house)
+    derived = {path.relative_to(house): text for lab in labs for path, text in derived_files(lab)}
+    try:
+        written = [_write(house, out, file, derived.get(file)) for file in _chosen(house, set(derived))]
+        if leaks := find_leaks(labs, [out / file for file in written]):
+            told = "\n".join(f"  {leak.file.relative_to(out)}: {leak.line}" for leak in leaks[:10])
+            raise ReleaseError(f"{len(leaks)} lines of solutions would be released; nothing was\n{told}")
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+    return written
+
+
+def _chosen(house: Path, derived: set[Path]) -> list[Path]:
+    """What git tracks or would track of the released folders, and every derived file."""
+    command = ["git", "-C", str(house), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *RELEASED]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    files = {Path(name) for name in found if name and not name.startswith(KEPT_BACK) and (house / name).is_file()}
+    return sorted(files | derived)
+
+
+def _write(house: Path, out: Path, file: Path, text: str | None) -> Path:
+    target = out / file
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if text is None and str(file) in ("README.md", "pyproject.toml"):
+        text = REGION.sub("", (house / file).read_text(encoding="utf-8"))
+    if text is None:
+        shutil.copyfile(house / file, target)
+    else:
+        target.write_text(text, encoding="utf-8")
+    return file

@@ -1,0 +1,1 @@
+"""Meters that count bytes exactly: NumPy arrays, tensors on CPU, meta and CUDA."""

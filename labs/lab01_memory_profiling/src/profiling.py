@@ -1,0 +1,136 @@
+"""Lab 01: measure what standard attention costs in memory, and watch it grow with the square of the length."""
+
+import numpy as np
+
+
+def standard_attention(Q, K, V, mask=None):
+    """Scaled dot-product attention that keeps the whole weight matrix, as in the textbook.
+
+    Row i of the weights says how much query i takes from each key: it is the softmax over j of
+    `Q[i] · K[j] / √d`. The output's row i is the sum over j of `weights[i, j] * V[j]`. Leading axes are a batch:
+    each entry is an attention of its own.
+
+    Args:
+        Q: queries, (..., N_q, d).
+        K: keys, (..., N_k, d).
+        V: values, (..., N_k, d_v); d_v may differ from d.
+        mask: None, or booleans of a shape that broadcasts to (..., N_q, N_k), True where a key is masked OUT:
+            its weight is 0. A query with every key masked out has weights and output 0.
+
+    Returns:
+        (output, weights): shapes (..., N_q, d_v) and (..., N_q, N_k), both in Q's dtype (float32 stays float32),
+        finite for logits of any size.
+
+    Raises:
+        ValueError: naming both shapes, when Q and K differ in d, or K and V in N_k.
+
+    Example:
+        Q = [[1, 0]], K = [[1, 0], [0, 1]], V = [[1], [0]]: the logits are 1/√2 and 0, the weights
+        0.6698 and 0.3302, the output 0.6698.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def measure_attention_memory(seq_len, d_model, batch_size=1, dtype=np.float32):
+    """Run attention on random input and count the bytes of the arrays it leaves.
+
+    Makes Q, K and V of shape (batch_size, seq_len, d_model) in `dtype`, runs `standard_attention`, and reads the
+    sizes off the real arrays (`nbytes`).
+
+    Args:
+        seq_len: N, the number of queries and of keys.
+        d_model: d, the width of Q, K and V.
+        batch_size: how many attentions at once.
+        dtype: the arrays' dtype.
+
+    Returns:
+        dict, in bytes: "input_memory" (Q, K and V together), "attention_matrix_memory" (the weights),
+        "output_memory", "total_memory" (the sum of the three); and "seq_len", "d_model" as given.
+
+    Example:
+        seq_len=512, d_model=64, float32: inputs 393,216, weights 1,048,576, output 131,072,
+        total 1,572,864 bytes.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def profile_memory_scaling(seq_lengths, d_model=64, batch_size=1):
+    """Measure attention at several lengths.
+
+    Args:
+        seq_lengths: the lengths, in any order.
+        d_model: d, the same for all.
+        batch_size: the same for all.
+
+    Returns:
+        dict {seq_len: what `measure_attention_memory` returns for it}, in the order given.
+
+    Example:
+        profile_memory_scaling([128, 256])[256]["attention_matrix_memory"] is 262,144 bytes.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def estimate_attention_memory(seq_len, d_model, dtype_bytes=4, batch_size=1):
+    """Say what attention's arrays will weigh, from the shapes alone: nothing is allocated.
+
+    Args:
+        seq_len: N.
+        d_model: d, the width of Q, K, V and the output.
+        dtype_bytes: bytes of one element (float32: 4, float16: 2).
+        batch_size: how many attentions at once.
+
+    Returns:
+        dict, in bytes (ints): "Q_memory", "K_memory", "V_memory", "attention_matrix_memory", "output_memory" and
+        "total_memory", the sum of the five.
+
+    Example:
+        seq_len=4096, d_model=64: Q, K and V 1,048,576 each (3 MiB in all), weights 67,108,864 (64 MiB).
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def analyze_scaling(results):
+    """Find how the weight matrix grows: its factor per doubling of the length.
+
+    Args:
+        results: what `profile_memory_scaling` returns, for at least two lengths, in any order; they need not
+            double from one to the next.
+
+    Returns:
+        dict: "seq_lengths" (list of ints, ascending), "attention_memory" and "total_memory" (lists of bytes in the
+        same order), and "scaling_factor": the factor by which attention_memory grows when seq_len doubles, as a
+        float, fitted over all lengths (a straight line through the logarithms): 4.0 for growth with the square.
+
+    Raises:
+        ValueError: when there are fewer than two lengths.
+
+    Example:
+        memory 100 at 10, 900 at 30: tripling the length gives 9 = 3² times as much, so a doubling gives 4.0.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def plot_memory_scaling(results, ax=None):
+    """Draw memory over length: one line for the weights, one for the inputs, in MiB (2²⁰ bytes).
+
+    Both axes are logarithmic to base 2, so that growth with the square is a straight line of slope 2. The lines
+    are labelled for the legend, which is shown; the axes' labels name the quantity and the unit MiB.
+
+    Args:
+        results: what `profile_memory_scaling` returns, in any order of lengths.
+        ax: the matplotlib Axes to draw in; None makes a new figure.
+
+    Returns:
+        the Axes drawn in, with a line "attention weights" and a line "Q, K, V", points ascending in seq_len.
+
+    Example:
+        at seq_len 4096 the line "attention weights" stands at y = 64.0.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()

@@ -1,0 +1,708 @@
+"""Lab 01's suite: what standard attention computes, and what it weighs."""
+
+import math
+
+import numpy as np
+import pytest
+from profiling import (
+    analyze_scaling,
+    estimate_attention_memory,
+    measure_attention_memory,
+    plot_memory_scaling,
+    profile_memory_scaling,
+    standard_attention,
+)
+
+from labkit.compare import (
+    as_array,
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_equal,
+    assert_keys,
+    assert_raises,
+    assert_tuple,
+    assert_type,
+    assert_unchanged,
+)
+from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
+from labkit.reference import attention, random_qkv
+
+MEASURED = ("input_memory", "attention_matrix_memory", "output_memory", "total_memory")
+ESTIMATED = ("Q_memory", "K_memory", "V_memory", "attention_matrix_memory", "output_memory", "total_memory")
+HANDOUT_MIB = {512: 1, 1024: 4, 2048: 16, 4096: 64, 8192: 256}
+
+
+def run(Q, K, V, *mask):
+    """The student's output and weights."""
+    result = assert_tuple("standard_attention's result", standard_attention(Q, K, V, *mask), ("output", "weights"))
+    shapes = [getattr(array, "shape", None) for array in result]
+    matrix = (*Q.shape[:-1], K.shape[-2])
+    swapped = [matrix, (*Q.shape[:-1], V.shape[-1])]
+    assert shapes != swapped or matrix == swapped[1], "the weights came first: the result is (output, weights)"
+    return result
+
+
+def suspects(Q, K, V, mask=None):
+    """Usual mistakes and a function for the (output, weights) that each leads to."""
+
+    def with_scale(scale):
+        return lambda: attention(Q, K, V, mask=mask, scale=scale)[:2]
+
+    def of_weights(change):
+        def pair():
+            weights = change(attention(Q, K, V, mask=mask).weights)
+            return weights @ V, weights
+
+        return pair
+
+    def scores():
+        logits = np.einsum("...id,...jd->...ij", Q.astype(float), K.astype(float)) / math.sqrt(Q.shape[-1])
+        return logits if mask is None else np.where(mask, -np.inf, logits)
+
+    def whole_matrix(_):
+        powers = np.exp(scores() - scores().max())
+        return powers / powers.sum()
+
+    def over_queries(weights):
+        hidden = np.zeros(weights.shape, bool) if mask is None else np.broadcast_to(mask, weights.shape)
+        return attention(K, Q, Q, mask=np.swapaxes(hidden, -1, -2)).weights.swapaxes(-1, -2)
+
+    def not_normalised(_):
+        top = scores().max(-1, keepdims=True)
+        return np.exp(scores() - np.where(np.isfinite(top), top, 0))
+
+    def scores_returned():
+        return attention(Q, K, V, mask=mask).output, scores()
+
+    d, d_v, n_keys = Q.shape[-1], V.shape[-1], K.shape[-2]
+    found = {
+        "the scores are not divided by √d": with_scale(1.0),
+        "the scores are divided by d in place of √d": with_scale(1 / d),
+        "the scores are multiplied by √d": with_scale(math.sqrt(d)),
+        "the softmax runs over the queries (axis −2) in place of the keys": of_weights(over_queries),
+        "the softmax runs over the whole matrix: each row must sum to 1": of_weights(whole_matrix),
+        "the rows are not divided by their sums": of_weights(not_normalised),
+        "the scores are returned in place of the weights": scores_returned,
+    }
+    if d_v != d:
+        found["the scale is taken from the width of V in place of Q's"] = with_scale(d_v**-0.5)
+    if n_keys != d:
+        found["the scale is taken from the number of keys in place of d"] = with_scale(n_keys**-0.5)
+    if mask is not None:
+
+        def late(_):
+            return np.where(mask, 0.0, attention(Q, K, V).weights)
+
+        def spread(weights):
+            return np.where(np.all(np.broadcast_to(mask, weights.shape), -1, keepdims=True), 1 / n_keys, weights)
+
+        found |= {
+            "the mask is ignored": lambda: attention(Q, K, V)[:2],
+            "True is taken as 'keep': here True means masked out": lambda: attention(Q, K, V, mask=~np.asarray(mask))[
+                :2
+            ],
+            "the mask is applied after the softmax, so that rows no longer sum to 1": of_weights(late),
+            "a row without any key is spread evenly over all of them": of_weights(spread),
+        }
+    return found
+
+
+def assert_attention(Q, K, V, mask=None, hint="", nan_hint=""):
+    """Compare output and weights with the reference, and name a usual mistake when one fits."""
+    result = run(Q, K, V, *([] if mask is None else [mask]))
+    want = attention(Q, K, V, mask=mask)
+    plain = attention(Q, K, V, mask=mask, dtype=Q.dtype)
+    usual = suspects(Q, K, V, mask)
+    for name, part in (("weights", 1), ("output", 0)):
+        n_nan = int(np.isnan(as_array(name, result[part])).sum())
+        assert not (n_nan and nan_hint), f"{name}: {n_nan:,} elements are NaN\nUsual cause: {nan_hint}"
+        assert_close(
+            name,
+            result[part],
+            want[part],
+            plain=plain[part],
+            suspects={text: lambda pair=pair, part=part: pair()[part] for text, pair in usual.items()},
+            hint=hint,
+        )
+
+
+class TestStandardAttention:
+    def test_worked_example(self):
+        Q, K, V = (np.array(x, np.float32) for x in ([[1, 0]], [[1, 0], [0, 1]], [[1], [0]]))
+        assert_attention(Q, K, V, hint="compare each step with the handout's worked numbers")
+
+    def test_odd_lengths(self, rng):
+        assert_attention(*random_qkv(rng, n_queries=63, d=17))
+
+    def test_more_keys_than_queries(self, rng):
+        assert_attention(*random_qkv(rng, n_queries=5, n_keys=129, d=16), hint="N_q is taken for N_k somewhere")
+
+    def test_more_queries_than_keys(self, rng):
+        assert_attention(*random_qkv(rng, n_queries=129, n_keys=7, d=16), hint="N_q is taken for N_k somewhere")
+
+    def test_values_of_another_width(self, rng):
+        assert_attention(*random_qkv(rng, n_queries=33, d=24, d_v=5), hint="d is taken for d_v somewhere")
+
+    def test_batch(self, rng):
+        assert_attention(
+            *random_qkv(rng, n_queries=9, n_keys=11, d=8, batch=(3,)),
+            hint="every batch entry is an attention of its own: swap the last two axes of K only",
+        )
+
+    def test_batch_and_heads(self, rng):
+        assert_attention(*random_qkv(rng, n_queries=9, n_keys=6, d=8, batch=(2, 3)))
+
+    def test_mask(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=21, n_keys=34, d=8)
+        mask = rng.random((21, 34)) < 0.4
+        mask[:, 0] = False
+        assert_attention(Q, K, V, mask)
+
+    def test_mask_of_one_row(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=9, n_keys=12, d=8, batch=(2,))
+        padding = np.arange(12) >= 7
+        assert_attention(Q, K, V, padding, hint="the mask broadcasts: one row stands for all queries")
+
+    def test_mask_of_each_batch_entry(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=9, n_keys=12, d=8, batch=(3,))
+        mask = np.arange(12) >= np.array([4, 12, 9])[:, None, None]
+        assert_attention(Q, K, V, mask, hint="the mask broadcasts over (..., N_q, N_k): each batch entry has its own")
+
+    @pytest.mark.parametrize("logit_scale", [1e3, 1e12])
+    def test_masked_keys_do_not_leak(self, rng, logit_scale):
+        Q, K, V = random_qkv(rng, n_queries=12, n_keys=10, d=8)
+        Q, K = np.float32(logit_scale) * (np.abs(Q) + 1), np.abs(K) + 1
+        K[:4] *= -1
+        mask = np.zeros((12, 10), bool)
+        mask[:, 4:] = True
+        V[4:] = 1e6
+        _, weights = run(Q, K, V, mask)
+        assert_at_most(
+            "the largest weight of a masked key",
+            float(np.abs(weights[:, 4:]).max()),
+            0.0,
+            unit="",
+            hint="Usual cause: a large negative number stands for −inf; beside scores that are lower still it is large",
+        )
+        assert_attention(Q, K, V, mask)
+
+    def test_row_with_every_key_masked(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=6, n_keys=9, d=8)
+        mask = np.zeros((6, 9), bool)
+        mask[2] = mask[5] = True
+        assert_attention(
+            Q,
+            K,
+            V,
+            mask,
+            hint="a query that may look at no key gets weights and output 0",
+            nan_hint="a row that is −inf throughout: −inf − (−inf) and 0/0 are NaN; its weights must be 0",
+        )
+
+    @pytest.mark.parametrize("logit_scale", [100, 10_000])
+    def test_large_logits(self, rng, logit_scale):
+        assert_attention(
+            *random_qkv(rng, n_queries=33, d=16, logit_scale=logit_scale),
+            hint="exp overflows, or scores are clipped: take the row's maximum from every score before exp",
+            nan_hint="exp overflows to inf, and inf/inf is NaN: take the row's maximum from every score before exp",
+        )
+
+    def test_rows_far_apart(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=5, n_keys=12, d=8)
+        Q *= np.array([[1], [1e4], [10], [1e3], [100]], np.float32)
+        K[0] = Q[1] / np.linalg.norm(Q[1])
+        cause = "the maximum taken away is the whole matrix's: a row far below it underflows to 0; each row has its own"
+        assert_attention(Q, K, V, hint=cause, nan_hint=cause)
+
+    def test_float16_values(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=15, n_keys=21, d=16, dtype=np.float16, logit_scale=6)
+        cause = "float16 ends at 65,504: exp overflows above 11; take the row's maximum from every score before exp"
+        assert_attention(Q, K, V, hint=cause, nan_hint=cause)
+
+    def test_very_negative_logits(self, rng):
+        Q = np.full((4, 8), 200, np.float32)
+        K = -np.abs(rng.standard_normal((5, 8))).astype(np.float32) - 10
+        V = rng.standard_normal((5, 3)).astype(np.float32)
+        cause = "the maximum must be the row's own: a row may lie below 0 throughout"
+        assert_attention(Q, K, V, hint=cause, nan_hint=cause)
+
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    def test_dtype_is_kept(self, rng, dtype):
+        Q, K, V = random_qkv(rng, n_queries=7, d=64, dtype=dtype)
+        mask = np.triu(np.ones((7, 7), bool), 1)
+        for result in (run(Q, K, V), run(Q, K, V, mask)):
+            for name, array in zip(("output", "weights"), result, strict=True):
+                assert_dtype(name, array, dtype)
+
+    def test_float64_is_computed_in_float64(self, rng):
+        assert_attention(
+            *random_qkv(rng, n_queries=20, d=32, dtype=np.float64),
+            hint="a step is done in float32, or a small number was added to the sums",
+        )
+
+    def test_arguments_are_left_alone(self, rng):
+        arrays = dict(zip("QKV", random_qkv(rng, n_queries=8, d=4), strict=True))
+        arrays["mask"] = np.triu(np.ones((8, 8), bool), 1)
+        before = {name: array.copy() for name, array in arrays.items()}
+        run(*arrays.values())
+        for name, array in arrays.items():
+            assert_unchanged(name, array, before[name])
+
+    def test_weights_are_the_full_matrix(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=128, n_keys=192, d=32)
+        memory = measure_arrays(standard_attention, Q, K, V)
+        weights = 128 * 192 * 4
+        assert memory.kept_bytes >= weights, "the weights returned hold less memory than N_q · N_k elements"
+        assert_at_most(
+            "the peak",
+            memory.peak_bytes,
+            6 * weights + BOOKKEEPING_BYTES,
+            hint="Six arrays of N_q × N_k are plenty. Usual cause: products formed by broadcasting, (N_q, N_k, d)",
+        )
+
+    @pytest.mark.parametrize(
+        ("shapes", "mentions"),
+        [
+            (((5, 8), (6, 7), (6, 8)), ("(5, 8)", "(6, 7)")),
+            (((5, 8), (6, 8), (4, 8)), ("(6, 8)", "(4, 8)")),
+        ],
+        ids=["Q_and_K_differ_in_d", "K_and_V_differ_in_length"],
+    )
+    def test_shapes_that_do_not_fit(self, shapes, mentions):
+        arrays = [np.ones(shape, np.float32) for shape in shapes]
+        assert_raises(
+            ValueError, lambda: standard_attention(*arrays), when="for shapes that do not fit", mentions=mentions
+        )
+
+
+def true_bytes(seq_len, d_model, batch_size=1, itemsize=4):
+    """What the arrays weigh: (one of Q, K, V; the weights; the output)."""
+    rows = batch_size * seq_len * itemsize
+    return rows * d_model, rows * seq_len, rows * d_model
+
+
+class TestMeasureAttentionMemory:
+    def measure(self, *args, **kwargs):
+        return assert_keys("the result", measure_attention_memory(*args, **kwargs), (*MEASURED, "seq_len", "d_model"))
+
+    def assert_measured(self, stats, seq_len, d_model, batch_size=1, dtype=np.float32):
+        itemsize = np.dtype(dtype).itemsize
+        one_input, weights, output = true_bytes(seq_len, d_model, batch_size, itemsize)
+        wants = {
+            "input_memory": 3 * one_input,
+            "attention_matrix_memory": weights,
+            "output_memory": output,
+            "total_memory": 3 * one_input + weights + output,
+        }
+        usual = {
+            "input_memory": {"only one of Q, K and V is counted": one_input},
+            "attention_matrix_memory": {
+                "the inputs are right but standard_attention turns them into float64": 8 * weights / itemsize
+            },
+            "output_memory": {
+                "the inputs are right but standard_attention turns them into float64": 8 * output / itemsize
+            },
+            "total_memory": {
+                "the output is left out": 3 * one_input + weights,
+                "the inputs are left out": weights + output,
+                "only one of Q, K and V is counted": one_input + weights + output,
+            },
+        }
+        hints = {
+            "input_memory": "Q, K and V are counted together",
+            "attention_matrix_memory": "the weights are N × N for every batch entry",
+            "output_memory": "the output is as large as Q",
+            "total_memory": "inputs + weights + output",
+        }
+        for key, want in wants.items():
+            shared = {
+                "the arrays are float64: .astype(dtype) is missing": 8 * want / itemsize,
+                "the arrays are float32, whatever dtype says": 4 * want / itemsize,
+                "batch_size is dropped": want / batch_size,
+                "elements are counted in place of bytes": want / itemsize,
+                "the value is in MiB: memory is in bytes": want / 2**20,
+                "the value is in KiB: memory is in bytes": want / 2**10,
+            }
+            first, second = (usual[key], shared) if key != "input_memory" else (shared, usual[key])
+            assert_equal(key, stats[key], want, hint=hints[key], suspects={**first, **second})
+
+    def test_worked_example(self):
+        self.assert_measured(self.measure(512, 64), 512, 64)
+
+    def test_odd_sizes(self):
+        self.assert_measured(self.measure(129, 17), 129, 17)
+
+    def test_batch_counts(self):
+        self.assert_measured(self.measure(33, 8, batch_size=5), 33, 8, batch_size=5)
+
+    def test_batch_is_the_third_argument(self):
+        self.assert_measured(self.measure(20, 6, 3), 20, 6, batch_size=3)
+
+    @pytest.mark.parametrize("dtype", [np.float16, np.float64])
+    def test_dtype_counts(self, dtype):
+        self.assert_measured(self.measure(40, 12, dtype=dtype), 40, 12, dtype=dtype)
+
+    def test_sizes_are_handed_through(self):
+        stats = self.measure(48, 10, batch_size=2)
+        assert_equal("seq_len", stats["seq_len"], 48)
+        assert_equal("d_model", stats["d_model"], 10)
+
+    def test_bytes_are_whole_numbers(self):
+        stats = self.measure(16, 4)
+        for key in MEASURED:
+            assert_type(key, stats[key], (int, np.integer), "a whole number of bytes")
+
+    def test_attention_is_really_run(self):
+        peak = measure_arrays(measure_attention_memory, 256, 8).peak_bytes
+        weights = 256 * 256 * 4
+        assert peak >= weights, (
+            f"the call allocates {peak:,} bytes at most, less than the weights alone ({weights:,})\n"
+            "Usual cause: sizes computed by formula; this task measures arrays, the estimate comes later"
+        )
+
+    def test_measurements_are_of_this_call(self):
+        first, second = self.measure(64, 8), self.measure(32, 8)
+        assert first is not second, "two calls returned the same dict: what the second writes, the first shows too"
+        assert_equal(
+            "attention_matrix_memory of the first call, after a second", first["attention_matrix_memory"], 64 * 64 * 4
+        )
+
+
+class TestProfileMemoryScaling:
+    def profile(self, seq_lengths, **kwargs):
+        return assert_keys("the result", profile_memory_scaling(seq_lengths, **kwargs), list(seq_lengths))
+
+    def weights_of(self, results):
+        return {
+            n: assert_keys(f"results[{n}]", stats, (*MEASURED, "seq_len", "d_model"))["attention_matrix_memory"]
+            for n, stats in results.items()
+        }
+
+    def test_every_length_is_measured(self):
+        lengths = [64, 31, 128]
+        for n, weights in self.weights_of(self.profile(lengths)).items():
+            usual = {f"the value of another length ({m}) stands here": m * m * 4 for m in lengths if m != n}
+            assert_equal(f"attention_matrix_memory at {n}", weights, n * n * 4, suspects=usual)
+
+    def test_all_stats_are_there(self):
+        stats = self.profile([48])[48]
+        one, weights, output = true_bytes(48, 64)
+        for key, want in zip(MEASURED, (3 * one, weights, output, 3 * one + weights + output), strict=True):
+            assert_equal(f"results[48][{key!r}]", stats[key], want)
+        assert_equal("results[48]['seq_len']", stats["seq_len"], 48)
+
+    def test_default_width_is_64(self):
+        assert_equal("input_memory at 32", self.profile([32])[32]["input_memory"], 3 * 32 * 64 * 4)
+
+    def test_width_is_handed_on(self):
+        stats = self.profile([32], d_model=10)[32]
+        usual = {"d_model is always 64": 24_576}
+        assert_equal("input_memory", stats["input_memory"], 3 * 32 * 10 * 4, suspects=usual)
+        assert_equal("d_model", stats["d_model"], 10)
+
+    def test_batch_is_handed_on(self):
+        weights = self.profile([32], batch_size=3)[32]["attention_matrix_memory"]
+        usual = {"batch_size is dropped": 4096, "d_model and batch_size are swapped": 64 * 4096}
+        assert_equal("attention_matrix_memory", weights, 3 * 32 * 32 * 4, suspects=usual)
+
+    def test_order_is_kept(self):
+        assert_equal(
+            "the keys, in order",
+            list(self.profile([64, 16, 32])),
+            [64, 16, 32],
+            suspects={"the lengths are sorted: they stay in the order given": [16, 32, 64]},
+        )
+
+    def test_any_iterable_of_lengths(self):
+        results = profile_memory_scaling(n for n in (16, 32))
+        assert_keys("the result for a generator of lengths", results, [16, 32])
+        assert_equal("the number of lengths for an empty list", len(self.profile([])), 0)
+
+    def test_attention_is_really_run(self):
+        peak = measure_arrays(profile_memory_scaling, [32, 256]).peak_bytes
+        assert peak >= 256 * 256 * 4, (
+            f"the call allocates {peak:,} bytes at most, less than the weights at 256 alone (262,144)\n"
+            "Usual cause: sizes computed by formula in place of measured"
+        )
+
+
+class TestEstimateAttentionMemory:
+    def estimate(self, *args, **kwargs):
+        return assert_keys("the result", estimate_attention_memory(*args, **kwargs), ESTIMATED)
+
+    def assert_estimate(self, stats, seq_len, d_model, itemsize=4, batch_size=1):
+        one_input, weights, output = true_bytes(seq_len, d_model, batch_size, itemsize)
+        total = 3 * one_input + weights + output
+        wants = dict(zip(ESTIMATED, (one_input, one_input, one_input, weights, output, total), strict=True))
+        only = {
+            "attention_matrix_memory": {
+                "it has N · d elements in place of N · N": one_input,
+                "one N · N is taken for the whole batch's (batch · N)²": batch_size * weights,
+            },
+            "total_memory": {
+                "the output is left out": total - output,
+                "Q, K and V are counted once in place of three times": total - 2 * one_input,
+                "V or K is left out": total - one_input,
+            },
+        }
+        for key, want in wants.items():
+            shared = {
+                "batch_size is ignored": want / batch_size,
+                "dtype_bytes is ignored": 4 * want / itemsize,
+                "elements are counted in place of bytes": want / itemsize,
+                "the value is in MiB: memory is in bytes": want / 2**20,
+                "Q, K and V are counted together": 3 * want if key[0] in "QKV" else None,
+                "the product overflowed a 32-bit integer": (want + 2**31) % 2**32 - 2**31,
+            }
+            usual = {text: value for text, value in {**shared, **only.get(key, {})}.items() if value != want}
+            hint = (
+                "the sum of the five" if key == "total_memory" else "shape × bytes of an element, for each batch entry"
+            )
+            assert_equal(key, stats[key], want, suspects=usual, hint=hint)
+
+    def test_worked_example(self):
+        stats = self.estimate(4096, 64)
+        self.assert_estimate(stats, 4096, 64)
+        inputs = stats["Q_memory"] + stats["K_memory"] + stats["V_memory"]
+        assert_equal("Q, K and V at 4096 in bytes", inputs, 3 * 2**20)
+        assert_equal("the weights at 4096 in bytes", stats["attention_matrix_memory"], 64 * 2**20)
+
+    @pytest.mark.parametrize(("seq_len", "mib"), HANDOUT_MIB.items())
+    def test_table_of_the_handout(self, seq_len, mib):
+        assert_equal(f"the weights at {seq_len}", self.estimate(seq_len, 64)["attention_matrix_memory"], mib * 2**20)
+
+    def test_odd_sizes(self):
+        self.assert_estimate(self.estimate(129, 17), 129, 17)
+
+    def test_bytes_of_an_element_count(self):
+        self.assert_estimate(self.estimate(100, 20, dtype_bytes=2), 100, 20, itemsize=2)
+
+    def test_dtype_bytes_is_the_third_argument(self):
+        self.assert_estimate(self.estimate(100, 20, 8), 100, 20, itemsize=8)
+
+    def test_batch_counts(self):
+        self.assert_estimate(self.estimate(50, 16, batch_size=7), 50, 16, batch_size=7)
+
+    def test_bytes_are_whole_numbers(self):
+        for key, value in self.estimate(3, 5).items():
+            assert_type(key, value, (int, np.integer), "a whole number of bytes")
+
+    def test_large_sizes_do_not_overflow(self):
+        stats = self.estimate(1_000_003, 129, batch_size=63)
+        self.assert_estimate(stats, 1_000_003, 129, batch_size=63)
+
+    def test_nothing_is_allocated(self):
+        peak = measure_arrays(estimate_attention_memory, 1500, 64).peak_bytes
+        assert_at_most(
+            "the peak of the call",
+            peak,
+            BOOKKEEPING_BYTES,
+            hint="An estimate needs shapes, not arrays: nothing is made",
+        )
+
+    def test_agrees_with_a_measurement(self):
+        for seq_len, d_model, batch_size in ((96, 24, 2), (65, 7, 1)):
+            stats = self.estimate(seq_len, d_model, batch_size=batch_size)
+            shape = {"n_queries": seq_len, "d": d_model, "batch": (batch_size,)}
+            Q, K, V = random_qkv(np.random.default_rng(0), **shape)
+            output, weights, _ = attention(Q, K, V, dtype=np.float32)
+            for key, array in zip(ESTIMATED, (Q, K, V, weights, output), strict=False):
+                assert_equal(f"{key} against a real array's nbytes", stats[key], array.nbytes)
+
+
+def made_up(lengths, exponent=2.0, total_factor=3):
+    """Results with a known growth, so that a fit can be judged exactly."""
+    return {
+        n: {
+            "input_memory": 7 * n,
+            "attention_matrix_memory": round(5 * n**exponent),
+            "output_memory": n,
+            "total_memory": total_factor * round(5 * n**exponent),
+            "seq_len": n,
+            "d_model": 64,
+        }
+        for n in lengths
+    }
+
+
+class TestAnalyzeScaling:
+    def analyze(self, results):
+        keys = ("seq_lengths", "attention_memory", "total_memory", "scaling_factor")
+        return assert_keys("the result", analyze_scaling(results), keys)
+
+    def assert_factor(self, results, want, usual=(), rel=1e-3):
+        got = self.analyze(results)["scaling_factor"]
+        assert_type("scaling_factor", got, (float, np.floating), "a float")
+        if abs(got - want) <= rel * want:
+            return
+        exponent = math.log2(want)
+        suspects = {
+            **dict(usual),
+            "it is the exponent, not the factor per doubling": exponent,
+            "e is raised to the slope in place of 2": math.exp(exponent),
+            "one logarithm is natural and the other to base 2": 2 ** (exponent * math.log(2)),
+        }
+        cause = next((text for text, value in suspects.items() if abs(got - value) <= rel * abs(value)), "")
+        said = f"\nThat is exactly what comes out when {cause}" if cause else ""
+        raise AssertionError(f"scaling_factor is {got:.6g}, expected {want:.6g} per doubling of seq_len{said}")
+
+    def test_growth_with_the_square(self):
+        self.assert_factor(
+            made_up([128, 256, 512]),
+            4.0,
+            {"total growth is taken from first to last": 16.0},
+        )
+
+    def test_lengths_that_triple(self):
+        self.assert_factor(made_up([10, 30, 90, 270]), 4.0, {"every step is taken for a doubling": 9.0})
+
+    def test_lengths_at_uneven_steps(self):
+        self.assert_factor(made_up([100, 150, 400, 1000]), 4.0)
+
+    def test_linear_and_cubic_growth(self):
+        self.assert_factor(made_up([64, 128, 512], exponent=1), 2.0, {"the square is assumed": 4.0})
+        self.assert_factor(made_up([8, 16, 64], exponent=3), 8.0, {"the square is assumed": 4.0})
+
+    def test_every_length_counts_in_the_fit(self):
+        results = made_up([64, 128, 256, 512])
+        for n, factor in zip((128, 256), (4, 2), strict=True):
+            results[n]["attention_matrix_memory"] *= factor
+        logs = [np.log2(results[n]["attention_matrix_memory"]) for n in sorted(results)]
+        slope = np.polyfit([6, 7, 8, 9], logs, 1)[0]
+        self.assert_factor(
+            results,
+            2.0**slope,
+            {
+                "only the first and the last length are used": 4.0,
+                "the ratios of neighbours are averaged": np.mean(2.0 ** np.diff(logs)),
+                "the median of the neighbours' ratios is taken": np.median(2.0 ** np.diff(logs)),
+            },
+        )
+
+    def test_of_the_weights_not_of_the_total(self):
+        results = made_up([64, 128, 256])
+        for n in results:
+            results[n]["total_memory"] = 11 * n
+        self.assert_factor(results, 4.0, {"the total is fitted in place of the weights": 2.0})
+
+    def test_lists_are_sorted_by_length(self):
+        results = made_up([512, 64, 256])
+        analysis = self.analyze(results)
+        assert_equal(
+            "seq_lengths",
+            list(analysis["seq_lengths"]),
+            [64, 256, 512],
+            suspects={"the order given is kept: they must ascend": [512, 64, 256]},
+        )
+        for key, source in (("attention_memory", "attention_matrix_memory"), ("total_memory", "total_memory")):
+            want = [results[n][source] for n in (64, 256, 512)]
+            given = [stats[source] for stats in results.values()]
+            usual = {"it is in the order given, seq_lengths is sorted": given}
+            assert_equal(key, list(analysis[key]), want, suspects=usual, hint="in the order of seq_lengths")
+        self.assert_factor(results, 4.0)
+
+    def test_two_lengths_are_enough(self):
+        self.assert_factor(made_up([100, 300]), 4.0)
+
+    def test_one_length_is_too_few(self):
+        for results in ({}, made_up([64])):
+            assert_raises(
+                ValueError, lambda results=results: analyze_scaling(results), when=f"for {len(results)} lengths"
+            )
+
+    def test_results_are_left_alone(self):
+        results = made_up([64, 32])
+        analyze_scaling(results)
+        assert_equal("results, after the call", results, made_up([64, 32]), hint="the argument was changed")
+
+
+@pytest.fixture
+def axes():
+    """Axes on a figure of their own, drawn without a screen."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots()
+    yield ax
+    plt.close("all")
+    del figure
+
+
+class TestPlotMemoryScaling:
+    RESULTS = made_up([64, 512, 128, 256])
+
+    def lines(self, ax):
+        drawn = plot_memory_scaling(self.RESULTS, ax=ax)
+        assert drawn is ax, "the Axes given were not returned"
+        found = {line.get_label(): line for line in ax.get_lines()}
+        for label in ("attention weights", "Q, K, V"):
+            assert label in found, f"no line is labelled {label!r}; there are: {', '.join(found) or 'none'}"
+        return found
+
+    @pytest.mark.parametrize(
+        ("label", "key"), [("attention weights", "attention_matrix_memory"), ("Q, K, V", "input_memory")]
+    )
+    def test_points(self, axes, label, key):
+        x, y = self.lines(axes)[label].get_data()
+        lengths = sorted(self.RESULTS)
+        usual = {
+            "the lengths are in the order given: points must ascend": list(self.RESULTS),
+            "x is log2 of the length: the axis takes the logarithm, not the data": [int(math.log2(n)) for n in lengths],
+        }
+        assert_equal(f"x of {label!r}", [int(n) for n in x], lengths, suspects=usual)
+        in_bytes = np.array([self.RESULTS[n][key] for n in lengths])
+        total = np.array([self.RESULTS[n]["total_memory"] for n in lengths])
+        usual = {
+            "the values are bytes: divide by 2**20": in_bytes,
+            "the values are MB (10⁶ bytes): MiB are 2**20": in_bytes / 1e6,
+            "the values are KiB": in_bytes / 2**10,
+            "it is the total that is drawn": total / 2**20,
+        }
+        want = in_bytes / 2**20
+        assert_close(f"y of {label!r}", np.asarray(y, float), want, plain=want.astype(np.float32), suspects=usual)
+
+    def test_both_axes_are_logarithmic_to_base_2(self, axes):
+        self.lines(axes)
+        for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+            assert_equal(f"the {name} axis's scale", axis.get_scale(), "log", hint=f"ax.set_{name}scale is not called")
+            base = axis.get_transform().base
+            assert_equal(
+                f"the base of the {name} axis", float(base), 2.0, hint=f"without base=2, ax.set_{name}scale takes 10"
+            )
+
+    def test_labels_say_what_and_in_which_unit(self, axes):
+        self.lines(axes)
+        assert axes.get_xlabel().strip(), "the x axis has no label"
+        assert "MiB" in axes.get_ylabel(), f"the y axis's label is {axes.get_ylabel()!r}; it must name the unit, MiB"
+
+    def test_legend_is_shown(self, axes):
+        self.lines(axes)
+        legend = axes.get_legend()
+        assert legend is not None, "no legend is shown: ax.legend()"
+        shown = {text.get_text() for text in legend.get_texts()}
+        assert {"attention weights", "Q, K, V"} <= shown, f"the legend shows {', '.join(sorted(shown)) or 'nothing'}"
+
+    def test_makes_axes_when_none_are_given(self, axes):
+        import matplotlib.axes
+
+        drawn = plot_memory_scaling(self.RESULTS)
+        assert_type("the result", drawn, matplotlib.axes.Axes, "the Axes drawn in")
+        assert drawn is not axes, "it drew into a figure that was already there, in place of one of its own"
+        assert len(drawn.get_lines()) >= 2, f"the new Axes hold {len(drawn.get_lines())} lines, expected 2"
+
+    def test_leaves_other_axes_alone(self, axes):
+        import matplotlib.pyplot as plt
+
+        other = plt.figure().add_subplot()
+        before = len(plt.get_fignums())
+        plot_memory_scaling(self.RESULTS, ax=axes)
+        assert not other.get_lines(), "it drew into the current Axes, not into those given"
+        assert_equal("the number of figures, after a call with ax", len(plt.get_fignums()), before)
+
+    def test_results_are_left_alone(self, axes):
+        before = {n: dict(stats) for n, stats in self.RESULTS.items()}
+        self.lines(axes)
+        assert_equal("results, after the call", self.RESULTS, before, hint="the argument was changed")

@@ -1,0 +1,183 @@
+"""The two-sided check of every lab: what must fail fails, what must pass passes, what is derived is fresh."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import Job
+
+from labkit.catalog import HOUSE, find_labs
+from labkit.finder import solution_answer
+from labkit.instructor.answers import (
+    RIGHT_PER_LAB,
+    WRONG_PER_TASK,
+    read_wrong_answer,
+    right_answers,
+    wrong_answers,
+)
+from labkit.instructor.build import derive_stub, derived_files
+from labkit.instructor.signatures import code_signature, handout_signatures, written_signature
+from labkit.manifest import FOLDER_PATTERN
+from labkit.verdict import State
+
+LABS = find_labs()
+SEEDS = ("0", "1", "2")
+
+
+def stub_folder() -> Path:
+    """A folder with every lab's stub, derived afresh: work in progress in labs/ must not matter here."""
+    folder = Path(tempfile.mkdtemp(prefix="stubs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for lab in LABS:
+        (folder / lab.answer_file.name).write_text(derive_stub(lab), encoding="utf-8")
+    return folder
+
+
+STUBS = stub_folder()
+UNTOUCHED = {lab.label: Job(lab.label, ("--src", str(STUBS))) for lab in LABS}
+SOLVED = {f"{lab.label}-seed{seed}": Job(lab.label, ("--solutions", "--seed", seed)) for lab in LABS for seed in SEEDS}
+RIGHT = {
+    f"{lab.label}/{file.stem}-seed{seed}": Job(lab.label, ("--answer", str(file), "--seed", seed))
+    for lab in LABS
+    for file in right_answers(lab)
+    for seed in SEEDS[:2]
+}
+WRONG_FILES = {
+    (lab, file) for lab in LABS for file in (solution_answer(lab).files[0].parent.parent / "wrong").glob("*.py")
+}
+WRONG = {
+    f"{lab.label}/{wrong.task}/{wrong.file.stem}": (
+        wrong,
+        Job(lab.label, ("--answer", str(wrong.file)), wrong.killed_by),
+    )
+    for lab in LABS
+    for wrong in wrong_answers(lab)
+}
+
+
+def by_lab(function):
+    """Run a test once for each lab."""
+    return pytest.mark.parametrize("lab", LABS, ids=[lab.label for lab in LABS])(function)
+
+
+def test_every_folder_is_a_lab():
+    for tree in ("labs", "solutions"):
+        strangers = [
+            f.name
+            for f in (HOUSE / tree).iterdir()
+            if not f.name.startswith((".", "__")) and not FOLDER_PATTERN.fullmatch(f.name)
+        ]
+        assert not strangers, f"{tree}/ holds {strangers}, which no check of labs would see"
+    names = {lab.folder.name for lab in LABS}
+    assert names == {f.name for f in (HOUSE / "solutions").glob("lab*")}, "labs/ and solutions/ hold different labs"
+    assert names, "there is no lab"
+
+
+@pytest.mark.parametrize("job", UNTOUCHED.values(), ids=UNTOUCHED)
+def test_untouched_stub_fails_every_test(job, judges):
+    run = judges(job)
+    assert not run.problem
+    assert len(run.verdicts) == run.n_collected > 0
+    others = [f"{v.test}: {v.state}" for v in run.verdicts if v.state is not State.NOT_STARTED]
+    assert not others, f"these tests do not stop at the stub: {others}"
+
+
+@pytest.mark.parametrize("job", [*SOLVED.values(), *RIGHT.values()], ids=[*SOLVED, *RIGHT])
+def test_right_answer_passes(job, judges):
+    run = judges(job)
+    assert not run.problem
+    assert len(run.verdicts) == run.n_collected > 0
+    failed = ["\n".join((f"{v.test}: {v.state}", *v.lines)) for v in run.verdicts if not v.passed]
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize(("wrong", "job"), WRONG.values(), ids=WRONG)
+def test_wrong_answer_is_killed(wrong, job, judges):
+    run = judges(job)
+    assert not run.problem
+    for test in wrong.killed_by:
+        name = test.split("::")[1]
+        failed = [v for v in run.verdicts if v.test.split("[")[0] == name.split("[")[0] and not v.passed]
+        assert failed, f"{test} lets pass: {wrong.mistake}"
+        states = {v.state for v in failed}
+        assert states <= {State.WRONG, State.CRASHED, State.TOO_SLOW}, (
+            f"the answer itself does not run: {failed[0].lines}"
+        )
+        said = "\n".join(line for v in failed for line in v.lines)
+        assert wrong.says in said, f"{test} does not say {wrong.says!r}; it says:\n{said}"
+
+
+@by_lab
+def test_answers_are_enough(lab):
+    assert len(right_answers(lab)) >= RIGHT_PER_LAB
+    count = Counter(wrong.task for wrong in wrong_answers(lab))
+    few = {task.name: count[task.name] for task in lab.tasks if count[task.name] < WRONG_PER_TASK}
+    assert not few, f"fewer than {WRONG_PER_TASK} wrong answers: {few}"
+
+
+@by_lab
+def test_every_test_belongs_to_a_task(lab):
+    tree = ast.parse(lab.suite_file.read_text(encoding="utf-8"))
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
+    loose = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+    assert not loose, f"tests outside of a task's class: {loose}"
+    assert sorted(classes) == sorted(task.tests for task in lab.tasks)
+    assert [f.name for f in lab.suite_file.parent.glob("*.py")] == [lab.suite_file.name], (
+        "one suite a lab, nothing beside it"
+    )
+
+
+@by_lab
+def test_derived_files_are_fresh(lab):
+    for path, text in derived_files(lab):
+        assert path.exists(), f"{path.name} is missing: uv run lab build {lab.number}"
+        assert path.read_text(encoding="utf-8") == text, (
+            f"{path.relative_to(HOUSE)} is not what solutions/ gives: uv run lab build {lab.number}\n"
+            "If you are working on the lab in this clone, that is as it should be, and `git stash` shows a green suite."
+        )
+    assert (lab.folder / "report.ipynb").exists(), "the lab has no report"
+
+
+@by_lab
+def test_stub_differs_from_the_solution(lab):
+    (solution,) = solution_answer(lab).files
+    stub, solved = ast.parse(derive_stub(lab)), ast.parse(solution.read_text(encoding="utf-8"))
+    for task in lab.tasks:
+        bodies = [next(n for n in tree.body if getattr(n, "name", "") == task.name) for tree in (stub, solved)]
+        assert ast.dump(bodies[0]) != ast.dump(bodies[1]), f"the stub gives {task.name} away"
+
+
+@by_lab
+def test_signatures_agree(lab):
+    declared = {task.name: written_signature(task.signature) for task in lab.tasks}
+    sources = {"the stub": derive_stub(lab), "the solution": solution_answer(lab).files[0].read_text(encoding="utf-8")}
+    for where, source in sources.items():
+        for signature in declared.values():
+            assert code_signature(source, signature) == signature, f"{where} and lab.toml disagree"
+    handout = handout_signatures((lab.folder / "README.md").read_text(encoding="utf-8"))
+    assert handout == list(declared.values()), "README.md and lab.toml disagree"
+
+
+@by_lab
+def test_reading_is_there(lab):
+    missing = [path for path in lab.read if not (HOUSE / path).is_file()]
+    assert not missing
+    numbers = [other.label for other in LABS]
+    assert set(lab.requires) <= set(numbers)
+
+
+@by_lab
+def test_questions_are_enough(lab):
+    assert 3 <= len(lab.questions) <= 6
+
+
+def test_wrong_answers_say_what_they_are(subtests):
+    for lab, file in sorted(WRONG_FILES, key=lambda pair: pair[1]):
+        with subtests.test(file.stem):
+            assert read_wrong_answer(lab, file).mistake.endswith("."), "the mistake is told in a sentence"

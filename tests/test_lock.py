@@ -1,0 +1,81 @@
+"""The committed lock file names versions and nothing of where they come from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+
+from labkit.catalog import HOUSE
+
+COMPLETED = """version = 1
+requires-python = ">=3.11"
+
+[[package]]
+name = "one"
+version = "1.0"
+source = { registry = "https://example.org/simple" }
+dependencies = [
+    { name = "two", marker = "sys_platform == 'win32'" },
+]
+sdist = { url = "https://example.org/one.tar.gz", hash = "sha256:00", size = 1 }
+wheels = [
+    { url = "https://example.org/one.whl", hash = "sha256:00", size = 1 },
+    { url = "https://example.org/two.whl", hash = "sha256:00", size = 1 },
+]
+
+[package.optional-dependencies]
+more = [
+    { name = "two" },
+]
+
+[package.metadata]
+requires-dist = [{ name = "two" }]
+
+[package.metadata.requires-dev]
+dev = [{ name = "three", specifier = ">=1" }]
+
+[[package]]
+name = "two"
+version = "2.0"
+source = { registry = "https://example.org/simple" }
+"""
+
+
+def clean(text: str) -> str:
+    """What the filter makes of `text`."""
+    command = [sys.executable, str(HOUSE / "tools/clean_lock.py")]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_filter_keeps_names_versions_dependencies_and_markers():
+    assert tomllib.loads(clean(COMPLETED)) == {
+        "version": 1,
+        "requires-python": ">=3.11",
+        "package": [
+            {
+                "name": "one",
+                "version": "1.0",
+                "source": {"registry": "pypi"},
+                "dependencies": [{"name": "two", "marker": "sys_platform == 'win32'"}],
+                "optional-dependencies": {"more": [{"name": "two"}]},
+            },
+            {"name": "two", "version": "2.0", "source": {"registry": "pypi"}},
+        ],
+    }
+
+
+def test_what_is_clean_stays_as_it_is():
+    once = clean(COMPLETED)
+    assert clean(once) == once
+
+
+def test_the_committed_lock_has_no_address():
+    command = ["git", "-C", str(HOUSE), "show", "HEAD:uv.lock"]
+    committed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "://" not in committed, (
+        'git config filter.lockfile.clean "python3 tools/clean_lock.py", and commit uv.lock again'
+    )
+    assert clean(committed) == committed
+    names = {package["name"] for package in tomllib.loads(committed)["package"]}
+    assert {"attention-labs", "numpy", "torch", "pytest", "matplotlib", "nbgrader"} <= names

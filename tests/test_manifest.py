@@ -1,0 +1,120 @@
+"""A manifest is read as it stands, and a malformed one is one clear message."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.catalog import UnknownLab, find_lab, find_labs
+from labkit.manifest import ManifestError, read_manifest
+
+GOOD = """
+title = "A lab"
+summary = "What it is."
+module = "thing"
+hours = 1.5
+
+[[tasks]]
+name = "first"
+signature = "first(a, b=1)"
+tests = "TestFirst"
+points = 3
+hints = ["Look closer."]
+
+[[tasks]]
+name = "second"
+signature = "second(x)"
+tests = "TestSecond"
+points = 2.5
+hints = ["Again."]
+
+[[questions]]
+id = "why"
+title = "Why?"
+points = 4
+"""
+
+
+def write(root, text, folder="lab01_thing"):
+    """A manifest in a house of its own."""
+    path = root / "labs" / folder / "lab.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_reads_what_is_written(tmp_path):
+    lab = read_manifest(write(tmp_path, GOOD))
+    assert (lab.number, lab.label, lab.title, lab.module, lab.hours) == ("01", "lab01", "A lab", "thing", 1.5)
+    assert [(t.name, t.signature, t.tests, t.points, t.hints) for t in lab.tasks] == [
+        ("first", "first(a, b=1)", "TestFirst", 3, ("Look closer.",)),
+        ("second", "second(x)", "TestSecond", 2.5, ("Again.",)),
+    ]
+    assert lab.points == 5.5
+    assert lab.answer_file == tmp_path / "labs/lab01_thing/src/thing.py"
+    assert lab.suite_file == tmp_path / "labs/lab01_thing/tests/test_thing.py"
+    assert lab.task_of("TestSecond") is lab.tasks[1]
+    assert lab.task_of("TestThird") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('title = "A lab"', "", "title: missing, expected a non-empty text"),
+        ('title = "A lab"', "title = 7", "title: expected a non-empty text, found 7"),
+        ('module = "thing"', 'module = "a thing"', "module: expected a Python name, found 'a thing'"),
+        ("hours = 1.5", "hours = true", "hours: expected a number above 0, found True"),
+        ("points = 3", "points = 0", "tasks[0].points: expected a number above 0, found 0"),
+        ("points = 2.5", 'points = "2"', "tasks[1].points: expected a number above 0, found '2'"),
+        ('hints = ["Again."]', "hints = []", "tasks[1].hints: expected at least one hint, found []"),
+        ('hints = ["Again."]', 'hints = [" "]', "tasks[1].hints: expected a list of non-empty texts"),
+        (
+            '"second(x)"',
+            '"third(x)"',
+            "tasks[1].signature: expected a call of second, like second(Q, K), found 'third(x)'",
+        ),
+        ('name = "second"', 'name = "first"', "tasks[1].signature: expected a call of first"),
+        ('tests = "TestSecond"', 'tests = "TestFirst"', "tasks: expected every name once, found twice: TestFirst"),
+        ("hours = 1.5", "hours = 1.5\ncolour = 1", "colour: not a key of a lab's manifest"),
+        ("points = 4", "points = 4\nrubric = 1", "questions[0].rubric: not a key of a lab's manifest"),
+        ("hours = 1.5", "hours = ", "not valid TOML"),
+        ("[[questions]]", "[questions]", "questions: expected one or more [[questions]] tables"),
+    ],
+)
+def test_malformed(tmp_path, old, new, says):
+    assert old in GOOD
+    path = write(tmp_path, GOOD.replace(old, new, 1))
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert says in message
+    assert "\n" not in message
+
+
+def test_without_tasks(tmp_path):
+    path = write(tmp_path, GOOD.split("[[tasks]]")[0])
+    with pytest.raises(ManifestError, match=r"tasks: expected one or more \[\[tasks\]\] tables, found None"):
+        read_manifest(path)
+
+
+def test_missing_manifest(tmp_path):
+    (tmp_path / "labs/lab07_empty").mkdir(parents=True)
+    with pytest.raises(ManifestError, match=r"lab07_empty/lab.toml: cannot be read: No such file"):
+        find_labs(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["lab01_other", "lab02_thing"])
+def test_two_labs_cannot_share_a_number_or_a_module(tmp_path, folder):
+    write(tmp_path, GOOD)
+    write(tmp_path, GOOD if folder == "lab02_thing" else GOOD.replace('"thing"', '"other"'), folder)
+    with pytest.raises(ManifestError, match="expected one of its own"):
+        find_labs(tmp_path)
+
+
+def test_a_lab_is_found_by_any_of_its_names(tmp_path):
+    write(tmp_path, GOOD)
+    for key in ("1", "01", "lab01", "lab1", "lab01_thing", "labs/lab01_thing/"):
+        assert find_lab(key, tmp_path).label == "lab01"
+    for key in ("2", "thing", "lab", "011"):
+        with pytest.raises(UnknownLab, match=r"there is no lab '.*'; there are: 01 \(A lab\)"):
+            find_lab(key, tmp_path)
