@@ -1,0 +1,205 @@
+"""Chapter 01, figures from published numbers: the memory levels of two GPUs, and their rooflines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.figures import BLUE, GREEN, GRID, MUTED, ORANGE, PINK, Recipe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Sizes and rates as the vendors print them; the chapter's tables name the document of each.
+CHIPS: dict[str, dict[str, Any]] = {
+    "A100 SXM 40 GB": {
+        "sms": 108,
+        "clock_ghz": 1.41,
+        "register_kib_per_sm": 256,
+        "l1_kib_per_sm": 192,
+        "l2_mib": 40,
+        "l2_tb_s": 5120 * 1.41e9 / 1e12,
+        "hbm_gb": 40,
+        "hbm_tb_s": 1.555,
+        "fp16_tensor_tflops": 312.0,
+        "fp32_tflops": 19.5,
+    },
+    "H100 SXM 80 GB": {
+        "sms": 132,
+        "clock_ghz": 1.83,
+        "register_kib_per_sm": 256,
+        "l1_kib_per_sm": 256,
+        "l2_mib": 50,
+        "l2_tb_s": 12.0,
+        "hbm_gb": 80,
+        "hbm_tb_s": 3.35,
+        "fp16_tensor_tflops": 989.4,
+        "fp32_tflops": 66.9,
+    },
+}
+SHARED_BYTES_PER_CLOCK = 128  # 32 banks of 4 bytes in each SM
+HOST_TB_S = 0.0128  # the FlashAttention paper, figure 1
+
+
+def hierarchy_data() -> dict[str, Any]:
+    """Sizes and bandwidths of each level, per chip: whole-chip totals from per-SM numbers."""
+    rows = {}
+    for name, chip in CHIPS.items():
+        sms = chip["sms"]
+        rows[name] = {
+            "registers_mib": sms * chip["register_kib_per_sm"] / 1024,
+            "l1_and_shared_mib": sms * chip["l1_kib_per_sm"] / 1024,
+            "shared_tb_s": sms * SHARED_BYTES_PER_CLOCK * chip["clock_ghz"] / 1e3,
+            "l2_mib": chip["l2_mib"],
+            "l2_tb_s": chip["l2_tb_s"],
+            "hbm_gb": chip["hbm_gb"],
+            "hbm_tb_s": chip["hbm_tb_s"],
+        }
+    return {"chips": rows, "host_tb_s": HOST_TB_S}
+
+
+def draw_hierarchy(data: dict[str, Any]) -> Figure:
+    """Draw the levels top to bottom, each wider than the one above it."""
+    import matplotlib.pyplot as plt
+
+    a100, h100 = data["chips"].values()
+    levels = [
+        ("Registers", "inside each SM, one thread's own", "registers_mib", "MiB", None, BLUE),
+        (
+            "L1 and shared memory (SRAM)",
+            "inside each SM, one thread block's",
+            "l1_and_shared_mib",
+            "MiB",
+            "shared_tb_s",
+            GREEN,
+        ),
+        ("L2 cache", "one for the whole chip", "l2_mib", "MiB", "l2_tb_s", PINK),
+        ("HBM", "“GPU memory”: every tensor lives here", "hbm_gb", "GB", "hbm_tb_s", ORANGE),
+    ]
+    figure, axes = plt.subplots(figsize=(5.0, 6.0))
+    axes.set(xlim=(-0.52, 0.52), ylim=(5.0, -0.42))
+    axes.axis("off")
+    for index, (title, owner, size, unit, rate, colour) in enumerate(levels):
+        _slab(axes, index, colour)
+        axes.text(0, index + 0.2, title, ha="center", va="center", weight="bold", size=10.5)
+        axes.text(0, index + 0.42, owner, ha="center", va="center", color=MUTED, size=8.5)
+        for x, chip in ((-0.175, a100), (0.175, h100)):
+            text = f"{chip[size]:.4g} {unit}" + (f" · {chip[rate] + 1e-9:.3g} TB/s" if rate else "")
+            axes.text(x, index + 0.68, text, ha="center", va="center", size=9)
+    _slab(axes, 4, MUTED)
+    axes.text(0, 4.2, "Host memory (DRAM)", ha="center", va="center", weight="bold", size=10.5)
+    axes.text(0, 4.42, "on the other side of the bus", ha="center", va="center", color=MUTED, size=8.5)
+    axes.text(0, 4.68, f"over 1 TB · {data['host_tb_s'] * 1e3:.3g} GB/s", ha="center", va="center", size=9)
+    for x, name in zip((-0.175, 0.175), data["chips"], strict=True):
+        axes.text(x, -0.2, name, ha="center", va="center", size=9, weight="bold")
+    return figure
+
+
+def roofline_data() -> dict[str, Any]:
+    """FLOPs, HBM bytes and intensity of each step (one head, 16-bit), and the least time each can take per chip."""
+    n, d, e, rows = 4096, 64, 2, 128
+    matmul, softmax = 2 * n * n * d, 5 * n * n
+    work = {
+        "QKᵀ": (matmul, e * (2 * n * d + n * n), "fp16_tensor_tflops"),
+        "softmax": (softmax, e * 2 * n * n, "fp32_tflops"),
+        "PV": (matmul, e * (2 * n * d + n * n), "fp16_tensor_tflops"),
+        "fused, K and V read again by every 128 rows": (
+            2 * matmul + softmax,
+            e * (2 * n * d + 2 * n * d * n // rows),
+            "fp16_tensor_tflops",
+        ),
+        "fused, every input read once": (2 * matmul + softmax, e * 4 * n * d, "fp16_tensor_tflops"),
+    }
+    chips = {
+        name: {
+            "hbm_tb_s": chip["hbm_tb_s"],
+            "fp16_tensor_tflops": chip["fp16_tensor_tflops"],
+            "fp32_tflops": chip["fp32_tflops"],
+            "ridge_fp16_tensor": chip["fp16_tensor_tflops"] / chip["hbm_tb_s"],
+            "ridge_fp32": chip["fp32_tflops"] / chip["hbm_tb_s"],
+            "steps": {
+                step: {
+                    "hbm_us": moved / chip["hbm_tb_s"] / 1e6,
+                    "arithmetic_us": flops / chip[unit] / 1e6,
+                    "at_most_tflops": min(chip[unit], flops / moved * chip["hbm_tb_s"]),
+                }
+                for step, (flops, moved, unit) in work.items()
+            },
+        }
+        for name, chip in CHIPS.items()
+    }
+    steps = {
+        step: {"flops": flops, "hbm_bytes": moved, "flop_per_byte": flops / moved}
+        for step, (flops, moved, _) in work.items()
+    }
+    return {"N": n, "d": d, "bytes_per_element": e, "steps": steps, "chips": chips}
+
+
+def draw_roofline(data: dict[str, Any]) -> Figure:
+    """Draw both chips' roofs and where the steps of attention stand under them."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(5.0, 5.6))
+    x = np.geomspace(0.3, 6000, 400)
+    above: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom", "size": 8.5}
+    marks = {
+        "softmax": "v",
+        "QKᵀ": "o",
+        "fused, K and V read again by every 128 rows": "D",
+        "fused, every input read once": "*",
+    }
+    for (name, chip), colour, dash in zip(data["chips"].items(), (BLUE, ORANGE), ("-", "--"), strict=True):
+        roof = np.minimum(chip["fp16_tensor_tflops"], x * chip["hbm_tb_s"])
+        axes.plot(
+            x, roof, color=colour, linestyle=dash, label=f"{name}: ridge at {chip['ridge_fp16_tensor']:.0f} FLOP/byte"
+        )
+        low = x >= chip["ridge_fp32"]
+        axes.plot(x[low], np.full(low.sum(), chip["fp32_tflops"]), color=colour, linestyle=":", linewidth=1.2)
+        for unit, key in (("fp32 units", "fp32_tflops"), ("fp16 tensor cores", "fp16_tensor_tflops")):
+            gap = 2 if key == "fp32_tflops" else 6
+            axes.annotate(f"{unit} {chip[key]:.3g}", (5600, chip[key]), xytext=(0, gap), **above)
+        for step, marker in marks.items():
+            point = (data["steps"][step]["flop_per_byte"], chip["steps"][step]["at_most_tflops"])
+            axes.plot(*point, marker, color=colour, markersize=11 if marker == "*" else 7, zorder=4)
+    labels = {
+        "softmax": "softmax",
+        "QKᵀ": "QKᵀ, PV",
+        "fused, K and V read again by every 128 rows": "fused,\nre-read",
+        "fused, every input read once": "fused,\nonce",
+    }
+    for step, label in labels.items():
+        intensity = data["steps"][step]["flop_per_byte"]
+        axes.axvline(intensity, color=GRID, linewidth=0.9, linestyle="-", zorder=0)
+        side, shift = ("right", -4) if step in ("QKᵀ", "fused, every input read once") else ("left", 4)
+        text = f"{label}\n{intensity:.2f}" if intensity < 10 else f"{label}\n{intensity:.0f}"
+        place: dict[str, Any] = {"xytext": (shift, 0), "textcoords": "offset points", "ha": side, "va": "bottom"}
+        axes.annotate(text, (intensity, 0.4), size=9, **place)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set(
+        xlim=(0.3, 6000),
+        ylim=(0.35, 4000),
+        xlabel="arithmetic intensity, FLOP per byte of HBM traffic",
+        ylabel="TFLOP/s, at most",
+    )
+    axes.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
+    axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
+    axes.minorticks_off()
+    axes.legend(loc="upper left", borderaxespad=0.1)
+    return figure
+
+
+FIGURES = {
+    "01_memory_hierarchy": Recipe(hierarchy_data, draw_hierarchy),
+    "01_roofline": Recipe(roofline_data, draw_roofline),
+}
+
+
+def _slab(axes: Axes, index: int, colour: str) -> None:
+    top, bottom = 0.36 + index * 0.03, 0.36 + (index + 1) * 0.03
+    corners = [(-top, index), (top, index), (bottom, index + 0.9), (-bottom, index + 0.9)]
+    xs, ys = zip(*corners, strict=True)
+    axes.fill(xs, ys, color=colour, alpha=0.22, linewidth=0)
+    axes.plot([*xs, xs[0]], [*ys, ys[0]], color=colour, linestyle="-", linewidth=1.4)
