@@ -41,7 +41,7 @@ def show_board(labs: list[Lab]) -> None:
     console.print(table)
     console.print()
     for line in next_lines(labs, known):
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 def next_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]]) -> list[Text]:

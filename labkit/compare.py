@@ -88,7 +88,8 @@ def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = 
         return
     cause = next((text for text, value in (suspects or {}).items() if _same(got, _value(value))), "")
     lines = [f"{name} is {_show(got)}, expected {_show(want)}"]
-    if isinstance(got, int | float | np.number) and isinstance(want, int | float) and want and math.isfinite(got):
+    numbers = isinstance(got, int | float | np.number) and isinstance(want, int | float) and not isinstance(got, bool)
+    if numbers and want and math.isfinite(got):
         lines[0] += f" ({float(got) / want:.4g} times as much)"
     lines.append(_cause_line(cause, hint))
     _fail("\n".join(line for line in lines if line))

@@ -37,7 +37,7 @@ def run(released: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_nothing_of_the_instructors(released):
-    for absent in ("solutions", "tests", "labkit/instructor", "tools", ".ci", "docs/figures/make"):
+    for absent in ("solutions", "tests", "labkit/instructor", "tools", ".ci"):
         assert not (released / absent).exists(), absent
     for text in ("pyproject.toml", "README.md"):
         content = (released / text).read_text(encoding="utf-8")
@@ -105,7 +105,9 @@ def test_the_students_commands(released):
         assert f"\n  {command}" in told
     for command in ("build", "release"):
         assert f"\n  {command}" not in told
-    assert run(released, "labkit.cli", "hint", "01").stdout.startswith("lab01 · standard_attention · hint 1 of")
+    assert run(released, "labkit.cli", "hint", "01", "standard_attention").stdout.startswith(
+        "lab01 · standard_attention · hint 1 of"
+    )
 
 
 def test_refuses_an_existing_folder(tmp_path):

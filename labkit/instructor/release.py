@@ -12,7 +12,7 @@ from labkit.instructor.build import derived_files
 from labkit.instructor.leaks import find_leaks
 
 RELEASED = (".gitignore", "LICENSE", "README.md", "docs", "labkit", "labs", "pyproject.toml", "uv.lock")
-KEPT_BACK = ("labkit/instructor/", "docs/figures/make/")
+KEPT_BACK = ("labkit/instructor/",)
 REGION = re.compile(
     r"^[ \t]*(?:#|<!--) instructors: begin(?: -->)?[ \t]*\n.*?^[ \t]*(?:#|<!--) instructors: end(?: -->)?[ \t]*\n",
     re.MULTILINE | re.DOTALL,
