@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from labkit.bench.commands import add_commands as add_bench_commands
 from labkit.catalog import UnknownLab, find_lab, find_labs
 from labkit.manifest import Lab, ManifestError
 
@@ -74,6 +75,7 @@ def labs_named(names: list[str]) -> list[Lab]:
     return [find_lab(name) for name in names] or find_labs()
 
 
+add_bench_commands(app)
 if importlib.util.find_spec("labkit.instructor"):
     from labkit.instructor.commands import add_commands
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,22 +22,25 @@ def assert_close(
     got: Any,
     want: npt.ArrayLike,
     *,
-    plain: npt.ArrayLike,
+    plain: npt.ArrayLike | Sequence[npt.ArrayLike],
     dtype: Any = None,
     suspects: Suspects | None = None,
     hint: str = "",
+    nan_hint: str = "inf − inf or 0/0, from a row whose keys are all masked or an exp that overflowed",
 ) -> None:
     """Fail unless `got` is as near to `want` as a computation in its own precision can be expected to come.
 
-    `want` is the float64 reference and `plain` the same quantity computed plainly in the precision under test. The
-    largest error allowed is twice that of `plain`, plus four units of rounding of the largest value (the criterion of
-    FlashAttention's own tests, Dao et al. 2022). −inf and NaN must stand where they stand in `want`.
+    `want` is the float64 reference and `plain` the same quantity computed plainly in the precision under test, or a
+    list of it in several orders of rounding, of which the worst counts. The largest error allowed is twice that of
+    `plain`, plus four units of rounding of the largest value (the criterion of FlashAttention's own tests, Dao et al.
+    2022). −inf and NaN must stand where they stand in `want`.
 
     Args:
         name: what the quantity is called in the handout.
         dtype: the dtype `got` must have; None leaves it free.
         suspects: usual mistakes and the value each leads to; one that matches is named as the cause.
         hint: what usually causes an error here, for when no suspect matches.
+        nan_hint: what usually causes NaN here.
 
     Raises:
         AssertionError: with a message for the student.
@@ -48,7 +51,7 @@ def assert_close(
     if dtype is not None:
         assert_dtype(name, got, dtype)
     computed = value.astype(np.float64)
-    _assert_finite_alike(name, computed, reference)
+    _assert_finite_alike(name, computed, reference, nan_hint)
     finite = np.isfinite(reference)
     error = np.zeros_like(reference)
     np.subtract(computed, reference, out=error, where=finite)
@@ -67,8 +70,10 @@ def assert_close(
     _fail("\n".join(line for line in lines if line))
 
 
-def tolerance(want: npt.ArrayLike, plain: npt.ArrayLike) -> float:
-    """The largest error allowed: twice that of `plain` against `want`, plus four roundings of the largest value."""
+def tolerance(want: npt.ArrayLike, plain: npt.ArrayLike | Sequence[npt.ArrayLike]) -> float:
+    """The largest error allowed: twice that of the worst `plain`, plus four roundings of the largest value."""
+    if isinstance(plain, list | tuple):
+        return max(tolerance(want, each) for each in plain)
     reference, baseline = np.asarray(want, dtype=np.float64), np.asarray(plain)
     finite = np.isfinite(reference)
     if not finite.any():
@@ -100,15 +105,22 @@ def assert_at_most(name: str, got: float, limit: float, *, hint: str = "", unit:
     if got <= limit:
         return
     times = f", {got / limit:.3g} times as much" if limit > 0 else ""
-    _fail("\n".join([f"{name} is {got:,} {unit}, at most {limit:,} are allowed{times}", *([hint] if hint else [])]))
+    _fail(
+        "\n".join(
+            [
+                f"{name} is {got:,} {unit}".rstrip() + f", at most {limit:,} are allowed{times}",
+                *([hint] if hint else []),
+            ]
+        )
+    )
 
 
-def assert_keys(name: str, got: Any, keys: Iterable[str]) -> dict[str, Any]:
+def assert_keys(name: str, got: Any, keys: Iterable[Any]) -> dict[Any, Any]:
     """Fail unless `got` is a dict with exactly `keys`; returns it."""
     expected = list(keys)
     if not isinstance(got, dict):
-        _fail(f"{name} is {_kind(got)}, expected a dict with the keys {', '.join(expected)}{_none_hint(got)}")
-    missing = [key for key in expected if key not in got]
+        _fail(f"{name} is {_kind(got)}, expected a dict with the keys {', '.join(map(str, expected))}{_none_hint(got)}")
+    missing = [str(key) for key in expected if key not in got]
     extra = [str(key) for key in got if key not in expected]
     if missing or extra:
         parts = [f"lacks {', '.join(missing)}"] if missing else []
@@ -171,6 +183,13 @@ def assert_raises(
     _fail(f"no {names} {when}; it returned {_show(result)}")
 
 
+def require(condition: object, message: str) -> None:
+    """Fail with `message` and nothing else unless `condition` holds: what `assert` adds of its own helps no student."""
+    __tracebackhide__ = True
+    if not condition:
+        _fail(message)
+
+
 def as_array(name: str, got: Any) -> npt.NDArray:
     """`got` as a NumPy array of real numbers; fails where it is none."""
     if type(got).__module__.split(".")[0] == "torch":
@@ -190,7 +209,7 @@ def _assert_shape(name: str, value: npt.NDArray, shape: tuple[int, ...]) -> None
         _fail(f"{name} has shape {value.shape}, expected {shape}")
 
 
-def _assert_finite_alike(name: str, computed: npt.NDArray, reference: npt.NDArray) -> None:
+def _assert_finite_alike(name: str, computed: npt.NDArray, reference: npt.NDArray, nan_hint: str) -> None:
     for what, test in (("NaN", np.isnan), ("−inf", np.isneginf), ("+inf", np.isposinf)):
         wrong = test(computed) & ~test(reference)
         if wrong.any():
@@ -200,9 +219,7 @@ def _assert_finite_alike(name: str, computed: npt.NDArray, reference: npt.NDArra
                 f"{_share(int(wrong.sum()), wrong.size)} are {what}"
             ]
             if what == "NaN":
-                lines.append(
-                    "Usual cause: inf − inf or 0/0, from a row whose keys are all masked or an exp that overflowed"
-                )
+                lines.append(f"Usual cause: {nan_hint}")
             _fail("\n".join(lines))
         absent = test(reference) & ~test(computed)
         if absent.any():
@@ -217,8 +234,9 @@ def _cause(
     for text, value in suspects.items():
         suspect = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), reference.shape)
         with np.errstate(invalid="ignore"):
+            apart = np.abs(suspect - reference)[finite].max(initial=0.0) > allowed
             distance = float(np.abs(computed - suspect)[finite].max(initial=0.0))
-        if distance <= max(8 * allowed, 1e-3 * worst):
+        if apart and distance <= max(8 * allowed, 1e-3 * worst):
             return _cause_line(text, "")
     return _cause_line("", hint)
 

@@ -52,7 +52,7 @@ class Machine:
         self._sealed = sealed
         self._loaded = self._stored = self._in_use = self._high_water = self._host_read = 0
         self._moved: dict[int, list[Any]] = {}
-        self._charges: weakref.WeakValueDictionary[int, _Charge] = weakref.WeakValueDictionary()
+        self._charges: dict[int, weakref.ref[_Charge]] = {}  # by the id of the buffer's owner
         for machines in _watchers:
             machines.append(self)
 
@@ -182,17 +182,12 @@ class Machine:
         owner = array
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
-        charge = self._charges.get(id(owner))
+        known = self._charges.get(id(owner))
+        charge = known() if known else None
         if charge is None:
-            charge = self._charge(owner, operation)
+            self._require(owner.nbytes, owner.shape, owner.dtype, operation)
+            charge = _Charge(self, owner)
         return Tile(array, charge)
-
-    def _charge(self, owner: np.ndarray, operation: str) -> "_Charge":
-        self._require(owner.nbytes, owner.shape, owner.dtype, operation)
-        self._in_use += owner.nbytes
-        self._high_water = max(self._high_water, self._in_use)
-        self._charges[id(owner)] = charge = _Charge(self, owner)
-        return charge
 
     def _require(self, n_bytes: int, shape: tuple[int, ...], dtype: np.dtype, operation: str) -> None:
         if self._in_use + n_bytes > self._sram_bytes:
@@ -202,7 +197,8 @@ class Machine:
             )
 
     def _inventory(self, most: int = 6) -> str:
-        owners = sorted((charge.owner for charge in self._charges.values()), key=lambda owner: -owner.nbytes)
+        alive = [charge.owner for known in self._charges.values() if (charge := known())]
+        owners = sorted(alive, key=lambda owner: -owner.nbytes)
         rest = [f"{len(owners) - most} more"] if len(owners) > most else []
         return ", ".join([f"{owner.shape} {owner.dtype}" for owner in owners[:most]] + rest) or "nothing"
 
@@ -333,8 +329,9 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _call(self, function: Any, operation: str, *args: Any, **kwargs: Any) -> Any:
         machine = self._charge.machine
-        plain = {name: machine._plain(value, operation) for name, value in kwargs.items()}
-        result = function(*machine._plain(args, operation), **plain)
+        plain = [machine._plain(value, operation) for value in args]
+        plain_kwargs = {name: machine._plain(value, operation) for name, value in kwargs.items()}
+        result = function(*plain, **plain_kwargs)
         return machine._adopt(result, operation)
 
     def _refuse(self, *_: object, **__: object) -> Any:
@@ -362,8 +359,12 @@ class _Charge:
     def __init__(self, machine: Machine, owner: np.ndarray) -> None:
         self.machine = machine
         self.owner = owner  # alive as long as the charge, so its id stays its own
+        machine._charges[id(owner)] = weakref.ref(self)
+        machine._in_use += owner.nbytes
+        machine._high_water = max(machine._high_water, machine._in_use)
 
     def __del__(self) -> None:
+        del self.machine._charges[id(self.owner)]
         self.machine._in_use -= self.owner.nbytes
 
 

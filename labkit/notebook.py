@@ -1,10 +1,28 @@
-"""What a report's check cells call: the suite's word on one task, in a process apart from the notebook."""
+"""What a report's cells call: the student's module, and the suite's word on one task in a process of its own."""
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+
 from labkit.catalog import find_lab
+from labkit.finder import AnswerFinder, student_answer
 from labkit.render import run_lines
 from labkit.warm import WarmRunner
+
+
+def student_module(lab: str) -> ModuleType:
+    """The student's module of `lab` (as `find_lab` names it), read from its file anew on each call.
+
+    A file that cannot be imported raises nothing here: its functions then say what is wrong when they are called.
+    """
+    found = find_lab(lab)
+    finder = AnswerFinder([student_answer(found)])
+    finder.install()
+    try:
+        return importlib.import_module(found.module)
+    finally:
+        finder.remove()
 
 
 def check(lab: str, task: str) -> None:

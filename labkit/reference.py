@@ -54,6 +54,29 @@ def attention(
     return Attention(output, weights, lse)
 
 
+def roundings(
+    Q: npt.NDArray, K: npt.NDArray, V: npt.NDArray, *, mask: npt.ArrayLike | None = None, causal: bool = False
+) -> list[Attention]:
+    """Attention in Q's own precision, in the orders of rounding that a correct answer may choose.
+
+    One plain computation can be lucky, above all at large logits and in float64; judged by it alone, correct answers
+    fail. Scaled here are the scores, the queries, or half of each, and the weights are powers over their sum or powers
+    of score minus log-sum-exp.
+    """
+    width, number = Q.shape[-1], Q.dtype.type
+    found = []
+    for q_power, k_power, score_power in ((0, 0, -0.5), (-0.5, 0, 0), (-0.25, -0.25, 0)):
+        q, k = Q * number(width**q_power), K * number(width**k_power)
+        scale = float(width**score_power)
+        plain = attention(q, k, V, mask=mask, causal=causal, scale=scale, dtype=Q.dtype)
+        hidden = plain.weights == 0
+        lse = np.where(np.isfinite(plain.lse), plain.lse, number(0))[..., None]
+        logits = np.einsum("...id,...jd->...ij", q, k, optimize=True) * number(scale)
+        weights = np.exp(np.where(hidden, number(-np.inf), logits) - lse)
+        found += [plain, Attention(weights @ V, weights, plain.lse)]
+    return found
+
+
 def random_qkv(
     rng: np.random.Generator,
     *,

@@ -7,6 +7,7 @@ have run would hang the child.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -88,6 +89,8 @@ def serve(modules: list[str], jobs: IO[str], answers: IO[str]) -> None:
     for module in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a child's collector would touch, and so copy, every page of the parent's objects
     for line in jobs:
         answers.write(json.dumps(_in_child(json.loads(line))) + "\n")
         answers.flush()

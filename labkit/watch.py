@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from itertools import chain
 
 from rich.console import Console
 from rich.text import Text
@@ -11,7 +12,7 @@ from rich.text import Text
 from labkit.check import print_run
 from labkit.manifest import Lab
 from labkit.render import change_lines, line_style
-from labkit.results import TaskResult, add_up
+from labkit.results import TaskResult, add_up, fingerprint
 from labkit.warm import WarmRunner
 
 DEBOUNCE_MS = 100
@@ -31,9 +32,10 @@ def watch_lab(lab: Lab, saves: Iterable[object] | None = None, console: Console 
     where = lab.answer_file.relative_to(lab.folder.parent.parent)
     console.print(f"watching {where}: save it to run again, Ctrl-C to end", style="dim")
     with WarmRunner(_imports(lab)) as runner:
-        before = _once(runner, lab, before, console)
-        for _ in saves:
-            before = _once(runner, lab, before, console)
+        for _ in chain([None], saves):
+            judged = None
+            while judged != (judged := fingerprint(lab)):  # saved again while it ran: nobody watched for that
+                before = _once(runner, lab, before, console)
 
 
 def _once(runner: WarmRunner, lab: Lab, before: dict[str, TaskResult], console: Console) -> dict[str, TaskResult]:

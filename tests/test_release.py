@@ -37,7 +37,7 @@ def run(released: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_nothing_of_the_instructors(released):
-    for absent in ("solutions", "tests", "labkit/instructor", "tools", ".ci"):
+    for absent in ("solutions", "tests", "labkit/instructor", ".ci"):
         assert not (released / absent).exists(), absent
     for text in ("pyproject.toml", "README.md"):
         content = (released / text).read_text(encoding="utf-8")

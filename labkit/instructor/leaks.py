@@ -51,7 +51,9 @@ def secret_lines(lab: Lab) -> set[str]:
                 lines |= {line.strip() for line in cell.source.splitlines()}
             elif grading.get("solution"):
                 lines |= set(solution_lines(cell.source))
-    return {line for line in lines if len(squeeze(line)) >= TELLING_LENGTH and not line.startswith(("import ", "from "))}
+    return {
+        line for line in lines if len(squeeze(line)) >= TELLING_LENGTH and not line.startswith(("import ", "from "))
+    }
 
 
 def squeeze(text: str) -> str:

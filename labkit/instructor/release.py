@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from labkit.catalog import find_labs
 from labkit.instructor.build import derived_files
 from labkit.instructor.leaks import find_leaks
+from labkit.instructor.lockfile import clean
 
 RELEASED = (".gitignore", "LICENSE", "README.md", "docs", "labkit", "labs", "pyproject.toml", "uv.lock")
 KEPT_BACK = ("labkit/instructor/",)
@@ -17,6 +20,11 @@ REGION = re.compile(
     r"^[ \t]*(?:#|<!--) instructors: begin(?: -->)?[ \t]*\n.*?^[ \t]*(?:#|<!--) instructors: end(?: -->)?[ \t]*\n",
     re.MULTILINE | re.DOTALL,
 )
+CHANGED: dict[str, Callable[[str], str]] = {
+    "README.md": partial(REGION.sub, ""),
+    "pyproject.toml": partial(REGION.sub, ""),
+    "uv.lock": clean,
+}
 
 
 class ReleaseError(RuntimeError):
@@ -58,8 +66,8 @@ def _chosen(house: Path, derived: set[Path]) -> list[Path]:
 def _write(house: Path, out: Path, file: Path, text: str | None) -> Path:
     target = out / file
     target.parent.mkdir(parents=True, exist_ok=True)
-    if text is None and str(file) in ("README.md", "pyproject.toml"):
-        text = REGION.sub("", (house / file).read_text(encoding="utf-8"))
+    if text is None and (change := CHANGED.get(str(file))):
+        text = change((house / file).read_text(encoding="utf-8"))
     if text is None:
         shutil.copyfile(house / file, target)
     else:

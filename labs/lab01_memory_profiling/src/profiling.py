@@ -1,9 +1,20 @@
 """Lab 01: measure what standard attention costs in memory, and watch it grow with the square of the length."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-def standard_attention(Q, K, V, mask=None):
+def standard_attention(
+    Q: npt.NDArray, K: npt.NDArray, V: npt.NDArray, mask: npt.NDArray[np.bool_] | None = None
+) -> tuple[npt.NDArray, npt.NDArray]:
     """Scaled dot-product attention that keeps the whole weight matrix, as in the textbook.
 
     Row i of the weights says how much query i takes from each key: it is the softmax over j of
@@ -32,7 +43,9 @@ def standard_attention(Q, K, V, mask=None):
     raise NotImplementedError()
 
 
-def measure_attention_memory(seq_len, d_model, batch_size=1, dtype=np.float32):
+def measure_attention_memory(
+    seq_len: int, d_model: int, batch_size: int = 1, dtype: npt.DTypeLike = np.float32
+) -> dict[str, int]:
     """Run attention on random input and count the bytes of the arrays it leaves.
 
     Makes Q, K and V of shape (batch_size, seq_len, d_model) in `dtype`, runs `standard_attention`, and reads the
@@ -56,11 +69,13 @@ def measure_attention_memory(seq_len, d_model, batch_size=1, dtype=np.float32):
     raise NotImplementedError()
 
 
-def profile_memory_scaling(seq_lengths, d_model=64, batch_size=1):
+def profile_memory_scaling(
+    seq_lengths: Iterable[int], d_model: int = 64, batch_size: int = 1
+) -> dict[int, dict[str, int]]:
     """Measure attention at several lengths.
 
     Args:
-        seq_lengths: the lengths, in any order.
+        seq_lengths: the lengths, in any order; a list, a range or a generator.
         d_model: d, the same for all.
         batch_size: the same for all.
 
@@ -74,7 +89,7 @@ def profile_memory_scaling(seq_lengths, d_model=64, batch_size=1):
     raise NotImplementedError()
 
 
-def estimate_attention_memory(seq_len, d_model, dtype_bytes=4, batch_size=1):
+def estimate_attention_memory(seq_len: int, d_model: int, dtype_bytes: int = 4, batch_size: int = 1) -> dict[str, int]:
     """Say what attention's arrays will weigh, from the shapes alone: nothing is allocated.
 
     Args:
@@ -94,7 +109,7 @@ def estimate_attention_memory(seq_len, d_model, dtype_bytes=4, batch_size=1):
     raise NotImplementedError()
 
 
-def analyze_scaling(results):
+def analyze_scaling(results: dict[int, dict[str, int]]) -> dict[str, Any]:
     """Find how the weight matrix grows: its factor per doubling of the length.
 
     Args:
@@ -116,7 +131,7 @@ def analyze_scaling(results):
     raise NotImplementedError()
 
 
-def plot_memory_scaling(results, ax=None):
+def plot_memory_scaling(results: dict[int, dict[str, int]], ax: Axes | None = None) -> Axes:
     """Draw memory over length: one line for the weights, one for the inputs, in MiB (2²⁰ bytes).
 
     Both axes are logarithmic to base 2, so that growth with the square is a straight line of slope 2. The lines

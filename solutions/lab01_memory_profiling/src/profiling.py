@@ -192,10 +192,9 @@ def plot_memory_scaling(results: dict[int, dict[str, int]], ax: Axes | None = No
     seq_lengths = sorted(results)
     for label, key in (("attention weights", "attention_matrix_memory"), ("Q, K, V", "input_memory")):
         ax.plot(seq_lengths, [results[n][key] / 2**20 for n in seq_lengths], "o-", label=label)
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log", base=2)
-    ax.set_xlabel("sequence length N")
-    ax.set_ylabel("memory (MiB)")
+    for set_scale in (ax.set_xscale, ax.set_yscale):
+        set_scale("log", base=2)
+    ax.set(xlabel="sequence length N", ylabel="memory (MiB)")
     ax.legend()
     return ax
     ### END SOLUTION

@@ -1,9 +1,10 @@
 """Reduces uv.lock to names, versions, dependencies and markers, without any address; a git clean filter.
 
-uv completes such a file the first time it reads it, and keeps the versions. Reads standard input, writes standard output.
+uv completes such a file the first time it reads it, and keeps the versions. Reads standard input, writes standard
+output; any Python runs it, without the project's environment.
 Set it up once in a clone:
 
-    git config filter.lockfile.clean "python3 tools/clean_lock.py"
+    git config filter.lockfile.clean "python3 labkit/instructor/lockfile.py"
 """
 
 import re

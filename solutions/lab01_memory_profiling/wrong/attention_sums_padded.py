@@ -1,0 +1,25 @@
+"""1e-6 is added to the sums against division by zero.
+
+Task: standard_attention
+Killed by: TestStandardAttention::test_float64_is_computed_in_float64
+Says: a small number was added
+"""
+
+import numpy as np
+
+
+def standard_attention(Q, K, V, mask=None):
+    if Q.shape[-1] != K.shape[-1]:
+        raise ValueError(f"Q and K must have the same d: Q is {Q.shape}, K is {K.shape}")
+    if K.shape[-2] != V.shape[-2]:
+        raise ValueError(f"K and V must have the same number of keys: K is {K.shape}, V is {V.shape}")
+    scale = Q.dtype.type(Q.shape[-1] ** -0.5)
+    scores = Q @ np.swapaxes(K, -1, -2) * scale
+    if mask is not None:
+        scores = np.where(mask, Q.dtype.type(-np.inf), scores)
+    top = scores.max(axis=-1, keepdims=True)
+    top[np.isneginf(top)] = 0
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = weights / (total + Q.dtype.type(1e-6))
+    return weights @ V, weights

@@ -1,0 +1,20 @@
+"""The weights are taken to be N × d.
+
+Task: estimate_attention_memory
+Killed by: TestEstimateAttentionMemory::test_worked_example
+Killed by: TestEstimateAttentionMemory::test_table_of_the_handout
+Says: N · d elements in place of N · N
+"""
+
+
+def estimate_attention_memory(seq_len, d_model, dtype_bytes=4, batch_size=1):
+    one_input = batch_size * seq_len * d_model * dtype_bytes
+    weights = batch_size * seq_len * d_model * dtype_bytes
+    return {
+        "Q_memory": one_input,
+        "K_memory": one_input,
+        "V_memory": one_input,
+        "attention_matrix_memory": weights,
+        "output_memory": one_input,
+        "total_memory": 4 * one_input + weights,
+    }

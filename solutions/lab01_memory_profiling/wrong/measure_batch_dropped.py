@@ -1,0 +1,25 @@
+"""The arrays have no batch axis.
+
+Task: measure_attention_memory
+Killed by: TestMeasureAttentionMemory::test_batch_counts
+Killed by: TestMeasureAttentionMemory::test_batch_is_the_third_argument
+Says: batch_size is dropped
+"""
+
+import numpy as np
+from profiling import standard_attention
+
+
+def measure_attention_memory(seq_len, d_model, batch_size=1, dtype=np.float32):
+    shape = (seq_len, d_model)
+    Q, K, V = (np.random.default_rng(seed).standard_normal(shape).astype(dtype) for seed in range(3))
+    output, weights = standard_attention(Q, K, V)
+    inputs = Q.nbytes + K.nbytes + V.nbytes
+    return {
+        "input_memory": inputs,
+        "attention_matrix_memory": weights.nbytes,
+        "output_memory": output.nbytes,
+        "total_memory": inputs + weights.nbytes + output.nbytes,
+        "seq_len": seq_len,
+        "d_model": d_model,
+    }

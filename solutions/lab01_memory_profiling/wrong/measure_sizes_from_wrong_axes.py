@@ -1,0 +1,24 @@
+"""seq_len and d_model are read off the wrong axes.
+
+Task: measure_attention_memory
+Killed by: TestMeasureAttentionMemory::test_sizes_are_handed_through
+Says: it is batch_size
+"""
+
+import numpy as np
+from profiling import standard_attention
+
+
+def measure_attention_memory(seq_len, d_model, batch_size=1, dtype=np.float32):
+    shape = (batch_size, seq_len, d_model)
+    Q, K, V = (np.random.default_rng(seed).standard_normal(shape).astype(dtype) for seed in range(3))
+    output, weights = standard_attention(Q, K, V)
+    inputs = Q.nbytes + K.nbytes + V.nbytes
+    return {
+        "input_memory": inputs,
+        "attention_matrix_memory": weights.nbytes,
+        "output_memory": output.nbytes,
+        "total_memory": inputs + weights.nbytes + output.nbytes,
+        "seq_len": Q.shape[0],
+        "d_model": Q.shape[1],
+    }

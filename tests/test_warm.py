@@ -1,0 +1,65 @@
+"""Runs in forked children: each starts afresh, none can take the parent along."""
+
+from __future__ import annotations
+
+import pytest
+from student import LAB, solution_text, stub_text
+
+from labkit.verdict import State
+from labkit.warm import WarmRunner
+
+ONE = ("TestEstimateAttentionMemory::test_odd_sizes",)
+HEAD = "def estimate_attention_memory(seq_len, d_model, dtype_bytes=4, batch_size=1):\n"
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """One parent for all tests: what one run does must not reach the next."""
+    with WarmRunner() as runner:
+        yield runner
+
+
+def judge(warm, folder, source, **options):
+    """Run one test on `source`."""
+    (folder / LAB.answer_file.name).write_text(source, encoding="utf-8")
+    return warm.run(LAB.label, "--src", str(folder), tests=ONE, **options)
+
+
+def test_each_run_reads_the_file_again(warm, tmp_path):
+    assert [v.state for v in judge(warm, tmp_path, stub_text()).verdicts] == [State.NOT_STARTED]
+    assert [v.state for v in judge(warm, tmp_path, solution_text()).verdicts] == [State.PASSED]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("    import os\n    os._exit(0)\n", "the run ended without a result"),
+        ("    import os\n    os.kill(os.getpid(), 9)\n", "the run ended without a result"),
+        (
+            "    import signal\n    signal.alarm(0); signal.setitimer(0, 0)\n    while True: pass\n",
+            "did not end within 2 s",
+        ),
+    ],
+    ids=["exits", "kills_itself", "disarms_the_limit"],
+)
+def test_a_run_that_dies_is_reported_and_the_next_goes_on(warm, tmp_path, body, says):
+    run = judge(warm, tmp_path, HEAD + body, seconds=2)
+    assert says in run.problem
+    assert run.verdicts == []
+    assert judge(warm, tmp_path, solution_text()).verdicts[0].passed
+
+
+def test_what_a_run_changes_is_gone_in_the_next(warm, tmp_path):
+    judge(warm, tmp_path, "import numpy\nnumpy.float32 = numpy.float64\n" + HEAD + "    pass\n")
+    assert judge(warm, tmp_path, solution_text()).verdicts[0].passed
+
+
+def test_a_test_that_is_not_there_is_a_problem(warm):
+    assert "not found" in warm.run(LAB.label, "--solutions", tests=("TestNothing",)).problem
+
+
+def test_after_the_parent_has_ended(tmp_path):
+    runner = WarmRunner()
+    runner.close()
+    with pytest.raises((RuntimeError, ValueError)):
+        judge(runner, tmp_path, solution_text())
