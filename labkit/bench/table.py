@@ -1,0 +1,186 @@
+"""The benchmark table: one row for each model width and sequence length, measured and, on real devices, timed."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from labkit.bench.accounting import CUDA_ROUNDING_BYTES, CUDA_WORKSPACE_BYTES, MIB
+from labkit.bench.capacity import available_bytes
+from labkit.bench.columns import Row, row_key
+from labkit.bench.variants import Attention, attention_form
+from labkit.meters.allocation import AllocationMeter
+from labkit.meters.cuda import CudaMeter
+
+SIMULATED_LIKE_CPU = ("written_out", "built_in")
+"""The forms that run the same operators on meta tensors and on the CPU, so that a dry run tells what fits."""
+
+
+def benchmark_rows(
+    d_models: Sequence[int],
+    seq_lens: Sequence[int],
+    batch_size: int = 8,
+    warmup_steps: int = 5,
+    steps: int = 100,
+    device: str = "meta",
+    impl: str | Attention = "written_out",
+    capacity_bytes: int | None = None,
+    on_row: Callable[[Row], object] | None = None,
+    skip: Collection[tuple[Any, ...]] = (),
+) -> list[Row]:
+    """Rows for every d_model and, within it, every seq_len, with the columns COLUMNS and EXTRA_COLUMNS.
+
+    A step is `loss = attention(q, k, v).sum(); loss.backward()` on float32 inputs (batch_size, seq_len, d_model) that
+    keep their gradients. `mem_max_MB` is the peak of the forward pass and `add_mem_MB` what it leaves alive for the
+    backward pass, both in MiB and read in a step that is not the first. `fwd_ms` and `bwd_ms` are medians over `steps`
+    after `warmup_steps`, with the device synchronised around each, and None on `meta`, where two steps are simulated
+    however many are asked for.
+
+    `device` is `cpu`, `cuda`, or `meta`, which simulates CUDA: storages rounded up to 512 B and 64 MiB of workspace.
+    A row that needs more than `capacity_bytes` (default: on the CPU what is free, on CUDA what the device has, on meta
+    no limit) has `status` `oom` and no numbers, and the next row follows. `on_row` is called with each row as it is
+    finished; rows whose `row_key` is in `skip` are left out.
+
+    Raises ValueError for an unknown device or form and for counts below 1 (`warmup_steps`: below 0), RuntimeError for
+    `cuda` without a GPU.
+    """
+    _check(d_models, seq_lens, batch_size, warmup_steps, steps, device)
+    form = attention_form(impl)
+    limit = available_bytes() if device == "cpu" and capacity_bytes is None else capacity_bytes
+    rows = []
+    for d_model in d_models:
+        for seq_len in seq_lens:
+            row: Row = {
+                "d_model": d_model,
+                "seq_len": seq_len,
+                "batch_size": batch_size,
+                "warmup_steps": warmup_steps,
+                "steps": steps,
+                "device": device,
+                "fwd_ms": None,
+                "bwd_ms": None,
+                "mem_max_MB": None,
+                "add_mem_MB": None,
+                "status": "oom",
+                "impl": impl if isinstance(impl, str) else getattr(impl, "__name__", "custom"),
+                "fwd_ms_iqr": None,
+                "bwd_ms_iqr": None,
+            }
+            if row_key(row) in skip:
+                continue
+            row.update(_measured(_Run(form, (batch_size, seq_len, d_model), device, limit), row))
+            rows.append(row)
+            if on_row is not None:
+                on_row(row)
+    return rows
+
+
+class _Run(NamedTuple):
+    form: Attention
+    shape: tuple[int, int, int]
+    device: str
+    capacity_bytes: int | None
+
+    def inputs(self) -> list[torch.Tensor]:
+        return [torch.randn(self.shape, device=self.device, requires_grad=True) for _ in range(3)]
+
+
+def _measured(run: _Run, row: Row) -> Row:
+    try:
+        if run.device == "cpu" and row["impl"] in SIMULATED_LIKE_CPU:
+            _memory(run._replace(device="meta"), AllocationMeter(capacity_bytes=run.capacity_bytes), 0)
+        numbers = _cuda_memory(run) if run.device.startswith("cuda") else _counted_memory(run)
+        if run.device != "meta":
+            numbers.update(_times(run, row["warmup_steps"], row["steps"]))
+    except torch.OutOfMemoryError:
+        numbers = None
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):  # what the CPU's allocator says
+            raise
+        numbers = None
+    if run.device.startswith("cuda"):
+        gc.collect()
+        torch.cuda.empty_cache()
+    return {"status": "oom"} if numbers is None else {"status": "success", **numbers}
+
+
+def _counted_memory(run: _Run) -> Row:
+    if run.device == "cpu":
+        return _memory(run, AllocationMeter(capacity_bytes=run.capacity_bytes), 0)
+    room = None if run.capacity_bytes is None else run.capacity_bytes - CUDA_WORKSPACE_BYTES
+    return _memory(run, AllocationMeter(CUDA_ROUNDING_BYTES, capacity_bytes=room), CUDA_WORKSPACE_BYTES)
+
+
+def _cuda_memory(run: _Run) -> Row:
+    """From the allocator, and in all: what earlier rows left with it, a workspace say, belongs to this row too."""
+    meter = CudaMeter(run.device)
+    total_bytes = torch.cuda.get_device_properties(run.device).total_memory
+    allowed_bytes = total_bytes if run.capacity_bytes is None else min(total_bytes, run.capacity_bytes)
+    torch.cuda.set_per_process_memory_fraction(allowed_bytes / total_bytes, run.device)
+    return _memory(run, meter, torch.cuda.memory_allocated(run.device))
+
+
+def _memory(run: _Run, meter: AllocationMeter | CudaMeter, held_bytes: int) -> Row:
+    """Peak and growth of the second step's forward pass, `held_bytes` added to the peak; runs both steps to the end."""
+    numbers: Row = {}
+    with meter:
+        q, k, v = run.inputs()
+        for measured in (False, True):
+            if measured:
+                before_bytes = meter.live_bytes
+                meter.reset()
+            loss = run.form(q, k, v).sum()  # while the last step's loss is alive, as in any training loop
+            if measured:
+                numbers["mem_max_MB"] = (held_bytes + meter.peak_bytes) / MIB
+                numbers["add_mem_MB"] = (meter.live_bytes - before_bytes) / MIB
+            loss.backward()
+    return numbers
+
+
+def _times(run: _Run, warmup_steps: int, steps: int) -> Row:
+    q, k, v = run.inputs()
+    forward_ms, backward_ms = [], []
+    for _ in range(warmup_steps + steps):
+        start = _now(run.device)
+        loss = run.form(q, k, v).sum()
+        between = _now(run.device)
+        loss.backward()
+        forward_ms.append(1e3 * (between - start))
+        backward_ms.append(1e3 * (_now(run.device) - between))
+    return {
+        "fwd_ms": statistics.median(forward_ms[warmup_steps:]),
+        "bwd_ms": statistics.median(backward_ms[warmup_steps:]),
+        "fwd_ms_iqr": _interquartile_range(forward_ms[warmup_steps:]),
+        "bwd_ms_iqr": _interquartile_range(backward_ms[warmup_steps:]),
+    }
+
+
+def _now(device: str) -> float:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _interquartile_range(values: list[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
+
+
+def _check(
+    d_models: Sequence[int], seq_lens: Sequence[int], batch_size: int, warmup_steps: int, steps: int, device: str
+) -> None:
+    if torch.device(device).type not in ("cpu", "cuda", "meta"):
+        raise ValueError(f"device must be cpu, cuda or meta, got {device!r}")
+    counts = {"d_models": d_models, "seq_lens": seq_lens, "batch_size": [batch_size], "steps": [steps]}
+    for name, values in counts.items():
+        if any(value < 1 for value in values):
+            raise ValueError(f"{name} must be at least 1, got {min(values)}")
+    if warmup_steps < 0:
+        raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
+    if torch.device(device).type == "cuda":
+        CudaMeter(device)  # says so at once if there is no GPU

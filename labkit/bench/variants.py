@@ -1,0 +1,59 @@
+"""The forms of attention that the benchmark compares; every `(..., N, d)` input gives `(..., N, d_v)`."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Namer = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def attention_form(impl: str | Attention) -> Attention:
+    """The form called `impl` (a key of FORMS), or `impl` itself if it can be called. Raises ValueError otherwise."""
+    if callable(impl):
+        return impl
+    if impl not in FORMS:
+        raise ValueError(f"impl {impl!r} is none of {', '.join(FORMS)}")
+    return FORMS[impl]
+
+
+def unnamed(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Let the tensor pass; `AllocationMeter.name` fits in this place and labels it."""
+    return tensor
+
+
+def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, name: Namer = unnamed) -> torch.Tensor:
+    """Softmax as four operators, each with an N×N result that autograd or Python holds on to."""
+    return name("output", written_out_softmax(_scores(q, k, name), name) @ v)
+
+
+def built_in_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, name: Namer = unnamed) -> torch.Tensor:
+    """Softmax as one operator: the scores go as soon as the weights are there."""
+    return name("output", name("weights", _scores(q, k, name).softmax(-1)) @ v)
+
+
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """`scaled_dot_product_attention`, with whichever kernel torch picks; on meta tensors its plain one."""
+    return functional.scaled_dot_product_attention(q, k, v)
+
+
+FORMS: dict[str, Attention] = {"written_out": written_out, "built_in": built_in_softmax, "sdpa": sdpa}
+
+
+def written_out_softmax(scores: torch.Tensor, name: Namer = unnamed) -> torch.Tensor:
+    """exp(x − max x) / Σ exp(x − max x) over the last axis, keeping every intermediate until the end."""
+    shifted = name("shifted", scores - _row_maxima(scores, name))
+    exponentials = name("exponentials", shifted.exp())
+    return name("weights", exponentials / name("row_sums", exponentials.sum(-1, keepdim=True)))
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, name: Namer) -> torch.Tensor:
+    return name("scores", name("products", q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1]))
+
+
+def _row_maxima(scores: torch.Tensor, name: Namer) -> torch.Tensor:
+    values, positions = scores.max(-1, keepdim=True)
+    name("argmax", positions)
+    return name("row_maxima", values)

@@ -1,0 +1,225 @@
+"""Counts what torch operators allocate on the CPU and on simulated (`meta`) tensors, in bytes."""
+
+import weakref
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from labkit.meters.engine import EngineWatch
+from labkit.meters.timeline import Block, Event
+
+
+class SimulatedOutOfMemoryError(torch.OutOfMemoryError):
+    """More bytes were alive at once than the `capacity_bytes` a meter was given."""
+
+
+class AllocationMeter(TorchDispatchMode):
+    """Counts the storages allocated between entering and leaving, in bytes.
+
+    Every operator's outputs are looked up by storage, so views, in-place results and whatever existed before cost
+    nothing. A storage counts from the operator that makes it until its last owner lets go, be that Python or an
+    autograd node; after leaving, releases still count and new storages do not.
+
+    `round_to` rounds each storage up, as an allocator does (512 for CUDA's; its habit of handing out a block up to
+    1 MiB too large rather than splitting it is not simulated). `timeline=True` records an `Event` for each operator.
+    `capacity_bytes` makes the operator that goes over it raise SimulatedOutOfMemoryError.
+
+    Gradients that meet at a fan-out are summed in place by autograd, but out of place while a dispatch mode looks on.
+    The meter undoes this: where autograd itself adds, and the older gradient is gone by the next operator, the sum
+    counts in its place.
+
+    What it cannot see, and `torch.profiler` can: scratch inside a kernel that dispatches nothing (flash attention on
+    the CPU, matrix products in half precision, the buffers of a reduction), and the single number that a Python scalar
+    becomes as an operand. Memory resized by hand (`storage.resize_(0)`) is noticed at the next operator or reading.
+
+    Raises RuntimeError for CUDA tensors (`CudaMeter` reads what they cost), FakeTensors and other wrapper subclasses.
+    """
+
+    def __init__(self, round_to: int = 1, timeline: bool = False, capacity_bytes: int | None = None) -> None:
+        super().__init__()
+        if round_to < 1:
+            raise ValueError(f"round_to must be at least 1 byte, got {round_to}")
+        self.round_to = round_to
+        self.capacity_bytes = capacity_bytes
+        self.events: list[Event] = []
+        self._records = timeline
+        self._alive: dict[int, _Held] = {}
+        self._outside: dict[int, weakref.ref[Any]] = {}
+        self._live = self._peak = self._largest = 0
+        self._engine = EngineWatch()
+        self._pending: _Pending | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True imports torch._dynamo at the first operator
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes alive now, of those allocated inside."""
+        self._catch_up()
+        return self._live
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes alive at once since entering or since `reset`."""
+        self._catch_up()
+        return self._peak
+
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest single storage made since entering or since `reset`."""
+        return self._largest
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """What is alive now, oldest first."""
+        self._catch_up()
+        return tuple(held.block for held in self._alive.values())
+
+    def reset(self) -> None:
+        """Start the peak, the largest storage and the timeline again from what is alive now."""
+        self._catch_up()
+        self._peak, self._largest, self.events = self._live, 0, []
+
+    def block_of(self, tensor: torch.Tensor) -> Block | None:
+        """The tensor's storage as it is counted, None if it is not: it was there before, or is somebody else's."""
+        held = self._alive.get(tensor.untyped_storage()._cdata)
+        return None if held is None else held.block
+
+    def name(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Call the tensor's storage `name`, in the events so far too; returns the tensor."""
+        block = self.block_of(tensor)
+        if block is not None:
+            block.name = name
+        return tensor
+
+    def __enter__(self) -> "AllocationMeter":
+        _refuse_fake_mode()
+        super().__enter__()
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._catch_up()
+        _refuse_fake_mode()
+        operands = _plain_tensors((args, kwargs))
+        out = func(*args, **(kwargs or {}))
+        self._engine.look()
+        for tensor in operands:
+            storage = tensor.untyped_storage()
+            if func is not torch.ops.aten.lift_fresh.default or not storage.resizable():
+                self._note_outside(storage)  # torch.tensor hands its new memory to lift_fresh, from_numpy borrowed one
+        for tensor in _plain_tensors(out):
+            self._count(tensor, func._schema.name)
+        event = self._record(func._schema.name)
+        older = self._alive.get(operands[0].untyped_storage()._cdata) if operands else None
+        if older is not None and self._engine.may_overwrite(func, operands, older.block, older.node_run):
+            self._pending = _Pending(older, self._live, event)
+        else:
+            self._raise_peak(self._live, event)
+        return out
+
+    def _note_outside(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._alive and key not in self._outside:
+            self._outside[key] = weakref.ref(storage, lambda _: self._outside.pop(key, None))
+
+    def _count(self, tensor: torch.Tensor, op: str) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive:
+            self._take_in_size(self._alive[key])
+        if key in self._alive or key in self._outside:
+            return
+        nbytes = self._rounded(storage.nbytes())
+        block = Block(nbytes, tuple(tensor.shape), str(tensor.dtype), op, self._engine.node_name)
+        self._alive[key] = _Held(weakref.ref(storage, lambda _: self._release(key)), block, self._engine.node_run)
+        self._live += nbytes
+        self._largest = max(self._largest, nbytes)
+
+    def _release(self, key: int) -> None:
+        self._live -= self._alive.pop(key).block.nbytes
+
+    def _rounded(self, nbytes: int) -> int:
+        return -(-nbytes // self.round_to) * self.round_to
+
+    def _record(self, op: str) -> Event | None:
+        if not self._records:
+            return None
+        blocks = tuple(held.block for held in self._alive.values())
+        self.events.append(Event(op, self._engine.node_name, self._live, self._peak, blocks))
+        return self.events[-1]
+
+    def _raise_peak(self, live_bytes: int, event: Event | None = None) -> None:
+        self._peak = max(self._peak, live_bytes)
+        if event is not None:
+            event.peak_bytes = self._peak
+        if self.capacity_bytes is not None and live_bytes > self.capacity_bytes:
+            raise SimulatedOutOfMemoryError(f"{live_bytes:,} bytes alive, {self.capacity_bytes:,} bytes of memory")
+
+    def _catch_up(self) -> None:
+        """Judge the sum that waits, if any, and take in storages resized by hand."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._judge(pending)
+        for held in list(self._alive.values()):
+            self._take_in_size(held)
+
+    def _take_in_size(self, held: "_Held") -> None:
+        """Notice a storage that was resized, by hand or as an `out=` argument."""
+        storage = held.storage()
+        nbytes = held.block.nbytes if storage is None else self._rounded(storage.nbytes())
+        if nbytes != held.block.nbytes:
+            self._live += nbytes - held.block.nbytes
+            held.block = replace(held.block, nbytes=nbytes)
+            self._raise_peak(self._live)
+
+    def _judge(self, pending: "_Pending") -> None:
+        live_bytes, event = pending.live_bytes, pending.event
+        if pending.older.storage() is None:  # it was the last owner's: without a dispatch mode the sum overwrites it
+            live_bytes -= pending.older.block.nbytes
+            if event is not None:
+                event.live_bytes = live_bytes
+                event.blocks = tuple(block for block in event.blocks if block is not pending.older.block)
+        self._raise_peak(live_bytes, event)
+
+
+@dataclass
+class _Held:
+    storage: weakref.ref[torch.UntypedStorage]
+    block: Block
+    node_run: int
+
+
+class _Pending(NamedTuple):
+    """An operator's result of which the next operator will tell whether it takes the place of `older`."""
+
+    older: _Held
+    live_bytes: int
+    event: Event | None
+
+
+def _plain_tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(tree, torch.Tensor):
+        _refuse_all_but_plain(tree)
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        return []
+    return [tensor for leaf in tree for tensor in _plain_tensors(leaf)]
+
+
+def _refuse_all_but_plain(tensor: torch.Tensor) -> None:
+    kind = type(tensor)
+    if kind.__name__ == "FakeTensor" or (kind is not torch.Tensor and is_traceable_wrapper_subclass(tensor)):
+        raise RuntimeError(f"a {kind.__name__} holds no memory of its own to count: use a plain tensor")
+    if tensor.device.type not in ("cpu", "meta"):
+        raise RuntimeError(f"a tensor on {tensor.device}: read its allocator with CudaMeter, or measure on meta")
+
+
+def _refuse_fake_mode() -> None:
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        raise RuntimeError("FakeTensorMode is on: simulate with plain tensors on the meta device instead")

@@ -1,0 +1,45 @@
+"""How many bytes a torch function allocates, holds at its peak, and keeps for its backward pass, on any device."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from labkit.meters.allocation import AllocationMeter, SimulatedOutOfMemoryError
+from labkit.meters.cuda import CudaMeter
+from labkit.meters.saved import kept_by_forward, saved_for_backward
+
+__all__ = [
+    "AllocationMeter",
+    "CudaMeter",
+    "SimulatedOutOfMemoryError",
+    "kept_by_forward",
+    "measure_peak",
+    "meter_for",
+    "saved_for_backward",
+]
+
+T = TypeVar("T")
+
+
+def measure_peak(fn: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[int, T]:
+    """Peak bytes that `fn(*args, **kwargs)` holds over what was there before, and its result.
+
+    The first tensor among the arguments decides the device and so the meter (`meter_for`); without one, torch's default
+    device does. The result is still held when the peak is read.
+    """
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    with meter_for(tensors[0].device if tensors else torch.get_default_device()) as meter:
+        result = fn(*args, **kwargs)
+    return meter.peak_bytes, result
+
+
+def meter_for(device: str | torch.device, round_to: int = 1) -> AllocationMeter | CudaMeter:
+    """`AllocationMeter` for cpu and meta, `CudaMeter` for cuda, which rounds by itself (RuntimeError without a GPU)."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return CudaMeter(device)
+    if kind not in ("cpu", "meta"):
+        raise RuntimeError(f"no meter for device {kind!r}: cpu, meta and cuda have one")
+    return AllocationMeter(round_to)

@@ -1,0 +1,391 @@
+"""The benchmark: the published table to the digit, closed forms against the meter to the byte, runs cut short."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from labkit.bench import table
+from labkit.bench.accounting import (
+    CUDA_WORKSPACE_BYTES,
+    DEFINITIONS,
+    GIB,
+    MIB,
+    SOFTMAXES,
+    account_for,
+    attention_memory,
+    largest_seq_len,
+)
+from labkit.bench.columns import COLUMNS, EXTRA_COLUMNS, format_cell, row_key
+from labkit.bench.contradictions import seed_contradictions
+from labkit.bench.record import append_csv, read_csv
+from labkit.bench.table import benchmark_rows
+from labkit.bench.variants import FORMS
+from labkit.meters.tensors import AllocationMeter
+
+D_MODELS, SEQ_LENS = (16, 32, 64, 128), (256, 1024, 4096, 8192, 16384)
+SEED = list(csv.DictReader((Path(__file__).parent / "data" / "seed_benchmark.csv").open()))
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    return benchmark_rows(D_MODELS, SEQ_LENS)
+
+
+class TestThePublishedTable:
+    def test_has_twenty_rows_in_the_same_order(self, simulated):
+        asked = ("d_model", "seq_len", "batch_size", "warmup_steps", "steps")
+        assert len(SEED) == 20
+        assert [[str(row[name]) for name in asked] for row in simulated] == [
+            [row[name] for name in asked] for row in SEED
+        ]
+        assert tuple(SEED[0]) == COLUMNS
+        assert {tuple(row) for row in simulated} == {COLUMNS + EXTRA_COLUMNS}
+
+    @pytest.mark.parametrize("number", range(20))
+    def test_memory_equals_every_printed_digit(self, simulated, number):
+        for name in ("mem_max_MB", "add_mem_MB"):
+            printed = SEED[number][name]
+            digits = len(printed.replace(".", ""))
+            assert f"{simulated[number][name]:.{digits}g}" == printed
+            assert format_cell(simulated[number][name]) == printed
+
+    def test_largest_relative_difference_is_rounding(self, simulated):
+        pairs = [
+            (row[n], float(seed[n]))
+            for row, seed in zip(simulated, SEED, strict=True)
+            for n in ("mem_max_MB", "add_mem_MB")
+        ]
+        assert max(abs(got - want) / want for got, want in pairs) < 5e-6
+
+    def test_every_row_is_accounted_for_to_the_byte(self, simulated):
+        for row in simulated:
+            assert sum(account_for(row).values()) == row["mem_max_MB"] * MIB
+            assert sum(account_for(row, "saved").values()) == row["add_mem_MB"] * MIB
+
+    def test_a_simulation_has_no_times(self, simulated):
+        assert {(row["fwd_ms"], row["bwd_ms"], row["status"]) for row in simulated} == {(None, None, "success")}
+
+
+SHAPES = [
+    (8, 256, 16),
+    (1, 1, 1),
+    (2, 63, 17),
+    (3, 5, 300),
+    (1, 1, 512),
+    (2, 129, 128),
+    (7, 31, 31),
+    (1, 40, 80),
+    (6, 1, 1),
+]
+
+
+def simulate(softmax, shape, dtype, round_to):
+    """The definitions of `attention_memory` read off the meter, in bytes, and the meter; two steps, the second read."""
+    form, got = FORMS[softmax], {}
+    with AllocationMeter(round_to, timeline=True) as meter:
+        q, k, v = (
+            meter.name("inputs", torch.randn(shape, device="meta", dtype=dtype, requires_grad=True)) for _ in "qkv"
+        )
+        for last in (False, True):
+            before = meter.live_bytes
+            meter.reset()
+            loss = meter.name("loss", form(q, k, v, meter.name).sum())
+            got["forward_peak"], got["live_after_forward"] = meter.peak_bytes, meter.live_bytes
+            got["saved"] = meter.live_bytes - before
+            forward_events = len(meter.events)
+            loss.backward()
+            if not last:
+                for x in (q, k, v):
+                    meter.name("gradients", x.grad)
+        got["step_peak"] = meter.peak_bytes
+    with AllocationMeter(round_to) as inference, torch.no_grad():
+        q, k, v = (torch.randn(shape, device="meta", dtype=dtype) for _ in "qkv")
+        form(q, k, v)
+    got["inference_peak"] = inference.peak_bytes
+    return got, meter.events[:forward_events], meter.events[forward_events:]
+
+
+def highest(events):
+    return max(events, key=lambda event: event.live_bytes)
+
+
+def by_label(event):
+    parts = {}
+    for block in event.blocks:
+        parts[block.label] = parts.get(block.label, 0) + block.nbytes
+    return parts
+
+
+class TestClosedForms:
+    @pytest.mark.parametrize("round_to", [1, 512])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=["fp32", "bf16", "fp64"])
+    @pytest.mark.parametrize("softmax", SOFTMAXES)
+    def test_equal_the_meter_to_the_byte(self, softmax, dtype, round_to):
+        for shape in SHAPES:
+            got, _, _ = simulate(softmax, shape, dtype, round_to)
+            sizes = {"dtype_bytes": dtype.itemsize, "round_to": round_to, "workspace_bytes": 0}
+            for definition in DEFINITIONS:
+                parts = attention_memory(*shape, definition=definition, softmax=softmax, **sizes)
+                assert (shape, definition, sum(parts.values())) == (shape, definition, got[definition])
+
+    @pytest.mark.parametrize("shape", [(8, 256, 16), (3, 70, 33)])
+    def test_parts_of_the_forward_peak_are_what_is_alive(self, shape):
+        _, forward, _ = simulate("written_out", shape, torch.float32, 512)
+        parts = attention_memory(*shape, workspace_bytes=0)
+        assert by_label(highest(forward)) == parts
+        _, forward, _ = simulate("built_in", shape, torch.float32, 512)
+        at_softmax = [event for event in forward if event.op == "aten::_softmax"][-1]
+        assert by_label(at_softmax) == attention_memory(*shape, softmax="built_in", workspace_bytes=0)
+
+    @pytest.mark.parametrize("shape", [(8, 256, 16), (3, 70, 33)])
+    def test_parts_of_the_step_peak_are_what_is_alive(self, shape):
+        names = {
+            "ones_like": ["seed_gradient"],
+            "BmmBackward0: bmm": ["dweights"],
+            "DivBackward0: div": ["quotient", "quotient_over_row_sums"],
+            "DivBackward0: neg": ["negated_dweights"],
+            "DivBackward0: mul": ["product"],
+            "SoftmaxBackward0: _softmax_backward_data": ["dscores"],
+        }
+        for softmax in SOFTMAXES:
+            _, _, backward = simulate(softmax, shape, torch.float32, 512)
+            parts = attention_memory(*shape, definition="step_peak", softmax=softmax, workspace_bytes=0)
+            alive = by_label(highest(backward))
+            assert alive == {label: sum(parts[name] for name in names.get(label, [label])) for label in alive}
+            assert sum(alive.values()) == sum(parts.values())
+
+    def test_the_smallest_row(self):
+        square, tall = 8 * 256 * 256 * 4, 8 * 256 * 16 * 4
+        assert attention_memory(8, 256, 16) == {
+            "workspace": 64 * MIB,
+            "inputs": 3 * tall,
+            "gradients": 3 * tall,
+            "loss": 512,
+            "scores": square,
+            "shifted": square,
+            "exponentials": square,
+            "weights": square,
+            "argmax": 8 * 256 * 8,
+            "row_sums": 8 * 256 * 4,
+        }
+
+    def test_squares_at_each_peak(self):
+        def squares(definition, softmax):
+            batch, seq_len = 8, 2**20
+            total = sum(attention_memory(batch, seq_len, 1, definition=definition, softmax=softmax).values())
+            return total / (batch * seq_len**2 * 4)
+
+        want = {"forward_peak": (4, 2), "step_peak": (6, 3), "inference_peak": (4, 2), "saved": (2, 1)}
+        for definition, (written_out, built_in) in want.items():
+            assert squares(definition, "written_out") == pytest.approx(written_out, rel=1e-4)
+            assert squares(definition, "built_in") == pytest.approx(built_in, rel=1e-4)
+
+    def test_bad_arguments(self):
+        with pytest.raises(ValueError, match=r"definition must be one of forward_peak, .*got 'peak'"):
+            attention_memory(1, 1, 1, definition="peak")
+        with pytest.raises(ValueError, match="softmax must be one of written_out, built_in, got 'sdpa'"):
+            attention_memory(1, 1, 1, softmax="sdpa")
+        with pytest.raises(ValueError, match="seq_len must be at least 1, got 0"):
+            attention_memory(1, 0, 1)
+
+
+class TestWhatFits:
+    @pytest.mark.parametrize("softmax", SOFTMAXES)
+    @pytest.mark.parametrize("definition", DEFINITIONS)
+    @pytest.mark.parametrize("capacity_bytes", [65 * MIB, 24 * GIB, 98 * GIB])
+    def test_the_last_that_fits(self, definition, softmax, capacity_bytes):
+        seq_len = largest_seq_len(capacity_bytes, 8, 64, definition=definition, softmax=softmax)
+
+        def total(n):
+            return sum(attention_memory(8, n, 64, definition=definition, softmax=softmax).values())
+
+        assert total(seq_len) <= capacity_bytes < total(seq_len + 1)
+
+    def test_the_meter_agrees(self):
+        seq_len = largest_seq_len(98 * GIB, 8, 16)
+        fits, next_one = (benchmark_rows([16], [n])[0]["mem_max_MB"] for n in (seq_len, seq_len + 1))
+        assert fits <= 98 * 1024 < next_one
+        whole_step = largest_seq_len(98 * GIB, 8, 16, definition="step_peak")
+        rows = benchmark_rows([16], [whole_step, whole_step + 1], capacity_bytes=98 * GIB)
+        assert [row["status"] for row in rows] == ["success", "oom"]
+
+    def test_nothing_fits(self):
+        assert largest_seq_len(64 * MIB, 8, 64) == 0
+        assert largest_seq_len(0, 8, 64, workspace_bytes=0) == 0
+
+    def test_half_the_bytes_go_further(self):
+        options = {"definition": "step_peak", "workspace_bytes": 0}
+        full, half = (largest_seq_len(24 * GIB, 8, 16, dtype_bytes, **options) for dtype_bytes in (4, 2))
+        assert half / full == pytest.approx(2**0.5, rel=1e-2)
+
+
+class TestContradictions:
+    def test_numbers(self):
+        found = {entry.topic: entry for entry in seed_contradictions()}
+        formula = found["the value of the out-of-memory formula"].computed
+        assert formula["seq_len"] == pytest.approx(40535.4, abs=0.1)
+        assert formula["root_as_printed"] == pytest.approx(39.585, abs=1e-3)
+        reach = found["the range in which memory is said to run out"].computed
+        assert reach["forward_peak_written_out_seq_len_d16"] == 28650
+        assert reach["forward_peak_written_out_seq_len_d128"] == 28566
+        assert reach["step_peak_written_out_seq_len_d16"] == 23394
+        assert found["the workspaces of the forward and the backward pass"].computed[
+            "row_less_its_tensors_MiB"
+        ] == pytest.approx(64, abs=1e-4)
+        assert found["the breakdown of the smallest row"].computed["total_MiB"] == pytest.approx(72.7739, abs=5e-5)
+        assert found["what the peak of the table is the peak of"].computed["step_peak_GiB"] == pytest.approx(
+            48.11, abs=5e-3
+        )
+
+    def test_each_states_something_and_says_why(self):
+        entries = seed_contradictions()
+        assert len(entries) == len({entry.topic for entry in entries}) == 10
+        assert all(entry.stated and entry.computed and entry.why.endswith(".") for entry in entries)
+
+
+class TestRows:
+    def test_goes_on_after_a_row_that_does_not_fit(self):
+        need = sum(attention_memory(8, 1024, 16, definition="step_peak").values())
+        rows = benchmark_rows([16, 8], [256, 1024], capacity_bytes=need - 1)
+        assert [row["status"] for row in rows] == ["success", "oom", "success", "success"]
+        assert (rows[1]["mem_max_MB"], rows[1]["add_mem_MB"]) == (None, None)
+        assert benchmark_rows([16], [1024], capacity_bytes=need)[0]["status"] == "success"
+
+    @pytest.mark.parametrize("impl", ["written_out", "built_in"])
+    def test_the_cpu_has_no_workspace_and_no_rounding(self, impl):
+        (row,) = benchmark_rows([17], [63], batch_size=3, warmup_steps=0, steps=1, device="cpu", impl=impl)
+        exact = {"softmax": impl, "round_to": 1, "workspace_bytes": 0}
+        assert row["mem_max_MB"] * MIB == sum(attention_memory(3, 63, 17, **exact).values())
+        assert row["add_mem_MB"] * MIB == sum(attention_memory(3, 63, 17, definition="saved", **exact).values())
+        assert sum(account_for(row).values()) == row["mem_max_MB"] * MIB
+
+    def test_other_forms(self):
+        (fused,) = benchmark_rows([16], [64], device="cpu", impl="sdpa", warmup_steps=0, steps=1)
+        (written_out,) = benchmark_rows([16], [64], device="cpu", warmup_steps=0, steps=1)
+        assert fused["mem_max_MB"] < written_out["mem_max_MB"]
+
+        def values_only(q, k, v):
+            return v * 2
+
+        (row,) = benchmark_rows([16], [64], impl=values_only)
+        assert (row["impl"], row["add_mem_MB"]) == ("values_only", 0)
+
+    def test_medians_and_spread_leave_the_warm_up_out(self, monkeypatch):
+        forward_seconds = iter([9.0, 9.0, 0.001, 0.002, 0.003, 0.004, 0.010])
+        ticks = [0.0]
+
+        def clock():
+            position = len(ticks) % 3  # before the forward pass, between, after the backward pass
+            step = {1: 0.0, 2: next(forward_seconds) if position == 2 else 0.0, 0: 0.005}[position]
+            ticks.append(ticks[-1] + step)
+            return ticks[-1]
+
+        monkeypatch.setattr(table.time, "perf_counter", clock)
+        (row,) = benchmark_rows([4], [8], batch_size=1, warmup_steps=2, steps=5, device="cpu")
+        assert row["fwd_ms"] == pytest.approx(3)
+        assert row["fwd_ms_iqr"] == pytest.approx(2)
+        assert row["bwd_ms"] == pytest.approx(5)
+        assert row["bwd_ms_iqr"] == pytest.approx(0, abs=1e-9)
+
+    def test_the_cpu_is_not_asked_for_what_it_has_not(self):
+        (row,) = benchmark_rows([128], [16384], device="cpu", capacity_bytes=GIB)
+        assert row["status"] == "oom"
+        (row,) = benchmark_rows([16], [64], device="cpu", impl="sdpa", capacity_bytes=1024)
+        assert row["status"] == "oom"
+
+    def test_only_running_out_of_memory_is_survived(self):
+        def fails(q, k, v):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+
+        def is_wrong(q, k, v):
+            raise RuntimeError("shapes cannot be multiplied")
+
+        assert benchmark_rows([16], [64], device="cpu", impl=fails)[0]["status"] == "oom"
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            benchmark_rows([16], [64], device="cpu", impl=is_wrong)
+
+    def test_no_gpu_is_an_error_and_not_a_row(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(RuntimeError, match="no CUDA device here"):
+            benchmark_rows([16], [256], device="cuda")
+
+    def test_bad_arguments(self):
+        with pytest.raises(ValueError, match="impl 'flash' is none of written_out, built_in, sdpa"):
+            benchmark_rows([16], [256], impl="flash")
+        with pytest.raises(ValueError, match="device must be cpu, cuda or meta, got 'mps'"):
+            benchmark_rows([16], [256], device="mps")
+        with pytest.raises(ValueError, match="seq_lens must be at least 1, got 0"):
+            benchmark_rows([16], [256, 0])
+        with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+            benchmark_rows([16], [256], steps=0)
+        with pytest.raises(ValueError, match="warmup_steps must be at least 0, got -1"):
+            benchmark_rows([16], [256], warmup_steps=-1)
+
+
+class TestRecord:
+    def test_an_interrupted_run_keeps_its_rows_and_goes_on(self, tmp_path):
+        path = tmp_path / "rows.csv"
+
+        def interrupted(row):
+            append_csv(path, row)
+            if len(read_csv(path)) == 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            benchmark_rows([16, 32], [256, 1024], on_row=interrupted)
+        assert len(read_csv(path)) == 3
+
+        rest = benchmark_rows(
+            [16, 32],
+            [256, 1024],
+            on_row=lambda row: append_csv(path, row),
+            skip={row_key(row) for row in read_csv(path)},
+        )
+        assert [(row["d_model"], row["seq_len"]) for row in rest] == [(32, 1024)]
+        assert read_csv(path) == benchmark_rows([16, 32], [256, 1024])
+
+    def test_another_form_or_another_count_is_another_row(self):
+        rows = benchmark_rows([16], [256])
+        skip = {row_key(row) for row in rows}
+        assert benchmark_rows([16], [256], skip=skip) == []
+        assert len(benchmark_rows([16], [256], impl="built_in", skip=skip)) == 1
+        assert len(benchmark_rows([16], [256], steps=3, skip=skip)) == 1
+
+    def test_a_line_cut_off_half_way_is_dropped(self, tmp_path):
+        path = tmp_path / "rows.csv"
+        rows = benchmark_rows([16], [64, 128], batch_size=1)
+        append_csv(path, rows[0])
+        whole = path.read_text()
+        path.write_text(whole + "16,128,1,5,10")
+        assert read_csv(path) == rows[:1]
+        append_csv(path, rows[1])
+        assert read_csv(path) == rows
+        path.write_text("d_mo")
+        assert read_csv(path) == []
+        append_csv(path, rows[0])
+        assert path.read_text() == whole
+
+    def test_a_file_of_something_else_is_left_alone(self, tmp_path):
+        path = tmp_path / "other.csv"
+        path.write_text("name,points\nlab01,40\n")
+        with pytest.raises(ValueError, match="has the columns name, points"):
+            append_csv(path, benchmark_rows([16], [64])[0])
+        assert path.read_text() == "name,points\nlab01,40\n"
+
+    def test_no_file_is_no_rows(self, tmp_path):
+        assert read_csv(tmp_path / "none.csv") == []
+
+    def test_cells(self):
+        assert [format_cell(value) for value in (None, 72.77392578125, 16, "cuda", 0.0)] == [
+            "-",
+            "72.7739",
+            "16",
+            "cuda",
+            "0",
+        ]
+
+
+def test_the_workspace_is_sixty_four_mib():
+    assert CUDA_WORKSPACE_BYTES == 64 * 2**20
