@@ -64,7 +64,7 @@ def assert_close(
     n_off = int((error > allowed).sum())
     lines = [
         f"{name} is off by {worst:.3g}{_place(at)}; rounding explains {allowed:.2g}",
-        f"got {computed[at]:.6g}, expected {reference[at]:.6g}; {_share(n_off, error.size)} are off",
+        f"got {computed[at]:.6g}, expected {reference[at]:.6g}; {_share(n_off, error.size)} off",
         _cause(computed, reference, allowed, worst, suspects or {}, hint),
     ]
     _fail("\n".join(line for line in lines if line))
@@ -216,7 +216,7 @@ def _assert_finite_alike(name: str, computed: npt.NDArray, reference: npt.NDArra
             at = np.unravel_index(int(wrong.argmax()), wrong.shape)
             lines = [
                 f"{name} is {what}{_place(at)}, expected {reference[at]:.6g}; "
-                f"{_share(int(wrong.sum()), wrong.size)} are {what}"
+                f"{_share(int(wrong.sum()), wrong.size)} {what}"
             ]
             if what == "NaN":
                 lines.append(f"Usual cause: {nan_hint}")
@@ -268,7 +268,9 @@ def _place(at: tuple[Any, ...]) -> str:
 
 
 def _share(n: int, total: int) -> str:
-    return f"all {total:,} elements" if n == total else f"{n:,} of {total:,} elements"
+    if total == 1:
+        return "the only element is"
+    return f"all {total:,} elements are" if n == total else f"{n:,} of {total:,} elements are"
 
 
 def _each(kinds: type | tuple[type, ...]) -> tuple[type, ...]:

@@ -13,6 +13,11 @@ import pytest
 from labkit.manifest import Lab
 from labkit.verdict import Verdict
 
+QUICK = (
+    "-q",
+    *(f"-pno:{name}" for name in ("cacheprovider", "doctest", "junitxml", "pastebin", "setupplan", "stepwise")),
+)
+
 
 @dataclass
 class SuiteRun:
@@ -39,7 +44,7 @@ def run_suite(
     """
     recorder = _Recorder(on_verdict)
     targets = [f"{lab.suite_file}::{test}" for test in tests] or [str(lab.suite_file)]
-    arguments = [*targets, *options, "-q", "-p", "no:cacheprovider", "-c", str(_house(lab) / "pyproject.toml")]
+    arguments = [*targets, *options, *QUICK, "-c", str(_house(lab) / "pyproject.toml")]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         status = pytest.main(arguments, plugins=[recorder])

@@ -121,6 +121,7 @@ def _in_child(job: dict[str, Any]) -> dict[str, Any]:
 def _live(job: dict[str, Any], result: Path) -> None:
     """The child's life; it ends here, whatever happens."""
     try:
+        sys.dont_write_bytecode = False  # pytest keeps the suite it has rewritten, for the next child
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nowhere, descriptor)

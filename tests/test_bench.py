@@ -78,6 +78,8 @@ SHAPES = [
     (7, 31, 31),
     (1, 40, 80),
     (6, 1, 1),
+    (3, 1, 4),
+    (2, 2, 7),
 ]
 
 
@@ -294,6 +296,11 @@ class TestRows:
         assert row["status"] == "oom"
         (row,) = benchmark_rows([16], [64], device="cpu", impl="sdpa", capacity_bytes=1024)
         assert row["status"] == "oom"
+
+    def test_what_is_free_bounds_the_cpu(self, monkeypatch):
+        monkeypatch.setattr(table, "available_bytes", lambda: 1024)
+        assert benchmark_rows([16], [64], device="cpu")[0]["status"] == "oom"
+        assert benchmark_rows([16], [64], device="cpu", steps=1, capacity_bytes=GIB)[0]["status"] == "success"
 
     def test_only_running_out_of_memory_is_survived(self):
         def fails(q, k, v):

@@ -299,8 +299,8 @@ class TestGradientsThatMeet:
     @pytest.mark.parametrize("is_held", [False, True])
     def test_an_older_gradient_that_a_hook_keeps_is_not_written_over(self, is_held):
         def loss_and_kept():
-            y = inputs()[0] * 2
-            z = y + y * 3
+            x = inputs()[0]
+            z = x + x * 3
             kept = []
             z.register_hook(kept.append if is_held else lambda grad: None)
             return (z * torch.ones(BATCH, N, D)).sum(), kept
@@ -504,12 +504,14 @@ class TestMeasurePeak:
         assert peak_bytes == 8 * 16384**2 * 4
         assert result.device.type == "meta"
 
-    def test_without_tensors_the_default_device_decides(self):
+    def test_without_tensors_the_default_device_decides(self, monkeypatch):
         with torch.device("meta"):
             assert measure_peak(lambda: torch.empty(10**15).shape)[0] == 4 * 10**15
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with torch.device("cuda"), pytest.raises(RuntimeError, match=r"CUDA|NVIDIA"):
+            measure_peak(lambda: 0)
 
     @pytest.mark.gpu
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="reads the allocator of a CUDA device")
     def test_cuda(self):
         kept = torch.ones(2**18, device="cuda")
         peak_bytes, _ = measure_peak(lambda x: (torch.empty_like(x), torch.empty_like(x))[0], kept)

@@ -203,7 +203,6 @@ def _step_written_out(size: _Sizes) -> Iterator[Parts]:
 def _step_built_in(size: _Sizes) -> Iterator[Parts]:
     yield from _forward_built_in(size)
     backward = {**size.always, "seed_gradient": size.scalar}
-    yield {**backward, "weights": size.square, "dV": size.tall, "dweights": size.square}
     yield {**backward, "weights": size.square, "dweights": size.square, "dscores": size.square}
     yield {**backward, "dproducts": size.square, "dQ": size.tall, "dK": size.tall}
 

@@ -100,7 +100,7 @@ def _formula_against_table() -> Contradiction:
             "forward_peak_at_32768_GiB": _total_bytes(BEYOND, 16) / GIB,
         },
         f"The formula gives {formula_mib:,.1f} MiB where the table has {table_mib:,.1f}, and at {BEYOND} it gives "
-        f"{_formula_bytes(BEYOND) / GIB:.1f} GiB, which fit. The session log's 130 GB for that length is the forward "
+        f"{_formula_bytes(BEYOND) / GIB:.1f} GiB, which fit. The 130 GB of the notes for that length are the forward "
         f"peak, {_total_bytes(BEYOND, 16) / GIB:.1f} GiB.",
     )
 
@@ -120,9 +120,9 @@ def _workspace() -> Contradiction:
     tensors = _total_bytes(256, 16) - attention_memory(BATCH, 256, 16)["workspace"]
     return Contradiction(
         "the workspaces of the forward and the backward pass",
-        {"session_log_MiB": 64 + 64, "table_MiB": 64},
+        {"notes_MiB": 64 + 64, "table_MiB": 64},
         {"row_less_its_tensors_MiB": 72.7739 - tensors / MIB},
-        "The session log has 64 MB for each pass; the smallest row of the table leaves room for 64 MiB in all.",
+        "The notes have 64 MB for each pass; the smallest row of the table leaves room for 64 MiB in all.",
     )
 
 

@@ -26,13 +26,17 @@ class AllocationMeter(TorchDispatchMode):
     1 MiB too large rather than splitting it is not simulated). `timeline=True` records an `Event` for each operator.
     `capacity_bytes` makes the operator that goes over it raise SimulatedOutOfMemoryError.
 
-    Gradients that meet at a fan-out are summed in place by autograd, but out of place while a dispatch mode looks on.
-    The meter undoes this: where autograd itself adds, and the older gradient is gone by the next operator, the sum
-    counts in its place.
+    While a dispatch mode looks on, autograd copies where it would else write in place: into the older of two gradients
+    that meet at a fan-out, and into the zeros that the backward of `max` or `gather` scatters to. The meter undoes
+    this: where autograd itself runs the operator and the older array is gone by the next one, the result counts in its
+    place.
 
     What it cannot see, and `torch.profiler` can: scratch inside a kernel that dispatches nothing (flash attention on
-    the CPU, matrix products in half precision, the buffers of a reduction), and the single number that a Python scalar
-    becomes as an operand. Memory resized by hand (`storage.resize_(0)`) is noticed at the next operator or reading.
+    the CPU, products of half-precision or of expanded matrices, some reductions), the state of the random generator
+    that `torch.utils.checkpoint` sets aside, and the single number that a Python scalar becomes as an operand. The
+    backward of a few other operators (`prod`) goes another way under a dispatch mode. On meta tensors a fused kernel
+    is not simulated: `scaled_dot_product_attention` takes its plain form there. Memory resized by hand
+    (`storage.resize_(0)`) is noticed at the next operator or reading.
 
     Raises RuntimeError for CUDA tensors (`CudaMeter` reads what they cost), FakeTensors and other wrapper subclasses.
     """

@@ -1,0 +1,16 @@
+"""Sums and outputs are averaged.
+
+Task: merge_states
+Killed by: TestMergeStates::test_worked_example
+Says: averaged
+"""
+
+import numpy as np
+
+
+def merge_states(state_a, state_b):
+    (m_a, l_a, o_a), (m_b, l_b, o_b) = state_a, state_b
+    m = np.maximum(m_a, m_b)
+    shift = np.where(m == -np.inf, 0, m)
+    w_a, w_b = np.exp(m_a - shift), np.exp(m_b - shift)
+    return m, (l_a + l_b) / 2 + 0 * w_a, (o_a + o_b) / 2 + 0 * w_a[..., None]

@@ -1,0 +1,17 @@
+"""The rescaled states are averaged in place of added, which is not associative.
+
+Task: merge_states
+Killed by: TestMergeStates::test_worked_example
+Killed by: TestMergeStates::test_associative
+Killed by: TestMergeStates::test_any_order_of_merging
+"""
+
+import numpy as np
+
+
+def merge_states(state_a, state_b):
+    (m_a, l_a, o_a), (m_b, l_b, o_b) = state_a, state_b
+    m = np.maximum(m_a, m_b)
+    shift = np.where(m == -np.inf, 0, m)
+    w_a, w_b = np.exp(m_a - shift), np.exp(m_b - shift)
+    return m, (l_a * w_a + l_b * w_b) / 2, (o_a * w_a[..., None] + o_b * w_b[..., None]) / 2

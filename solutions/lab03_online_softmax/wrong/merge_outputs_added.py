@@ -1,0 +1,16 @@
+"""The outputs are added without rescaling.
+
+Task: merge_states
+Killed by: TestMergeStates::test_worked_example
+Says: o is added without rescaling
+"""
+
+import numpy as np
+
+
+def merge_states(state_a, state_b):
+    (m_a, l_a, o_a), (m_b, l_b, o_b) = state_a, state_b
+    m = np.maximum(m_a, m_b)
+    shift = np.where(m == -np.inf, 0, m)
+    w_a, w_b = np.exp(m_a - shift), np.exp(m_b - shift)
+    return m, l_a * w_a + l_b * w_b, o_a + o_b + 0 * w_a[..., None]

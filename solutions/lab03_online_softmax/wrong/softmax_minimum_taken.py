@@ -1,0 +1,15 @@
+"""The minimum is taken off in place of the maximum.
+
+Task: safe_softmax
+Killed by: TestSafeSoftmax::test_large_logits_of_both_signs
+"""
+
+import numpy as np
+
+
+def safe_softmax(x, axis=-1):
+    m = np.where(np.isneginf(x), np.inf, x).min(axis=axis, keepdims=True).astype(x.dtype)
+    m[np.isposinf(m)] = 0
+    p = np.exp(x - np.where(np.isneginf(m), 0, m))
+    l = p.sum(axis=axis, keepdims=True)
+    return p / np.where(l == 0, 1, l)
