@@ -18,6 +18,7 @@ from labkit.instructor.build import derive_stub
 
 ROUNDS = 9
 TESTS_A_CLASS = 12
+OFF = [f"-pno:{name}" for name in ("anyio", "hypothesispytest", "threadexception", "unraisableexception")]
 EMPTY_CLASS = "class Test{number}:\n" + "".join(
     f"    def test_{i}(self):\n        pass\n" for i in range(TESTS_A_CLASS)
 )
@@ -33,8 +34,10 @@ def main() -> None:
         suite = [str(lab.folder), "--src", str(folder)]
         no_figures = ["-k", "not Plot"]
         empty = [str(folder / "test_empty.py")]
+        bare = ["-c", str(folder / "pytest.ini"), *empty]
         runs = {
-            f"bare pytest, numpy, {n_classes * TESTS_A_CLASS} empty tests": ["-c", str(folder / "pytest.ini"), *empty],
+            f"bare pytest, numpy, {n_classes * TESTS_A_CLASS} empty tests": bare,
+            "the same without the plugins that labkit switches off": [*bare, *OFF],
             "the same tests with labkit's plugin": ["-c", str(HOUSE / "pyproject.toml"), *empty],
             "Lab 01 untouched": suite,
             "Lab 01 untouched, without the task that imports matplotlib": [*suite, *no_figures],
@@ -46,9 +49,9 @@ def main() -> None:
             for label, arguments in runs.items():
                 seconds[label].append(_timed(arguments))
     medians = {label: statistics.median(each) for label, each in seconds.items()}
-    bare = next(iter(medians.values()))
+    base = next(iter(medians.values()))
     for label, median in medians.items():
-        print(f"{median:6.2f} s  {median / bare:5.2f} ×  {label}")
+        print(f"{median:6.2f} s  {median / base:5.2f} ×  {label}")
 
 
 def _write_empty_tests(folder: Path, at_least: int) -> int:
