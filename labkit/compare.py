@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from labkit.wording import got_and_expected, kind, none_hint, place, share, show, times
+
 Suspects = Mapping[str, Any]
 """What a usual mistake is called → the value it leads to, or a function without arguments that returns it."""
 
@@ -63,8 +65,8 @@ def assert_close(
     at = np.unravel_index(int(error.argmax()), error.shape)
     n_off = int((error > allowed).sum())
     lines = [
-        f"{name} is off by {worst:.3g}{_place(at)}; rounding explains {allowed:.2g}",
-        f"got {computed[at]:.6g}, expected {reference[at]:.6g}; {_share(n_off, error.size)} off",
+        f"{name} is off by {worst:.3g}{place(at)}; rounding explains {allowed:.2g}",
+        f"{got_and_expected(computed[at], reference[at])}; {share(n_off, error.size)} off",
         _cause(computed, reference, allowed, worst, suspects or {}, hint),
     ]
     _fail("\n".join(line for line in lines if line))
@@ -92,10 +94,10 @@ def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = 
     if _same(got, want):
         return
     cause = next((text for text, value in (suspects or {}).items() if _same(got, _value(value))), "")
-    lines = [f"{name} is {_show(got)}, expected {_show(want)}"]
+    lines = [f"{name} is {show(got)}, expected {show(want)}"]
     numbers = isinstance(got, int | float | np.number) and isinstance(want, int | float) and not isinstance(got, bool)
     if numbers and want and math.isfinite(got):
-        lines[0] += f" ({float(got) / want:.4g} times as much)"
+        lines[0] += times(float(got) / want, " ({} times as much)")
     lines.append(_cause_line(cause, hint))
     _fail("\n".join(line for line in lines if line))
 
@@ -104,11 +106,11 @@ def assert_at_most(name: str, got: float, limit: float, *, hint: str = "", unit:
     """Fail unless `got <= limit`; the message gives both and their ratio."""
     if got <= limit:
         return
-    times = f", {got / limit:.3g} times as much" if limit > 0 else ""
+    ratio = times(got / limit, ", {} times as much") if limit > 0 else ""
     _fail(
         "\n".join(
             [
-                f"{name} is {got:,} {unit}".rstrip() + f", at most {limit:,} are allowed{times}",
+                f"{name} is {got:,} {unit}".rstrip() + f", at most {limit:,} are allowed{ratio}",
                 *([hint] if hint else []),
             ]
         )
@@ -119,7 +121,7 @@ def assert_keys(name: str, got: Any, keys: Iterable[Any]) -> dict[Any, Any]:
     """Fail unless `got` is a dict with exactly `keys`; returns it."""
     expected = list(keys)
     if not isinstance(got, dict):
-        _fail(f"{name} is {_kind(got)}, expected a dict with the keys {', '.join(map(str, expected))}{_none_hint(got)}")
+        _fail(f"{name} is {kind(got)}, expected a dict with the keys {', '.join(map(str, expected))}{none_hint(got)}")
     missing = [str(key) for key in expected if key not in got]
     extra = [str(key) for key in got if key not in expected]
     if missing or extra:
@@ -133,15 +135,15 @@ def assert_tuple(name: str, got: Any, parts: Iterable[str]) -> tuple[Any, ...]:
     """Fail unless `got` is a tuple of as many values as `parts` names; returns it."""
     names = list(parts)
     if not isinstance(got, tuple) or len(got) != len(names):
-        found = f"a tuple of {len(got)}" if isinstance(got, tuple) else _kind(got)
-        _fail(f"{name} is {found}, expected the tuple ({', '.join(names)}){_none_hint(got)}")
+        found = f"a tuple of {len(got)}" if isinstance(got, tuple) else kind(got)
+        _fail(f"{name} is {found}, expected the tuple ({', '.join(names)}){none_hint(got)}")
     return got
 
 
 def assert_type(name: str, got: Any, kinds: type | tuple[type, ...], description: str) -> None:
     """Fail unless `got` is an instance of `kinds`; True and False are no numbers here."""
     if not isinstance(got, kinds) or (isinstance(got, bool) and bool not in _each(kinds)):
-        _fail(f"{name} is {_kind(got)}, expected {description}{_none_hint(got)}")
+        _fail(f"{name} is {kind(got)}, expected {description}{none_hint(got)}")
 
 
 def assert_dtype(name: str, got: Any, dtype: Any) -> None:
@@ -172,7 +174,7 @@ def assert_raises(
     mentions: Iterable[str] = (),
 ) -> None:
     """Fail unless `call()` raises one of `kinds` with a message that contains every text of `mentions`."""
-    names = " or ".join(kind.__name__ for kind in _each(kinds))
+    names = " or ".join(each.__name__ for each in _each(kinds))
     try:
         result = call()
     except kinds as error:
@@ -180,7 +182,7 @@ def assert_raises(
         if absent:
             _fail(f"the {type(error).__name__} {when} does not mention {', '.join(absent)}; it says: {error}")
         return
-    _fail(f"no {names} {when}; it returned {_show(result)}")
+    _fail(f"no {names} {when}; it returned {show(result)}")
 
 
 def require(condition: object, message: str) -> None:
@@ -197,7 +199,7 @@ def as_array(name: str, got: Any) -> npt.NDArray:
         got = got.float() if str(got.dtype) == "torch.bfloat16" else got
         got = got.numpy()
     if not isinstance(got, np.ndarray | np.floating | np.integer | int | float) or isinstance(got, bool):
-        _fail(f"{name} is {_kind(got)}, expected an array{_none_hint(got)}")
+        _fail(f"{name} is {kind(got)}, expected an array{none_hint(got)}")
     value = np.asarray(got)
     if value.dtype.kind not in "fiu":
         _fail(f"{name} is an array of {value.dtype}, expected real numbers")
@@ -215,8 +217,8 @@ def _assert_finite_alike(name: str, computed: npt.NDArray, reference: npt.NDArra
         if wrong.any():
             at = np.unravel_index(int(wrong.argmax()), wrong.shape)
             lines = [
-                f"{name} is {what}{_place(at)}, expected {reference[at]:.6g}; "
-                f"{_share(int(wrong.sum()), wrong.size)} {what}"
+                f"{name} is {what}{place(at)}, expected {reference[at]:.6g}; "
+                f"{share(int(wrong.sum()), wrong.size)} {what}"
             ]
             if what == "NaN":
                 lines.append(f"Usual cause: {nan_hint}")
@@ -224,7 +226,7 @@ def _assert_finite_alike(name: str, computed: npt.NDArray, reference: npt.NDArra
         absent = test(reference) & ~test(computed)
         if absent.any():
             at = np.unravel_index(int(absent.argmax()), absent.shape)
-            _fail(f"{name} is {computed[at]:.6g}{_place(at)}, expected {what}")
+            _fail(f"{name} is {computed[at]:.6g}{place(at)}, expected {what}")
 
 
 def _cause(
@@ -263,38 +265,8 @@ def _dtype(dtype: Any) -> Any:
     return dtype if "torch" in sys.modules and str(dtype).startswith("torch.") else np.dtype(dtype)
 
 
-def _place(at: tuple[Any, ...]) -> str:
-    return f" at [{', '.join(str(int(i)) for i in at)}]" if at else ""
-
-
-def _share(n: int, total: int) -> str:
-    if total == 1:
-        return "the only element is"
-    return f"all {total:,} elements are" if n == total else f"{n:,} of {total:,} elements are"
-
-
 def _each(kinds: type | tuple[type, ...]) -> tuple[type, ...]:
     return kinds if isinstance(kinds, tuple) else (kinds,)
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
-def _none_hint(value: Any) -> str:
-    return "\nUsual cause: a path through the function ends without `return`" if value is None else ""
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, float) and value.is_integer():
-        return f"{value:,.1f}"
-    text = repr(value)
-    return text if len(text) <= 120 else f"{_kind(value)} ({text[:100]} …)"
 
 
 def _fail(message: str) -> Any:

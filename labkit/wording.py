@@ -1,0 +1,53 @@
+"""Words for the values in a message: short, exact, never an array written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def place(at: tuple[Any, ...]) -> str:
+    """Where in an array: ` at [1, 2]`; nothing for a single number."""
+    return f" at [{', '.join(str(int(i)) for i in at)}]" if at else ""
+
+
+def got_and_expected(got: float, expected: float) -> str:
+    """Both numbers, with as many digits as it takes to tell them apart."""
+    digits = next((n for n in range(6, 17) if f"{got:.{n}g}" != f"{expected:.{n}g}"), 17)
+    return f"got {got:.{digits}g}, expected {expected:.{digits}g}"
+
+
+def times(ratio: float, text: str) -> str:
+    """`text` with the ratio in it; nothing when it is too far from 1 to mean something."""
+    return text.format(f"{ratio:.3g}") if 1e-3 < abs(ratio) < 1e3 else ""
+
+
+def share(n: int, total: int) -> str:
+    """How many of the elements, as the beginning of a sentence."""
+    if total == 1:
+        return "the only element is"
+    return f"all {total:,} elements are" if n == total else f"{n:,} of {total:,} elements are"
+
+
+def kind(value: Any) -> str:
+    """What a value is, with its article: `a list`."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def none_hint(value: Any) -> str:
+    """Why a function may have returned None; nothing for any other value."""
+    return "\nUsual cause: a path through the function ends without `return`" if value is None else ""
+
+
+def show(value: Any) -> str:
+    """A value short enough for a line, whole numbers with commas."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:,.1f}"
+    text = repr(value)
+    return text if len(text) <= 120 else f"{kind(value)} ({text[:100]} …)"
