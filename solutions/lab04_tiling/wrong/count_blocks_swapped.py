@@ -1,0 +1,19 @@
+"""block_q cuts the keys and block_k the queries.
+
+Task: count_tiles
+Killed by: TestCountTiles::test_every_tile_with_an_entry
+Says: swapped
+"""
+
+
+def count_tiles(N_q, N_k, block_q, block_k, causal=False):
+    _check_blocks(block_q, block_k)
+    block_q, block_k = block_k, block_q
+    n_q, n_k = -(-N_q // block_q), -(-N_k // block_k)
+    if not causal:
+        return n_q * n_k
+    total = 0
+    for row in range(n_q):
+        last = min((row + 1) * block_q, N_q) - 1
+        total += min(last // block_k + 1, n_k)
+    return total

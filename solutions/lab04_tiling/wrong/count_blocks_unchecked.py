@@ -1,0 +1,16 @@
+"""Block sizes below 1 are accepted.
+
+Task: count_tiles
+Killed by: TestCountTiles::test_block_sizes_below_one
+"""
+
+
+def count_tiles(N_q, N_k, block_q, block_k, causal=False):
+    n_q, n_k = -(-N_q // block_q), -(-N_k // block_k)
+    if not causal:
+        return n_q * n_k
+    total = 0
+    for row in range(n_q):
+        last = min((row + 1) * block_q, N_q) - 1
+        total += min(last // block_k + 1, n_k)
+    return total

@@ -1,0 +1,25 @@
+"""Blocks are 8 × 8 for every SRAM.
+
+Task: io_exponents
+Killed by: TestIoExponents::test_fits_what_was_counted
+Says: not those of choose_blocks
+"""
+
+import numpy as np
+
+
+def io_exponents(Ns, ds, sram_sizes):
+    for name, values in (("Ns", Ns), ("ds", ds), ("sram_sizes", sram_sizes)):
+        if len(set(values)) < 2:
+            raise ValueError(f"{name} needs two different values, got {list(values)}")
+    rows, traffic = [], []
+    for N in Ns:
+        for d in ds:
+            for M in sram_sizes:
+                machine = Machine(M)
+                Q = K = V = np.ones((N, d), np.float32)
+                tiled_traffic(machine, Q, K, V, 8, 8)
+                rows.append([1, np.log(N), np.log(d), np.log(M)])
+                traffic.append(np.log(machine.traffic))
+    _, a, b, c = np.linalg.lstsq(np.array(rows), np.array(traffic), rcond=None)[0]
+    return {"N": float(a), "d": float(b), "M": float(c)}

@@ -1,0 +1,37 @@
+"""Keys come one by one, whatever block_k is.
+
+Task: tiled_traffic
+Killed by: TestTiledTraffic::test_a_few_tiles_at_a_time
+Says: not the ones used
+"""
+
+import numpy as np
+
+
+def tiled_traffic(machine, Q, K, V, block_q, block_k):
+    _check_blocks(block_q, block_k)
+    (N_q, d), (N_k, d_v) = Q.shape, V.shape
+    block_k = 1
+    O = machine.allocate((N_q, d_v), Q.dtype)
+    for i in range(0, N_q, block_q):
+        rows = np.s_[i : i + block_q]
+        Q_tile = machine.load(Q, rows)
+        n_rows = len(Q_tile)
+        m = machine.new((n_rows, 1), -np.inf, Q.dtype)
+        l = machine.new((n_rows, 1), 0, Q.dtype)
+        o = machine.new((n_rows, d_v), 0, Q.dtype)
+        for j in range(0, N_k, block_k):
+            cols = np.s_[j : j + block_k]
+            S = Q_tile @ machine.load(K, cols).T
+            S *= d**-0.5
+            m_new = np.maximum(m, S.max(axis=1, keepdims=True))
+            alpha = np.exp(m - m_new)
+            P = np.exp(S - m_new)
+            l = l * alpha + P.sum(axis=1, keepdims=True)
+            o *= alpha
+            o += P @ machine.load(V, cols)
+            m = m_new
+            del S, P, alpha, m_new
+        machine.store(O, rows, o / l)
+        del Q_tile, m, l, o
+    return O
