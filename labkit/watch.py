@@ -56,4 +56,5 @@ def _once(runner: WarmRunner, lab: Lab, before: dict[str, TaskResult], console: 
 def _imports(lab: Lab) -> tuple[str, ...]:
     """The heavy modules that the suite or the student's file mentions."""
     text = "".join(path.read_text(encoding="utf-8") for path in (lab.suite_file, lab.answer_file) if path.exists())
-    return tuple(name for name in ("torch", "matplotlib.pyplot") if name.split(".")[0] in text)
+    heavy = {"torch": "labkit.warm_torch", "matplotlib": "matplotlib.pyplot"}
+    return tuple(module for name, module in heavy.items() if name in text)

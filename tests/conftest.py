@@ -15,7 +15,7 @@ from labkit.suite import SuiteRun
 from labkit.warm import WarmRunner
 
 N_RUNNERS = 2
-HEAVY = ("torch", "matplotlib.pyplot")
+HEAVY = ("labkit.warm_torch", "matplotlib.pyplot")
 
 
 @dataclass(frozen=True)

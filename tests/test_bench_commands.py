@@ -100,7 +100,7 @@ def test_claims():
     [
         (("--device", "cuda"), "no CUDA device here"),
         (("--device", "tpu"), "lab bench: "),
-        (("--impl", "mine"), "impl 'mine' is none of written_out, built_in, sdpa"),
+        (("--impl", "mine"), "impl 'mine' is none of written_out, built_in, sdpa, checkpointed, flash"),
         (("--d-models", "x"), "--d-models takes whole numbers with commas between them, not 'x'"),
         (("--seq-lens", "0"), "seq_lens must be at least 1, got 0"),
         (("--fit", "24"), "'24' is no size: a number and one of B, KiB"),

@@ -6,7 +6,7 @@ import pytest
 
 from labkit.catalog import find_labs
 from labkit.finder import solution_answer
-from labkit.instructor.markers import BEGIN, END, MarkerError, clear_solution, solution_lines
+from labkit.instructor.markers import BEGIN, END, MarkerError, clear_solution, solution_regions
 
 SOURCE = f'''"""A module."""
 
@@ -68,15 +68,11 @@ def test_line_endings_are_made_one(tmp_path):
     assert clear_solution(SOURCE.replace("\n", "\r\n"), name="x.py") == STUB
 
 
-def test_solution_lines():
-    assert solution_lines(SOURCE) == [
-        "import cmath",
-        "def _helper(x):",
-        "return cmath.sqrt(x)",
-        "if x < 0:",
-        "return _helper(x)",
-        "return math.sqrt(x)",
-        "self.n += 1",
+def test_solution_regions():
+    assert solution_regions(SOURCE) == [
+        ["import cmath", "def _helper(x):", "return cmath.sqrt(x)"],
+        ["if x < 0:", "return _helper(x)", "return math.sqrt(x)"],
+        ["self.n += 1"],
     ]
 
 

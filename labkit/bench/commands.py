@@ -14,7 +14,10 @@ SEQ_LENS = "256,1024,4096,8192,16384"
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 Device = Annotated[str, typer.Option(help="meta simulates CUDA and needs no memory; cpu and cuda measure and time")]
-Impls = Annotated[list[str], typer.Option("--impl", help="written_out, built_in or sdpa; may be given several times")]
+Impls = Annotated[
+    list[str],
+    typer.Option("--impl", help="written_out, built_in, sdpa, checkpointed or flash; may be given several times"),
+]
 DModels = Annotated[str, typer.Option(help="widths, with commas")]
 SeqLens = Annotated[str, typer.Option(help="sequence lengths, with commas")]
 Csv = Annotated[

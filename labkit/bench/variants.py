@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from labkit.bench.lab_forms import checkpointed, flash
+
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Namer = Callable[[str, torch.Tensor], torch.Tensor]
 
@@ -39,7 +41,13 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return functional.scaled_dot_product_attention(q, k, v)
 
 
-FORMS: dict[str, Attention] = {"written_out": written_out, "built_in": built_in_softmax, "sdpa": sdpa}
+FORMS: dict[str, Attention] = {
+    "written_out": written_out,
+    "built_in": built_in_softmax,
+    "sdpa": sdpa,
+    "checkpointed": checkpointed,
+    "flash": flash,
+}
 
 
 def written_out_softmax(scores: torch.Tensor, name: Namer = unnamed) -> torch.Tensor:

@@ -6,54 +6,60 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from labkit.finder import solution_answer, solution_folder
-from labkit.instructor.markers import solution_lines
+from labkit.instructor.markers import solution_regions
 from labkit.instructor.notebooks import read_report
 from labkit.manifest import Lab
 
-TELLING_LENGTH = 24
-"""A shorter line (`return output`) stands in many texts and gives nothing away."""
+ALONE, IN_PAIRS, AS_A_WHOLE = 64, 40, 24
+"""How many characters, white space aside, make a line telling by itself; two neighbouring lines; a region of one line.
+Shorter ones (`return output`, a scale set on an axis) stand in many texts and give nothing away."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """A line of a solution, found where students read."""
+    """A passage of a solution, found where students read."""
 
     file: Path
-    line: str
+    passage: str
 
 
 def find_leaks(labs: Iterable[Lab], files: Iterable[Path]) -> list[Leak]:
-    """Every telling line of the labs' solutions that stands in `files`, white space aside.
+    """Every telling passage of the labs' solutions that stands in `files`, white space aside.
 
     Notebooks are searched cell by cell as well as in their JSON. Files that are not text are passed over.
     """
-    secrets = sorted({line for lab in labs for line in secret_lines(lab)})
+    secrets = sorted({passage for lab in labs for passage in secret_passages(lab)})
     leaks = []
     for file in files:
         text = squeeze(_text(file))
-        leaks += [Leak(file, line) for line in secrets if squeeze(line) in text]
+        leaks += [Leak(file, passage) for passage in secrets if squeeze(passage) in text]
     return leaks
 
 
-def secret_lines(lab: Lab) -> set[str]:
-    """The telling lines of the lab's solution and model answers."""
-    lines = set()
-    for path in solution_answer(lab).files:
-        lines |= set(solution_lines(path.read_text(encoding="utf-8")))
+def secret_passages(lab: Lab) -> set[str]:
+    """The telling passages of the lab's solution and model answers."""
+    regions = [region for path in solution_answer(lab).files for region in solution_regions(path.read_text("utf-8"))]
     if (report := solution_folder(lab) / "report.py").exists():
         for cell in read_report(lab, report).cells:
             grading = cell.metadata.get("nbgrader", {})
             if grading.get("solution") and cell.cell_type == "markdown":
-                lines |= {line.strip() for line in cell.source.splitlines()}
+                regions.append([line.strip() for line in cell.source.splitlines() if line.strip()])
             elif grading.get("solution"):
-                lines |= set(solution_lines(cell.source))
-    return {
-        line for line in lines if len(squeeze(line)) >= TELLING_LENGTH and not line.startswith(("import ", "from "))
-    }
+                regions += solution_regions(cell.source)
+    return {passage for region in regions for passage in _telling(region)}
+
+
+def _telling(region: list[str]) -> Iterable[str]:
+    lines = [line for line in region if not line.startswith(("import ", "from "))]
+    singles = AS_A_WHOLE if len(lines) == 1 else ALONE
+    yield from (line for line in lines if len(squeeze(line)) >= singles)
+    pairs = (f"{first} {second}" for first, second in pairwise(lines))
+    yield from (pair for pair in pairs if len(squeeze(pair)) >= IN_PAIRS)
 
 
 def squeeze(text: str) -> str:

@@ -57,13 +57,16 @@ def clear_solution(source: str, *, name: str, stub_at_top: bool = False) -> str:
     return re.sub(r"\n{4,}", "\n\n\n", cleared)
 
 
-def solution_lines(source: str) -> list[str]:
-    """The lines inside solution regions, stripped, in order."""
-    lines, inside = [], False
+def solution_regions(source: str) -> list[list[str]]:
+    """The solution regions in order, each as its lines, stripped, without empty ones."""
+    regions: list[list[str]] = []
+    inside = False
     for line in source.splitlines():
         text = line.strip()
         if text in (BEGIN, END):
             inside = text == BEGIN
+            if inside:
+                regions.append([])
         elif inside and text:
-            lines.append(text)
-    return lines
+            regions[-1].append(text)
+    return regions

@@ -15,6 +15,8 @@ from labkit.instructor.leaks import find_leaks
 from labkit.instructor.lockfile import clean
 
 RELEASED = (".gitignore", "LICENSE", "README.md", "docs", "labkit", "labs", "pyproject.toml", "uv.lock")
+INSTRUMENTS = ("labkit/meters/", "labkit/bench/")
+"""What judges Lab 02 does what its answers do. Students may read it, and an answer that imports it is refused."""
 KEPT_BACK = ("labkit/instructor/",)
 REGION = re.compile(
     r"^[ \t]*(?:#|<!--) instructors: begin(?: -->)?[ \t]*\n.*?^[ \t]*(?:#|<!--) instructors: end(?: -->)?[ \t]*\n",
@@ -38,7 +40,7 @@ def release(house: Path, out: Path) -> list[Path]:
     pyproject.toml between `instructors: begin` and `instructors: end` are left out.
 
     Raises:
-        ReleaseError: `out` exists, or a line of a solution was found in the result.
+        ReleaseError: `out` exists, or a passage of a solution was found in the result.
     """
     if out.exists():
         raise ReleaseError(f"{out} exists already: name a folder that does not")
@@ -46,9 +48,10 @@ def release(house: Path, out: Path) -> list[Path]:
     derived = {path.relative_to(house): text for lab in labs for path, text in derived_files(lab)}
     try:
         written = [_write(house, out, file, derived.get(file)) for file in _chosen(house, set(derived))]
-        if leaks := find_leaks(labs, [out / file for file in written]):
-            told = "\n".join(f"  {leak.file.relative_to(out)}: {leak.line}" for leak in leaks[:10])
-            raise ReleaseError(f"{len(leaks)} lines of solutions would be released; nothing was\n{told}")
+        searched = [out / file for file in written if not str(file).startswith(INSTRUMENTS)]
+        if leaks := find_leaks(labs, searched):
+            told = "\n".join(f"  {leak.file.relative_to(out)}: {leak.passage}" for leak in leaks[:10])
+            raise ReleaseError(f"{len(leaks)} passages of solutions would be released; nothing was\n{told}")
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise

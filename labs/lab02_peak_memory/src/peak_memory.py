@@ -1,0 +1,219 @@
+"""Lab 02: measure what torch allocates, to the byte, and predict what a training step of attention needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of q, k and v, (B, N, d) each: what this lab measures. Given; leave it as it is."""
+    return softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])) @ v
+
+
+def softmax(scores: torch.Tensor) -> torch.Tensor:
+    """The softmax along the last axis, written out. Given; leave it as it is."""
+    shifted = scores - scores.max(-1, keepdim=True)[0]
+    exponentials = shifted.exp()
+    row_sums = exponentials.sum(-1, keepdim=True)
+    return exponentials / row_sums
+
+
+class MemoryTracker:
+    """Counts the bytes allocated between entering and leaving a `with` block.
+
+    On the CPU and on `meta` tensors a storage counts with all its bytes, unrounded, from the operator that makes it
+    until its last owner lets go: Python, or autograd, which keeps what the backward pass needs. A storage counts once,
+    however many tensors view it; results written into an existing storage add nothing; what existed before entering
+    adds nothing, then or later. On CUDA the numbers are the allocator's own, over what was allocated on entering.
+
+    Entering starts from zero, also when the tracker was used before. Both numbers can be read inside the block at any
+    moment, and after it; what is allocated after the block does not count. An exception inside the block passes.
+
+    Example:
+        with MemoryTracker() as tracker:
+            x = torch.zeros(1000)          # 4000 bytes
+            y = (x + 1).view(10, 100)      # 4000 more
+            del x
+        tracker.current_allocated() is 4000, tracker.peak_allocated() is 8000.
+    """
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        """Take the device whose memory to count.
+
+        Args:
+            device: "cpu" or "meta", which are the same to a tracker: it counts the tensors of both. Or "cuda" (or
+                "cuda:1"): it reads the statistics of that device's allocator.
+
+        Raises:
+            RuntimeError: for "cuda" where there is no CUDA device: its statistics would read 0.
+            ValueError: for any other device, naming it.
+        """
+        # YOUR CODE HERE
+        raise NotImplementedError()
+
+    def __enter__(self) -> MemoryTracker:
+        # YOUR CODE HERE
+        raise NotImplementedError()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # YOUR CODE HERE
+        raise NotImplementedError()
+
+    def reset(self) -> None:
+        """Start the peak again, from what is alive now."""
+        # YOUR CODE HERE
+        raise NotImplementedError()
+
+    def current_allocated(self) -> int:
+        """Bytes alive now, of those allocated since entering."""
+        # YOUR CODE HERE
+        raise NotImplementedError()
+
+    def peak_allocated(self) -> int:
+        """The most bytes alive at one moment since entering or since the last `reset`."""
+        # YOUR CODE HERE
+        raise NotImplementedError()
+
+
+def measure_memory(fn: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[int, T]:
+    """Call `fn(*args, **kwargs)` once and measure the most memory it held over what was there before.
+
+    Args:
+        fn: any function; what it allocates counts, its result included, its arguments not.
+        args, kwargs: handed on. The device is that of the first tensor among them, also inside lists, tuples and
+            dicts; the CPU when there is none.
+
+    Returns:
+        (peak_bytes, result): an int, and what `fn` returned, itself. An exception of `fn` passes, and nothing is
+        counted any more then.
+
+    Example:
+        x = torch.zeros(1000): measure_memory(lambda x: (x + 1).sum(), x) is (4004, tensor(1000.)).
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def saved_for_backward(fn: Callable[..., Any], *args: Any) -> int:
+    """Bytes that autograd saves for the backward pass while `fn(*args)` runs, beside inputs and output.
+
+    Each storage counts once, with all its bytes, however often it is saved and whatever part of it. Left out are the
+    storages of the inputs and of the output, also when a view of one is saved. Inputs are the tensors among `args`,
+    also inside lists, tuples and dicts, and, where `fn` is a `torch.nn.Module`, its parameters and buffers. The output
+    is every tensor in what `fn` returns. A Python number as an operand is no tensor and does not count. `fn` is called
+    once; no backward pass is run, and nothing stays saved.
+
+    Returns:
+        an int, on any device, without rounding; 0 when no input requires a gradient.
+
+    Example:
+        x has 1000 float32 elements and requires a gradient. x.exp() saves its output: 0. x.exp().sum() saves the
+        exponentials, which are neither input nor output: 4000. x.sin().sum() saves x: 0.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def attention_training_memory(batch: int, seq_len: int, d_model: int, dtype_bytes: int = 4) -> dict[str, int]:
+    """Predict what a training step of `attention` takes on a GPU, part by part; nothing is allocated.
+
+    The step is any but the first of `loss = attention(q, k, v).sum(); loss.backward()`, with q, k and v of shape
+    (batch, seq_len, d_model), whose gradients are kept from step to step, as is the loss until the next one is there.
+    Every tensor is rounded up to a multiple of 512 bytes by itself, as CUDA's allocator does.
+
+    Args:
+        batch: B.
+        seq_len: N.
+        d_model: d.
+        dtype_bytes: bytes of one element of q, k, v and all that is computed from them (float32: 4).
+
+    Returns:
+        dict, in bytes (ints). The parts: "inputs" (q, k and v together), "gradients" (theirs, together), "scores",
+        "shifted", "exponentials", "weights" (one (B, N, N) array each), "argmax" (int64, whatever dtype_bytes is),
+        "row_sums", "loss" (one number), "workspace" (64 MiB, cuBLAS's own). The totals: "saved" is what the forward
+        pass leaves for the backward pass; "forward_peak" the most that is alive at one moment of the forward pass,
+        "step_peak" of forward and backward, both with everything that is there all along.
+
+    Raises:
+        ValueError: naming the argument that is below 1.
+
+    Example:
+        batch 8, seq_len 256, d_model 16: inputs 393,216, scores 2,097,152, argmax 16,384, saved 4,218,880, forward_peak
+        76,308,992 (72.7739 MiB).
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def largest_seq_len(
+    capacity_bytes: int, batch: int, d_model: int, dtype_bytes: int = 4, peak: str = "forward_peak"
+) -> int:
+    """The longest sequence that fits a device, exactly.
+
+    Args:
+        capacity_bytes: what the device has; any size.
+        batch: B.
+        d_model: d.
+        dtype_bytes: as in `attention_training_memory`.
+        peak: which of its totals has to fit: "forward_peak", "step_peak" or "saved".
+
+    Returns:
+        the largest seq_len for which that total is at most capacity_bytes; 0 when not even seq_len 1 fits.
+
+    Raises:
+        ValueError: for another `peak`, naming it.
+
+    Example:
+        24 GiB, batch 8, d_model 64: 14,122 tokens by the forward peak, 11,537 by the peak of the whole step.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def benchmark_attention(
+    d_models: Sequence[int],
+    seq_lens: Sequence[int],
+    batch_size: int = 8,
+    warmup_steps: int = 5,
+    steps: int = 100,
+    device: str = "cpu",
+) -> list[dict[str, Any]]:
+    """Measure training steps of `attention`: one row for every d_model and, within it, every seq_len.
+
+    A step is `loss = attention(q, k, v).sum(); loss.backward()`, on float32 inputs of shape (batch_size, seq_len,
+    d_model) that keep their gradients from step to step; the last loss is alive until the next one is there.
+
+    Args:
+        d_models, seq_lens: what to vary.
+        batch_size: B.
+        warmup_steps: steps before those that are timed; may be 0.
+        steps: steps that are timed, at least 1.
+        device: "cpu", "cuda", or "meta", which simulates CUDA's memory: each storage rounded up to 512 bytes by
+            itself, and 64 MiB of workspace. The CPU has neither.
+
+    Returns:
+        a list of dicts with the keys "d_model", "seq_len", "batch_size", "warmup_steps", "steps", "device" as asked;
+        "fwd_ms" and "bwd_ms", medians over `steps` (None on "meta"); "mem_max_MB", the most memory alive until the
+        loss is there, with inputs, gradients and workspace; "add_mem_MB", by how much it has grown by then since the
+        step began; both of a step that is not the first, in MiB whatever the name says, as floats, not rounded; and
+        "status", "success". A row that runs out of memory has "oom" there and None for the four numbers, and the
+        next row follows. Any other error passes.
+
+    Raises:
+        RuntimeError: for "cuda" where there is no CUDA device.
+        ValueError: for a device other than these three, naming it.
+
+    Example:
+        benchmark_attention([16], [256], device="meta") has one row, with mem_max_MB 72.7739 and add_mem_MB 4.02344.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()

@@ -1,0 +1,462 @@
+"""Lab 02: measure what torch allocates, to the byte, and predict what a training step of attention needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of q, k and v, (B, N, d) each: what this lab measures. Given; leave it as it is."""
+    return softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])) @ v
+
+
+def softmax(scores: torch.Tensor) -> torch.Tensor:
+    """The softmax along the last axis, written out. Given; leave it as it is."""
+    shifted = scores - scores.max(-1, keepdim=True)[0]
+    exponentials = shifted.exp()
+    row_sums = exponentials.sum(-1, keepdim=True)
+    return exponentials / row_sums
+
+
+class MemoryTracker:
+    """Counts the bytes allocated between entering and leaving a `with` block.
+
+    On the CPU and on `meta` tensors a storage counts with all its bytes, unrounded, from the operator that makes it
+    until its last owner lets go: Python, or autograd, which keeps what the backward pass needs. A storage counts once,
+    however many tensors view it; results written into an existing storage add nothing; what existed before entering
+    adds nothing, then or later. On CUDA the numbers are the allocator's own, over what was allocated on entering.
+
+    Entering starts from zero, also when the tracker was used before. Both numbers can be read inside the block at any
+    moment, and after it; what is allocated after the block does not count. An exception inside the block passes.
+
+    Example:
+        with MemoryTracker() as tracker:
+            x = torch.zeros(1000)          # 4000 bytes
+            y = (x + 1).view(10, 100)      # 4000 more
+            del x
+        tracker.current_allocated() is 4000, tracker.peak_allocated() is 8000.
+    """
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        """Take the device whose memory to count.
+
+        Args:
+            device: "cpu" or "meta", which are the same to a tracker: it counts the tensors of both. Or "cuda" (or
+                "cuda:1"): it reads the statistics of that device's allocator.
+
+        Raises:
+            RuntimeError: for "cuda" where there is no CUDA device: its statistics would read 0.
+            ValueError: for any other device, naming it.
+        """
+        ### BEGIN SOLUTION
+        self._device = torch.device(device)
+        if self._device.type not in ("cpu", "meta", "cuda"):
+            raise ValueError(f"device must be cpu, meta or cuda, got {str(device)!r}")
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("no CUDA device here: its allocator's statistics would read 0")
+        self._counter = _counter_for(self._device)
+        ### END SOLUTION
+
+    def __enter__(self) -> MemoryTracker:
+        ### BEGIN SOLUTION
+        self._counter = _counter_for(self._device)
+        self._counter.__enter__()
+        return self
+        ### END SOLUTION
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ### BEGIN SOLUTION
+        self._counter.__exit__(kind, error, trace)
+        ### END SOLUTION
+
+    def reset(self) -> None:
+        """Start the peak again, from what is alive now."""
+        ### BEGIN SOLUTION
+        self._counter.reset()
+        ### END SOLUTION
+
+    def current_allocated(self) -> int:
+        """Bytes alive now, of those allocated since entering."""
+        ### BEGIN SOLUTION
+        return self._counter.live_bytes
+        ### END SOLUTION
+
+    def peak_allocated(self) -> int:
+        """The most bytes alive at one moment since entering or since the last `reset`."""
+        ### BEGIN SOLUTION
+        return self._counter.peak_bytes
+        ### END SOLUTION
+
+
+def measure_memory(fn: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[int, T]:
+    """Call `fn(*args, **kwargs)` once and measure the most memory it held over what was there before.
+
+    Args:
+        fn: any function; what it allocates counts, its result included, its arguments not.
+        args, kwargs: handed on. The device is that of the first tensor among them, also inside lists, tuples and
+            dicts; the CPU when there is none.
+
+    Returns:
+        (peak_bytes, result): an int, and what `fn` returned, itself. An exception of `fn` passes, and nothing is
+        counted any more then.
+
+    Example:
+        x = torch.zeros(1000): measure_memory(lambda x: (x + 1).sum(), x) is (4004, tensor(1000.)).
+    """
+    ### BEGIN SOLUTION
+    devices = [leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    with MemoryTracker(devices[0] if devices else "cpu") as tracker:
+        result = fn(*args, **kwargs)
+        return tracker.peak_allocated(), result
+    ### END SOLUTION
+
+
+def saved_for_backward(fn: Callable[..., Any], *args: Any) -> int:
+    """Bytes that autograd saves for the backward pass while `fn(*args)` runs, beside inputs and output.
+
+    Each storage counts once, with all its bytes, however often it is saved and whatever part of it. Left out are the
+    storages of the inputs and of the output, also when a view of one is saved. Inputs are the tensors among `args`,
+    also inside lists, tuples and dicts, and, where `fn` is a `torch.nn.Module`, its parameters and buffers. The output
+    is every tensor in what `fn` returns. A Python number as an operand is no tensor and does not count. `fn` is called
+    once; no backward pass is run, and nothing stays saved.
+
+    Returns:
+        an int, on any device, without rounding; 0 when no input requires a gradient.
+
+    Example:
+        x has 1000 float32 elements and requires a gradient. x.exp() saves its output: 0. x.exp().sum() saves the
+        exponentials, which are neither input nor output: 4000. x.sin().sum() saves x: 0.
+    """
+    ### BEGIN SOLUTION
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage._cdata] = storage
+        return tensor.detach()  # the tensor itself would keep its own graph alive
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = fn(*args)
+    left_out = {tensor.untyped_storage()._cdata for tensor in _tensors((fn, args, output))}
+    return sum(storage.nbytes() for key, storage in saved.items() if key not in left_out)
+    ### END SOLUTION
+
+
+def attention_training_memory(batch: int, seq_len: int, d_model: int, dtype_bytes: int = 4) -> dict[str, int]:
+    """Predict what a training step of `attention` takes on a GPU, part by part; nothing is allocated.
+
+    The step is any but the first of `loss = attention(q, k, v).sum(); loss.backward()`, with q, k and v of shape
+    (batch, seq_len, d_model), whose gradients are kept from step to step, as is the loss until the next one is there.
+    Every tensor is rounded up to a multiple of 512 bytes by itself, as CUDA's allocator does.
+
+    Args:
+        batch: B.
+        seq_len: N.
+        d_model: d.
+        dtype_bytes: bytes of one element of q, k, v and all that is computed from them (float32: 4).
+
+    Returns:
+        dict, in bytes (ints). The parts: "inputs" (q, k and v together), "gradients" (theirs, together), "scores",
+        "shifted", "exponentials", "weights" (one (B, N, N) array each), "argmax" (int64, whatever dtype_bytes is),
+        "row_sums", "loss" (one number), "workspace" (64 MiB, cuBLAS's own). The totals: "saved" is what the forward
+        pass leaves for the backward pass; "forward_peak" the most that is alive at one moment of the forward pass,
+        "step_peak" of forward and backward, both with everything that is there all along.
+
+    Raises:
+        ValueError: naming the argument that is below 1.
+
+    Example:
+        batch 8, seq_len 256, d_model 16: inputs 393,216, scores 2,097,152, argmax 16,384, saved 4,218,880, forward_peak
+        76,308,992 (72.7739 MiB).
+    """
+    ### BEGIN SOLUTION
+    sizes = {"batch": batch, "seq_len": seq_len, "d_model": d_model, "dtype_bytes": dtype_bytes}
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+    square = _rounded(batch * seq_len**2 * dtype_bytes)
+    tall = _rounded(batch * seq_len * d_model * dtype_bytes)
+    scalar = _rounded(dtype_bytes)
+    parts = {
+        "inputs": 3 * tall,
+        "gradients": 3 * tall,
+        **{name: square for name in ("scores", "shifted", "exponentials", "weights")},  # noqa: C420
+        "argmax": _rounded(batch * seq_len * 8),
+        "row_sums": _rounded(batch * seq_len * dtype_bytes),
+        "loss": scalar,
+        "workspace": WORKSPACE_BYTES,
+    }
+    columns = parts["argmax"] + parts["row_sums"]
+    saved = 2 * square + columns
+    always = parts["inputs"] + parts["gradients"] + parts["loss"] + parts["workspace"]
+    forward_peak = always + max(saved + 2 * square, saved + tall + scalar)
+    backward_peak = always + scalar + max(saved + square + tall, columns + 6 * square, square + 2 * tall)
+    return {
+        **parts,
+        "saved": saved,
+        "forward_peak": forward_peak,
+        "step_peak": max(forward_peak, backward_peak),
+    }
+    ### END SOLUTION
+
+
+def largest_seq_len(
+    capacity_bytes: int, batch: int, d_model: int, dtype_bytes: int = 4, peak: str = "forward_peak"
+) -> int:
+    """The longest sequence that fits a device, exactly.
+
+    Args:
+        capacity_bytes: what the device has; any size.
+        batch: B.
+        d_model: d.
+        dtype_bytes: as in `attention_training_memory`.
+        peak: which of its totals has to fit: "forward_peak", "step_peak" or "saved".
+
+    Returns:
+        the largest seq_len for which that total is at most capacity_bytes; 0 when not even seq_len 1 fits.
+
+    Raises:
+        ValueError: for another `peak`, naming it.
+
+    Example:
+        24 GiB, batch 8, d_model 64: 14,122 tokens by the forward peak, 11,537 by the peak of the whole step.
+    """
+    ### BEGIN SOLUTION
+    if peak not in ("forward_peak", "step_peak", "saved"):
+        raise ValueError(f"peak must be forward_peak, step_peak or saved, got {peak!r}")
+
+    def fits(seq_len: int) -> bool:
+        return attention_training_memory(batch, seq_len, d_model, dtype_bytes)[peak] <= capacity_bytes
+
+    too_long = 1
+    while fits(too_long):
+        too_long *= 2
+    fitting = too_long // 2
+    while too_long - fitting > 1:
+        middle = (fitting + too_long) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            too_long = middle
+    return fitting
+    ### END SOLUTION
+
+
+def benchmark_attention(
+    d_models: Sequence[int],
+    seq_lens: Sequence[int],
+    batch_size: int = 8,
+    warmup_steps: int = 5,
+    steps: int = 100,
+    device: str = "cpu",
+) -> list[dict[str, Any]]:
+    """Measure training steps of `attention`: one row for every d_model and, within it, every seq_len.
+
+    A step is `loss = attention(q, k, v).sum(); loss.backward()`, on float32 inputs of shape (batch_size, seq_len,
+    d_model) that keep their gradients from step to step; the last loss is alive until the next one is there.
+
+    Args:
+        d_models, seq_lens: what to vary.
+        batch_size: B.
+        warmup_steps: steps before those that are timed; may be 0.
+        steps: steps that are timed, at least 1.
+        device: "cpu", "cuda", or "meta", which simulates CUDA's memory: each storage rounded up to 512 bytes by
+            itself, and 64 MiB of workspace. The CPU has neither.
+
+    Returns:
+        a list of dicts with the keys "d_model", "seq_len", "batch_size", "warmup_steps", "steps", "device" as asked;
+        "fwd_ms" and "bwd_ms", medians over `steps` (None on "meta"); "mem_max_MB", the most memory alive until the
+        loss is there, with inputs, gradients and workspace; "add_mem_MB", by how much it has grown by then since the
+        step began; both of a step that is not the first, in MiB whatever the name says, as floats, not rounded; and
+        "status", "success". A row that runs out of memory has "oom" there and None for the four numbers, and the
+        next row follows. Any other error passes.
+
+    Raises:
+        RuntimeError: for "cuda" where there is no CUDA device.
+        ValueError: for a device other than these three, naming it.
+
+    Example:
+        benchmark_attention([16], [256], device="meta") has one row, with mem_max_MB 72.7739 and add_mem_MB 4.02344.
+    """
+    ### BEGIN SOLUTION
+    MemoryTracker(device)  # says so at once where the device cannot be measured
+    rows: list[dict[str, Any]] = []
+    for d_model in d_models:
+        for seq_len in seq_lens:
+            shape = (batch_size, seq_len, d_model)
+            row: dict[str, Any] = {
+                "d_model": d_model,
+                "seq_len": seq_len,
+                "batch_size": batch_size,
+                "warmup_steps": warmup_steps,
+                "steps": steps,
+                "device": device,
+                **dict.fromkeys(("fwd_ms", "bwd_ms", "mem_max_MB", "add_mem_MB")),
+                "status": "oom",
+            }
+            rows.append(row)
+            try:
+                numbers = _memory_of_a_step(shape, device)
+                if torch.device(device).type != "meta":
+                    numbers |= _times_of_a_step(shape, device, warmup_steps, steps)
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+            else:
+                row.update(numbers, status="success")
+    return rows
+    ### END SOLUTION
+
+
+### BEGIN SOLUTION
+import statistics  # noqa: E402
+import time  # noqa: E402
+import weakref  # noqa: E402
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+WORKSPACE_BYTES = 64 * 2**20
+ROUNDING_BYTES = 512
+
+
+def _counter_for(device: torch.device) -> _StorageCounter | _CudaCounter:
+    return _CudaCounter(device) if device.type == "cuda" else _StorageCounter()
+
+
+class _StorageCounter(TorchDispatchMode):
+    """Counts the storages of operators' results while they live, each rounded up to `round_to`."""
+
+    def __init__(self, round_to: int = 1) -> None:
+        super().__init__()
+        self.round_to = round_to
+        self.live_bytes = self.peak_bytes = 0
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def reset(self) -> None:
+        self.peak_bytes = self.live_bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operands = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in operands and storage._cdata not in self._alive:
+                self._count(storage)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, nbytes = storage._cdata, _rounded(storage.nbytes(), self.round_to)
+
+        def release(_: object) -> None:
+            del self._alive[key]
+            self.live_bytes -= nbytes
+
+        self._alive[key] = weakref.ref(storage, release)
+        self.live_bytes += nbytes
+
+
+class _CudaCounter:
+    """The allocator's own statistics of a CUDA device, over what they read on entering."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.baseline_bytes = 0
+
+    @property
+    def live_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self.device) - self.baseline_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) - self.baseline_bytes
+
+    def reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def __enter__(self) -> _CudaCounter:
+        self.reset()
+        self.baseline_bytes = torch.cuda.memory_allocated(self.device)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        torch.cuda.synchronize(self.device)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts, and those that a module owns."""
+    leaves = tree_leaves(tree)
+    modules = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
+    owned = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + owned
+
+
+def _rounded(nbytes: int, round_to: int = ROUNDING_BYTES) -> int:
+    return -(-nbytes // round_to) * round_to
+
+
+def _memory_of_a_step(shape: tuple[int, int, int], device: str) -> dict[str, float | None]:
+    """Peak and growth of the second step's forward pass, in MiB."""
+    counter, held_bytes = _StorageCounter(), 0
+    if device == "meta":
+        counter, held_bytes = _StorageCounter(round_to=ROUNDING_BYTES), WORKSPACE_BYTES
+    elif torch.device(device).type == "cuda":
+        counter, held_bytes = _CudaCounter(torch.device(device)), torch.cuda.memory_allocated(device)
+    with counter:
+        q, k, v = (torch.randn(shape, device=device, requires_grad=True) for _ in range(3))
+        for _ in range(2):
+            before_bytes = counter.live_bytes
+            counter.reset()
+            loss = attention(q, k, v).sum()
+            peak_bytes, after_bytes = counter.peak_bytes, counter.live_bytes
+            loss.backward()
+    return {"mem_max_MB": (held_bytes + peak_bytes) / 2**20, "add_mem_MB": (after_bytes - before_bytes) / 2**20}
+
+
+def _times_of_a_step(
+    shape: tuple[int, int, int], device: str, warmup_steps: int, steps: int
+) -> dict[str, float | None]:
+    """Median milliseconds of forward and backward, nothing looking on."""
+
+    def now() -> float:
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    q, k, v = (torch.randn(shape, device=device, requires_grad=True) for _ in range(3))
+    forward_ms, backward_ms = [], []
+    for _ in range(warmup_steps + steps):
+        start = now()
+        loss = attention(q, k, v).sum()
+        between = now()
+        loss.backward()
+        forward_ms.append(1e3 * (between - start))
+        backward_ms.append(1e3 * (now() - between))
+    return {
+        "fwd_ms": statistics.median(forward_ms[warmup_steps:]),
+        "bwd_ms": statistics.median(backward_ms[warmup_steps:]),
+    }
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """CUDA has an error of its own for it, the CPU only a text."""
+    texts = ("can't allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in texts)
+
+
+### END SOLUTION

@@ -1,0 +1,26 @@
+"""An unknown peak is taken for the forward peak.
+
+Task: largest_seq_len
+Killed by: TestLargestSeqLen::test_an_unknown_peak_is_refused
+Says: no ValueError
+"""
+
+
+def largest_seq_len(capacity_bytes, batch, d_model, dtype_bytes=4, peak="forward_peak"):
+    if peak not in ("forward_peak", "step_peak", "saved"):
+        peak = "forward_peak"
+
+    def fits(seq_len):
+        return attention_training_memory(batch, seq_len, d_model, dtype_bytes)[peak] <= capacity_bytes
+
+    too_long = 1
+    while fits(too_long):
+        too_long *= 2
+    fitting = too_long // 2
+    while too_long - fitting > 1:
+        middle = (fitting + too_long) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            too_long = middle
+    return fitting

@@ -1,0 +1,32 @@
+"""The positions of the maxima are counted with dtype_bytes.
+
+Task: attention_training_memory
+Killed by: TestAttentionTrainingMemory::test_worked_example
+Killed by: TestAttentionTrainingMemory::test_bytes_of_an_element
+Says: they are int64
+"""
+
+
+def attention_training_memory(batch, seq_len, d_model, dtype_bytes=4):
+    sizes = {"batch": batch, "seq_len": seq_len, "d_model": d_model, "dtype_bytes": dtype_bytes}
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    square = _rounded(batch * seq_len**2 * dtype_bytes)
+    tall = _rounded(batch * seq_len * d_model * dtype_bytes)
+    scalar = _rounded(dtype_bytes)
+    parts = {
+        "inputs": 3 * tall,
+        "gradients": 3 * tall,
+        **dict.fromkeys(("scores", "shifted", "exponentials", "weights"), square),
+        "argmax": _rounded(batch * seq_len * dtype_bytes),
+        "row_sums": _rounded(batch * seq_len * dtype_bytes),
+        "loss": scalar,
+        "workspace": WORKSPACE_BYTES,
+    }
+    columns = parts["argmax"] + parts["row_sums"]
+    saved = 2 * square + columns
+    always = parts["inputs"] + parts["gradients"] + parts["loss"] + parts["workspace"]
+    forward_peak = always + max(saved + 2 * square, saved + tall + scalar)
+    backward_peak = always + scalar + max(saved + square + tall, columns + 6 * square, square + 2 * tall)
+    return {**parts, "saved": saved, "forward_peak": forward_peak, "step_peak": max(forward_peak, backward_peak)}

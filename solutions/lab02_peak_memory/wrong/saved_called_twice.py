@@ -1,0 +1,20 @@
+"""fn is called twice.
+
+Task: saved_for_backward
+Killed by: TestSavedForBackward::test_fn_is_called_once_and_no_backward_pass_runs
+"""
+
+
+def saved_for_backward(fn, *args):
+    saved = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        saved[storage._cdata] = storage
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = fn(*args)
+    output = fn(*args)
+    left_out = {tensor.untyped_storage()._cdata for tensor in _tensors((fn, args, output))}
+    return sum((storage.nbytes() for key, storage in saved.items() if key not in left_out))

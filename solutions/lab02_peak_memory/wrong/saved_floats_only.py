@@ -1,0 +1,21 @@
+"""Integers and booleans are not counted.
+
+Task: saved_for_backward
+Killed by: TestSavedForBackward::test_every_dtype_counts
+Killed by: TestSavedForBackward::test_attention
+"""
+
+
+def saved_for_backward(fn, *args):
+    saved = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if tensor.dtype.is_floating_point:
+            saved[storage._cdata] = storage
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = fn(*args)
+    left_out = {tensor.untyped_storage()._cdata for tensor in _tensors((fn, args, output))}
+    return sum((storage.nbytes() for key, storage in saved.items() if key not in left_out))

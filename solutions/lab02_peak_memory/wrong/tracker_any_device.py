@@ -1,0 +1,31 @@
+"""A device without statistics is taken for the CPU.
+
+Task: MemoryTracker
+Killed by: TestMemoryTracker::test_other_devices_are_refused
+Says: no ValueError
+"""
+
+
+class MemoryTracker:
+    def __init__(self, device="cpu"):
+        self._device = torch.device(device)
+        if self._device.type == "cuda" and (not torch.cuda.is_available()):
+            raise RuntimeError("no CUDA device here: its allocator's statistics would read 0")
+        self._counter = _counter_for(self._device)
+
+    def __enter__(self):
+        self._counter = _counter_for(self._device)
+        self._counter.__enter__()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self._counter.__exit__(kind, error, trace)
+
+    def reset(self):
+        self._counter.reset()
+
+    def current_allocated(self):
+        return self._counter.live_bytes
+
+    def peak_allocated(self):
+        return self._counter.peak_bytes

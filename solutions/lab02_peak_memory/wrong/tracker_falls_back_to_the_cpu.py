@@ -1,0 +1,33 @@
+"""Without a GPU the tracker quietly counts on the CPU.
+
+Task: MemoryTracker
+Killed by: TestMemoryTracker::test_without_a_gpu_cuda_is_refused
+Says: no RuntimeError
+"""
+
+
+class MemoryTracker:
+    def __init__(self, device="cpu"):
+        self._device = torch.device(device)
+        if self._device.type not in ("cpu", "meta", "cuda"):
+            raise ValueError(f"device must be cpu, meta or cuda, got {str(device)!r}")
+        if self._device.type == "cuda" and (not torch.cuda.is_available()):
+            self._device = torch.device("cpu")
+        self._counter = _counter_for(self._device)
+
+    def __enter__(self):
+        self._counter = _counter_for(self._device)
+        self._counter.__enter__()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self._counter.__exit__(kind, error, trace)
+
+    def reset(self):
+        self._counter.reset()
+
+    def current_allocated(self):
+        return self._counter.live_bytes
+
+    def peak_allocated(self):
+        return self._counter.peak_bytes

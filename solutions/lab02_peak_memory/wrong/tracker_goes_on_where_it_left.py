@@ -1,0 +1,31 @@
+"""Entering again goes on with the numbers of the last time.
+
+Task: MemoryTracker
+Killed by: TestMemoryTracker::test_entering_again_starts_from_zero
+"""
+
+
+class MemoryTracker:
+    def __init__(self, device="cpu"):
+        self._device = torch.device(device)
+        if self._device.type not in ("cpu", "meta", "cuda"):
+            raise ValueError(f"device must be cpu, meta or cuda, got {str(device)!r}")
+        if self._device.type == "cuda" and (not torch.cuda.is_available()):
+            raise RuntimeError("no CUDA device here: its allocator's statistics would read 0")
+        self._counter = _counter_for(self._device)
+
+    def __enter__(self):
+        self._counter.__enter__()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self._counter.__exit__(kind, error, trace)
+
+    def reset(self):
+        self._counter.reset()
+
+    def current_allocated(self):
+        return self._counter.live_bytes
+
+    def peak_allocated(self):
+        return self._counter.peak_bytes
