@@ -135,3 +135,5 @@ def _live(job: dict[str, Any], result: Path) -> None:
 
 if __name__ == "__main__":
     serve(sys.argv[1:], sys.stdin, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)  # what torch's libraries say of themselves on the way out is nobody's concern here

@@ -59,9 +59,9 @@ class Judges:
             self._idle.put(runner)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def judges(request: pytest.FixtureRequest):
-    """Results of all the jobs that the collected tests are parametrised with."""
+    """Results of all the jobs that the collected tests are parametrised with; begun while other tests still run."""
     jobs = [item.callspec.params["job"] for item in request.session.items if "job" in _params(item)]
     judges = Judges(list(dict.fromkeys(jobs)))
     request.config.stash[SECONDS] = judges.seconds

@@ -27,7 +27,7 @@ from labkit.manifest import FOLDER_PATTERN
 from labkit.verdict import State
 
 LABS = find_labs()
-SEEDS = ("0", "1", "2")
+SEEDS = ("0", "1")
 
 
 def stub_folder() -> Path:
@@ -46,7 +46,7 @@ RIGHT = {
     f"{lab.label}/{file.stem}-seed{seed}": Job(lab.label, ("--answer", str(file), "--seed", seed))
     for lab in LABS
     for file in right_answers(lab)
-    for seed in SEEDS[:2]
+    for seed in SEEDS[1:]
 }
 WRONG_FILES = {
     (lab, file) for lab in LABS for file in (solution_answer(lab).files[0].parent.parent / "wrong").glob("*.py")
@@ -101,6 +101,7 @@ def test_right_answer_passes(job, judges):
 def test_wrong_answer_is_killed(wrong, job, judges):
     run = judges(job)
     assert not run.problem
+    said = []
     for test in wrong.killed_by:
         name = test.split("::")[1]
         failed = [v for v in run.verdicts if v.test.split("[")[0] == name.split("[")[0] and not v.passed]
@@ -109,8 +110,8 @@ def test_wrong_answer_is_killed(wrong, job, judges):
         assert states <= {State.WRONG, State.CRASHED, State.TOO_SLOW}, (
             f"the answer itself does not run: {failed[0].lines}"
         )
-        said = "\n".join(line for v in failed for line in v.lines)
-        assert wrong.says in said, f"{test} does not say {wrong.says!r}; it says:\n{said}"
+        said += [line for v in failed for line in v.lines]
+    assert wrong.says in "\n".join(said), f"no message says {wrong.says!r}; they say:\n" + "\n".join(said)
 
 
 @by_lab

@@ -1,0 +1,39 @@
+"""Counts the arithmetic of matrix products while other code runs, and notes calls of torch's own attention."""
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class ProductMeter(TorchDispatchMode):
+    """Adds up, between entering and leaving, the floating-point operations of all matrix products.
+
+    A product of (m, k) and (k, n) is 2·m·n·k operations, a multiplication and an addition each, whatever its operands
+    hold. `@`, `einsum`, `linear` and their like all arrive here as the few operators that are counted, in place, into
+    `out=` or not. An elementwise multiplication that is summed up afterwards is no product. `fused` names the kernels
+    called that do a whole attention at once, whose products nobody can see from outside.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+        self.fused: list[str] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True imports torch._dynamo at the first operator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        if name in _FIRST_FACTOR:
+            left, right = args[_FIRST_FACTOR[name] : _FIRST_FACTOR[name] + 2]
+            self.flops += 2 * left.numel() * (right.shape[-1] if name not in _TIMES_VECTOR else 1)
+        elif "attention" in name:
+            self.fused.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+_FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1, "addmv": 1}
+"""Operator → which of its arguments is the left factor; the right one follows."""
+
+_TIMES_VECTOR = ("mv", "dot", "vdot", "addmv")

@@ -1,0 +1,1077 @@
+"""Lab 05's suite: FlashAttention's results, and the memory and the work it takes to get them."""
+
+import gc
+import math
+from functools import cache, cached_property
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from flash_attention import FlashAttention, flash_backward, flash_forward
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from labkit.compare import (
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_raises,
+    assert_tuple,
+    assert_type,
+    assert_unchanged,
+)
+from labkit.meters.cuda import CudaMeter
+from labkit.meters.products import ProductMeter
+from labkit.meters.saved import kept_by_forward
+from labkit.meters.tensors import AllocationMeter
+from labkit.reference import random_qkv
+from labkit.tensor_reference import attention, gradients
+
+WHOLE_MATRIX = "no pass may hold the whole matrix, or a whole row or column of tiles: use up each tile before the next"
+MANY_TILES = "many small tensors kept at once weigh as much as one N×N: nothing of a tile may be kept"
+LARGEST_TILE = 2**17
+GRADIENTS = ("dQ", "dK", "dV")
+
+
+def require(condition, message):
+    """Fail with `message` and nothing else, unless `condition` holds."""
+    __tracebackhide__ = True
+    if not condition:
+        raise AssertionError(message)
+
+
+def numbers(tensor):
+    """The tensor as a NumPy array of float64."""
+    return tensor.detach().cpu().double().numpy()
+
+
+class Case:
+    """Inputs, and what comes out of them: exactly, and plainly in the inputs' own precision."""
+
+    def __init__(self, rng, *, n=None, causal=False, dtype=torch.float32, device="cpu", batch=(), **sizes):
+        sizes = {"n_queries": n, "d": 16, **sizes} if n else {"d": 16, **sizes}
+        arrays = random_qkv(rng, batch=batch, dtype=np.float64, **sizes)
+        dO = rng.standard_normal((*arrays[0].shape[:-1], arrays[2].shape[-1]))
+        self.Q, self.K, self.V, self.dO = (torch.from_numpy(x).to(device, dtype) for x in (*arrays, dO))
+        self.causal = causal
+
+    @property
+    def inputs(self):
+        return self.Q, self.K, self.V
+
+    @property
+    def precise(self):
+        """The dtype of L and of sums."""
+        return torch.float32 if self.Q.dtype in (torch.bfloat16, torch.float16) else self.Q.dtype
+
+    @cached_property
+    def want(self):
+        return self._results(torch.float64)
+
+    @cached_property
+    def plain(self):
+        """What plain implementations get, of which the worst counts: by autograd, and by the formulas in one tile.
+
+        Float64 is the reference, so for it float32's loss is scaled down.
+        """
+        is_double = self.Q.dtype == torch.float64
+        dtype = torch.float32 if is_double else self.Q.dtype
+        single = self._results(dtype)
+        for form in ("scale Q", "scale K", "scale S", "base 2"):
+            for name, other in self._by_formulas(dtype, form).items():
+                single[name] = max(single[name], other, key=lambda x, name=name: np.abs(x - self.want[name]).max())
+        if not is_double:
+            return single
+        shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+        return {name: exact + (single[name] - exact) * shrink for name, exact in self.want.items()}
+
+    def _by_formulas(self, dtype, form):
+        """All results in one tile, the gradients from the true O and L; `form` says how the scores are made."""
+        precise = self.precise if dtype == self.Q.dtype else dtype
+        Q, K, V, dO = (x.to(dtype).to(precise) for x in (*self.inputs, self.dO))
+        scale, exp, base = self.Q.shape[-1] ** -0.5, torch.exp, 1.0
+        if form == "base 2":
+            exp, base = torch.exp2, 1 / math.log(2)
+        S = (
+            scale * (Q @ K.mT)
+            if form == "scale S"
+            else Q @ (scale * K).mT
+            if form == "scale K"
+            else scale * base * Q @ K.mT
+        )
+        if self.causal:
+            S = S.masked_fill(hidden_keys(self).to(S.device), -torch.inf)
+        m = S.amax(-1, keepdim=True)
+        l = exp(S - m).sum(-1, keepdim=True)
+        made = {"O": exp(S - m) / l @ V, "L": ((m + l.log() * base) / base)[..., 0]}
+        O, L = (torch.from_numpy(self.want[name]).to(Q.device, kind) for name, kind in (("O", dtype), ("L", precise)))
+        P = exp(S - L[..., None] * base)
+        dS = P * (dO @ V.mT - (dO * O.to(precise)).sum(-1, keepdim=True))
+        made |= {"dQ": scale * dS @ K, "dK": scale * dS.mT @ Q, "dV": P.mT @ dO}
+        return {name: numbers(x if name == "L" else x.to(dtype)).astype(np.float32) for name, x in made.items()}
+
+    def _results(self, dtype):
+        made = attention(*self.inputs, causal=self.causal, dtype=dtype)
+        back = gradients(*self.inputs, self.dO, causal=self.causal, dtype=dtype)
+        tensors = dict(zip(("O", "L", *GRADIENTS), (made.output, made.lse, *back), strict=True))
+        short = np.float64 if dtype == torch.float64 else np.float32
+        return {name: numbers(tensor).astype(short) for name, tensor in tensors.items()}
+
+    @cached_property
+    def forward_result(self):
+        """The reference's O and L in the dtypes that flash_forward returns."""
+        O, _, L = attention(*self.inputs, causal=self.causal)
+        return O.to(self.Q.dtype), L.to(self.precise)
+
+    def check(self, name, got, suspects=(), hint="", nan_hint=""):
+        """Compare one result with the reference, and name a usual mistake when one fits."""
+        assert_type(name, got, torch.Tensor, "a tensor")
+        n_nan = int(got.isnan().sum())
+        require(not (n_nan and nan_hint), f"{name} is NaN at {n_nan:,} places\nUsual cause: {nan_hint}")
+        usual = {text: lambda value=value: value() for text, value in dict(suspects).items()}
+        got = got.detach().to("cpu", torch.float64)
+        with np.errstate(all="ignore"):
+            assert_close(name, got, self.want[name], plain=self.plain[name], suspects=usual, hint=hint)
+
+
+def forward(case, *blocks):
+    """The student's O and L."""
+    return assert_tuple("flash_forward's result", flash_forward(*case.inputs, case.causal, *blocks), ("O", "L"))
+
+
+def backward(case, *blocks):
+    """The student's dQ, dK and dV."""
+    result = flash_backward(*case.inputs, *case.forward_result, case.dO, case.causal, *blocks)
+    return assert_tuple("flash_backward's result", result, GRADIENTS)
+
+
+def hidden_keys(case, offset=1):
+    """True where a causal query does not see a key: from the diagonal shifted by `offset` − 1."""
+    return torch.ones(case.Q.shape[-2], case.K.shape[-2], dtype=torch.bool).triu(offset)
+
+
+def usual_masks(case):
+    """Usual mistakes with the causal mask, as keywords for the reference."""
+    n_queries, n_keys = case.Q.shape[-2], case.K.shape[-2]
+    if not case.causal:
+        return {}
+    found = {
+        "causal is ignored": {},
+        "a query does not see the key of its own number: it sees j ≤ i": {"mask": hidden_keys(case, 0)},
+        "a query sees one key too many: j ≤ i + 1": {"mask": hidden_keys(case, 2)},
+    }
+    if n_queries != n_keys:
+        from_the_end = hidden_keys(case, 1 + n_keys - n_queries)
+        found["causal is counted from the last key: query 0 sees key 0 and no more"] = {"mask": from_the_end}
+    return found
+
+
+def forward_suspects(case, block_k):
+    """Usual mistakes of a forward pass → (O, L) that each leads to."""
+    Q, K, V = case.inputs
+    d, d_v, n_keys = Q.shape[-1], V.shape[-1], K.shape[-2]
+
+    def other(**keywords):
+        def values():
+            made = attention(Q, K, V, **({"causal": case.causal} | keywords))
+            return made.output, made.lse
+
+        return values
+
+    def blockwise(rescale_l=True, rescale_O=True, divide=True, only_last=False):
+        def values():
+            scores = _scores(case)
+            m = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
+            l, O = torch.zeros_like(m), V.double().new_zeros(*m.shape[:-1], d_v)
+            for start in range(0, n_keys, block_k):
+                tile = scores[..., start : start + block_k]
+                m_new = torch.maximum(m, tile.amax(-1, keepdim=True))
+                P, alpha = (tile - m_new).exp(), (m - m_new).exp()
+                l = (alpha * l if rescale_l else l) + P.sum(-1, keepdim=True)
+                O = (alpha * O if rescale_O else O) + P @ V.double()[..., start : start + block_k, :]
+                m = m_new
+            return O / l if divide else O, (m + l.log())[..., 0]
+
+        return values
+
+    found = {
+        "the scores are not divided by √d": other(scale=1.0),
+        "the scores are divided by d in place of √d": other(scale=1 / d),
+        "the scores are multiplied by √d": other(scale=math.sqrt(d)),
+        "the sum over the values is not divided by l": blockwise(divide=False),
+        "neither l nor the sum over the values is rescaled when m moves": blockwise(False, False),
+        "l is not rescaled when m moves": blockwise(rescale_l=False),
+        "the sum over the values is not rescaled when m moves": blockwise(rescale_O=False),
+    }
+    found |= {text: other(causal=False, **keywords) for text, keywords in usual_masks(case).items()}
+    if d_v != d:
+        found["the scale is taken from the width of V in place of Q's"] = other(scale=d_v**-0.5)
+    whole = n_keys // block_k * block_k
+    if 0 < whole < n_keys:
+        dropped = torch.arange(n_keys) >= whole
+        hidden = dropped | hidden_keys(case) if case.causal else dropped
+        found["the keys of the last, smaller block are left out"] = other(causal=False, mask=hidden)
+    return found
+
+
+def lse_suspects(case):
+    """Usual mistakes in L alone."""
+    lse = case.want["L"]
+    peaks = _scores(case).amax(-1).numpy()
+    return {
+        "L is a logarithm to base 2: it must be the natural one": lse / math.log(2),
+        "the maximum is left out: L = m + log l": lse - peaks,
+        "L is the maximum alone: L = m + log l": peaks,
+        "L is m + l, without the logarithm of l": peaks + np.exp(lse - peaks),
+        "L is l, the sum alone: L = m + log l": np.exp(lse - peaks),
+        "the maximum is subtracted: L = m + log l": lse - 2 * peaks,
+    }
+
+
+def assert_forward(case, *blocks, hint="", nan_hint=""):
+    """Compare O and L with the reference."""
+    O, L = forward(case, *blocks)
+    block_k = blocks[1] if blocks else 64
+    if tuple(L.shape) != tuple(case.want["L"].shape) and tuple(L.shape) == (*case.want["L"].shape, 1):
+        raise AssertionError(f"L has shape {tuple(L.shape)}, expected {case.want['L'].shape}: one number a query")
+    usual = forward_suspects(case, block_k)
+    for part, (name, got) in enumerate((("O", O), ("L", L))):
+        own = {text: lambda pair=pair, part=part: numbers(pair()[part]) for text, pair in usual.items()}
+        if name == "L":
+            own |= {text: lambda value=value: value for text, value in lse_suspects(case).items()}
+        case.check(name, got, own, hint=hint, nan_hint=nan_hint)
+
+
+def backward_suspects(case):
+    """Usual mistakes of a backward pass → (dQ, dK, dV) that each leads to, by the formulas of the docstring."""
+    Q, K, V, dO = (x.double() for x in (*case.inputs, case.dO))
+    d, (O, L) = Q.shape[-1], (torch.from_numpy(case.want[name]) for name in ("O", "L"))
+    normal = d**-0.5
+    rows = (dO * O).sum(-1, keepdim=True)
+    peaks = _scores(case).amax(-1)
+
+    def formulas(in_S=normal, in_dS=normal, D=rows, L=L, mask="causal", through_exp=True):
+        def values():
+            S = in_S * Q @ K.mT
+            hidden = (hidden_keys(case) if case.causal else None) if isinstance(mask, str) else mask
+            S = S if hidden is None else S.masked_fill(hidden, -torch.inf)
+            P = torch.exp(S - L[..., None])
+            dP = dO @ V.mT
+            slopes = D(P, dP) if callable(D) else D
+            dS = in_dS * (P if through_exp else 1) * (dP - slopes)
+            return dS @ K, dS.mT @ Q, P.mT @ dO
+
+        return values
+
+    found = {
+        "P is computed from scores that are not divided by √d": formulas(in_S=1.0),
+        "dS is not multiplied by 1/√d on its way into it": formulas(in_dS=1.0),
+        "1/√d is applied twice on the way into it": formulas(in_dS=1 / d),
+        "D is left out: dS = P ∘ (dP − D)": formulas(D=0.0),
+        "D is added: dS = P ∘ (dP − D)": formulas(D=-rows),
+        "dS is not multiplied by P": formulas(through_exp=False),
+        "D is summed over the queries in place of the width": formulas(D=lambda P, dP: (P * dP).sum(-2, keepdim=True)),
+        "D is taken from P ∘ dP of one tile after the other, not over all keys": formulas(D=_tilewise),
+        "L is the maximum in place of the log-sum-exp, so that P is not normalised": formulas(L=peaks),
+    }
+    if dO.shape[-1] == dO.shape[-2]:
+        sums = (dO * O).sum(-2)
+        found["D is summed over the queries (axis −2) in place of the width (axis −1)"] = formulas(D=sums[..., None])
+    for text, keywords in usual_masks(case).items():
+        found[text + " in the backward pass" * (text == "causal is ignored")] = formulas(mask=keywords.get("mask"))
+    return found
+
+
+def assert_backward(case, *blocks, hint="", nan_hint=""):
+    """Compare dQ, dK and dV with the reference."""
+    got = backward(case, *blocks)
+    assert_gradients(case, dict(zip(GRADIENTS, got, strict=True)), hint=hint, nan_hint=nan_hint)
+
+
+def assert_gradients(case, got, hint="", nan_hint=""):
+    usual = backward_suspects(case)
+    for name, value in got.items():
+        part = GRADIENTS.index(name)
+        own = {text: lambda triple=triple, part=part: numbers(triple()[part]) for text, triple in usual.items()}
+        case.check(name, value, own, hint=hint, nan_hint=nan_hint)
+
+
+def _scores(case):
+    Q, K = case.Q.double(), case.K.double()
+    scores = Q @ K.mT * Q.shape[-1] ** -0.5
+    return scores.masked_fill(hidden_keys(case), -torch.inf) if case.causal else scores
+
+
+def _tilewise(P, dP, block_k=64):
+    products = P * dP
+    parts = [part.sum(-1, keepdim=True).expand_as(part) for part in products.split(block_k, -1)]
+    return torch.cat(parts, -1)
+
+
+class Measured:
+    """What one call allocated and computed."""
+
+    def __init__(self, fn, *args):
+        with ProductMeter() as products, AllocationMeter() as memory:
+            self.result = fn(*args)
+        self.flops, self.fused = products.flops, products.fused
+        self.peak_bytes, self.largest_bytes = memory.peak_bytes, memory.largest_bytes
+
+
+def assert_products_seen(name, measured):
+    require(
+        not measured.fused,
+        f"{name} calls torch's own attention ({', '.join(sorted(set(measured.fused)))})\nThe tiles are yours to write",
+    )
+    require(measured.flops > 0, f"{name} makes no matrix product: a tile of scores is one, Q_i times K_j transposed")
+
+
+def assert_small(name, measured, largest, peak, hint=""):
+    """Both limits in elements of float32."""
+    assert_products_seen(name, measured)
+    elements = measured.largest_bytes // 4
+    assert_at_most(f"the largest tensor made by {name}", elements, largest, unit="elements", hint=hint or WHOLE_MATRIX)
+    assert_at_most(f"{name}'s peak memory", measured.peak_bytes, peak * 4, hint=hint or MANY_TILES)
+
+
+def assert_tiles_skipped(run, name, case, block_q, block_k):
+    """The share of the products done when causal is at most the share of tiles that some query sees into."""
+    flops = []
+    for case.causal in (False, True):
+        _ = case.forward_result
+        with ProductMeter() as meter:
+            run(case, block_q, block_k)
+        assert_products_seen(name, meter)
+        flops.append(meter.flops)
+    tiles = [(i, j) for i in range(0, case.Q.shape[-2], block_q) for j in range(0, case.K.shape[-2], block_k)]
+    seen = sum(j < i + block_q for i, j in tiles)
+    share = flops[1] / flops[0]
+    require(
+        share <= 1.02 * seen / len(tiles),
+        f"with causal, {name} does {share:.0%} of the full work; {seen} of {len(tiles)} tiles hold a key that some "
+        f"query sees, {seen / len(tiles):.0%}\nUsual cause: tiles that lie above the diagonal are computed and then "
+        "masked: leave them out",
+    )
+
+
+class UninitialisedIsNaN(TorchDispatchMode):
+    """Fills what `torch.empty` and its like hand out with NaN, which on another day may be there by itself."""
+
+    EMPTY: ClassVar = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name.removeprefix("aten::") in self.EMPTY and out.is_floating_point():
+            out.fill_(math.nan)
+        return out
+
+
+NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
+SHORT_SUMS = "the sums over tiles are kept in half precision: keep them in float32 and convert once, at the end"
+BLOCKS = [(64, 64), (16, 24), (64, 32), (7, 200), (200, 7), (5, 1)]
+
+
+class TestFlashForward:
+    def test_worked_example(self):
+        Q, K, V = (torch.tensor(x) for x in ([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0], [0.0]]))
+        O, L = assert_tuple("flash_forward's result", flash_forward(Q, K, V), ("O", "L"))
+        for name, got, want in (("O", O, 0.669762), ("L", L, 1.107940)):
+            require(abs(float(got.flatten()[0]) - want) < 1e-4, f"{name} is {got.tolist()}, expected about {want:.4f}")
+
+    @pytest.mark.parametrize("n", [1, 63, 129])
+    def test_odd_lengths(self, rng, n):
+        assert_forward(Case(rng, n=n, d=17))
+
+    def test_more_keys_than_queries(self, rng):
+        assert_forward(Case(rng, n_queries=5, n_keys=129), hint="N_q is taken for N_k somewhere")
+
+    def test_more_queries_than_keys(self, rng):
+        assert_forward(Case(rng, n_queries=129, n_keys=7), hint="N_q is taken for N_k somewhere")
+
+    def test_values_of_another_width(self, rng):
+        assert_forward(Case(rng, n=70, d=24, d_v=5), hint="d is taken for d_v somewhere")
+
+    @pytest.mark.parametrize(("block_q", "block_k"), BLOCKS)
+    def test_blocks_that_do_not_divide(self, rng, block_q, block_k):
+        assert_forward(Case(rng, n_queries=65, n_keys=59, d=8), block_q, block_k, hint="the last block may be smaller")
+
+    def test_lengths_drawn_at_random(self, rng):
+        for _ in range(4):
+            n_queries, n_keys, d, d_v, block_q, block_k = (int(x) for x in rng.integers(2, 40, 6))
+            case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=d, d_v=d_v, causal=bool(rng.integers(2)))
+            assert_forward(case, block_q, block_k)
+
+    def test_batch(self, rng):
+        case = Case(rng, n_queries=33, n_keys=40, batch=(3,))
+        case.Q *= torch.tensor([1.0, 10.0, 100.0])[:, None, None]
+        assert_forward(case, 16, 16, hint="every batch entry is an attention of its own, with its own m and l")
+
+    def test_batch_and_heads(self, rng):
+        assert_forward(Case(rng, n_queries=20, n_keys=13, d=8, batch=(2, 3)), 8, 4)
+
+    @pytest.mark.parametrize(("block_q", "block_k"), BLOCKS)
+    def test_causal(self, rng, block_q, block_k):
+        assert_forward(Case(rng, n=65, d=8, causal=True), block_q, block_k)
+
+    @pytest.mark.parametrize(("n_queries", "n_keys"), [(20, 65), (65, 20)])
+    def test_causal_counts_from_the_first_key(self, rng, n_queries, n_keys):
+        case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=8, causal=True, batch=(2,))
+        assert_forward(case, 8, 16, hint="query i sees the keys j ≤ i, whatever the lengths")
+
+    @pytest.mark.parametrize("causal", [False, True])
+    @pytest.mark.parametrize("logit_scale", [100, 10_000])
+    def test_large_logits(self, rng, logit_scale, causal):
+        cause = "exp overflows: take the largest score so far from every score of the tile before exp"
+        case = Case(rng, n=66, causal=causal, logit_scale=logit_scale)
+        assert_forward(case, 16, 16, hint=cause, nan_hint=cause)
+
+    def test_very_negative_logits(self, rng):
+        case = Case(rng, n=40)
+        case.Q, case.K = case.Q.abs() * 300, -case.K.abs() - 1
+        cause = "the maximum must be the row's own, and it may be far below 0: start m at −inf, not at 0"
+        assert_forward(case, 16, 16, hint=cause, nan_hint=cause)
+
+    @pytest.mark.parametrize("logit_scale", [1e3, 1e9])
+    def test_hidden_keys_do_not_leak(self, rng, logit_scale):
+        case = Case(rng, n=24, d=8, causal=True)
+        case.Q, case.K = case.Q.abs() * logit_scale + logit_scale, -case.K.abs() - 1
+        case.K *= torch.linspace(30, 1, 24)[:, None]  # a later key, if it is seen, outweighs all before it
+        case.V += 100 * torch.arange(24.0)[:, None]
+        O, _ = forward(case, 8, 8)
+        off = float((O[0] - case.V[0]).abs().max())
+        require(
+            off <= 1e-3 * float(case.V[0].abs().max()),
+            f"query 0 sees key 0 only, so O[0] must be V[0]; it is off by {off:.3g}\n"
+            "Usual cause: a large negative number stands for −inf; beside scores that are lower still it is large",
+        )
+        assert_forward(case, 8, 8)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_dtypes(self, rng, dtype):
+        case = Case(rng, n=20, dtype=dtype)
+        O, L = forward(case, 8, 8)
+        assert_dtype("O", O, dtype)
+        require(
+            L.dtype == case.precise,
+            f"L is {L.dtype}, expected {case.precise} for inputs in {dtype}\n"
+            "float32 for half precision: an error of 1 % in L is one of 1 % in every weight of the backward pass",
+        )
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_bfloat16(self, rng, causal):
+        assert_forward(Case(rng, n=129, d=32, causal=causal, dtype=torch.bfloat16), hint=SHORT_SUMS)
+
+    def test_sums_of_half_precision_are_kept_in_float32(self, rng):
+        case = Case(rng, n_queries=8, n_keys=512, d=8, dtype=torch.bfloat16)
+        case.V = case.V.abs() + 1
+        for name, got in zip("OL", forward(case, 8, 4), strict=True):
+            case.check(name, got, hint=SHORT_SUMS)
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_float64_is_computed_in_float64(self, rng, causal):
+        case = Case(rng, n=40, d=8, causal=causal, dtype=torch.float64)
+        assert_forward(case, 16, 16, hint="a step is done in float32, or a small number was added to the sums")
+
+    def test_inputs_need_not_be_contiguous(self, rng):
+        case = Case(rng, n=30, d=8, batch=(2, 3))
+        want = case.want
+        case.Q, case.K, case.V = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in case.inputs)
+        case.want = want
+        assert_forward(case, 16, 16)
+
+    def test_arguments_are_left_alone(self, rng):
+        case = Case(rng, n=20, causal=True)
+        before = [x.clone() for x in case.inputs]
+        forward(case, 8, 8)
+        for name, now, old in zip("QKV", case.inputs, before, strict=True):
+            assert_unchanged(name, now, old)
+
+    def test_uninitialised_memory_is_written_over(self, rng):
+        for sizes in ({"n_queries": 37, "n_keys": 21}, {"n_queries": 21, "n_keys": 37, "causal": True}):
+            case = Case(rng, d=8, d_v=5, batch=(2,), **sizes)
+            with UninitialisedIsNaN():
+                results = forward(case, 16, 8)
+            for name, result in zip("OL", results, strict=True):
+                case.check(name, result, nan_hint=NAN_FROM_EMPTY)
+
+    def test_without_keys(self, rng):
+        case = Case(rng, n_queries=5, n_keys=1, batch=(2,))
+        O, L = flash_forward(case.Q, case.K[:, :0], case.V[:, :0])
+        require(O.shape == (2, 5, 16) and bool((O == 0).all()), "without keys (N_k = 0) O must be 0")
+        require(L.shape == (2, 5) and bool(L.isneginf().all()), "without keys (N_k = 0) L must be −inf")
+
+    def test_shapes_that_do_not_fit(self, rng):
+        case = Case(rng, n_queries=6, n_keys=5, d=8)
+        narrow, few = case.K[:, :7], case.V[:4]
+        wrong = [
+            ((case.Q, narrow, case.V), "when Q and K differ in d", ("(6, 8)", "(5, 7)")),
+            ((case.Q, case.K, few), "when K and V differ in N_k", ("(5, 8)", "(4, 8)")),
+        ]
+        for inputs, when, shapes in wrong:
+            assert_raises(ValueError, lambda inputs=inputs: flash_forward(*inputs), when=when, mentions=shapes)
+        for name in ("block_q", "block_k"):
+            call = lambda name=name: flash_forward(*case.inputs, **{name: 0})  # noqa: E731
+            assert_raises(ValueError, call, when=f"for {name}=0", mentions=(name,))
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_memory_grows_with_n_only(self, rng, causal):
+        case = Case(rng, n=768, causal=causal)
+        measured = Measured(forward, case, 64, 64)
+        assert_small("flash_forward", measured, largest=4 * 64 * 64 + 768 * 16, peak=16 * 64 * 64 + 6 * 768 * 16)
+
+    @pytest.mark.parametrize(("block_q", "block_k"), [(16, 8), (8, 64), (64, 8)])
+    def test_blocks_are_those_asked_for(self, rng, block_q, block_k):
+        case = Case(rng, n=64, d=2)
+        measured = Measured(forward, case, block_q, block_k)
+        name = f"flash_forward with blocks of {block_q} × {block_k}"
+        assert_small(name, measured, largest=512, peak=6 * 512, hint="the tiles are not those asked for")
+
+    def test_every_score_is_computed_once(self, rng):
+        case = Case(rng, n=256, d=16, d_v=8)
+        measured = Measured(forward, case, 64, 64)
+        assert_products_seen("flash_forward", measured)
+        once = 2 * 256 * 256 * (16 + 8)
+        hint = "two products a tile, each done once: Q_i times K_j transposed, and P times V_j. One pass, no second"
+        assert_at_most("the work of the matrix products", measured.flops, int(1.2 * once), unit="FLOPs", hint=hint)
+
+    @pytest.mark.parametrize(("block_q", "block_k"), [(32, 32), (16, 32), (32, 16)])
+    def test_causal_leaves_tiles_out(self, rng, block_q, block_k):
+        case = Case(rng, n_queries=128, n_keys=160, d=8)
+        assert_tiles_skipped(forward, "flash_forward", case, block_q, block_k)
+
+
+class TestFlashBackward:
+    def test_worked_example(self):
+        Q, K, V = (torch.tensor(x) for x in ([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0], [0.0]]))
+        O, L, dO = torch.tensor([[0.669762]]), torch.tensor([1.107940]), torch.tensor([[1.0]])
+        got = assert_tuple("flash_backward's result", flash_backward(Q, K, V, O, L, dO), GRADIENTS)
+        wanted = ([[0.1564, -0.1564]], [[0.1564, 0], [-0.1564, 0]], [[0.6698], [0.3302]])
+        for name, value, want in zip(GRADIENTS, got, wanted, strict=True):
+            off = (value - torch.tensor(want)).abs().max()
+            require(off < 1e-4, f"{name} is {[[round(x, 4) for x in row] for row in value.tolist()]}, expected {want}")
+
+    @pytest.mark.parametrize("n", [2, 63, 129])
+    def test_odd_lengths(self, rng, n):
+        assert_backward(Case(rng, n=n, d=17))
+
+    def test_more_keys_than_queries(self, rng):
+        assert_backward(Case(rng, n_queries=5, n_keys=129), hint="N_q is taken for N_k somewhere")
+
+    def test_more_queries_than_keys(self, rng):
+        assert_backward(Case(rng, n_queries=129, n_keys=7), hint="N_q is taken for N_k somewhere")
+
+    def test_values_of_another_width(self, rng):
+        assert_backward(Case(rng, n=70, d=24, d_v=5), hint="d is taken for d_v somewhere")
+
+    def test_everything_as_wide_as_long(self, rng):
+        case = Case(rng, n=16, d=16, batch=(16,))
+        assert_backward(case, hint="here every axis has 16 elements: an operation along a wrong one does not crash")
+
+    @pytest.mark.parametrize(("block_q", "block_k"), BLOCKS)
+    def test_blocks_that_do_not_divide(self, rng, block_q, block_k):
+        assert_backward(
+            Case(rng, n_queries=65, n_keys=59, d=8),
+            block_q,
+            block_k,
+            hint="each tile adds to dQ in the rows of its queries, and to dK and dV in the rows of its keys",
+        )
+
+    def test_lengths_drawn_at_random(self, rng):
+        for _ in range(4):
+            n_queries, n_keys, d, d_v, block_q, block_k = (int(x) for x in rng.integers(2, 40, 6))
+            case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=d, d_v=d_v, causal=bool(rng.integers(2)))
+            assert_backward(case, block_q, block_k)
+
+    def test_batch(self, rng):
+        assert_backward(Case(rng, n_queries=33, n_keys=40, batch=(3,)), 16, 16)
+
+    def test_batch_and_heads(self, rng):
+        assert_backward(Case(rng, n_queries=20, n_keys=13, d=8, batch=(2, 3)), 8, 4)
+
+    @pytest.mark.parametrize(("block_q", "block_k"), BLOCKS)
+    def test_causal(self, rng, block_q, block_k):
+        assert_backward(Case(rng, n=65, d=8, causal=True), block_q, block_k)
+
+    @pytest.mark.parametrize(("n_queries", "n_keys"), [(20, 65), (65, 20)])
+    def test_causal_counts_from_the_first_key(self, rng, n_queries, n_keys):
+        case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=8, causal=True, batch=(2,))
+        assert_backward(case, 8, 16, hint="query i sees the keys j ≤ i, whatever the lengths")
+
+    def test_keys_that_no_query_sees(self, rng):
+        case = Case(rng, n_queries=20, n_keys=65, d=8, causal=True)
+        with UninitialisedIsNaN():
+            _, dK, dV = backward(case, 8, 16)
+        for name, gradient in (("dK", dK), ("dV", dV)):
+            unseen = gradient[20:]
+            require(
+                bool((unseen == 0).all()),
+                f"{name} is {float(unseen.abs().nan_to_num(math.inf).max()):.3g} for keys that come after every query, "
+                "expected 0\nUsual cause: hidden keys get a weight, or the gradient started from `empty`",
+            )
+
+    @pytest.mark.parametrize("causal", [False, True])
+    @pytest.mark.parametrize("logit_scale", [30, 1000])
+    def test_large_logits(self, rng, logit_scale, causal):
+        case = Case(rng, n=66, causal=causal, logit_scale=logit_scale)
+        cause = "exp overflows: L is the log-sum-exp, and exp(S − L) is never above 1; not exp(S) / exp(L)"
+        assert_backward(case, 16, 16, hint=cause, nan_hint=cause)
+
+    @pytest.mark.parametrize("logit_scale", [1e7, 1e10])
+    def test_hidden_keys_do_not_leak(self, rng, logit_scale):
+        case = Case(rng, n=24, d=8, causal=True, dtype=torch.float64)
+        case.Q[:, 0], case.K[:, 0] = logit_scale, -1  # every score is far below 0, by nearly the same amount
+        for name, got in zip(GRADIENTS, backward(case, 8, 8), strict=True):
+            want = case.want[name]
+            off = float(np.nan_to_num(np.abs(numbers(got) - want), nan=np.inf).max())
+            require(
+                off <= 1e-3 * np.abs(want).max(),
+                f"{name} is off by {off:.3g} where all scores are about {-logit_scale / math.sqrt(8):.0e}\n"
+                "Usual cause: a large negative number stands for −inf; beside scores that are lower still it is large",
+            )
+
+    def test_weights_come_from_the_given_l(self, rng):
+        case = Case(rng, n=40, d=8)
+        O, L = case.forward_result
+        dV = flash_backward(*case.inputs, O, L + math.log(2), case.dO, False, 16, 16)[2]
+        half = gradients(*case.inputs, case.dO).dV / 2
+        off = float((dV - half).abs().max())
+        require(
+            off < 1e-4,
+            f"with log 2 added to L every weight exp(S − L), and so dV, must be half as large; dV is off by {off:.3g}\n"
+            "Usual cause: the softmax is computed once more from its start, in place of P = exp(S − L)",
+        )
+
+    def test_d_comes_from_the_given_o(self, rng):
+        case = Case(rng, n=40, d=8)
+        O, L = case.forward_result
+        dQ = [flash_backward(*case.inputs, given, L, case.dO, False, 16, 16)[0] for given in (O, torch.zeros_like(O))]
+        P = attention(*case.inputs).weights
+        D = (case.dO.double() * O.double()).sum(-1, keepdim=True)
+        change = P * D @ case.K.double() * 8**-0.5
+        off = float((dQ[1] - dQ[0] - change).abs().max())
+        require(
+            off < 1e-4,
+            f"with 0 given for O, D is 0 and dQ changes by P ∘ D K/√d; that change is off by {off:.3g}\n"
+            "Usual cause: D is not taken from dO and O (one number a row), or O is computed once more",
+        )
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_dtypes(self, rng, dtype):
+        case = Case(rng, n=20, dtype=dtype)
+        for name, gradient in zip(GRADIENTS, backward(case, 8, 8), strict=True):
+            assert_dtype(name, gradient, dtype)
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_bfloat16(self, rng, causal):
+        assert_backward(Case(rng, n=129, d=32, causal=causal, dtype=torch.bfloat16), hint=SHORT_SUMS)
+
+    @pytest.mark.parametrize(("n_queries", "n_keys", "blocks"), [(8, 512, (8, 4)), (512, 8, (4, 8))])
+    def test_sums_of_half_precision_are_kept_in_float32(self, rng, n_queries, n_keys, blocks):
+        case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=8, dtype=torch.bfloat16)
+        case.Q, case.K, case.dO = (x.abs() + 1 for x in (case.Q, case.K, case.dO))
+        case.Q /= 8
+        case.V[: n_keys // 2] += 4  # so that dQ's sum first grows, then shrinks: what it lost on the way stays lost
+        for name, got in zip(GRADIENTS, backward(case, *blocks), strict=True):
+            case.check(name, got, hint=SHORT_SUMS)
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_float64_is_computed_in_float64(self, rng, causal):
+        case = Case(rng, n=40, d=8, causal=causal, dtype=torch.float64)
+        assert_backward(case, 16, 16, hint="a step is done in float32")
+
+    def test_inputs_need_not_be_contiguous(self, rng):
+        case = Case(rng, n=30, d=8, batch=(2, 3))
+        want = case.want
+        for name in ("Q", "K", "V", "dO"):
+            setattr(case, name, getattr(case, name).transpose(1, 2).contiguous().transpose(1, 2))
+        case.want = want
+        assert_backward(case, 16, 16)
+
+    def test_gradient_of_a_sum(self, rng):
+        case = Case(rng, n=30, d=8, batch=(2,))
+        case.dO = torch.ones(()).expand(2, 30, 8)
+        assert_backward(case, 16, 16, hint="dO of O.sum() is one number, expanded: a view with strides of 0")
+
+    def test_arguments_are_left_alone(self, rng):
+        case = Case(rng, n=20, causal=True)
+        given = dict(zip(("Q", "K", "V", "O", "L", "dO"), (*case.inputs, *case.forward_result, case.dO), strict=True))
+        before = {name: x.clone() for name, x in given.items()}
+        flash_backward(*given.values(), True, 8, 8)
+        for name, now in given.items():
+            assert_unchanged(name, now, before[name])
+
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = Case(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,))
+        with UninitialisedIsNaN():
+            results = backward(case, 16, 8)
+        for name, result in zip(GRADIENTS, results, strict=True):
+            case.check(name, result, nan_hint=NAN_FROM_EMPTY)
+
+    def test_without_keys(self, rng):
+        case = Case(rng, n_queries=5, n_keys=1, batch=(2,))
+        empty = [x[:, :0] for x in (case.K, case.V)]
+        L = torch.full((2, 5), -math.inf)
+        dQ, dK, dV = flash_backward(case.Q, *empty, torch.zeros(2, 5, 16), L, case.dO)
+        require(dQ.shape == (2, 5, 16) and bool((dQ == 0).all()), "without keys (N_k = 0) dQ must be 0")
+        require(dK.shape == dV.shape == (2, 0, 16), f"dK is {tuple(dK.shape)}, dV {tuple(dV.shape)}, K (2, 0, 16)")
+
+    def test_shapes_that_do_not_fit(self, rng):
+        case = Case(rng, n_queries=6, n_keys=5, d=8)
+        rest = (*case.forward_result, case.dO)
+        narrow, few = case.K[:, :7], case.V[:4]
+        wrong = [
+            ((case.Q, narrow, case.V), "when Q and K differ in d", ("(6, 8)", "(5, 7)")),
+            ((case.Q, case.K, few), "when K and V differ in N_k", ("(5, 8)", "(4, 8)")),
+        ]
+        for inputs, when, shapes in wrong:
+            call = lambda inputs=inputs: flash_backward(*inputs, *rest)  # noqa: E731
+            assert_raises(ValueError, call, when=when, mentions=shapes)
+        for name in ("block_q", "block_k"):
+            call = lambda name=name: flash_backward(*case.inputs, *rest, **{name: 0})  # noqa: E731
+            assert_raises(ValueError, call, when=f"for {name}=0", mentions=(name,))
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_memory_grows_with_n_only(self, rng, causal):
+        case = Case(rng, n=768, causal=causal)
+        _ = case.forward_result
+        measured = Measured(backward, case, 64, 64)
+        assert_small("flash_backward", measured, largest=4 * 64 * 64 + 768 * 17, peak=24 * 64 * 64 + 12 * 768 * 16)
+
+    @pytest.mark.parametrize(("block_q", "block_k"), [(16, 8), (8, 64), (64, 8)])
+    def test_blocks_are_those_asked_for(self, rng, block_q, block_k):
+        case = Case(rng, n=64, d=2)
+        _ = case.forward_result
+        measured = Measured(backward, case, block_q, block_k)
+        name = f"flash_backward with blocks of {block_q} × {block_k}"
+        assert_small(name, measured, largest=512, peak=8 * 512, hint="the tiles are not those asked for")
+
+    def test_work_of_a_tile(self, rng):
+        case = Case(rng, n=256, d=16, d_v=8)
+        _ = case.forward_result
+        measured = Measured(backward, case, 64, 64)
+        assert_products_seen("flash_backward", measured)
+        two_loops = 2 * 256 * 256 * (4 * 16 + 3 * 8)
+        hint = "five products a tile; seven where dQ has a loop of its own. P is exp(S − L): nothing else is recomputed"
+        assert_at_most("the work of the matrix products", measured.flops, int(1.1 * two_loops), unit="FLOPs", hint=hint)
+
+    @pytest.mark.parametrize(("block_q", "block_k"), [(32, 32), (16, 32), (32, 16)])
+    def test_causal_leaves_tiles_out(self, rng, block_q, block_k):
+        case = Case(rng, n_queries=128, n_keys=160, d=8)
+        assert_tiles_skipped(backward, "flash_backward", case, block_q, block_k)
+
+
+def apply(case, *needs_gradient):
+    """The student's output, and the inputs given, which need gradients as told (all, if nothing is told)."""
+    needs = needs_gradient or (True, True, True)
+    inputs = [x.detach().requires_grad_(needed) for x, needed in zip(case.inputs, needs, strict=True)]
+    O = FlashAttention.apply(*inputs, True) if case.causal else FlashAttention.apply(*inputs)
+    require(
+        isinstance(O, torch.Tensor),
+        f"apply returned a {type(O).__name__}, expected O alone: what only backward needs goes into ctx",
+    )
+    return O, inputs
+
+
+def assert_step(case, hint="", nan_hint=""):
+    """One training step through autograd, compared with the reference."""
+    O, inputs = apply(case)
+    assert_dtype("O", O, case.Q.dtype)
+    usual = {
+        text: lambda pair=pair: numbers(pair()[0])
+        for text, pair in forward_suspects(case, case.K.shape[-2] or 1).items()
+    }
+    case.check("O", O, usual, hint=hint, nan_hint=nan_hint)
+    loss(O, case).backward()
+    assert_gradients(case, grads(inputs), hint=hint, nan_hint=nan_hint)
+
+
+def grads(inputs):
+    """The gradients that autograd left at Q, K and V."""
+    found = dict(zip(GRADIENTS, [x.grad for x in inputs], strict=True))
+    for name, gradient in found.items():
+        require(gradient is not None, f"{name} never arrived: backward returned None in its place")
+    return found
+
+
+def loss(O, case):
+    """A number whose gradient with respect to O is dO. (`O.backward(dO)` imports half of torch first.)"""
+    return (O * case.dO).sum()
+
+
+@cache
+def long_step(causal):
+    """What the two passes of a step with 1024 tokens take, measured once for several tests."""
+    case = Case(np.random.default_rng(5), n=1024, causal=causal)
+    return measured_step(case)
+
+
+def measured_step(case):
+    """What each of the two passes takes."""
+    forward_pass = Measured(apply, case)
+    O, _ = forward_pass.result
+    return {"the forward pass": forward_pass, "the backward pass": Measured(loss(O, case).backward)}
+
+
+class TestFlashAttention:
+    def test_worked_example(self):
+        Q, K, V = (torch.tensor(x) for x in ([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0], [0.0]]))
+        O = FlashAttention.apply(Q, K, V)
+        assert_type("apply's result", O, torch.Tensor, "the tensor O alone")
+        require(abs(float(O) - 0.669762) < 1e-5, f"O is {O.tolist()}, expected [[0.6698]]")
+
+    @pytest.mark.parametrize("causal", [False, True])
+    @pytest.mark.parametrize("n", [63, 129])
+    def test_odd_lengths(self, rng, n, causal):
+        assert_step(Case(rng, n=n, d=17, causal=causal))
+
+    @pytest.mark.parametrize("causal", [False, True])
+    @pytest.mark.parametrize(("n_queries", "n_keys"), [(5, 200), (200, 70)])
+    def test_other_lengths_and_widths(self, rng, n_queries, n_keys, causal):
+        assert_step(Case(rng, n_queries=n_queries, n_keys=n_keys, d=12, d_v=7, causal=causal))
+
+    @pytest.mark.parametrize("batch", [(), (3,), (2, 3), (2, 1, 2)])
+    def test_leading_dimensions(self, rng, batch):
+        assert_step(Case(rng, n_queries=30, n_keys=21, d=8, batch=batch, causal=True))
+
+    def test_is_causal_may_be_left_out(self, rng):
+        case = Case(rng, n=40, d=8)
+        left_out, said = FlashAttention.apply(*case.inputs), FlashAttention.apply(*case.inputs, False)
+        case.check("O", left_out)
+        require(bool(torch.equal(left_out, said)), "is_causal left out must mean False")
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_large_logits(self, rng, causal):
+        cause = "exp overflows: no score may enter exp without the row's maximum, or L, taken from it"
+        assert_step(Case(rng, n=70, logit_scale=300, causal=causal), hint=cause, nan_hint=cause)
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_bfloat16(self, rng, causal):
+        assert_step(Case(rng, n=200, d=32, causal=causal, dtype=torch.bfloat16, batch=(2,)), hint=SHORT_SUMS)
+
+    @pytest.mark.seconds(60)  # gradcheck's first call imports sympy
+    def test_gradcheck(self, rng):
+        for causal in (False, True):
+            case = Case(rng, n_queries=4, n_keys=6, d=3, d_v=2, causal=causal, dtype=torch.float64, batch=(2,))
+            assert_step(case, hint="a step is done in float32")
+            right = torch.autograd.gradcheck(
+                lambda *x, causal=causal: FlashAttention.apply(*x, causal),
+                [x.requires_grad_() for x in case.inputs],
+                raise_exception=False,
+                check_undefined_grad=False,
+            )
+            require(right, f"torch.autograd.gradcheck, {causal=}: the gradients are not those of the output")
+
+    def test_one_input_in_three_places(self, rng):
+        case = Case(rng, n=40, d=8)
+        case.K = case.V = case.Q
+        X = case.Q.clone().requires_grad_()
+        loss(FlashAttention.apply(X, X, X, False), case).backward()
+        case.want["dX"], case.plain["dX"] = (sum(one[name] for name in GRADIENTS) for one in (case.want, case.plain))
+        alone = {f"only {name} arrives": lambda name=name: case.want[name] for name in GRADIENTS}
+        case.check("dX", X.grad, alone, hint="X is query, key and value: its gradient is dQ + dK + dV")
+
+    def test_inputs_need_not_be_contiguous(self, rng):
+        case = Case(rng, n=70, d=8, batch=(2, 3))
+        want = case.want
+        for name in ("Q", "K", "V", "dO"):
+            setattr(case, name, getattr(case, name).transpose(1, 2).contiguous().transpose(1, 2))
+        case.want = want
+        assert_step(case, hint="a (batch, N, heads, d) tensor seen as (batch, heads, N, d): its rows are not adjacent")
+
+    def test_gradient_of_a_sum(self, rng):
+        case = Case(rng, n=70, d=8, batch=(2,))
+        case.dO = torch.ones_like(case.dO)
+        O, inputs = apply(case)
+        O.sum().backward()
+        assert_gradients(case, grads(inputs), hint="dO of O.sum() is one number, expanded: a view with strides of 0")
+
+    @pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True),
+                                       (False, True, True), (True, False, True)])  # fmt: skip
+    def test_inputs_that_need_no_gradient(self, rng, needs):
+        case = Case(rng, n=40, d=8, causal=True)
+        O, inputs = apply(case, *needs)
+        loss(O, case).backward()
+        for name, x, needed in zip(GRADIENTS, inputs, needs, strict=True):
+            if needed:
+                require(
+                    x.grad is not None,
+                    f"{name} never arrived, though its input needs a gradient\nbackward returns one value for each "
+                    "argument of forward, with None in the place of those not needed",
+                )
+                assert_gradients(case, {name: x.grad}, hint="each gradient must stand in its own argument's place")
+            else:
+                require(x.grad is None, f"{name} arrived, though its input needs no gradient")
+
+    def test_without_any_gradient(self, rng):
+        case = Case(rng, n=40, d=8)
+        O, _ = apply(case, False, False, False)
+        require(not O.requires_grad, "no input needs a gradient, and yet O does")
+        with torch.no_grad():
+            O, _ = apply(case)
+        require(not O.requires_grad, "under torch.no_grad() O must not need a gradient")
+        case.check("O", O)
+
+    def test_backward_twice(self, rng):
+        case = Case(rng, n=40, d=8, causal=True)
+        O, inputs = apply(case)
+        loss(O, case).backward(retain_graph=True)
+        first = {name: gradient.clone() for name, gradient in grads(inputs).items()}
+        loss(O, case).backward()
+        for name, twice in grads(inputs).items():
+            off = float((twice - 2 * first[name]).abs().max())
+            require(
+                off <= 1e-6 * float(twice.abs().max()),
+                f"{name} of a second backward pass differs from the first's by {off:.3g}\n"
+                "Usual cause: backward changes a saved tensor in place",
+            )
+
+    def test_arguments_are_left_alone(self, rng):
+        case = Case(rng, n=40, d=8)
+        before = [x.clone() for x in (*case.inputs, case.dO)]
+        O, _ = apply(case)
+        output = O.detach().clone()
+        loss(O, case).backward()
+        for name, now, old in zip(("Q", "K", "V", "dO"), (*case.inputs, case.dO), before, strict=True):
+            assert_unchanged(name, now, old)
+        assert_unchanged("O", O.detach(), output)
+
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = Case(rng, n_queries=21, n_keys=37, d=8, d_v=5, batch=(2,), causal=True)
+        with UninitialisedIsNaN():
+            assert_step(case, nan_hint=NAN_FROM_EMPTY)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_saved_are_q_k_v_o_and_one_l(self, rng, dtype):
+        case = Case(rng, n_queries=70, n_keys=80, d=8, d_v=6, batch=(2, 3), dtype=dtype)
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.detach()) or x, lambda x: x):
+            O, inputs = apply(case)
+        own = {name: _memory(x) for name, x in zip("QKVO", (*inputs, O), strict=True)}
+        kept = {_memory(x) for x in saved}
+        for name, address in own.items():
+            require(
+                address in kept,
+                f"{name} is not saved for backward, which cannot do without it\n"
+                "Usual cause: it is kept elsewhere or computed anew; ctx.save_for_backward takes Q, K, V, O and L",
+            )
+        others = [x for x in saved if _memory(x) not in own.values()]
+        shape = (2, 3, 70)
+        found = ", ".join(f"{_short(x.dtype)} {tuple(x.shape)}" for x in others) or "nothing"
+        require(
+            len(others) == 1 and others[0].shape[-1] == shape[-1] and others[0].numel() == math.prod(shape),
+            f"saved besides Q, K, V and O: {found}; expected L alone, {_short(case.precise)} {shape}\n"
+            + _why_too_much(case, others, shape),
+        )
+        (L,) = others
+        require(
+            L.dtype == case.precise, f"the saved L is {_short(L.dtype)}, expected {_short(case.precise)}: one number "
+            "stands for a whole row of weights"
+        )  # fmt: skip
+        case.check(
+            "L", L.reshape(shape), {text: lambda value=value: value for text, value in lse_suspects(case).items()}
+        )
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_forward_leaves_nothing_else_behind(self, rng, dtype):
+        case = Case(rng, n_queries=256, n_keys=192, d=8, batch=(2,), dtype=dtype)
+        inputs = [x.requires_grad_() for x in case.inputs]
+        FlashAttention.apply(*inputs)  # once outside the count: what is made once and for all is no matter
+        kept = kept_by_forward(FlashAttention.apply, *inputs)
+        hint = "between the passes only L may take memory: is a tensor kept as an attribute of ctx, or a copy saved?"
+        assert_at_most("what the forward pass keeps, besides Q, K, V and O,", kept, 2 * 256 * 4, hint=hint)
+
+    def test_memory_goes_when_the_output_goes(self, rng):
+        case = Case(rng, n=64)
+        FlashAttention.apply(*case.inputs)  # once outside the count
+        gc.collect()
+        gc.disable()
+        try:
+            with AllocationMeter() as meter:
+                O, inputs = apply(case)
+                del O, inputs
+            left = meter.live_bytes
+        finally:
+            gc.enable()
+        hint = "an output kept as an attribute of ctx keeps itself alive until Python's cycle collector comes by"
+        assert_at_most("what is still alive when the output is gone", left, 0, hint=hint)
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_no_pass_makes_an_n_by_n_tensor(self, causal):
+        for name, measured in long_step(causal).items():
+            assert_small(name, measured, largest=LARGEST_TILE, peak=1024 * 1024 // 2)
+
+    @pytest.mark.parametrize(("n_queries", "n_keys"), [(128, 2048), (2048, 128)])
+    def test_tiles_do_not_grow_with_n(self, rng, n_queries, n_keys):
+        largest = {}
+        for shrink in (4, 1):
+            case = Case(rng, d=2, n_queries=max(128, n_queries // shrink), n_keys=max(128, n_keys // shrink))
+            for name, one in measured_step(case).items():
+                assert_products_seen(name, one)
+                largest.setdefault(name, []).append(one.largest_bytes)
+        for name, (short, long) in largest.items():
+            side = "keys" if n_keys > n_queries else "queries"
+            hint = f"a tile spans all {side} at once: cut {side} into blocks too, in both passes"
+            assert_at_most(f"with 4 times the {side}, the largest tensor of {name}", long,
+                           max(int(1.1 * short), 4 * 2048 * 4), hint=hint)  # fmt: skip
+
+    def test_causal_leaves_tiles_out_in_both_passes(self):
+        full, half = long_step(False), long_step(True)
+        for name in full:
+            assert_products_seen(name, full[name])
+            share = half[name].flops / full[name].flops
+            require(
+                share <= 0.78,
+                f"with is_causal {name} does {share:.0%} of the full work, though half of the scores are hidden\n"
+                "Usual cause: tiles that lie above the diagonal are computed and then masked: leave them out",
+            )
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_bfloat16_on_cuda(self, rng, causal):
+        case = Case(rng, n=500, d=64, causal=causal, dtype=torch.bfloat16, batch=(2, 2), device="cuda")
+        O, inputs = apply(case)
+        case.check("O", O, hint=SHORT_SUMS)
+        loss(O, case).backward()
+        for name, gradient in grads(inputs).items():
+            case.check(name, gradient, hint=SHORT_SUMS)
+
+    @pytest.mark.gpu
+    def test_memory_on_cuda(self, rng):
+        case = Case(rng, n=8192, d=64, dtype=torch.bfloat16, device="cuda")
+        inputs = [x.requires_grad_() for x in case.inputs]
+        loss(FlashAttention.apply(*inputs, True), case).backward()  # once outside the count: workspaces of libraries
+        for x in inputs:
+            x.grad = None
+        with CudaMeter("cuda") as meter:
+            loss(FlashAttention.apply(*inputs, True), case).backward()
+        assert_at_most(
+            "the peak memory of a training step on CUDA", meter.peak_bytes, 8192 * 8192 // 2, hint=WHOLE_MATRIX
+        )
+
+
+def _memory(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+def _short(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def _why_too_much(case, others, shape):
+    """The usual reason for saving something else than L alone."""
+    matrix = (case.Q.shape[-2], case.K.shape[-2])
+    if not others:
+        return "backward gets P back from S in one step, P = exp(S − L): it needs L, one number a query"
+    if any(tuple(x.shape[-2:]) == matrix for x in others):
+        return "that is the N_q × N_k matrix, or its mask: backward computes P once more, tile by tile, from Q, K and L"
+    if any(tuple(x.shape) == (*shape, 1) for x in others):
+        return "L has the shape (..., N_q), without a last axis of 1"
+    if sum(tuple(x.shape) == shape for x in others) > 1:
+        return "m and l need not both be kept: L = m + log l says all that backward needs"
+    if sum(x.numel() for x in others) >= math.prod(shape[:-1]) * math.prod(matrix):
+        return "together they hold the whole N_q × N_k matrix: nothing of a tile may be kept"
+    return "copies cost bytes until backward has run: save what was given and what is returned"

@@ -1,0 +1,157 @@
+"""Lab 06: gradient checkpointing, which keeps what a function was given and computes the rest once more."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+class Checkpoint(torch.autograd.Function):
+    """`fn(*args)` of which autograd keeps the arguments and nothing else: `Checkpoint.apply(fn, *args)`.
+
+    In the forward pass `fn` runs without a graph. In the backward pass it runs once more, with one, from the same
+    arguments and the same state of the random generators; what that run saves is freed as its gradients are computed.
+    For a `fn` that squares its argument ten times over, 1024 float32 numbers: autograd alone keeps ten tensors of
+    4,096 bytes besides the argument, of which this keeps none.
+
+    What `fn` uses without being given it (the parameters of a module, a tensor it closes over) gets its gradient added
+    to `.grad` during the backward pass, and must be a leaf. If no tensor among the arguments requires grad, the result
+    does not either, whatever `fn` uses: `checkpoint` is for that.
+    """
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, fn: Callable[..., Any], *args: Any) -> Any:
+        """The result of `fn(*args)`, which is called once.
+
+        Args:
+            ctx: autograd's: tensors are kept with `ctx.save_for_backward`, anything else as attributes.
+            fn: returns a tensor or a tuple of tensors; it must compute the same when called again, random numbers
+                included, and must not change its arguments. Gradients flow through floating-point results only.
+            args: what `fn` takes: tensors of any dtype, with or without requires_grad, and anything else, in any order.
+
+        Returns:
+            What `fn` returns. The random generators are left as one call of `fn` leaves them.
+
+        Example:
+            Checkpoint.apply(lambda x, n: x**n, x, 3) with x = [2.0] is [8.0].
+        """
+        # YOUR CODE HERE
+        raise NotImplementedError()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        """The gradients of what was given to `forward`, one for each argument after `ctx`, in that order.
+
+        `fn` is called exactly once. The random generators are then as they were before `backward`, as if nothing had
+        been computed again.
+
+        Args:
+            ctx: what `forward` left in it.
+            grads: for each result of `fn`, in order, the gradient of the loss with respect to it, of its shape.
+
+        Returns:
+            (None, gradient, …): None for `fn`, for what is no tensor, and for a tensor that needs no gradient
+            (`ctx.needs_input_grad`). A tensor that needs none costs no arithmetic either.
+
+        Raises:
+            RuntimeError: an argument was changed in place since `forward`.
+
+        Example:
+            With x = [2.0], n = 3 as above and the gradient [1.0] of the result: (None, [12.0], None).
+        """
+        # YOUR CODE HERE
+        raise NotImplementedError()
+
+
+def checkpoint(fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(*args)`, recomputed in the backward pass, whoever needs the gradients: an argument, or a parameter inside.
+
+    As `Checkpoint.apply`, and moreover: what `fn` uses without being given it gets its gradients also when no argument
+    requires grad, as in the first block of a network, whose argument is data. Under `torch.no_grad()` it is `fn(*args)`
+    and keeps nothing.
+
+    Args:
+        fn: returns a tensor or a tuple of tensors, as for `Checkpoint`.
+        args: what `fn` takes, as for `Checkpoint`. They are not changed, nor is their `requires_grad`.
+
+    Returns:
+        What `fn` returns. Where neither an argument nor anything in `fn` requires grad, whether the result does is
+        left open; a loss made with it must be able to run backward.
+
+    Example:
+        With a parameter w = [3.0] and data x = [2.0], checkpoint(lambda x: w * x, x) is [6.0]; after its backward pass
+        w.grad is [2.0] and x.grad None.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def checkpoint_sequential(
+    functions: Sequence[Callable[[torch.Tensor], torch.Tensor]], segments: int, x: torch.Tensor
+) -> torch.Tensor:
+    """The functions applied to x one after the other, in segments each of which is checkpointed.
+
+    For functions f, g, h the result is h(g(f(x))). Autograd keeps what each segment is given; the backward pass
+    recomputes the segments one at a time, the last one first.
+
+    Args:
+        functions: n of them, each from a tensor to a tensor; a list, a tuple or a `torch.nn.Sequential`.
+        segments: how many runs of neighbouring functions, 1 … n. Their lengths differ by 1 at most; which are the
+            longer ones is up to you. Every segment is checkpointed, the last one too.
+        x: what the first function takes. The functions' parameters get gradients whether it requires grad or not.
+
+    Returns:
+        What the last function returns.
+
+    Raises:
+        ValueError: naming both numbers, when `segments` is not between 1 and n.
+
+    Example:
+        Ten functions in 4 segments: lengths 3, 2, 3, 2, or another order of these. Each function runs twice, once in
+        each pass.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def plan_segments(layers: int) -> int:
+    """How many segments to cut a chain of equal layers into so that the peak of memory is lowest: ⌈√layers⌉.
+
+    Args:
+        layers: at least 1.
+
+    Returns:
+        The smallest whole number whose square is at least `layers`, an int.
+
+    Raises:
+        ValueError: naming `layers`, when it is below 1.
+
+    Example:
+        16 layers: 4. 17 layers: 5.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def checkpoint_cost(layers: int, segments: int) -> tuple[int, int]:
+    """What checkpointing a chain of equal layers costs, by the model in the chapter (Chen et al. 2016, section 4).
+
+    Every layer saves one activation for its backward pass. Every one of the segments keeps the activation it was
+    given; while the longest segment is run backward, its activations are all there as well.
+
+    Args:
+        layers: n, at least 1.
+        segments: 1 … n, as equal in length as possible, all of them checkpointed.
+
+    Returns:
+        (peak_activations, extra_forwards): the most activations alive at once, segments + ⌈layers / segments⌉; and how
+        many layers are run forward beyond the plain step's n. Both are ints.
+
+    Raises:
+        ValueError: naming the number, when `layers` is below 1 or `segments` not between 1 and `layers`.
+
+    Example:
+        100 layers in 10 segments: (20, 100). In 7: (22, 100).
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()

@@ -1,0 +1,26 @@
+"""dK is dropped.
+
+Task: FlashAttention
+Killed by: TestFlashAttention::test_odd_lengths
+Killed by: TestFlashAttention::test_one_input_in_three_places
+Says: dK never arrived
+"""
+
+import torch
+
+
+class FlashAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, Q, K, V, is_causal=False):
+        O, L = flash_forward(Q, K, V, is_causal)
+        ctx.save_for_backward(Q, K, V, O, L)
+        ctx.is_causal = is_causal
+        return O
+
+    @staticmethod
+    def backward(ctx, dO):
+        gradients = flash_backward(*ctx.saved_tensors, dO, ctx.is_causal)
+        dQ, _dK, dV = (
+            gradient if needed else None for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)
+        )
+        return dQ, None, dV, None

@@ -1,0 +1,14 @@
+"""All forward runs are counted, the plain step's too.
+
+Task: checkpoint_cost
+Killed by: TestCheckpointCost::test_peak_and_work
+Says: the plain step's own forward
+"""
+
+
+def checkpoint_cost(layers, segments):
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1, got {layers}")
+    if not 1 <= segments <= layers:
+        raise ValueError(f"segments must be between 1 and layers, {layers}; got {segments}")
+    return segments + -(-layers // segments), 2 * layers

@@ -1,0 +1,14 @@
+"""The first layer of each segment is taken as kept.
+
+Task: checkpoint_cost
+Killed by: TestCheckpointCost::test_peak_and_work
+Says: all but the first of each segment
+"""
+
+
+def checkpoint_cost(layers, segments):
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1, got {layers}")
+    if not 1 <= segments <= layers:
+        raise ValueError(f"segments must be between 1 and layers, {layers}; got {segments}")
+    return segments + -(-layers // segments), layers - segments

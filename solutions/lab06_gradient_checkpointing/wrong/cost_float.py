@@ -1,0 +1,14 @@
+"""The numbers are floats.
+
+Task: checkpoint_cost
+Killed by: TestCheckpointCost::test_are_whole_numbers
+Says: an int
+"""
+
+
+def checkpoint_cost(layers, segments):
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1, got {layers}")
+    if not 1 <= segments <= layers:
+        raise ValueError(f"segments must be between 1 and layers, {layers}; got {segments}")
+    return float(segments + -(-layers // segments)), float(layers)

@@ -1,0 +1,42 @@
+"""Every floating-point argument is made to require grad in the second run.
+
+Task: Checkpoint
+Killed by: TestCheckpointFunction::test_no_arithmetic_for_gradients_nobody_needs
+Says: which nobody needs
+"""
+
+import torch
+
+
+class Checkpoint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, fn, *args):
+        ctx.fn, ctx.rng_state = fn, torch.get_rng_state()
+        ctx.is_tensor = [isinstance(arg, torch.Tensor) for arg in args]
+        ctx.others = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
+        ctx.save_for_backward(*(arg for arg in args if isinstance(arg, torch.Tensor)))
+        return fn(*args)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        saved = iter(ctx.saved_tensors)
+        args = [
+            _leaf(next(saved)) if is_tensor else other
+            for is_tensor, other in zip(ctx.is_tensor, ctx.others, strict=True)
+        ]
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.set_rng_state(ctx.rng_state)
+            results = ctx.fn(*args)
+        results = results if isinstance(results, tuple) else (results,)
+        pairs = [
+            (result, grad)
+            for result, grad in zip(results, grads, strict=True)
+            if isinstance(result, torch.Tensor) and result.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward(*zip(*pairs, strict=True))
+        return None, *(arg.grad if isinstance(arg, torch.Tensor) else None for arg in args)
+
+
+def _leaf(tensor):
+    return tensor.detach().requires_grad_(tensor.is_floating_point())

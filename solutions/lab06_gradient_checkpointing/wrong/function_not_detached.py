@@ -1,0 +1,35 @@
+"""The saved arguments are used as they are, with their past.
+
+Task: Checkpoint
+Killed by: TestCheckpointFunction::test_argument_in_the_middle_of_a_graph
+Killed by: TestCheckpointFunction::test_result_and_gradient
+"""
+
+import torch
+
+
+class Checkpoint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, fn, *args):
+        ctx.fn, ctx.rng_state = fn, torch.get_rng_state()
+        ctx.is_tensor = [isinstance(arg, torch.Tensor) for arg in args]
+        ctx.others = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
+        ctx.save_for_backward(*(arg for arg in args if isinstance(arg, torch.Tensor)))
+        return fn(*args)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        saved = iter(ctx.saved_tensors)
+        args = [next(saved) if is_tensor else other for is_tensor, other in zip(ctx.is_tensor, ctx.others, strict=True)]
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.set_rng_state(ctx.rng_state)
+            results = ctx.fn(*args)
+        results = results if isinstance(results, tuple) else (results,)
+        pairs = [
+            (result, grad)
+            for result, grad in zip(results, grads, strict=True)
+            if isinstance(result, torch.Tensor) and result.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward(*zip(*pairs, strict=True))
+        return None, *(arg.grad if isinstance(arg, torch.Tensor) else None for arg in args)

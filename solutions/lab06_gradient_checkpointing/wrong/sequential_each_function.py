@@ -1,0 +1,15 @@
+"""Every function is checkpointed on its own, whatever segments says.
+
+Task: checkpoint_sequential
+Killed by: TestCheckpointSequential::test_segments_are_contiguous_and_equal
+Says: every function is a segment of its own
+"""
+
+
+def checkpoint_sequential(functions, segments, x):
+    layers = list(functions)
+    if not 1 <= segments <= len(layers):
+        raise ValueError(f"segments must be between 1 and the number of functions, {len(layers)}; got {segments}")
+    for layer in layers:
+        x = checkpoint(layer, x)
+    return x
