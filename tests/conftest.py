@@ -59,9 +59,12 @@ class Judges:
             self._idle.put(runner)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def judges(request: pytest.FixtureRequest):
-    """Results of all the jobs that the collected tests are parametrised with; begun while other tests still run."""
+    """Results of all the jobs that the collected tests are parametrised with.
+
+    Begun by the first test that asks and done before the last: its threads must not run while others weigh arrays.
+    """
     jobs = [item.callspec.params["job"] for item in request.session.items if "job" in _params(item)]
     judges = Judges(list(dict.fromkeys(jobs)))
     request.config.stash[SECONDS] = judges.seconds
