@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -19,6 +19,7 @@ from labkit.timelimit import TookTooLong, time_limit
 
 IMPORT_SECONDS = 30.0
 OPEN_ROOMS = {"labkit.hierarchy"}
+STEPS = "_steps"
 
 
 class AnswerMissing(Exception):
@@ -57,17 +58,36 @@ def solution_folder(lab: Lab) -> Path:
     return lab.folder.parent.parent / "solutions" / lab.folder.name
 
 
-class AnswerFinder(MetaPathFinder):
-    """An entry for `sys.meta_path` that serves the labs' modules and nothing else."""
+def steps_file(lab: Lab) -> Path:
+    """The part of a lab's suite that runs where the answer is: see `AnswerFinder`. Not every lab has one."""
+    return lab.suite_file.parent / f"{lab.module}{STEPS}.py"
 
-    def __init__(self, answers: Sequence[Answer]) -> None:
+
+class AnswerFinder(MetaPathFinder):
+    """An entry for `sys.meta_path` that serves the labs' modules, their suites' steps, and nothing else.
+
+    Steps (`from profiling_steps import …`) are functions of a suite that use the answer in ways that plain data cannot
+    express: a meter around several calls, a backward pass, a drawing. They take and return plain data and judge
+    nothing, so that they can run in the answer's process when that is another one.
+
+    Args:
+        far: given an answer, what to load in place of its files: a loader of stand-ins for what lives elsewhere.
+    """
+
+    def __init__(self, answers: Sequence[Answer], far: Callable[[Answer, str], Loader] | None = None) -> None:
         self.answers = {answer.lab.module: answer for answer in answers}
+        self.far = far
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """A spec for a lab's module; None for every other name."""
-        answer = self.answers.get(name)
+        """A spec for a lab's module or its steps; None for every other name."""
+        answer = self.answers.get(name.removesuffix(STEPS))
         if answer is None:
             return None
+        is_steps = name.endswith(STEPS)
+        if self.far:
+            return importlib.util.spec_from_loader(name, self.far(answer, name))
+        if is_steps:
+            return importlib.util.spec_from_file_location(name, steps_file(answer.lab))
         origin = str(answer.files[-1])
         return importlib.util.spec_from_loader(name, _AnswerLoader(answer), origin=origin)
 
@@ -85,6 +105,7 @@ class AnswerFinder(MetaPathFinder):
     def _forget(self) -> None:
         for module in self.answers:
             sys.modules.pop(module, None)
+            sys.modules.pop(module + STEPS, None)
 
 
 class _AnswerLoader(Loader):
@@ -100,10 +121,10 @@ class _AnswerLoader(Loader):
             problem = problem or _run(file, module.__dict__)
         for task in self.answer.lab.tasks:
             if problem:
-                setattr(module, task.name, _Absent(problem))
+                setattr(module, task.name, Absent(problem))
             elif task.name not in module.__dict__:
                 missing = f"{module.__name__}.py defines no {task.name}: was it renamed or deleted?"
-                setattr(module, task.name, _Absent(missing))
+                setattr(module, task.name, Absent(missing))
 
 
 def _run(file: Path, namespace: dict[str, Any]) -> str | None:
@@ -152,13 +173,14 @@ def _import_problem(file: Path, error: BaseException) -> str:
     return f"importing {file.name} failed: {type(error).__name__}{': ' + said[0] if said else ''}{where}"
 
 
-class _Absent:
+class Absent:
     """Stands for a function or class that is not there; any use says why."""
 
     def __init__(self, reason: str) -> None:
         self.__dict__["reason"] = reason
 
     def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        """Raise the reason."""
         raise AnswerMissing(self.reason)
 
     def __getattr__(self, name: str) -> NoReturn:

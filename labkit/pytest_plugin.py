@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections.abc import Callable, Generator
+from importlib.abc import Loader
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--solutions", action="store_true", help="judge the course's solutions instead of labs/*/src")
     group.addoption("--src", type=Path, metavar="DIR", help="judge the modules in DIR instead of labs/*/src")
     group.addoption("--answer", type=Path, metavar="FILE", help="judge a right/ or wrong/ answer from solutions/")
+    group.addoption("--sandboxed", action="store_true", help="judge the code in a process of its own, in a sandbox")
     group.addoption("--seed", type=int, default=0, help="draw the tests' random inputs from another seed")
 
 
@@ -48,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[STUCK] = {}
     answers = [_answer(config, lab) for lab in labs]
     config.stash[ANSWERS] = {answer.lab.label: answer for answer in answers}
-    finder = config.stash[FINDER] = AnswerFinder(answers)
+    finder = config.stash[FINDER] = AnswerFinder(answers, _far(config))
     finder.install()
     if wants_words(config, labs):
         LabReporter.take_over(config, labs, config.stash[VERDICTS])
@@ -66,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if lab := _lab(item):
             item.repr_failure = _short_failure(item, lab)  # type: ignore[method-assign]
     gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu and not _cuda_there():
+    if gpu and (config.option.sandboxed or not _cuda_there()):  # no device is in the sandbox
         config.stash[GPU_LEFT_OUT] = len(gpu)
         items[:] = [item for item in items if item not in gpu]
 
@@ -76,6 +79,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """Give each test of a lab a time limit of its own; a task that never ended once is not waited for again."""
     if _lab(item) is None:
         return (yield)
+    if compare := sys.modules.get("labkit.compare"):
+        compare.changed_elsewhere.clear()
     marker = item.get_closest_marker("seconds")
     stuck = item.config.stash[STUCK]
     if before := stuck.get(_class_name(item)):
@@ -102,7 +107,9 @@ def pytest_runtest_makereport(
     lines: tuple[str, ...] = ()
     if report.failed and call.excinfo is not None:
         state, lines = _explained(item, lab, call.excinfo.value)
-    verdict = Verdict(item.name, task.name if task else "", state, (*lines, *(_printed(report) if lines else ())))
+    drawn = "rng" in getattr(item, "fixturenames", ())
+    lines = (*lines, *(_printed(report) if lines else ()))
+    verdict = Verdict(item.name, task.name if task else "", state, lines, drawn)
     item.config.stash[VERDICTS].setdefault(lab.label, []).append(verdict)
     report.user_properties.append(("verdict", verdict))
     return report
@@ -112,7 +119,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Remember how the student's own file did, task by task, where whole tasks were judged."""
     config = session.config
     narrowed = config.option.keyword or config.option.markexpr or any(arg.count("::") > 1 for arg in config.args)
-    if narrowed or config.option.src or config.option.solutions or config.option.answer or session.shouldstop:
+    if (
+        narrowed
+        or config.option.src
+        or config.option.solutions
+        or config.option.answer
+        or config.option.sandboxed
+        or session.shouldstop
+    ):
         return
     for lab in config.stash[LABS]:
         if verdicts := config.stash[VERDICTS].get(lab.label):
@@ -142,6 +156,22 @@ def _answer(config: pytest.Config, lab: Lab) -> Answer:
     if option.solutions:
         return solution_answer(lab)
     return student_answer(lab)
+
+
+def _far(config: pytest.Config) -> Callable[[Answer, str], Loader] | None:
+    """Where answers live that run apart from their suite; None for the usual way, in this process."""
+    if not config.option.sandboxed:
+        return None
+    from labkit.judge.near import far_loader
+    from labkit.judge.sandbox import Sandbox, SandboxMissing
+
+    try:
+        sandbox = Sandbox.current or Sandbox()
+    except SandboxMissing as error:
+        raise pytest.UsageError(str(error)) from None
+    if sandbox is not Sandbox.current:
+        config.add_cleanup(sandbox.close)
+    return far_loader(sandbox)
 
 
 def _lab(item: pytest.Item) -> Lab | None:

@@ -29,12 +29,16 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one test: which of a task's tests, how it went, and what to tell the student."""
+    """The outcome of one test: which of a task's tests, how it went, and what to tell the student.
+
+    `drawn` says whether the test's inputs are drawn at random, so that another seed gives others.
+    """
 
     test: str
     task: str
     state: State
     lines: tuple[str, ...] = field(default=())
+    drawn: bool = False
 
     @property
     def passed(self) -> bool:
@@ -89,12 +93,13 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
 
 def _places(error: BaseException) -> list[Place]:
     """From the test to where the exception was raised. The traceback module reads every source on the way: too slow."""
-    places, entry = [], error.__traceback__
+    places: list[Place] = []
+    entry = error.__traceback__
     while entry is not None:
         code = entry.tb_frame.f_code
         places.append(Place(code.co_filename, entry.tb_lineno, code.co_name))
         entry = entry.tb_next
-    return places
+    return [*places, *(Place(*place) for place in getattr(error, "far_places", ()))]
 
 
 def _clip(text: str) -> tuple[str, ...]:

@@ -35,13 +35,14 @@ class WarmRunner:
     Args:
         modules: imported in the parent before the first run, where they are installed.
         threads: how many threads NumPy and torch may use in a run.
+        sandbox: keep a sandbox warm too, for runs with `--sandboxed`: "bubblewrap", or "none" for one without walls.
     """
 
-    def __init__(self, modules: tuple[str, ...] = (), threads: int = 1) -> None:
+    def __init__(self, modules: tuple[str, ...] = (), threads: int = 1, sandbox: str = "") -> None:
         limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         path = os.pathsep.join([str(HOUSE), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._parent = subprocess.Popen(
-            [sys.executable, "-m", "labkit.warm", *ALWAYS, *modules],
+            [sys.executable, "-m", "labkit.warm", *([f"--sandbox={sandbox}"] if sandbox else []), *ALWAYS, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -67,7 +68,7 @@ class WarmRunner:
         if not answer:
             raise RuntimeError("the process that keeps the imports warm has ended")
         data = json.loads(answer)
-        verdicts = [Verdict(v["test"], v["task"], State(v["state"]), tuple(v["lines"])) for v in data["verdicts"]]
+        verdicts = [Verdict(**{**v, "state": State(v["state"]), "lines": tuple(v["lines"])}) for v in data["verdicts"]]
         return SuiteRun(verdicts, data["n_collected"], data["problem"])
 
     def close(self) -> None:
@@ -85,10 +86,20 @@ class WarmRunner:
 
 
 def serve(modules: list[str], jobs: IO[str], answers: IO[str]) -> None:
-    """The parent's life: import `modules`, then answer a job a line until `jobs` ends."""
+    """The parent's life: import `modules`, then answer a job a line until `jobs` ends.
+
+    A module written `--sandbox=…` is a sandbox to be started first, which every child then finds ready.
+    """
+    sandbox = None
+    if modules and modules[0].startswith("--sandbox="):
+        from labkit.judge.sandbox import Sandbox
+
+        sandbox = Sandbox.current = Sandbox(unsafe=modules.pop(0) == "--sandbox=none")
     for module in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
+    if sandbox:
+        sandbox.wait_until_ready()
     gc.collect()
     gc.freeze()  # a child's collector would touch, and so copy, every page of the parent's objects
     for line in jobs:

@@ -1,4 +1,4 @@
-"""Importing this imports torch, and what its first meta tensor and its first backward pass would import: seconds each.
+"""Importing this imports torch, and what its first uses would import: a meta tensor, a backward pass, FlexAttention.
 
 It computes nothing on the CPU: a parent that is to fork must not have started torch's threads.
 """
@@ -7,5 +7,6 @@ import importlib
 
 import torch
 
-importlib.import_module("torch.fx.experimental.symbolic_shapes")
+for _module in ("torch.fx.experimental.symbolic_shapes", "functorch.compile", "torch.nn.attention.flex_attention"):
+    importlib.import_module(_module)
 _ = (torch.ones(1, 1, device="meta") @ torch.ones(1, 1, device="meta")).exp()

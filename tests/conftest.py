@@ -1,21 +1,26 @@
-"""Runs labs' suites for the course's tests: two at a time, each in a child forked from a warm parent."""
+"""Has labs' suites run beside the course's tests, hands out their results, and says where the time went."""
 
 from __future__ import annotations
 
-import queue
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections import defaultdict
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import judging
 import pytest
 
 from labkit.suite import SuiteRun
-from labkit.warm import WarmRunner
+from labkit.verdict import State, Verdict
 
-N_RUNNERS = 2
-HEAVY = ("labkit.warm_torch", "matplotlib.pyplot")
+LONGEST_WAIT = 900.0
 
 
 @dataclass(frozen=True)
@@ -28,48 +33,69 @@ class Job:
 
 
 class Judges:
-    """Takes jobs all at once, so that both cores work while the first test waits for the first result."""
+    """A process that runs all jobs from now on, while other tests run here; see judging.py."""
 
-    def __init__(self, jobs: list[Job]) -> None:
-        self._idle: queue.Queue[WarmRunner] = queue.Queue()
-        self._runners = [WarmRunner(HEAVY) for _ in range(min(N_RUNNERS, len(jobs)))]
-        for runner in self._runners:
-            self._idle.put(runner)
-        self._pool = ThreadPoolExecutor(N_RUNNERS)
-        self._runs: dict[Job, Future[SuiteRun]] = {job: self._pool.submit(self._judge, job) for job in jobs}
+    def __init__(self, jobs: list[Job], sandboxed: bool) -> None:
+        self.jobs = jobs
         self.seconds: dict[Job, float] = {}
+        self._runs: dict[Job, SuiteRun] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="judging-")
+        asked, self._results = Path(self._folder.name, "jobs.json"), Path(self._folder.name, "results")
+        asked.write_text(json.dumps([asdict(job) for job in jobs]), encoding="utf-8")
+        self._results.touch()
+        command = [sys.executable, judging.__file__, str(asked), str(self._results), "bubblewrap" if sandboxed else ""]
+        self._process = subprocess.Popen(command, start_new_session=True)
+        self._n_read = 0
 
     def __call__(self, job: Job) -> SuiteRun:
-        """The result of `job`."""
-        return self._runs[job].result()
+        """The result of `job`, waited for."""
+        give_up = time.monotonic() + LONGEST_WAIT
+        while job not in self._runs:
+            self._read()
+            if job not in self._runs:
+                assert self._process.poll() is None, "the process that runs the suites has ended"
+                assert time.monotonic() < give_up, f"no result of {job} within {LONGEST_WAIT:g} s"
+                time.sleep(0.02)
+        return self._runs[job]
 
     def close(self) -> None:
-        """Drop what has not begun, and end the parents."""
-        self._pool.shutdown(cancel_futures=True)
-        for runner in self._runners:
-            runner.close()
+        """End the process and all that it has started."""
+        self._read()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._folder.cleanup()
 
-    def _judge(self, job: Job) -> SuiteRun:
-        runner = self._idle.get()
-        began = time.perf_counter()
-        try:
-            return runner.run(job.lab, *job.options, tests=job.tests)
-        finally:
-            self.seconds[job] = time.perf_counter() - began
-            self._idle.put(runner)
+    def _read(self) -> None:
+        with self._results.open(encoding="utf-8") as file:
+            file.seek(self._n_read)
+            while (line := file.readline()).endswith("\n"):
+                self._n_read = file.tell()
+                told = json.loads(line)
+                run, job = told["run"], self.jobs[told["number"]]
+                verdicts = [
+                    Verdict(**{**v, "state": State(v["state"]), "lines": tuple(v["lines"])}) for v in run["verdicts"]
+                ]
+                self._runs[job] = SuiteRun(verdicts, run["n_collected"], run["problem"])
+                self.seconds[job] = told["seconds"]
 
 
-@pytest.fixture(scope="session")
-def judges(request: pytest.FixtureRequest):
-    """Results of all the jobs that the collected tests are parametrised with.
-
-    Begun by the first test that asks and done before the last: its threads must not run while others weigh arrays.
-    """
+@pytest.fixture(scope="session", autouse=True)
+def judges(request: pytest.FixtureRequest) -> Iterator[Judges | None]:
+    """Results of all the jobs that the collected tests are parametrised with; begun before the first test."""
     jobs = [item.callspec.params["job"] for item in request.session.items if "job" in _params(item)]
-    judges = Judges(list(dict.fromkeys(jobs)))
+    if not jobs:
+        yield None
+        return
+    judges = Judges(list(dict.fromkeys(jobs)), sandboxed=request.config.option.sandboxed)
     request.config.stash[SECONDS] = judges.seconds
     yield judges
     judges.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the tests that wait for the suites' results come last."""
+    items.sort(key=lambda item: "job" in _params(item))
 
 
 SECONDS = pytest.StashKey[dict[Job, float]]()
@@ -91,7 +117,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         runs[job.lab].append(seconds)
     for lab, each in sorted(runs.items()):
         terminalreporter.write_line(
-            f"{lab}: {len(each)} runs of its suite, {sum(each):.1f} s on {N_RUNNERS} runners, longest {max(each):.1f} s"
+            f"{lab}: {len(each)} runs of its suite, {sum(each):.1f} s on {judging.N_RUNNERS} runners, "
+            f"longest {max(each):.1f} s"
         )
 
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import Job
 
 from labkit.catalog import HOUSE, find_labs
-from labkit.finder import solution_answer
+from labkit.finder import solution_answer, steps_file
 from labkit.instructor.answers import (
     RIGHT_PER_LAB,
     WRONG_PER_TASK,
@@ -23,6 +23,7 @@ from labkit.instructor.answers import (
 )
 from labkit.instructor.build import derive_stub, derived_files
 from labkit.instructor.signatures import code_signature, handout_signatures, written_signature
+from labkit.judge.policy import breaches
 from labkit.manifest import FOLDER_PATTERN
 from labkit.verdict import State
 
@@ -98,9 +99,12 @@ def test_right_answer_passes(job, judges):
 
 
 @pytest.mark.parametrize(("wrong", "job"), WRONG.values(), ids=WRONG)
-def test_wrong_answer_is_killed(wrong, job, judges):
+def test_wrong_answer_is_killed(wrong, job, judges, pytestconfig):
     run = judges(job)
     assert not run.problem
+    if pytestconfig.option.sandboxed and breaches(ast.parse(wrong.file.read_text(encoding="utf-8")), own_module(job)):
+        assert {verdict.state for verdict in run.verdicts} == {State.UNUSABLE}, "the policy refuses it, and it ran"
+        return
     said = []
     for test in wrong.killed_by:
         name = test.split("::")[1]
@@ -112,6 +116,19 @@ def test_wrong_answer_is_killed(wrong, job, judges):
         )
         said += [line for v in failed for line in v.lines]
     assert wrong.says in "\n".join(said), f"no message says {wrong.says!r}; they say:\n" + "\n".join(said)
+
+
+@pytest.mark.parametrize("job", [SOLVED[f"{lab.label}-seed0"] for lab in LABS], ids=[lab.label for lab in LABS])
+def test_every_task_draws_inputs_at_random(job, judges):
+    """What is fixed in a suite can be read there and written down: see `labkit.judge.judging.judged_run`."""
+    drawn = {verdict.task for verdict in judges(job).verdicts if verdict.drawn}
+    lab = next(lab for lab in LABS if lab.label == job.lab)
+    assert drawn == {task.name for task in lab.tasks}
+
+
+def own_module(job):
+    """The name under which an answer may import its own lab."""
+    return frozenset({next(lab.module for lab in LABS if lab.label == job.lab)})
 
 
 @by_lab
@@ -129,9 +146,21 @@ def test_every_test_belongs_to_a_task(lab):
     loose = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assert not loose, f"tests outside of a task's class: {loose}"
     assert sorted(classes) == sorted(task.tests for task in lab.tasks)
-    assert [f.name for f in lab.suite_file.parent.glob("*.py")] == [lab.suite_file.name], (
-        "one suite a lab, nothing beside it"
-    )
+    files = {f.name for f in lab.suite_file.parent.glob("*.py")}
+    assert files - {steps_file(lab).name} == {lab.suite_file.name}, "one suite a lab, and beside it only its steps"
+
+
+@by_lab
+def test_steps_judge_nothing(lab):
+    """They run in the answer's process: what they know, an answer may read."""
+    if not steps_file(lab).exists():
+        return
+    nodes = list(ast.walk(ast.parse(steps_file(lab).read_text(encoding="utf-8"))))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    course = {name for name in names if name.startswith("labkit")}
+    assert all(name == "labkit.hierarchy" or name.startswith("labkit.meters.") for name in course), course
+    assert not [node.lineno for node in nodes if isinstance(node, ast.Assert)], "a step asserts something"
 
 
 @by_lab

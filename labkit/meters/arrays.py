@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 BOOKKEEPING_BYTES = 16_384
 """What Python objects around the arrays (tuples, views, frames, lists of blocks) may add to a peak."""
+
+
+_earlier_peaks: list[int] = []
 
 
 class ArrayMemory(NamedTuple):
@@ -27,16 +31,20 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
     tracemalloc, so the figures are exact up to a few hundred bytes of Python objects, and equal from run to run.
 
     With `warm`, the function is called once before the measured call: an import inside it would add megabytes.
-    Pass `warm=False` when an argument can be consumed only once.
+    Pass `warm=False` when an argument can be consumed only once. A function that lives in another process says so by a
+    method `__measure__`, and is measured there.
 
     Raises:
         RuntimeError: tracemalloc is already running, so that the peak would be somebody else's.
     """
+    if hasattr(function, "__measure__"):
+        return ArrayMemory(*function.__measure__("measure_arrays", args, {"warm": warm, **kwargs}))
     if tracemalloc.is_tracing():
         raise RuntimeError("tracemalloc is already running: its peak would mix this call with what came before")
     if warm:
         function(*args, **kwargs)
     gc.collect()
+    _earlier_peaks.clear()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -45,4 +53,17 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
         after, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    return ArrayMemory(peak - before, after - before, result)
+    return ArrayMemory(max(peak, *_earlier_peaks, 0) - before, after - before, result)
+
+
+@contextlib.contextmanager
+def only_what_stays() -> Iterator[None]:
+    """In a measured call: of what the body allocates, count what is still there after it, and nothing in between."""
+    if not tracemalloc.is_tracing():
+        yield
+        return
+    _earlier_peaks[:] = [max(tracemalloc.get_traced_memory()[1], *_earlier_peaks, 0)]
+    try:
+        yield
+    finally:
+        tracemalloc.reset_peak()

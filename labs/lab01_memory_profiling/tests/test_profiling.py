@@ -1,7 +1,7 @@
 """Lab 01's suite: what standard attention computes, and what it weighs."""
 
+import copy
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from profiling import (
     profile_memory_scaling,
     standard_attention,
 )
+from profiling_steps import drawn, measured_in_turn, results_once_analyzed
 
 from labkit.compare import (
     assert_at_most,
@@ -265,6 +266,8 @@ class TestStandardAttention:
             6 * weights + BOOKKEEPING_BYTES,
             hint="Six arrays of N_q × N_k are plenty. Usual cause: products formed by broadcasting, (N_q, N_k, d)",
         )
+        plain = [each[1] for each in roundings(Q, K, V)]
+        assert_close("weights", memory.result[1], attention(Q, K, V)[1], plain=plain)
 
     @pytest.mark.parametrize(
         ("shapes", "mentions"),
@@ -289,7 +292,10 @@ def true_bytes(seq_len, d_model, batch_size=1, itemsize=4):
 
 class TestMeasureAttentionMemory:
     def measure(self, *args, **kwargs):
-        return assert_keys("the result", measure_attention_memory(*args, **kwargs), (*MEASURED, "seq_len", "d_model"))
+        return self.assert_stats(measure_attention_memory(*args, **kwargs))
+
+    def assert_stats(self, result):
+        return assert_keys("the result", result, (*MEASURED, "seq_len", "d_model"))
 
     def assert_measured(self, stats, seq_len, d_model, batch_size=1, dtype=np.float32):
         itemsize = np.dtype(dtype).itemsize
@@ -338,6 +344,11 @@ class TestMeasureAttentionMemory:
     def test_odd_sizes(self):
         self.assert_measured(self.measure(129, 17), 129, 17)
 
+    def test_sizes_drawn_at_random(self, rng):
+        for _ in range(3):
+            sizes = [int(n) for n in rng.integers(5, 90, 3)]
+            self.assert_measured(self.measure(*sizes), *sizes)
+
     def test_batch_counts(self):
         self.assert_measured(self.measure(33, 8, batch_size=5), 33, 8, batch_size=5)
 
@@ -368,8 +379,10 @@ class TestMeasureAttentionMemory:
         )
 
     def test_measurements_are_of_this_call(self):
-        first, second = self.measure(64, 8), self.measure(32, 8)
-        require(first is not second, "two calls returned the same dict: what the second writes, the first shows too")
+        (first, second), n_dicts = measured_in_turn([(64, 8), (32, 8)])
+        self.assert_stats(first)
+        self.assert_stats(second)
+        require(n_dicts == 2, "two calls returned the same dict: what the second writes, the first shows too")
         assert_equal(
             "attention_matrix_memory of the first call, after a second", first["attention_matrix_memory"], 64 * 64 * 4
         )
@@ -395,6 +408,13 @@ class TestProfileMemoryScaling:
         for n, weights in self.weights_of(self.profile(lengths)).items():
             usual = {f"the value of another length ({m}) stands here": m * m * 4 for m in lengths if m != n}
             assert_equal(f"attention_matrix_memory at {n}", weights, n * n * 4, suspects=usual)
+
+    def test_lengths_drawn_at_random(self, rng):
+        d_model, *lengths = (int(n) for n in rng.choice(np.arange(5, 120), 4, replace=False))
+        for n, stats in self.profile(lengths, d_model=d_model).items():
+            one, weights, _ = true_bytes(n, d_model)
+            assert_equal(f"attention_matrix_memory at {n}", stats["attention_matrix_memory"], weights)
+            assert_equal(f"input_memory at {n}, d_model {d_model}", stats["input_memory"], 3 * one)
 
     def test_all_stats_are_there(self):
         stats = self.profile([48])[48]
@@ -490,6 +510,12 @@ class TestEstimateAttentionMemory:
     def test_odd_sizes(self):
         self.assert_estimate(self.estimate(129, 17), 129, 17)
 
+    def test_sizes_drawn_at_random(self, rng):
+        for _ in range(5):
+            seq_len, d_model, itemsize, batch_size = (int(n) for n in rng.integers(2, 9000, 4))
+            stats = self.estimate(seq_len, d_model, itemsize, batch_size)
+            self.assert_estimate(stats, seq_len, d_model, itemsize, batch_size)
+
     def test_bytes_of_an_element_count(self):
         self.assert_estimate(self.estimate(100, 20, dtype_bytes=2), 100, 20, itemsize=2)
 
@@ -574,6 +600,12 @@ class TestAnalyzeScaling:
             {"total growth is taken from first to last": 16.0},
         )
 
+    def test_lengths_and_growth_drawn_at_random(self, rng):
+        for _ in range(3):
+            lengths = rng.choice(np.arange(100, 4000, 7), 4, replace=False)
+            exponent = float(rng.uniform(0.5, 3.5))
+            self.assert_factor(made_up([int(n) for n in lengths], exponent=exponent), 2.0**exponent, rel=0.02)
+
     def test_lengths_that_triple(self):
         self.assert_factor(made_up([10, 30, 90, 270]), 4.0)
 
@@ -631,27 +663,8 @@ class TestAnalyzeScaling:
             assert_raises(ValueError, lambda results=results: analyze_scaling(results), when=when)
 
     def test_results_are_left_alone(self):
-        results = made_up([64, 32])
-        analyze_scaling(results)
+        results = results_once_analyzed(made_up([64, 32]))
         require(list(results.items()) == list(made_up([64, 32]).items()), "results, the argument, was changed")
-
-
-@pytest.fixture
-def new_axes():
-    """A function that makes Axes on a figure of their own, drawn without a screen."""
-
-    def make():
-        stop_at_a_stub()
-        import matplotlib as mpl
-
-        mpl.use("agg")
-        import matplotlib.pyplot as plt
-
-        return plt.subplots()[1]
-
-    yield make
-    if "matplotlib.pyplot" in sys.modules:
-        sys.modules["matplotlib.pyplot"].close("all")
 
 
 def stop_at_a_stub():
@@ -667,11 +680,23 @@ def stop_at_a_stub():
 class TestPlotMemoryScaling:
     RESULTS = made_up([64, 512, 128, 256])
 
-    def lines(self, ax):
-        drawn = plot_memory_scaling(self.RESULTS, ax=ax)
-        assert_type("the result", drawn, type(ax), "the Axes drawn in")
-        require(drawn is ax, "other Axes were returned than those given: a new figure is for ax=None only")
-        found = {line.get_label(): line for line in ax.get_lines()}
+    def draw(self, **options):
+        """What stands in the Axes drawn in."""
+        stop_at_a_stub()
+        return drawn(copy.deepcopy(self.RESULTS), **options)
+
+    def assert_axes(self, told):
+        if not told["is_axes"]:
+            assert_type("the result", told["result"], (), "the Axes drawn in")
+
+    def lines(self, told):
+        """The lines in the Axes given, by their labels: {label: (x, y)}."""
+        self.assert_axes(told)
+        require(
+            told["is_there_before"],
+            "other Axes were returned than those given: a new figure is for ax=None only",
+        )
+        found = {label: points for label, *points in told["lines"]}
         for label in ("attention weights", "Q, K, V"):
             labels = ", ".join(map(repr, found)) or "none"
             require(label in found, f"no line has the label {label!r}; the labels of the lines: {labels}")
@@ -680,9 +705,8 @@ class TestPlotMemoryScaling:
     @pytest.mark.parametrize(
         ("label", "key"), [("attention weights", "attention_matrix_memory"), ("Q, K, V", "input_memory")]
     )
-    def test_points(self, new_axes, label, key):
-        axes = new_axes()
-        x, y = self.lines(axes)[label].get_data()
+    def test_points(self, label, key):
+        x, y = self.lines(self.draw())[label]
         lengths = sorted(self.RESULTS)
         usual = {
             "the lengths are in the order given: points must ascend": list(self.RESULTS),
@@ -700,57 +724,58 @@ class TestPlotMemoryScaling:
         want = in_bytes / 2**20
         assert_close(f"y of {label!r}", np.asarray(y, float), want, plain=want.astype(np.float32), suspects=usual)
 
-    def test_both_axes_are_logarithmic_to_base_2(self, new_axes):
-        axes = new_axes()
-        self.lines(axes)
-        for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-            assert_equal(f"the {name} axis's scale", axis.get_scale(), "log", hint=f"ax.set_{name}scale is not called")
-            base = axis.get_transform().base
-            assert_equal(
-                f"the base of the {name} axis", float(base), 2.0, hint=f"without base=2, ax.set_{name}scale takes 10"
-            )
+    def test_lengths_drawn_at_random(self, rng):
+        stop_at_a_stub()
+        results = made_up([int(n) for n in rng.choice(np.arange(60, 4000), 4, replace=False)])
+        x, y = self.lines(drawn(copy.deepcopy(results)))["attention weights"]
+        assert_equal("x of 'attention weights'", [int(n) for n in x], sorted(results))
+        want = np.array([results[n]["attention_matrix_memory"] for n in sorted(results)]) / 2**20
+        assert_close("y of 'attention weights'", np.asarray(y, float), want, plain=want.astype(np.float32))
 
-    def test_labels_say_what_and_in_which_unit(self, new_axes):
-        axes = new_axes()
-        self.lines(axes)
-        require(axes.get_xlabel().strip(), "the x axis has no label")
-        label = axes.get_ylabel()
+    def test_both_axes_are_logarithmic_to_base_2(self):
+        told = self.draw()
+        self.lines(told)
+        for name in "xy":
+            scale, base = told["scales"][name], told["bases"][name]
+            assert_equal(f"the {name} axis's scale", scale, "log", hint=f"ax.set_{name}scale is not called")
+            hint = f"without base=2, ax.set_{name}scale takes 10"
+            assert_equal(f"the base of the {name} axis", float(base), 2.0, hint=hint)
+
+    def test_labels_say_what_and_in_which_unit(self):
+        told = self.draw()
+        self.lines(told)
+        require(told["labels"]["x"].strip(), "the x axis has no label")
+        label = told["labels"]["y"]
         require("MiB" in label, f"the y axis's label is {label!r}; it must name the unit, MiB")
 
-    def test_legend_is_shown(self, new_axes):
-        axes = new_axes()
-        self.lines(axes)
-        legend = axes.get_legend()
-        require(legend is not None, "no legend is shown: ax.legend()")
-        shown = {text.get_text() for text in legend.get_texts()}
+    def test_legend_is_shown(self):
+        told = self.draw()
+        self.lines(told)
+        require(told["legend"] is not None, "no legend is shown: ax.legend()")
+        shown = set(told["legend"])
         require(
             {"attention weights", "Q, K, V"} <= shown, f"the legend shows only {', '.join(sorted(shown)) or 'nothing'}"
         )
 
-    def test_makes_axes_when_none_are_given(self, new_axes):
-        axes = new_axes()
-        import matplotlib.axes
-
-        drawn = plot_memory_scaling(self.RESULTS)
-        assert_type("the result", drawn, matplotlib.axes.Axes, "the Axes drawn in")
+    def test_makes_axes_when_none_are_given(self):
+        told = self.draw(given=False)
+        self.assert_axes(told)
         require(
-            drawn is not axes, "without ax it drew into a figure that was already there, in place of one of its own"
+            not told["is_there_before"],
+            "without ax it drew into a figure that was already there, in place of one of its own",
         )
-        n_lines = len(drawn.get_lines())
+        n_lines = len(told["lines"])
         require(n_lines >= 2, f"the new Axes hold {n_lines} lines, expected 2")
 
-    def test_leaves_other_axes_alone(self, new_axes):
-        axes = new_axes()
-        import matplotlib.pyplot as plt
+    def test_leaves_other_axes_alone(self):
+        told = self.draw(others_current=True)
+        require(
+            not told["n_lines_of_others"],
+            "it drew into the current Axes (plt.plot), not into those given (ax.plot)",
+        )
+        assert_equal("the number of new figures, after a call with ax", told["n_new_figures"], 0)
 
-        other = plt.figure().add_subplot()
-        before = len(plt.get_fignums())
-        plot_memory_scaling(self.RESULTS, ax=axes)
-        require(not other.get_lines(), "it drew into the current Axes (plt.plot), not into those given (ax.plot)")
-        assert_equal("the number of figures, after a call with ax", len(plt.get_fignums()), before)
-
-    def test_results_are_left_alone(self, new_axes):
-        axes = new_axes()
-        before = {n: dict(stats) for n, stats in self.RESULTS.items()}
-        self.lines(axes)
-        require(list(self.RESULTS.items()) == list(before.items()), "results, the argument, was changed")
+    def test_results_are_left_alone(self):
+        told = self.draw()
+        self.lines(told)
+        require(list(told["results"].items()) == list(self.RESULTS.items()), "results, the argument, was changed")

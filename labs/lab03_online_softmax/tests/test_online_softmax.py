@@ -462,7 +462,7 @@ class TestOnlineSoftmaxStats:
 
     def test_memory_of_a_few_blocks(self, rng):
         online_softmax_stats(fresh(rng, 3, 8, []))
-        n_blocks, n, made = 64, 128, []
+        n_blocks, n, made = 64, 1024, []
         peak = measure_arrays(online_softmax_stats, fresh(rng, n_blocks, n, made), warm=False).peak_bytes
         assert_equal("the number of blocks asked for", len(made), n_blocks)
         assert_at_most(

@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
-import tiling
-from tiling import choose_blocks, count_tiles, io_exponents, naive_traffic, tiled_attention, tiled_traffic
+from tiling import choose_blocks, count_tiles, tiled_attention
+from tiling_steps import exponents_and_machines, exponents_of_stand_ins, on_machine, scores_computed
 
 from labkit import hierarchy_forms as forms
 from labkit.compare import (
@@ -21,7 +21,7 @@ from labkit.compare import (
     assert_unchanged,
     require,
 )
-from labkit.hierarchy import HBMArray, Machine, SRAMOverflow
+from labkit.hierarchy import SRAMOverflow
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.reference import attention, random_qkv, roundings
 
@@ -252,25 +252,6 @@ def twice(Q, K, V, hidden, moved, block_k):
     return attention(Q, K[..., order, :], V[..., order, :], mask=hidden[..., order]).output
 
 
-class Watched(np.ndarray):
-    """An array that counts the entries of products over a width of `WIDTH`: of the scores, where d is that width.
-
-    Who copies Q and K to plain arrays first is not seen; then the count is too small, never too large.
-    """
-
-    WIDTH = 11
-    scores = 0
-
-    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **options):
-        plain = [np.asarray(x) if isinstance(x, Watched) else x for x in inputs]
-        if out is not None:
-            options["out"] = tuple(np.asarray(x) if isinstance(x, Watched) else x for x in out)
-        result = getattr(ufunc, method)(*plain, **options)
-        if ufunc is np.matmul and plain[0].shape[-1] == Watched.WIDTH:
-            Watched.scores += result.size
-        return result.view(Watched) if isinstance(result, np.ndarray) else result
-
-
 class TestTiledAttention:
     def test_worked_example(self):
         Q, K, V = (np.array(x, np.float32) for x in ([[1, 0]], [[1, 0], [0, 1]], [[1], [0]]))
@@ -411,19 +392,19 @@ class TestTiledAttention:
     @pytest.mark.parametrize("cut", [(40, 40, 6, 10), (23, 50, 16, 4), (50, 23, 4, 16)], ids=str)
     def test_no_scores_beyond_the_tiles(self, rng, cut):
         N_q, N_k, block_q, block_k = cut
-        Q, K, V = (x.view(Watched) for x in random_qkv(rng, n_queries=N_q, n_keys=N_k, d=Watched.WIDTH, d_v=5))
-        Watched.scores = 0
-        tiled_attention(Q, K, V, block_q, block_k, causal=True)
+        Q, K, V = random_qkv(rng, n_queries=N_q, n_keys=N_k, d=11, d_v=5)
+        output, n_scores = scores_computed(Q, K, V, block_q, block_k)
         visited = tiles_with_an_entry(*cut, True)
         area = sum(min(block_q, N_q - r * block_q) * min(block_k, N_k - c * block_k) for r, c in visited)
         assert_at_most(
             f"the scores computed for N_q = {N_q}, N_k = {N_k}, blocks of {block_q} × {block_k}, causal",
-            Watched.scores,
+            n_scores,
             area,
             unit="entries",
             hint=f"The {len(visited)} tiles to visit have {area:,} entries, all tiles {N_q * N_k:,}. Usual cause: the "
             "scores of a tile are computed before it is skipped",
         )
+        assert_attention(Q, K, V, block_q, block_k, causal=True, got=output)
 
     @pytest.mark.parametrize("mode", ["causal", "mask", "causal and mask"])
     def test_memory(self, rng, mode):
@@ -529,27 +510,23 @@ class Run:
 
     def __init__(self, function, arrays, blocks, sram_bytes=AMPLE, used=False):
         self.arrays, self.blocks = arrays, blocks
-        self.machine = machine = Machine(sram_bytes, sealed=True)
-        handles = [machine.hbm(array) for array in arrays]
-        if used:
-            machine.store(handles[0], np.s_[:], machine.load(handles[0], np.s_[:]))
-        before = machine.loaded, machine.stored, *map(machine.loaded_from, handles)
-        result = function(machine, *handles, *blocks)
-        after = machine.loaded, machine.stored, *map(machine.loaded_from, handles)
-        self.loaded, self.stored, self.q, self.k, self.v = (now - then for now, then in zip(after, before, strict=True))
-        self.host_read, self.in_use = machine.host_read, machine.in_use
+        told = on_machine(function, arrays, blocks, sram_bytes, used=used)
+        self.loaded, self.stored, self.q, self.k, self.v = (told[name] for name in ("loaded", "stored", "q", "k", "v"))
+        self.in_use, self.high_water, host_read = told["in_use"], told["high_water"], told["host_read"]
         require(
-            isinstance(result, HBMArray),
-            f"the result is {type(result).__name__}, expected what machine.allocate returned: the output lies in HBM",
+            told["is_handle"],
+            f"the result is {told['kind']}, expected what machine.allocate returned: the output lies in HBM",
         )
         require(
-            self.host_read == 0,
-            f"{self.host_read:,} bytes were read out of HBM past the machine (np.asarray or .numpy()): data comes by "
+            host_read == 0,
+            f"{host_read:,} bytes were read out of HBM past the machine (np.asarray or .numpy()): data comes by "
             "machine.load alone",
         )
-        moved = sum(machine.loaded_from(handle) for handle in handles)
-        require(moved > 0, "nothing was loaded from Q, K and V: the bytes are to be moved, not calculated")
-        self.output = result.numpy()
+        require(
+            self.q + self.k + self.v > 0,
+            "nothing was loaded from Q, K and V: the bytes are to be moved, not calculated",
+        )
+        self.output = told["output"]
 
     def rounds(self, name, array):
         """How often an array was loaded, on average over its elements."""
@@ -565,41 +542,47 @@ def trip_arrays(rng, trip, dtype=np.float32, **options):
     return random_qkv(rng, n_queries=N_q, n_keys=N_k, d=d, d_v=d_v, dtype=dtype, **options)
 
 
+def assert_written(arrays, told):
+    """The output is right and was stored by the machine: it lies in an array here, in which anybody may write."""
+    assert_attention(*arrays, 6, 4, got=told["output"])
+    require(told["stored_to_output"] >= told["output"].nbytes, "the output was not written by machine.store")
+
+
 class TestTiledTraffic:
     @by_trip
     def test_output(self, rng, trip):
         arrays, blocks = trip_arrays(rng, trip), trip[4:]
-        assert_attention(*arrays, *blocks, got=Run(tiled_traffic, arrays, blocks).output)
+        assert_attention(*arrays, *blocks, got=Run("tiled_traffic", arrays, blocks).output)
 
     def test_output_in_float64(self, rng):
         arrays = trip_arrays(rng, TRIPS["ragged"], np.float64)
-        assert_attention(*arrays, 6, 4, got=Run(tiled_traffic, arrays, (6, 4)).output)
+        assert_attention(*arrays, 6, 4, got=Run("tiled_traffic", arrays, (6, 4)).output)
 
     def test_maximum_moves_at_every_tile(self, rng):
         Q, K, V = random_qkv(rng, n_queries=12, n_keys=40, d=4, d_v=6, logit_scale=2)
         Q[:, 0], K[:, 0] = np.abs(Q[:, 0]) + 2, np.sort(K[:, 0]) * 3
-        assert_attention(Q, K, V, 5, 8, got=Run(tiled_traffic, (Q, K, V), (5, 8)).output)
+        assert_attention(Q, K, V, 5, 8, got=Run("tiled_traffic", (Q, K, V), (5, 8)).output)
 
     @pytest.mark.parametrize("logit_scale", [30, -100])
     def test_large_logits(self, rng, logit_scale):
         arrays = trip_arrays(rng, (23, 31, 16, 5), logit_scale=logit_scale)
-        assert_attention(*arrays, 6, 4, got=Run(tiled_traffic, arrays, (6, 4)).output, hint="the maximum comes first")
+        assert_attention(*arrays, 6, 4, got=Run("tiled_traffic", arrays, (6, 4)).output, hint="the maximum comes first")
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @by_trip
     def test_bytes_are_those_of_the_order_of_the_loops(self, rng, trip, dtype):
-        assert_tiled_bytes(Run(tiled_traffic, trip_arrays(rng, trip, dtype), trip[4:]))
+        assert_tiled_bytes(Run("tiled_traffic", trip_arrays(rng, trip, dtype), trip[4:]))
 
     def test_worked_example(self, rng):
         trip = (8, 8, 4, 4, 4, 2)
-        run = Run(tiled_traffic, trip_arrays(rng, trip), trip[4:])
+        run = Run("tiled_traffic", trip_arrays(rng, trip), trip[4:])
         assert_tiled_bytes(run)
         if run.k == run.arrays[1].nbytes * 2:
             assert_equal("the traffic with queries in the outer loop", run.loaded + run.stored, 768)
 
     def test_smaller_blocks_move_more(self, rng):
         arrays = trip_arrays(rng, (48, 48, 8, 8))
-        moved = [run.loaded + run.stored for run in (Run(tiled_traffic, arrays, (b, b)) for b in (4, 8, 16, 24))]
+        moved = [run.loaded + run.stored for run in (Run("tiled_traffic", arrays, (b, b)) for b in (4, 8, 16, 24))]
         require(
             sorted(set(moved), reverse=True) == moved,
             f"blocks of 4, 8, 16 and 24 move {moved} bytes: smaller blocks must move more\n"
@@ -608,22 +591,20 @@ class TestTiledTraffic:
 
     def test_a_machine_in_use_goes_on_counting(self, rng):
         arrays = trip_arrays(rng, TRIPS["ragged"])
-        assert_tiled_bytes(Run(tiled_traffic, arrays, (6, 4), used=True))
+        assert_tiled_bytes(Run("tiled_traffic", arrays, (6, 4), used=True))
 
     def test_plain_arrays_in_hbm(self, rng):
-        machine, arrays = Machine(AMPLE), trip_arrays(rng, TRIPS["ragged"])
+        arrays = trip_arrays(rng, TRIPS["ragged"])
         before = [array.copy() for array in arrays]
-        got = tiled_traffic(machine, *arrays, 6, 4)
-        assert_attention(*arrays, 6, 4, got=got)
-        require(machine.stored_to(got) >= got.nbytes, "the output was not written by machine.store")
+        assert_written(arrays, on_machine("tiled_traffic", arrays, (6, 4), AMPLE, sealed=False))
         for name, now, then in zip("QKV", arrays, before, strict=True):
             assert_unchanged(name, now, then)
 
     def test_sram_does_not_grow_with_the_sequence(self, rng):
         high = []
         for n in (3, 12):
-            run = Run(tiled_traffic, trip_arrays(rng, (8 * n, 8 * n, 4, 4)), (8, 8))
-            high.append(run.machine.high_water)
+            run = Run("tiled_traffic", trip_arrays(rng, (8 * n, 8 * n, 4, 4)), (8, 8))
+            high.append(run.high_water)
         assert_at_most(
             "SRAM in use at once with 12 blocks",
             high[1],
@@ -635,42 +616,46 @@ class TestTiledTraffic:
     def test_a_few_tiles_at_a_time(self, rng, blocks):
         block_q, block_k = blocks
         N, d = 64, 8
-        run = Run(tiled_traffic, trip_arrays(rng, (N, N, d, d)), blocks)
+        run = Run("tiled_traffic", trip_arrays(rng, (N, N, d, d)), blocks)
         room = 4 * (7 * block_q * d + 4 * block_k * d + 4 * block_q * block_k + 8 * block_q)
         assert_at_most(
             f"SRAM in use at once with blocks of {block_q} × {block_k}, d = {d}",
-            run.machine.high_water,
+            run.high_water,
             room,
             hint=f"That is room for 7 tiles of {block_q} × {d}, 4 of {block_k} × {d}, 4 of scores and 8 columns\n"
             "Usual cause: names of the last round keep its tiles alive beside this round's: del them",
         )
         least = 4 * (block_q * d + block_k * d + block_q * block_k)
         require(
-            run.machine.high_water >= least,
-            f"SRAM held {run.machine.high_water:,} bytes at most; Q's tile of {block_q} × {d}, K's of {block_k} × {d} "
+            run.high_water >= least,
+            f"SRAM held {run.high_water:,} bytes at most; Q's tile of {block_q} × {d}, K's of {block_k} × {d} "
             f"and their product take {least:,}\nUsual cause: the block sizes given are not the ones used",
         )
 
     def test_sram_is_empty_afterwards(self, rng):
-        run = Run(tiled_traffic, trip_arrays(rng, TRIPS["ragged"]), (6, 4))
+        run = Run("tiled_traffic", trip_arrays(rng, TRIPS["ragged"]), (6, 4))
         assert_equal("the bytes of SRAM still in use after the call", run.in_use, 0, hint="a tile is kept somewhere")
 
     def test_blocks_too_large_overflow(self, rng):
         arrays = trip_arrays(rng, (64, 64, 8, 8))
-        Run(tiled_traffic, arrays, (4, 4), sram_bytes=8192)
+        Run("tiled_traffic", arrays, (4, 4), sram_bytes=8192)
         assert_raises(
             SRAMOverflow,
-            lambda: Run(tiled_traffic, arrays, (64, 64), sram_bytes=8192),
+            lambda: Run("tiled_traffic", arrays, (64, 64), sram_bytes=8192),
             when="for blocks of 64 × 64 in an SRAM of 8192 B, where the scores alone take 16,384",
         )
 
     @pytest.mark.parametrize("name", ["block_q", "block_k"])
     @pytest.mark.parametrize("size", [0, -1])
     def test_block_sizes_below_one(self, rng, name, size):
-        Q, K, V = trip_arrays(rng, (6, 6, 4, 4))
+        arrays = trip_arrays(rng, (6, 6, 4, 4))
         blocks = {"block_q": 4, "block_k": 4} | {name: size}
-        when = f"for {name}={size}"
-        assert_raises(ValueError, lambda: tiled_traffic(Machine(AMPLE), Q, K, V, **blocks), when=when, mentions=[name])
+        assert_raises(
+            ValueError,
+            lambda: on_machine("tiled_traffic", arrays, blocks, AMPLE, sealed=False)["output"],
+            when=f"for {name}={size}",
+            mentions=[name],
+        )
 
 
 def assert_tiled_bytes(run):
@@ -730,55 +715,57 @@ class TestNaiveTraffic:
             "the softmax runs over the queries": lambda: swapped.weights.T @ V,
             "the weights are not divided by their sum": lambda: (powers / powers.max(0)).T @ V,
         }
-        assert_attention(*arrays, *blocks, got=Run(naive_traffic, arrays, blocks).output, usual=usual)
+        assert_attention(*arrays, *blocks, got=Run("naive_traffic", arrays, blocks).output, usual=usual)
 
     @pytest.mark.parametrize("logit_scale", [30, -100])
     def test_large_logits(self, rng, logit_scale):
         arrays = trip_arrays(rng, (23, 31, 16, 5), logit_scale=logit_scale)
-        assert_attention(*arrays, 6, 4, got=Run(naive_traffic, arrays, (6, 4)).output, hint="the maximum comes first")
+        assert_attention(*arrays, 6, 4, got=Run("naive_traffic", arrays, (6, 4)).output, hint="the maximum comes first")
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @by_trip
     def test_bytes(self, rng, trip, dtype):
-        assert_naive_bytes(Run(naive_traffic, trip_arrays(rng, trip, dtype), trip[4:]))
+        assert_naive_bytes(Run("naive_traffic", trip_arrays(rng, trip, dtype), trip[4:]))
 
     def test_worked_example(self, rng):
-        run = Run(naive_traffic, trip_arrays(rng, (8, 8, 4, 4)), (4, 2))
+        run = Run("naive_traffic", trip_arrays(rng, (8, 8, 4, 4)), (4, 2))
         assert_naive_bytes(run)
         if run.k == run.v == 2 * run.arrays[1].nbytes:
             assert_equal("the traffic with queries in the outer loops", run.loaded + run.stored, 1792)
 
     def test_a_machine_in_use_goes_on_counting(self, rng):
-        assert_naive_bytes(Run(naive_traffic, trip_arrays(rng, TRIPS["ragged"]), (6, 4), used=True))
+        assert_naive_bytes(Run("naive_traffic", trip_arrays(rng, TRIPS["ragged"]), (6, 4), used=True))
 
     def test_plain_arrays_in_hbm(self, rng):
-        machine, arrays = Machine(AMPLE), trip_arrays(rng, TRIPS["ragged"])
-        got = naive_traffic(machine, *arrays, 6, 4)
-        assert_attention(*arrays, 6, 4, got=got)
-        require(machine.stored_to(got) >= got.nbytes, "the output was not written by machine.store")
+        arrays = trip_arrays(rng, TRIPS["ragged"])
+        assert_written(arrays, on_machine("naive_traffic", arrays, (6, 4), AMPLE, sealed=False))
 
     def test_runs_where_the_matrix_does_not_fit(self, rng):
         arrays = trip_arrays(rng, (80, 80, 8, 8))
-        run = Run(naive_traffic, arrays, (8, 8), sram_bytes=4096)
+        run = Run("naive_traffic", arrays, (8, 8), sram_bytes=4096)
         assert_attention(*arrays, 8, 8, got=run.output)
         assert_naive_bytes(run)
 
     def test_blocks_too_large_overflow(self, rng):
         arrays = trip_arrays(rng, (64, 64, 8, 8))
-        Run(naive_traffic, arrays, (4, 4), sram_bytes=8192)
+        Run("naive_traffic", arrays, (4, 4), sram_bytes=8192)
         assert_raises(
             SRAMOverflow,
-            lambda: Run(naive_traffic, arrays, (64, 64), sram_bytes=8192),
+            lambda: Run("naive_traffic", arrays, (64, 64), sram_bytes=8192),
             when="for blocks of 64 × 64 in an SRAM of 8192 B, where the scores alone take 16,384",
         )
 
     @pytest.mark.parametrize("name", ["block_q", "block_k"])
     @pytest.mark.parametrize("size", [0, -1])
     def test_block_sizes_below_one(self, rng, name, size):
-        Q, K, V = trip_arrays(rng, (6, 6, 4, 4))
+        arrays = trip_arrays(rng, (6, 6, 4, 4))
         blocks = {"block_q": 4, "block_k": 4} | {name: size}
-        when = f"for {name}={size}"
-        assert_raises(ValueError, lambda: naive_traffic(Machine(AMPLE), Q, K, V, **blocks), when=when, mentions=[name])
+        assert_raises(
+            ValueError,
+            lambda: on_machine("naive_traffic", arrays, blocks, AMPLE, sealed=False)["output"],
+            when=f"for {name}={size}",
+            mentions=[name],
+        )
 
 
 def assert_naive_bytes(run):
@@ -861,10 +848,9 @@ class TestChooseBlocks:
         size = np.dtype(dtype).itemsize
         block_q, block_k = blocks_of(sram_bytes, d, dtype_bytes=size)
         assert_fits((block_q, block_k), sram_bytes, d, size)
-        machine = Machine(sram_bytes)
         Q, K = np.ones((2 * block_q + 1, d), dtype), np.ones((2 * block_k + 1, d), dtype)
         try:
-            tiled_traffic(machine, Q, K, K, block_q, block_k)
+            on_machine("tiled_traffic", (Q, K, K), (block_q, block_k), sram_bytes, sealed=False)
         except SRAMOverflow as overflow:
             require(
                 False,
@@ -875,6 +861,13 @@ class TestChooseBlocks:
     @pytest.mark.parametrize("dtype_bytes", [2, 4])
     @by_sram
     def test_makes_use_of_sram(self, sram_bytes, d, dtype_bytes):
+        self.assert_well_used(sram_bytes, d, dtype_bytes)
+
+    def test_memories_drawn_at_random(self, rng):
+        for _ in range(4):
+            self.assert_well_used(int(rng.integers(1 << 15, 1 << 20)), int(rng.integers(12, 96)), 4)
+
+    def assert_well_used(self, sram_bytes, d, dtype_bytes):
         blocks = blocks_of(sram_bytes, d, dtype_bytes=dtype_bytes)
         assert_fits(blocks, sram_bytes, d, dtype_bytes)
         N = 1 << 16
@@ -897,12 +890,12 @@ class TestChooseBlocks:
     def test_serves_your_own_loop(self):
         sram_bytes, d, N = 65_536, 32, 1024
         blocks = blocks_of(sram_bytes, d)
-        machine, Q = Machine(sram_bytes), np.ones((N, d), np.float32)
-        tiled_traffic(machine, Q, Q, Q, *blocks)
+        Q = np.ones((N, d), np.float32)
+        told = on_machine("tiled_traffic", (Q, Q, Q), blocks, sram_bytes, sealed=False)
         least = forms.queries_outside_traffic(N, N, d, d, *forms.queries_outside_blocks(sram_bytes, d)).total
         assert_at_most(
             f"what your tiled_traffic moves with your blocks of {blocks[0]} × {blocks[1]} in {sram_bytes:,} B of SRAM",
-            machine.traffic,
+            told["loaded"] + told["stored"],
             WASTE * least,
             hint="Usual cause: the wrong one of the two block sizes is large. Which one decides how often K and V "
             "(or Q) are loaded in your order of the loops?",
@@ -945,22 +938,31 @@ class StandIns:
     def __init__(self, rng):
         self.rng, self.bytes, self.calls, self.problems = rng, {}, [], []
 
-    def tiled_traffic(self, machine, Q, K, V, block_q, block_k):
-        (N, d), M = Q.shape, machine.sram_bytes
-        if machine.traffic:
+    def exponents(self, Ns, ds, sram_sizes):
+        """What the student's io_exponents makes of them."""
+        arguments = {"Ns": Ns, "ds": ds, "sram_sizes": sram_sizes}
+        return exponents_of_stand_ins(arguments, self.called, self.choose_blocks)
+
+    def called(self, how):
+        """Note a call of tiled_traffic, and say what it moves: so many loads and stores, of so many elements."""
+        (N, d, *_), M = (*how["shapes"][0], 1, 1), how["sram_bytes"]
+        if how["traffic_before"]:
             self.problems.append("tiled_traffic was called on a machine already used: each run needs a fresh one")
-        if not Q.shape == K.shape == V.shape or {str(x.dtype) for x in (Q, K, V)} != {"float32"}:
-            self.problems.append(f"Q, K, V are {Q.shape}, {K.shape}, {V.shape} of {Q.dtype}: expected (N, d), float32")
+        if set(how["shapes"]) != {(N, d)} or set(how["dtypes"]) != {"float32"}:
+            shapes = ", ".join(map(str, how["shapes"]))
+            self.problems.append(f"Q, K, V are {shapes} of {how['dtypes'][0]}: expected (N, d), float32")
+        block_q, block_k = how["blocks"]
         if (block_q, block_k) != self.choose_blocks(M, d):
             self.problems.append(f"blocks of {block_q} × {block_k} are not those of choose_blocks({M}, {d})")
-        O = machine.allocate((1, d), np.float32)
-        for n in range(int(self.rng.integers(2, 60))):
-            tile = machine.load(Q, np.s_[:1])
-            if n % 3 == 0:
-                machine.store(O, np.s_[:], tile)
+        n_loads, n_stores, width = self.moves(N, d, M)
         self.calls.append((N, d, M))
-        self.bytes[N, d, M] = machine.traffic
-        return machine.allocate(Q.shape, np.float32)
+        self.bytes[N, d, M] = (n_loads + n_stores) * width * 4
+        return n_loads, n_stores, width
+
+    def moves(self, N, d, M):
+        """Loads, stores, and the elements moved by each."""
+        n_loads = int(self.rng.integers(2, 60))
+        return n_loads, -(-n_loads // 3), d
 
     def choose_blocks(self, sram_bytes, d, dtype_bytes=4):
         if dtype_bytes != 4:
@@ -978,12 +980,16 @@ class StandIns:
         require(not missing, f"{len(missing)} combinations were never run, e.g. (N, d, M) = {min(missing, default=0)}")
 
 
+class PowerLaw(StandIns):
+    """A tiled_traffic that moves N²·d/M elements exactly."""
+
+    def moves(self, N, d, M):
+        return N * N * d // M, 0, 1
+
+
 @pytest.fixture
-def stand_ins(rng, monkeypatch):
-    made = StandIns(rng)
-    for name in ("tiled_traffic", "choose_blocks"):
-        monkeypatch.setattr(tiling, name, getattr(made, name))
-    return made
+def stand_ins(rng):
+    return StandIns(rng)
 
 
 def assert_exponents(got, want, why):
@@ -999,7 +1005,7 @@ GRID = ([40, 64, 96], [4, 8, 12], [1024, 1536, 4096])
 
 class TestIoExponents:
     def test_fits_what_was_counted(self, stand_ins):
-        got = io_exponents(*GRID)
+        got = stand_ins.exponents(*GRID)
         stand_ins.assert_ran(GRID)
         want = forms.fit_exponents(lambda *setting: stand_ins.bytes[setting], *GRID)
         loose = "least squares on the logarithms of what was counted"
@@ -1007,39 +1013,26 @@ class TestIoExponents:
 
     def test_two_values_each(self, stand_ins):
         grid = ([32, 128], [16, 4], [2048, 1024])
-        got = io_exponents(*grid)
+        got = stand_ins.exponents(*grid)
         stand_ins.assert_ran(grid)
         want = forms.fit_exponents(lambda *setting: stand_ins.bytes[setting], *grid)
         assert_exponents(got, want, "the fit of what was counted, whatever order the values come in")
 
     def test_every_combination_once(self, stand_ins):
-        io_exponents(*GRID)
+        stand_ins.exponents(*GRID)
         seen = sorted(stand_ins.calls)
         want = sorted(itertools.product(*GRID))
         require(seen == want, f"{len(seen)} runs of {len(set(seen))} combinations, expected {len(want)}, each once")
 
-    def test_a_power_law(self, stand_ins, monkeypatch):
-        def exact(machine, Q, K, V, block_q, block_k):
-            N, d = Q.shape
-            for _ in range(N * N * d // machine.sram_bytes):
-                machine.load(Q, np.s_[0, :1])
-
-        monkeypatch.setattr(tiling, "tiled_traffic", exact)
-        got = io_exponents([32, 64], [4, 8, 16], [1024, 2048, 4096])
+    def test_a_power_law(self, rng):
+        got = PowerLaw(rng).exponents([32, 64], [4, 8, 16], [1024, 2048, 4096])
         assert_exponents(got, {"N": 2.0, "d": 1.0, "M": -1.0}, "the traffic is N²·d/M exactly")
 
-    def test_your_own_traffic(self, monkeypatch):
-        sizes = {}
-        load = Machine.load
-
-        def noting(machine, hbm, index):
-            sizes.setdefault(machine, hbm.shape)  # Q's or K's: every order of the loops begins with one of them
-            return load(machine, hbm, index)
-
-        monkeypatch.setattr(Machine, "load", noting)
+    def test_your_own_traffic(self):
         grid = ([96, 192], [8, 16], [4096, 16384])
-        got = io_exponents(*grid)
-        counted = {(*shape, machine.sram_bytes): machine.traffic for machine, shape in sizes.items()}
+        got, machines = exponents_and_machines(*grid)
+        # The first array loaded from is Q or K: every order of the loops begins with one of them.
+        counted = {(*shape, sram_bytes): traffic for shape, sram_bytes, traffic in machines}
         missing = set(itertools.product(*grid)) - set(counted)
         require(not missing, f"{len(missing)} of 8 combinations moved no bytes on a machine of their own")
         assert_exponents(
@@ -1057,7 +1050,7 @@ class TestIoExponents:
         arguments = {"Ns": [32, 64], "ds": [4, 8], "sram_sizes": [1024, 2048]} | {name: values}
         assert_raises(
             ValueError,
-            lambda: io_exponents(**arguments),
+            lambda: stand_ins.exponents(**arguments),
             when=f"for {name}={values}: no line through one point",
             mentions=[name],
         )

@@ -1,15 +1,23 @@
 """Lab 05's suite: FlashAttention's results, and the memory and the work it takes to get them."""
 
-import gc
 import math
 from functools import cache, cached_property
-from typing import ClassVar
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from flash_attention import FlashAttention, flash_backward, flash_forward
-from torch.utils._python_dispatch import TorchDispatchMode
+from flash_attention_steps import (
+    call_on_nan,
+    kept_by_apply,
+    left_by_apply,
+    measured_call,
+    measured_step,
+    output_around_backward,
+    saved_by_apply,
+    step_on_nan,
+)
 
 from labkit.compare import (
     assert_at_most,
@@ -21,9 +29,6 @@ from labkit.compare import (
     assert_unchanged,
 )
 from labkit.meters.cuda import CudaMeter
-from labkit.meters.products import ProductMeter
-from labkit.meters.saved import kept_by_forward
-from labkit.meters.tensors import AllocationMeter
 from labkit.reference import random_qkv
 from labkit.tensor_reference import attention, gradients
 
@@ -31,6 +36,7 @@ WHOLE_MATRIX = "no pass may hold the whole matrix, or a whole row or column of t
 MANY_TILES = "many small tensors kept at once weigh as much as one N×N: nothing of a tile may be kept"
 LARGEST_TILE = 2**17
 GRADIENTS = ("dQ", "dK", "dV")
+RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
 
 
 def require(condition, message):
@@ -134,15 +140,25 @@ class Case:
             assert_close(name, got, self.want[name], plain=self.plain[name], suspects=usual, hint=hint)
 
 
+def arguments(task, case, *blocks):
+    """What `flash_forward` or `flash_backward` is to be given."""
+    given = () if task == "flash_forward" else (*case.forward_result, case.dO)
+    return (*case.inputs, *given, case.causal, *blocks)
+
+
 def forward(case, *blocks):
     """The student's O and L."""
-    return assert_tuple("flash_forward's result", flash_forward(*case.inputs, case.causal, *blocks), ("O", "L"))
+    return assert_results("flash_forward", flash_forward(*arguments("flash_forward", case, *blocks)))
 
 
 def backward(case, *blocks):
     """The student's dQ, dK and dV."""
-    result = flash_backward(*case.inputs, *case.forward_result, case.dO, case.causal, *blocks)
-    return assert_tuple("flash_backward's result", result, GRADIENTS)
+    return assert_results("flash_backward", flash_backward(*arguments("flash_backward", case, *blocks)))
+
+
+def assert_results(task, result):
+    """Fail unless `result` is a tuple as long as the task's; returns it."""
+    return assert_tuple(f"{task}'s result", result, RESULTS[task])
 
 
 def hidden_keys(case, offset=1):
@@ -309,13 +325,19 @@ def _tilewise(P, dP, block_k=64):
 
 
 class Measured:
-    """What one call allocated and computed."""
+    """What one call of a task returned, allocated and computed."""
 
-    def __init__(self, fn, *args):
-        with ProductMeter() as products, AllocationMeter() as memory:
-            self.result = fn(*args)
-        self.flops, self.fused = products.flops, products.fused
-        self.peak_bytes, self.largest_bytes = memory.peak_bytes, memory.largest_bytes
+    def __init__(self, task, case, *blocks):
+        self.task, self.case = task, case
+        result, counts = measured_call(task, *arguments(task, case, *blocks))
+        self.result = assert_results(task, result)
+        self.flops, self.fused = counts["flops"], counts["fused"]
+        self.peak_bytes, self.largest_bytes = counts["peak_bytes"], counts["largest_bytes"]
+
+    def check(self):
+        """Compare what was returned with the reference: what is right elsewhere must be right when it is measured."""
+        for name, value in zip(RESULTS[self.task], self.result, strict=True):
+            self.case.check(name, value)
 
 
 def assert_products_seen(name, measured):
@@ -334,40 +356,24 @@ def assert_small(name, measured, largest, peak, hint=""):
     assert_at_most(f"{name}'s peak memory", measured.peak_bytes, peak * 4, hint=hint or MANY_TILES)
 
 
-def assert_tiles_skipped(run, name, case, block_q, block_k):
+def assert_tiles_skipped(task, rng, block_q, block_k):
     """The share of the products done when causal is at most the share of tiles that some query sees into."""
-    flops = []
-    for case.causal in (False, True):
-        _ = case.forward_result
-        with ProductMeter() as meter:
-            run(case, block_q, block_k)
-        assert_products_seen(name, meter)
-        flops.append(meter.flops)
-    tiles = [(i, j) for i in range(0, case.Q.shape[-2], block_q) for j in range(0, case.K.shape[-2], block_k)]
+    n_queries, n_keys, measured = 128, 160, []
+    for causal in (False, True):
+        case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=8, causal=causal)
+        measured.append(Measured(task, case, block_q, block_k))
+        assert_products_seen(task, measured[-1])
+    tiles = [(i, j) for i in range(0, n_queries, block_q) for j in range(0, n_keys, block_k)]
     seen = sum(j < i + block_q for i, j in tiles)
-    share = flops[1] / flops[0]
+    share = measured[1].flops / measured[0].flops
     require(
         share <= 1.02 * seen / len(tiles),
-        f"with causal, {name} does {share:.0%} of the full work; {seen} of {len(tiles)} tiles hold a key that some "
+        f"with causal, {task} does {share:.0%} of the full work; {seen} of {len(tiles)} tiles hold a key that some "
         f"query sees, {seen / len(tiles):.0%}\nUsual cause: tiles that lie above the diagonal are computed and then "
         "masked: leave them out",
     )
-
-
-class UninitialisedIsNaN(TorchDispatchMode):
-    """Fills what `torch.empty` and its like hand out with NaN, which on another day may be there by itself."""
-
-    EMPTY: ClassVar = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-
-    @classmethod
-    def _should_skip_dynamo(cls):
-        return False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if func._schema.name.removeprefix("aten::") in self.EMPTY and out.is_floating_point():
-            out.fill_(math.nan)
-        return out
+    for one in measured:
+        one.check()
 
 
 NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
@@ -493,9 +499,8 @@ class TestFlashForward:
     def test_uninitialised_memory_is_written_over(self, rng):
         for sizes in ({"n_queries": 37, "n_keys": 21}, {"n_queries": 21, "n_keys": 37, "causal": True}):
             case = Case(rng, d=8, d_v=5, batch=(2,), **sizes)
-            with UninitialisedIsNaN():
-                results = forward(case, 16, 8)
-            for name, result in zip("OL", results, strict=True):
+            results = call_on_nan("flash_forward", *arguments("flash_forward", case, 16, 8))
+            for name, result in zip("OL", assert_results("flash_forward", results), strict=True):
                 case.check(name, result, nan_hint=NAN_FROM_EMPTY)
 
     def test_without_keys(self, rng):
@@ -520,28 +525,30 @@ class TestFlashForward:
     @pytest.mark.parametrize("causal", [False, True])
     def test_memory_grows_with_n_only(self, rng, causal):
         case = Case(rng, n=768, causal=causal)
-        measured = Measured(forward, case, 64, 64)
+        measured = Measured("flash_forward", case, 64, 64)
         assert_small("flash_forward", measured, largest=4 * 64 * 64 + 768 * 16, peak=16 * 64 * 64 + 6 * 768 * 16)
+        measured.check()
 
     @pytest.mark.parametrize(("block_q", "block_k"), [(16, 8), (8, 64), (64, 8)])
     def test_blocks_are_those_asked_for(self, rng, block_q, block_k):
         case = Case(rng, n=64, d=2)
-        measured = Measured(forward, case, block_q, block_k)
+        measured = Measured("flash_forward", case, block_q, block_k)
         name = f"flash_forward with blocks of {block_q} × {block_k}"
         assert_small(name, measured, largest=512, peak=6 * 512, hint="the tiles are not those asked for")
+        measured.check()
 
     def test_every_score_is_computed_once(self, rng):
         case = Case(rng, n=256, d=16, d_v=8)
-        measured = Measured(forward, case, 64, 64)
+        measured = Measured("flash_forward", case, 64, 64)
         assert_products_seen("flash_forward", measured)
         once = 2 * 256 * 256 * (16 + 8)
         hint = "two products a tile, each done once: Q_i times K_j transposed, and P times V_j. One pass, no second"
         assert_at_most("the work of the matrix products", measured.flops, int(1.2 * once), unit="FLOPs", hint=hint)
+        measured.check()
 
     @pytest.mark.parametrize(("block_q", "block_k"), [(32, 32), (16, 32), (32, 16)])
     def test_causal_leaves_tiles_out(self, rng, block_q, block_k):
-        case = Case(rng, n_queries=128, n_keys=160, d=8)
-        assert_tiles_skipped(forward, "flash_forward", case, block_q, block_k)
+        assert_tiles_skipped("flash_forward", rng, block_q, block_k)
 
 
 class TestFlashBackward:
@@ -603,8 +610,8 @@ class TestFlashBackward:
 
     def test_keys_that_no_query_sees(self, rng):
         case = Case(rng, n_queries=20, n_keys=65, d=8, causal=True)
-        with UninitialisedIsNaN():
-            _, dK, dV = backward(case, 8, 16)
+        result = call_on_nan("flash_backward", *arguments("flash_backward", case, 8, 16))
+        _, dK, dV = assert_results("flash_backward", result)
         for name, gradient in (("dK", dK), ("dV", dV)):
             unseen = gradient[20:]
             require(
@@ -706,9 +713,8 @@ class TestFlashBackward:
 
     def test_uninitialised_memory_is_written_over(self, rng):
         case = Case(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,))
-        with UninitialisedIsNaN():
-            results = backward(case, 16, 8)
-        for name, result in zip(GRADIENTS, results, strict=True):
+        results = call_on_nan("flash_backward", *arguments("flash_backward", case, 16, 8))
+        for name, result in zip(GRADIENTS, assert_results("flash_backward", results), strict=True):
             case.check(name, result, nan_hint=NAN_FROM_EMPTY)
 
     def test_without_keys(self, rng):
@@ -737,31 +743,30 @@ class TestFlashBackward:
     @pytest.mark.parametrize("causal", [False, True])
     def test_memory_grows_with_n_only(self, rng, causal):
         case = Case(rng, n=768, causal=causal)
-        _ = case.forward_result
-        measured = Measured(backward, case, 64, 64)
+        measured = Measured("flash_backward", case, 64, 64)
         assert_small("flash_backward", measured, largest=4 * 64 * 64 + 768 * 17, peak=24 * 64 * 64 + 12 * 768 * 16)
+        measured.check()
 
     @pytest.mark.parametrize(("block_q", "block_k"), [(16, 8), (8, 64), (64, 8)])
     def test_blocks_are_those_asked_for(self, rng, block_q, block_k):
         case = Case(rng, n=64, d=2)
-        _ = case.forward_result
-        measured = Measured(backward, case, block_q, block_k)
+        measured = Measured("flash_backward", case, block_q, block_k)
         name = f"flash_backward with blocks of {block_q} × {block_k}"
         assert_small(name, measured, largest=512, peak=8 * 512, hint="the tiles are not those asked for")
+        measured.check()
 
     def test_work_of_a_tile(self, rng):
         case = Case(rng, n=256, d=16, d_v=8)
-        _ = case.forward_result
-        measured = Measured(backward, case, 64, 64)
+        measured = Measured("flash_backward", case, 64, 64)
         assert_products_seen("flash_backward", measured)
         two_loops = 2 * 256 * 256 * (4 * 16 + 3 * 8)
         hint = "five products a tile; seven where dQ has a loop of its own. P is exp(S − L): nothing else is recomputed"
         assert_at_most("the work of the matrix products", measured.flops, int(1.1 * two_loops), unit="FLOPs", hint=hint)
+        measured.check()
 
     @pytest.mark.parametrize(("block_q", "block_k"), [(32, 32), (16, 32), (32, 16)])
     def test_causal_leaves_tiles_out(self, rng, block_q, block_k):
-        case = Case(rng, n_queries=128, n_keys=160, d=8)
-        assert_tiles_skipped(backward, "flash_backward", case, block_q, block_k)
+        assert_tiles_skipped("flash_backward", rng, block_q, block_k)
 
 
 def apply(case, *needs_gradient):
@@ -769,29 +774,44 @@ def apply(case, *needs_gradient):
     needs = needs_gradient or (True, True, True)
     inputs = [x.detach().requires_grad_(needed) for x, needed in zip(case.inputs, needs, strict=True)]
     O = FlashAttention.apply(*inputs, True) if case.causal else FlashAttention.apply(*inputs)
+    assert_output_alone(O)
+    return O, inputs
+
+
+def assert_output_alone(O):
+    """Fail unless `apply` returned one tensor."""
     require(
         isinstance(O, torch.Tensor),
         f"apply returned a {type(O).__name__}, expected O alone: what only backward needs goes into ctx",
     )
-    return O, inputs
 
 
 def assert_step(case, hint="", nan_hint=""):
     """One training step through autograd, compared with the reference."""
     O, inputs = apply(case)
+    assert_output(case, O, hint=hint, nan_hint=nan_hint)
+    loss(O, case).backward()
+    assert_gradients(case, grads(inputs), hint=hint, nan_hint=nan_hint)
+
+
+def assert_output(case, O, hint="", nan_hint=""):
+    """What `apply` returned, compared with the reference."""
     assert_dtype("O", O, case.Q.dtype)
     usual = {
         text: lambda pair=pair: numbers(pair()[0])
         for text, pair in forward_suspects(case, case.K.shape[-2] or 1).items()
     }
     case.check("O", O, usual, hint=hint, nan_hint=nan_hint)
-    loss(O, case).backward()
-    assert_gradients(case, grads(inputs), hint=hint, nan_hint=nan_hint)
 
 
 def grads(inputs):
     """The gradients that autograd left at Q, K and V."""
-    found = dict(zip(GRADIENTS, [x.grad for x in inputs], strict=True))
+    return assert_arrived([x.grad for x in inputs])
+
+
+def assert_arrived(gradients):
+    """Fail unless there are dQ, dK and dV; returns them with their names."""
+    found = dict(zip(GRADIENTS, gradients, strict=True))
     for name, gradient in found.items():
         require(gradient is not None, f"{name} never arrived: backward returned None in its place")
     return found
@@ -802,18 +822,26 @@ def loss(O, case):
     return (O * case.dO).sum()
 
 
+class MeasuredStep:
+    """What a training step made, and what each of its passes allocated and computed."""
+
+    def __init__(self, case):
+        self.case = case
+        self.O, gradients, passes = measured_step(*case.inputs, case.dO, case.causal)
+        assert_output_alone(self.O)
+        self.gradients = assert_arrived(gradients)
+        self.passes = {name: SimpleNamespace(**counts) for name, counts in passes.items()}
+
+    def check(self):
+        """Compare what was made with the reference: what is right elsewhere must be right when it is measured."""
+        for name, value in {"O": self.O, **self.gradients}.items():
+            self.case.check(name, value)
+
+
 @cache
 def long_step(causal):
-    """What the two passes of a step with 1024 tokens take, measured once for several tests."""
-    case = Case(np.random.default_rng(5), n=1024, causal=causal)
-    return measured_step(case)
-
-
-def measured_step(case):
-    """What each of the two passes takes."""
-    forward_pass = Measured(apply, case)
-    O, _ = forward_pass.result
-    return {"the forward pass": forward_pass, "the backward pass": Measured(loss(O, case).backward)}
+    """A step with 1024 tokens, measured once for several tests."""
+    return MeasuredStep(Case(np.random.default_rng(5), n=1024, causal=causal))
 
 
 class TestFlashAttention:
@@ -932,33 +960,32 @@ class TestFlashAttention:
     def test_arguments_are_left_alone(self, rng):
         case = Case(rng, n=40, d=8)
         before = [x.clone() for x in (*case.inputs, case.dO)]
-        O, _ = apply(case)
-        output = O.detach().clone()
-        loss(O, case).backward()
+        output, O_now = output_around_backward(*case.inputs, case.dO, case.causal)
+        assert_output_alone(output)
         for name, now, old in zip(("Q", "K", "V", "dO"), (*case.inputs, case.dO), before, strict=True):
             assert_unchanged(name, now, old)
-        assert_unchanged("O", O.detach(), output)
+        assert_unchanged("O", O_now, output)
 
     def test_uninitialised_memory_is_written_over(self, rng):
         case = Case(rng, n_queries=21, n_keys=37, d=8, d_v=5, batch=(2,), causal=True)
-        with UninitialisedIsNaN():
-            assert_step(case, nan_hint=NAN_FROM_EMPTY)
+        O, gradients = step_on_nan(*case.inputs, case.dO, case.causal)
+        assert_output_alone(O)
+        assert_output(case, O, nan_hint=NAN_FROM_EMPTY)
+        assert_gradients(case, assert_arrived(gradients), nan_hint=NAN_FROM_EMPTY)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_saved_are_q_k_v_o_and_one_l(self, rng, dtype):
         case = Case(rng, n_queries=70, n_keys=80, d=8, d_v=6, batch=(2, 3), dtype=dtype)
-        saved = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.detach()) or x, lambda x: x):
-            O, inputs = apply(case)
-        own = {name: _memory(x) for name, x in zip("QKVO", (*inputs, O), strict=True)}
-        kept = {_memory(x) for x in saved}
-        for name, address in own.items():
+        O, saved = saved_by_apply(*case.inputs)
+        assert_output_alone(O)
+        names = {x for x in saved if isinstance(x, str)}
+        for name in "QKVO":
             require(
-                address in kept,
+                name in names,
                 f"{name} is not saved for backward, which cannot do without it\n"
                 "Usual cause: it is kept elsewhere or computed anew; ctx.save_for_backward takes Q, K, V, O and L",
             )
-        others = [x for x in saved if _memory(x) not in own.values()]
+        others = [x for x in saved if not isinstance(x, str)]
         shape = (2, 3, 70)
         found = ", ".join(f"{_short(x.dtype)} {tuple(x.shape)}" for x in others) or "nothing"
         require(
@@ -974,42 +1001,35 @@ class TestFlashAttention:
         case.check(
             "L", L.reshape(shape), {text: lambda value=value: value for text, value in lse_suspects(case).items()}
         )
+        case.check("O", O)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_forward_leaves_nothing_else_behind(self, rng, dtype):
         case = Case(rng, n_queries=256, n_keys=192, d=8, batch=(2,), dtype=dtype)
-        inputs = [x.requires_grad_() for x in case.inputs]
-        FlashAttention.apply(*inputs)  # once outside the count: what is made once and for all is no matter
-        kept = kept_by_forward(FlashAttention.apply, *inputs)
+        kept = kept_by_apply(*case.inputs)
         hint = "between the passes only L may take memory: is a tensor kept as an attribute of ctx, or a copy saved?"
         assert_at_most("what the forward pass keeps, besides Q, K, V and O,", kept, 2 * 256 * 4, hint=hint)
 
     def test_memory_goes_when_the_output_goes(self, rng):
         case = Case(rng, n=64)
-        FlashAttention.apply(*case.inputs)  # once outside the count
-        gc.collect()
-        gc.disable()
-        try:
-            with AllocationMeter() as meter:
-                O, inputs = apply(case)
-                del O, inputs
-            left = meter.live_bytes
-        finally:
-            gc.enable()
+        left = left_by_apply(*case.inputs)
         hint = "an output kept as an attribute of ctx keeps itself alive until Python's cycle collector comes by"
         assert_at_most("what is still alive when the output is gone", left, 0, hint=hint)
 
     @pytest.mark.parametrize("causal", [False, True])
     def test_no_pass_makes_an_n_by_n_tensor(self, causal):
-        for name, measured in long_step(causal).items():
+        step = long_step(causal)
+        for name, measured in step.passes.items():
             assert_small(name, measured, largest=LARGEST_TILE, peak=1024 * 1024 // 2)
+        step.check()
 
     @pytest.mark.parametrize(("n_queries", "n_keys"), [(128, 2048), (2048, 128)])
     def test_tiles_do_not_grow_with_n(self, rng, n_queries, n_keys):
-        largest = {}
+        largest, steps = {}, []
         for shrink in (4, 1):
             case = Case(rng, d=2, n_queries=max(128, n_queries // shrink), n_keys=max(128, n_keys // shrink))
-            for name, one in measured_step(case).items():
+            steps.append(MeasuredStep(case))
+            for name, one in steps[-1].passes.items():
                 assert_products_seen(name, one)
                 largest.setdefault(name, []).append(one.largest_bytes)
         for name, (short, long) in largest.items():
@@ -1017,9 +1037,11 @@ class TestFlashAttention:
             hint = f"a tile spans all {side} at once: cut {side} into blocks too, in both passes"
             assert_at_most(f"with 4 times the {side}, the largest tensor of {name}", long,
                            max(int(1.1 * short), 4 * 2048 * 4), hint=hint)  # fmt: skip
+        for step in steps:
+            step.check()
 
     def test_causal_leaves_tiles_out_in_both_passes(self):
-        full, half = long_step(False), long_step(True)
+        full, half = long_step(False).passes, long_step(True).passes
         for name in full:
             assert_products_seen(name, full[name])
             share = half[name].flops / full[name].flops
@@ -1028,6 +1050,8 @@ class TestFlashAttention:
                 f"with is_causal {name} does {share:.0%} of the full work, though half of the scores are hidden\n"
                 "Usual cause: tiles that lie above the diagonal are computed and then masked: leave them out",
             )
+        for causal in (False, True):
+            long_step(causal).check()
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("causal", [False, True])
@@ -1051,10 +1075,6 @@ class TestFlashAttention:
         assert_at_most(
             "the peak memory of a training step on CUDA", meter.peak_bytes, 8192 * 8192 // 2, hint=WHOLE_MATRIX
         )
-
-
-def _memory(tensor):
-    return tensor.untyped_storage().data_ptr()
 
 
 def _short(dtype):

@@ -1,0 +1,52 @@
+"""Runs labs' suites for the course's tests, beside them: a process of its own, so that their memory can be weighed.
+
+`python judging.py JOBS RESULTS SANDBOX` reads jobs from the file JOBS, runs them two at a time, each in a child forked
+from a warm parent, and adds a line to RESULTS for each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from queue import Queue
+
+from labkit.suite import SuiteRun
+from labkit.warm import WarmRunner
+
+N_RUNNERS = 2
+HEAVY = ("labkit.warm_torch", "matplotlib.pyplot")
+
+
+def main(jobs_file: str, results_file: str, sandbox: str) -> None:
+    """Run every job; an exception of a runner is the problem of the job's result."""
+    jobs = json.loads(Path(jobs_file).read_text(encoding="utf-8"))
+    options = ("--sandboxed",) if sandbox else ()
+    idle: Queue[WarmRunner] = Queue()
+    for _ in range(min(N_RUNNERS, len(jobs))):
+        idle.put(WarmRunner(HEAVY, sandbox=sandbox))
+
+    with Path(results_file).open("a", encoding="utf-8", buffering=1) as results:
+
+        def one(number: int) -> None:
+            job, runner = jobs[number], idle.get()
+            began = time.perf_counter()
+            try:
+                run = runner.run(job["lab"], *job["options"], *options, tests=tuple(job["tests"]))
+            except Exception as error:
+                run = SuiteRun(problem=f"{type(error).__name__}: {error}")
+            idle.put(runner)
+            told = {"number": number, "seconds": time.perf_counter() - began, "run": asdict(run)}
+            results.write(json.dumps(told) + "\n")
+
+        with ThreadPoolExecutor(N_RUNNERS) as pool:
+            list(pool.map(one, range(len(jobs))))
+    while not idle.empty():
+        idle.get().close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

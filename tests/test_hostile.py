@@ -1,0 +1,170 @@
+"""Hostile submissions earn nothing, harm nothing, and leave the others' results as they are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+from hostile import CORPUS, STUB
+
+from labkit.catalog import find_lab
+from labkit.finder import solution_answer
+from labkit.instructor.grading.many import find_submissions, judge_all
+from labkit.judge import sandbox
+from labkit.judge.submission import MOST_BYTES, read_submission
+
+LAB = find_lab("01")
+HONEST = ("a_honest_one", "zz_honest_too")
+MEMORY = 512 << 20
+
+
+@pytest.fixture(scope="session")
+def canary(tmp_path_factory):
+    return tmp_path_factory.mktemp("canary") / "made"
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory, canary):
+    """All submissions judged in one run, the honest ones first and last; short limits, so that what hangs ends soon."""
+    course = tmp_path_factory.mktemp("hostile")
+    solution = solution_answer(LAB).files[0].read_text(encoding="utf-8")
+    texts = {hostile.name: hostile.source.replace("{canary}", str(canary)) for hostile in CORPUS}
+    for i, name in enumerate(HONEST):
+        texts[name] = f"{solution}\n# {i}\n"
+    for name, text in texts.items():
+        folder = course / "submitted" / name / LAB.folder.name / "src"
+        folder.mkdir(parents=True)
+        (folder / "profiling.py").write_text(text, encoding="utf-8", newline="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTENTION_LABS_TEST_SECONDS", "3")
+        patch.setenv("ATTENTION_LABS_CELL_BYTES", str(MEMORY))
+        found = judge_all(find_submissions(course / "submitted", [LAB]), course / "judged", workers=2)
+        return {outcome.handed_in.student: outcome for outcome in found}
+
+
+@pytest.mark.parametrize("hostile", CORPUS, ids=[hostile.name for hostile in CORPUS])
+def test_it_earns_nothing_and_the_grader_is_told(hostile, outcomes, canary):
+    outcome = outcomes[hostile.name]
+    assert outcome.judged is not None, outcome.problem
+    result = outcome.judged
+    earned = {task: points for task, points in result.tasks.items() if points}
+    assert not earned, f"{hostile.tries}: {earned}"
+    assert result.points == 0
+    told = "\n".join([result.reason, *result.flags, *result.messages.values()])
+    assert told.strip(), "nothing is said about it"
+    assert hostile.says in told, f"the grader is told:\n{told[:2000]}"
+    assert not canary.exists() and not canary.with_suffix(".png").exists(), "it wrote a file"
+
+
+def test_honest_ones_keep_their_points(outcomes):
+    for name in HONEST:
+        result = outcomes[name].judged
+        assert result is not None
+        assert result.points == LAB.points, (result.flags, result.messages)
+
+
+def submit(tmp_path, **files):
+    """A folder with files; a value is a text, or a function that is called with the path."""
+    for name, content in files.items():
+        path = tmp_path / name.replace("__", "/").replace("_py", ".py").replace("_ini", ".ini").replace("_pth", ".pth")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content(path) if callable(content) else path.write_text(content)
+    return tmp_path
+
+
+PLANTED = {
+    "conftest": {"src__profiling_py": STUB, "src__conftest_py": "raise SystemExit(0)"},
+    "settings": {"src__profiling_py": STUB, "pytest_ini": "[pytest]\naddopts = --co"},
+    "numpy": {"src__profiling_py": STUB, "src__numpy_py": "raise SystemExit(0)"},
+    "path_file": {"src__profiling_py": STUB, "src__x_pth": "import os; os._exit(0)"},
+}
+
+
+@pytest.mark.parametrize("files", PLANTED.values(), ids=PLANTED)
+def test_planted_files_are_left_aside(files, tmp_path):
+    submission = read_submission(LAB, submit(tmp_path, **files))
+    assert submission.source == STUB.encode()
+    assert any("left aside" in flag for flag in submission.flags)
+
+
+SOLUTION = solution_answer(LAB).files[0]
+NO_FILE = {
+    "link_to_the_solution": lambda path: path.symlink_to(SOLUTION),
+    "hard_pipe": lambda path: os.mkfifo(path),
+    "a_folder": lambda path: path.mkdir(),
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+}
+
+
+@pytest.mark.parametrize("make", NO_FILE.values(), ids=NO_FILE)
+def test_only_a_regular_file_is_read(make, tmp_path):
+    submission = read_submission(LAB, submit(tmp_path, src__profiling_py=make))
+    assert not submission.source
+    assert "no src/profiling.py, as a regular file" in submission.problem
+
+
+def test_a_linked_folder_is_not_followed(tmp_path):
+    (tmp_path / "src").symlink_to(SOLUTION.parent)
+    submission = read_submission(LAB, tmp_path)
+    assert not submission.source and submission.problem
+    assert any("src is no regular file" in flag for flag in submission.flags)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    submission = read_submission(LAB, submit(tmp_path, src__profiling_py="#" * (MOST_BYTES + 1)))
+    assert "larger than" in submission.problem
+
+
+def archive(path, entries):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as content:
+        for name, text, mode in entries:
+            info = zipfile.ZipInfo(name)
+            info.external_attr = mode << 16
+            content.writestr(info, text, zipfile.ZIP_DEFLATED)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("entries", "source", "says"),
+    [
+        ([("src/profiling.py", "x = 1", 0o100644)], b"x = 1", ""),
+        ([("me/src/profiling.py", "x = 1", 0o100644)], b"x = 1", ""),
+        ([("../../src/profiling.py", "x = 1", 0o100644)], b"", "../../src"),
+        ([("/src/profiling.py", "x = 1", 0o100644)], b"", "/src/profiling.py"),
+        ([("..\\src\\profiling.py", "x = 1", 0o100644)], b"", "src"),
+        ([("src/profiling.py", str(SOLUTION), 0o120777)], b"", "src/profiling.py"),
+        ([("src/profiling.py", "0" * (64 << 20), 0o100644)], b"", "larger than"),
+        ([("other.py", "x = 1", 0o100644)], b"", "holds no src/profiling.py"),
+    ],
+    ids=["plain", "in_a_folder", "upwards", "absolute", "backslashes", "link", "bomb", "without"],
+)
+def test_paths_in_an_archive(entries, source, says, tmp_path):
+    submission = read_submission(LAB, archive(tmp_path / "me.zip", entries))
+    assert submission.source == source
+    assert says in "\n".join([submission.problem, *submission.flags])
+    assert list(tmp_path.iterdir()) == [tmp_path / "me.zip"], "something was extracted"
+
+
+def test_no_bubblewrap_no_judging(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(sandbox.SandboxMissing, match=r"bubblewrap .* not installed[\s\S]*--unsafe-no-sandbox"):
+        sandbox.Sandbox()
+
+
+def test_links_to_other_students_are_passed_over(tmp_path):
+    real = tmp_path / "ann" / LAB.folder.name / "src"
+    real.mkdir(parents=True)
+    (real / "profiling.py").write_text(STUB)
+    (tmp_path / "bob").symlink_to(tmp_path / "ann")
+    (tmp_path / "cec").mkdir()
+    (tmp_path / "cec" / LAB.folder.name).symlink_to(tmp_path / "ann" / LAB.folder.name)
+    assert [each.student for each in find_submissions(tmp_path, [LAB])] == ["ann"]
+
+
+def test_the_box_holds_no_answers():
+    inside = {Path(name).name for name in sandbox.INSIDE}
+    assert not inside & {"reference.py", "tensor_reference.py", "compare.py", "bench", "solutions", "tests"}

@@ -1,0 +1,221 @@
+"""The walls themselves: what code in the sandbox cannot do even when no policy keeps it from trying."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from labkit.catalog import HOUSE
+from labkit.judge import wire
+from labkit.judge.sandbox import Sandbox
+
+TRIES = '''
+import os, signal, socket, subprocess, threading
+
+def told(what, *args):
+    """How a try went: the result, or the name of the exception."""
+    try:
+        return repr(globals()["try_" + what](*args))
+    except BaseException as error:
+        return type(error).__name__
+
+def try_fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return "forked"
+
+def try_program():
+    return subprocess.run(["/usr/bin/true"]).returncode
+
+def try_exec():
+    os.execv("/usr/bin/true", ["true"])
+
+def try_socket():
+    return socket.socket()
+
+def try_signal():
+    return os.kill(os.getppid(), signal.SIGKILL)
+
+def try_thread():
+    seen = []
+    thread = threading.Thread(target=seen.append, args=(1,))
+    thread.start()
+    thread.join()
+    return seen
+
+def try_list(path):
+    return os.listdir(path)
+
+def try_write(path):
+    with open(path, "w") as file:
+        file.write("x")
+    return "written"
+
+def try_large_file():
+    with open("/tmp/large", "wb") as file:
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    return "written"
+
+def try_memory():
+    return len(bytearray(600 << 20))
+
+def try_more_memory():
+    import resource
+    resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))
+
+def try_read_parent():
+    return os.open(f"/proc/{os.getppid()}/mem", os.O_RDWR)
+
+def try_environment():
+    return sorted(set(os.environ) - {"LC_CTYPE", "PWD"})
+
+def ends():
+    os._exit(3)
+
+def never_ends():
+    while True:
+        pass
+
+def too_much():
+    return [None] * 1_000_000
+'''
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(heavy=()) as sandbox:
+        yield sandbox
+
+
+class Inside:
+    """A cell with the code above in it, called by name."""
+
+    def __init__(self, sandbox):
+        self.cell = sandbox.cell(memory_bytes=256 << 20, cpu_seconds=5)
+        loaded = self.ask("load", module="answer", sources=[], steps=TRIES, tasks=[])
+        self.numbers = loaded["ok"]["steps"]
+
+    def ask(self, deed, **arguments):
+        wire.send(self.cell.channel, wire.pack({"do": deed, "with": arguments}))
+        return wire.unpack(wire.receive(self.cell.channel))
+
+    def __call__(self, name, *args):
+        plain = {"method": "", "args": list(args), "kwargs": {}, "grad": False, "meter": ""}
+        return self.ask("call", number=self.numbers[name], **plain)["ok"]["result"]
+
+
+@pytest.fixture
+def inside(sandbox):
+    inside = Inside(sandbox)
+    yield inside
+    inside.cell.close()
+
+
+@pytest.mark.parametrize("what", ["fork", "program", "exec", "socket", "signal"])
+def test_no_processes_programs_sockets_signals(inside, what):
+    assert inside("told", what) == "PermissionError"
+
+
+def test_threads_may_run(inside):
+    assert inside("told", "thread") == "[1]"
+
+
+def test_the_course_is_not_there(inside):
+    for folder in ("labs", "solutions", "tests", "labkit", ".git"):
+        assert inside("told", "list", str(HOUSE / folder)) == "FileNotFoundError"
+    assert inside("told", "list", os.path.expanduser("~/.ssh")) in ("FileNotFoundError", "PermissionError")
+
+
+def test_nothing_outside_can_be_written(inside, tmp_path):
+    assert inside("told", "write", "/usr/x") == "OSError"  # read-only
+    assert inside("told", "write", str(tmp_path / "x")) != "'written'"
+    assert not (tmp_path / "x").exists()
+
+
+def test_files_and_memory_are_bounded(inside):
+    assert inside("told", "large_file") != "'written'"
+    assert inside("told", "memory") == "MemoryError"
+    assert inside("told", "more_memory") in ("PermissionError", "ValueError")
+
+
+def test_the_parent_s_memory_is_its_own(inside):
+    assert inside("told", "read_parent") in ("PermissionError", "FileNotFoundError")
+
+
+def test_the_environment_is_not_handed_on(inside, monkeypatch):
+    known = {"PATH", "HOME", "LANG", "MPLCONFIGDIR", "MPLBACKEND", "PYTHONDONTWRITEBYTECODE"}
+    threads = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
+    assert inside("told", "environment") == repr(sorted(known | threads))
+
+
+def test_a_process_that_ends_is_noticed_and_the_next_one_is_new(sandbox):
+    first = Inside(sandbox)
+    with pytest.raises(EOFError):
+        first("ends")
+    first.cell.close()
+    assert os.waitstatus_to_exitcode(first.cell.status) == 3
+    second = Inside(sandbox)
+    assert second("told", "thread") == "[1]"
+    second.cell.close()
+
+
+def test_what_never_ends_is_ended_from_outside(sandbox):
+    cell = Inside(sandbox)
+    plain = {"method": "", "args": [], "kwargs": {}, "grad": False, "meter": ""}
+    request = {"do": "call", "with": {"number": cell.numbers["never_ends"], **plain}}
+    wire.send(cell.cell.channel, wire.pack(request))
+    cell.cell.close()
+    assert os.WIFSIGNALED(cell.cell.status), "it ended by itself"
+
+
+def test_a_message_of_too_many_parts_is_refused(inside):
+    with pytest.raises(wire.WireError, match="too many parts"):
+        inside("too_much")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\0" * 8,
+        b"\xff" * 64,
+        wire.pack([1, 2])[:-1],
+        wire.pack("x") + b"more",
+    ],
+)
+def test_what_is_no_message_is_refused(body):
+    with pytest.raises(wire.WireError):
+        wire.unpack(body)
+
+
+def test_an_array_that_reaches_out_of_its_buffer_is_refused():
+    import json
+    import struct
+
+    tree = {"$": "array", "dtype": "<f8", "shape": [100], "strides": [8], "at": 0, "buffer": 0, "fixed": False}
+    head, body = json.dumps([8]).encode(), json.dumps(tree).encode()
+    message = struct.pack("<I", len(head)) + head + struct.pack("<I", len(body)) + body + bytes(8)
+    with pytest.raises(wire.WireError):
+        wire.unpack(message)
+
+
+def test_values_cross_as_they_are():
+    import numpy as np
+
+    base = np.arange(24.0).reshape(4, 6)
+    value = {
+        "a": (1, 2.5, None, True, "√d"),
+        3: [base[::2, 1::2], base.T, np.float32(2), np.int64(3)],
+        "s": slice(1, 9),
+    }
+    back = wire.unpack(wire.pack(value))
+    assert back["a"] == value["a"]
+    assert back["s"] == value["s"]
+    for sent, got in zip(value[3], back[3], strict=True):
+        assert type(sent) is type(got)
+        assert np.array_equal(sent, got)
+        assert np.asarray(sent).strides == np.asarray(got).strides
