@@ -1,0 +1,156 @@
+"""Chapter 08's figures: the tiles of a window, and what each form of windowed attention holds over N.
+
+Lab 08's solution is measured, so the data can be made again only where `solutions/` is.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from labkit.catalog import find_lab
+from labkit.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
+from labkit.finder import AnswerFinder, solution_answer
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+
+SEQ_LEN, WINDOW, BLOCK = 1024, 256, 64
+LENGTHS = [256, 512, 1024, 2048]
+SMALL_WINDOW, MASK_BLOCK, HEAD_DIM = 64, 128, 64
+LOOKS = {
+    "naive_mask": ("a step with an N × N mask", ORANGE, "--", "s"),
+    "causal_sdpa": ("a step of causal attention, fused", GREEN, "-.", "D"),
+    "tiled_window": ("a step in tiles of the window", BLUE, "-", "o"),
+    "building": ("making a block mask", PINK, ":", "^"),
+    "block_mask": ("keeping a block mask", MUTED, (0, (6, 2)), "v"),
+}
+
+
+def tiles_data() -> dict[str, Any]:
+    """What each tile of a window holds, and how many of each kind there are at two lengths."""
+    lab = solution("lab08")
+    kinds = lab.classify_tiles(SEQ_LEN, WINDOW, BLOCK)
+    rows = ["".join(kind[0] for kind in row) for row in kinds.tolist()]
+    counts = [{"N": n, **_counts(lab.classify_tiles(n, WINDOW, BLOCK))} for n in (SEQ_LEN, 8192)]
+    return {"N": SEQ_LEN, "window": WINDOW, "block": BLOCK, "tiles": rows, "counts": counts}
+
+
+def draw_tiles(data: dict[str, Any]) -> Figure:
+    """Draw the tiles as squares: full ones filled, partial ones with a cross, empty ones blank."""
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    figure, ax = plt.subplots(figsize=(5.0, 5.0))
+    for a, row in enumerate(data["tiles"]):
+        for b, kind in enumerate(row):
+            face = {"f": BLUE, "p": "none", "e": "none"}[kind]
+            ax.add_patch(Rectangle((b, a), 1, 1, facecolor=face, edgecolor=GRID, linewidth=0.7))
+            if kind == "p":
+                ax.plot([b + 0.25, b + 0.75], [a + 0.25, a + 0.75], color=ORANGE, linestyle="-", linewidth=1.6)
+                ax.plot([b + 0.25, b + 0.75], [a + 0.75, a + 0.25], color=ORANGE, linestyle="-", linewidth=1.6)
+    count = len(data["tiles"])
+    ax.set(xlim=(0, count), ylim=(count, 0), xlabel="block of keys", ylabel="block of queries", aspect="equal")
+    ticks = range(0, count, 4)
+    ax.set_xticks([tick + 0.5 for tick in ticks], [str(tick) for tick in ticks])
+    ax.set_yticks([tick + 0.5 for tick in ticks], [str(tick) for tick in ticks])
+    ax.grid(visible=False)
+    key = "filled: full\ncrossed: partial\nblank: empty"
+    under = {"facecolor": PAPER, "edgecolor": "none", "pad": 3}
+    ax.text(count - 0.3, 1.4, key, ha="right", va="top", color=INK, size=9, bbox=under)
+    ax.set_title(f"N = {data['N']}, window {data['window']}, block {data['block']}")
+    return figure
+
+
+def lengths_data() -> dict[str, Any]:
+    """Bytes over N: the peak of a training step of three forms, and of a block mask what is made and what is kept."""
+    points = [{"form": form, "N": n, "bytes": _step_peak(form, n)} for form in list(LOOKS)[:3] for n in LENGTHS]
+    for n in LENGTHS:
+        peak, kept = _block_mask(n)
+        points += [{"form": "building", "N": n, "bytes": peak}, {"form": "block_mask", "N": n, "bytes": kept}]
+    return {"window": SMALL_WINDOW, "block": MASK_BLOCK, "d": HEAD_DIM, "heads": 1, "points": points}
+
+
+def draw_lengths(data: dict[str, Any]) -> Figure:
+    """Draw bytes over N, one line for each form."""
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(5.0, 5.2))
+    for form, (label, colour, dash, marker) in LOOKS.items():
+        points = [point for point in data["points"] if point["form"] == form]
+        heights = [point["bytes"] / 1e6 for point in points]
+        ax.plot([point["N"] for point in points], heights, color=colour, linestyle=dash, marker=marker, label=label)
+    ax.set_yscale("log")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(LENGTHS, [str(n) for n in LENGTHS])
+    ax.minorticks_off()
+    ax.set(xlabel="N", ylabel="memory, MB", ylim=(3e-5, 900))
+    ax.set_title(f"one head, window {data['window']}, d = {data['d']}, float32")
+    ax.legend(loc="upper left", fontsize=8.5)
+    return figure
+
+
+def _counts(kinds: Any) -> dict[str, int]:
+    return {kind: int((kinds == kind).sum()) for kind in ("full", "partial", "empty")}
+
+
+def _step_peak(form: str, n: int) -> int:
+    import torch
+    import torch.nn.functional as F
+
+    from labkit.meters.tensors import AllocationMeter
+
+    lab = solution("lab08")
+    q, k, v = (torch.ones(1, 1, n, HEAD_DIM, requires_grad=True) for _ in range(3))
+
+    def naive() -> torch.Tensor:
+        mask = lab.window_mask(n, SMALL_WINDOW)
+        return (q @ k.mT * HEAD_DIM**-0.5).masked_fill(mask, -torch.inf).softmax(-1) @ v
+
+    forms: dict[str, Callable[[], torch.Tensor]] = {
+        "naive_mask": naive,
+        "causal_sdpa": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        "tiled_window": lambda: lab.sliding_window_attention(q, k, v, SMALL_WINDOW, MASK_BLOCK),
+    }
+    with AllocationMeter() as meter:
+        forms[form]().sum().backward()
+    return meter.peak_bytes
+
+
+def _block_mask(n: int) -> tuple[int, int]:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    from labkit.meters.tensors import AllocationMeter
+
+    def seen(_batch: Any, _head: Any, i: Any, j: Any) -> Any:
+        return (j <= i) & (j > i - SMALL_WINDOW)
+
+    create_block_mask(seen, None, None, n, n, device="cpu", BLOCK_SIZE=MASK_BLOCK)  # what it imports is not counted
+    with AllocationMeter() as meter:
+        mask = create_block_mask(seen, None, None, n, n, device="cpu", BLOCK_SIZE=MASK_BLOCK)
+    kept = meter.live_bytes
+    del mask
+    return meter.peak_bytes, kept
+
+
+@cache
+def solution(label: str) -> ModuleType:
+    """The lab's solution as a module."""
+    importlib.import_module("torch")  # outside of the time that an answer has for its import
+    lab = find_lab(label)
+    finder = AnswerFinder([solution_answer(lab)])
+    finder.install()
+    try:
+        return importlib.import_module(lab.module)
+    finally:
+        finder.remove()
+
+
+FIGURES = {
+    "08_tiles": Recipe(tiles_data, draw_tiles),
+    "08_memory_over_n": Recipe(lengths_data, draw_lengths),
+}

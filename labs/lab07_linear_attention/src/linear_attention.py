@@ -1,0 +1,270 @@
+"""Lab 07: linear attention, causal by four routes, with the memory of each measured and predicted."""
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def standard_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Softmax attention with all scores in memory: given, to compare with. `(..., N, d)` each; not causal."""
+    scores = q @ k.mT
+    scores = scores / q.shape[-1] ** 0.5
+    weights = F.softmax(scores, dim=-1)
+    return weights @ v
+
+
+class _Watch(TorchDispatchMode):
+    """Live and peak bytes of the storages that operators make; `outside` were there before."""
+
+    def __init__(self, outside: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.outside = {tensor.untyped_storage()._cdata for tensor in outside}
+        self.alive: dict[int, Any] = {}
+        self.live_bytes = self.peak_bytes = 0
+
+    _should_skip_dynamo = classmethod(lambda cls: False)
+
+    def __torch_dispatch__(self, operator: Any, _types: Any, operands: Any = (), options: Any = None) -> Any:
+        made = operator(*operands, **(options or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key in self.alive or key in self.outside:
+            return
+
+        def release(_: Any) -> None:
+            del self.alive[key]
+            self.live_bytes -= nbytes
+
+        self.alive[key] = weakref.ref(storage, release)
+        self.live_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+def measure_peak(fn: Callable[..., Any], *args: torch.Tensor) -> int:
+    """Peak bytes that `fn(*args)` holds over its arguments, its result included: given, on meta, CPU and CUDA."""
+    if args[0].is_cuda:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        fn(*args)
+        return torch.cuda.max_memory_allocated() - before
+    with _Watch(args) as watch:
+        fn(*args)
+    return watch.peak_bytes
+
+
+def feature_map(x: torch.Tensor) -> torch.Tensor:
+    """φ(x) = elu(x) + 1, element by element (Katharopoulos et al. 2020, equation 7): above 0 for every x.
+
+    elu(x) + 1 is x + 1 for x > 0 and exp(x) for x ≤ 0.
+
+    Args:
+        x: any shape, floating-point; it is not changed.
+
+    Returns:
+        A new tensor of x's shape and dtype. Its derivative is 1 for x > 0 and exp(x) below, for x of any size.
+
+    Example:
+        [−1, 0, 2] becomes [0.3679, 1, 3].
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def linear_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """Bidirectional linear attention: each query sees every key (Katharopoulos et al. 2020, equation 4).
+
+    out[i] = Σ_j w[i, j]·v[j] / (Σ_j w[i, j] + eps) with the weights w[i, j] = φ(q[i])·φ(k[j]), a dot product over d,
+    and φ = `feature_map`.
+
+    Args:
+        q: `(..., N_q, d)`. As everywhere here, φ is applied inside, and there is no factor 1/√d.
+        k: `(..., N_k, d)`, its leading axes those of q.
+        v: `(..., N_k, d_v)`.
+        eps: added to the sum of the weights, once for each query.
+
+    Returns:
+        `(..., N_q, d_v)` in q's dtype, with arithmetic of order N·d·d_v and memory of order N·(d + d_v) + d·d_v.
+
+    Example:
+        q = [[0]], k = [[0], [1]], v = [[3], [0]]: weights 1 and 2, out = [[1.0]] (less eps / 3).
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def causal_linear_attention_cumsum(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, eps: float = 1e-6
+) -> torch.Tensor:
+    """Causal linear attention with the state of every position at once, by cumulative sums.
+
+    out[i] = Σ_{j≤i} w[i, j]·v[j] / (Σ_{j≤i} w[i, j] + eps) with w[i, j] = φ(q[i])·φ(k[j]).
+
+    Args:
+        q: `(..., N, d)`.
+        k: `(..., N, d)`.
+        v: `(..., N, d_v)`.
+        eps: added to the sum of the weights, once for each query.
+
+    Returns:
+        `(..., N, d_v)` in q's dtype. No loop over positions; at the peak two arrays of N·d·d_v elements are alive and
+        not three.
+
+    Example:
+        q = [[0], [0]], k = [[0], [1]], v = [[3], [0]]: out = [[3.0], [1.0]] (less an eps-th part).
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def causal_linear_attention_recurrent(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, eps: float = 1e-6
+) -> torch.Tensor:
+    """Causal linear attention one position at a time, with one state (Katharopoulos et al. 2020, section 3.4).
+
+    The same numbers as `causal_linear_attention_cumsum`.
+
+    Args:
+        q: `(..., N, d)`.
+        k: `(..., N, d)`.
+        v: `(..., N, d_v)`.
+        eps: added to the sum of the weights, once for each query.
+
+    Returns:
+        `(..., N, d_v)` in q's dtype. What is alive grows with N by the output only, and by its pieces if they are
+        put together at the end: 2·d_v elements a position.
+
+    Example:
+        q = [[0], [0]], k = [[0], [1]], v = [[3], [0]]: out = [[3.0], [1.0]] (less an eps-th part).
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def causal_linear_attention_chunked(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunk: int = 64, eps: float = 1e-6
+) -> torch.Tensor:
+    """Causal linear attention one chunk of positions after the other (Yang et al. 2023, section 2.2).
+
+    The same numbers as `causal_linear_attention_cumsum`, whatever `chunk` is.
+
+    Args:
+        q: `(..., N, d)`.
+        k: `(..., N, d)`.
+        v: `(..., N, d_v)`.
+        chunk: C, how many positions are taken at a time; the last chunk may be shorter, and C larger than N.
+        eps: added to the sum of the weights, once for each query.
+
+    Returns:
+        `(..., N, d_v)` in q's dtype. Beside the state, the C × C weights of one chunk and what else a chunk needs,
+        what is alive grows with N as in the recurrent route, by 2·d_v elements a position at most.
+
+    Raises:
+        ValueError: naming `chunk`, when it is below 1.
+
+    Example:
+        128 positions in chunks of 64 take two steps: within each, weights of 64 × 64; from the first to the second,
+        one state of d × d_v and one sum of d numbers.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def causal_linear_attention_scan(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunk: int = 64, eps: float = 1e-6
+) -> torch.Tensor:
+    """Causal linear attention on all chunks at once, their states by a parallel scan (Blelloch 1990).
+
+    The same numbers as `causal_linear_attention_cumsum`, whatever `chunk` is.
+
+    Args:
+        q: `(..., N, d)`.
+        k: `(..., N, d)`.
+        v: `(..., N, d_v)`.
+        chunk: C, how many positions share a state that is kept; N need not be a multiple of C.
+        eps: added to the sum of the weights, once for each query.
+
+    Returns:
+        `(..., N, d_v)` in q's dtype. The number of operators run grows as log(N / C). States are there for the
+        N / C borders of chunks and for no other position, in memory and among what autograd saves.
+
+    Raises:
+        ValueError: naming `chunk`, when it is below 1.
+
+    Example:
+        8 chunks whose own states are a, b, …, h start from the states 0, a, a+b, …, a+b+…+g: an exclusive scan, in 3
+        doublings in place of 7 additions one after the other.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def linear_attention_memory(batch: int, heads: int, seq_len: int, d: int, dtype_bytes: int) -> dict[str, int]:
+    """Peak memory of four attentions, in bytes over their inputs, by the formulas that the handout's steps lead to.
+
+    Args:
+        batch: B.
+        heads: H.
+        seq_len: N; for `linear_chunked_peak` at most 64, or a multiple of 64, the chunk.
+        d: the width of q, k and v.
+        dtype_bytes: bytes of one element: 4 for float32, 2 for float16.
+
+    Returns:
+        A dict of ints, in bytes: `inputs` (q, k and v, in none of the others), `standard_peak`, `linear_bidir_peak`,
+        `linear_causal_peak` (by cumulative sums), `linear_chunked_peak` (in chunks of 64). No tensor is made.
+
+    Example:
+        linear_attention_memory(1, 1, 512, 64, 4): 393,216; 2,228,224; 545,024; 17,436,672; 278,784.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+def profile_attention_memory(
+    seq_lens: Iterable[int],
+    batch: int = 4,
+    heads: int = 8,
+    d: int = 64,
+    dtype: torch.dtype = torch.float16,
+    device: str = "meta",
+    capacity_bytes: int | None = None,
+) -> list[dict[str, float]]:
+    """Measure the peaks of four attentions over the sequence length, and put the predictions beside them.
+
+    They are `standard_attention`, and your `linear_attention`, `causal_linear_attention_cumsum` and
+    `causal_linear_attention_chunked`, called with random q, k and v of shape `(batch, heads, seq_len, d)` that require
+    no grad.
+
+    Args:
+        seq_lens: the lengths, in the order of the rows.
+        batch: B.
+        heads: H.
+        d: the width of q, k and v.
+        dtype: of q, k and v.
+        device: "meta" (a simulation), "cpu" or "cuda".
+        capacity_bytes: memory of the device: what inputs and peak together may not exceed. None: no limit is set.
+
+    Returns:
+        One dict a length. `seq_len`; `input_memory_mb`, q, k and v; then, over the inputs, measured:
+        `standard_memory_mb`, `linear_bidir_memory_mb`, `linear_causal_memory_mb`, `linear_chunked_memory_mb`;
+        predicted: the same four with `_theoretical_mb` in place of `_memory_mb`; and `savings_bidir`, measured standard
+        over measured bidirectional. MB are 10⁶ bytes. What is out of memory, on the device or by `capacity_bytes`, is
+        nan, and so is the quotient then.
+
+    Raises:
+        Whatever an attention raises that is not running out of memory.
+
+    Example:
+        The row for 8192, otherwise with the defaults: 100.7 MB of inputs; 8623.5, 135.5, 4463.8 and 67.4 MB measured.
+    """
+    # YOUR CODE HERE
+    raise NotImplementedError()

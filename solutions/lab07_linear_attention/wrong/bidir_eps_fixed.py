@@ -1,0 +1,15 @@
+"""eps is 1e-6 whatever is asked for.
+
+Task: linear_attention
+Killed by: TestLinearAttention::test_eps
+Says: whatever is asked for
+"""
+
+
+def linear_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    q, k = feature_map(q), feature_map(k)
+    state = k.mT @ v
+    k_sum = k.sum(-2)
+    out = q @ state
+    weight_sum = q @ k_sum[..., None]
+    return out / (weight_sum + 1e-6)

@@ -1,0 +1,15 @@
+"""φ is not applied to k.
+
+Task: linear_attention
+Killed by: TestLinearAttention::test_values
+Says: φ is not applied to k
+"""
+
+
+def linear_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    q, k = feature_map(q), k
+    state = k.mT @ v
+    k_sum = k.sum(-2)
+    out = q @ state
+    weight_sum = q @ k_sum[..., None]
+    return out / (weight_sum + eps)

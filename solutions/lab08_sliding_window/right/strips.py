@@ -1,0 +1,66 @@
+"""A strip of keys for each block of queries, differentiated by autograd; loops in place of arrays."""
+
+
+def window_mask(seq_len, window):
+    _check(seq_len=seq_len, window=window)
+    i, j = torch.arange(seq_len)[:, None], torch.arange(seq_len)
+    return (j > i) | (j <= i - window)
+
+
+def classify_tiles(seq_len, window, block):
+    _check(seq_len=seq_len, window=window, block=block)
+    bounds = [(start, min(start + block, seq_len)) for start in range(0, seq_len, block)]
+    return np.array([[_kind(rows, cols, window) for cols in bounds] for rows in bounds])
+
+
+def _kind(rows, cols, window):
+    if cols[0] > rows[1] - 1 or cols[1] - 1 <= rows[0] - window:
+        return "empty"
+    return "full" if cols[1] - 1 <= rows[0] and cols[0] > rows[1] - 1 - window else "partial"
+
+
+def sliding_window_attention(q, k, v, window, block):
+    _check(window=window, block=block)
+    if q.shape != k.shape:
+        raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} differ")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in more than the width")
+    strips = []
+    for start in range(0, q.shape[-2], block):
+        stop = min(start + block, q.shape[-2])
+        first = max(0, start - window + 1)
+        keys, values = (x[..., first:stop, :].to(_precise(q.dtype)) for x in (k, v))
+        scores = q[..., start:stop, :].to(keys.dtype) * q.shape[-1] ** -0.5 @ keys.mT
+        i, j = torch.arange(start, stop)[:, None], torch.arange(first, stop)
+        scores = scores.masked_fill((j > i) | (j <= i - window), -torch.inf)
+        strips.append((scores.softmax(-1) @ values).to(q.dtype))
+    return torch.cat(strips, -2)
+
+
+class BlockMaskCache:
+    def __init__(self, maxsize):
+        if maxsize < 1:
+            raise ValueError(f"maxsize is {maxsize}, below 1")
+        self.maxsize, self.entries = maxsize, {}
+
+    def get(self, seq_len, window, block, device="cpu"):
+        key = (str(torch.device(device)), seq_len, window, block)
+        mask = self.entries.pop(key, None)
+        if mask is None:
+            mask = self._make(seq_len, window, block, device)
+            while len(self.entries) >= self.maxsize:
+                del self.entries[next(iter(self.entries))]
+        self.entries[key] = mask
+        return mask
+
+    @staticmethod
+    def _make(seq_len, window, block, device):
+        codes = {"empty": 0, "partial": 1, "full": 2}
+        kinds = classify_tiles(seq_len, window, block)
+        return torch.tensor([[codes[kind] for kind in row] for row in kinds.tolist()], dtype=torch.int8).to(device)
+
+    def clear(self):
+        self.entries = {}
+
+    def __len__(self):
+        return len(self.entries)

@@ -1,0 +1,31 @@
+"""The device is in the key as it was written: 'cpu' and torch.device('cpu') are two masks.
+
+Task: BlockMaskCache
+Killed by: TestBlockMaskCache::test_the_same_device_written_in_two_ways
+Says: are one device
+"""
+
+
+class BlockMaskCache:
+    def __init__(self, maxsize: int) -> None:
+        _check(maxsize=maxsize)
+        self._maxsize = maxsize
+        self._masks: OrderedDict[tuple[int, int, int, torch.device], torch.Tensor] = OrderedDict()
+
+    def get(self, seq_len: int, window: int, block: int, device: str | torch.device = "cpu") -> torch.Tensor:
+        key = (seq_len, window, block, repr(device))
+        if key in self._masks:
+            self._masks.move_to_end(key)
+            return self._masks[key]
+        kinds = classify_tiles(seq_len, window, block)
+        codes = np.select([kinds == "full", kinds == "partial"], [2, 1], 0)
+        self._masks[key] = torch.tensor(codes, dtype=torch.int8, device=device)
+        if len(self._masks) > self._maxsize:
+            self._masks.popitem(last=False)
+        return self._masks[key]
+
+    def clear(self) -> None:
+        self._masks.clear()
+
+    def __len__(self) -> int:
+        return len(self._masks)

@@ -1,0 +1,17 @@
+"""The window is one key too wide, so that a tile that just ends before it is partial.
+
+Task: classify_tiles
+Killed by: TestClassifyTiles::test_kinds
+Says: one key too wide
+"""
+
+
+def classify_tiles(seq_len: int, window: int, block: int) -> npt.NDArray[np.str_]:
+    _check(seq_len=seq_len, window=window, block=block)
+    first = np.arange(0, seq_len, block)
+    last = np.minimum(first + block, seq_len) - 1
+    least = first[:, None] - last[None, :]  # of i − j in the tile; every number up to `most` occurs
+    most = last[:, None] - first[None, :]
+    empty = (most < 0) | (least > window)
+    full = (least >= 0) & (most <= window)
+    return np.select([empty, full], ["empty", "full"], "partial")
