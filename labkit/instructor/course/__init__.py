@@ -1,0 +1,1 @@
+"""The nbgrader course: made from the labs, graded by the judge, without a kernel anywhere."""

@@ -1,0 +1,533 @@
+"""A course from release to feedback: nbgrader's own commands and gradebook, honest submissions and hostile ones."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import json
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from student import LAB, solution_text, stub_text, with_function
+
+from labkit.instructor.course.make import CourseError, make_course
+from labkit.instructor.course.nbgrader_process import Nbgrader
+from labkit.instructor.course.record import record
+from labkit.instructor.course.rendered import is_plain
+from labkit.instructor.grading.run import grade_submitted
+from labkit.instructor.leaks import find_leaks
+
+NAME = LAB.folder.name
+CHECKS = {task.name: task.points for task in LAB.tasks}
+ANSWERS = {question.id: question.points for question in LAB.questions}
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
+EVIL = '<img src="x" onerror="fetch(\'/formgrader/api/grade\')">'
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+LOOP = '''
+def analyze_scaling(results):
+    """Never ends."""
+    while True:
+        pass
+'''
+
+
+def half() -> str:
+    """Lab 01 with the last three tasks untouched."""
+    source = solution_text()
+    for task in LAB.tasks[3:]:
+        source = with_function(source, task.name, f"def {task.name}(*_, **__):\n    raise NotImplementedError")
+    return source
+
+
+def answered(notebook: dict) -> dict:
+    """The released notebook with a written answer and a figure."""
+    for cell in notebook["cells"]:
+        grade_id = cell["metadata"].get("nbgrader", {}).get("grade_id")
+        if grade_id == "why_quadratic":
+            cell["source"] = "The weights: $N^2$ of them, and `a<b` stays as it is."
+        if grade_id == "figure_scaling":
+            cell["source"] = "plot()"
+            cell["outputs"] = [
+                {"output_type": "display_data", "data": {"image/png": PIXEL, "text/html": EVIL}, "metadata": {}}
+            ]
+    return notebook
+
+
+def cell_of(notebook: dict, grade_id: str) -> dict:
+    """The cell with this grade_id."""
+    return next(c for c in notebook["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") == grade_id)
+
+
+def edited_checks(notebook: dict) -> dict:
+    """Every check cell gives itself full marks, and says so in its saved output."""
+    for task, points in CHECKS.items():
+        cell = cell_of(notebook, task)
+        cell["source"] = f"{points}"
+        cell["outputs"] = [
+            {
+                "output_type": "execute_result",
+                "data": {"text/plain": f"{points}"},
+                "metadata": {},
+                "execution_count": 1,
+            }
+        ]
+    return notebook
+
+
+def deleted_cells(notebook: dict) -> dict:
+    """Nothing that is graded is left."""
+    notebook["cells"] = [c for c in notebook["cells"] if "nbgrader" not in c["metadata"]]
+    return notebook
+
+
+def redefined(notebook: dict) -> dict:
+    """An extra cell replaces the check function, another calls itself a check."""
+    source = "import labkit.notebook\nlabkit.notebook.check = lambda *a: 20"
+    notebook["cells"].insert(0, {"cell_type": "code", "metadata": {}, "source": source, "outputs": []})
+    made_up = {
+        "grade": True,
+        "grade_id": "bonus",
+        "locked": True,
+        "points": 100,
+        "schema_version": 3,
+        "solution": False,
+    }
+    notebook["cells"].append({"cell_type": "code", "metadata": {"nbgrader": made_up}, "source": "100", "outputs": []})
+    return notebook
+
+
+def duplicated(notebook: dict) -> dict:
+    """Each graded cell three times, one of them moved to the front, as another kind of cell."""
+    graded = [c for c in notebook["cells"] if "nbgrader" in c["metadata"]]
+    turned = [{**c, "cell_type": "markdown" if c["cell_type"] == "code" else "code", "outputs": []} for c in graded]
+    notebook["cells"] = [*turned, *notebook["cells"], *graded]
+    return notebook
+
+
+def other_points(notebook: dict) -> dict:
+    """More points, scores written into the metadata, answers that call themselves checks."""
+    for grade_id in (*CHECKS, *ANSWERS):
+        planted = {"points": 1000, "score": 1000, "manual_score": 1000, "auto_score": 1000, "extra_credit": 1000}
+        cell_of(notebook, grade_id)["metadata"]["nbgrader"].update(planted, solution=False, grade=True)
+    notebook["metadata"]["nbgrader"] = {"score": 1000}
+    return notebook
+
+
+def active(notebook: dict) -> dict:
+    """Markdown and outputs that would act in the grader's browser."""
+    cell_of(notebook, "why_quadratic")["source"] = f"Look: {EVIL} ```` and [this](javascript:alert(1))"
+    cell_of(notebook, "alive_at_once")["source"] = "![x](attachment:nothing.png)"
+    cell_of(notebook, "figure_scaling")["outputs"] = [
+        {
+            "output_type": "display_data",
+            "data": {"text/html": EVIL, "application/javascript": "evil()"},
+            "metadata": {},
+        },
+        {"output_type": "display_data", "data": {"image/png": f'"{EVIL}'}, "metadata": {"width": EVIL}},
+        {"output_type": "stream", "name": "stdout", "text": EVIL},
+    ]
+    notebook["metadata"]["widgets"] = {"application/vnd.jupyter.widget-state+json": {"x": EVIL}}
+    return notebook
+
+
+def huge(notebook: dict) -> dict:
+    """Outputs without end."""
+    outputs = [{"output_type": "stream", "name": "stdout", "text": "x" * 2_000_000}] * 12
+    big = base64.b64encode(base64.b64decode(PIXEL) + bytes(6_000_000)).decode()
+    picture = {"output_type": "display_data", "data": {"image/png": big}, "metadata": {}}
+    cell_of(notebook, "figure_scaling")["outputs"] = [*outputs, picture]
+    return notebook
+
+
+NO_JSON = "\x00 this is no notebook {"
+ODD = json.dumps({"cells": [None, 3, {"cell_type": []}, {"cell_type": "code", "source": {"a": 1}, "metadata": 7}]})
+HONEST: dict[str, tuple[str, object]] = {
+    "perfect": (solution_text(), answered),
+    "half": (half(), answered),
+    "stub": (stub_text(), None),
+    "import_error": ("import no_such_module\n" + solution_text(), None),
+    "endless_loop": (with_function(solution_text(), "analyze_scaling", LOOP), None),
+}
+HOSTILE: dict[str, object] = {
+    "edited_checks": edited_checks,
+    "deleted_cells": deleted_cells,
+    "redefined": redefined,
+    "duplicated": duplicated,
+    "other_points": other_points,
+    "active": active,
+    "huge": huge,
+    "no_json": NO_JSON,
+    "odd": ODD,
+    "deep": "[" * 200_000,
+    "no_notebook": "",
+    "refused": None,
+}
+EARNED = {"perfect": 60.0, "half": 35.0, "stub": 0.0, "import_error": 0.0, "endless_loop": 50.0}
+
+
+@dataclass
+class Cycle:
+    """A course after its first round of grading."""
+
+    course: Path
+    nbgrader: Nbgrader
+    said: list[str]
+
+    def scores(self, student: str) -> dict[str, tuple]:
+        """Every grade of the student: (auto_score, manual_score, max_score, needs_manual_grade)."""
+        with sqlite3.connect(self.course / "gradebook.db") as database:
+            rows = database.execute(
+                "select base_cell.name, auto_score, manual_score, grade_cells.max_score, needs_manual_grade from grade "
+                "join base_cell on grade.cell_id = base_cell.id join grade_cells on grade_cells.id = base_cell.id "
+                "join submitted_notebook on grade.notebook_id = submitted_notebook.id "
+                "join submitted_assignment on submitted_notebook.assignment_id = submitted_assignment.id "
+                "where submitted_assignment.student_id = ?",
+                (student,),
+            ).fetchall()
+        return {name: tuple(values) for name, *values in rows}
+
+    def autograded(self, student: str) -> dict:
+        """The notebook that formgrader shows."""
+        return json.loads((self.course / "autograded" / student / NAME / "report.ipynb").read_text(encoding="utf-8"))
+
+    def feedback(self, student: str) -> str:
+        """The page that the student gets."""
+        return (self.course / "feedback" / student / NAME / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def cycle(tmp_path_factory):
+    """Made, released, handed in, graded, exported and handed back, once for all tests."""
+    course = tmp_path_factory.mktemp("nbgrader") / "course"
+    environment = {"PYTHONPATH": str(Path(__file__).parent), "ATTENTION_LABS_TEST_SECONDS": "4", "HOME": str(course)}
+    os.environ["ATTENTION_LABS_TEST_SECONDS"] = "4"
+    with Nbgrader(environment) as nbgrader:
+        make_course([LAB], course, nbgrader)
+        with (course / "nbgrader_config.py").open("a", encoding="utf-8") as config:
+            config.write("c.LatePenalty.percent_per_day = 10\n")
+        for student, (source, change) in HONEST.items():
+            hand_in(course, student, source, change)
+        for student, change in HOSTILE.items():
+            hand_in(course, student, stub_text(), change)
+        (course / "submitted" / "refused" / NAME / "src" / f"{LAB.module}.py").unlink()
+        (course / "submitted" / "half" / NAME / "timestamp.txt").write_text("2026-01-02 13:00:00 UTC")
+        secret = course / "source" / NAME / "report.ipynb"
+        (course / "submitted" / "stub" / NAME / "link.ipynb").symlink_to(secret)
+        os.mkfifo(course / "submitted" / "stub" / NAME / "pipe.txt")
+        assert not nbgrader(course, "db", "assignment", "add", NAME, "--duedate", "2026-01-01 12:00:00 UTC").status
+        said: list[str] = []
+        outcomes = grade_submitted(course / "submitted", [LAB], say=said.append)
+        said += [f"{each.handed_in.student}: {each.judged.points:g} of {LAB.points:g} points" for each in outcomes]
+        record(course, LAB, nbgrader, say=said.append)
+        for command in (("generate_feedback", NAME), ("export",)):
+            done = nbgrader(course, *command)
+            assert done.status == 0, done.output
+        yield Cycle(course, nbgrader, said)
+    del os.environ["ATTENTION_LABS_TEST_SECONDS"]
+
+
+def hand_in(course: Path, student: str, source: str, change) -> None:
+    """Put a submission where nbgrader collects them: a change of the released notebook, or another text."""
+    folder = course / "submitted" / student / NAME
+    shutil.copytree(course / "release" / NAME, folder)
+    (folder / "src" / f"{LAB.module}.py").write_text(source, encoding="utf-8")
+    notebook = folder / "report.ipynb"
+    if callable(change):
+        notebook.write_text(json.dumps(change(json.loads(notebook.read_text(encoding="utf-8")))), encoding="utf-8")
+    elif change == "":
+        notebook.unlink()
+    elif change is not None:
+        notebook.write_text(change, encoding="utf-8")
+
+
+def test_points_come_from_the_manifest(cycle):
+    scores = cycle.scores("stub")
+    assert {name: values[2] for name, values in scores.items()} == {**CHECKS, **ANSWERS}
+
+
+def test_what_is_released(cycle):
+    released = cycle.course / "release" / NAME
+    files = [path for path in released.rglob("*") if path.is_file()]
+    assert {str(path.relative_to(released)) for path in files} == {"README.md", "report.ipynb", f"src/{LAB.module}.py"}
+    assert find_leaks([LAB], files) == []
+    assert find_leaks([LAB], [cycle.course / "source" / NAME / "report.ipynb"]), "the source has the model answers"
+
+
+@pytest.mark.parametrize(("student", "points"), EARNED.items())
+def test_totals(cycle, student, points):
+    with (cycle.course / "grades.csv").open(encoding="utf-8") as file:
+        row = next(row for row in csv.DictReader(file) if row["student_id"] == student)
+    assert float(row["raw_score"]) == pytest.approx(points, abs=0.01)
+    assert float(row["max_score"]) == sum(CHECKS.values()) + sum(ANSWERS.values())
+    assert f"{student}: {points:g} of 60 points" in cycle.said
+    late = student == "half"
+    assert float(row["late_submission_penalty"]) == pytest.approx(0.2 * points if late else 0.0), "two days begun"
+    assert f"(Score: {float(row['score'])} / 84.0)" in cycle.feedback(student)
+
+
+@pytest.mark.parametrize("student", HOSTILE)
+def test_hostile_submissions_earn_nothing(cycle, student):
+    scores = cycle.scores(student)
+    assert {name: values[2] for name, values in scores.items()} == {**CHECKS, **ANSWERS}
+    assert {name for name, values in scores.items() if values[0]} == set(), "points that nobody earned"
+    assert all(values[1] is None for values in scores.values()), "a score by hand that nobody gave"
+    assert all(scores[task][0] == 0.0 and not scores[task][3] for task in CHECKS), "a check without a score"
+    graded = [
+        cell["metadata"]["nbgrader"] for cell in cycle.autograded(student)["cells"] if "nbgrader" in cell["metadata"]
+    ]
+    assert sorted(cell["grade_id"] for cell in graded) == sorted([*CHECKS, *ANSWERS])
+    for cell in graded:
+        assert cell["points"] == {**CHECKS, **ANSWERS}[cell["grade_id"]]
+        assert cell["solution"] == (cell["grade_id"] in ANSWERS)
+
+
+def test_every_student_is_in_the_export(cycle):
+    with (cycle.course / "grades.csv").open(encoding="utf-8") as file:
+        assert {row["student_id"] for row in csv.DictReader(file)} == {*HONEST, *HOSTILE}
+
+
+@pytest.mark.parametrize("student", [*HONEST, *HOSTILE])
+def test_nothing_acts_in_the_graders_browser(cycle, student):
+    page = cycle.feedback(student)
+    assert EVIL not in page
+    assert "evil()" not in page
+    assert not re.search(r'<a [^>]*href="javascript:|<img[^>]* onerror', page)
+
+
+def test_written_answers_wait_for_a_grader(cycle):
+    scores = cycle.scores("perfect")
+    waiting = {name for name, values in scores.items() if values[3]}
+    assert waiting == {"why_quadratic", "figure_scaling"}
+    assert all(scores[name][0] == 0.0 for name in ANSWERS if name not in waiting), "an untouched answer is worth 0"
+
+
+def test_the_grader_sees_file_figure_and_answer(cycle):
+    text = json.dumps(cycle.autograded("perfect"), ensure_ascii=False)
+    assert "return {seq_len: measure_attention_memory(seq_len, d_model, batch_size) for seq_len" in text
+    assert PIXEL in text
+    assert "and `a<b` stays as it is." in text
+    assert "&lt;img src=" in cycle.feedback("active") or "&lt;img" in cycle.feedback("active")
+
+
+def test_the_student_is_told_what_failed(cycle):
+    page = cycle.feedback("endless_loop")
+    assert "analyze_scaling · 0 of 10 points" in page
+    assert "still running after" in page
+    assert "standard_attention · 20 of 20 points" in page
+    assert "no_such_module" in cycle.feedback("import_error")
+
+
+def test_notes_are_for_the_grader_alone(cycle):
+    notes = {student: json.dumps(cycle.autograded(student)["cells"][0], ensure_ascii=False) for student in HOSTILE}
+    for student, text in {
+        "edited_checks": "the check cell standard_attention was edited",
+        "deleted_cells": "put back empty: figure_scaling, why_quadratic",
+        "active": "is shown as it was typed",
+        "huge": "is cut at",
+        "no_json": "could not be read",
+        "deep": "could not be read",
+        "no_notebook": "no report.ipynb was handed in",
+        "refused": "the judge refused this submission: there is no src/profiling.py",
+    }.items():
+        assert text in notes[student], student
+        assert "For the grader" in notes[student]
+        assert "For the grader" not in cycle.feedback(student)
+
+
+def test_feedback_is_the_page_alone(cycle):
+    files = {path.name for path in (cycle.course / "feedback").rglob("*") if path.is_file()}
+    assert files == {"report.html"}
+
+
+def test_links_and_pipes_are_taken_out(cycle):
+    folder = cycle.course / "submitted" / "stub" / NAME
+    assert not (folder / "link.ipynb").is_symlink()
+    assert not (folder / "pipe.txt").exists()
+    assert not (cycle.course / "autograded" / "stub" / NAME / "link.ipynb").exists()
+
+
+def test_a_score_by_hand_survives_a_second_round(cycle):
+    with sqlite3.connect(cycle.course / "gradebook.db") as database:
+        database.execute(
+            "update grade set manual_score = 3 where cell_id in (select id from base_cell where name = 'why_quadratic')"
+            " and notebook_id in (select n.id from submitted_notebook n join submitted_assignment a "
+            "on n.assignment_id = a.id where a.student_id = 'perfect')"
+        )
+    answer = cycle.course / "submitted" / "perfect" / NAME / "src" / f"{LAB.module}.py"
+    answer.write_text(half(), encoding="utf-8")
+    done = cycle.nbgrader(cycle.course, "autograde", NAME, "--student", "perfect", "--force")
+    assert done.status == 0, done.output
+    scores = cycle.scores("perfect")
+    assert scores["why_quadratic"][1] == 3.0
+    assert sum(scores[task][0] for task in CHECKS) == EARNED["half"], "the changed file is judged again"
+    answer.write_text(solution_text(), encoding="utf-8")
+
+
+def test_archives_are_collected(cycle):
+    archive = cycle.course / "downloaded" / NAME / "archive"
+    packed = cycle.course / "packed"
+    for inside in (f"labs/{NAME}", "labs/lab02_peak_memory", f"again/{NAME}", "extracted/perfect"):
+        shutil.copytree(cycle.course / "release" / NAME, packed / inside)
+    (packed / "labs" / NAME / "conftest.py").write_text("raise SystemExit")
+    (packed / "labs" / NAME / "timestamp.txt").write_text("2020-01-01 00:00:00 UTC")
+    archive.mkdir(parents=True)
+    shutil.make_archive(str(archive / "zoe"), "zip", packed)
+    before = (cycle.course / "submitted" / "perfect" / NAME / "report.ipynb").read_bytes()
+    done = cycle.nbgrader(cycle.course, "zip_collect", NAME)
+    assert done.status == 0, done.output
+    collected = cycle.course / "submitted" / "zoe" / NAME
+    files = {str(path.relative_to(collected)) for path in collected.rglob("*") if path.is_file()}
+    assert files == {"report.ipynb", f"src/{LAB.module}.py"}
+    assert (cycle.course / "submitted" / "perfect" / NAME / "report.ipynb").read_bytes() == before
+
+
+@pytest.mark.parametrize("where", ["notebook", "file"])
+def test_a_leak_stops_generate_assignment(cycle, where):
+    source = cycle.course / "source" / NAME
+    notebook = source / "report.ipynb"
+    whole = notebook.read_text(encoding="utf-8")
+    if where == "file":
+        (source / "notes.txt").write_text("for the staff")
+    else:
+        notebook.write_text(whole.replace("### BEGIN SOLUTION", "# begin").replace("### END SOLUTION", "# end"))
+    try:
+        done = cycle.nbgrader(cycle.course, "generate_assignment", NAME, "--force")
+        assert done.status != 0
+        assert "LeakError" in done.output
+        assert not (cycle.course / "release" / NAME).exists()
+    finally:
+        (source / "notes.txt").unlink(missing_ok=True)
+        notebook.write_text(whole, encoding="utf-8")
+        assert cycle.nbgrader(cycle.course, "generate_assignment", NAME, "--force").status == 0
+
+
+def test_a_failed_course_leaves_nothing(cycle, tmp_path, monkeypatch):
+    monkeypatch.setattr("labkit.instructor.leaks.secret_passages", lambda lab: {"Lab 01: Memory profiling"})
+    with pytest.raises(CourseError, match="passages of solutions would be released"):
+        make_course([LAB], tmp_path / "out", cycle.nbgrader)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(CourseError, match="exists already"):
+        make_course([LAB], tmp_path, cycle.nbgrader)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("**bold**, `a<b`, $a < b$, a table:\n\n| a | b |\n|---|:-:|\n| 1 | 2 |\n", True),
+        ("```python\nif a < b: pass\n```\n\n- [ ] x\n\n<https://example.org> <br> x<sup>2</sup>", True),
+        ("# A heading\n\n![figure](figure.png) [text](https://example.org 'title')", True),
+        ("<script>alert(1)</script>", False),
+        ("<img src=x onerror=alert(1)", True),  # not a tag: the renderer escapes it
+        ("a\n<p onclick=alert(1)\n\nb>", False),  # not a tag for the renderer, one for a browser
+        ('`<a title="`<img src=x onerror=alert(1)>`">`', False),
+        ("[x](javascript:alert(1))", False),
+        ("[x](java&Tab;script:alert(1))", False),
+        ("[x](data:text/html,evil)", False),
+        ('<a href="JaVaScRiPt:alert(1)">x</a>', False),
+        ('<div class="nbgrader_cell">', False),
+        ("<!-- --!><script>", False),
+        ("$\\href{javascript:alert(1)}{x}$", False),
+        ("```mermaid\n<img src=x onerror=alert(1)>\n```", False),
+        ('<input type="text" class="score">', False),
+        ("![x](attachment:nothing.png)", False),
+    ],
+)
+def test_what_may_be_rendered(text, plain):
+    assert is_plain(text) is plain
+
+
+@pytest.fixture(scope="module")
+def formgrader(cycle):
+    """JupyterLab in the course's folder, and a browser page whose requests to elsewhere are stopped."""
+    pytest.importorskip("jupyterlab", reason="formgrader runs in JupyterLab: uv sync --group notebook")
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright to drive a browser with")
+    browser_path = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    if browser_path is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    home = cycle.course.parent / "home"
+    settings = [f"--port={port}", "--IdentityProvider.token=known", f"--ServerApp.root_dir={cycle.course}"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--allow-root", *settings],
+        cwd=cycle.course,
+        env={**os.environ, "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        stdout=(cycle.course.parent / "jupyter.log").open("w"),
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        with playwright.sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+            headers = {"Authorization": "token known"}
+            page = browser.new_page(viewport={"width": 1200, "height": 1400}, extra_http_headers=headers)
+            page.set_default_timeout(120_000)
+            page.route(lambda url: "127.0.0.1" not in url, lambda route: route.abort())
+            for _attempt in range(120):
+                with contextlib.suppress(playwright.Error):
+                    page.goto(f"http://127.0.0.1:{port}/formgrader/gradebook/{NAME}/report/")
+                    break
+                page.wait_for_timeout(500)
+            yield page, f"http://127.0.0.1:{port}"
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+
+
+def open_submission(cycle, formgrader, student: str):
+    """The page on which the student's notebook is graded."""
+    page, address = formgrader
+    with sqlite3.connect(cycle.course / "gradebook.db") as database:
+        (identity,) = database.execute(
+            "select n.id from submitted_notebook n join submitted_assignment a on n.assignment_id = a.id "
+            "where a.student_id = ?",
+            (student,),
+        ).fetchone()
+    page.goto(f"{address}/formgrader/submissions/{identity}/", wait_until="load")
+    page.wait_for_selector("input.score")
+    page.wait_for_function("document.querySelector('#standard_attention').placeholder !== ''")
+    page.wait_for_load_state("load")
+    return page
+
+
+def test_formgrader_shows_what_a_grader_needs(cycle, formgrader):
+    page = open_submission(cycle, formgrader, "endless_loop")
+    shots = os.environ.get("ATTENTION_LABS_SCREENSHOTS")
+    if shots:
+        page.screenshot(path=f"{shots}/formgrader.png", full_page=True)
+    assert page.locator("#standard_attention").get_attribute("placeholder") == "20"
+    assert page.locator("#analyze_scaling").get_attribute("placeholder") == "0"
+    text = page.inner_text("#notebook-container")
+    assert "profiling.py, as it was handed in" in text
+    assert "while True:" in text
+    assert "still running after" in text
+
+
+def test_formgrader_takes_a_score_by_hand(cycle, formgrader):
+    page = open_submission(cycle, formgrader, "half")
+    page.fill("#why_quadratic", "3.5")
+    page.press("#why_quadratic", "Tab")
+    page.wait_for_timeout(1500)
+    assert cycle.scores("half")["why_quadratic"][1] == 3.5
+
+
+def test_nothing_of_a_student_acts_in_formgrader(cycle, formgrader):
+    asked: list[str] = []
+    formgrader[0].on("request", lambda request: asked.append(f"{request.method} {request.url}"))
+    page = open_submission(cycle, formgrader, "active")
+    page.wait_for_timeout(500)
+    if shots := os.environ.get("ATTENTION_LABS_SCREENSHOTS"):
+        page.screenshot(path=f"{shots}/active.png", full_page=True)
+    assert not [request for request in asked if "POST" in request or "PUT" in request or request.endswith("/api/grade")]
+    assert page.locator("[onerror]").count() == 0
+    assert "For the grader" in page.inner_text("#notebook-container")
