@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,17 @@ def test_everything_a_student_needs(released):
     for file in ("README.md", "pyproject.toml", "uv.lock", "LICENSE", ".gitignore"):
         assert (released / file).is_file()
     assert "://" not in (released / "uv.lock").read_text(encoding="utf-8")
+
+
+def test_links_of_the_documents_lead_somewhere(released):
+    gone = []
+    for page in released.rglob("*.md"):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        targets = re.findall(r"\]\(([^)\s#]+)", text)
+        local = [target for target in targets if not re.match(r"[a-z]+:", target)]
+        gone += [f"{page.relative_to(released)}: {target}" for target in local if not (page.parent / target).exists()]
+    assert gone == []
+    assert (released / "docs" / "README.md").is_file()
 
 
 def test_nothing_of_a_solution(released):

@@ -57,7 +57,11 @@ def _draw_matrix(ax: Axes, n: int, panel: dict[str, Any]) -> None:
     from matplotlib.patches import Rectangle
 
     height, width = panel["block_q"], panel["block_k"]
-    fills = {"below": (BLUE, ""), "crossed": (PAPER, "////"), "above": (PAPER, "")}
+    fills: dict[str, tuple[Any, str]] = {
+        "below": ((BLUE, 0.35), ""),
+        "crossed": ("none", "////"),
+        "above": ("none", ""),
+    }
     for row, kinds in enumerate(panel["kinds"]):
         for column, kind in enumerate(kinds):
             fill, hatch = fills[kind]
@@ -157,6 +161,9 @@ def draw_shape(data: dict[str, Any]) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, ax = plt.subplots(figsize=(5.0, 4.4))
+    # Where the two lines cross, a number stands beside its point instead.
+    beside = {("queries outside", 32): (-14, -9), ("queries outside", 64): (-3, -14)}
+    beside |= {("keys outside", 64): (-13, 4), ("keys outside", 128): (-11, -3)}
     for name, marker, below in (("queries outside", "o", False), ("keys outside", "s", True)):
         colour, dash = STYLES[name]
         x = [point["block_q"] for point in data["points"]]
@@ -166,7 +173,7 @@ def draw_shape(data: dict[str, Any]) -> Figure:
             ax.annotate(
                 str(point[name]["block_k"]),
                 (a, b),
-                xytext=(0, -14 if below != (point["block_q"] in (32, 64)[below:]) else 7),
+                xytext=beside.get((name, point["block_q"]), (0, -14 if below else 7)),
                 textcoords="offset points",
                 ha="center",
                 size=8.5,

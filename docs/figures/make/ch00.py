@@ -1,0 +1,143 @@
+"""The front page's figure and the course's map: what the course is about, and how its labs hang together.
+
+Lab 05's solution is measured, so the first figure's data can be made again only where `solutions/` is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from labkit.figures import BLUE, INK, MUTED, ORANGE, Recipe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MIB = 2**20
+HEAD_DIM = 64
+BLOCK = 256
+LENGTHS = [512, 1024, 2048, 3072, 4096]
+
+
+def front_data() -> dict[str, Any]:
+    """Peak bytes of one training step over its inputs, gradients included, of the textbook form and of Lab 05's."""
+    import torch
+
+    from labkit.instructor.flash_speed import load_answer
+    from labkit.meters.tensors import AllocationMeter
+
+    flash = load_answer("src/flash_attention")
+
+    class Flash(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, Q, K, V):  # type: ignore[no-untyped-def]
+            O, L = flash.flash_forward(Q, K, V, False, BLOCK, BLOCK)
+            ctx.save_for_backward(Q, K, V, O, L)
+            return O
+
+        @staticmethod
+        def backward(ctx, dO):  # type: ignore[no-untyped-def]
+            return flash.flash_backward(*ctx.saved_tensors, dO, False, BLOCK, BLOCK)
+
+    def textbook(Q, K, V):  # type: ignore[no-untyped-def]
+        return (Q @ K.mT * HEAD_DIM**-0.5).softmax(-1) @ V
+
+    points = []
+    for n in LENGTHS:
+        point: dict[str, int] = {"N": n}
+        for name, attention in (("textbook", textbook), ("flash", Flash.apply)):
+            generator = torch.Generator().manual_seed(0)
+            inputs = [torch.randn(n, HEAD_DIM, generator=generator).requires_grad_() for _ in range(3)]
+            with AllocationMeter() as meter:
+                attention(*inputs).sum().backward()
+            point[f"{name}_peak_bytes"] = meter.peak_bytes
+        points.append(point)
+    return {"d": HEAD_DIM, "dtype": "float32", "block": BLOCK, "points": points}
+
+
+def draw_front(data: dict[str, Any]) -> Figure:
+    """Draw both peaks over N on plain axes, where a square looks like one."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    figure, axes = plt.subplots(figsize=(5.6, 3.3))
+    ns = [point["N"] for point in data["points"]]
+    peaks = {name: [point[f"{name}_peak_bytes"] / MIB for point in data["points"]] for name in ("textbook", "flash")}
+    curve = np.linspace(ns[0], ns[-1], 100)
+    axes.plot(curve, 4 * (3 * curve**2 + curve * data["d"]) / MIB, color=ORANGE, linestyle="--")
+    axes.plot(ns, peaks["textbook"], "s", color=ORANGE)
+    axes.plot(ns, peaks["flash"], color=BLUE, linestyle="-", marker="o")
+    axes.text(3350, 152, "textbook attention, 3N² + Nd", ha="right", color=ORANGE, weight="bold")
+    axes.text(1900, 15, "FlashAttention, as you write it in Lab 05", color=BLUE, weight="bold")
+    for name, digits in (("textbook", 0), ("flash", 1)):
+        axes.annotate(
+            f"{peaks[name][-1]:.{digits}f} MiB",
+            (ns[-1], peaks[name][-1]),
+            (9, -4),
+            textcoords="offset points",
+            color=INK,
+        )
+    axes.set(xlim=(300, 4900), ylim=(-8, 212), xlabel="tokens N", ylabel="MiB at the peak")
+    axes.set_xticks(ns)
+    axes.set_title(f"memory of one training step of one head (d = {data['d']}, float32)")
+    return figure
+
+
+def map_data() -> dict[str, Any]:
+    """What the manifests say of each lab: its title, hours, points, chapters, and the labs it needs."""
+    from labkit.catalog import find_labs
+
+    return {
+        "labs": [
+            {
+                "lab": lab.label,
+                "title": lab.title,
+                "chapters": [path[5:7] for path in lab.read if path[5:7].isdigit()],
+                "needs": list(lab.requires),
+                "hours": lab.hours,
+                "points": lab.points,
+                "report_points": sum(question.points for question in lab.questions),
+            }
+            for lab in find_labs()
+        ]
+    }
+
+
+def draw_map(data: dict[str, Any]) -> Figure:
+    """Draw the labs from top to bottom, with an arrow at the side from each lab to those that need it."""
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import FancyBboxPatch
+
+    labs = data["labs"]
+    figure, axes = plt.subplots(figsize=(4.6, 0.78 * len(labs) + 0.1))
+    row = {lab["lab"]: at for at, lab in enumerate(labs)}
+    for at, lab in enumerate(labs):
+        box = FancyBboxPatch(
+            (1.05, at + 0.14), 3.75, 0.72, boxstyle="round,pad=0,rounding_size=0.08", facecolor="none", edgecolor=MUTED
+        )
+        axes.add_patch(box)
+        axes.text(1.2, at + 0.37, f"Lab {lab['lab'][3:]}  {lab['title']}", va="center", weight="bold")
+        chapters = ", ".join(str(int(number)) for number in lab["chapters"])
+        axes.text(
+            1.2,
+            at + 0.66,
+            f"chapter {chapters} · {lab['hours']:g} h · {lab['points']:g} + {lab['report_points']:g} points",
+            va="center",
+            size=9,
+            color=MUTED,
+        )
+        for needed in lab["needs"]:
+            _arrow(axes, row[needed], at)
+    axes.set(xlim=(0, 4.85), ylim=(len(labs), 0))
+    axes.set_axis_off()
+    return figure
+
+
+def _arrow(axes: Axes, start: int, end: int) -> None:
+    """Draw a way out at the left of row `start`, down, and into row `end`; the farther, the more to the left."""
+    x = 1.05 - 0.2 * min(end - start, 5)
+    axes.plot([1.05, x, x, 0.95], [start + 0.62, start + 0.62, end + 0.38, end + 0.38], color=BLUE, linestyle="-")
+    axes.plot([0.97], [end + 0.38], marker=">", color=BLUE, markersize=7)
+
+
+FIGURES = {"00_front": Recipe(front_data, draw_front), "00_course_map": Recipe(map_data, draw_map)}

@@ -1,0 +1,125 @@
+"""The tile loop's figure: one step of the interactive page, for readers who see it where no script runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from labkit.figures import BLUE, FIGURES_DIR, GREEN, INK, MUTED, ORANGE, PAPER, Recipe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COUNTS = FIGURES_DIR.parent / "_static" / "tile_loop" / "counts.js"
+SETTING = {
+    "order": "queries",
+    "nQueries": 16,
+    "nKeys": 16,
+    "d": 4,
+    "dV": 4,
+    "blockQ": 4,
+    "blockK": 4,
+    "causal": True,
+    "sramBytes": 512,
+}
+POSITION = 20
+KINDS: dict[str, tuple[Any, str]] = {
+    "visited": ((BLUE, 0.4), ""),
+    "now": (ORANGE, ""),
+    "to come": ("none", ""),
+    "skipped": ("none", "////"),
+}
+GROUPS = {"Q": BLUE, "K": BLUE, "V": BLUE, "S": ORANGE, "P": ORANGE, "P V": ORANGE}
+
+
+def step_data() -> dict[str, Any]:
+    """What the page's own counts say of one step: tiles by state, arrays in SRAM, bytes moved."""
+    import quickjs
+
+    context = quickjs.Context()
+    context.eval(COUNTS.read_text(encoding="utf-8"))
+    say = f"""(() => {{
+      const settings = {json.dumps(SETTING)}, loop = tileLoop.makeLoop(settings);
+      const rows = Array.from({{length: loop.rowBlocks}}, (_, i) => loop.tilesInRow(i));
+      return JSON.stringify({{here: loop.at({POSITION}), rows, total: loop.total.total, needs: loop.needs,
+                              columnBlocks: loop.columnBlocks, standard: tileLoop.standard(settings)}});
+    }})()"""
+    told = json.loads(context.eval(say))
+    here = told["here"]
+    kinds = [
+        [_kind(i, j, visible, here["i"], here["j"]) for j in range(told["columnBlocks"])]
+        for i, visible in enumerate(told["rows"])
+    ]
+    return {
+        "setting": SETTING,
+        "position": POSITION,
+        "phase": here["phase"],
+        "kinds": kinds,
+        "alive_bytes": {name: part["bytes"] for name, part in here["alive"].items()},
+        "in_use_bytes": here["inUse"],
+        "high_water_bytes": here["highWater"],
+        "moved_bytes": here["moved"]["total"],
+        "total_bytes": told["total"],
+        "standard_bytes": told["standard"]["total"],
+        "matrix_bytes": told["standard"]["matrixBytes"],
+    }
+
+
+def _kind(i: int, j: int, visible: int, now_i: int, now_j: int) -> str:
+    if j >= visible:
+        return "skipped"
+    if (i, j) == (now_i, now_j):
+        return "now"
+    return "visited" if (i, j) < (now_i, now_j) else "to come"
+
+
+def draw_step(data: dict[str, Any]) -> Figure:
+    """Draw the matrix of tiles, and below it what SRAM holds of its capacity."""
+    import matplotlib.pyplot as plt
+
+    figure, (above, below) = plt.subplots(2, 1, figsize=(4.8, 5.9), height_ratios=[5, 1])
+    _draw_tiles(above, data)
+    _draw_sram(below, data)
+    return figure
+
+
+def _draw_tiles(ax: Axes, data: dict[str, Any]) -> None:
+    from matplotlib.patches import Patch, Rectangle
+
+    n, height, width = (data["setting"][name] for name in ("nQueries", "blockQ", "blockK"))
+    for i, row in enumerate(data["kinds"]):
+        for j, kind in enumerate(row):
+            fill, hatch = KINDS[kind]
+            corner = j * width, i * height
+            ax.add_patch(Rectangle(corner, width, height, facecolor=fill, hatch=hatch, edgecolor=MUTED, linewidth=0.8))
+    ax.step(range(1, n + 1), range(n), where="pre", color=INK, linewidth=1.2, linestyle="-")
+    ax.set(xlim=(0, n), ylim=(n, 0), aspect="equal", xlabel="key j", ylabel="query i")
+    ax.set_xticks(range(0, n + 1, width))
+    ax.set_yticks(range(0, n + 1, height))
+    ax.grid(False)
+    count = {kind: sum(row.count(kind) for row in data["kinds"]) for kind in KINDS}
+    keys = [
+        Patch(facecolor=fill, hatch=hatch, edgecolor=MUTED, label=f"{count[kind]} {kind}")
+        for kind, (fill, hatch) in KINDS.items()
+    ]
+    ax.legend(handles=keys, loc="center left", bbox_to_anchor=(1.02, 0.5))
+    ax.set_title(f"{data['moved_bytes']:,} of {data['total_bytes']:,} B moved")
+
+
+def _draw_sram(ax: Axes, data: dict[str, Any]) -> None:
+    start = 0
+    for name, n_bytes in data["alive_bytes"].items():
+        ax.barh(0, n_bytes, left=start, height=0.7, color=GROUPS.get(name, GREEN), edgecolor=PAPER)
+        if n_bytes > 30:
+            ax.text(start + n_bytes / 2, 0, name, ha="center", va="center", color=PAPER, size=9.5)
+        start += n_bytes
+    capacity = data["setting"]["sramBytes"]
+    ax.set(xlim=(0, capacity), ylim=(-0.5, 0.5), yticks=[], xlabel="bytes of SRAM; narrow pieces: m, l, α")
+    ax.set_xticks(range(0, capacity + 1, 64))
+    ax.spines["left"].set_visible(False)
+    ax.grid(False)
+    ax.set_title(f"in SRAM: {data['in_use_bytes']} of {capacity} B")
+
+
+FIGURES = {"tile_loop": Recipe(step_data, draw_step)}
