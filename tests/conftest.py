@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run beside the tests: torch's threads would wait for one another
+
 import judging
 import pytest
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 
 import pytest
 
@@ -80,8 +82,11 @@ def never_ends():
     while True:
         pass
 
-def too_much():
+def too_many_parts():
     return [None] * 1_000_000
+
+def too_much_text():
+    return "x" * (5 << 20)
 '''
 
 
@@ -172,9 +177,16 @@ def test_what_never_ends_is_ended_from_outside(sandbox):
     assert os.WIFSIGNALED(cell.cell.status), "it ended by itself"
 
 
-def test_a_message_of_too_many_parts_is_refused(inside):
-    with pytest.raises(wire.WireError, match="too many parts"):
-        inside("too_much")
+@pytest.mark.parametrize("what", ["too_many_parts", "too_much_text"])
+def test_too_much_does_not_cross(inside, what):
+    reply = inside.ask("call", number=inside.numbers[what], method="", args=[], kwargs={}, grad=False, meter="")
+    assert "too many parts, or too much text" in reply["error"]["said"]
+
+
+def message(tree, buffer=b""):
+    """What an answer could send that has taken over its side of the wire."""
+    head, body = json.dumps([len(buffer)]).encode(), json.dumps(tree).encode()
+    return struct.pack("<I", len(head)) + head + struct.pack("<I", len(body)) + body + buffer
 
 
 @pytest.mark.parametrize(
@@ -185,7 +197,10 @@ def test_a_message_of_too_many_parts_is_refused(inside):
         b"\xff" * 64,
         wire.pack([1, 2])[:-1],
         wire.pack("x") + b"more",
+        message([None] * (wire.MOST_NODES + 1)),
+        message("x" * wire.MOST_TEXT),
     ],
+    ids=["empty", "zeros", "ones", "cut", "longer", "too_many_parts", "too_much_text"],
 )
 def test_what_is_no_message_is_refused(body):
     with pytest.raises(wire.WireError):
@@ -193,14 +208,9 @@ def test_what_is_no_message_is_refused(body):
 
 
 def test_an_array_that_reaches_out_of_its_buffer_is_refused():
-    import json
-    import struct
-
     tree = {"$": "array", "dtype": "<f8", "shape": [100], "strides": [8], "at": 0, "buffer": 0, "fixed": False}
-    head, body = json.dumps([8]).encode(), json.dumps(tree).encode()
-    message = struct.pack("<I", len(head)) + head + struct.pack("<I", len(body)) + body + bytes(8)
     with pytest.raises(wire.WireError):
-        wire.unpack(message)
+        wire.unpack(message(tree, bytes(8)))
 
 
 def test_values_cross_as_they_are():

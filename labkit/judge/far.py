@@ -196,8 +196,8 @@ class Far:
         import torch
 
         inputs = [x for x in _tensors(torch, args) if x.requires_grad]
-        outputs = [x for x in _tensors(torch, result) if x.requires_grad]
-        if not outputs or not inputs:
+        outputs = [x for x in _tensors(torch, result) if x.requires_grad] if inputs else []
+        if not outputs:
             return None
         number = len(self.graphs) and max(self.graphs) + 1
         self.graphs[number] = (inputs, outputs)

@@ -20,9 +20,11 @@ import numpy as np
 
 LENGTH = struct.Struct("<Q")
 MOST_BYTES = 1 << 30
-MOST_NODES = 500_000
+MOST_NODES = 200_000
+MOST_TEXT = 4 << 20
 DEEPEST = 40
 ARRAY_KINDS = "biufcUS"
+TOO_MUCH = "it is nested too deep, or has too many parts, or too much text"
 
 
 class WireError(Exception):
@@ -37,9 +39,14 @@ def pack(value: Any, special: Callable[[Any], dict | None] = lambda value: None,
     """`value` as a message. `special` may turn an object into a tree of its own, `{"$": kind, …}`.
 
     The arrays and tensors that cross are added to `into`, in the order in which `unpack` adds its copies of them.
+
+    Raises:
+        WireError: `value` contains itself, or more text or parts than may cross.
     """
     packer = _Packer(special, into)
     tree = json.dumps(packer.tree(value)).encode()
+    if len(tree) > MOST_TEXT:
+        raise WireError(TOO_MUCH)
     sizes = [len(each) for each in packer.buffers]
     head = json.dumps(sizes).encode()
     body = b"".join([struct.pack("<I", len(head)), head, struct.pack("<I", len(tree)), tree, *packer.buffers])
@@ -108,6 +115,8 @@ def _json(view: memoryview) -> tuple[Any, memoryview]:
     (length,) = struct.unpack("<I", view[:4])
     if length > len(view) - 4:
         raise WireError("the message ends too early")
+    if length > MOST_TEXT:
+        raise WireError(TOO_MUCH)
     return json.loads(bytes(view[4 : 4 + length])), view[4 + length :]
 
 
@@ -196,8 +205,12 @@ class _Packer:
         self.buffers: list[Any] = []
         self.seen: dict[int, tuple[Any, int]] = {}
         self.open: set[int] = set()
+        self.n_nodes = 0
 
     def tree(self, x: Any) -> Any:
+        self.n_nodes += 1
+        if self.n_nodes > MOST_NODES or (type(x) is str and len(x) > MOST_TEXT):
+            raise WireError(TOO_MUCH)
         if x is None or type(x) in (bool, int, float, str):
             return x
         if isinstance(x, np.ndarray):
@@ -326,7 +339,7 @@ class _Unpacker:
     def value(self, tree: Any, depth: int) -> Any:
         self.n_nodes += 1
         if self.n_nodes > MOST_NODES or depth > DEEPEST:
-            raise WireError("the value is nested too deep, or has too many parts")
+            raise WireError(TOO_MUCH)
         if tree is None or isinstance(tree, bool | int | float | str):
             return tree
         if isinstance(tree, list):
