@@ -55,14 +55,19 @@ def main(arguments: list[str] | None = None) -> None:
 
 def candidates(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> dict[str, Pass]:
     """One forward pass of each form, `(1, 1, N, d)`."""
-    lab, strips = load_answer("src/sliding_window"), load_answer("right/strips")
+    lab = load_answer("src/sliding_window")
     seen = ~lab.window_mask(q.shape[-2], window)
-    at_once = load_answer("right/all_blocks_at_once")
+    answers = {
+        "tiles": lab,
+        "strips": load_answer("right/strips"),
+        "strips, one bias": load_answer("right/strips_one_bias"),
+        "all blocks at once": load_answer("right/all_blocks_at_once"),
+    }
     tiled = {
         f"{name}, block {block}": lambda answer=answer, block=block: answer.sliding_window_attention(
             q, k, v, window, block
         )
-        for name, answer in (("tiles", lab), ("strips", strips), ("all blocks at once", at_once))
+        for name, answer in answers.items()
         for block in (64, 128, 256)
     }
     return {
@@ -95,10 +100,10 @@ def _table(passes: dict[str, Pass], rounds: int) -> None:
             if lap:  # the first one warms up
                 seconds[name].append(own)
                 speeds[name].append(reference / own)
-    print(f"  {'':22s} {'ms':>8} {'× masked':>9} {'peak MiB':>9}")
+    print(f"  {'':29s} {'ms':>8} {'× masked':>9} {'peak MiB':>9}")
     for name, run in passes.items():
         peak = profile_memory(run).peak_bytes / 2**20
-        print(f"  {name:22s} {1e3 * median(seconds[name]):8.1f} {median(speeds[name]):9.2f} {peak:9.2f}", flush=True)
+        print(f"  {name:29s} {1e3 * median(seconds[name]):8.1f} {median(speeds[name]):9.2f} {peak:9.2f}", flush=True)
 
 
 def _seconds(run: Pass) -> float:

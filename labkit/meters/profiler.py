@@ -1,11 +1,13 @@
 """The CPU allocator's own record of a call, through `torch.profiler`: what the other meters are held to."""
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it reports its own starts and stops on the terminal
 SCALAR_BYTES = 8
 """What a Python number becomes when it meets a tensor: one float64 or int64 on the CPU."""
 
