@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,6 @@ def on_this_machine(workers: int, unsafe: bool) -> Engine:
 
     def engine(to_judge: dict[Path, Submission], seed: int) -> Iterator[tuple[Path, JudgedSubmission | Exception]]:
         idle: queue.Queue[Judge] = queue.Queue()
-        judges = [Judge(unsafe=unsafe) for _ in range(workers)]
-        for each in judges:
-            idle.put(each)
 
         def one(submission: Submission) -> JudgedSubmission:
             judge = idle.get()
@@ -117,7 +115,9 @@ def on_this_machine(workers: int, unsafe: bool) -> Engine:
             finally:
                 idle.put(judge)
 
-        with ThreadPoolExecutor(workers) as pool:
+        with ExitStack() as judges, ThreadPoolExecutor(workers) as pool:
+            for _ in range(workers):
+                idle.put(judges.enter_context(Judge(unsafe=unsafe)))
             futures = {pool.submit(one, submission): path for path, submission in to_judge.items()}
             try:
                 for future in as_completed(futures):
@@ -125,8 +125,6 @@ def on_this_machine(workers: int, unsafe: bool) -> Engine:
             finally:
                 for future in futures:
                     future.cancel()
-        for each in judges:
-            each.close()
 
     return engine
 

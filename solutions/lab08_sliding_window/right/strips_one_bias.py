@@ -1,4 +1,4 @@
-"""A strip of keys for each block of queries, as fast as the CPU allows: one bias made once, added by the product itself."""
+"""A strip of keys for each block of queries, and one bias for all of them, added by the product: the fastest here."""
 
 
 def sliding_window_attention(q, k, v, window, block):
