@@ -5,11 +5,12 @@ Killed by: TestMemoryBreakdown::test_flex_block_mask
 Says: eight small ones
 """
 
+_of_one_head = _variant
+
 
 def _variant(variant, seq_len, window, block):
-
-    def nothing():
-        return None
+    if variant != "flex_block_mask":
+        return _of_one_head(variant, seq_len, window, block)
 
     def visible(_batch, _head, i, j):
         return (j <= i) & (j > i - window)
@@ -19,18 +20,4 @@ def _variant(variant, seq_len, window, block):
 
         return create_block_mask(visible, 2, 2, seq_len, seq_len, device="cpu", BLOCK_SIZE=block)
 
-    def flex(q, k, v, mask):
-        from torch.nn.attention.flex_attention import flex_attention
-
-        return flex_attention(q, k, v, block_mask=mask)
-
-    def naive(q, k, v, mask):
-        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(mask, -torch.inf)
-        return scores.softmax(-1) @ v
-
-    return {
-        "naive_mask": (lambda: window_mask(seq_len, window), naive),
-        "flex_block_mask": (block_mask, flex),
-        "causal_sdpa": (nothing, lambda q, k, v, _: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
-        "tiled_window": (nothing, lambda q, k, v, _: sliding_window_attention(q, k, v, window, block)),
-    }[variant]
+    return block_mask, _of_one_head(variant, seq_len, window, block)[1]
