@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import json
 import shutil
 import tempfile
 from collections import Counter
@@ -192,6 +193,14 @@ def test_signatures_agree(lab):
             assert code_signature(source, signature) == signature, f"{where} and lab.toml disagree"
     handout = handout_signatures((lab.folder / "README.md").read_text(encoding="utf-8"))
     assert handout == list(declared.values()), "README.md and lab.toml disagree"
+
+
+@by_lab
+def test_titles_agree(lab):
+    title = f"# Lab {lab.number}: {lab.title}"
+    report = json.loads((lab.folder / "report.ipynb").read_text(encoding="utf-8"))
+    for text in ((lab.folder / "README.md").read_text(encoding="utf-8"), "".join(report["cells"][0]["source"])):
+        assert text.splitlines()[0] == title
 
 
 @by_lab

@@ -1,6 +1,6 @@
 # %% [markdown]
 """
-# Lab 03: report
+# Lab 03: Online softmax
 
 One figure from your own functions, four answers. Say how you came to each number.
 """

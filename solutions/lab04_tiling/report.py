@@ -1,6 +1,6 @@
 # %% [markdown]
 """
-# Lab 04: report
+# Lab 04: Tiling
 
 One figure from your own functions, four answers. Say how you came to each number.
 """

@@ -1,6 +1,6 @@
 # %% [markdown]
 """
-# Lab 06: report
+# Lab 06: Gradient checkpointing
 
 One figure from your own functions, four answers. Say how you came to each number.
 """

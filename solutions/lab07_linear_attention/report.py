@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 07: report
+# # Lab 07: Linear attention
 #
 # Two figures and a table from your own functions, three answers. Say the unit of every number: MB are 10⁶ bytes.
 

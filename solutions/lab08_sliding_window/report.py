@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Lab 08: sliding windows
+# # Lab 08: Sliding windows
 #
 # Run the cells from top to bottom after the five tasks pass. Everything here is computed by **your** functions;
 # when you
