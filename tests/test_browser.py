@@ -171,6 +171,9 @@ def test_the_tile_loop_runs_within_the_book(window: Watched) -> None:
     widget = page.locator("#tile-loop")
     widget.get_by_role("button", name="Play", exact=True).click()
     expect(widget).to_contain_text(re.compile(r"[1-9]\d* / \d+"))
+    page.get_by_role("link", name="N = 8, d = 4, tiles of 4 × 2, keys outside, no mask").click()
+    expect(widget.get_by_label("keys outside")).to_be_checked()
+    expect(widget.get_by_label("causal mask")).not_to_be_checked()
     assert window.requests == []
     assert window.complaints == []
 

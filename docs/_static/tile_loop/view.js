@@ -347,17 +347,17 @@ Replaces what stands in the element #tile-loop, which is what a reader sees wher
       change({ ...DEFAULTS, ...parse(PRESETS[key][1]) });
     }
 
-    /* Words in the page's text that name a setting become buttons. */
+    /* Words in the page's text that name a setting become links to it. */
     function replaceExamples() {
       for (const words of document.querySelectorAll(".tile-loop-show")) {
         const key = words.id.replace("show-", "");
         if (!PRESETS[key]) continue;
-        const act = () => {
+        const act = (event) => {
+          event.preventDefault();
           show(key);
           hook.scrollIntoView();
         };
-        const link = h("button", { type: "button", class: "tl-show", onclick: act }, words.textContent);
-        words.replaceWith(link);
+        words.replaceWith(h("a", { href: `#${PRESETS[key][1]}`, onclick: act }, words.textContent));
       }
     }
   }
