@@ -164,9 +164,10 @@ def _far(config: pytest.Config) -> Callable[[Answer, str], Loader] | None:
         return None
     from labkit.judge.near import far_loader
     from labkit.judge.sandbox import Sandbox, SandboxMissing
+    from labkit.warm import heavy_modules
 
     try:
-        sandbox = Sandbox.current or Sandbox()
+        sandbox = Sandbox.current or Sandbox(heavy_modules(*(lab.suite_file for lab in config.stash[LABS])))
     except SandboxMissing as error:
         raise pytest.UsageError(str(error)) from None
     if sandbox is not Sandbox.current:

@@ -13,7 +13,7 @@ from labkit.check import print_run
 from labkit.manifest import Lab
 from labkit.render import change_lines, line_style
 from labkit.results import TaskResult, add_up, fingerprint
-from labkit.warm import WarmRunner
+from labkit.warm import WarmRunner, heavy_modules
 
 DEBOUNCE_MS = 100
 
@@ -31,7 +31,7 @@ def watch_lab(lab: Lab, saves: Iterable[object] | None = None, console: Console 
     before: dict[str, TaskResult] = {}
     where = lab.answer_file.relative_to(lab.folder.parent.parent)
     console.print(f"watching {where}: save it to run again, Ctrl-C to end", style="dim")
-    with WarmRunner(_imports(lab)) as runner:
+    with WarmRunner(heavy_modules(lab.suite_file, lab.answer_file)) as runner:
         for _ in chain([None], saves):
             judged = None
             while judged != (judged := fingerprint(lab)):  # saved again while it ran: nobody watched for that
@@ -51,10 +51,3 @@ def _once(runner: WarmRunner, lab: Lab, before: dict[str, TaskResult], console: 
         for line in changes or ["no change in what passes"]:
             console.print(Text(line, style=line_style(line)))
     return now
-
-
-def _imports(lab: Lab) -> tuple[str, ...]:
-    """The heavy modules that the suite or the student's file mentions."""
-    text = "".join(path.read_text(encoding="utf-8") for path in (lab.suite_file, lab.answer_file) if path.exists())
-    heavy = {"torch": "labkit.warm_torch", "matplotlib": "matplotlib.pyplot"}
-    return tuple(module for name, module in heavy.items() if name in text)

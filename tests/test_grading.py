@@ -19,8 +19,11 @@ from labkit.finder import solution_answer, solution_folder
 from labkit.instructor.grading.many import Outcome, find_submissions, judge_all
 from labkit.instructor.grading.similar import similar_pairs
 from labkit.instructor.grading.summary import summary_lines, write_table
+from labkit.judge import Judge
+from labkit.judge.judging import ALWAYS
 from labkit.judge.results import JudgedSubmission, load, path_of
-from labkit.judge.submission import read_submission
+from labkit.judge.submission import Submission, read_submission
+from labkit.suite import SuiteRun
 
 LAB = find_lab("01")
 SOLUTION = solution_answer(LAB).files[0].read_text(encoding="utf-8")
@@ -112,6 +115,29 @@ def test_a_damaged_result_is_judged_again(tmp_path):
     path.parent.mkdir(parents=True)
     path.write_text('{"lab": "lab01", "key"')
     assert load(path) is None
+
+
+def test_a_judge_imports_what_its_labs_need(monkeypatch):
+    """Torch takes seconds, in two processes, and a NumPy lab needs none of it."""
+    made = []
+
+    class Runner:
+        def __init__(self, modules, sandbox):
+            made.append(modules)
+
+        def run(self, lab, *options, seconds):
+            return SuiteRun(problem="nothing")
+
+        def close(self):
+            made.append("closed")
+
+    monkeypatch.setattr("labkit.judge.judging.WarmRunner", Runner)
+    with Judge(unsafe=True) as judge:
+        for number in ("01", "04", "02", "01"):
+            judge.judge(Submission(find_lab(number), b"x = 1"), 1)
+    first, *then = made
+    assert "labkit.warm_torch" not in first
+    assert then == ["closed", tuple(sorted({*first, "labkit.warm_torch"} - {*ALWAYS})) + ALWAYS, "closed"]
 
 
 def test_similar_files_whatever_the_names():

@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from labkit.catalog import find_lab
+from labkit.finder import steps_file
 from labkit.judge.results import JudgedSubmission, load, path_of, save
 from labkit.judge.submission import Submission, read_submission
 from labkit.manifest import Lab, Task
 from labkit.suite import SuiteRun
 from labkit.verdict import Verdict
-from labkit.warm import WarmRunner
+from labkit.warm import WarmRunner, heavy_modules
 
-HEAVY = ("labkit.warm_torch", "matplotlib.pyplot", "labkit.judge.near", "labkit.judge.link")
+ALWAYS = ("labkit.judge.near",)
 SUITE_SECONDS = 300.0
 IDLE_BODIES = (
     "return None",
@@ -55,6 +56,7 @@ class Judge:
             require_bubblewrap()
         self.unsafe = unsafe
         self._runner: WarmRunner | None = None
+        self._warm: set[str] = set()
 
     def judge(self, submission: Submission, seed: int) -> JudgedSubmission:
         """The outcome for `submission`, with the suite's random inputs drawn from `seed`.
@@ -98,15 +100,24 @@ class Judge:
 
     def _run(self, lab: Lab, *options: str) -> SuiteRun:
         for _attempt in range(2):
-            if self._runner is None:
-                self._runner = WarmRunner(HEAVY, sandbox="none" if self.unsafe else "bubblewrap")
             try:
-                return self._runner.run(lab.label, *options, seconds=SUITE_SECONDS)
+                return self._runner_for(lab).run(lab.label, *options, seconds=SUITE_SECONDS)
             except RuntimeError:  # the warm process has ended: one more attempt with a new one
                 with contextlib.suppress(Exception):
-                    self._runner.close()
+                    self.close()
                 self._runner = None
         raise JudgeFailed("the judge's own process ended twice while it judged this submission")
+
+    def _runner_for(self, lab: Lab) -> WarmRunner:
+        """The warm process, begun anew for the first lab that needs more than those before."""
+        needed = set(heavy_modules(lab.suite_file, steps_file(lab)))
+        if self._runner is not None and not needed <= self._warm:
+            self.close()
+        if self._runner is None:
+            self._warm |= needed
+            modules = (*sorted(self._warm), *ALWAYS)
+            self._runner = WarmRunner(modules, sandbox="none" if self.unsafe else "bubblewrap")
+        return self._runner
 
 
 def judged_run(lab: Lab, key: str, run: SuiteRun, free: Set[str] = frozenset()) -> JudgedSubmission:

@@ -17,7 +17,7 @@ import labkit
 from labkit.judge.confine import CPU_SECONDS, MEMORY_BYTES
 from labkit.judge.zygote import REQUEST, STATUS
 
-HEAVY = ("labkit.warm_torch", "matplotlib.pyplot", "labkit.meters.arrays", "labkit.meters.tensors", "labkit.hierarchy")
+ALWAYS = ("labkit.meters.arrays", "labkit.hierarchy")
 CELL_BYTES = int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES))
 START_SECONDS = 180.0
 END_SECONDS = 10.0
@@ -60,7 +60,7 @@ class Sandbox:
     """One box with a warm process in it. Cells come one after the other.
 
     Args:
-        heavy: modules to import before the first cell.
+        heavy: modules to import before the first cell, beside those that every answer may need.
         unsafe: do without bubblewrap: the answer is a process of its own all the same, bounded and without processes,
             programs and sockets, but it sees this machine's files.
 
@@ -71,7 +71,7 @@ class Sandbox:
     current: Sandbox | None = None
     """The box that this process, or the one it was forked from, has ready."""
 
-    def __init__(self, heavy: Sequence[str] = HEAVY, *, unsafe: bool = False) -> None:
+    def __init__(self, heavy: Sequence[str] = (), *, unsafe: bool = False) -> None:
         self.unsafe = unsafe
         if not unsafe:
             require_bubblewrap()
@@ -81,7 +81,7 @@ class Sandbox:
         tools = Path(self._tools.name)
         _copy_tools(tools / "labkit")
         first = f"import sys; sys.path.insert(0, {str(tools)!r}); from labkit.judge.zygote import main"
-        code = f"{first}; main({theirs.fileno()}, {list(heavy)})"
+        code = f"{first}; main({theirs.fileno()}, {[*ALWAYS, *heavy]})"
         command = [sys.executable, "-P", "-c", code]
         if not unsafe:
             command = [*bubblewrap(tools), *command]
