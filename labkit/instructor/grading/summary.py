@@ -30,7 +30,7 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
         test.split("[")[0]
         for _, result in judged
         if result.status == "judged" and any(state == "passed" for state in result.tests.values())
-        for test in {name.split("[")[0] for name, state in result.tests.items() if state != "passed"}
+        for test in dict.fromkeys(name.split("[")[0] for name, state in result.tests.items() if state != "passed")
     )
     if failures:
         yield "where most fail, of those who wrote something that passes:"
