@@ -864,6 +864,7 @@ class TestMemoryBreakdown:
         require(done >= 6 * one, f"memory_breakdown({variant!r}, …) does {done:,} FLOPs of "
                 f"products; a forward and a backward pass need {6 * one:,}\nUsual cause: {hint}")  # fmt: skip
 
+    @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
     @pytest.mark.seconds(90)  # FlexAttention imports torch's compiler
     def test_flex_block_mask(self):
         got, n = measured("flex_block_mask"), SIZES["seq_len"]
