@@ -168,7 +168,7 @@ computes from them later must not be what the answer made of them."""
 def assert_unchanged(name: str, now: npt.ArrayLike, before: npt.ArrayLike) -> None:
     """Fail unless the argument `name` still holds what it held before the call."""
     known = any(now is each for each in changed_elsewhere)
-    if known or not np.array_equal(np.asarray(now), np.asarray(before), equal_nan=True):
+    if known or not np.array_equal(np.asarray(_in_numpy(now)), np.asarray(_in_numpy(before)), equal_nan=True):
         _fail(f"{name}, an argument, was changed in place\nThe caller still needs it: work on a copy")
 
 
@@ -200,16 +200,21 @@ def require(condition: object, message: str) -> None:
 
 def as_array(name: str, got: Any) -> npt.NDArray:
     """`got` as a NumPy array of real numbers; fails where it is none."""
-    if type(got).__module__.split(".")[0] == "torch":
-        got = got.detach().to("cpu")
-        got = got.float() if str(got.dtype) == "torch.bfloat16" else got
-        got = got.numpy()
+    got = _in_numpy(got)
     if not isinstance(got, np.ndarray | np.floating | np.integer | int | float) or isinstance(got, bool):
         _fail(f"{name} is {kind(got)}, expected an array{none_hint(got)}")
     value = np.asarray(got)
     if value.dtype.kind not in "fiu":
         _fail(f"{name} is an array of {value.dtype}, expected real numbers")
     return value
+
+
+def _in_numpy(got: Any) -> Any:
+    """A tensor as an array, in a dtype that NumPy has; anything else as it is."""
+    if type(got).__module__.split(".")[0] != "torch":
+        return got
+    got = got.detach().to("cpu")
+    return (got.float() if str(got.dtype) == "torch.bfloat16" else got).numpy()
 
 
 def _assert_shape(name: str, value: npt.NDArray, shape: tuple[int, ...]) -> None:

@@ -290,7 +290,7 @@ def _passes(forward, args, factors, ran, seed, n_backward, measured):
                 x.grad = None
             loss.backward(retain_graph=i + 1 < n_backward)
             told["gradients"].append([x.grad if isinstance(x, torch.Tensor) else None for x in args])
-        told["after"] = [] if measured else _states(gpus)
+        told |= {"after": [] if measured else _states(gpus), "needs": [x.requires_grad for x in tensors]}
     if measured:
         told |= {"peak_bytes": memory.peak_bytes, "flops": products.flops}
     return told | {"of_factors": [None if x is None else x.grad for x in factors or []]}

@@ -213,10 +213,11 @@ class Recomputation:
         x, data = random(rng, 5), random(rng, 5, grad=False)
         before = [numbers(tensor).copy() for tensor in (x, data)]
         made = self.passes("sine_times_data", [x, data])
-        for name, tensor, old, needs in (("x", x, before[0], True), ("data", data, before[1], False)):
-            assert_unchanged(name, numbers(tensor), old)
-            require(tensor.requires_grad is needs, f"requires_grad of {name}, an argument, was changed to {not needs}\n"
+        given = zip(("x", "data"), (x, data), before, (True, False), made.needs, strict=True)
+        for name, tensor, old, needs, needs_now in given:
+            require(needs_now is needs, f"requires_grad of {name}, an argument, was changed to {not needs}\n"
                     "The caller's tensors stay as they are: work on a detached one")  # fmt: skip
+            assert_unchanged(name, tensor, old)
         require(made.gradients, "the result does not require grad though the argument does")
         require(made.gradients[-1][1] is None, "data, an argument that requires no grad, has a .grad after backward")
 
