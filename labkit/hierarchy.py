@@ -33,7 +33,17 @@ class SRAMOverflow(MemoryError):
     """More bytes were alive in SRAM than it holds."""
 
 
-class Machine:
+class _Frozen(type):
+    """The kind of classes that stay as they are: their counts are judged, and live beside the code that is."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise TypeError(f"{cls.__name__} stays as it is: {name} cannot be set")
+
+    def __delattr__(cls, name: str) -> None:
+        raise TypeError(f"{cls.__name__} stays as it is: {name} cannot be deleted")
+
+
+class Machine(metaclass=_Frozen):
     """An SRAM of `sram_bytes` bytes, and counters of the bytes moved between it and HBM.
 
     Arrays in HBM are plain ndarrays or the opaque handles that `hbm` makes. A sealed machine deals in handles only, so
@@ -42,18 +52,18 @@ class Machine:
     Counters (read-only): `loaded`, `stored`, `traffic` = loaded + stored, `in_use` and `high_water` of SRAM, and
     `host_read`, what was read out of handles past the machine; all in bytes.
 
-    Raises ValueError if `sram_bytes` is not a positive integer.
+    Raises ValueError if `sram_bytes` is not a positive integer, TypeError if it is set up a second time.
     """
+
+    __slots__ = ("__weakref__", "_ledger")
 
     def __init__(self, sram_bytes: int, sealed: bool = False) -> None:
         if isinstance(sram_bytes, bool) or not isinstance(sram_bytes, int | np.integer) or sram_bytes <= 0:
             raise ValueError(f"sram_bytes must be a positive integer, got {sram_bytes!r}")
-        self._sram_bytes = int(sram_bytes)
-        self._sealed = sealed
-        self._loaded = self._stored = self._in_use = self._high_water = self._host_read = 0
-        self._moved: dict[int, list[Any]] = {}
-        self._charges: dict[int, weakref.ref[_Charge]] = {}  # by the id of the buffer's owner
-        for machines in _watchers:
+        if hasattr(self, "_ledger"):
+            raise TypeError("a machine is set up once: its counters go on counting")
+        self._ledger = _Ledger(int(sram_bytes), sealed)
+        for machines in _ledger_watchers:
             machines.append(self)
 
     def load(self, hbm: "HBMArray | np.ndarray", index: Index) -> "Tile":
@@ -62,11 +72,11 @@ class Machine:
         `index` is basic indexing: integers, slices, `...`, None, or a tuple of them; slices are cut at the edge.
         Raises SRAMOverflow when it does not fit, TypeError for anything that does not lie in HBM.
         """
-        source = self._content(hbm)[_basic(index)]
-        self._require(source.nbytes, source.shape, source.dtype, "load")
-        tile = self._adopt(np.array(source, order="C", subok=False), "load")
-        self._loaded += tile.nbytes
-        self._count(hbm, loaded=tile.nbytes)
+        ledger = self._ledger
+        source = ledger.content(hbm)[_basic(index)]
+        ledger.require(source.nbytes, source.shape, source.dtype, "load")
+        tile = ledger.adopt(np.array(source, order="C", subok=False), "load")
+        ledger.count(hbm, loaded=tile.nbytes)
         return tile
 
     def store(self, hbm: "HBMArray | np.ndarray", index: Index, tile: "Tile") -> None:
@@ -74,16 +84,15 @@ class Machine:
 
         Raises TypeError if `tile` is not a tile of this machine, ValueError if its shape is not that of `hbm[index]`.
         """
-        content, index = self._content(hbm), _basic(index)
+        content, index = self._ledger.content(hbm), _basic(index)
         target = content[index]
         if not isinstance(tile, Tile):
             raise TypeError(f"store takes a tile, not {_describe(tile)}: only what lies in SRAM can be stored")
-        value = self._plain(tile, "store")
+        value = self._ledger.plain(tile, "store")
         if target.shape != value.shape:
             raise ValueError(f"store: the tile has shape {value.shape}, the place in HBM has shape {target.shape}")
         content[index] = value
-        self._stored += target.nbytes
-        self._count(hbm, stored=target.nbytes)
+        self._ledger.count(hbm, stored=target.nbytes)
 
     def new(self, shape: int | tuple[int, ...], fill: Scalar, dtype: npt.DTypeLike) -> "Tile":
         """Make a tile with every element equal to `fill`. Nothing moves; the tile is charged to SRAM."""
@@ -91,8 +100,8 @@ class Machine:
             raise TypeError(f"new: fill must be a number, not {_describe(fill)}")
         kind = np.dtype(dtype)
         sizes = shape if isinstance(shape, tuple) else (shape,)
-        self._require(math.prod(sizes) * kind.itemsize, sizes, kind, "new")
-        return self._adopt(np.full(shape, fill, kind), "new")
+        self._ledger.require(math.prod(sizes) * kind.itemsize, sizes, kind, "new")
+        return self._ledger.adopt(np.full(shape, fill, kind), "new")
 
     def hbm(self, array: np.ndarray) -> "HBMArray":
         """Put a copy of `array` into HBM and return its handle. Nothing is counted: it was there from the start."""
@@ -106,145 +115,87 @@ class Machine:
         kind = np.dtype(dtype)
         poison = np.nan if kind.kind in "fc" else True if kind.kind == "b" else np.iinfo(kind).max
         content = np.full(shape, poison, kind)
-        return HBMArray(self, content) if self._sealed else content
+        return HBMArray(self, content) if self.sealed else content
 
     def loaded_from(self, hbm: "HBMArray | np.ndarray") -> int:
         """Bytes loaded from this array so far."""
-        return int(self._moved.get(id(hbm), (None, 0, 0))[1])
+        return self._ledger.moved_of(hbm).loaded
 
     def stored_to(self, hbm: "HBMArray | np.ndarray") -> int:
         """Bytes stored to this array so far."""
-        return int(self._moved.get(id(hbm), (None, 0, 0))[2])
+        return self._ledger.moved_of(hbm).stored
 
     @property
     def sram_bytes(self) -> int:
         """Capacity of SRAM in bytes."""
-        return self._sram_bytes
+        return self._ledger.sram_bytes
 
     @property
     def sealed(self) -> bool:
         """True if the machine deals in handles only."""
-        return self._sealed
+        return self._ledger.sealed
 
     @property
     def loaded(self) -> int:
         """Bytes moved from HBM to SRAM."""
-        return self._loaded
+        return self._ledger.loaded
 
     @property
     def stored(self) -> int:
         """Bytes moved from SRAM to HBM."""
-        return self._stored
+        return self._ledger.stored
 
     @property
     def traffic(self) -> int:
         """Bytes moved both ways: loaded + stored."""
-        return self._loaded + self._stored
+        return self._ledger.loaded + self._ledger.stored
 
     @property
     def in_use(self) -> int:
         """Bytes of SRAM that live tiles hold now."""
-        return self._in_use
+        return self._ledger.in_use
 
     @property
     def high_water(self) -> int:
         """The most bytes of SRAM that were in use at once."""
-        return self._high_water
+        return self._ledger.high_water
 
     @property
     def host_read(self) -> int:
         """Bytes read out of handles past the machine, by `.numpy()` or np.asarray."""
-        return self._host_read
-
-    def _content(self, hbm: object) -> np.ndarray:
-        if isinstance(hbm, HBMArray):
-            if hbm._machine is not self:
-                raise TypeError(f"{hbm!r} belongs to another machine")
-            return hbm._content
-        if isinstance(hbm, np.ndarray) and not self._sealed:
-            return hbm
-        raise TypeError(f"{_describe(hbm)} does not lie in this machine's HBM: use what you were given, or allocate")
-
-    def _count(self, hbm: object, loaded: int = 0, stored: int = 0) -> None:
-        entry = self._moved.setdefault(id(hbm), [hbm, 0, 0])  # holding the array keeps its id from being given away
-        entry[1] += loaded
-        entry[2] += stored
-
-    def _adopt(self, result: Any, operation: str) -> Any:
-        """Wrap what NumPy returned, charging buffers that no live tile owns yet."""
-        if isinstance(result, (list, tuple)):
-            return type(result)(self._adopt(part, operation) for part in result)
-        if not isinstance(result, (np.ndarray, np.generic)):
-            return result
-        array = np.asarray(result)
-        if array.dtype.hasobject:
-            raise TypeError(f"{operation}: SRAM holds numbers, not Python objects")
-        owner = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        known = self._charges.get(id(owner))
-        charge = known() if known else None
-        if charge is None:
-            self._require(owner.nbytes, owner.shape, owner.dtype, operation)
-            charge = _Charge(self, owner)
-        return Tile(array, charge)
-
-    def _require(self, n_bytes: int, shape: tuple[int, ...], dtype: np.dtype, operation: str) -> None:
-        if self._in_use + n_bytes > self._sram_bytes:
-            raise SRAMOverflow(
-                f"{operation} needs {n_bytes:,} B for a {shape} array of {dtype}, but {self._in_use:,} B of "
-                f"{self._sram_bytes:,} B are in use: {self._inventory()}"
-            )
-
-    def _inventory(self, most: int = 6) -> str:
-        alive = [charge.owner for known in self._charges.values() if (charge := known())]
-        owners = sorted(alive, key=lambda owner: -owner.nbytes)
-        rest = [f"{len(owners) - most} more"] if len(owners) > most else []
-        return ", ".join([f"{owner.shape} {owner.dtype}" for owner in owners[:most]] + rest) or "nothing"
-
-    def _plain(self, value: Any, operation: str) -> Any:
-        """Open the tiles inside an argument, and refuse data that does not lie in this machine's SRAM."""
-        if isinstance(value, Tile):
-            if value._charge.machine is not self:
-                raise TypeError(f"{operation}: the tile {value.shape} belongs to another machine")
-            return value._array
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._plain(part, operation) for part in value)
-        if isinstance(value, _ARGUMENTS):
-            return value
-        raise TypeError(f"{operation}: {_describe(value)} does not lie in SRAM: load it first, or make it with new")
+        return self._ledger.host_read
 
 
-class HBMArray:
+class HBMArray(metaclass=_Frozen):
     """A handle to an array in HBM: it has a shape, a dtype and nbytes, and gives its values to `Machine.load` only.
 
     `.numpy()` (and np.asarray) copies it out for whoever stands outside the machine, and counts that in `host_read`.
     """
 
-    __slots__ = ("__weakref__", "_content", "_machine")
+    __slots__ = ("__weakref__", "_ledger", "_ledger_content")
     __hash__ = object.__hash__
 
     def __init__(self, machine: Machine, content: np.ndarray) -> None:
-        self._machine = machine
-        self._content = content
+        self._ledger = machine._ledger
+        self._ledger_content = content
 
-    shape = property(lambda self: self._content.shape)
-    dtype = property(lambda self: self._content.dtype)
-    ndim = property(lambda self: self._content.ndim)
-    size = property(lambda self: self._content.size)
-    itemsize = property(lambda self: self._content.itemsize)
-    nbytes = property(lambda self: self._content.nbytes)
+    shape = property(lambda self: self._ledger_content.shape)
+    dtype = property(lambda self: self._ledger_content.dtype)
+    ndim = property(lambda self: self._ledger_content.ndim)
+    size = property(lambda self: self._ledger_content.size)
+    itemsize = property(lambda self: self._ledger_content.itemsize)
+    nbytes = property(lambda self: self._ledger_content.nbytes)
 
     def numpy(self) -> np.ndarray:
         """Return a copy of the content; its bytes are counted in the machine's `host_read`."""
-        self._machine._host_read += self._content.nbytes
-        return self._content.copy()
+        self._ledger.host_read += self._ledger_content.nbytes
+        return self._ledger_content.copy()
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
 
     def __len__(self) -> int:
-        return len(self._content)
+        return len(self._ledger_content)
 
     def __repr__(self) -> str:
         return f"HBMArray(shape={self.shape}, dtype={self.dtype})"
@@ -260,45 +211,45 @@ class HBMArray:
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
-class Tile(np.lib.mixins.NDArrayOperatorsMixin):
+class Tile(np.lib.mixins.NDArrayOperatorsMixin, metaclass=_Frozen):  # type: ignore[metaclass]
     """An array in SRAM. It computes like an ndarray, with tiles and numbers only, and every result is a tile again.
 
     It is no ndarray, and its values leave SRAM by `Machine.store` alone: np.asarray, float, tolist and the like raise
     TypeError. One value may steer the program: `if (a > b).any():`.
     """
 
-    __slots__ = ("__weakref__", "_array", "_charge")
+    __slots__ = ("__weakref__", "_ledger_array", "_ledger_charge")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, array: np.ndarray, charge: "_Charge") -> None:
-        self._array = array
-        self._charge = charge
+    def __init__(self, array: np.ndarray, charge: "_LedgerCharge") -> None:
+        self._ledger_array = array
+        self._ledger_charge = charge
 
     def __getattr__(self, name: str) -> Any:
         if name in _PROPERTIES:
-            return getattr(self._array, name)
+            return getattr(self._ledger_array, name)
         if name in _VIEWS:
-            return self._charge.machine._adopt(getattr(self._array, name), name)
+            return self._ledger_charge.ledger.adopt(getattr(self._ledger_array, name), name)
         if name in _METHODS:
-            return partial(self._call, getattr(self._array, name), name)
+            return partial(self._call, getattr(self._ledger_array, name), name)
         raise AttributeError(f"a tile has no {name!r}: its values stay in SRAM until they are stored")
 
     def __getitem__(self, index: Index) -> "Tile":
-        return self._call(self._array.__getitem__, "indexing", index)
+        return self._call(self._ledger_array.__getitem__, "indexing", index)
 
     def __setitem__(self, index: Index, value: "Tile | Scalar") -> None:
         if not isinstance(value, (Tile, *_NUMBERS)):
             raise TypeError(f"assigning to a tile: {_describe(value)} does not lie in SRAM: load it first")
-        self._call(self._array.__setitem__, "assigning to a tile", index, value)
+        self._call(self._ledger_array.__setitem__, "assigning to a tile", index, value)
 
     def __len__(self) -> int:
-        return len(self._array)
+        return len(self._ledger_array)
 
     def __iter__(self) -> Iterator["Tile"]:
         return (self[row] for row in range(len(self)))
 
     def __bool__(self) -> bool:
-        return bool(self._array)
+        return bool(self._ledger_array)
 
     def __copy__(self) -> "Tile":
         return self.copy()
@@ -307,7 +258,7 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin):
         return self.copy()
 
     def __repr__(self) -> str:
-        values = "" if self._charge.machine.sealed else f"\n{np.array2string(self._array, threshold=64)}"
+        values = "" if self._ledger_charge.ledger.sealed else f"\n{np.array2string(self._ledger_array, threshold=64)}"
         return f"Tile(shape={self.shape}, dtype={self.dtype}){values}"
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -328,11 +279,11 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin):
         return self._call(func, func.__name__, *args, **kwargs)
 
     def _call(self, function: Any, operation: str, *args: Any, **kwargs: Any) -> Any:
-        machine = self._charge.machine
-        plain = [machine._plain(value, operation) for value in args]
-        plain_kwargs = {name: machine._plain(value, operation) for name, value in kwargs.items()}
+        ledger = self._ledger_charge.ledger
+        plain = [ledger.plain(value, operation) for value in args]
+        plain_kwargs = {name: ledger.plain(value, operation) for name, value in kwargs.items()}
         result = function(*plain, **plain_kwargs)
-        return machine._adopt(result, operation)
+        return ledger.adopt(result, operation)
 
     def _refuse(self, *_: object, **__: object) -> Any:
         raise TypeError(f"a tile {self.shape} stays in SRAM: compute with tiles, and store what HBM shall hold")
@@ -344,28 +295,118 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin):
 def watch_machines() -> Iterator[list[Machine]]:
     """Collect every Machine that is made while the context is open, in order."""
     machines: list[Machine] = []
-    _watchers.append(machines)
+    _ledger_watchers.append(machines)
     try:
         yield machines
     finally:
-        _watchers[:] = [others for others in _watchers if others is not machines]
+        _ledger_watchers[:] = [others for others in _ledger_watchers if others is not machines]
 
 
-class _Charge:
+class _Moved:
+    """What crossed to and from one array; it holds the array, so that its id is not given away."""
+
+    def __init__(self, hbm: object) -> None:
+        self.hbm = hbm
+        self.loaded = self.stored = 0
+
+
+class _Ledger:
+    """A machine's books. Graded answers may not touch them: `labkit.judge.policy` closes names that begin so."""
+
+    def __init__(self, sram_bytes: int, sealed: bool) -> None:
+        self.sram_bytes = sram_bytes
+        self.sealed = sealed
+        self.loaded = self.stored = self.in_use = self.high_water = self.host_read = 0
+        self.moved: dict[int, _Moved] = {}  # by the id of the array in HBM
+        self.charges: dict[int, weakref.ref[_LedgerCharge]] = {}  # by the id of the buffer's owner
+
+    def content(self, hbm: object) -> np.ndarray:
+        """The array that a handle stands for."""
+        if isinstance(hbm, HBMArray):
+            if hbm._ledger is not self:
+                raise TypeError(f"{hbm!r} belongs to another machine")
+            return hbm._ledger_content
+        if isinstance(hbm, np.ndarray) and not self.sealed:
+            return hbm
+        raise TypeError(f"{_describe(hbm)} does not lie in this machine's HBM: use what you were given, or allocate")
+
+    def count(self, hbm: object, loaded: int = 0, stored: int = 0) -> None:
+        """Enter bytes that crossed."""
+        self.loaded += loaded
+        self.stored += stored
+        entry = self.moved.setdefault(id(hbm), _Moved(hbm))
+        entry.loaded += loaded
+        entry.stored += stored
+
+    def moved_of(self, hbm: object) -> _Moved:
+        """What crossed to and from this array."""
+        return self.moved.get(id(hbm)) or _Moved(hbm)
+
+    def adopt(self, result: Any, operation: str) -> Any:
+        """Wrap what NumPy returned, charging buffers that no live tile owns yet."""
+        if isinstance(result, (list, tuple)):
+            return type(result)(self.adopt(part, operation) for part in result)
+        if not isinstance(result, (np.ndarray, np.generic)):
+            return result
+        array = np.asarray(result)
+        if array.dtype.hasobject:
+            raise TypeError(f"{operation}: SRAM holds numbers, not Python objects")
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        known = self.charges.get(id(owner))
+        charge = known() if known else None
+        if charge is None:
+            self.require(owner.nbytes, owner.shape, owner.dtype, operation)
+            charge = _LedgerCharge(self, owner)
+        return Tile(array, charge)
+
+    def require(self, n_bytes: int, shape: tuple[int, ...], dtype: np.dtype, operation: str) -> None:
+        """Raise SRAMOverflow unless so many bytes are free."""
+        if self.in_use + n_bytes > self.sram_bytes:
+            raise SRAMOverflow(
+                f"{operation} needs {n_bytes:,} B for a {shape} array of {dtype}, but {self.in_use:,} B of "
+                f"{self.sram_bytes:,} B are in use: {self.inventory()}"
+            )
+
+    def alive(self) -> list[np.ndarray]:
+        """The buffers in SRAM."""
+        return [charge.owner for known in self.charges.values() if (charge := known())]
+
+    def inventory(self, most: int = 6) -> str:
+        """The largest buffers in SRAM, in words."""
+        owners = sorted(self.alive(), key=lambda owner: -owner.nbytes)
+        rest = [f"{len(owners) - most} more"] if len(owners) > most else []
+        return ", ".join([f"{owner.shape} {owner.dtype}" for owner in owners[:most]] + rest) or "nothing"
+
+    def plain(self, value: Any, operation: str) -> Any:
+        """Open the tiles inside an argument, and refuse data that does not lie in this machine's SRAM."""
+        if isinstance(value, Tile):
+            if value._ledger_charge.ledger is not self:
+                raise TypeError(f"{operation}: the tile {value.shape} belongs to another machine")
+            return value._ledger_array
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.plain(part, operation) for part in value)
+        if isinstance(value, _ARGUMENTS):
+            return value
+        raise TypeError(f"{operation}: {_describe(value)} does not lie in SRAM: load it first, or make it with new")
+
+
+class _LedgerCharge:
     """What one buffer costs in SRAM, given back when the last tile on it is gone."""
 
-    __slots__ = ("__weakref__", "machine", "owner")
+    __slots__ = ("__weakref__", "ledger", "owner")
 
-    def __init__(self, machine: Machine, owner: np.ndarray) -> None:
-        self.machine = machine
+    def __init__(self, ledger: _Ledger, owner: np.ndarray) -> None:
+        self.ledger = ledger
         self.owner = owner  # alive as long as the charge, so its id stays its own
-        machine._charges[id(owner)] = weakref.ref(self)
-        machine._in_use += owner.nbytes
-        machine._high_water = max(machine._high_water, machine._in_use)
+        ledger.charges[id(owner)] = weakref.ref(self)
+        ledger.in_use += owner.nbytes
+        ledger.high_water = max(ledger.high_water, ledger.in_use)
 
     def __del__(self) -> None:
-        del self.machine._charges[id(self.owner)]
-        self.machine._in_use -= self.owner.nbytes
+        del self.ledger.charges[id(self.owner)]
+        self.ledger.in_use -= self.owner.nbytes
 
 
 def _basic(index: Index) -> Index:
@@ -383,7 +424,7 @@ def _describe(value: object) -> str:
     return repr(value) if isinstance(value, HBMArray) else f"a {type(value).__name__}"
 
 
-_watchers: list[list[Machine]] = []
+_ledger_watchers: list[list[Machine]] = []
 _NUMBERS = (int, float, complex, np.generic)
 _ARGUMENTS = (*_NUMBERS, str, slice, type, np.dtype, EllipsisType, type(None))
 # fmt: off

@@ -9,13 +9,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hostile import CORPUS, STUB
+from hostile import CORPUS, ON_THE_MACHINE, STUB, WASTEFUL
 
 from labkit.catalog import find_lab
 from labkit.finder import solution_answer
 from labkit.instructor.grading.many import find_submissions, judge_all
 from labkit.judge import sandbox
 from labkit.judge.submission import MOST_BYTES, read_submission
+from labkit.warm import WarmRunner
 
 LAB = find_lab("01")
 HONEST = ("a_honest_one", "zz_honest_too")
@@ -65,6 +66,31 @@ def test_honest_ones_keep_their_points(outcomes):
         result = outcomes[name].judged
         assert result is not None
         assert result.points == LAB.points, (result.flags, result.messages)
+
+
+@pytest.fixture(scope="module")
+def on_the_machine(tmp_path_factory):
+    """Runs of two of Lab 04's tests of tiled_traffic, with each of the tricks and with none."""
+    lab = find_lab("04")
+    solution = solution_answer(lab).files[0].read_text(encoding="utf-8")
+    texts = {hostile.name: hostile.source for hostile in ON_THE_MACHINE} | {"": WASTEFUL.replace("{trick}", "pass")}
+    tests = tuple(f"TestTiledTraffic::test_{name}" for name in ("output", "bytes_are_those_of_the_order_of_the_loops"))
+    runs = {}
+    with WarmRunner(sandbox="bubblewrap") as runner:
+        for name, text in texts.items():
+            folder = tmp_path_factory.mktemp("trick")
+            (folder / f"{lab.module}.py").write_text(f"{solution}\n{text}", encoding="utf-8")
+            runs[name] = runner.run(lab.label, "--src", str(folder), "--sandboxed", tests=tests)
+    return runs
+
+
+@pytest.mark.parametrize("hostile", ON_THE_MACHINE, ids=[hostile.name for hostile in ON_THE_MACHINE])
+def test_every_byte_is_counted(hostile, on_the_machine):
+    passed = {name: {v.test for v in run.verdicts if v.passed} for name, run in on_the_machine.items()}
+    verdicts = on_the_machine[hostile.name].verdicts
+    assert 0 < len(passed[""]) < len(verdicts), "without a trick it loads too much, and is right but for that"
+    assert passed[hostile.name] <= passed[""], hostile.tries
+    assert hostile.says in "\n".join(line for verdict in verdicts for line in verdict.lines)
 
 
 def submit(tmp_path, **files):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import struct
@@ -9,7 +10,7 @@ import struct
 import pytest
 
 from labkit.catalog import HOUSE
-from labkit.judge import wire
+from labkit.judge import policy, wire
 from labkit.judge.sandbox import Sandbox
 
 TRIES = '''
@@ -97,12 +98,13 @@ def sandbox():
 
 
 class Inside:
-    """A cell with the code above in it, called by name."""
+    """A cell with code in it, called by name: the steps above, or an answer with a task `ordinary`."""
 
-    def __init__(self, sandbox):
+    def __init__(self, sandbox, answer=None):
         self.cell = sandbox.cell(memory_bytes=256 << 20, cpu_seconds=5)
-        loaded = self.ask("load", module="answer", sources=[], steps=TRIES, tasks=[])
-        self.numbers = loaded["ok"]["steps"]
+        code = {"sources": [("answer.py", answer)], "steps": None} if answer else {"sources": [], "steps": TRIES}
+        self.loaded = self.ask("load", module="answer", tasks=["ordinary"], **code)["ok"]
+        self.numbers = self.loaded["tasks"] | self.loaded["steps"]
 
     def ask(self, deed, **arguments):
         wire.send(self.cell.channel, wire.pack({"do": deed, "with": arguments}))
@@ -229,3 +231,67 @@ def test_values_cross_as_they_are():
         assert type(sent) is type(got)
         assert np.array_equal(sent, got)
         assert np.asarray(sent).strides == np.asarray(got).strides
+
+
+ORDINARY = """
+import dataclasses
+import functools
+import math
+from functools import wraps
+
+import numpy as np
+
+
+def twice(function):
+    @wraps(function)
+    def both(*args):
+        return [function(*args), function(*args)]
+    return both
+
+
+class Counted:
+    total = 0
+
+    def __init__(self):
+        self.loaded, self._content = 0, {}
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+
+    def load(self, *, open=1):
+        self.loaded += open
+        Counted.total += 1
+        setattr(self, "last", self.__class__.__name__)
+        return "{0}: {1:.2f} of {2}".format(self.last, math.pi, type(self).__name__)
+
+
+@dataclasses.dataclass
+class Pair:
+    first: int
+    second: int = 2
+
+
+@twice
+def ordinary(n):
+    counted = Counted()
+    said = counted.load()
+    match n:
+        case int(whole):
+            said += f" {whole}"
+    array = np.zeros(3)
+    array.shape = (3, 1)
+    function = functools.partial(max, n)
+    ordinary.calls = function(3)
+    del counted.last
+    return said, counted.loaded, Counted.total > 0, array.shape, ordinary.calls, dataclasses.asdict(Pair(1))
+"""
+
+
+def test_ordinary_code_is_let_in(sandbox):
+    """What the policy closes, and what is guarded while it runs, leaves usual Python as it is."""
+    assert policy.breaches(ast.parse(ORDINARY)) == []
+    cell = Inside(sandbox, ORDINARY)
+    assert cell.loaded["problem"] is None
+    once = ("Counted: 3.14 of Counted 4", 1, True, (3, 1), 4, {"first": 1, "second": 2})
+    assert cell("ordinary", 4) == [once, once]
+    cell.cell.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.hierarchy import HBMArray, Machine, SRAMOverflow, Tile
+from labkit.hierarchy import HBMArray, Machine, SRAMOverflow, Tile, _Ledger
 from labkit.instructor.tiling_speed import load_answer
 
 ARRAYS = {"Q": 0, "K": 1, "V": 2}
@@ -51,26 +51,35 @@ class TracedMachine(Machine):
     def __init__(self, sram_bytes: int) -> None:
         super().__init__(sram_bytes, sealed=True)
         self.moments: list[Moment] = []
+        self._ledger = _TracedLedger(self)
 
     def load(self, hbm: HBMArray | np.ndarray, index: Any) -> Tile:
         tile = super().load(hbm, index)
-        self.moments[-1] = self._now()  # with its bytes, which are counted after it has come
+        self.moments[-1] = self.now()  # with its bytes, which are counted after it has come
         return tile
 
     def store(self, hbm: HBMArray | np.ndarray, index: Any, tile: Tile) -> None:
         super().store(hbm, index, tile)
-        self.moments.append(self._now())
+        self.moments.append(self.now())
 
-    def _adopt(self, result: Any, operation: str) -> Any:
+    def now(self) -> Moment:
+        alive = tuple(sorted(owner.shape for owner in self._ledger.alive()))
+        return Moment(self.in_use, self.loaded, self.stored, alive)
+
+
+class _TracedLedger(_Ledger):
+    """Has its machine write down when something new lies in SRAM."""
+
+    def __init__(self, machine: TracedMachine) -> None:
+        super().__init__(machine.sram_bytes, machine.sealed)
+        self.machine = machine
+
+    def adopt(self, result: Any, operation: str) -> Any:
         before = self.in_use
-        tile = super()._adopt(result, operation)
+        tile = super().adopt(result, operation)
         if self.in_use > before:
-            self.moments.append(self._now())
+            self.machine.moments.append(self.machine.now())
         return tile
-
-    def _now(self) -> Moment:
-        alive = [charge.owner.shape for known in self._charges.values() if (charge := known())]
-        return Moment(self.in_use, self.loaded, self.stored, tuple(sorted(alive)))
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ CLOSED = frozenset(
     "__getattribute__ __reduce__ __reduce_ex__ __loader__ __spec__ __wrapped__ __import__ tb_frame tb_next f_back "
     "f_globals f_locals f_builtins f_code gi_frame cr_frame ag_frame FunctionType CodeType attrgetter methodcaller "
     "get_objects get_referrers get_referents get_field Formatter get_type_hints ForwardRef _evaluate "
+    "__getstate__ __setstate__ __array_interface__ __array_struct__ __match_args__ "
+    # what sets attributes of others
+    "__setattr__ __delattr__ wraps update_wrapper make_dataclass new_class "
     # what switches a measurement off
     "_disable_current_modes _DisableTorchDispatch _ExcludeDispatchKeyGuard no_dispatch _pop_torch_dispatch_stack "
     "_pop_mode _pop_mode_temporarily _set_dispatch_mode _unset_dispatch_mode _len_torch_dispatch_stack reset_peak "
@@ -46,10 +49,14 @@ CLOSED_IN_LIBRARIES = CLOSED_BUILTINS | frozenset(
 )
 """Attributes of imported modules that an answer may not use. Its own objects may have a `load`."""
 
-COUNTERS = frozenset(
-    "_array _charges _content _high_water _host_read _in_use _loaded _moved _sealed _stored _storage _freed".split()
-)
-"""Attributes of the simulated machine that keep its counts and its contents: an answer may use them on `self` alone."""
+PLAIN = frozenset("bool bytes dict float frozenset int list set str tuple".split())
+"""Classes that an answer may match by position, `case int(n)`: others could be made to give out any attribute."""
+
+DECORATOR = "wraps"
+"""Closed but for `@wraps(function)` and its import: with more arguments it sets attributes of others."""
+
+LEDGER = "_ledger"
+"""How the names begin under which the simulated machine keeps its counts and contents: closed, all of them."""
 
 PAST_THE_METERS = frozenset("numpy from_numpy tolist data_ptr ctypes_data __array__ frombuffer".split())
 """Attributes by which torch code leaves torch, and its meters, behind: shown to the grader."""
@@ -70,7 +77,9 @@ def breaches(tree: ast.Module, own: frozenset[str] = frozenset()) -> list[Findin
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
-    return sorted({finding for node in ast.walk(tree) for finding in _breaches(node, libraries, own)})
+    excused = {id(node) for each in ast.walk(tree) for node in _excused(each)}
+    nodes = [node for node in ast.walk(tree) if id(node) not in excused]
+    return sorted({finding for node in nodes for finding in _breaches(node, libraries, own)})
 
 
 def oddities(tree: ast.Module) -> list[Finding]:
@@ -92,7 +101,8 @@ def may_import(name: str, own: frozenset[str] = frozenset()) -> bool:
 
 def is_closed(name: str) -> bool:
     """Whether an answer may not use `name`, also as the private alias under which a library keeps it (`_os`)."""
-    return name in CLOSED or (name.lstrip("_") in CLOSED and not name.endswith("__"))
+    alias = name.lstrip("_") in CLOSED and not name.endswith("__")
+    return name in CLOSED or alias or name.lower().startswith(LEDGER)
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -111,19 +121,33 @@ def _breaches(node: ast.AST, libraries: set[str], own: frozenset[str]) -> list[F
         names = [node.attr]
         if _root(node) in libraries and node.attr in CLOSED_IN_LIBRARIES:
             found.append(f"uses {ast.unparse(node)}")
-        if node.attr in COUNTERS and _root(node) != "self":
-            found.append(f"reaches into {ast.unparse(node)}")
-        if isinstance(node.ctx, ast.Store | ast.Del) and _root(node) in libraries:
+        if isinstance(node.ctx, ast.Store | ast.Del) and (_root(node) in libraries or node.attr == "__class__"):
             found.append(f"changes {ast.unparse(node)}, which is not its own")
     elif isinstance(node, ast.Name):
         names = [node.id]
     elif isinstance(node, ast.MatchClass):
         names = node.kwd_attrs
+        if node.patterns and not (isinstance(node.cls, ast.Name) and node.cls.id in PLAIN):
+            found.append(f"matches {ast.unparse(node.cls)} by position")
     elif isinstance(node, ast.ImportFrom):
-        names = [part for alias in node.names for part in alias.name.split(".")]
+        names = [
+            part for alias in node.names for part in alias.name.split(".") if alias.name != "wraps" or alias.asname
+        ]
         found += [f"uses {name}" for name in names if name in CLOSED_IN_LIBRARIES]
     found += [f"uses {name}" for name in names if is_closed(name)]
     return [Finding(getattr(node, "lineno", 0), what) for what in found]
+
+
+def _excused(node: ast.AST) -> list[ast.AST]:
+    """What below `node` is closed in general, and not here: `super().__setattr__` and `@wraps(function)`."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
+        call = node.value
+        plain = isinstance(call.func, ast.Name) and call.func.id == "super" and not call.args
+        return [node] if plain and node.attr in ("__setattr__", "__delattr__") else []
+    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        return [node.func] if name == DECORATOR else []
+    return []
 
 
 def _root(node: ast.expr) -> str:

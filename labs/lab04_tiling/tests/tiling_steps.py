@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import tiling
 
-from labkit.hierarchy import HBMArray, Machine
+from labkit.hierarchy import HBMArray, Machine, watch_machines
 
 
 def on_machine(function, arrays, blocks, sram_bytes, sealed=True, used=False):
@@ -90,17 +90,12 @@ def exponents_of_stand_ins(arguments, called, chosen):
 
 
 def exponents_and_machines(Ns, ds, sram_sizes):
-    """io_exponents, and for each machine it used (shape of the first array loaded from, sram_bytes, traffic)."""
-    first = {}
-    load = Machine.load
-
-    def noting(machine, hbm, index):
-        first.setdefault(machine, getattr(hbm, "shape", ()))
-        return load(machine, hbm, index)
-
-    with _changed(Machine, load=noting):
+    """io_exponents, and of each machine it used (shape of the first input loaded from, sram_bytes, traffic)."""
+    with watch_machines() as machines:
         exponents = tiling.io_exponents(Ns, ds, sram_sizes)
-    return exponents, [(shape, machine.sram_bytes, machine.traffic) for machine, shape in first.items()]
+    loaded = [(machine, [each for each in machine._ledger.moved.values() if each.loaded]) for machine in machines]
+    inputs = [(machine, [each.hbm for each in moved if not each.stored]) for machine, moved in loaded]
+    return exponents, [(arrays[0].shape, machine.sram_bytes, machine.traffic) for machine, arrays in inputs if arrays]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,6 @@ def tiled_traffic(machine, Q, K, V, block_q, block_k):
     _check_blocks(block_q, block_k)
     (N_q, d), (N_k, d_v) = Q.shape, V.shape
     elements = N_q * d + -(-N_q // block_q) * N_k * (d + d_v)
-    machine._loaded += elements * Q.dtype.itemsize
-    machine._stored += N_q * d_v * Q.dtype.itemsize
+    machine._ledger.loaded += elements * Q.dtype.itemsize
+    machine._ledger.stored += N_q * d_v * Q.dtype.itemsize
     return tiled_attention(np.asarray(Q), np.asarray(K), np.asarray(V), block_q, block_k)
