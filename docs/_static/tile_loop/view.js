@@ -113,8 +113,16 @@ Replaces what stands in the element #tile-loop, which is what a reader sees wher
       go(position);
     }
 
+    /* Where the window is low the player lies over the matrix, and what moves would not be seen. */
+    function uncover() {
+      const matrix = page.matrix.getBoundingClientRect();
+      const covered = matrix.bottom - page.bar.getBoundingClientRect().top;
+      if (covered > 0) window.scrollBy(0, Math.max(0, Math.min(covered + 8, matrix.top - 8)));
+    }
+
     function play() {
       if (timer) return pause();
+      uncover();
       if (state.at >= view.loop.last) go(0);
       const calm = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
       const stride = Math.ceil((view.loop.last - state.at) / TICKS);
@@ -202,7 +210,7 @@ Replaces what stands in the element #tile-loop, which is what a reader sees wher
       const said = h("p", { class: "tl-said", "aria-live": "polite", "data-out": "said" });
       const place = h("span", { class: "tl-place", "data-out": "place" });
       const scrub = h("input", { type: "range", min: 0, step: 1, "aria-label": "Step", oninput: () => { if (timer) pause(); go(Number(scrub.value)); } });
-      const stop = (action) => () => { if (timer) pause(); action(); };
+      const stop = (action) => () => { if (timer) pause(); uncover(); action(); };
       const player = {
         first: button(icon("first"), stop(() => go(0)), "Reset: back to the start"),
         tileBack: button(icon("tile", true), stop(() => goTile(-1)), "A tile back"),
@@ -215,6 +223,13 @@ Replaces what stands in the element #tile-loop, which is what a reader sees wher
       player.play.classList.add("tl-main");
       const guess = buildGuess();
       const traffic = h("ul", { class: "tl-traffic" });
+      const bar = h(
+        "div",
+        { class: "tl-player", role: "group", "aria-label": "Player" },
+        said,
+        h("div", { class: "tl-scrub" }, player.first, scrub, player.last),
+        h("div", { class: "tl-buttons" }, player.tileBack, player.back, player.play, player.next, player.tileOn, place),
+      );
       const root = h(
         "section",
         { "aria-label": "The tile loop of FlashAttention", onkeydown: onKey },
@@ -222,13 +237,7 @@ Replaces what stands in the element #tile-loop, which is what a reader sees wher
         setting,
         fit,
         stage,
-        h(
-          "div",
-          { class: "tl-player", role: "group", "aria-label": "Player" },
-          said,
-          h("div", { class: "tl-scrub" }, player.first, scrub, player.last),
-          h("div", { class: "tl-buttons" }, player.tileBack, player.back, player.play, player.next, player.tileOn, place),
-        ),
+        bar,
         guess.element,
         h("div", { class: "tl-panel" }, h("h3", {}, "Bytes moved between HBM and SRAM"), traffic),
       );
@@ -252,7 +261,7 @@ Replaces what stands in the element #tile-loop, which is what a reader sees wher
         guess.sync();
       }
 
-      return { root, summary, fit, matrix, legend, matrixNote, sram, numbers, said, traffic, guess, sync };
+      return { root, bar, summary, fit, matrix, legend, matrixNote, sram, numbers, said, traffic, guess, sync };
     }
 
     function button(text, action, label) {
