@@ -154,7 +154,7 @@ def grade(course, *options):
 
 
 def test_killed_half_way_and_started_again(tmp_path):
-    texts = {f"s{i:02d}": SOLUTION + f"\n# {i}\n" for i in range(6)}
+    texts = {f"s{i:02d}": SOLUTION + f"\n# {i}\n" for i in range(10)}
     hand_in(tmp_path, texts)
     kept = tmp_path / "judged" / LAB.folder.name
     first = grade(tmp_path)
