@@ -36,8 +36,8 @@ def flash_forward(
             size is below 1.
 
     Example:
-        Q = [[1, 0]], K = [[1, 0], [0, 1]], V = [[1], [0]]: the scores are 0.7071 and 0, L = log(e^0.7071 + 1) = 1.1080
-        and O = e^(0.7071 − 1.1080) = 0.6698.
+        Q = [[1, 0]], K = [[1, 0], [0, 1]], V = [[1], [0]]: the scores are 0.7071 and 0, L = log(e^0.7071 + 1) = 1.1079
+        and O = e^(0.7071 − 1.1079) = 0.6698.
     """
     ### BEGIN SOLUTION
     _check(Q, K, V, block_q, block_k)
