@@ -73,7 +73,7 @@ def _attend_rows(O, Q, K, V, buffers, key_blocks, largest_key, first_row, mask):
 
 
 def _follow_maximum(S, m, total):
-    """Rescale what was summed so far, in the tiles where the maximum of some row moves: few, after the first."""
+    """Rescale what was summed so far, where the maximum of some row moves."""
     peaks = S.max(axis=1, keepdims=True)
     if (peaks > m).any():
         np.maximum(m, peaks, out=peaks)
