@@ -198,7 +198,9 @@ def _elu(x):
 
 
 SHAPES = [(63, 16, 16, ()), (129, 5, 9, (2,)), (70, 8, 3, (2, 3)), (1, 4, 6, ()), (40, 12, 1, (1, 2, 1, 2))]
-BLOCKS = [(64, 16), (61, 16), (65, 32), (50, 7), (30, 64), (9, 1), (17, 4), (12, 12)]
+BLOCKS = [
+    (64, 16), (61, 16), (65, 32), (50, 7), (30, 64), (9, 1), (17, 4), (12, 12), (24, 8), (40, 8), (33, 3),
+]  # fmt: skip
 
 
 def assert_worked_example(route, causal=True):
@@ -414,24 +416,60 @@ class TestLinearAttention:
                 "Usual cause: φ(q) φ(k)ᵀ is multiplied first")  # fmt: skip
 
 
-class TestCumsum:
-    task = "causal_linear_attention_cumsum"
+class Causal:
+    """Tests of a causal route, whichever it is."""
+
+    route = None
 
     def test_worked_example(self):
-        assert_worked_example(causal_linear_attention_cumsum)
+        assert_worked_example(self.route)
 
     @pytest.mark.parametrize("shape", SHAPES)
     def test_values(self, rng, shape):
-        assert_values(causal_linear_attention_cumsum, rng, shape)
+        assert_values(self.route, rng, shape)
 
     def test_eps(self, rng):
-        assert_eps(causal_linear_attention_cumsum, rng)
+        assert_eps(self.route, rng)
 
     def test_gradients(self, rng):
-        assert_gradients(causal_linear_attention_cumsum, rng)
+        assert_gradients(self.route, rng)
 
     def test_inputs_stay(self, rng):
-        assert_inputs_stay(causal_linear_attention_cumsum, rng)
+        assert_inputs_stay(self.route, rng)
+
+
+class CausalInChunks(Causal):
+    """Tests of a causal route that takes a chunk."""
+
+    task = called = where_wrong = ""
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_values(self, rng, shape):
+        assert_values(self.route, rng, shape, chunk=64)
+
+    @pytest.mark.parametrize(("n", "chunk"), BLOCKS)
+    def test_chunks(self, rng, n, chunk):
+        case = Case(rng, n, 6, 4, (2,))
+        out = self.route(*case.inputs, chunk)
+        case.check(f"out, {n} positions in chunks of {chunk},", out, chunk=chunk, hint=self.where_wrong)
+
+    def test_eps(self, rng):
+        assert_eps(self.route, rng, chunk=8)
+
+    @pytest.mark.parametrize("chunk", [8, 64])
+    def test_gradients(self, rng, chunk):
+        assert_gradients(self.route, rng, chunk=chunk)
+
+    def test_work_is_linear(self, rng):
+        assert_linear_work(rng, self.task, self.called, 16)
+
+    def test_impossible_chunk(self, rng):
+        assert_chunk_is_refused(self.route, rng)
+
+
+class TestCumsum(Causal):
+    task = "causal_linear_attention_cumsum"
+    route = staticmethod(causal_linear_attention_cumsum)
 
     def test_no_loop(self, rng):
         counts = [len(measured(self.task, rng, n, 4, 5)["operators"]) for n in (16, 64)]
@@ -458,24 +496,9 @@ class TestCumsum:
                        hint="Usual cause: N × N weights: this route sums φ(k) vᵀ over the positions")  # fmt: skip
 
 
-class TestRecurrent:
+class TestRecurrent(Causal):
     task = "causal_linear_attention_recurrent"
-
-    def test_worked_example(self):
-        assert_worked_example(causal_linear_attention_recurrent)
-
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_values(self, rng, shape):
-        assert_values(causal_linear_attention_recurrent, rng, shape)
-
-    def test_eps(self, rng):
-        assert_eps(causal_linear_attention_recurrent, rng)
-
-    def test_gradients(self, rng):
-        assert_gradients(causal_linear_attention_recurrent, rng)
-
-    def test_inputs_stay(self, rng):
-        assert_inputs_stay(causal_linear_attention_recurrent, rng)
+    route = staticmethod(causal_linear_attention_recurrent)
 
     def test_one_state(self, rng):
         peaks = assert_grows_by_the_output_only(rng, self.task, "the recurrence", 16, 4, (24, 72))
@@ -495,32 +518,11 @@ class TestRecurrent:
         require(touched[1] <= 2.2 * touched[0] + 64, "a tensor grows faster than N: that is no recurrence")
 
 
-class TestChunked:
+class TestChunked(CausalInChunks):
     task = "causal_linear_attention_chunked"
     route = staticmethod(causal_linear_attention_chunked)
-
-    def test_worked_example(self):
-        assert_worked_example(self.route)
-
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_values(self, rng, shape):
-        assert_values(self.route, rng, shape, chunk=64)
-
-    @pytest.mark.parametrize(("n", "chunk"), BLOCKS)
-    def test_chunks(self, rng, n, chunk):
-        case = Case(rng, n, 6, 4, (2,))
-        case.check(f"out, {n} positions in chunks of {chunk},", self.route(*case.inputs, chunk), chunk=chunk,
-                   hint="where chunks meet: the state before a chunk holds the keys of all earlier ones")  # fmt: skip
-
-    def test_eps(self, rng):
-        assert_eps(self.route, rng, chunk=8)
-
-    @pytest.mark.parametrize("chunk", [8, 64])
-    def test_gradients(self, rng, chunk):
-        assert_gradients(self.route, rng, chunk=chunk)
-
-    def test_inputs_stay(self, rng):
-        assert_inputs_stay(self.route, rng)
+    called = "the chunked route"
+    where_wrong = "where chunks meet: the state before a chunk holds the keys of all earlier ones"
 
     def test_one_state_and_one_chunk(self, rng):
         d, d_v, c = 24, 8, 16
@@ -529,9 +531,6 @@ class TestChunked:
         usual = f"a state for each position of a chunk: C·d·d_v is {c * d * d_v:,}" if peaks[0] > c * d * d_v else ""
         assert_at_most(f"its peak for 64 positions in chunks of {c}, d = {d}, d_v = {d_v}", peaks[0], limit,
                        unit="elements", hint=f"Usual cause: {usual or 'several chunks are alive at once'}")  # fmt: skip
-
-    def test_work_is_linear(self, rng):
-        assert_linear_work(rng, self.task, "the chunked route", 16)
 
     def test_chunk_is_used(self, rng):
         counts = [len(measured(self.task, rng, 128, 4, 4, c)["operators"]) for c in (4, 16)]
@@ -542,36 +541,12 @@ class TestChunked:
         assert_at_most("the number of operators for 8 chunks", counts[1], limit, unit="operators",
                        hint="Usual cause: a loop over positions: a chunk is four matrix products")  # fmt: skip
 
-    def test_impossible_chunk(self, rng):
-        assert_chunk_is_refused(self.route, rng)
 
-
-class TestScan:
+class TestScan(CausalInChunks):
     task = "causal_linear_attention_scan"
     route = staticmethod(causal_linear_attention_scan)
-
-    def test_worked_example(self):
-        assert_worked_example(self.route)
-
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_values(self, rng, shape):
-        assert_values(self.route, rng, shape, chunk=64)
-
-    @pytest.mark.parametrize(("n", "chunk"), [*BLOCKS, (24, 8), (40, 8), (33, 3)])
-    def test_chunks(self, rng, n, chunk):
-        case = Case(rng, n, 6, 4, (2,))
-        case.check(f"out, {n} positions in chunks of {chunk},", self.route(*case.inputs, chunk), chunk=chunk,
-                   hint="an odd number of chunks, or one that is no power of two, needs care in a scan")  # fmt: skip
-
-    def test_eps(self, rng):
-        assert_eps(self.route, rng, chunk=8)
-
-    @pytest.mark.parametrize("chunk", [8, 64])
-    def test_gradients(self, rng, chunk):
-        assert_gradients(self.route, rng, chunk=chunk)
-
-    def test_inputs_stay(self, rng):
-        assert_inputs_stay(self.route, rng)
+    called = "the scan"
+    where_wrong = "an odd number of chunks, or one that is no power of two, needs care in a scan"
 
     def test_steps_grow_with_the_logarithm(self, rng):
         runs = [measured(self.task, rng, n, 4, 4, 2)["operators"] for n in (32, 1024)]
@@ -581,9 +556,6 @@ class TestScan:
         require(more <= 5 * 45, f"16 chunks take {len(runs[0])} operators and 512 take {more} more; five "
                 "doublings explain some 5 · 20\nUsual cause: a loop over the chunks: in a parallel scan every step "
                 "works on all of them")  # fmt: skip
-
-    def test_work_is_linear(self, rng):
-        assert_linear_work(rng, self.task, "the scan", 16)
 
     def test_states_of_chunks_only(self, rng):
         n, d, c = 512, 24, 16
@@ -604,9 +576,6 @@ class TestScan:
         assert_at_most(f"what autograd keeps for N = {n} in chunks of {c}, d = {d}", kept, limit, unit="elements",
                        hint=f"Usual cause: a state for each position ({n * d * d:,}) or a copy of the states for each "
                        "step of the scan is saved: adding saves nothing, multiplying saves both factors")  # fmt: skip
-
-    def test_impossible_chunk(self, rng):
-        assert_chunk_is_refused(self.route, rng)
 
 
 # The model
