@@ -172,8 +172,13 @@ def test_the_tile_loop_runs_within_the_book(window: Watched) -> None:
     page.set_viewport_size({"width": 1280, "height": 800})
     widget.get_by_role("button", name="Play", exact=True).click()
     expect(widget).to_contain_text(re.compile(r"[1-9]\d* / \d+"))
-    matrix, player = (page.locator(f".tl-{part}").bounding_box() for part in ("matrix", "player"))
-    assert matrix["y"] >= 0 and matrix["y"] + matrix["height"] <= player["y"], "the player hides what it plays"
+    page.wait_for_function(  # the page may scroll smoothly: it must not hide what it plays
+        """() => {
+          const [matrix, player] = ["matrix", "player"].map(
+            (part) => document.querySelector(`.tl-${part}`).getBoundingClientRect());
+          return matrix.top >= 0 && matrix.bottom <= player.top;
+        }"""
+    )
     page.get_by_role("link", name="N = 8, d = 4, tiles of 4 × 2, keys outside, no mask").click()
     expect(widget.get_by_label("keys outside")).to_be_checked()
     expect(widget.get_by_label("causal mask")).not_to_be_checked()
