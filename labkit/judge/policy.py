@@ -130,9 +130,8 @@ def _breaches(node: ast.AST, libraries: set[str], own: frozenset[str]) -> list[F
         if node.patterns and not (isinstance(node.cls, ast.Name) and node.cls.id in PLAIN):
             found.append(f"matches {ast.unparse(node.cls)} by position")
     elif isinstance(node, ast.ImportFrom):
-        names = [
-            part for alias in node.names for part in alias.name.split(".") if alias.name != "wraps" or alias.asname
-        ]
+        aliases = [alias for alias in node.names if alias.name != DECORATOR or alias.asname]
+        names = [part for alias in aliases for part in alias.name.split(".")]
         found += [f"uses {name}" for name in names if name in CLOSED_IN_LIBRARIES]
     found += [f"uses {name}" for name in names if is_closed(name)]
     return [Finding(getattr(node, "lineno", 0), what) for what in found]

@@ -24,7 +24,7 @@ END_SECONDS = 10.0
 
 INSIDE = [
     *("__init__.py", "hierarchy.py", "warm_torch.py", "meters"),
-    *(f"judge/{name}.py" for name in ("confine", "far", "policy", "wire", "zygote")),
+    *(f"judge/{name}.py" for name in ("confine", "far", "guards", "policy", "wire", "zygote")),
 ]
 """What of labkit is in the box: calling and measuring. No reference, no expected value, no suite."""
 
