@@ -12,9 +12,14 @@ from labkit.verdict import Verdict
 
 
 def wants_words(config: pytest.Config, labs: list[Lab]) -> bool:
-    """Whether everything asked for lies in labs, and no other style of traceback was asked for."""
+    """Whether everything asked for lies in labs, and no other style of traceback was asked for.
+
+    All of a student's tree does: it has no tests but those of labs.
+    """
     paths = [(config.invocation_params.dir / arg.split("::")[0]).resolve() for arg in config.args]
-    inside = [lab_at(path, labs) or any(lab.folder.parent == path for lab in labs) for path in paths]
+    whole = {lab.folder.parent for lab in labs}
+    whole |= {house for house in (folder.parent for folder in whole) if not (house / "tests").is_dir()}
+    inside = [lab_at(path, labs) or path in whole for path in paths]
     return bool(paths) and all(inside) and config.getoption("tbstyle", "auto") == "auto"
 
 
