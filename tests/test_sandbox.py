@@ -262,7 +262,8 @@ class Counted:
         self.loaded += open
         Counted.total += 1
         setattr(self, "last", self.__class__.__name__)
-        return "{0}: {1:.2f} of {2}".format(self.last, math.pi, type(self).__name__)
+        told = "inspect {0}, not sys: {1:.{width}f} of {2.real}"
+        return told.format(self.last, math.pi, open, width=2)
 
 
 @dataclasses.dataclass
@@ -292,6 +293,6 @@ def test_ordinary_code_is_let_in(sandbox):
     assert policy.breaches(ast.parse(ORDINARY)) == []
     cell = Inside(sandbox, ORDINARY)
     assert cell.loaded["problem"] is None
-    once = ("Counted: 3.14 of Counted 4", 1, True, (3, 1), 4, {"first": 1, "second": 2})
+    once = ("inspect Counted, not sys: 3.14 of 1 4", 1, True, (3, 1), 4, {"first": 1, "second": 2})
     assert cell("ordinary", 4) == [once, once]
     cell.cell.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import string
 import types
 from collections.abc import Callable
 from typing import Any
@@ -79,7 +80,7 @@ def guarded_builtins(own: str) -> dict[str, Any]:
     def template(target: Any) -> Any:
         if isinstance(target, type) and issubclass(target, str):
             raise AttributeError("format: of a text, not of its class")
-        if isinstance(target, str) and any(map(closed, re.findall(r"\w+", target))):
+        if isinstance(target, str) and any(map(closed, _fetched(target))):
             raise AttributeError("format: a graded answer may not use what the text names")
         return target
 
@@ -97,3 +98,9 @@ def guarded_builtins(own: str) -> dict[str, Any]:
     found["__import__"] = import_by_policy
     found["__build_class__"] = builtins.__build_class__
     return found
+
+
+def _fetched(text: str) -> list[str]:
+    """The attributes that `text.format(…)` fetches, those in nested fields included."""
+    fields = [(name, spec) for _, name, spec, _ in string.Formatter().parse(text) if name is not None]
+    return [each for name, spec in fields for each in [*re.findall(r"\.(\w+)", name), *_fetched(spec or "")]]
