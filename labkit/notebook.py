@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from labkit.catalog import find_lab
-from labkit.finder import AnswerFinder, student_answer
-from labkit.render import run_lines
-from labkit.warm import WarmRunner
+from labkit.labs.catalog import find_lab
+from labkit.suite.finder import AnswerFinder, student_answer
+from labkit.suite.prefork import WarmRunner
+from labkit.suite.words import run_lines
 
 
 def student_module(lab: str) -> ModuleType:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from labkit.catalog import HOUSE
-from labkit.instructor.site import build_site
+from labkit.labs.catalog import ROOT
+from labstaff.site import build_site
 
 
 @cache
 def _build(folder: Path) -> Path:
-    build_site(HOUSE, folder)
+    build_site(ROOT, folder)
     return folder
 
 

@@ -19,8 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run beside the tests: to
 import judging
 import pytest
 
-from labkit.suite import SuiteRun
-from labkit.verdict import State, Verdict
+from labkit.suite.run import SuiteRun
+from labkit.suite.verdict import State, Verdict
 
 LONGEST_WAIT = 900.0
 

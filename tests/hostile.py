@@ -75,14 +75,14 @@ CORPUS = [
     Hostile(
         "patches_verdict",
         "change the course's own code",
-        "import labkit.verdict as v\nv.Verdict.passed = True\n" + STUB,
-        "imports labkit.verdict",
+        "import labkit.suite.verdict as v\nv.Verdict.passed = True\n" + STUB,
+        "imports labkit.suite.verdict",
     ),
     Hostile(
         "patches_compare",
         "assertions that assert nothing",
-        "import labkit.compare as c\nc.assert_close = lambda *a, **k: None\n" + STUB,
-        "imports labkit.compare",
+        "import labkit.testing.compare as c\nc.assert_close = lambda *a, **k: None\n" + STUB,
+        "imports labkit.testing.compare",
     ),
     Hostile("imports_the_suite", "read the tests", "import test_profiling\n" + STUB, "imports test_profiling"),
     Hostile("modules_table", "sys.modules", "import sys\nsys.modules['numpy'] = None\n" + STUB, "imports sys"),
@@ -135,8 +135,8 @@ CORPUS = [
     Hostile(
         "borrows_the_reference",
         "the course's own attention",
-        "from labkit.reference import attention\n" + everywhere("return attention(*args)"),
-        "imports labkit.reference",
+        "from labkit.testing.reference import attention\n" + everywhere("return attention(*args)"),
+        "imports labkit.testing.reference",
     ),
     Hostile(
         "globals_of_a_function",
@@ -381,7 +381,7 @@ CORPUS = [
 
 
 WASTEFUL = """
-from labkit.hierarchy import Machine
+from labkit.simulated_memory import Machine
 
 _honest = tiled_traffic
 
@@ -447,7 +447,7 @@ ON_THE_MACHINE = [
         "and by a third one",
         "functools.wraps(Liar, assigned=('loaded',), updated=())(type(machine))",
         "uses wraps",
-        "import functools\nfrom labkit.hierarchy import Machine\n" + LIAR,
+        "import functools\nfrom labkit.simulated_memory import Machine\n" + LIAR,
     ),
     trick("another_class", "the machine becomes one of the answer's", "machine.__class__ = Machine", "__class__"),
     trick(
@@ -455,7 +455,7 @@ ON_THE_MACHINE = [
         "the same by another door",
         "setattr(machine, '__class__', Liar)",
         "__class__: a graded answer may not use it",
-        "from labkit.hierarchy import Machine\n" + LIAR,
+        "from labkit.simulated_memory import Machine\n" + LIAR,
     ),
     trick(
         "set_up_again",

@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import Queue
 
-from labkit.suite import SuiteRun
-from labkit.warm import WarmRunner
+from labkit.suite.prefork import WarmRunner
+from labkit.suite.run import SuiteRun
 
 N_RUNNERS = 2
-HEAVY = ("labkit.warm_torch", "matplotlib.pyplot")
+HEAVY = ("labkit.suite.prefork_torch", "matplotlib.pyplot")
 
 
 def main(jobs_file: str, results_file: str, sandbox: str) -> None:

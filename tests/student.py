@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from labkit.catalog import HOUSE, find_lab
-from labkit.finder import solution_answer
-from labkit.instructor.build import derive_stub
+from labkit.labs.catalog import ROOT, find_lab
+from labkit.suite.finder import solution_answer
+from labstaff.derive.build import derive_stub
 
 LAB = find_lab("01")
 SUITE = str(LAB.folder)
@@ -36,7 +36,7 @@ def pytest_run(folder: Path, source: str | None, *arguments: str) -> subprocess.
     if source is not None:
         (folder / LAB.answer_file.name).write_text(source, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", SUITE, "--src", str(folder), "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=HOUSE, env=quiet_environment(), timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=quiet_environment(), timeout=120)
 
 
 def quiet_environment() -> dict[str, str]:

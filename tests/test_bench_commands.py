@@ -9,7 +9,7 @@ from labkit.bench import table
 from labkit.bench.columns import COLUMNS
 from labkit.bench.commands import bytes_of
 from labkit.bench.record import read_csv
-from labkit.cli import app
+from labkit.commands.cli import app
 
 SMALL = ("--d-models", "4", "--seq-lens", "8,16")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.compare import (
+from labkit.testing.compare import (
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -17,7 +17,7 @@ from labkit.compare import (
     assert_unchanged,
     tolerance,
 )
-from labkit.reference import attention, random_qkv
+from labkit.testing.reference import attention, random_qkv
 
 WANT = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 PLAIN = WANT.astype(np.float32)

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 from student import LAB, solution_text, stub_text, with_function
 
-from labkit.instructor.course.make import CourseError, make_course
-from labkit.instructor.course.nbgrader_process import Nbgrader
-from labkit.instructor.course.record import record
-from labkit.instructor.course.rendered import is_plain
-from labkit.instructor.grading.run import grade_submitted
-from labkit.instructor.leaks import find_leaks
+from labstaff.course.make import CourseError, make_course
+from labstaff.course.nbgrader_process import Nbgrader
+from labstaff.course.record import record
+from labstaff.course.rendered import is_plain
+from labstaff.grading.run import grade_submitted
+from labstaff.release.leaks import find_leaks
 
 NAME = LAB.folder.name
 CHECKS = {task.name: task.points for task in LAB.tasks}
@@ -411,7 +411,7 @@ def test_a_leak_stops_generate_assignment(cycle, where):
 
 
 def test_a_failed_course_leaves_nothing(cycle, tmp_path, monkeypatch):
-    monkeypatch.setattr("labkit.instructor.leaks.secret_passages", lambda lab: {"Lab 01: Memory profiling"})
+    monkeypatch.setattr("labstaff.release.leaks.secret_passages", lambda lab: {"Lab 01: Memory profiling"})
     with pytest.raises(CourseError, match="passages of solutions would be released"):
         make_course([LAB], tmp_path / "out", cycle.nbgrader)
     assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit import figures
+from labstaff import figures
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -19,7 +19,7 @@ IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<target>[^)\s]+)[^)]*\)")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 SCRIPT = """
-from labkit.figures import Recipe
+from labstaff.figures import Recipe
 
 def draw(data):
     import matplotlib.pyplot as plt

@@ -8,7 +8,7 @@ import sys
 import pytest
 from student import LAB, solution_text
 
-from labkit.finder import Answer, AnswerFinder, AnswerMissing, solution_answer, student_answer, variant_answer
+from labkit.suite.finder import Answer, AnswerFinder, AnswerMissing, solution_answer, student_answer, variant_answer
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_what_is_missing_says_so_when_it_is_used(imported):
 
 
 def test_an_import_that_never_ends(imported, monkeypatch):
-    monkeypatch.setattr("labkit.finder.IMPORT_SECONDS", 0.2)
+    monkeypatch.setattr("labkit.suite.finder.IMPORT_SECONDS", 0.2)
     module = imported("while True:\n    pass")
     with pytest.raises(
         AnswerMissing, match=r"importing profiling.py never ended: still running after 0.2 s \(line [12]"
@@ -101,6 +101,6 @@ def test_the_plugin_imports_nothing_heavy():
     import subprocess
 
     heavy = {"torch", "matplotlib", "nbgrader", "rich", "numpy"}
-    code = f"import sys, labkit.pytest_plugin; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, labkit.suite.plugin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from labkit.catalog import HOUSE, find_lab
-from labkit.finder import solution_answer, solution_folder
-from labkit.instructor.grading.many import Outcome, find_submissions, judge_all
-from labkit.instructor.grading.similar import similar_pairs
-from labkit.instructor.grading.summary import summary_lines, write_table
-from labkit.judge import Judge
-from labkit.judge.judging import ALWAYS
-from labkit.judge.results import JudgedSubmission, load, path_of
-from labkit.judge.submission import Submission, read_submission
-from labkit.suite import SuiteRun
+from labkit.labs.catalog import ROOT, find_lab
+from labkit.suite.finder import solution_answer, solution_folder
+from labkit.suite.run import SuiteRun
+from labstaff.grading.many import Outcome, find_submissions, judge_all
+from labstaff.grading.similar import similar_pairs
+from labstaff.grading.summary import summary_lines, write_table
+from labstaff.judge.judging import ALWAYS, Judge
+from labstaff.judge.results import JudgedSubmission, load, path_of
+from labstaff.judge.submission import Submission, read_submission
 
 LAB = find_lab("01")
 SOLUTION = solution_answer(LAB).files[0].read_text(encoding="utf-8")
@@ -131,13 +130,13 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
         def close(self):
             made.append("closed")
 
-    monkeypatch.setattr("labkit.judge.judging.WarmRunner", Runner)
+    monkeypatch.setattr("labstaff.judge.judging.WarmRunner", Runner)
     with Judge(unsafe=True) as judge:
         for number in ("01", "04", "02", "01"):
             judge.judge(Submission(find_lab(number), b"x = 1"), 1)
     first, *then = made
-    assert "labkit.warm_torch" not in first
-    assert then == ["closed", tuple(sorted({*first, "labkit.warm_torch"} - {*ALWAYS})) + ALWAYS, "closed"]
+    assert "labkit.suite.prefork_torch" not in first
+    assert then == ["closed", tuple(sorted({*first, "labkit.suite.prefork_torch"} - {*ALWAYS})) + ALWAYS, "closed"]
 
 
 def test_similar_files_whatever_the_names():
@@ -149,8 +148,8 @@ def test_similar_files_whatever_the_names():
 
 
 def grade(course, *options):
-    command = [sys.executable, "-m", "labkit.cli", "grade", str(course / "submitted"), "--lab", "01", *options]
-    return subprocess.Popen(command, cwd=HOUSE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-m", "labkit.commands.cli", "grade", str(course / "submitted"), "--lab", "01", *options]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_killed_half_way_and_started_again(tmp_path):
@@ -184,7 +183,7 @@ def test_on_a_cluster(tmp_path, course, outcomes):
     address = tmp_path / "scheduler.json"
     here = ["--host", "127.0.0.1", "--no-dashboard"]
     with (tmp_path / "log").open("w") as log:
-        start = {"stdout": log, "stderr": log, "cwd": HOUSE}
+        start = {"stdout": log, "stderr": log, "cwd": ROOT}
         module = [sys.executable, "-m"]
         scheduler_command = [*module, "distributed.cli.dask_scheduler", *here, "--port", "0"]
         processes = [subprocess.Popen([*scheduler_command, "--scheduler-file", str(address)], **start)]
@@ -217,7 +216,7 @@ def wait_for(there, seconds=120):
 
 def test_the_result_survives_a_round_trip(tmp_path):
     judged = JudgedSubmission("lab01", "k", "judged", "", ["f"], {"A::b": "failed"}, {"A::b": "m"}, {"t": 1.5})
-    from labkit.judge.results import save
+    from labstaff.judge.results import save
 
     save(tmp_path / "x" / "k.json", judged)
     assert load(tmp_path / "x" / "k.json") == judged

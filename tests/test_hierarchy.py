@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from labkit import hierarchy_forms as forms
-from labkit.hierarchy import HBMArray, Machine, SRAMOverflow, Tile, watch_machines
-from labkit.instructor.tiling_speed import load_answer
+from benchmarks.tiling import load_answer
+from labkit.simulated_memory import HBMArray, Machine, SRAMOverflow, Tile, watch_machines
+from labkit.testing import io_formulas as forms
 
 FLOAT32 = np.dtype(np.float32)
 

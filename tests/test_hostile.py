@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from hostile import CORPUS, ON_THE_MACHINE, STUB, WASTEFUL
 
-from labkit.catalog import find_lab
-from labkit.finder import solution_answer
-from labkit.instructor.grading.many import find_submissions, judge_all
-from labkit.judge import sandbox
-from labkit.judge.submission import MOST_BYTES, read_submission
-from labkit.warm import WarmRunner
+from labkit.labs.catalog import find_lab
+from labkit.suite.finder import solution_answer
+from labkit.suite.prefork import WarmRunner
+from labstaff.grading.many import find_submissions, judge_all
+from labstaff.judge import sandbox
+from labstaff.judge.submission import MOST_BYTES, read_submission
 
 LAB = find_lab("01")
 HONEST = ("a_honest_one", "zz_honest_too")

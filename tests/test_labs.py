@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 from conftest import Job
 
-from labkit.catalog import HOUSE, find_labs
-from labkit.finder import solution_answer, steps_file
-from labkit.instructor.answers import (
+from labkit.labs.catalog import ROOT, find_labs
+from labkit.labs.manifest import FOLDER_PATTERN
+from labkit.suite.finder import solution_answer, steps_file
+from labkit.suite.verdict import State
+from labstaff.answers import (
     RIGHT_PER_LAB,
     WRONG_PER_TASK,
     read_wrong_answer,
     right_answers,
     wrong_answers,
 )
-from labkit.instructor.build import derive_stub, derived_files
-from labkit.instructor.signatures import code_signature, handout_signatures, written_signature
-from labkit.judge.policy import breaches
-from labkit.manifest import FOLDER_PATTERN
-from labkit.verdict import State
+from labstaff.derive.build import derive_stub, derived_files
+from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
+from labstaff.judge.policy import breaches
 
 LABS = find_labs()
 SEEDS = ("0", "1")
@@ -72,12 +72,12 @@ def test_every_folder_is_a_lab():
     for tree in ("labs", "solutions"):
         strangers = [
             f.name
-            for f in (HOUSE / tree).iterdir()
+            for f in (ROOT / tree).iterdir()
             if not f.name.startswith((".", "__")) and not FOLDER_PATTERN.fullmatch(f.name)
         ]
         assert not strangers, f"{tree}/ holds {strangers}, which no check of labs would see"
     names = {lab.folder.name for lab in LABS}
-    assert names == {f.name for f in (HOUSE / "solutions").glob("lab*")}, "labs/ and solutions/ hold different labs"
+    assert names == {f.name for f in (ROOT / "solutions").glob("lab*")}, "labs/ and solutions/ hold different labs"
     assert names, "there is no lab"
 
 
@@ -121,7 +121,7 @@ def test_wrong_answer_is_killed(wrong, job, judges, pytestconfig):
 
 @pytest.mark.parametrize("job", [SOLVED[f"{lab.label}-seed0"] for lab in LABS], ids=[lab.label for lab in LABS])
 def test_every_task_draws_inputs_at_random(job, judges):
-    """What is fixed in a suite can be read there and written down: see `labkit.judge.judging.judged_run`."""
+    """What is fixed in a suite can be read there and written down: see `labstaff.judge.judging.judged_run`."""
     drawn = {verdict.task for verdict in judges(job).verdicts if verdict.drawn}
     lab = next(lab for lab in LABS if lab.label == job.lab)
     assert drawn == {task.name for task in lab.tasks}
@@ -160,7 +160,7 @@ def test_steps_judge_nothing(lab):
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     course = {name for name in names if name.startswith("labkit")}
-    assert all(name == "labkit.hierarchy" or name.startswith("labkit.meters.") for name in course), course
+    assert all(name == "labkit.simulated_memory" or name.startswith("labkit.meters.") for name in course), course
     assert not [node.lineno for node in nodes if isinstance(node, ast.Assert)], "a step asserts something"
 
 
@@ -169,7 +169,7 @@ def test_derived_files_are_fresh(lab):
     for path, text in derived_files(lab):
         assert path.exists(), f"{path.name} is missing: uv run lab build {lab.number}"
         assert path.read_text(encoding="utf-8") == text, (
-            f"{path.relative_to(HOUSE)} is not what solutions/ gives: uv run lab build {lab.number}\n"
+            f"{path.relative_to(ROOT)} is not what solutions/ gives: uv run lab build {lab.number}\n"
             "If you are working on the lab in this clone, that is as it should be, and `git stash` shows a green suite."
         )
     assert (lab.folder / "report.ipynb").exists(), "the lab has no report"
@@ -205,7 +205,7 @@ def test_titles_agree(lab):
 
 @by_lab
 def test_reading_is_there(lab):
-    missing = [path for path in lab.read if not (HOUSE / path).is_file()]
+    missing = [path for path in lab.read if not (ROOT / path).is_file()]
     assert not missing
     numbers = [other.label for other in LABS]
     assert set(lab.requires) <= set(numbers)

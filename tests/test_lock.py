@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tomllib
 
-from labkit.catalog import HOUSE
+from labkit.labs.catalog import ROOT
 
 COMPLETED = """version = 1
 requires-python = ">=3.11"
@@ -44,7 +44,7 @@ source = { registry = "PLACE/simple" }
 
 def clean(text: str) -> str:
     """What the filter makes of `text`, run as git runs it: by any Python, without the project's environment."""
-    command = [sys.executable, str(HOUSE / "labkit/instructor/lockfile.py")]
+    command = [sys.executable, str(ROOT / "labstaff/release/lockfile.py")]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
@@ -71,10 +71,10 @@ def test_what_is_clean_stays_as_it_is():
 
 
 def test_the_committed_lock_has_no_address():
-    command = ["git", "-C", str(HOUSE), "show", "HEAD:uv.lock"]
+    command = ["git", "-C", str(ROOT), "show", "HEAD:uv.lock"]
     committed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "://" not in committed, (
-        'git config filter.lockfile.clean "python3 labkit/instructor/lockfile.py", and commit uv.lock again'
+        'git config filter.lockfile.clean "python3 labstaff/release/lockfile.py", and commit uv.lock again'
     )
     assert clean(committed) == committed
     names = {package["name"] for package in tomllib.loads(committed)["package"]}

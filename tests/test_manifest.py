@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.catalog import UnknownLab, find_lab, find_labs
-from labkit.manifest import ManifestError, read_manifest
+from labkit.labs.catalog import UnknownLab, find_lab, find_labs
+from labkit.labs.manifest import ManifestError, read_manifest
 
 GOOD = """
 title = "A lab"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.catalog import find_labs
-from labkit.finder import solution_answer
-from labkit.instructor.markers import BEGIN, END, MarkerError, clear_solution, solution_regions
+from labkit.labs.catalog import find_labs
+from labkit.suite.finder import solution_answer
+from labstaff.derive.markers import BEGIN, END, MarkerError, clear_solution, solution_regions
 
 SOURCE = f'''"""A module."""
 

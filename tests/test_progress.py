@@ -11,12 +11,12 @@ from rich.console import Console
 from student import LAB as REAL_LAB
 from student import solution_text, stub_text
 
-from labkit.board import next_lines, show_board
-from labkit.catalog import UnknownLab, find_lab
-from labkit.hints import hint_lines
-from labkit.render import change_lines, run_lines
-from labkit.results import TaskResult, add_up, lab_points, load, next_task, store
-from labkit.verdict import State, Verdict
+from labkit.commands.board import next_lines, show_board
+from labkit.commands.hints import hint_lines
+from labkit.labs.catalog import UnknownLab, find_lab
+from labkit.suite.results import TaskResult, add_up, lab_points, load, next_task, store
+from labkit.suite.verdict import State, Verdict
+from labkit.suite.words import change_lines, run_lines
 
 
 @pytest.fixture
@@ -149,8 +149,8 @@ def test_many_failures_are_told_by_name(lab):
 
 def test_watch_runs_again_on_each_save_and_says_what_changed(lab, monkeypatch, tmp_path):
     """In the house itself, on a copy of the student's file: --src is not watched, so the runner is given the copy."""
-    from labkit import watch
-    from labkit.warm import WarmRunner
+    from labkit.commands import watch
+    from labkit.suite.prefork import WarmRunner
 
     class OnTheCopy(WarmRunner):
         def run(self, label, *options, **more):

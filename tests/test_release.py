@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from student import quiet_environment
 
-from labkit.catalog import HOUSE, find_labs
-from labkit.instructor.leaks import find_leaks, secret_passages
-from labkit.instructor.release import INSTRUMENTS, ReleaseError, release
+from labkit.labs.catalog import ROOT, find_labs
+from labstaff.release.leaks import find_leaks, secret_passages
+from labstaff.release.tree import INSTRUMENTS, ReleaseError, release
 
 LABS = find_labs()
 HUGE = 1_500_000
@@ -25,7 +25,7 @@ HUGE = 1_500_000
 def released(tmp_path_factory):
     """A released tree in a fresh folder."""
     out = tmp_path_factory.mktemp("released") / "course"
-    release(HOUSE, out)
+    release(ROOT, out)
     return out
 
 
@@ -38,7 +38,7 @@ def run(released: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_nothing_of_the_instructors(released):
-    for absent in ("solutions", "tests", "labkit/instructor", ".ci"):
+    for absent in ("solutions", "tests", "labstaff", ".ci"):
         assert not (released / absent).exists(), absent
     for text in ("pyproject.toml", "README.md"):
         content = (released / text).read_text(encoding="utf-8")
@@ -101,36 +101,36 @@ def test_a_solved_file_passes_there(released):
     lab = LABS[0]
     target = released / "labs" / lab.folder.name / "src" / f"{lab.module}.py"
     stub = target.read_text(encoding="utf-8")
-    shutil.copyfile(HOUSE / "solutions" / lab.folder.name / "src" / f"{lab.module}.py", target)
+    shutil.copyfile(ROOT / "solutions" / lab.folder.name / "src" / f"{lab.module}.py", target)
     try:
         done = run(released, "pytest", f"labs/{lab.folder.name}")
         assert done.returncode == 0, done.stdout
         assert f"{len(lab.tasks)} of {len(lab.tasks)} tasks done" in done.stdout
-        board = run(released, "labkit.cli")
+        board = run(released, "labkit.commands.cli")
         assert f"{len(lab.tasks)} of {len(lab.tasks)}" in board.stdout
     finally:
         target.write_text(stub, encoding="utf-8")
 
 
 def test_the_students_commands(released):
-    told = run(released, "labkit.cli", "--help").stdout
+    told = run(released, "labkit.commands.cli", "--help").stdout
     for command in ("check", "hint", "watch"):
         assert f"\n  {command}" in told
     for command in ("build", "release"):
         assert f"\n  {command}" not in told
-    assert run(released, "labkit.cli", "hint", "01", "standard_attention").stdout.startswith(
+    assert run(released, "labkit.commands.cli", "hint", "01", "standard_attention").stdout.startswith(
         "lab01 · standard_attention · hint 1 of"
     )
 
 
 def test_refuses_an_existing_folder(tmp_path):
     with pytest.raises(ReleaseError, match="exists already"):
-        release(HOUSE, tmp_path)
+        release(ROOT, tmp_path)
     assert os.listdir(tmp_path) == []
 
 
 def test_a_leak_stops_the_release(tmp_path, monkeypatch):
-    monkeypatch.setattr("labkit.instructor.leaks.secret_passages", lambda lab: {"Hands-on labs on attention's memory"})
+    monkeypatch.setattr("labstaff.release.leaks.secret_passages", lambda lab: {"Hands-on labs on attention's memory"})
     with pytest.raises(ReleaseError, match=r"passages of solutions would be released; nothing was\n  pyproject.toml: "):
-        release(HOUSE, tmp_path / "out")
+        release(ROOT, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from student import LAB, pytest_run, solution_text, stub_text, with_function
 
-from labkit.render import run_lines
-from labkit.warm import WarmRunner
+from labkit.suite.prefork import WarmRunner
+from labkit.suite.words import run_lines
 
 TRACEBACK_SIGNS = ("Traceback", "E   ", "_ _ _", "array([", ">   ")
 ESTIMATE = "estimate_attention_memory"
@@ -101,8 +101,8 @@ def test_wrong_value(tmp_path):
         ("1 / 0\n", "importing profiling.py failed: ZeroDivisionError: division by zero (line 1: 1 / 0)"),
         ("import sys\nsys.exit(3)\n", "importing profiling.py failed: SystemExit: 3 (line 2"),
         (
-            "from labkit.reference import attention\n",
-            "profiling.py imports labkit.reference: an answer stands by itself",
+            "from labkit.testing.reference import attention\n",
+            "profiling.py imports labkit.testing.reference: an answer stands by itself",
         ),
         ("", "profiling.py defines no standard_attention"),
         (None, "profiling.py cannot be read: No such file"),

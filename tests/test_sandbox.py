@@ -9,9 +9,9 @@ import struct
 
 import pytest
 
-from labkit.catalog import HOUSE
-from labkit.judge import policy, wire
-from labkit.judge.sandbox import Sandbox
+from labkit.labs.catalog import ROOT
+from labstaff.judge import codec, policy
+from labstaff.judge.sandbox import Sandbox
 
 TRIES = '''
 import os, signal, socket, subprocess, threading
@@ -107,8 +107,8 @@ class Inside:
         self.numbers = self.loaded["tasks"] | self.loaded["steps"]
 
     def ask(self, deed, **arguments):
-        wire.send(self.cell.channel, wire.pack({"do": deed, "with": arguments}))
-        return wire.unpack(wire.receive(self.cell.channel))
+        codec.send(self.cell.channel, codec.pack({"do": deed, "with": arguments}))
+        return codec.unpack(codec.receive(self.cell.channel))
 
     def __call__(self, name, *args):
         plain = {"method": "", "args": list(args), "kwargs": {}, "grad": False, "meter": ""}
@@ -133,7 +133,7 @@ def test_threads_may_run(inside):
 
 def test_the_course_is_not_there(inside):
     for folder in ("labs", "solutions", "tests", "labkit", ".git"):
-        assert inside("told", "list", str(HOUSE / folder)) == "FileNotFoundError"
+        assert inside("told", "list", str(ROOT / folder)) == "FileNotFoundError"
     assert inside("told", "list", os.path.expanduser("~/.ssh")) in ("FileNotFoundError", "PermissionError")
 
 
@@ -174,7 +174,7 @@ def test_what_never_ends_is_ended_from_outside(sandbox):
     cell = Inside(sandbox)
     plain = {"method": "", "args": [], "kwargs": {}, "grad": False, "meter": ""}
     request = {"do": "call", "with": {"number": cell.numbers["never_ends"], **plain}}
-    wire.send(cell.cell.channel, wire.pack(request))
+    codec.send(cell.cell.channel, codec.pack(request))
     cell.cell.close()
     assert os.WIFSIGNALED(cell.cell.status), "it ended by itself"
 
@@ -186,7 +186,7 @@ def test_too_much_does_not_cross(inside, what):
 
 
 def message(tree, buffer=b""):
-    """What an answer could send that has taken over its side of the wire."""
+    """What an answer could send that has taken over its side of the codec."""
     head, body = json.dumps([len(buffer)]).encode(), json.dumps(tree).encode()
     return struct.pack("<I", len(head)) + head + struct.pack("<I", len(body)) + body + buffer
 
@@ -197,22 +197,22 @@ def message(tree, buffer=b""):
         b"",
         b"\0" * 8,
         b"\xff" * 64,
-        wire.pack([1, 2])[:-1],
-        wire.pack("x") + b"more",
-        message([None] * (wire.MOST_NODES + 1)),
-        message("x" * wire.MOST_TEXT),
+        codec.pack([1, 2])[:-1],
+        codec.pack("x") + b"more",
+        message([None] * (codec.MOST_NODES + 1)),
+        message("x" * codec.MOST_TEXT),
     ],
     ids=["empty", "zeros", "ones", "cut", "longer", "too_many_parts", "too_much_text"],
 )
 def test_what_is_no_message_is_refused(body):
-    with pytest.raises(wire.WireError):
-        wire.unpack(body)
+    with pytest.raises(codec.CodecError):
+        codec.unpack(body)
 
 
 def test_an_array_that_reaches_out_of_its_buffer_is_refused():
     tree = {"$": "array", "dtype": "<f8", "shape": [100], "strides": [8], "at": 0, "buffer": 0, "fixed": False}
-    with pytest.raises(wire.WireError):
-        wire.unpack(message(tree, bytes(8)))
+    with pytest.raises(codec.CodecError):
+        codec.unpack(message(tree, bytes(8)))
 
 
 def test_values_cross_as_they_are():
@@ -224,7 +224,7 @@ def test_values_cross_as_they_are():
         3: [base[::2, 1::2], base.T, np.float32(2), np.int64(3)],
         "s": slice(1, 9),
     }
-    back = wire.unpack(wire.pack(value))
+    back = codec.unpack(codec.pack(value))
     assert back["a"] == value["a"]
     assert back["s"] == value["s"]
     for sent, got in zip(value[3], back[3], strict=True):

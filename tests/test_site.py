@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from built_site import built_site
 
-from labkit.catalog import HOUSE, find_labs
-from labkit.instructor.course_map import BEGIN, END, PAGE, refresh_page, table, with_table
-from labkit.instructor.site import SiteError, build_site
-from labkit.instructor.site.links import problems
-from labkit.instructor.site.mathematics import TexError, render
-from labkit.instructor.site.pages import CHAPTER, navigation
+from labkit.labs.catalog import ROOT, find_labs
+from labstaff.derive.course_map import BEGIN, END, PAGE, refresh_page, table, with_table
+from labstaff.site import SiteError, build_site
+from labstaff.site.links import problems
+from labstaff.site.mathematics import TexError, render
+from labstaff.site.pages import CHAPTER, navigation
 
-CHAPTERS = sorted(path.stem for path in (HOUSE / "docs").glob("*.md") if CHAPTER.fullmatch(path.stem))
+CHAPTERS = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if CHAPTER.fullmatch(path.stem))
 HANDOUTS = [f"labs/{lab.folder.name}" for lab in find_labs()]
 DISPLAYED = re.compile(r"^\s*\$\$$", re.MULTILINE)
 FRONT = "# Front\n\n[one](01_one.md)\n"
@@ -50,7 +50,7 @@ class TestSite:
 
     def test_every_displayed_formula_is_rendered(self, site: Path) -> None:
         for page in CHAPTERS:
-            source = (HOUSE / "docs" / f"{page}.md").read_text(encoding="utf-8")
+            source = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
             html = (site / f"{page}.html").read_text(encoding="utf-8")
             assert html.count('class="katex-display"') == len(DISPLAYED.findall(source)) / 2, page
         assert (site / "_static" / "fonts" / "KaTeX_Main-Regular.woff2").stat().st_size > 10_000
@@ -64,13 +64,13 @@ class TestSite:
     def test_only_its_own_page_loads_the_tile_loop(self, site: Path) -> None:
         scripts = re.compile(r'<script [^>]*src="[./]*_static/tile_loop/(\w+\.js)')
         loading = {path.stem: scripts.findall(path.read_text(encoding="utf-8")) for path in site.glob("*.html")}
-        alone = (HOUSE / "docs" / "_static" / "tile_loop" / "index.html").read_text(encoding="utf-8")
+        alone = (ROOT / "docs" / "_static" / "tile_loop" / "index.html").read_text(encoding="utf-8")
         assert {page: found for page, found in loading.items() if found} == {
             "tile_loop": re.findall(r'<script src="(\w+\.js)"', alone)
         }
 
     def test_the_front_page_leads_to_every_chapter_and_lab(self) -> None:
-        front = (HOUSE / "docs" / "README.md").read_text(encoding="utf-8")
+        front = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
         targets = re.findall(r"\]\(([^)#]+)", front)
         assert [page for page in CHAPTERS if f"{page}.md" not in targets] == []
         assert [page for page in HANDOUTS if f"../{page}/README.md" not in targets] == []
@@ -189,7 +189,7 @@ class TestCourseMap:
     """docs/course_map.md is derived from the manifests."""
 
     def test_the_table_is_fresh(self) -> None:
-        text = (HOUSE / PAGE).read_text(encoding="utf-8")
+        text = (ROOT / PAGE).read_text(encoding="utf-8")
         assert text == with_table(text, find_labs()), "docs/course_map.md is stale; run: uv run lab build"
 
     def test_it_tells_what_the_manifests_say(self) -> None:

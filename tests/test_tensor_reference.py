@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from labkit import reference
-from labkit.tensor_reference import attention, gradients
+from labkit.testing import reference
+from labkit.testing.tensor_reference import attention, gradients
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from tile_loop_reference import Run, Setting, answer_of, naive, row_states, run
 
-from labkit import hierarchy_forms as forms
-from labkit.catalog import HOUSE
-from labkit.reference import attention
+from labkit.labs.catalog import ROOT
+from labkit.testing import io_formulas as forms
+from labkit.testing.reference import attention
 
-FOLDER = HOUSE / "docs" / "_static" / "tile_loop"
+FOLDER = ROOT / "docs" / "_static" / "tile_loop"
 SHAPES = [
     (8, 8, 4, 4, 4, 2),
     (16, 16, 4, 4, 4, 4),

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tile_loop_reference import Moment, Setting, row_states, run
 
-from labkit import hierarchy_forms as forms
-from labkit.catalog import HOUSE
+from labkit.labs.catalog import ROOT
+from labkit.testing import io_formulas as forms
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-ADDRESS = (HOUSE / "docs" / "_static" / "tile_loop" / "index.html").as_uri()
+ADDRESS = (ROOT / "docs" / "_static" / "tile_loop" / "index.html").as_uri()
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FRESH = itertools.count()  # a new query makes it a new document, where a new hash alone does not
 SMALL = "#n=16&d=4&bq=4&bk=4&sram=512&order=queries&causal=1"

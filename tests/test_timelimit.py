@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from labkit.timelimit import TookTooLong, time_limit
-from labkit.verdict import State, explain
+from labkit.suite.limits import TookTooLong, time_limit
+from labkit.suite.verdict import State, explain
 
 
 def spin():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from student import LAB, solution_text, stub_text
 
-from labkit.verdict import State
-from labkit.warm import WarmRunner
+from labkit.suite.prefork import WarmRunner
+from labkit.suite.verdict import State
 
 ONE = ("TestEstimateAttentionMemory::test_odd_sizes",)
 HEAD = "def estimate_attention_memory(seq_len, d_model, dtype_bytes=4, batch_size=1):\n"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.hierarchy import HBMArray, Machine, SRAMOverflow, Tile, _Ledger
-from labkit.instructor.tiling_speed import load_answer
+from benchmarks.tiling import load_answer
+from labkit.simulated_memory import HBMArray, Machine, SRAMOverflow, Tile, _Ledger
 
 ARRAYS = {"Q": 0, "K": 1, "V": 2}
 

@@ -6,8 +6,8 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from labkit.catalog import find_lab
-from labkit.finder import AnswerFinder, solution_answer, student_answer
+from labkit.labs.catalog import find_lab
+from labkit.suite.finder import AnswerFinder, solution_answer, student_answer
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,8 @@ One figure from your own functions, four answers. Say how you came to each numbe
 import matplotlib.pyplot as plt
 import numpy as np
 
-from labkit.hierarchy import Machine
 from labkit.notebook import student_module
+from labkit.simulated_memory import Machine
 
 lab = student_module("lab04")
 plt.rcParams["figure.figsize"] = (6, 4)

@@ -1,4 +1,4 @@
-"""The tuning of `right/tuned.py` step by step, for `python -m labkit.instructor.flash_speed`: one head, no checks."""
+"""The tuning of `right/tuned.py` step by step, for `python -m benchmarks.flash`: one head, no checks."""
 
 import math
 from dataclasses import dataclass

@@ -7,7 +7,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from labkit.catalog import find_lab
+from labkit.labs.catalog import find_lab
 from labkit.meters.saved import kept_by_forward
 from labkit.notebook import student_module
 

@@ -1,6 +1,6 @@
 /* What the tile loop of FlashAttention moves between HBM and SRAM, and what lies in SRAM, at each of its steps.
 
-The loop is the one that labkit.hierarchy.Machine counts: every array that is alive between a load and a store is
+The loop is the one that labkit.simulated_memory.Machine counts: every array that is alive between a load and a store is
 charged, temporaries too, and the first byte above the capacity ends the run. tests/test_tile_loop.py holds each count
 here to that machine. Nothing in this file knows of a document.
 
@@ -203,7 +203,7 @@ Elements are float32, 4 bytes. Position 0 is before the loop; position k is its 
     return { ...bytes, loaded, stored, total: loaded + stored };
   }
 
-  /* The closed forms of labkit.hierarchy_forms, without a causal mask, in bytes. */
+  /* The closed forms of labkit.testing.io_formulas, without a causal mask, in bytes. */
   const forms = {
     queries({ nQueries, nKeys, d, dV, blockQ }) {
       return traffic(nQueries * d + Math.ceil(nQueries / blockQ) * nKeys * (d + dV), nQueries * dV);
@@ -237,7 +237,7 @@ Elements are float32, 4 bytes. Position 0 is before the loop; position k is its 
     return { ...forms.naive(settings), needs, matrixBytes: nQueries * nKeys * ELEMENT_BYTES };
   }
 
-  /* The blocks of labkit.hierarchy_forms that fill an SRAM, d_v = d: [blockQ, blockK], or null when not even 1 x 1. */
+  /* The blocks of labkit.testing.io_formulas that fill an SRAM, d_v = d: [blockQ, blockK], or null when not even 1 x 1. */
   function blocksThatFit(order, sramBytes, d) {
     const capacity = Math.floor(sramBytes / ELEMENT_BYTES);
     const few = (perRow) => Math.min(Math.max(1, Math.floor(capacity / (8 * perRow))), 16);

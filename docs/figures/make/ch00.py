@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from labkit.figures import BLUE, INK, MUTED, ORANGE, Recipe
+from labstaff.figures import BLUE, INK, MUTED, ORANGE, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ def front_data() -> dict[str, Any]:
     """Peak bytes of one training step over its inputs, gradients included, of the textbook form and of Lab 05's."""
     import torch
 
-    from labkit.instructor.flash_speed import load_answer
+    from benchmarks.flash import load_answer
     from labkit.meters.tensors import AllocationMeter
 
     flash = load_answer("src/flash_attention")
@@ -85,7 +85,7 @@ def draw_front(data: dict[str, Any]) -> Figure:
 
 def map_data() -> dict[str, Any]:
     """What the manifests say of each lab: its title, hours, points, chapters, and the labs it needs."""
-    from labkit.catalog import find_labs
+    from labkit.labs.catalog import find_labs
 
     return {
         "labs": [

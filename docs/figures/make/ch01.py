@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
+from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

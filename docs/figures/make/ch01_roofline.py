@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.figures import BLUE, GREEN, GRID, MUTED, ORANGE, PINK, Recipe
+from labstaff.figures import BLUE, GREEN, GRID, MUTED, ORANGE, PINK, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from labkit.bench.accounting import (
     attention_memory,
     largest_seq_len,
 )
-from labkit.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
+from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

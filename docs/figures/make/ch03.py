@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.figures import BLUE, GREEN, INK, MUTED, ORANGE, Recipe
-from labkit.reference import random_qkv
+from labkit.testing.reference import random_qkv
+from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

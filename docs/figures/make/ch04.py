@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from labkit import hierarchy_forms as forms
-from labkit.figures import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, Recipe
+from labkit.testing import io_formulas as forms
+from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
+from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -227,6 +227,6 @@ def ending(output: torch.Tensor, dO: torch.Tensor) -> torch.Tensor:
 @cache
 def solution() -> ModuleType:
     """Lab 05's own answer."""
-    from labkit.instructor.flash_speed import load_answer
+    from benchmarks.flash import load_answer
 
     return load_answer("src/flash_attention")

@@ -13,9 +13,9 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.catalog import find_lab
-from labkit.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
-from labkit.finder import AnswerFinder, solution_answer
+from labkit.labs.catalog import find_lab
+from labkit.suite.finder import AnswerFinder, solution_answer
+from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
 if TYPE_CHECKING:
     import torch

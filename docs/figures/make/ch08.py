@@ -11,9 +11,9 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.catalog import find_lab
-from labkit.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
-from labkit.finder import AnswerFinder, solution_answer
+from labkit.labs.catalog import find_lab
+from labkit.suite.finder import AnswerFinder, solution_answer
+from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 
 if TYPE_CHECKING:
     import torch

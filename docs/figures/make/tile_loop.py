@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from labkit.figures import BLUE, FIGURES_DIR, GREEN, INK, MUTED, ORANGE, PAPER, Recipe
+from labstaff.figures import BLUE, FIGURES_DIR, GREEN, INK, MUTED, ORANGE, PAPER, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,8 @@ from profiling import (
 )
 from profiling_steps import drawn, measured_in_turn, results_once_analyzed
 
-from labkit.compare import (
+from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
+from labkit.testing.compare import (
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -27,8 +28,7 @@ from labkit.compare import (
     assert_unchanged,
     require,
 )
-from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
-from labkit.reference import attention, random_qkv, roundings
+from labkit.testing.reference import attention, random_qkv, roundings
 
 MEASURED = ("input_memory", "attention_matrix_memory", "output_memory", "total_memory")
 ESTIMATED = ("Q_memory", "K_memory", "V_memory", "attention_matrix_memory", "output_memory", "total_memory")

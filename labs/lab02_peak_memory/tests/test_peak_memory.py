@@ -58,8 +58,16 @@ from labkit.bench.accounting import attention_memory
 from labkit.bench.accounting import largest_seq_len as reference_seq_len
 from labkit.bench.columns import COLUMNS
 from labkit.bench.variants import written_out
-from labkit.compare import assert_at_most, assert_equal, assert_keys, assert_raises, assert_tuple, assert_type, require
 from labkit.meters.allocation import AllocationMeter
+from labkit.testing.compare import (
+    assert_at_most,
+    assert_equal,
+    assert_keys,
+    assert_raises,
+    assert_tuple,
+    assert_type,
+    require,
+)
 
 MIB, GIB = 2**20, 2**30
 WORKSPACE_BYTES = 64 * MIB

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from online_softmax import merge_states, online_attention, online_softmax, online_softmax_stats, safe_softmax
 
-from labkit.compare import (
+from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
+from labkit.testing.compare import (
     as_array,
     assert_at_most,
     assert_close,
@@ -19,8 +20,7 @@ from labkit.compare import (
     assert_unchanged,
     require,
 )
-from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
-from labkit.reference import attention, random_qkv
+from labkit.testing.reference import attention, random_qkv
 
 DTYPES = (np.float16, np.float32, np.float64)
 SPLITS = {

@@ -8,8 +8,10 @@ import pytest
 from tiling import choose_blocks, count_tiles, tiled_attention
 from tiling_steps import exponents_and_machines, exponents_of_stand_ins, on_machine, scores_computed
 
-from labkit import hierarchy_forms as forms
-from labkit.compare import (
+from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
+from labkit.simulated_memory import SRAMOverflow
+from labkit.testing import io_formulas as forms
+from labkit.testing.compare import (
     as_array,
     assert_at_most,
     assert_close,
@@ -21,9 +23,7 @@ from labkit.compare import (
     assert_unchanged,
     require,
 )
-from labkit.hierarchy import SRAMOverflow
-from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
-from labkit.reference import attention, random_qkv, roundings
+from labkit.testing.reference import attention, random_qkv, roundings
 
 DTYPES = (np.float16, np.float32, np.float64)
 CUTS = {

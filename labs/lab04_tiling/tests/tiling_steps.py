@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import tiling
 
-from labkit.hierarchy import HBMArray, Machine, watch_machines
+from labkit.simulated_memory import HBMArray, Machine, watch_machines
 
 
 def on_machine(function, arrays, blocks, sram_bytes, sealed=True, used=False):

@@ -19,7 +19,8 @@ from flash_attention_steps import (
     step_on_nan,
 )
 
-from labkit.compare import (
+from labkit.meters.cuda import CudaMeter
+from labkit.testing.compare import (
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -28,9 +29,8 @@ from labkit.compare import (
     assert_type,
     assert_unchanged,
 )
-from labkit.meters.cuda import CudaMeter
-from labkit.reference import random_qkv
-from labkit.tensor_reference import attention, gradients
+from labkit.testing.reference import random_qkv
+from labkit.testing.tensor_reference import attention, gradients
 
 WHOLE_MATRIX = "no pass may hold the whole matrix, or a whole row or column of tiles: use up each tile before the next"
 MANY_TILES = "many small tensors kept at once weigh as much as one N×N: nothing of a tile may be kept"

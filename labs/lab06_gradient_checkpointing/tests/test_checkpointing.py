@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from checkpointing import checkpoint_cost, checkpoint_sequential, plan_segments
 from checkpointing_steps import borrowed, kept, kept_by_sequence, node, passes, sequence_passes
 
-from labkit.compare import (
+from labkit.testing.compare import (
     assert_at_most,
     assert_close,
     assert_equal,

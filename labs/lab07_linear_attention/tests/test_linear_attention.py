@@ -19,7 +19,9 @@ from linear_attention import (
 )
 from linear_attention_steps import measured_call, profile_on_a_small_device, profile_seen
 
-from labkit.compare import (
+from labkit.meters.saved import kept_by_forward
+from labkit.meters.tensors import measure_peak
+from labkit.testing.compare import (
     assert_at_most,
     assert_close,
     assert_equal,
@@ -29,9 +31,7 @@ from labkit.compare import (
     assert_unchanged,
     require,
 )
-from labkit.meters.saved import kept_by_forward
-from labkit.meters.tensors import measure_peak
-from labkit.reference import random_qkv
+from labkit.testing.reference import random_qkv
 
 simulated = pytest.mark.seconds(60)  # the first arithmetic on meta tensors imports a computer algebra system
 AGREEMENT = 1e-10

@@ -18,7 +18,10 @@ from sliding_window_steps import (
     profiled_step,
 )
 
-from labkit.compare import (
+from labkit.meters.arrays import measure_arrays
+from labkit.meters.profiler import profile_memory
+from labkit.meters.tensors import measure_peak
+from labkit.testing.compare import (
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -29,11 +32,8 @@ from labkit.compare import (
     assert_unchanged,
     require,
 )
-from labkit.meters.arrays import measure_arrays
-from labkit.meters.profiler import profile_memory
-from labkit.meters.tensors import measure_peak
-from labkit.reference import random_qkv
-from labkit.tensor_reference import attention, gradients
+from labkit.testing.reference import random_qkv
+from labkit.testing.tensor_reference import attention, gradients
 
 GRADIENTS = ("dq", "dk", "dv")
 
@@ -744,7 +744,7 @@ def assert_total(variant, want, dtype, checkpointed):
 @pytest.fixture(scope="class")
 def imports_done():
     """Imports of seconds happen outside of the tests, and no gc.collect() looks through what they made."""
-    importlib.import_module("labkit.warm_torch")
+    importlib.import_module("labkit.suite.prefork_torch")
     gc.collect()
     gc.freeze()
     yield

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from labkit.hierarchy import HBMArray, Machine
+from labkit.simulated_memory import HBMArray, Machine
 
 
 def count_tiles(N_q: int, N_k: int, block_q: int, block_k: int, causal: bool = False) -> int:
@@ -119,7 +119,7 @@ def tiled_traffic(
     tiles, all arithmetic is done on tiles, and what is not needed any more is dropped: SRAM is small.
 
     Args:
-        machine: a `labkit.hierarchy.Machine`; its counters are not reset.
+        machine: a `labkit.simulated_memory.Machine`; its counters are not reset.
         Q: queries in HBM, (N_q, d): an array or a handle, to be used through `machine.load` alone.
         K: keys in HBM, (N_k, d).
         V: values in HBM, (N_k, d_v).
@@ -193,7 +193,7 @@ def naive_traffic(
     then the output P V (algorithm 0 of Dao et al. 2022). Each pass reads from HBM what the one before stored there.
 
     Args:
-        machine: a `labkit.hierarchy.Machine`; its counters are not reset. SRAM must hold a row of the scores.
+        machine: a `labkit.simulated_memory.Machine`; its counters are not reset. SRAM must hold a row of the scores.
         Q: queries in HBM, (N_q, d): an array or a handle, to be used through `machine.load` alone.
         K: keys in HBM, (N_k, d).
         V: values in HBM, (N_k, d_v).

@@ -7,7 +7,7 @@ Says: no SRAMOverflow
 
 import numpy as np
 
-from labkit.hierarchy import SRAMOverflow
+from labkit.simulated_memory import SRAMOverflow
 
 
 def naive_traffic(machine, Q, K, V, block_q, block_k):

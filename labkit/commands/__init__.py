@@ -1,0 +1,1 @@
+"""What a student calls: the board, check, hints, watch."""

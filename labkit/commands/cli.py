@@ -1,0 +1,84 @@
+"""The `lab` command: the board, and what a student, a reader or an instructor asks for by name."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from labkit.bench.commands import add_commands as add_bench_commands
+from labkit.labs.catalog import ROOT, UnknownLab, find_lab, find_labs
+from labkit.labs.manifest import Lab, ManifestError
+
+app = typer.Typer(
+    no_args_is_help=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Attention Labs: measure attention's memory, then write FlashAttention.",
+)
+LabName = Annotated[str, typer.Argument(metavar="LAB", help="a lab's number, like 01")]
+
+
+def main() -> None:
+    """Entry point: errors a user can mend are one line, not a traceback."""
+    try:
+        app()
+    except (ManifestError, UnknownLab) as error:
+        sys.exit(f"lab: {error.args[0]}")
+
+
+@app.callback(invoke_without_command=True)
+def board(context: typer.Context) -> None:
+    """Show the board: every lab, tasks done, points, what is next."""
+    if context.invoked_subcommand is None:
+        from labkit.commands.board import show_board
+
+        show_board(find_labs())
+
+
+@app.command()
+def check(
+    lab: LabName, everything: Annotated[bool, typer.Option("--all", help="tell every failure in full")] = False
+) -> None:
+    """Run a lab's suite on your file and say what each task lacks."""
+    from labkit.commands.check import check_lab
+
+    raise typer.Exit(check_lab(find_lab(lab), everything=everything))
+
+
+@app.command()
+def hint(
+    lab: LabName,
+    task: Annotated[str | None, typer.Argument(help="a task; without it, the next one that is not done")] = None,
+    again: Annotated[bool, typer.Option("--again", help="show the hints so far, and no new one")] = False,
+) -> None:
+    """Show the next hint of a task, one at a time."""
+    from labkit.commands.hints import hint_lines
+
+    for line in hint_lines(find_lab(lab), task, again=again):
+        typer.echo(line)
+
+
+@app.command()
+def watch(lab: LabName) -> None:
+    """Run a lab's suite again whenever its file is saved, and say what changed. Ctrl-C ends it."""
+    from labkit.commands.watch import watch_lab
+
+    watch_lab(find_lab(lab))
+
+
+def labs_named(names: list[str]) -> list[Lab]:
+    """The labs that `names` names; all when it is empty."""
+    return [find_lab(name) for name in names] or find_labs()
+
+
+add_bench_commands(app)
+if (ROOT / "labstaff").is_dir():
+    from labstaff.commands import add_commands
+
+    add_commands(app)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Hints on demand: one at a time, from a nudge to nearly the answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from labkit.labs.catalog import UnknownLab
+from labkit.labs.manifest import Lab, Task
+from labkit.suite.results import load, next_task
+
+
+def hint_lines(lab: Lab, task_name: str | None, *, again: bool = False) -> list[str]:
+    """The task's next hint, which is remembered as shown; with `again`, all that were shown before.
+
+    Raises:
+        UnknownLab: the lab has no such task.
+    """
+    task = _task(lab, task_name)
+    if task is None:
+        return [f"{lab.label}: every task is done"]
+    shown = _load(lab)
+    count = shown.get(task.name, 0)
+    total = len(task.hints)
+    head = f"{lab.label} · {task.name}"
+    if again:
+        return [f"{head} · hint {i} of {total}: {task.hints[i - 1]}" for i in range(1, count + 1)] or [
+            f"{head} · no hint shown yet"
+        ]
+    number = min(count + 1, total)
+    _store(lab, {**shown, task.name: number})
+    lines = [f"{head} · hint {number} of {total}", "", task.hints[number - 1], ""]
+    if count >= total:
+        return [*lines, "That was the last one; --again shows them all. The handout's reading has the rest."]
+    if number < total:
+        lines.append(f"Not enough? Once more: uv run lab hint {lab.number} {task.name}")
+    return lines
+
+
+def _task(lab: Lab, name: str | None) -> Task | None:
+    if name is None:
+        return next_task(lab, load(lab))
+    for task in lab.tasks:
+        if task.name == name:
+            return task
+    raise UnknownLab(f"{lab.label} has no task {name!r}; its tasks are: {', '.join(task.name for task in lab.tasks)}")
+
+
+def _path(lab: Lab) -> Path:
+    return lab.folder.parent.parent / ".lab" / f"{lab.label}-hints.json"
+
+
+def _load(lab: Lab) -> dict[str, int]:
+    try:
+        return dict(json.loads(_path(lab).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _store(lab: Lab, shown: dict[str, int]) -> None:
+    _path(lab).parent.mkdir(parents=True, exist_ok=True)
+    _path(lab).write_text(json.dumps(shown), encoding="utf-8")

@@ -1,1 +1,0 @@
-"""The instructor's side: deriving, releasing and judging. A student's tree goes without it."""

@@ -1,0 +1,1 @@
+"""Reads the labs: their manifests, and where they lie."""

@@ -1,0 +1,55 @@
+"""Finds the labs: the only place that knows where they lie."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from labkit.labs.manifest import FOLDER_PATTERN, MANIFEST_NAME, Lab, ManifestError, read_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class UnknownLab(LookupError):
+    """No lab answers to the given name; the message lists those there are."""
+
+
+def find_labs(root: Path = ROOT) -> list[Lab]:
+    """Every lab under `root/labs`, by number.
+
+    Raises:
+        ManifestError: a manifest is missing or malformed, or two labs share a number or a module name.
+    """
+    folders = sorted(f for f in (root / "labs").glob("lab*") if f.is_dir() and FOLDER_PATTERN.fullmatch(f.name))
+    labs = [read_manifest(folder / MANIFEST_NAME) for folder in folders]
+    for what in ("number", "module"):
+        seen: dict[str, Lab] = {}
+        for lab in labs:
+            other = seen.setdefault(getattr(lab, what), lab)
+            if other is not lab:
+                raise ManifestError(
+                    f"{lab.folder / MANIFEST_NAME}: {what}: expected one of its own, "
+                    f"found {getattr(lab, what)!r}, which {other.folder.name} has"
+                )
+    return labs
+
+
+def find_lab(key: str, root: Path = ROOT) -> Lab:
+    """The lab that `key` names: `1`, `01`, `lab01`, its folder's name or a path into it.
+
+    Raises:
+        UnknownLab: there is none.
+    """
+    labs = find_labs(root)
+    name = Path(key).name
+    digits = re.fullmatch(r"(?:lab)?(\d{1,2})", name)
+    for lab in labs:
+        if name == lab.folder.name or (digits and int(digits[1]) == int(lab.number)):
+            return lab
+    there = ", ".join(f"{lab.number} ({lab.title})" for lab in labs) or "none"
+    raise UnknownLab(f"there is no lab {key!r}; there are: {there}")
+
+
+def lab_at(path: Path, labs: list[Lab]) -> Lab | None:
+    """The lab whose folder holds `path`."""
+    return next((lab for lab in labs if path.is_relative_to(lab.folder)), None)

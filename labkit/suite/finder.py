@@ -1,0 +1,189 @@
+"""Decides which file `from profiling import …` means: the student's, the solution, or another answer."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from labkit.labs.manifest import Lab
+from labkit.suite.limits import TookTooLong, time_limit
+
+IMPORT_SECONDS = 30.0
+OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy"}
+STEPS = "_steps"
+
+
+class AnswerMissing(Exception):
+    """A task was asked for that the answer's file does not provide; the message is one line for the student."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where a lab's module comes from: files run one after the other in one namespace.
+
+    One file is a whole module. More are an answer written as what differs: the solution first, then the file that
+    replaces some of its functions.
+    """
+
+    lab: Lab
+    files: tuple[Path, ...]
+
+
+def student_answer(lab: Lab) -> Answer:
+    """What the student wrote."""
+    return Answer(lab, (lab.answer_file,))
+
+
+def solution_answer(lab: Lab) -> Answer:
+    """The course's own answer, in `solutions/` beside `labs/`."""
+    return Answer(lab, (solution_folder(lab) / "src" / f"{lab.module}.py",))
+
+
+def variant_answer(lab: Lab, variant: Path) -> Answer:
+    """The solution with the functions of `variant` in place of its own."""
+    return Answer(lab, (*solution_answer(lab).files, variant))
+
+
+def solution_folder(lab: Lab) -> Path:
+    """The lab's folder in the tree that students never see."""
+    return lab.folder.parent.parent / "solutions" / lab.folder.name
+
+
+def steps_file(lab: Lab) -> Path:
+    """The part of a lab's suite that runs where the answer is: see `AnswerFinder`. Not every lab has one."""
+    return lab.suite_file.parent / f"{lab.module}{STEPS}.py"
+
+
+class AnswerFinder(MetaPathFinder):
+    """An entry for `sys.meta_path` that serves the labs' modules, their suites' steps, and nothing else.
+
+    Steps (`from profiling_steps import …`) are functions of a suite that use the answer in ways that plain data cannot
+    express: a meter around several calls, a backward pass, a drawing. They take and return plain data and judge
+    nothing, so that they can run in the answer's process when that is another one.
+
+    Args:
+        far: given an answer, what to load in place of its files: a loader of stand-ins for what lives elsewhere.
+    """
+
+    def __init__(self, answers: Sequence[Answer], far: Callable[[Answer, str], Loader] | None = None) -> None:
+        self.answers = {answer.lab.module: answer for answer in answers}
+        self.far = far
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """A spec for a lab's module or its steps; None for every other name."""
+        answer = self.answers.get(name.removesuffix(STEPS))
+        if answer is None:
+            return None
+        is_steps = name.endswith(STEPS)
+        if self.far:
+            return importlib.util.spec_from_loader(name, self.far(answer, name))
+        if is_steps:
+            return importlib.util.spec_from_file_location(name, steps_file(answer.lab))
+        origin = str(answer.files[-1])
+        return importlib.util.spec_from_loader(name, _AnswerLoader(answer), origin=origin)
+
+    def install(self) -> None:
+        """Go first in `sys.meta_path`, and forget modules of these names that were imported before."""
+        sys.meta_path.insert(0, self)
+        self._forget()
+
+    def remove(self) -> None:
+        """Leave `sys.meta_path` and take the modules along."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._forget()
+
+    def _forget(self) -> None:
+        for module in self.answers:
+            sys.modules.pop(module, None)
+            sys.modules.pop(module + STEPS, None)
+
+
+class _AnswerLoader(Loader):
+    """Runs an answer's files. What goes wrong is kept for the tests of the tasks, so that each is still judged."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__file__ = str(self.answer.files[-1])
+        problem = None
+        for file in self.answer.files:
+            problem = problem or _run(file, module.__dict__)
+        for task in self.answer.lab.tasks:
+            if problem:
+                setattr(module, task.name, Absent(problem))
+            elif task.name not in module.__dict__:
+                missing = f"{module.__name__}.py defines no {task.name}: was it renamed or deleted?"
+                setattr(module, task.name, Absent(missing))
+
+
+def _run(file: Path, namespace: dict[str, Any]) -> str | None:
+    """Execute `file` in `namespace`; returns what went wrong as one line."""
+    try:
+        source = file.read_text(encoding="utf-8")
+    except OSError as error:
+        return f"{file.name} cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        return f"{file.name} is not UTF-8 text: {error.reason} at byte {error.start}"
+    try:
+        tree = ast.parse(source, str(file))
+        if borrowed := _borrowed_rooms(tree):
+            return f"{file.name} imports {borrowed}: an answer stands by itself, without the course's own tools"
+        with time_limit(IMPORT_SECONDS):
+            exec(compile(tree, str(file), "exec", dont_inherit=True), namespace)
+    except SyntaxError as error:
+        code = (error.text or "").strip()
+        return f"{file.name} has a syntax error in line {error.lineno}: {error.msg}" + (f": {code}" if code else "")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return _import_problem(file, error)
+    return None
+
+
+def _borrowed_rooms(tree: ast.Module) -> str | None:
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        for name in names:
+            if name.split(".")[0] == "labkit" and name not in OPEN_ROOMS:
+                return name
+    return None
+
+
+def _import_problem(file: Path, error: BaseException) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file]
+    where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    if isinstance(error, TookTooLong):
+        return f"importing {file.name} never ended: {error}{where}"
+    said = str(error).splitlines()
+    return f"importing {file.name} failed: {type(error).__name__}{': ' + said[0] if said else ''}{where}"
+
+
+class Absent:
+    """Stands for a function or class that is not there; any use says why."""
+
+    def __init__(self, reason: str) -> None:
+        self.__dict__["reason"] = reason
+
+    def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        """Raise the reason."""
+        raise AnswerMissing(self.reason)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AnswerMissing(self.reason)

@@ -1,0 +1,109 @@
+"""What a failed test means for the student, in a few lines: the room that turns an exception into a sentence."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from labkit.suite.finder import AnswerMissing
+from labkit.suite.limits import TookTooLong
+
+LONGEST_LINE = 160
+MOST_LINES = 12
+
+
+class State(StrEnum):
+    """How one test of a task went."""
+
+    PASSED = "passed"
+    NOT_STARTED = "not started"
+    UNUSABLE = "unusable"
+    CRASHED = "crashed"
+    TOO_SLOW = "too slow"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one test: which of a task's tests, how it went, and what to tell the student.
+
+    `drawn` says whether the test's inputs are drawn at random, so that another seed gives others.
+    """
+
+    test: str
+    task: str
+    state: State
+    lines: tuple[str, ...] = field(default=())
+    drawn: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether the test passed."""
+        return self.state is State.PASSED
+
+
+class Place(NamedTuple):
+    """A line of code that an exception passed through."""
+
+    file: str
+    line_number: int
+    function: str
+
+    @property
+    def spot(self) -> str:
+        """File and line, as an editor jumps to it."""
+        return f"{Path(self.file).name}:{self.line_number}"
+
+    @property
+    def code(self) -> str:
+        """The line itself."""
+        return linecache.getline(self.file, self.line_number).strip()
+
+
+def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, tuple[str, ...]]:
+    """What happened, seen from the student's file, in at most a dozen lines."""
+    if isinstance(error, AnswerMissing):
+        return State.UNUSABLE, _clip(str(error))
+    places = _places(error)
+    own = {str(file) for file in answer_files}
+    mine = [place for place in places if place.file in own]
+    if mine and isinstance(error, NotImplementedError) and places[-1].file in own:
+        return State.NOT_STARTED, (f"{mine[-1].spot} still raises NotImplementedError",)
+    if isinstance(error, TookTooLong):
+        name, where = (
+            (mine[0].function, f", last seen at {mine[-1].spot}: {mine[-1].code}") if mine else ("the code", "")
+        )
+        return State.TOO_SLOW, _clip(f"{name} was {error}{where}\nUsual cause: a loop whose end never comes")
+    said = str(error).strip()
+    kind = type(error).__name__
+    if mine:
+        return State.CRASHED, _clip(
+            f"{mine[0].function} raised {kind}{': ' + said if said else ''}\nat {mine[-1].spot}: {mine[-1].code}"
+        )
+    if isinstance(error, AssertionError):
+        return State.WRONG, _clip(said or f"not true: {places[-1].code}")
+    tests = [place for place in places if Path(place.file).name.startswith("test_")]
+    code = (tests or places)[-1].code
+    return State.WRONG, _clip(f"what came back could not be used: {kind}: {said}\nthe test did: {code}")
+
+
+def _places(error: BaseException) -> list[Place]:
+    """From the test to where the exception was raised. The traceback module reads every source on the way: too slow."""
+    places: list[Place] = []
+    entry = error.__traceback__
+    while entry is not None:
+        code = entry.tb_frame.f_code
+        places.append(Place(code.co_filename, entry.tb_lineno, code.co_name))
+        entry = entry.tb_next
+    return [*places, *(Place(*place) for place in getattr(error, "far_places", ()))]
+
+
+def _clip(text: str) -> tuple[str, ...]:
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    if len(lines) > MOST_LINES:
+        lines = [*lines[: MOST_LINES - 1], f"… and {len(lines) - MOST_LINES + 1} more lines"]
+    return tuple(line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…" for line in lines)

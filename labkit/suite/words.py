@@ -1,0 +1,106 @@
+"""The words of a run: the lines that pytest, `lab check`, `lab watch` and a report's check cells show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from labkit.labs.manifest import Lab
+from labkit.suite.results import TaskResult, add_up, lab_points
+from labkit.suite.verdict import State, Verdict
+
+SHOWN_IN_FULL = 3
+
+
+def run_lines(lab: Lab, verdicts: Sequence[Verdict], *, everything: bool = False) -> list[str]:
+    """A run of one lab: a line for each task judged, what failed and why, the points, what is next.
+
+    With `everything`, every failed test is told in full, not only the first few that say something new.
+    """
+    results = add_up(lab, verdicts)
+    following = next((task for task in lab.tasks if task.name in results and not results[task.name].done), None)
+    if (problem := _same_problem(verdicts)) and len(results) > 1:
+        return [f"{lab.label} · {problem}", *_closing(lab, results, "mend this first: nothing can be judged before")]
+    lines: list[str] = []
+    for name, result in results.items():
+        judged = [verdict for verdict in verdicts if verdict.task == name]
+        if problem := _same_problem(judged):
+            lines.append(f"{lab.label} · {name} · {problem}")
+            continue
+        lines.append(task_line(lab, result, start_here=following is not None and following.name == name))
+        lines += _failures([verdict for verdict in judged if not verdict.passed], everything)
+    hint = f"{following.name} — a hint: uv run lab hint {lab.number} {following.name}" if following else ""
+    return [*lines, *_closing(lab, results, hint)]
+
+
+def task_line(lab: Lab, result: TaskResult, start_here: bool = False) -> str:
+    """One task in one line."""
+    head = f"{lab.label} · {result.task}"
+    if result.done:
+        return f"{head} · done ({result.total} tests)"
+    if not result.started:
+        return f"{head} · not implemented yet" + (" — start here" if start_here else "")
+    return f"{head} · {result.passed} of {result.total} tests pass"
+
+
+def change_lines(lab: Lab, before: Mapping[str, TaskResult], after: Mapping[str, TaskResult]) -> list[str]:
+    """What a run changed against the one before, a line a task."""
+    lines = []
+    for name, now in after.items():
+        was = before.get(name)
+        if was is None or (was.passed, was.total) == (now.passed, now.total):
+            continue
+        arrow = "▲" if now.passed > was.passed else "▼"
+        lines.append(f"{arrow} {lab.label} · {name} · {was.passed} → {now.passed} of {now.total}")
+    return lines
+
+
+def line_style(line: str) -> str:
+    """How a line is coloured, in the words that rich and pytest share."""
+    text = line.strip()
+    if text.startswith(("✗", "▼")):
+        return "red"
+    if text.startswith("▲") or "· done" in text:
+        return "green"
+    if "start here" in text or text.startswith("next:"):
+        return "bold"
+    return ""
+
+
+def points_text(points: float) -> str:
+    """Points without needless decimals."""
+    return f"{points:.1f}".removesuffix(".0")
+
+
+def _same_problem(verdicts: Sequence[Verdict]) -> str:
+    """What keeps all of these tests from using the file, if it is one and the same thing."""
+    problems = {verdict.lines for verdict in verdicts}
+    unusable = all(verdict.state is State.UNUSABLE for verdict in verdicts)
+    return " ".join(problems.pop()) if unusable and len(problems) == 1 else ""
+
+
+def _closing(lab: Lab, results: Mapping[str, TaskResult], following: str) -> list[str]:
+    done = sum(result.done for result in results.values())
+    total = sum(task.points for task in lab.tasks if task.name in results)
+    earned = points_text(lab_points(lab, results))
+    lines = ["", f"{lab.label}: {done} of {len(results)} tasks done, {earned} of {points_text(total)} points"]
+    if following:
+        lines.append(f"next: {following}")
+    return lines
+
+
+def _failures(failed: list[Verdict], everything: bool) -> Iterable[str]:
+    """The first failures that say something new in full, the others by name."""
+    told: set[tuple[str, ...]] = set()
+    rest: list[Verdict] = []
+    for verdict in failed:
+        if verdict.state is State.NOT_STARTED:
+            continue
+        if everything or (verdict.lines not in told and len(told) < SHOWN_IN_FULL):
+            told.add(verdict.lines)
+            yield f"  ✗ {verdict.test}"
+            yield from (f"      {line}" for line in verdict.lines)
+        else:
+            rest.append(verdict)
+    if rest:
+        names = sorted({verdict.test.split("[")[0] for verdict in rest})
+        yield f"  ✗ and {len(rest)} more of {', '.join(names[:4])}{' …' if len(names) > 4 else ''} (-v shows all)"

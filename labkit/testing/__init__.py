@@ -1,0 +1,1 @@
+"""What the labs' tests lean on: references, tolerances, assertions that teach."""

@@ -1,0 +1,285 @@
+"""Assertions that name the quantity, say how far off it is and where, and recognise the usual mistakes."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from labkit.testing.wording import got_and_expected, kind, none_hint, place, share, show, times
+
+Suspects = Mapping[str, Any]
+"""What a usual mistake is called → the value it leads to, or a function without arguments that returns it."""
+
+FLOOR_EPSILONS = 4
+SLACK = 2
+
+
+def assert_close(
+    name: str,
+    got: Any,
+    want: npt.ArrayLike,
+    *,
+    plain: npt.ArrayLike | Sequence[npt.ArrayLike],
+    dtype: Any = None,
+    suspects: Suspects | None = None,
+    hint: str = "",
+    nan_hint: str = "inf − inf or 0/0, from a row whose keys are all masked or an exp that overflowed",
+) -> None:
+    """Fail unless `got` is as near to `want` as a computation in its own precision can be expected to come.
+
+    `want` is the float64 reference and `plain` the same quantity computed plainly in the precision under test, or a
+    list of it in several orders of rounding, of which the worst counts. The largest error allowed is twice that of
+    `plain`, plus four units of rounding of the largest value (the criterion of FlashAttention's own tests, Dao et al.
+    2022). −inf and NaN must stand where they stand in `want`.
+
+    Args:
+        name: what the quantity is called in the handout.
+        dtype: the dtype `got` must have; None leaves it free.
+        suspects: usual mistakes and the value each leads to; one that matches is named as the cause.
+        hint: what usually causes an error here, for when no suspect matches.
+        nan_hint: what usually causes NaN here.
+
+    Raises:
+        AssertionError: with a message for the student.
+    """
+    value = as_array(name, got)
+    reference = np.asarray(want, dtype=np.float64)
+    _assert_shape(name, value, reference.shape)
+    if dtype is not None:
+        assert_dtype(name, got, dtype)
+    computed = value.astype(np.float64)
+    _assert_finite_alike(name, computed, reference, nan_hint)
+    finite = np.isfinite(reference)
+    error = np.zeros_like(reference)
+    np.subtract(computed, reference, out=error, where=finite)
+    error = np.abs(error)
+    allowed = tolerance(reference, plain)
+    worst = float(error.max(initial=0.0))
+    if worst <= allowed:
+        return
+    at = np.unravel_index(int(error.argmax()), error.shape)
+    n_off = int((error > allowed).sum())
+    lines = [
+        f"{name} is off by {worst:.3g}{place(at)}; rounding explains {allowed:.2g}",
+        f"{got_and_expected(computed[at], reference[at])}; {share(n_off, error.size)} off",
+        _cause(computed, reference, allowed, worst, suspects or {}, hint),
+    ]
+    _fail("\n".join(line for line in lines if line))
+
+
+def tolerance(want: npt.ArrayLike, plain: npt.ArrayLike | Sequence[npt.ArrayLike]) -> float:
+    """The largest error allowed: twice that of the worst `plain`, plus four roundings of the largest value."""
+    if isinstance(plain, list | tuple):
+        return max(tolerance(want, each) for each in plain)
+    reference, baseline = np.asarray(want, dtype=np.float64), np.asarray(plain)
+    finite = np.isfinite(reference)
+    if not finite.any():
+        return 0.0
+    lost = float(np.abs(baseline.astype(np.float64)[finite] - reference[finite]).max())
+    rounding = float(np.finfo(baseline.dtype).eps) * float(np.abs(reference[finite]).max())
+    return SLACK * lost + FLOOR_EPSILONS * rounding
+
+
+def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = None, hint: str = "") -> None:
+    """Fail unless `got == want` exactly: for counts, bytes, shapes and names.
+
+    `suspects` and `hint` as in `assert_close`. Arrays are compared whole, numbers by value, so that NumPy's integers
+    equal Python's; True is not 1.
+    """
+    if _same(got, want):
+        return
+    cause = next((text for text, value in (suspects or {}).items() if _same(got, _value(value))), "")
+    lines = [f"{name} is {show(got)}, expected {show(want)}"]
+    numbers = isinstance(got, int | float | np.number) and isinstance(want, int | float) and not isinstance(got, bool)
+    if numbers and want and math.isfinite(got):
+        lines[0] += times(float(got) / want, " ({} times as much)")
+    lines.append(_cause_line(cause, hint))
+    _fail("\n".join(line for line in lines if line))
+
+
+def assert_at_most(name: str, got: float, limit: float, *, hint: str = "", unit: str = "bytes") -> None:
+    """Fail unless `got <= limit`; the message gives both and their ratio."""
+    if got <= limit:
+        return
+    ratio = times(got / limit, ", {} times as much") if limit > 0 else ""
+    _fail(
+        "\n".join(
+            [
+                f"{name} is {got:,} {unit}".rstrip() + f", at most {limit:,} are allowed{ratio}",
+                *([hint] if hint else []),
+            ]
+        )
+    )
+
+
+def assert_keys(name: str, got: Any, keys: Iterable[Any]) -> dict[Any, Any]:
+    """Fail unless `got` is a dict with exactly `keys`; returns it."""
+    expected = list(keys)
+    if not isinstance(got, dict):
+        _fail(f"{name} is {kind(got)}, expected a dict with the keys {', '.join(map(str, expected))}{none_hint(got)}")
+    missing = [str(key) for key in expected if key not in got]
+    extra = [str(key) for key in got if key not in expected]
+    if missing or extra:
+        parts = [f"lacks {', '.join(missing)}"] if missing else []
+        parts += [f"has {', '.join(extra)}, which the handout does not name"] if extra else []
+        _fail(f"{name} {' and '.join(parts)}")
+    return got
+
+
+def assert_tuple(name: str, got: Any, parts: Iterable[str]) -> tuple[Any, ...]:
+    """Fail unless `got` is a tuple of as many values as `parts` names; returns it."""
+    names = list(parts)
+    if not isinstance(got, tuple) or len(got) != len(names):
+        found = f"a tuple of {len(got)}" if isinstance(got, tuple) else kind(got)
+        _fail(f"{name} is {found}, expected the tuple ({', '.join(names)}){none_hint(got)}")
+    return got
+
+
+def assert_type(name: str, got: Any, kinds: type | tuple[type, ...], description: str) -> None:
+    """Fail unless `got` is an instance of `kinds`; True and False are no numbers here."""
+    if not isinstance(got, kinds) or (isinstance(got, bool) and bool not in _each(kinds)):
+        _fail(f"{name} is {kind(got)}, expected {description}{none_hint(got)}")
+
+
+def assert_dtype(name: str, got: Any, dtype: Any) -> None:
+    """Fail unless `got.dtype` is `dtype` (NumPy's or torch's)."""
+    found, expected = str(got.dtype).removeprefix("torch."), str(_dtype(dtype)).removeprefix("torch.")
+    if found == expected:
+        return
+    why = ""
+    if found == "float64":
+        why = (
+            "\nUsual cause: a float64 scalar met the array (NumPy 2 promotes: np.sqrt(int) is a float64), "
+            "or an array was made without dtype="
+        )
+    _fail(f"{name} is {found}, expected {expected}, the dtype of the input{why}")
+
+
+changed_elsewhere: list[Any] = []
+"""Arguments of which an answer in another process has changed its copy. Here they are as they were: what a test
+computes from them later must not be what the answer made of them."""
+
+
+def assert_unchanged(name: str, now: npt.ArrayLike, before: npt.ArrayLike) -> None:
+    """Fail unless the argument `name` still holds what it held before the call."""
+    known = any(now is each for each in changed_elsewhere)
+    if known or not np.array_equal(np.asarray(_in_numpy(now)), np.asarray(_in_numpy(before)), equal_nan=True):
+        _fail(f"{name}, an argument, was changed in place\nThe caller still needs it: work on a copy")
+
+
+def assert_raises(
+    kinds: type[Exception] | tuple[type[Exception], ...],
+    call: Callable[[], Any],
+    *,
+    when: str,
+    mentions: Iterable[str] = (),
+) -> None:
+    """Fail unless `call()` raises one of `kinds` with a message that contains every text of `mentions`."""
+    names = " or ".join(each.__name__ for each in _each(kinds))
+    try:
+        result = call()
+    except kinds as error:
+        absent = [text for text in mentions if text not in str(error)]
+        if absent:
+            _fail(f"the {type(error).__name__} {when} does not mention {', '.join(absent)}; it says: {error}")
+        return
+    _fail(f"no {names} {when}; it returned {show(result)}")
+
+
+def require(condition: object, message: str) -> None:
+    """Fail with `message` and nothing else unless `condition` holds: what `assert` adds of its own helps no student."""
+    __tracebackhide__ = True
+    if not condition:
+        _fail(message)
+
+
+def as_array(name: str, got: Any) -> npt.NDArray:
+    """`got` as a NumPy array of real numbers; fails where it is none."""
+    got = _in_numpy(got)
+    if not isinstance(got, np.ndarray | np.floating | np.integer | int | float) or isinstance(got, bool):
+        _fail(f"{name} is {kind(got)}, expected an array{none_hint(got)}")
+    value = np.asarray(got)
+    if value.dtype.kind not in "fiu":
+        _fail(f"{name} is an array of {value.dtype}, expected real numbers")
+    return value
+
+
+def _in_numpy(got: Any) -> Any:
+    """A tensor as an array, in a dtype that NumPy has; anything else as it is."""
+    if type(got).__module__.split(".")[0] != "torch":
+        return got
+    got = got.detach().to("cpu")
+    return (got.float() if str(got.dtype) == "torch.bfloat16" else got).numpy()
+
+
+def _assert_shape(name: str, value: npt.NDArray, shape: tuple[int, ...]) -> None:
+    if value.shape != shape:
+        _fail(f"{name} has shape {value.shape}, expected {shape}")
+
+
+def _assert_finite_alike(name: str, computed: npt.NDArray, reference: npt.NDArray, nan_hint: str) -> None:
+    for what, test in (("NaN", np.isnan), ("−inf", np.isneginf), ("+inf", np.isposinf)):
+        wrong = test(computed) & ~test(reference)
+        if wrong.any():
+            at = np.unravel_index(int(wrong.argmax()), wrong.shape)
+            lines = [
+                f"{name} is {what}{place(at)}, expected {reference[at]:.6g}; "
+                f"{share(int(wrong.sum()), wrong.size)} {what}"
+            ]
+            if what == "NaN":
+                lines.append(f"Usual cause: {nan_hint}")
+            _fail("\n".join(lines))
+        absent = test(reference) & ~test(computed)
+        if absent.any():
+            at = np.unravel_index(int(absent.argmax()), absent.shape)
+            _fail(f"{name} is {computed[at]:.6g}{place(at)}, expected {what}")
+
+
+def _cause(
+    computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, suspects: Suspects, hint: str
+) -> str:
+    finite = np.isfinite(reference)
+    for text, value in suspects.items():
+        suspect = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), reference.shape)
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(suspect - reference)[finite].max(initial=0.0) > allowed
+            distance = float(np.abs(computed - suspect)[finite].max(initial=0.0))
+        if apart and distance <= max(8 * allowed, 1e-3 * worst):
+            return _cause_line(text, "")
+    return _cause_line("", hint)
+
+
+def _cause_line(cause: str, hint: str) -> str:
+    if cause:
+        return f"That is exactly what comes out when {cause}"
+    return f"Usual cause: {hint}" if hint else ""
+
+
+def _value(suspect: Any) -> Any:
+    return suspect() if callable(suspect) else suspect
+
+
+def _same(got: Any, want: Any) -> bool:
+    if isinstance(got, bool | np.bool_) != isinstance(want, bool | np.bool_):
+        return False
+    if isinstance(got, np.ndarray) or isinstance(want, np.ndarray):
+        return np.array_equal(np.asarray(got), np.asarray(want))
+    return bool(got == want)
+
+
+def _dtype(dtype: Any) -> Any:
+    return dtype if "torch" in sys.modules and str(dtype).startswith("torch.") else np.dtype(dtype)
+
+
+def _each(kinds: type | tuple[type, ...]) -> tuple[type, ...]:
+    return kinds if isinstance(kinds, tuple) else (kinds,)
+
+
+def _fail(message: str) -> Any:
+    __tracebackhide__ = True
+    raise AssertionError(message)

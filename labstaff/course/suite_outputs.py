@@ -1,0 +1,116 @@
+"""Writes what the judge found into the check cells, where nbgrader's own score saving reads it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any, Protocol
+
+from nbgrader.preprocessors import NbGraderPreprocessor
+from traitlets import Unicode
+
+from labkit.labs.catalog import find_lab
+from labkit.labs.manifest import Lab, Task
+from labstaff.course.exporters import FOR_GRADER
+from labstaff.course.listing import listing
+from labstaff.course.restore import NOTES
+
+MOST_TOLD = 5
+
+
+class Judged(Protocol):
+    """What is used of the judge's result for one submission."""
+
+    status: str
+    reason: str
+    flags: list[str]
+    tests: dict[str, str]
+    messages: dict[str, str]
+    tasks: dict[str, float]
+
+
+class SuiteOutputs(NbGraderPreprocessor):
+    """Runs first in the autograde chain, in the place of nbgrader's Execute: no kernel is started."""
+
+    judge = Unicode(
+        "labstaff.judge.judging.judge_submission",
+        help="the function that judges a folder: (lab's name, folder, folder of results) -> result",
+    ).tag(config=True)
+
+    def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The notebook with the check cells' outputs, the judged file and the grader's notes."""
+        places = resources["course"]
+        lab = find_lab(places.assignment)
+        judged = load_judge(self.judge)(lab.folder.name, places.submitted, places.results)
+        tasks = {task.name: task for task in lab.tasks}
+        for cell in nb.cells:
+            grading = cell.metadata.get("nbgrader", {})
+            if grading.get("grade") and not grading.get("solution"):
+                cell.outputs = check_outputs(lab, tasks[grading["grade_id"]], float(grading["points"]), judged)
+        first_check = next(i for i, cell in enumerate(nb.cells) if cell.metadata.get("nbgrader", {}).get("locked"))
+        nb.cells.insert(first_check, listing(places.submitted / "src" / f"{lab.module}.py"))
+        notes = [*nb.metadata.get(NOTES, []), *judged.flags]
+        if judged.status != "judged":
+            notes.insert(0, f"the judge refused this submission: {judged.reason}")
+        if notes:
+            nb.cells.insert(0, _notes_cell(notes))
+        return nb, resources
+
+
+def load_judge(name: str) -> Any:
+    """The function with the dotted `name`."""
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module), function)
+
+
+def check_outputs(lab: Lab, task: Task, max_points: float, judged: Judged) -> list[Any]:
+    """A check cell's two outputs: what the tests say, and the points as one plain number."""
+    from nbformat import v4
+
+    points = earned(judged, task.name, max_points)
+    lines = [f"{lab.label} · {task.name} · {points:g} of {max_points:g} points", *_told(task, judged)]
+    return [
+        v4.new_output("stream", name="stdout", text=_writable("\n".join(lines) + "\n")),
+        v4.new_output("execute_result", data={"text/plain": repr(points)}),
+    ]
+
+
+def earned(judged: Judged, task: str, max_points: float) -> float:
+    """The points of a task: a number from 0 to `max_points`, to two decimals; 0 for anything else, and when refused."""
+    points = judged.tasks.get(task, 0.0) if judged.status == "judged" else 0.0
+    if isinstance(points, bool) or not isinstance(points, int | float) or not math.isfinite(points):
+        return 0.0
+    return float(min(max(round(float(points), 2), 0.0), max_points))
+
+
+def _told(task: Task, judged: Judged) -> list[str]:
+    """How the task's tests went: how many passed, and what the first failures say."""
+    if judged.status != "judged":
+        return [f"not judged: {judged.reason}"]
+    tests = {name: state for name, state in judged.tests.items() if name.split("::")[0] == task.tests}
+    failed = [name for name, state in tests.items() if state != "passed"]
+    lines = [f"{len(tests) - len(failed)} of {len(tests)} tests pass"]
+    said: set[str] = set()
+    for name in failed:
+        message = judged.messages.get(name, "") or f"the test is {tests[name]}"
+        if message not in said and len(said) < MOST_TOLD:
+            said.add(message)
+            lines += [f"✗ {name.split('::')[-1]}", *(f"    {line}" for line in message.splitlines())]
+    if len(failed) > len(said):
+        lines.append(f"✗ and {len(failed) - len(said)} more")
+    return lines
+
+
+def _writable(text: str) -> str:
+    """`text` without the halves of characters that a message can hold and no file can."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _notes_cell(notes: list[str]) -> Any:
+    from nbformat import v4
+
+    text = "\n".join(f"- {note}" for note in notes)
+    output = v4.new_output("stream", name="stdout", text=_writable(text + "\n"))
+    cell = v4.new_code_cell("# For the grader", id="for-the-grader", outputs=[output])
+    cell.metadata[FOR_GRADER] = True
+    return cell

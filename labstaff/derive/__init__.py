@@ -1,0 +1,1 @@
+"""Derives what students get from solutions/: stubs, reports, the map."""

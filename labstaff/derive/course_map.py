@@ -1,0 +1,78 @@
+"""Keeps docs/course_map.md and its figure in step with the labs' manifests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from labkit.labs.manifest import Lab
+from labkit.suite.words import points_text
+from labstaff import figures
+
+PAGE = Path("docs", "course_map.md")
+FIGURE = "00_course_map"
+BEGIN, END = "<!-- from the manifests, by `lab build`: begin -->", "<!-- from the manifests: end -->"
+
+
+def refresh_page(house: Path, labs: Iterable[Lab]) -> list[Path]:
+    """Derive the page's table again; returns the page if it changed."""
+    page = house / PAGE
+    text = page.read_text(encoding="utf-8")
+    fresh = with_table(text, labs)
+    if text == fresh:
+        return []
+    page.write_text(fresh, encoding="utf-8")
+    return [page]
+
+
+def refresh_figure() -> list[Path]:
+    """Draw the figure again if its data is stale; returns the file if so."""
+    return figures.build([FIGURE]) if figures.stale([FIGURE]) else []
+
+
+def with_table(text: str, labs: Iterable[Lab]) -> str:
+    """Return the page's `text` with the table between its two comments derived from `labs`.
+
+    Raises:
+        ValueError: the comments are not there, once each.
+    """
+    region = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
+    if len(region.findall(text)) != 1:
+        raise ValueError(f"{PAGE}: expected one region between {BEGIN} and {END}")
+    return region.sub(lambda _: f"{BEGIN}\n{table(labs)}{END}", text)
+
+
+def table(labs: Iterable[Lab]) -> str:
+    """Return the labs as a Markdown table, with a line for their sums; links are as seen from docs/."""
+    labs = list(labs)
+    lines = [
+        "| lab | what you do | read | needs | hours | points |",
+        "|---|---|---|---|---:|---:|",
+        *(_row(lab) for lab in labs),
+    ]
+    suites, reports = sum(lab.points for lab in labs), sum(map(_report_points, labs))
+    lines.append(
+        f"| **all** | | | | **{sum(lab.hours for lab in labs):g}** "
+        f"| **{points_text(suites)} + {points_text(reports)}** |"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _row(lab: Lab) -> str:
+    read = ", ".join(f"[{_spoken(path)}]({Path(path).name})" for path in lab.read)
+    needs = ", ".join(f"Lab {label.removeprefix('lab')}" for label in lab.requires)
+    return (
+        f"| [{lab.number} {lab.title}](../labs/{lab.folder.name}/README.md) | {lab.summary} | {read or '–'} "
+        f"| {needs or '–'} | {lab.hours:g} | {points_text(lab.points)} + {points_text(_report_points(lab))} |"
+    )
+
+
+def _spoken(path: str) -> str:
+    """`chapter 4` for docs/04_tiling.md, and a page without a number by its name."""
+    number, _, name = Path(path).stem.partition("_")
+    return f"chapter {int(number)}" if number.isdigit() else f"{number} {name}".replace("_", " ").strip()
+
+
+def _report_points(lab: Lab) -> float:
+    return sum(question.points for question in lab.questions)

@@ -1,0 +1,237 @@
+"""The figure room: one style, one registry and one command for every figure of the docs.
+
+A script `docs/figures/make/*.py` holds `FIGURES: dict[str, Recipe]`. `python -m labstaff.figures [NAME ...]` computes
+each recipe's data, draws it, and writes `docs/figures/NAME.svg` with `NAME.json` beside it; `--check` recomputes the
+data only and exits with status 1 when a JSON file no longer matches. Data must be the same on every run: counted bytes,
+operations and closed forms, never a time that was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES_DIR = Path(__file__).resolve().parents[1] / "docs" / "figures"
+
+# Role -> (light, dark). The hues follow Okabe and Ito's palette, made darker or lighter until lines and small text
+# stand out from the paper. No figure may lean on colour alone: use a marker, a dash or a label as well.
+COLOURS = {
+    "paper": ("#fefefe", "#10151c"),
+    "ink": ("#1c2128", "#e6eaef"),
+    "muted": ("#57606a", "#a3adb8"),
+    "grid": ("#d5dae0", "#323b46"),
+    "blue": ("#0067a8", "#5db7ee"),
+    "orange": ("#c24e00", "#ff9a4d"),
+    "green": ("#007a5a", "#35cfa0"),
+    "pink": ("#a8447f", "#eb9dcb"),
+}
+INK, MUTED, GRID, PAPER = (COLOURS[role][0] for role in ("ink", "muted", "grid", "paper"))
+BLUE, ORANGE, GREEN, PINK = (COLOURS[role][0] for role in ("blue", "orange", "green", "pink"))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one figure is made: `data()` gives what JSON can hold, `draw(data)` a matplotlib Figure of it."""
+
+    data: Callable[[], dict[str, Any]]
+    draw: Callable[[dict[str, Any]], Figure]
+
+
+def recipes(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> dict[str, Recipe]:
+    """Return the recipes of all scripts in `directory/make`, or those named.
+
+    Raises ValueError for a name that no script makes, or that two scripts make.
+    """
+    found: dict[str, Recipe] = {}
+    for script in sorted((directory / "make").glob("*.py")):
+        for name, recipe in _load(script).items():
+            if name in found:
+                raise ValueError(f"figure {name!r} is made by two scripts; {script.name} is the second")
+            found[name] = recipe
+    wanted = list(names) or list(found)
+    if unknown := [name for name in wanted if name not in found]:
+        raise ValueError(f"no script in docs/figures/make makes {unknown[0]!r}; there are: {', '.join(found)}")
+    return {name: found[name] for name in wanted}
+
+
+def build(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[Path]:
+    """Compute, draw and write the named figures (all when none is named); return the SVG files."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    mpl.use("Agg")
+    written = []
+    for name, recipe in recipes(names, directory).items():
+        data = json.loads(as_json(recipe.data()))
+        with style():
+            figure = recipe.draw(data)
+            written.append(save_figure(figure, directory / f"{name}.svg", data))
+        plt.close(figure)
+    return written
+
+
+def stale(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[str]:
+    """Return one line for each figure whose files are missing, left over, or no longer match recomputed data."""
+    names = list(names)
+    made = recipes(names, directory)
+    problems = [problem for name, recipe in made.items() if (problem := _problem(name, recipe, directory))]
+    if not names:
+        files = sorted([*directory.glob("*.svg"), *directory.glob("*.json")])
+        problems += [f"{file.name}: no script in docs/figures/make makes it" for file in files if file.stem not in made]
+    return problems
+
+
+def style() -> AbstractContextManager[None]:
+    """Return the matplotlib context that every figure is drawn in."""
+    import matplotlib as mpl
+
+    settings: Any = {
+        "figure.facecolor": PAPER,
+        "figure.constrained_layout.use": True,
+        "figure.figsize": (5.0, 4.2),
+        "font.size": 10,
+        "text.color": INK,
+        "axes.facecolor": PAPER,
+        "axes.edgecolor": MUTED,
+        "axes.labelcolor": INK,
+        "axes.titlesize": 10.5,
+        "axes.titlelocation": "left",
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.prop_cycle": mpl.cycler(color=[BLUE, ORANGE, GREEN, PINK], linestyle=["-", "--", "-.", ":"]),  # type: ignore[attr-defined]
+        "grid.color": GRID,
+        "grid.linewidth": 0.7,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 6,
+        "legend.facecolor": PAPER,
+        "legend.edgecolor": "none",
+        "legend.framealpha": 1,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "attention-labs",
+    }
+    return mpl.rc_context(settings)
+
+
+def save_figure(figure: Figure, path: Path, data: dict[str, Any]) -> Path:
+    """Write `figure` as an SVG that serves light and dark, and `data` as JSON beside it; return the SVG's path.
+
+    The same figure and data give the same bytes: no date, no version, fixed ids. A comment in the SVG holds the digest
+    of the JSON that it was drawn from.
+    """
+    text = as_json(data)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    svg = "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
+    start = svg.index(">", svg.index("<svg")) + 1
+    head = f"\n <!-- {_stamp(text)} -->\n <title>{escape(path.stem)}</title>\n <style>{_dark_rules()}</style>"
+    path.with_suffix(".svg").write_text(svg[:start] + head + svg[start:], encoding="utf-8")
+    path.with_suffix(".json").write_text(text, encoding="utf-8")
+    return path.with_suffix(".svg")
+
+
+def as_json(data: Any) -> str:
+    """Return `data` as JSON text with floats cut to six significant digits; integers stay exact."""
+    return json.dumps(_rounded(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Rebuild or check figures from the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m labstaff.figures", description="Rebuild the figures of the docs.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="figures to rebuild (all when none is named)")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a figure's data is out of date")
+    options = parser.parse_args(arguments)
+    try:
+        if options.check:
+            problems = stale(options.names)
+            print("\n".join(problems) or "every figure's data is up to date")
+            return 1 if problems else 0
+        for path in build(options.names):
+            print(f"wrote {path.name} and {path.stem}.json")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _load(script: Path) -> dict[str, Recipe]:
+    spec = importlib.util.spec_from_file_location(f"labkit_figure_script_{script.stem}", script)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{script.name} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    figures: dict[str, Recipe] = module.FIGURES
+    return figures
+
+
+def _problem(name: str, recipe: Recipe, directory: Path) -> str | None:
+    image, beside = directory / f"{name}.svg", directory / f"{name}.json"
+    if missing := [file.name for file in (image, beside) if not file.is_file()]:
+        return f"{missing[0]}: missing; run: python -m labstaff.figures {name}"
+    kept, now = beside.read_text(encoding="utf-8"), as_json(recipe.data())
+    if kept != now:
+        where = _first_difference(json.loads(kept), json.loads(now))
+        return f"{beside.name}: {where}; run: python -m labstaff.figures {name}"
+    if _stamp(kept) not in image.read_text(encoding="utf-8"):
+        return f"{image.name}: drawn from other data than {beside.name}; run: python -m labstaff.figures {name}"
+    return None
+
+
+def _first_difference(kept: Any, now: Any, place: str = "data") -> str:
+    if isinstance(kept, dict) and isinstance(now, dict) and kept.keys() == now.keys():
+        pairs = [(kept[key], now[key], f"{place}.{key}") for key in kept]
+    elif isinstance(kept, list) and isinstance(now, list) and len(kept) == len(now):
+        pairs = [(old, new, f"{place}[{index}]") for index, (old, new) in enumerate(zip(kept, now, strict=True))]
+    else:
+        return f"{place} is {str(kept)[:60]}, recomputed {str(now)[:60]}"
+    different = [pair for pair in pairs if pair[0] != pair[1]]
+    return _first_difference(*different[0]) if different else f"{place} differs in form only"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _stamp(text: str) -> str:
+    return f"data sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _dark_rules() -> str:
+    """Repaint by colour, so that a viewer without media queries still shows the light form."""
+    rules = "".join(
+        f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
+        for light, dark in COLOURS.values()
+        for part in ("fill", "stroke")
+    )
+    return f"@media (prefers-color-scheme: dark){{{rules}}}"
+
+
+if __name__ == "__main__":
+    # Through the imported module, so that Recipe is the class the scripts import.
+    from labstaff.figures import main as run
+
+    sys.exit(run())

@@ -1,0 +1,1 @@
+"""Writes the students' tree, searched for leaks."""
