@@ -17,8 +17,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.labs.catalog import find_lab
-from labkit.suite.finder import solution_answer
+from labkit.labs.catalog import find_lab, solution_file
 from labstaff.course.make import make_course
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.record import record
@@ -35,7 +34,7 @@ c.ExecutePreprocessor.timeout = 300
 def main(submissions: Annotated[int, typer.Option(help="how many")] = 12, workers: int = 2) -> None:
     """Print how many submissions a minute each way grades, and their ratio."""
     lab = find_lab("01")
-    text = solution_answer(lab).files[0].read_text(encoding="utf-8")
+    text = solution_file(lab).read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder, Nbgrader() as nbgrader:
         course, kernel = Path(folder, "course"), Path(folder, "kernel")
         make_course([lab], course, nbgrader)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.labs.catalog import solution_folder
 from labkit.labs.manifest import Lab
-from labkit.suite.finder import solution_folder
 
 WRONG_PER_TASK = 6
 RIGHT_PER_LAB = 2

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import Job
 
-from labkit.labs.catalog import ROOT, find_labs
+from labkit.labs.catalog import ROOT, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
-from labkit.suite.finder import solution_answer, steps_file
 from labkit.suite.verdict import State
+from labkit.testing.programs import program_text
 from labstaff.answers import (
     RIGHT_PER_LAB,
     WRONG_PER_TASK,
@@ -50,9 +50,7 @@ RIGHT = {
     for file in right_answers(lab)
     for seed in SEEDS[1:]
 }
-WRONG_FILES = {
-    (lab, file) for lab in LABS for file in (solution_answer(lab).files[0].parent.parent / "wrong").glob("*.py")
-}
+WRONG_FILES = {(lab, file) for lab in LABS for file in (solution_file(lab).parent.parent / "wrong").glob("*.py")}
 WRONG = {
     f"{lab.label}/{wrong.task}/{wrong.file.stem}": (
         wrong,
@@ -147,21 +145,18 @@ def test_every_test_belongs_to_a_task(lab):
     loose = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assert not loose, f"tests outside of a task's class: {loose}"
     assert sorted(classes) == sorted(task.tests for task in lab.tasks)
-    files = {f.name for f in lab.suite_file.parent.glob("*.py")}
-    assert files - {steps_file(lab).name} == {lab.suite_file.name}, "one suite a lab, and beside it only its steps"
+    assert {f.name for f in lab.suite_file.parent.glob("*.py")} == {lab.suite_file.name}, "one suite a lab"
 
 
 @by_lab
-def test_steps_judge_nothing(lab):
+def test_programs_judge_nothing(lab):
     """They run in the answer's process: what they know, an answer may read."""
-    if not steps_file(lab).exists():
-        return
-    nodes = list(ast.walk(ast.parse(steps_file(lab).read_text(encoding="utf-8"))))
+    nodes = list(ast.walk(ast.parse(program_text(lab.suite_file))))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     course = {name for name in names if name.startswith("labkit")}
     assert all(name == "labkit.simulated_memory" or name.startswith("labkit.meters.") for name in course), course
-    assert not [node.lineno for node in nodes if isinstance(node, ast.Assert)], "a step asserts something"
+    assert not [node.lineno for node in nodes if isinstance(node, ast.Assert)], "a program asserts something"
 
 
 @by_lab
@@ -177,7 +172,7 @@ def test_derived_files_are_fresh(lab):
 
 @by_lab
 def test_stub_differs_from_the_solution(lab):
-    (solution,) = solution_answer(lab).files
+    solution = solution_file(lab)
     stub, solved = ast.parse(derive_stub(lab)), ast.parse(solution.read_text(encoding="utf-8"))
     for task in lab.tasks:
         bodies = [next(n for n in tree.body if getattr(n, "name", "") == task.name) for tree in (stub, solved)]
@@ -187,7 +182,7 @@ def test_stub_differs_from_the_solution(lab):
 @by_lab
 def test_signatures_agree(lab):
     declared = {task.name: written_signature(task.signature) for task in lab.tasks}
-    sources = {"the stub": derive_stub(lab), "the solution": solution_answer(lab).files[0].read_text(encoding="utf-8")}
+    sources = {"the stub": derive_stub(lab), "the solution": solution_file(lab).read_text(encoding="utf-8")}
     for where, source in sources.items():
         for signature in declared.values():
             assert code_signature(source, signature) == signature, f"{where} and lab.toml disagree"

@@ -6,8 +6,8 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from labkit.labs.catalog import find_lab
-from labkit.suite.finder import AnswerFinder, solution_answer, student_answer
+from labkit.labs.catalog import find_lab, solution_file
+from labkit.suite.finder import Answer, AnswerFinder, student_answer
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +28,8 @@ def checkpointed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Ten
 def _module(number: str) -> ModuleType:
     if number not in _MODULES:
         lab = find_lab(number)
-        answer = solution_answer(lab)
-        finder = AnswerFinder([answer if answer.files[0].exists() else student_answer(lab)])
+        answer = Answer(lab, solution_file(lab))
+        finder = AnswerFinder([answer if answer.file.exists() else student_answer(lab)])
         finder.install()
         try:
             _MODULES[number] = importlib.import_module(lab.module)

@@ -2,7 +2,7 @@
 
 Task: flash_backward
 Killed by: TestFlashBackward::test_float64_is_computed_in_float64
-Says: float32
+Says: same dtype
 """
 
 import torch
