@@ -143,8 +143,9 @@ def own_module(job):
 def test_answers_are_enough(lab):
     assert len(right_answers(lab)) >= RIGHT_PER_LAB
     count = Counter(mistake.task for mistake in mistakes_of(lab))
-    few = {task.name: count[task.name] for task in lab.tasks if count[task.name] < MISTAKES_PER_TASK}
-    assert not few, f"fewer than {MISTAKES_PER_TASK} mistakes: {few}"
+    least = 1 if lab.draft else MISTAKES_PER_TASK
+    few = {task.name: count[task.name] for task in lab.tasks if count[task.name] < least}
+    assert not few, f"fewer than {least} mistakes: {few}"
 
 
 @by_lab
