@@ -211,7 +211,7 @@ class TestCommand:
         result = CliRunner().invoke(app, ["mistake", "01", "attention_results_swapped"])
         assert result.exit_code == 0
         assert "@@ standard_attention, line " in result.stdout
-        assert "-     return weights @ V, weights\n+     return weights, weights @ V\n" in result.stdout
+        assert "\n- return weights @ V, weights\n+ return weights, weights @ V\n" in result.stdout
         assert "SOLUTION" not in result.stdout
         assert "lab01 · standard_attention · 0 of " in result.stdout
         assert "  ✗ test_" in result.stdout

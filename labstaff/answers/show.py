@@ -97,14 +97,16 @@ def _edit_lines(solution: str, source: str) -> Iterator[str]:
     for group in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(CONTEXT_LINES):
         first_changed = next(start for kind, start, *_ in group if kind != "equal")
         yield f"@@ {_place(tree, first_changed + 1)}"
+        signed: list[tuple[str, str]] = []
         for kind, old_start, old_end, new_start, new_end in group:
             if kind == "equal":
-                yield from (
-                    f"  {line}" for line in old[old_start:old_end] if line and not line.strip().startswith(MARKER)
-                )
+                stay = (line for line in old[old_start:old_end] if line and not line.strip().startswith(MARKER))
+                signed += [("  ", line) for line in stay]
             else:
-                yield from (f"- {line}".rstrip() for line in old[old_start:old_end])
-                yield from (f"+ {line}".rstrip() for line in new[new_start:new_end])
+                signed += [("- ", line) for line in old[old_start:old_end]]
+                signed += [("+ ", line) for line in new[new_start:new_end]]
+        indented = min(len(line) - len(line.lstrip()) for _, line in signed if line)
+        yield from (f"{sign}{line[indented:]}".rstrip() for sign, line in signed)
 
 
 def _place(tree: ast.Module, line_number: int) -> str:
