@@ -9,12 +9,22 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from labkit.commands.lockfile import clean
 from labkit.labs.catalog import find_labs
 from labstaff.derive.build import derived_files
 from labstaff.release.leaks import find_leaks
-from labstaff.release.lockfile import clean
 
-RELEASED = (".gitignore", "LICENSE", "README.md", "docs", "labkit", "labs", "pyproject.toml", "uv.lock")
+RELEASED = (
+    ".gitattributes",
+    ".gitignore",
+    "LICENSE",
+    "README.md",
+    "docs",
+    "labkit",
+    "labs",
+    "pyproject.toml",
+    "uv.lock",
+)
 INSTRUMENTS = ("labkit/meters/", "labkit/bench/")
 """What judges Lab 02 does what its answers do. Students may read it, and an answer that imports it is refused."""
 KEPT_BACK = ("docs/figures/make/",)
