@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from built_site import built_site
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect, sync_playwright
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
@@ -121,17 +121,43 @@ def test_formulas_are_drawn_with_their_own_fonts(window: Watched) -> None:
     assert page.locator(".katex-error").count() == 0
 
 
-def test_search_finds_a_word_from_disk(window: Watched) -> None:
+def test_search_finds_a_word_from_disk_and_quotes_it(window: Watched) -> None:
     page = window.open("index.html")
     box = page.locator("input[name=q]").first
     box.fill("rescaling")
     box.press("Enter")
-    found = page.locator("#search-results ul.search li a")
-    expect(found.first).to_be_visible()
-    assert "03_online_softmax.html" in " ".join(link.get_attribute("href") or "" for link in found.all())
-    found.first.click()
-    expect(page.locator("article h1")).to_be_visible()
+    expect(page.locator("#search-results p").first).to_contain_text("pages matching")
+    found = page.locator("#search-results ul.search > li")
+    assert "03_online_softmax.html" in " ".join(link.get_attribute("href") or "" for link in found.locator("a").all())
+    for result in found.all():
+        expect(result.locator("p.context")).to_contain_text(re.compile("rescal", re.IGNORECASE))
+    found.locator("a").first.click()
+    expect(page.locator("article .highlighted").first).to_have_text(re.compile("rescaling", re.IGNORECASE))
     assert window.requests == []
+    assert window.complaints == []
+
+
+def test_each_heading_found_is_quoted_from_its_own_section(window: Watched) -> None:
+    window.page.on("console", lambda said: window.complaints.append(said.text) if said.type == "warning" else None)
+    page = window.open("search.html?q=conventions")
+    expect(page.locator("#search-results p").first).to_contain_text("pages matching")
+    found = page.locator("#search-results li.kind-title")
+    assert found.count() > 3
+    for result in found.all():
+        expect(result.locator("p.context")).to_contain_text(re.compile("conventions", re.IGNORECASE))
+    assert window.complaints == []
+
+
+def test_marks_of_found_words_stay_within_the_text(window: Watched, site: Path) -> None:
+    icons = window.open("index.html").locator("svg title").all_text_contents()
+    assert icons
+    asked = " ".join(["attention", *icons]).lower().replace(" ", "+")
+    for name in pages_with(site, 'id="furo-main-content"'):
+        if name == "search.html":
+            continue
+        page = window.open(f"{name}?highlight={asked}")
+        page.locator(".highlighted").first.wait_for(state="attached")
+        assert page.locator(".highlighted:not(article *)").count() == 0, name
     assert window.complaints == []
 
 
@@ -156,6 +182,14 @@ def test_figures_follow_the_themes_switch(browser: Browser, site: Path, system: 
     assert min(seen["light"]) > 200
     assert max(seen["dark"]) < 60
     assert (min(seen["auto"]) > 200) == (system == "light")
+
+
+def test_figures_on_paper_are_light(window: Watched) -> None:
+    page = window.open("index.html")
+    page.emulate_media(color_scheme="dark")
+    assert brightness(page, "article img") < 60
+    page.emulate_media(media="print", color_scheme="dark")
+    assert brightness(page, "article img") > 200
 
 
 def brightness(page: Page, selector: str) -> float:
@@ -204,3 +238,97 @@ def test_answers_are_folded_until_asked_for(window: Watched) -> None:
     answer.locator("summary").click()
     expect(inside).to_be_visible()
     assert answer.locator(".katex").count() > 0
+
+
+FRAMES = """() => [...document.querySelectorAll(".table-wrapper")].map(frame => ({
+  hidden: frame.scrollWidth - frame.clientWidth,
+  named: frame.querySelector("th").innerText,
+  signs: [...frame.previousElementSibling.children].filter(sign => sign.checkVisibility({visibilityProperty: true}))
+    .map(sign => sign.innerText),
+}))"""
+
+
+def test_a_table_that_goes_on_says_so(window: Watched, site: Path) -> None:
+    going_on = dict.fromkeys((1280, 768, PHONE_WIDTH), 0)
+    for path in pages_with(site, "<table"):
+        page = window.open(path)
+        for width in going_on:
+            page.set_viewport_size({"width": width, "height": 900})
+            page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            for frame in page.evaluate(FRAMES):
+                assert frame["signs"] == (["more columns →"] if frame["hidden"] > 1 else []), (path, width, frame)
+                going_on[width] += frame["hidden"] > 1
+    assert going_on[PHONE_WIDTH] > 5
+
+
+def pages_with(site: Path, markup: str = "") -> list[str]:
+    """The pages of the site that hold some text or markup."""
+    pages = sorted(path for path in site.rglob("*.html") if markup in path.read_text(encoding="utf-8"))
+    return [path.relative_to(site).as_posix() for path in pages]
+
+
+def test_a_table_says_on_which_side_it_goes_on(window: Watched) -> None:
+    window.page.set_viewport_size({"width": PHONE_WIDTH, "height": 740})
+    page = window.open("08_sliding_windows.html")
+    frame = page.locator(".table-wrapper", has=page.locator("th", has_text="workspace"))
+    signs = frame.locator("xpath=preceding-sibling::*[1]").locator("span")
+    expect(signs.first).to_be_hidden()
+    expect(signs.last).to_be_visible()
+    frame.focus()
+    frame.evaluate("frame => frame.scrollTo(frame.scrollWidth, 0)")
+    expect(signs.first).to_be_visible()
+    expect(signs.last).to_be_hidden()
+
+
+def test_a_desktop_shows_the_column_that_decides(window: Watched) -> None:
+    window.page.set_viewport_size({"width": 1280, "height": 900})
+    page = window.open("08_sliding_windows.html")
+    frame = page.locator(".table-wrapper", has=page.locator("th", has_text="workspace"))
+    inner, outer = frame.get_by_text("total", exact=True).bounding_box(), frame.bounding_box()
+    assert inner["x"] + inner["width"] <= outer["x"] + outer["width"]
+
+
+@pytest.mark.parametrize(("name", "shown"), [("index.html", "the question"), ("course_map.html", "points")])
+def test_a_phone_reads_a_table_of_words_row_by_row(window: Watched, name: str, shown: str) -> None:
+    window.page.set_viewport_size({"width": PHONE_WIDTH, "height": 740})
+    page = window.open(name)
+    assert [frame for frame in page.evaluate(FRAMES) if frame["hidden"] > 1] == []
+    cells = page.locator(f"td[data-column='{shown}']")
+    assert cells.count() >= 8
+    for cell in cells.all():
+        assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == f'"{shown}"'
+        box = cell.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= PHONE_WIDTH
+
+
+PAPER_WIDTH = 718
+"""A4 less the margins that browsers leave, in CSS pixels."""
+UNFIT_FOR_PAPER = """width => [...document.querySelectorAll("body *")].filter(e => e.checkVisibility()).filter(e => {
+  const style = getComputedStyle(e), box = e.getBoundingClientRect();
+  if (!box.width || !box.height || style.clip !== "auto") return false;
+  const afloat = ["fixed", "sticky"].includes(style.position);
+  return afloat || (e.matches("table, pre, img, p") && box.right > width + 1);
+}).map(e => e.outerHTML.slice(0, 80))"""
+
+
+def test_every_page_prints_whole(window: Watched, site: Path) -> None:
+    page = window.page
+    page.set_viewport_size({"width": PAPER_WIDTH, "height": 1000})
+    page.emulate_media(media="print")
+    problems, folded = [], 0
+    for name in pages_with(site):
+        window.open(name)
+        problems += [f"{name}: {element}" for element in page.evaluate(UNFIT_FOR_PAPER, PAPER_WIDTH)]
+        answers = page.locator("article details:not(.tl-setting) > :not(summary)")
+        folded += answers.count()
+        problems += [f"{name}: folded: {text[:60]}" for text in hidden_texts(answers)]
+    assert folded > 20
+    assert problems == []
+
+
+def hidden_texts(elements: Locator) -> list[str]:
+    """The texts of those elements that are not to be seen."""
+    unseen = "all => all.filter(e => !e.checkVisibility({contentVisibilityAuto: true})).map(e => e.textContent)"
+    texts: list[str] = elements.evaluate_all(unseen)
+    return texts
