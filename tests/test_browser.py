@@ -7,11 +7,12 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 from built_site import built_site
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, FloatRect, Locator, Page, Route, expect, sync_playwright
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
@@ -203,21 +204,52 @@ def brightness(page: Page, selector: str) -> float:
 def test_the_tile_loop_runs_within_the_book(window: Watched) -> None:
     page = window.open("tile_loop.html")
     widget = page.locator("#tile-loop")
-    page.set_viewport_size({"width": 1280, "height": 800})
     widget.get_by_role("button", name="Play", exact=True).click()
     expect(widget).to_contain_text(re.compile(r"[1-9]\d* / \d+"))
-    page.wait_for_function(  # the page may scroll smoothly: it must not hide what it plays
-        """() => {
-          const [matrix, player] = ["matrix", "player"].map(
-            (part) => document.querySelector(`.tl-${part}`).getBoundingClientRect());
-          return matrix.top >= 0 && matrix.bottom <= player.top;
-        }"""
-    )
     page.get_by_role("link", name="N = 8, d = 4, tiles of 4 × 2, keys outside, no mask").click()
     expect(widget.get_by_label("keys outside")).to_be_checked()
     expect(widget.get_by_label("causal mask")).not_to_be_checked()
     assert window.requests == []
     assert window.complaints == []
+
+
+@pytest.mark.parametrize("height", [900, 1000])
+def test_a_desktop_shows_the_tile_loop_without_scrolling(window: Watched, height: int) -> None:
+    window.page.set_viewport_size({"width": 1280, "height": height})
+    page = window.open("tile_loop.html")
+    page.keyboard.press("Shift+ArrowRight")  # nothing has the focus
+    expect(page.locator('[data-out="place"]')).to_have_text("4 / 38")
+    parts = [".tl-matrix svg", ".pl-player", ".tl-sram", ".tl-sram-list"]
+    rows = [page.locator(f'[data-row="{name}"]') for name in ("m", "alpha", "l")]
+    boxes = [part.bounding_box() for part in [*map(page.locator, parts), *rows]]
+    assert page.evaluate("scrollY") == 0
+    assert min(box["y"] for box in boxes) >= 0
+    assert max(box["y"] + box["height"] for box in boxes) <= height
+    assert [(a, b) for a, b in combinations(boxes, 2) if overlap(a, b)] == []
+
+
+def test_on_a_phone_the_player_covers_nothing_that_it_plays(browser: Browser, site: Path) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True)
+    page = watch(context, site).open("tile_loop.html")
+    header = page.locator("header.mobile-header").bounding_box()["height"]
+    picture_whole = numbers_whole = False
+    for top in range(0, 1500, 50):
+        page.evaluate("top => scrollTo({top, behavior: 'instant'})", top)
+        parts = (".pl-player", ".tl-matrix svg", ".tl-bar", ".tl-numbers")
+        player, matrix, bar, numbers = (page.locator(part).bounding_box() for part in parts)
+        assert not overlap(player, matrix), top
+        assert not overlap(player, bar), top
+        seen = [box["y"] >= header and box["y"] + box["height"] <= 844 for box in (player, matrix, bar, numbers)]
+        picture_whole |= all(seen[:3])
+        numbers_whole |= seen[0] and seen[3] and not overlap(player, numbers)
+    assert picture_whole, "matrix, SRAM and player are never in view together"
+    assert numbers_whole, "a row's numbers and the player are never in view together"
+    context.close()
+
+
+def overlap(a: FloatRect, b: FloatRect) -> bool:
+    """Whether two boxes have a point in common."""
+    return all(a[at] < b[at] + b[size] and b[at] < a[at] + a[size] for at, size in (("x", "width"), ("y", "height")))
 
 
 def test_the_way_through_the_book(window: Watched) -> None:
@@ -320,7 +352,7 @@ def test_every_page_prints_whole(window: Watched, site: Path) -> None:
     for name in pages_with(site):
         window.open(name)
         problems += [f"{name}: {element}" for element in page.evaluate(UNFIT_FOR_PAPER, PAPER_WIDTH)]
-        answers = page.locator("article details:not(.tl-setting) > :not(summary)")
+        answers = page.locator("article details:not(.tl-setting *) > :not(summary)")
         folded += answers.count()
         problems += [f"{name}: folded: {text[:60]}" for text in hidden_texts(answers)]
     assert folded > 20

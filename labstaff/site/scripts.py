@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def _name(app: Sphinx, page: str, template: str, context: dict[str, Any], doctre
         return
     text = alone.read_text(encoding="utf-8")
     for sheet in SHEET.findall(text):
-        app.add_css_file(f"{page}/{sheet}")
+        app.add_css_file(posixpath.normpath(f"{page}/{sheet}"))  # ../ leads to what several pages share
     for script in SCRIPT.findall(text):
-        app.add_js_file(f"{page}/{script}", loading_method="defer")  # in this order, once the page is there
+        app.add_js_file(
+            posixpath.normpath(f"{page}/{script}"), loading_method="defer"
+        )  # in this order, once all is there
