@@ -14,6 +14,8 @@ import pytest
 from built_site import built_site
 from playwright.sync_api import Browser, BrowserContext, FloatRect, Locator, Page, Route, expect, sync_playwright
 
+from labstaff.site.mathematics import render
+
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
 )
@@ -120,6 +122,32 @@ def test_formulas_are_drawn_with_their_own_fonts(window: Watched) -> None:
     page.evaluate("document.fonts.ready")
     assert page.evaluate("[...document.fonts].some(f => f.family === 'KaTeX_Math' && f.status === 'loaded')")
     assert page.locator(".katex-error").count() == 0
+
+
+FACES_WANTED = """() => [...document.querySelectorAll(".katex-html *")]
+  .filter(e => [...e.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim()))
+  .map(e => getComputedStyle(e))
+  .map(style => `${style.fontFamily.split(",")[0]} ${style.fontWeight} ${style.fontStyle}`)"""
+FACES_THERE = "() => [...document.fonts].map(face => `${face.family} ${face.weight} ${face.style}`)"
+
+
+def missing_faces(page: Page) -> set[str]:
+    """The faces that a page's formulas ask for and that its style sheets do not have."""
+    return set(page.evaluate(FACES_WANTED)) - set(page.evaluate(FACES_THERE))
+
+
+def test_every_formula_finds_its_face(window: Watched, site: Path) -> None:
+    pages = pages_with(site, 'class="katex"')
+    assert len(pages) > 5
+    missing = {name: faces for name in pages if (faces := missing_faces(window.open(name)))}
+    assert missing == {}, "labstaff/site/katex/README.md says where they are"
+
+
+def test_a_missing_face_is_named(window: Watched, site: Path) -> None:
+    page = window.open("03_online_softmax.html")
+    formula = render(r"\mathbb{R} + \mathfrak{g} + x", display=False)
+    page.evaluate("html => document.querySelector('article p').innerHTML = html", formula)
+    assert missing_faces(page) == {"KaTeX_AMS 400 normal", "KaTeX_Fraktur 400 normal"}
 
 
 def test_search_finds_a_word_from_disk_and_quotes_it(window: Watched) -> None:
