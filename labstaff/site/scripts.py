@@ -1,6 +1,7 @@
 """Gives a page of docs/ the scripts and style sheets that lie in docs/_static under its name.
 
-`docs/_static/PAGE/index.html` shows them without a site; which there are, and their order, is taken from it.
+`docs/_static/PAGE/index.html` shows them without a site; which there are, and their order, is taken from it. What
+several pages share, as the player of steps, lies in a folder of its own and is named as `../player/player.js`.
 """
 
 from __future__ import annotations
