@@ -1,49 +1,19 @@
-"""The book's site in a real browser, opened from disk: drawn, quiet, searchable, in the dark and on a phone."""
+"""The book's site in a real browser, opened from disk: searchable, walkable, and with a tile loop that runs in it."""
 
 from __future__ import annotations
 
-import io
 import re
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
 import pytest
-from built_site import built_site
-from playwright.sync_api import Browser, BrowserContext, FloatRect, Locator, Page, Route, expect, sync_playwright
+from built_site import CHROMIUM, Watched, a_browser, built_site, watch
+from playwright.sync_api import Browser, FloatRect, expect
 
-from labstaff.site.mathematics import render
-
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
-)
-PHONE_WIDTH = 360
-TOO_WIDE = """() => [...document.querySelectorAll("article *")]
-  .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
-  // What scrolls in a frame of its own, and what KaTeX clips or keeps for screen readers.
-  .filter(e => !e.parentElement.closest(".table-wrapper, div.math, pre, .katex svg, .katex-mathml"))
-  .map(e => e.outerHTML.slice(0, 80))"""
-"""What a reader would have to scroll sideways to see; the page itself hides how wide it is."""
+from labkit.labs.catalog import find_labs
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no browser here: install Debian's package chromium")
-
-
-@dataclass
-class Watched:
-    """A browser window, and what it asked other machines for and complained of."""
-
-    page: Page
-    site: Path
-    requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-
-    def open(self, name: str) -> Page:
-        """Show a page of the site, straight from disk."""
-        path, _, query = name.partition("?")
-        self.page.goto((self.site / path).as_uri() + (f"?{query}" if query else ""))
-        return self.page
 
 
 @pytest.fixture(scope="module")
@@ -53,25 +23,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with a_browser() as browser:
         yield browser
-        browser.close()
-
-
-def watch(context: BrowserContext, site: Path) -> Watched:
-    """Refuse and note every request that does not go to the disk."""
-    watched = Watched(context.new_page(), site)
-
-    def refuse(route: Route) -> None:
-        watched.requests.append(route.request.url)
-        route.abort()
-
-    context.route(lambda url: not url.startswith(("file:", "data:")), refuse)
-    watched.page.on("console", lambda said: watched.complaints.append(said.text) if said.type == "error" else None)
-    watched.page.on("pageerror", lambda error: watched.complaints.append(str(error)))
-    watched.page.on("requestfailed", lambda request: watched.complaints.append(f"failed: {request.url}"))
-    return watched
 
 
 @pytest.fixture
@@ -79,75 +32,6 @@ def window(browser: Browser, site: Path) -> Iterator[Watched]:
     context = browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme="light")
     yield watch(context, site)
     context.close()
-
-
-def test_every_page_is_quiet_and_fits_a_phone(browser: Browser, site: Path) -> None:
-    context = browser.new_context(viewport={"width": PHONE_WIDTH, "height": 740}, is_mobile=True)
-    watched = watch(context, site)
-    problems = []
-    pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
-    for name in pages:
-        page = watched.open(name)
-        problems += [f"{name}: too wide: {element}" for element in page.evaluate(TOO_WIDE)]
-        broken = page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src)")
-        problems += [f"{name}: does not show {image}" for image in broken]
-    context.close()
-    assert len(pages) > 15
-    assert problems == []
-    assert watched.requests == []
-    assert watched.complaints == []
-
-
-def test_what_the_watch_would_have_seen(window: Watched, tmp_path: Path) -> None:
-    (tmp_path / "bad.html").write_text(
-        "<article><div style='width: 3000px'></div><pre><b style='padding: 0 1500px'></b></pre></article>"
-        "<img src='gone.png'><script src='https://example.org/x.js'></script><script>nothing.here</script>"
-    )
-    window.site = tmp_path
-    window.open("bad.html")
-    assert window.requests == ["https://example.org/x.js"]
-    told = " ".join(window.complaints)
-    assert "nothing is not defined" in told
-    assert "gone.png" in told
-    assert [element[:4] for element in window.page.evaluate(TOO_WIDE)] == ["<div"]
-
-
-def test_formulas_are_drawn_with_their_own_fonts(window: Watched) -> None:
-    page = window.open("03_online_softmax.html")
-    formula = page.locator(".katex-display .katex-html").first
-    box = formula.bounding_box()
-    assert box is not None
-    assert box["width"] > 100
-    assert box["height"] > 20
-    page.evaluate("document.fonts.ready")
-    assert page.evaluate("[...document.fonts].some(f => f.family === 'KaTeX_Math' && f.status === 'loaded')")
-    assert page.locator(".katex-error").count() == 0
-
-
-FACES_WANTED = """() => [...document.querySelectorAll(".katex-html *")]
-  .filter(e => [...e.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim()))
-  .map(e => getComputedStyle(e))
-  .map(style => `${style.fontFamily.split(",")[0]} ${style.fontWeight} ${style.fontStyle}`)"""
-FACES_THERE = "() => [...document.fonts].map(face => `${face.family} ${face.weight} ${face.style}`)"
-
-
-def missing_faces(page: Page) -> set[str]:
-    """The faces that a page's formulas ask for and that its style sheets do not have."""
-    return set(page.evaluate(FACES_WANTED)) - set(page.evaluate(FACES_THERE))
-
-
-def test_every_formula_finds_its_face(window: Watched, site: Path) -> None:
-    pages = pages_with(site, 'class="katex"')
-    assert len(pages) > 5
-    missing = {name: faces for name in pages if (faces := missing_faces(window.open(name)))}
-    assert missing == {}, "labstaff/site/katex/README.md says where they are"
-
-
-def test_a_missing_face_is_named(window: Watched, site: Path) -> None:
-    page = window.open("03_online_softmax.html")
-    formula = render(r"\mathbb{R} + \mathfrak{g} + x", display=False)
-    page.evaluate("html => document.querySelector('article p').innerHTML = html", formula)
-    assert missing_faces(page) == {"KaTeX_AMS 400 normal", "KaTeX_Fraktur 400 normal"}
 
 
 def test_search_finds_a_word_from_disk_and_quotes_it(window: Watched) -> None:
@@ -177,13 +61,12 @@ def test_each_heading_found_is_quoted_from_its_own_section(window: Watched) -> N
     assert window.complaints == []
 
 
-def test_marks_of_found_words_stay_within_the_text(window: Watched, site: Path) -> None:
-    icons = window.open("index.html").locator("svg title").all_text_contents()
-    assert icons
-    asked = " ".join(["attention", *icons]).lower().replace(" ", "+")
-    for name in pages_with(site, 'id="furo-main-content"'):
-        if name == "search.html":
-            continue
+def test_marks_of_found_words_stay_within_the_text(window: Watched) -> None:
+    icons = " ".join(window.open("index.html").locator("svg title").all_text_contents())
+    words = {"attention", *re.findall(r"[a-z]{4,}", icons.lower())}
+    assert len(words) > 5
+    asked = "+".join(sorted(words))
+    for name in ("index.html", "05_flash_attention.html", "tile_loop.html", f"labs/{find_labs()[0].folder.name}.html"):
         page = window.open(f"{name}?highlight={asked}")
         page.locator(".highlighted").first.wait_for(state="attached")
         assert page.locator(".highlighted:not(article *)").count() == 0, name
@@ -194,39 +77,6 @@ def test_nothing_is_found_for_no_word(window: Watched) -> None:
     page = window.open("search.html?q=xyzzyx")
     expect(page.locator("#search-results")).to_contain_text("did not match")
     assert page.locator("#search-results li").count() == 0
-
-
-@pytest.mark.parametrize("system", ["light", "dark"])
-def test_figures_follow_the_themes_switch(browser: Browser, site: Path, system: str) -> None:
-    context = browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme=system)  # type: ignore[arg-type]
-    page = watch(context, site).open("index.html")
-    switch = page.locator(".theme-toggle:visible").first
-    seen = {}
-    for _ in range(3):
-        switch.click()
-        theme = page.evaluate("document.body.dataset.theme")
-        seen[theme] = brightness(page, "article img"), brightness(page, "article h1")
-    context.close()
-    assert seen.keys() == {"auto", "light", "dark"}
-    assert min(seen["light"]) > 200
-    assert max(seen["dark"]) < 60
-    assert (min(seen["auto"]) > 200) == (system == "light")
-
-
-def test_figures_on_paper_are_light(window: Watched) -> None:
-    page = window.open("index.html")
-    page.emulate_media(color_scheme="dark")
-    assert brightness(page, "article img") < 60
-    page.emulate_media(media="print", color_scheme="dark")
-    assert brightness(page, "article img") > 200
-
-
-def brightness(page: Page, selector: str) -> float:
-    """The brightness, from 0 to 255, that most pixels of an element's picture have."""
-    from PIL import Image
-
-    grey = Image.open(io.BytesIO(page.locator(selector).first.screenshot())).convert("L")
-    return float(max(range(256), key=grey.histogram().__getitem__))
 
 
 def test_the_tile_loop_runs_within_the_book(window: Watched) -> None:
@@ -298,97 +148,3 @@ def test_answers_are_folded_until_asked_for(window: Watched) -> None:
     answer.locator("summary").click()
     expect(inside).to_be_visible()
     assert answer.locator(".katex").count() > 0
-
-
-FRAMES = """() => [...document.querySelectorAll(".table-wrapper")].map(frame => ({
-  hidden: frame.scrollWidth - frame.clientWidth,
-  named: frame.querySelector("th").innerText,
-  signs: [...frame.previousElementSibling.children].filter(sign => sign.checkVisibility({visibilityProperty: true}))
-    .map(sign => sign.innerText),
-}))"""
-
-
-def test_a_table_that_goes_on_says_so(window: Watched, site: Path) -> None:
-    going_on = dict.fromkeys((1280, 768, PHONE_WIDTH), 0)
-    for path in pages_with(site, "<table"):
-        page = window.open(path)
-        for width in going_on:
-            page.set_viewport_size({"width": width, "height": 900})
-            page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            for frame in page.evaluate(FRAMES):
-                assert frame["signs"] == (["more columns →"] if frame["hidden"] > 1 else []), (path, width, frame)
-                going_on[width] += frame["hidden"] > 1
-    assert going_on[PHONE_WIDTH] > 5
-
-
-def pages_with(site: Path, markup: str = "") -> list[str]:
-    """The pages of the site that hold some text or markup."""
-    pages = sorted(path for path in site.rglob("*.html") if markup in path.read_text(encoding="utf-8"))
-    return [path.relative_to(site).as_posix() for path in pages]
-
-
-def test_a_table_says_on_which_side_it_goes_on(window: Watched) -> None:
-    window.page.set_viewport_size({"width": PHONE_WIDTH, "height": 740})
-    page = window.open("08_sliding_windows.html")
-    frame = page.locator(".table-wrapper", has=page.locator("th", has_text="workspace"))
-    signs = frame.locator("xpath=preceding-sibling::*[1]").locator("span")
-    expect(signs.first).to_be_hidden()
-    expect(signs.last).to_be_visible()
-    frame.focus()
-    frame.evaluate("frame => frame.scrollTo(frame.scrollWidth, 0)")
-    expect(signs.first).to_be_visible()
-    expect(signs.last).to_be_hidden()
-
-
-def test_a_desktop_shows_the_column_that_decides(window: Watched) -> None:
-    window.page.set_viewport_size({"width": 1280, "height": 900})
-    page = window.open("08_sliding_windows.html")
-    frame = page.locator(".table-wrapper", has=page.locator("th", has_text="workspace"))
-    inner, outer = frame.get_by_text("total", exact=True).bounding_box(), frame.bounding_box()
-    assert inner["x"] + inner["width"] <= outer["x"] + outer["width"]
-
-
-@pytest.mark.parametrize(("name", "shown"), [("index.html", "the question"), ("course_map.html", "points")])
-def test_a_phone_reads_a_table_of_words_row_by_row(window: Watched, name: str, shown: str) -> None:
-    window.page.set_viewport_size({"width": PHONE_WIDTH, "height": 740})
-    page = window.open(name)
-    assert [frame for frame in page.evaluate(FRAMES) if frame["hidden"] > 1] == []
-    cells = page.locator(f"td[data-column='{shown}']")
-    assert cells.count() >= 8
-    for cell in cells.all():
-        assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == f'"{shown}"'
-        box = cell.bounding_box()
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= PHONE_WIDTH
-
-
-PAPER_WIDTH = 718
-"""A4 less the margins that browsers leave, in CSS pixels."""
-UNFIT_FOR_PAPER = """width => [...document.querySelectorAll("body *")].filter(e => e.checkVisibility()).filter(e => {
-  const style = getComputedStyle(e), box = e.getBoundingClientRect();
-  if (!box.width || !box.height || style.clip !== "auto") return false;
-  const afloat = ["fixed", "sticky"].includes(style.position);
-  return afloat || (e.matches("table, pre, img, p") && box.right > width + 1);
-}).map(e => e.outerHTML.slice(0, 80))"""
-
-
-def test_every_page_prints_whole(window: Watched, site: Path) -> None:
-    page = window.page
-    page.set_viewport_size({"width": PAPER_WIDTH, "height": 1000})
-    page.emulate_media(media="print")
-    problems, folded = [], 0
-    for name in pages_with(site):
-        window.open(name)
-        problems += [f"{name}: {element}" for element in page.evaluate(UNFIT_FOR_PAPER, PAPER_WIDTH)]
-        answers = page.locator("article details:not(.tl-setting *) > :not(summary)")
-        folded += answers.count()
-        problems += [f"{name}: folded: {text[:60]}" for text in hidden_texts(answers)]
-    assert folded > 20
-    assert problems == []
-
-
-def hidden_texts(elements: Locator) -> list[str]:
-    """The texts of those elements that are not to be seen."""
-    unseen = "all => all.filter(e => !e.checkVisibility({contentVisibilityAuto: true})).map(e => e.textContent)"
-    texts: list[str] = elements.evaluate_all(unseen)
-    return texts
