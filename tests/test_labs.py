@@ -45,8 +45,7 @@ def stub_folder() -> Path:
 def written(mistake: Mistake) -> Path:
     """A folder with the module that a student with this mistake would hand in."""
     folder = MADE / mistake.lab.label / mistake.name
-    folder.mkdir(parents=True)
-    (folder / mistake.lab.answer_file.name).write_text(mistake.source(), encoding="utf-8")
+    mistake.write(folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""`lab bench` and `lab plot`: what a reader asks of the benchmark."""
+"""`lab bench`, `lab plot` and `lab model`: what a reader asks about memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from labkit.bench.model_command import model
 
 D_MODELS = "16,32,64,128"
 SEQ_LENS = "256,1024,4096,8192,16384"
@@ -29,6 +31,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add the reader's commands to `lab`."""
     app.command()(bench)
     app.command()(plot)
+    app.command()(model)
 
 
 def bench(

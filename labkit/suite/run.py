@@ -17,6 +17,7 @@ from labkit.suite.verdict import Verdict
 
 QUICK = (
     "-q",
+    "--disable-plugin-autoload",
     *(f"-pno:{name}" for name in ("cacheprovider", "doctest", "junitxml", "pastebin", "setupplan", "stepwise")),
 )
 
