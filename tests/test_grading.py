@@ -121,7 +121,7 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
     made = []
 
     class Runner:
-        def __init__(self, modules, sandbox):
+        def __init__(self, modules, prepare):
             made.append(modules)
 
         def run(self, lab, *options, seconds):

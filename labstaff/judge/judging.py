@@ -116,7 +116,8 @@ class Judge:
         if self._runner is None:
             self._warm |= needed
             modules = (*sorted(self._warm), *ALWAYS)
-            self._runner = WarmRunner(modules, sandbox="none" if self.unsafe else "bubblewrap")
+            keep = "keep_unboxed" if self.unsafe else "keep_boxed"
+            self._runner = WarmRunner(modules, prepare=f"labstaff.judge.sandbox:{keep}")
         return self._runner
 
 

@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import labkit
+from labkit.suite.allowed import HEAVY
 from labstaff.judge.confine import CPU_SECONDS, MEMORY_BYTES
 from labstaff.judge.forkserver import REQUEST, STATUS
 
@@ -136,6 +137,21 @@ class Sandbox:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def keep_boxed(modules: Sequence[str]) -> Callable[[], None]:
+    """For a runner of suites (`prepare`): have a box ready for its runs."""
+    return _kept(modules, unsafe=False)
+
+
+def keep_unboxed(modules: Sequence[str]) -> Callable[[], None]:
+    """As `keep_boxed`, without walls."""
+    return _kept(modules, unsafe=True)
+
+
+def _kept(modules: Sequence[str], *, unsafe: bool) -> Callable[[], None]:
+    sandbox = Sandbox.current = Sandbox([each for each in modules if each in HEAVY.values()], unsafe=unsafe)
+    return sandbox.wait_until_ready
 
 
 def require_bubblewrap() -> None:
