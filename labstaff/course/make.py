@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from labkit.labs.catalog import solution_folder
 from labkit.labs.manifest import Lab
-from labkit.suite.finder import solution_folder
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.paths import NOTEBOOK
 from labstaff.course.release_check import LeakError, assignment_files, check_release

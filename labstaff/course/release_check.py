@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from labkit.labs.catalog import solution_folder
 from labkit.labs.manifest import Lab
-from labkit.suite.finder import solution_folder
 from labstaff.course.paths import NOTEBOOK
 from labstaff.derive.build import derive_stub
 from labstaff.derive.notebooks import derive_report

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.finder import steps_file
 from labkit.suite.prefork import WarmRunner, heavy_modules
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Verdict
@@ -110,7 +109,7 @@ class Judge:
 
     def _runner_for(self, lab: Lab) -> WarmRunner:
         """The warm process, begun anew for the first lab that needs more than those before."""
-        needed = set(heavy_modules(lab.suite_file, steps_file(lab)))
+        needed = set(heavy_modules(lab.suite_file))
         if self._runner is not None and not needed <= self._warm:
             self.close()
         if self._runner is None:

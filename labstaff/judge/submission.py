@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from labkit.labs.manifest import Lab
-from labkit.suite.finder import steps_file
 from labstaff.judge import policy
 
 MOST_BYTES = 1 << 20
@@ -36,7 +35,7 @@ class Submission:
     def key(self) -> str:
         """Changes when anything that the judgement depends on changes: the student's file, the suite, its points."""
         digest = hashlib.sha256(self.lab.folder.name.encode())
-        for file in (self.lab.suite_file, steps_file(self.lab), self.lab.folder / "lab.toml"):
+        for file in (self.lab.suite_file, self.lab.folder / "lab.toml"):
             digest.update(file.read_bytes() if file.exists() else b"-")
         digest.update(hashlib.sha256(self.source).digest() + self.problem.encode())
         return digest.hexdigest()[:32]
