@@ -12,8 +12,10 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from labkit.labs.manifest import Lab
+if TYPE_CHECKING:
+    from labkit.labs.manifest import Lab
 
 STANDARD = frozenset(
     "__future__ abc array bisect collections collections.abc contextlib copy dataclasses decimal enum fractions "
@@ -172,7 +174,8 @@ class _Rules:
             self.libraries.update(_libraries_of(node))
         self.bound = frozenset(name for node in ast.walk(tree) for name in _bound(node))
         rebound = {name for node in ast.walk(tree) if not isinstance(node, ast.ClassDef) for name in _bound(node)}
-        self.plain_classes = {node.name for node in ast.walk(tree) if _is_plain_class(node)} - rebound
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        self.plain_classes = {node.name for node in classes if _is_plain(node)} - rebound
 
     def broken_by(self, node: ast.AST) -> Iterator[str]:
         """What `node` itself does, apart from what lies below it, that an answer may not."""
@@ -237,11 +240,9 @@ def _asks_for_main(test: ast.expr) -> bool:
     return names == ["__name__"] and values == ["__main__"]
 
 
-def _is_plain_class(node: ast.AST) -> bool:
+def _is_plain(node: ast.ClassDef) -> bool:
     """Whether what a class matches by position is written in it: no metaclass, no base but NamedTuple."""
-    if not isinstance(node, ast.ClassDef) or node.keywords:
-        return False
-    return all(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases)
+    return not node.keywords and all(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases)
 
 
 def _chain(node: ast.Attribute) -> tuple[str, list[str]]:

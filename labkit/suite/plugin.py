@@ -6,6 +6,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except ManifestError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[LABS] = labs
+    config.addinivalue_line("markers", "outside(mib): memory is measured from outside, by the fixture of this name")
     config.stash[VERDICTS] = {}
     config.stash[STUCK] = {}
     answers = [_answer(config, lab) for lab in labs]
@@ -141,6 +143,14 @@ def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     import numpy as np
 
     return np.random.default_rng([request.config.option.seed, zlib.crc32(request.node.nodeid.encode())])
+
+
+@pytest.fixture
+def outside(request: pytest.FixtureRequest) -> Callable[..., object]:
+    """Calls a function that may need so many MiB over its arguments as the test's mark says: see `stays_within`."""
+    from labkit.testing.outside import stays_within
+
+    return partial(stays_within, request.node.get_closest_marker("outside").kwargs["mib"])
 
 
 def _answer(config: pytest.Config, lab: Lab) -> Answer:

@@ -47,7 +47,7 @@ class Kind(StrEnum):
 class Verdict:
     """The outcome of one test: which of a task's tests, how it went, and what to tell the student.
 
-    `drawn` says whether the test's inputs are drawn at random, so that another seed gives others.
+    `drawn` says whether the test's inputs are drawn at random, so that another seed gives others; `outside` whether memory was measured from outside.
     """
 
     test: str
@@ -56,6 +56,7 @@ class Verdict:
     lines: tuple[str, ...] = field(default=())
     drawn: bool = False
     kind: Kind = Kind.EXACT
+    outside: bool = False
 
     @property
     def passed(self) -> bool:
