@@ -21,16 +21,17 @@ def test_right_answers_are_judged(lab, file):
 
 
 HONEST = {
-    "self_check": "import numpy as np\nif __name__ == '__main__':\n    import sys\n    np.testing.assert_equal(1, 1)\n",
+    "self_check": "import numpy as np\nif __name__ == '__main__':\n    import sys\n    np.testing.assert_equal(1, 1)",
     "self_check_turned_round": "if '__main__' == __name__:\n    exec('print(1)')\n",
-    "own_setattr": "class A:\n    def __init__(self):\n        object.__setattr__(self, '_x', 1)\n        print(self._x)\n",
+    "own_setattr": "class A:\n    def f(self):\n        object.__setattr__(self, '_x', 1)\n        print(self._x)\n",
     "update_wrapper": "import functools\ndef f(g):\n    return functools.update_wrapper(lambda: 0, g)\n",
     "format": "print('{0.__class__} inspects sys and os.path'.format(3))\n",
     "byte_order_mark": "\ufeffimport math\n",
     "line_ends": "import math\r\nx = math.pi\r\n",
     "arguments_named_as_builtins": "def f(input, open=1, vars=()):\n    return input, open, vars\n",
-    "own_private_names": "class A:\n    def __init__(self):\n        self._kept = {}\n\ndef f(a):\n    return a._kept\n",
-    "matches": "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\n\ndef f(x):\n    match x:\n        case int(n): return n\n        case P(y): return y\n",
+    "own_private_names": "class A:\n    def __init__(self):\n        self._kept = {}\n\ndef f(a): return a._kept\n",
+    "matches": "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\n\ndef f(x):\n    match x:\n"
+    "        case int(n): return n\n        case P(y): return y\n",
     "time": "from time import time\nt = time()\n",
     "assertions_of_numpy": "import numpy as np\ndef f(x):\n    np.testing.assert_array_equal(x, x)\n",
 }

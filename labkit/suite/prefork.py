@@ -21,6 +21,9 @@ from labkit.suite.run import SuiteRun, run_suite
 from labkit.suite.verdict import State, Verdict
 
 SUITE_SECONDS = 300.0
+DIED, OVERTIME = "the run ended without a result", "the run did not end"
+"""How `problem` begins for a run whose process died, and for one that was killed when its time was over."""
+
 ALWAYS = ("numpy", "pytest", "hypothesis")
 
 
@@ -84,7 +87,7 @@ def _heard(channel: socket.socket, child: Child, seconds: float) -> SuiteRun:
         if not part:
             status = child.wait(seconds).status
             child.kill()
-            run.problem = f"the run ended without a result (wait status {status})"
+            run.problem = f"{DIED} (wait status {status})"
             return run
         data += part
         *lines, rest = data.split(b"\n")
@@ -97,7 +100,7 @@ def _heard(channel: socket.socket, child: Child, seconds: float) -> SuiteRun:
                 child.kill()
                 return SuiteRun([_verdict(v) for v in told["verdicts"]], told["n_collected"], told["problem"])
     child.kill()
-    run.problem = f"the run did not end within {seconds:g} s"
+    run.problem = f"{OVERTIME} within {seconds:g} s"
     return run
 
 
