@@ -18,10 +18,12 @@ from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.finder import solution_answer, solution_folder
 from labkit.suite.run import SuiteRun
 from labstaff.grading.many import Outcome, find_submissions, judge_all
-from labstaff.grading.similar import similar_pairs
+from labstaff.grading.similar import similar_groups
 from labstaff.grading.summary import summary_lines, write_table
+from labstaff.judge.examine import examine
 from labstaff.judge.judging import ALWAYS, Judge
-from labstaff.judge.results import JudgedSubmission, load, path_of
+from labstaff.judge.kept import FILE
+from labstaff.judge.results import JudgedSubmission, load, path_of, save
 from labstaff.judge.submission import Submission, read_submission
 
 LAB = find_lab("01")
@@ -110,7 +112,7 @@ def test_a_failure_of_the_judge_is_told_and_not_kept(course):
 
 
 def test_a_damaged_result_is_judged_again(tmp_path):
-    path = path_of(tmp_path, LAB.folder.name, "abc")
+    path = path_of(tmp_path, LAB.folder.name, "abc", "v")
     path.parent.mkdir(parents=True)
     path.write_text('{"lab": "lab01", "key"')
     assert load(path) is None
@@ -139,12 +141,28 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
     assert then == ["closed", tuple(sorted({*first, "labkit.suite.prefork_torch"} - {*ALWAYS})) + ALWAYS, "closed"]
 
 
+def runs(text):
+    return examine(text.encode(), LAB.module).runs
+
+
 def test_similar_files_whatever_the_names():
     renamed = SOLUTION.replace("scores", "logits").replace("weights", "probabilities")
     other = (solution_folder(LAB) / "right" / "row_by_row.py").read_text()
-    pairs = similar_pairs({"ann": SOLUTION.encode(), "bob": renamed.encode(), "cec": other.encode()}, STUB.encode())
-    assert [(pair.first, pair.second) for pair in pairs] == [("ann", "bob")]
-    assert not similar_pairs({"ann": STUB.encode(), "bob": STUB.encode()}, STUB.encode())
+    stub = runs(STUB)
+    groups = similar_groups({"ann": runs(SOLUTION), "bob": runs(renamed), "cec": runs(other)}, stub)
+    assert [group.students for group in groups] == [("ann", "bob")]
+    assert not similar_groups({"ann": stub, "bob": stub}, stub)
+
+
+def test_a_chain_of_similar_files_is_one_group():
+    """Each is near the next and the ends are not near each other: one line for a human, not one for each pair."""
+    files = {f"s{i}": range(4 * i, 4 * i + 100) for i in range(5)} | {"alone": range(1000, 1100)}
+    (group,) = similar_groups({name: list(each) for name, each in files.items()}, [])
+    assert group.students == ("s0", "s1", "s2", "s3", "s4")
+    assert group.share == pytest.approx(96 / 104)
+    assert similar_groups({f"s{i:02}": range(100) for i in range(60)}, [])[0].students == tuple(
+        f"s{i:02}" for i in range(60)
+    )
 
 
 def grade(course, *options):
@@ -176,10 +194,9 @@ def test_killed_half_way_and_started_again(tmp_path):
 
 
 def test_on_a_cluster(tmp_path, course, outcomes):
-    """A real scheduler and two workers, each a process of its own on this machine."""
+    """A real scheduler and a worker of two threads, each of which has a judge of its own."""
     hand_in(tmp_path, TEXTS)
-    (tmp_path / "judged").mkdir()
-    shutil.copy(course / "judged" / "seed", tmp_path / "judged")  # a wrong answer may pass a test by its inputs' luck
+    shutil.copy(course / FILE, tmp_path)  # the same seed: a wrong answer may pass a test by its inputs' luck
     address = tmp_path / "scheduler.json"
     here = ["--host", "127.0.0.1", "--no-dashboard"]
     with (tmp_path / "log").open("w") as log:
@@ -190,8 +207,8 @@ def test_on_a_cluster(tmp_path, course, outcomes):
         try:
             wait_for(address.exists)
             scheduler = json.loads(address.read_text())["address"]
-            worker = [*module, "distributed.cli.dask_worker", scheduler, *here, "--nthreads", "1", "--no-nanny"]
-            for i in range(2):
+            worker = [*module, "distributed.cli.dask_worker", scheduler, *here, "--nthreads", "2", "--no-nanny"]
+            for i in range(1):
                 folder = ["--local-directory", str(tmp_path / f"worker{i}")]
                 processes.append(subprocess.Popen([*worker, *folder], **start))
             run = grade(tmp_path, "--scheduler", scheduler)
@@ -215,9 +232,9 @@ def wait_for(there, seconds=120):
 
 
 def test_the_result_survives_a_round_trip(tmp_path):
-    judged = JudgedSubmission("lab01", "k", "judged", "", ["f"], {"A::b": "failed"}, {"A::b": "m"}, {"t": 1.5})
-    from labstaff.judge.results import save
-
+    judged = JudgedSubmission(
+        "lab01", "k", "judged", "", ["f"], {"A::b": "failed"}, {"A::b": "m"}, {"t": 1.5}, "v", [7]
+    )
     save(tmp_path / "x" / "k.json", judged)
     assert load(tmp_path / "x" / "k.json") == judged
     assert [path.name for path in (tmp_path / "x").iterdir()] == ["k.json"]

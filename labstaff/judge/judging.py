@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import tempfile
 import threading
 from collections.abc import Set
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
@@ -17,8 +16,12 @@ from labkit.suite.finder import steps_file
 from labkit.suite.prefork import WarmRunner, heavy_modules
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Verdict
-from labstaff.judge.results import JudgedSubmission, load, path_of, save
+from labstaff.judge.examine import Examined, examine
+from labstaff.judge.kept import kept, results_of
+from labstaff.judge.results import JudgedSubmission, State, load, path_of, save
 from labstaff.judge.submission import Submission, read_submission
+from labstaff.judge.version import version_of
+from labstaff.plain_text import lines, one_line
 
 ALWAYS = ("labstaff.judge.client",)
 SUITE_SECONDS = 300.0
@@ -128,7 +131,7 @@ def judged_run(lab: Lab, key: str, run: SuiteRun, free: Set[str] = frozenset()) 
     and, in a task with tests whose inputs are drawn at random, one of these. What stands in the suite to be read,
     anybody can write down.
     """
-    tests: dict[str, str] = {}
+    tests: dict[str, State] = {}
     messages: dict[str, str] = {}
     for verdict in run.verdicts:
         name = test_id(lab, verdict)
@@ -172,20 +175,47 @@ def _idle(lab: Lab, body: str) -> bytes:
 
 
 def judge_submission(
-    lab_name: str, folder: Path, results: Path, judge: Judge | None = None, *, unsafe: bool = False
+    lab_name: str, folder: Path, course: Path, judge: Judge | None = None, *, unsafe: bool = False
 ) -> JudgedSubmission:
-    """The outcome for the submission of a lab in `folder` (or a zip archive); judged once, then found in `results`."""
+    """The outcome for the submission of a lab in `folder` (or a zip archive) in the course whose folder is `course`.
+
+    Judged once, then found where the course keeps its results.
+    """
     submission = read_submission(find_lab(lab_name), folder)
-    path = path_of(results, submission.lab.folder.name, submission.key)
-    kept = load(path)
-    if kept is None:
+    seed = hidden_seed(course)
+    path = kept_at(results_of(course), submission, seed)
+    judged = load(path)
+    if judged is None:
         if judge is not None:
-            kept = judge.judge(submission, hidden_seed(results))
+            judged = judge_now(judge, submission, seed)
         else:
             with Judge(unsafe=unsafe) as own:
-                kept = own.judge(submission, hidden_seed(results))
-        save(path, kept)
-    return with_flags(kept, submission)
+                judged = judge_now(own, submission, seed)
+        save(path, judged)
+    return with_flags(judged, submission)
+
+
+def judge_now(judge: Judge, submission: Submission, seed: int) -> JudgedSubmission:
+    """The outcome for `submission`, complete as it is kept: how it went, what its text says, what decided it."""
+    examined = Examined([], [], submission.problem)
+    if not submission.problem:
+        examined = examine(submission.source, submission.lab.module)
+    judged = _refused(submission, examined.problem) if examined.problem else judge.judge(submission, seed)
+    flags = [lines(flag) for flag in [*examined.flags, *judged.flags]]
+    messages = {name: lines(message) for name, message in judged.messages.items()}
+    return replace(
+        judged,
+        version=version_of(submission.lab, seed),
+        reason=one_line(judged.reason),
+        flags=flags,
+        messages=messages,
+        syntax=examined.runs,
+    )
+
+
+def kept_at(results: Path, submission: Submission, seed: int) -> Path:
+    """Where the result for `submission` is kept among `results`, as this version of the course judges it."""
+    return path_of(results, submission.lab.folder.name, submission.key, version_of(submission.lab, seed))
 
 
 def with_flags(judged: JudgedSubmission, submission: Submission) -> JudgedSubmission:
@@ -193,15 +223,9 @@ def with_flags(judged: JudgedSubmission, submission: Submission) -> JudgedSubmis
     return replace(judged, flags=[*submission.flags, *judged.flags])
 
 
-def hidden_seed(results: Path) -> int:
-    """The seed of all random inputs in one course: drawn once, kept beside the results, seen by no student."""
-    path = results / "seed"
-    results.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(str(secrets.randbelow(2**31 - 2) + 2))
-    return int(path.read_text())
+def hidden_seed(course: Path) -> int:
+    """The seed of all random inputs in one course: drawn once, kept in the course's folder, seen by no student."""
+    return kept(course).seed
 
 
 def _refused(submission: Submission, reason: str) -> JudgedSubmission:
