@@ -22,7 +22,7 @@ from student import LAB, solution_text, stub_text, with_function
 from labstaff.course.make import CourseError, make_course
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.record import record
-from labstaff.course.rendered import is_plain
+from labstaff.course.shown import is_plain
 from labstaff.grading.run import grade_submitted
 from labstaff.release.leaks import find_leaks
 
@@ -141,7 +141,7 @@ def active(notebook: dict) -> dict:
 
 def huge(notebook: dict) -> dict:
     """Outputs without end."""
-    outputs = [{"output_type": "stream", "name": "stdout", "text": "x" * 2_000_000}] * 12
+    outputs = [{"output_type": "stream", "name": "stdout", "text": "x" * 2_000_000}] * 6
     big = base64.b64encode(base64.b64decode(PIXEL) + bytes(6_000_000)).decode()
     picture = {"output_type": "display_data", "data": {"image/png": big}, "metadata": {}}
     cell_of(notebook, "figure_scaling")["outputs"] = [*outputs, picture]
@@ -205,13 +205,13 @@ class Cycle:
 
 
 @pytest.fixture(scope="module")
-def cycle(tmp_path_factory):
+def cycle(made_course, tmp_path_factory):
     """Made, released, handed in, graded, exported and handed back, once for all tests."""
     course = tmp_path_factory.mktemp("nbgrader") / "course"
     environment = {"PYTHONPATH": str(Path(__file__).parent), "ATTENTION_LABS_TEST_SECONDS": "4", "HOME": str(course)}
     os.environ["ATTENTION_LABS_TEST_SECONDS"] = "4"
     with Nbgrader(environment) as nbgrader:
-        make_course([LAB], course, nbgrader)
+        shutil.copytree(made_course, course)
         with (course / "nbgrader_config.py").open("a", encoding="utf-8") as config:
             config.write("c.LatePenalty.percent_per_day = 10\n")
         for student, (source, change) in HONEST.items():
