@@ -100,8 +100,8 @@ def grade(
     In a course that `lab course` made, nbgrader then records what is not recorded as it is now. Exit status: 0, or 1
     when something was not graded, or 3 when all was, and some submissions hold nothing that can be judged.
     """
+    from labstaff.course.grade import grade as grade_folder
     from labstaff.grading.run import NothingToGrade
-    from labstaff.grading.run import grade as grade_folder
     from labstaff.judge.sandbox import SandboxMissing
 
     labs = [find_lab(name) for name in lab or []] or find_labs()

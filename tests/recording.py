@@ -17,9 +17,10 @@ from pathlib import Path
 from nbgrader.apps.nbgraderapp import NbGraderApp
 from own_word import LAB, answer, answer_file, judge_by_its_word
 
+import labstaff.course.grade as grading
 import labstaff.course.nbgrader_process as nbgrader_process
 from labstaff.course import suite_outputs  # noqa: F401 — imported before the processes are forked
-from labstaff.grading.run import grade
+from labstaff.course.grade import grade
 from labstaff.judge.judging import Judge
 
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.chmod", "shutil.copyfile", "shutil.rmtree"}
@@ -105,7 +106,7 @@ def together(course: Path) -> None:
 
 if __name__ == "__main__":
     Judge.judge = judge_by_its_word  # type: ignore[method-assign]
-    nbgrader_process.Nbgrader = ForkedNbgrader  # type: ignore[misc, assignment]
+    grading.Nbgrader = ForkedNbgrader  # type: ignore[misc, assignment]
     what, folder, *numbers = sys.argv[1:]
     {"kill": kill, "together": together, "once": lambda course: print(ended(start(course)))}[what](
         Path(folder).resolve(), *map(int, numbers)

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.finder import solution_answer
+from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labstaff.derive.build import derive_stub
 
 LAB = find_lab("01")
@@ -17,7 +16,7 @@ SUITE = str(LAB.folder)
 
 def solution_text() -> str:
     """Lab 01 solved."""
-    return solution_answer(LAB).files[0].read_text(encoding="utf-8")
+    return solution_file(LAB).read_text(encoding="utf-8")
 
 
 def stub_text() -> str:

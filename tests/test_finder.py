@@ -8,23 +8,20 @@ import sys
 import pytest
 from student import LAB, solution_text
 
-from labkit.suite.finder import Answer, AnswerFinder, AnswerMissing, solution_answer, student_answer, variant_answer
+from labkit.labs.catalog import solution_file
+from labkit.suite.finder import Answer, AnswerFinder, AnswerMissing, student_answer
+from labstaff.pytest_plugin import variant_text
 
 
 @pytest.fixture
 def imported(tmp_path):
-    """A function that imports `profiling` from given source texts, run one after the other."""
+    """A function that imports `profiling` from a given source text."""
     finders = []
 
-    def load(*sources):
-        files = []
-        for i, source in enumerate(sources):
-            folder = tmp_path / str(i)
-            folder.mkdir(exist_ok=True)
-            file = folder / "profiling.py"
-            file.write_text(source, encoding="utf-8")
-            files.append(file)
-        finder = AnswerFinder([Answer(LAB, tuple(files))])
+    def load(source):
+        file = tmp_path / "profiling.py"
+        file.write_text(source, encoding="utf-8")
+        finder = AnswerFinder([Answer(LAB, file)])
         finders.append(finder)
         finder.install()
         return importlib.import_module("profiling")
@@ -35,10 +32,8 @@ def imported(tmp_path):
 
 
 def test_where_answers_lie():
-    assert student_answer(LAB).files == (LAB.answer_file,)
-    (solution,) = solution_answer(LAB).files
-    assert solution.is_file()
-    assert variant_answer(LAB, LAB.folder / "x.py").files == (solution, LAB.folder / "x.py")
+    assert student_answer(LAB).file == LAB.answer_file
+    assert solution_file(LAB).is_file()
 
 
 def test_serves_the_file_and_nothing_else(imported):
@@ -47,12 +42,10 @@ def test_serves_the_file_and_nothing_else(imported):
     assert AnswerFinder([student_answer(LAB)]).find_spec("numpy") is None
 
 
-def test_a_variant_replaces_functions_also_for_their_callers(imported):
-    module = imported(
-        "import math\ndef helper(): return 1\ndef standard_attention(): return helper()",
-        "def helper(): return math.floor(2.5)",
-    )
-    assert module.standard_attention() == 2
+def test_a_variant_replaces_functions_also_for_their_callers(imported, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text("def estimate_attention_memory(*args, **kwargs): return 7\n", encoding="utf-8")
+    assert imported(variant_text(LAB, other)).estimate_attention_memory(4, 2) == 7
 
 
 def test_leaves_no_module_behind(imported):
@@ -87,7 +80,7 @@ def test_text_that_is_not_utf8(imported, tmp_path):
     folder.mkdir()
     file = folder / "profiling.py"
     file.write_bytes("# caf\xe9\n".encode("latin-1"))
-    finder = AnswerFinder([Answer(LAB, (file,))])
+    finder = AnswerFinder([Answer(LAB, file)])
     finder.install()
     try:
         with pytest.raises(AnswerMissing, match=r"profiling\.py is not UTF-8 text"):

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from hostile import CORPUS, ON_THE_MACHINE, STUB, WASTEFUL
 
-from labkit.labs.catalog import find_lab
-from labkit.suite.finder import solution_answer
+from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.prefork import WarmRunner
 from labstaff.grading.many import find_submissions, judge_all
 from labstaff.judge import sandbox
@@ -32,7 +31,7 @@ def canary(tmp_path_factory):
 def outcomes(tmp_path_factory, canary):
     """All submissions judged in one run, the honest ones first and last; short limits, so that what hangs ends soon."""
     course = tmp_path_factory.mktemp("hostile")
-    solution = solution_answer(LAB).files[0].read_text(encoding="utf-8")
+    solution = solution_file(LAB).read_text(encoding="utf-8")
     texts = {hostile.name: hostile.source.replace("{canary}", str(canary)) for hostile in CORPUS}
     for i, name in enumerate(HONEST):
         texts[name] = f"{solution}\n# {i}\n"
@@ -72,7 +71,7 @@ def test_honest_ones_keep_their_points(outcomes):
 def on_the_machine(tmp_path_factory):
     """Runs of two of Lab 04's tests of tiled_traffic, with each of the tricks and with none."""
     lab = find_lab("04")
-    solution = solution_answer(lab).files[0].read_text(encoding="utf-8")
+    solution = solution_file(lab).read_text(encoding="utf-8")
     texts = {hostile.name: hostile.source for hostile in ON_THE_MACHINE} | {"": WASTEFUL.replace("{trick}", "pass")}
     tests = tuple(f"TestTiledTraffic::test_{name}" for name in ("output", "bytes_are_those_of_the_order_of_the_loops"))
     runs = {}
@@ -117,7 +116,7 @@ def test_planted_files_are_left_aside(files, tmp_path):
     assert any("left aside" in flag for flag in submission.flags)
 
 
-SOLUTION = solution_answer(LAB).files[0]
+SOLUTION = solution_file(LAB)
 NO_FILE = {
     "link_to_the_solution": lambda path: path.symlink_to(SOLUTION),
     "hard_pipe": lambda path: os.mkfifo(path),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.labs.catalog import find_labs
-from labkit.suite.finder import solution_answer
+from labkit.labs.catalog import find_labs, solution_file
 from labstaff.derive.markers import BEGIN, END, MarkerError, clear_solution, solution_regions
 
 SOURCE = f'''"""A module."""
@@ -102,7 +101,7 @@ def test_nbgrader_clears_the_same(lab):
     from nbformat.v4 import new_code_cell
     from nbgrader.preprocessors import ClearSolutions
 
-    source = solution_answer(lab).files[0].read_text(encoding="utf-8")
+    source = solution_file(lab).read_text(encoding="utf-8")
     cell = new_code_cell(source)
     ClearSolutions()._replace_solution_region(cell, "python")
     ours = clear_solution(source, name="x.py", stub_at_top=True)

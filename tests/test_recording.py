@@ -18,8 +18,9 @@ import pytest
 from own_word import LAB, answer, answer_file, hand_in, judge_by_its_word
 
 from labkit.labs.catalog import ROOT
+from labstaff.course.grade import grade
 from labstaff.course.nbgrader_process import Nbgrader
-from labstaff.grading.run import NothingToGrade, grade
+from labstaff.grading.run import NothingToGrade
 from labstaff.judge.judging import Judge
 from labstaff.judge.kept import FILE, kept
 
@@ -39,7 +40,7 @@ def shared_nbgrader():
 def nbgrader(shared_nbgrader, monkeypatch):
     """The judge that takes answers at their word, and nbgrader without its import for each run."""
     monkeypatch.setattr(Judge, "judge", judge_by_its_word)
-    monkeypatch.setattr("labstaff.course.nbgrader_process.Nbgrader", lambda: contextlib.nullcontext(shared_nbgrader))
+    monkeypatch.setattr("labstaff.course.grade.Nbgrader", lambda: contextlib.nullcontext(shared_nbgrader))
     return shared_nbgrader
 
 
@@ -104,7 +105,7 @@ def test_a_resubmission_is_recorded_and_nobody_else(course, nbgrader):
 def test_mended_tests_are_judged_and_recorded(course, nbgrader, monkeypatch):
     """Another version of the course gives other points to the same file; the instructor is told."""
     graded(course)
-    monkeypatch.setattr("labstaff.course.nbgrader_process.Nbgrader", Nbgrader)  # it is to see the environment below
+    monkeypatch.setattr("labstaff.course.grade.Nbgrader", Nbgrader)  # it is to see the environment below
     monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "11")
     monkeypatch.setattr("own_word.WORTH", re.compile(rb"# points: \d?(\d)"))
     said = graded(course)

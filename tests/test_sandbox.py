@@ -102,9 +102,9 @@ class Inside:
 
     def __init__(self, sandbox, answer=None):
         self.cell = sandbox.cell(memory_bytes=256 << 20, cpu_seconds=5)
-        code = {"sources": [("answer.py", answer)], "steps": None} if answer else {"sources": [], "steps": TRIES}
-        self.loaded = self.ask("load", module="answer", tasks=["ordinary"], **code)["ok"]
-        self.numbers = self.loaded["tasks"] | self.loaded["steps"]
+        code = {"sources": [("answer.py", answer)], "programs": ""} if answer else {"sources": [], "programs": TRIES}
+        self.loaded = self.ask("load", module="answer", suite="tries.py", tasks=["ordinary"], **code)["ok"]
+        self.numbers = self.loaded["tasks"] | self.loaded["programs"]
 
     def ask(self, deed, **arguments):
         codec.send(self.cell.channel, codec.pack({"do": deed, "with": arguments}))

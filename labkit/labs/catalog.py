@@ -50,6 +50,16 @@ def find_lab(key: str, root: Path = ROOT) -> Lab:
     raise UnknownLab(f"there is no lab {key!r}; there are: {there}")
 
 
+def solution_folder(lab: Lab) -> Path:
+    """The lab's folder in the tree that students never see."""
+    return lab.folder.parents[1] / "solutions" / lab.folder.name
+
+
+def solution_file(lab: Lab) -> Path:
+    """The course's own answer, in that tree."""
+    return solution_folder(lab) / "src" / f"{lab.module}.py"
+
+
 def lab_at(path: Path, labs: list[Lab]) -> Lab | None:
     """The lab whose folder holds `path`."""
     return next((lab for lab in labs if path.is_relative_to(lab.folder)), None)

@@ -19,7 +19,6 @@ from labkit.suite.limits import TookTooLong, time_limit
 
 IMPORT_SECONDS = 30.0
 OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy"}
-STEPS = "_steps"
 
 
 class AnswerMissing(Exception):
@@ -28,68 +27,34 @@ class AnswerMissing(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """Where a lab's module comes from: files run one after the other in one namespace.
-
-    One file is a whole module. More are an answer written as what differs: the solution first, then the file that
-    replaces some of its functions.
-    """
+    """Where a lab's module comes from: one file."""
 
     lab: Lab
-    files: tuple[Path, ...]
+    file: Path
 
 
 def student_answer(lab: Lab) -> Answer:
     """What the student wrote."""
-    return Answer(lab, (lab.answer_file,))
-
-
-def solution_answer(lab: Lab) -> Answer:
-    """The course's own answer, in `solutions/` beside `labs/`."""
-    return Answer(lab, (solution_folder(lab) / "src" / f"{lab.module}.py",))
-
-
-def variant_answer(lab: Lab, variant: Path) -> Answer:
-    """The solution with the functions of `variant` in place of its own."""
-    return Answer(lab, (*solution_answer(lab).files, variant))
-
-
-def solution_folder(lab: Lab) -> Path:
-    """The lab's folder in the tree that students never see."""
-    return lab.folder.parent.parent / "solutions" / lab.folder.name
-
-
-def steps_file(lab: Lab) -> Path:
-    """The part of a lab's suite that runs where the answer is: see `AnswerFinder`. Not every lab has one."""
-    return lab.suite_file.parent / f"{lab.module}{STEPS}.py"
+    return Answer(lab, lab.answer_file)
 
 
 class AnswerFinder(MetaPathFinder):
-    """An entry for `sys.meta_path` that serves the labs' modules, their suites' steps, and nothing else.
-
-    Steps (`from profiling_steps import …`) are functions of a suite that use the answer in ways that plain data cannot
-    express: a meter around several calls, a backward pass, a drawing. They take and return plain data and judge
-    nothing, so that they can run in the answer's process when that is another one.
+    """An entry for `sys.meta_path` that serves the labs' modules and nothing else.
 
     Args:
-        far: given an answer, what to load in place of its files: a loader of stand-ins for what lives elsewhere.
+        loader: given an answer, what to load in place of its file: a loader of stand-ins for what lives elsewhere.
     """
 
-    def __init__(self, answers: Sequence[Answer], far: Callable[[Answer, str], Loader] | None = None) -> None:
+    def __init__(self, answers: Sequence[Answer], loader: Callable[[Answer], Loader] | None = None) -> None:
         self.answers = {answer.lab.module: answer for answer in answers}
-        self.far = far
+        self.loader = loader
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """A spec for a lab's module or its steps; None for every other name."""
-        answer = self.answers.get(name.removesuffix(STEPS))
+        """A spec for a lab's module; None for every other name."""
+        answer = self.answers.get(name)
         if answer is None:
             return None
-        is_steps = name.endswith(STEPS)
-        if self.far:
-            return importlib.util.spec_from_loader(name, self.far(answer, name))
-        if is_steps:
-            return importlib.util.spec_from_file_location(name, steps_file(answer.lab))
-        origin = str(answer.files[-1])
-        return importlib.util.spec_from_loader(name, _AnswerLoader(answer), origin=origin)
+        return importlib.util.spec_from_loader(name, (self.loader or _AnswerLoader)(answer), origin=str(answer.file))
 
     def install(self) -> None:
         """Go first in `sys.meta_path`, and forget modules of these names that were imported before."""
@@ -105,20 +70,17 @@ class AnswerFinder(MetaPathFinder):
     def _forget(self) -> None:
         for module in self.answers:
             sys.modules.pop(module, None)
-            sys.modules.pop(module + STEPS, None)
 
 
 class _AnswerLoader(Loader):
-    """Runs an answer's files. What goes wrong is kept for the tests of the tasks, so that each is still judged."""
+    """Runs an answer's file. What goes wrong is kept for the tests of the tasks, so that each is still judged."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = str(self.answer.files[-1])
-        problem = None
-        for file in self.answer.files:
-            problem = problem or _run(file, module.__dict__)
+        module.__file__ = str(self.answer.file)
+        problem = _run(self.answer.file, module.__dict__)
         for task in self.answer.lab.tasks:
             if problem:
                 setattr(module, task.name, Absent(problem))

@@ -6,14 +6,14 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Generator
-from importlib.abc import Loader
 from pathlib import Path
 
 import pytest
 
 from labkit.labs.catalog import ROOT, find_labs, lab_at
 from labkit.labs.manifest import Lab, ManifestError
-from labkit.suite.finder import Answer, AnswerFinder, solution_answer, student_answer, variant_answer
+from labkit.suite import hooks
+from labkit.suite.finder import Answer, AnswerFinder, student_answer
 from labkit.suite.limits import TookTooLong, time_limit
 from labkit.suite.reporter import LabReporter, wants_words
 from labkit.suite.results import add_up, store
@@ -29,13 +29,15 @@ EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
 GPU_LEFT_OUT = pytest.StashKey[int]()
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Let other plugins say which answers are judged, and where they live."""
+    pluginmanager.add_hookspecs(hooks)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The switches that decide which code a suite judges."""
     group = parser.getgroup("attention labs")
-    group.addoption("--solutions", action="store_true", help="judge the course's solutions instead of labs/*/src")
     group.addoption("--src", type=Path, metavar="DIR", help="judge the modules in DIR instead of labs/*/src")
-    group.addoption("--answer", type=Path, metavar="FILE", help="judge a right/ or wrong/ answer from solutions/")
-    group.addoption("--sandboxed", action="store_true", help="judge the code in a process of its own, in a sandbox")
     group.addoption("--seed", type=int, default=0, help="draw the tests' random inputs from another seed")
 
 
@@ -51,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[STUCK] = {}
     answers = [_answer(config, lab) for lab in labs]
     config.stash[ANSWERS] = {answer.lab.label: answer for answer in answers}
-    finder = config.stash[FINDER] = AnswerFinder(answers, _far(config))
+    finder = config.stash[FINDER] = AnswerFinder(answers, config.hook.pytest_lab_loader(config=config, labs=labs))
     finder.install()
     if wants_words(config, labs):
         LabReporter.take_over(config, labs, config.stash[VERDICTS])
@@ -69,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if lab := _lab(item):
             item.repr_failure = _short_failure(item, lab)  # type: ignore[method-assign]
     gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu and (config.option.sandboxed or not _cuda_there()):  # no device is in the sandbox
+    if gpu and (_elsewhere(config) or not _cuda_there()):  # no device is where answers live that run apart
         config.stash[GPU_LEFT_OUT] = len(gpu)
         items[:] = [item for item in items if item not in gpu]
 
@@ -119,17 +121,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Remember how the student's own file did, task by task, where whole tasks were judged."""
     config = session.config
     narrowed = config.option.keyword or config.option.markexpr or any(arg.count("::") > 1 for arg in config.args)
-    if (
-        narrowed
-        or config.option.src
-        or config.option.solutions
-        or config.option.answer
-        or config.option.sandboxed
-        or session.shouldstop
-    ):
+    if narrowed or session.shouldstop or _elsewhere(config):
         return
     for lab in config.stash[LABS]:
-        if verdicts := config.stash[VERDICTS].get(lab.label):
+        own = config.stash[ANSWERS][lab.label] == student_answer(lab)
+        if own and (verdicts := config.stash[VERDICTS].get(lab.label)):
             store(lab, add_up(lab, verdicts))
 
 
@@ -148,31 +144,14 @@ def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
 
 
 def _answer(config: pytest.Config, lab: Lab) -> Answer:
-    option = config.option
-    if option.answer and solution_answer(lab).files[0].parent.parent in option.answer.resolve().parents:
-        return variant_answer(lab, option.answer.resolve())
-    if option.src:
-        return Answer(lab, (option.src.resolve() / f"{lab.module}.py",))
-    if option.solutions:
-        return solution_answer(lab)
-    return student_answer(lab)
+    if config.option.src:
+        return Answer(lab, config.option.src.resolve() / f"{lab.module}.py")
+    return config.hook.pytest_lab_answer(config=config, lab=lab) or student_answer(lab)
 
 
-def _far(config: pytest.Config) -> Callable[[Answer, str], Loader] | None:
-    """Where answers live that run apart from their suite; None for the usual way, in this process."""
-    if not config.option.sandboxed:
-        return None
-    from labkit.suite.prefork import heavy_modules
-    from labstaff.judge.client import far_loader
-    from labstaff.judge.sandbox import Sandbox, SandboxMissing
-
-    try:
-        sandbox = Sandbox.current or Sandbox(heavy_modules(*(lab.suite_file for lab in config.stash[LABS])))
-    except SandboxMissing as error:
-        raise pytest.UsageError(str(error)) from None
-    if sandbox is not Sandbox.current:
-        config.add_cleanup(sandbox.close)
-    return far_loader(sandbox)
+def _elsewhere(config: pytest.Config) -> bool:
+    """Whether answers live in processes of their own."""
+    return config.stash[FINDER].loader is not None
 
 
 def _lab(item: pytest.Item) -> Lab | None:
@@ -186,7 +165,7 @@ def _short_failure(item: pytest.Item, lab: Lab) -> Callable[..., str]:
 
 def _explained(item: pytest.Item, lab: Lab, error: BaseException) -> tuple[State, tuple[str, ...]]:
     if EXPLAINED not in item.stash:
-        item.stash[EXPLAINED] = explain(error, item.config.stash[ANSWERS][lab.label].files)
+        item.stash[EXPLAINED] = explain(error, [item.config.stash[ANSWERS][lab.label].file])
     return item.stash[EXPLAINED]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from labkit.testing import margins
 from labkit.testing.wording import got_and_expected, kind, none_hint, place, share, show, times
 
 Suspects = Mapping[str, Any]
@@ -60,6 +61,7 @@ def assert_close(
     error = np.abs(error)
     allowed = tolerance(reference, plain)
     worst = float(error.max(initial=0.0))
+    margins.note(name, worst, allowed)
     if worst <= allowed:
         return
     at = np.unravel_index(int(error.argmax()), error.shape)
@@ -104,6 +106,7 @@ def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = 
 
 def assert_at_most(name: str, got: float, limit: float, *, hint: str = "", unit: str = "bytes") -> None:
     """Fail unless `got <= limit`; the message gives both and their ratio."""
+    margins.note(name, got, limit)
     if got <= limit:
         return
     ratio = times(got / limit, ", {} times as much") if limit > 0 else ""

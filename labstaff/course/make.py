@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from labkit.labs.catalog import solution_folder
 from labkit.labs.manifest import Lab
-from labkit.suite.finder import solution_folder
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.paths import CONFIG_FILE, NOTEBOOK
 from labstaff.course.settings import CONFIG

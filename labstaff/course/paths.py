@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit.labs.manifest import FOLDER_PATTERN
 from labstaff.judge.kept import results_of
-from labstaff.plain_text import one_line
+from labstaff.judge.plain_text import one_line
 
 NOTEBOOK = "report.ipynb"
 TIMESTAMP = "timestamp.txt"

@@ -17,9 +17,9 @@ from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labstaff.course.paths import NOTEBOOK, TIMESTAMP, Places, submissions
 from labstaff.judge.kept import kept
+from labstaff.judge.plain_text import one_line
 from labstaff.judge.results import write_whole
 from labstaff.judge.submission import MOST_BYTES, NOTES_FILE, read_regular, read_submission
-from labstaff.plain_text import one_line
 
 MOST_NOTEBOOK_BYTES = 24 << 20
 MOST_OTHER_BYTES = 1 << 20

@@ -22,8 +22,8 @@ from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, TIMESTAMP, Places, alone, why_not_recordable
 from labstaff.course.ready import MOST_NOTEBOOK_BYTES, make_ready
 from labstaff.judge.judging import hidden_seed, kept_at
+from labstaff.judge.plain_text import one_line
 from labstaff.judge.submission import NOTES_FILE, read_regular, read_submission
-from labstaff.plain_text import one_line
 
 RECORDED = "attention_labs_recorded"
 """Under which name of a recorded notebook's metadata its fingerprint stands."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from labstaff.course.ready import MOST_NOTEBOOK_BYTES, NOT_HANDED_IN, PUT_THERE
 from labstaff.course.shown import shown_safely
-from labstaff.plain_text import one_line
+from labstaff.judge.plain_text import one_line
 
 LARGEST_IMAGE = 4 * 2**20
 MOST_CELLS = 400

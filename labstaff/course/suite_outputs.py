@@ -16,8 +16,8 @@ from labstaff.course.record import RECORDED, fingerprint
 from labstaff.course.restore import NOTES
 from labstaff.course.shown import listing
 from labstaff.judge.judging import judge_submission
+from labstaff.judge.plain_text import one_line
 from labstaff.judge.results import JudgedSubmission
-from labstaff.plain_text import one_line
 
 MOST_TOLD = 5
 LONGEST_NOTE = 400

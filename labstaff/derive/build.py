@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from labkit.labs.catalog import solution_file, solution_folder
 from labkit.labs.manifest import Lab
-from labkit.suite.finder import solution_answer, solution_folder
 from labstaff.derive.markers import MarkerError, clear_solution
 from labstaff.derive.notebooks import derive_report
 
@@ -28,7 +28,7 @@ def derive_stub(lab: Lab) -> str:
     Raises:
         MarkerError: the markers are wrong, or nothing is left out.
     """
-    (source,) = solution_answer(lab).files
+    source = solution_file(lab)
     solution = source.read_text(encoding="utf-8")
     stub = clear_solution(solution, name=f"solutions/{lab.folder.name}/src/{source.name}")
     if stub.count("raise NotImplementedError()") < len(lab.tasks):

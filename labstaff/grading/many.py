@@ -17,10 +17,10 @@ from typing import Any
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import FOLDER_PATTERN, Lab
 from labstaff.judge.judging import Judge, hidden_seed, judge_now, kept_at, with_flags
+from labstaff.judge.plain_text import one_line
 from labstaff.judge.results import JudgedSubmission, judged_otherwise, load, save
 from labstaff.judge.submission import Submission, read_submission
 from labstaff.judge.version import version_of
-from labstaff.plain_text import one_line
 
 
 @dataclass(frozen=True)

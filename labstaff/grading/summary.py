@@ -11,7 +11,7 @@ from labkit.labs.manifest import Lab
 from labstaff.grading.many import Outcome
 from labstaff.grading.similar import similar_groups
 from labstaff.judge.examine import examine
-from labstaff.plain_text import cell, one_line
+from labstaff.judge.plain_text import cell, one_line
 
 MOST_HARD = 5
 MOST_GROUPS = 20

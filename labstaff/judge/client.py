@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
 
-from labkit.suite.finder import Absent, Answer, steps_file
+from labkit.suite.finder import Absent, Answer
 from labkit.suite.limits import TookTooLong, time_limit
+from labkit.testing import programs
 from labkit.testing.compare import changed_elsewhere
+from labkit.testing.programs import program_text
 from labstaff.judge import codec, policy
 from labstaff.judge.sandbox import Cell, Sandbox
+
+if TYPE_CHECKING:
+    import pytest
 
 MOST_STARTS = 40
 """How often the process of one answer is started again after it died or hung, before the rest of its tests fail."""
@@ -57,20 +63,20 @@ class FarAnswer:
             raise AnswerError(f"its process ended {MOST_STARTS} times: the rest is not judged")
         self.n_starts += 1
         self.cell = self.sandbox.cell()
-        steps = steps_file(self.answer.lab)
         try:
             with time_limit(LOAD_SECONDS):
                 self.loaded = self.request(
                     "load",
                     module=self.answer.lab.module,
-                    sources=[(file.name, _text(file)) for file in self.answer.files],
-                    steps=steps.read_text(encoding="utf-8") if steps.exists() else None,
+                    sources=[(self.answer.file.name, _text(self.answer.file))],
+                    programs=program_text(self.answer.lab.suite_file),
+                    suite=self.answer.lab.suite_file.name,
                     tasks=[task.name for task in self.answer.lab.tasks],
                 )
         except TookTooLong as error:
-            self.problem = f"importing {self.answer.files[-1].name} never ended: {error}"
+            self.problem = f"importing {self.answer.file.name} never ended: {error}"
         except AnswerError as error:
-            self.problem = f"importing {self.answer.files[-1].name} failed: {error}"
+            self.problem = f"importing {self.answer.file.name} failed: {error}"
         else:
             if self.loaded["problem"]:
                 self.problem = _load_problem(self.loaded["problem"])
@@ -83,16 +89,16 @@ class FarAnswer:
         self.dropped.clear()
 
     def _forbidden(self) -> str | None:
-        for file in self.answer.files:
-            try:
-                found = policy.breaches(ast.parse(_text(file)), frozenset({self.answer.lab.module}))
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
-                continue  # the process that loads it says what is wrong
-            if found:
-                line, what = found[0]
-                more = f" (and {len(found) - 1} more places)" if len(found) > 1 else ""
-                return f"{file.name} {what} in line {line}: a graded answer may not{more}"
-        return None
+        file = self.answer.file
+        try:
+            found = policy.breaches(ast.parse(_text(file)), frozenset({self.answer.lab.module}))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None  # the process that loads it says what is wrong
+        if not found:
+            return None
+        line, what = found[0]
+        more = f" (and {len(found) - 1} more places)" if len(found) > 1 else ""
+        return f"{file.name} {what} in line {line}: a graded answer may not{more}"
 
     # talking
 
@@ -188,7 +194,7 @@ class FarAnswer:
         return None if kind is Exception else kind
 
     def _places(self, told: Any) -> list[tuple[str, int, str]]:
-        files = {file.name: str(file) for file in self.answer.files}
+        files = {file.name: str(file) for file in (self.answer.file, self.answer.lab.suite_file)}
         return [(files.get(str(file), str(file)), int(line), str(function)) for file, line, function in told]
 
 
@@ -264,30 +270,30 @@ def _call(thing: FarThing, method: str, args: Sequence[Any], kwargs: dict[str, A
 
 
 class FarLoader(Loader):
-    """Fills a lab's module, or the module of its suite's steps, with stand-ins for what is in the answer's process."""
+    """Fills a lab's module with stand-ins for what is in the answer's process."""
 
-    def __init__(self, far: FarAnswer, name: str) -> None:
-        self.far, self.name = far, name
+    def __init__(self, far: FarAnswer) -> None:
+        self.far = far
 
     def exec_module(self, module: ModuleType) -> None:
         """See `importlib.abc.Loader`."""
-        lab = self.far.answer.lab
-        if self.name == lab.module:
-            names, table = [task.name for task in lab.tasks], "tasks"
-        else:
-            tree = ast.parse(steps_file(lab).read_text(encoding="utf-8"))
-            names, table = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)], "steps"
-        for name in names:
-            setattr(module, name, _stand_in(self.far, name, table))
+        for task in self.far.answer.lab.tasks:
+            setattr(module, task.name, _stand_in(self.far, task.name, "tasks"))
 
 
-def far_loader(sandbox: Sandbox) -> Callable[[Answer, str], Loader]:
-    """For `AnswerFinder`: every answer in a process of its own in `sandbox`."""
-    answers: dict[Answer, FarAnswer] = {}
+def client_loader(config: pytest.Config, sandbox: Sandbox) -> Callable[[Answer], Loader]:
+    """For `AnswerFinder`: every answer in a process of its own in `sandbox`, and its suite's programs with it."""
+    by_suite: dict[Path, FarAnswer] = {}
 
-    def load(answer: Answer, name: str) -> Loader:
-        return FarLoader(answers.setdefault(answer, FarAnswer(sandbox, answer)), name)
+    def load(answer: Answer) -> Loader:
+        far = by_suite.setdefault(answer.lab.suite_file, FarAnswer(sandbox, answer))
+        return FarLoader(far)
 
+    def elsewhere(function: FunctionType) -> Any:
+        return _stand_in(by_suite[Path(inspect.unwrap(function).__code__.co_filename)], function.__name__, "programs")
+
+    programs.elsewhere = elsewhere
+    config.add_cleanup(lambda: setattr(programs, "elsewhere", None))
     return load
 
 
@@ -295,7 +301,7 @@ def _stand_in(far: FarAnswer, name: str, table: str) -> Any:
     try:
         far.start()
     except Exception as error:
-        return Absent(f"{far.answer.files[-1].name} cannot be loaded: {error}")
+        return Absent(f"{far.answer.file.name} cannot be loaded: {error}")
     if far.problem:
         return Absent(far.problem)
     if name not in far.loaded[table]:

@@ -7,27 +7,37 @@ import tempfile
 import threading
 from collections.abc import Set
 from pathlib import Path
+from typing import Literal
 
 from msgspec.structs import replace
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.finder import steps_file
 from labkit.suite.prefork import WarmRunner, heavy_modules
+from labkit.suite.results import task_points
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import Verdict
+from labkit.suite.verdict import State, Verdict
 from labstaff.judge.examine import Examined, examine
 from labstaff.judge.kept import kept, results_of
-from labstaff.judge.results import JudgedSubmission, State, load, path_of, save
+from labstaff.judge.plain_text import lines, one_line
+from labstaff.judge.results import JudgedSubmission, load, path_of, save
 from labstaff.judge.submission import Submission, read_submission
 from labstaff.judge.version import version_of
-from labstaff.plain_text import lines, one_line
 
 ALWAYS = ("labstaff.judge.client",)
 SUITE_SECONDS = 300.0
+"""How long one submission's suite may run; then the tasks that were not reached are judged one by one."""
+
+TASK_SECONDS = 60.0
+"""How long each of those may take: `SUITE_SECONDS` and as often this is what a submission can cost at most."""
+
 IDLE_BODIES = (
     "return None",
     "return args[0] if args else 0",
+    "return args[-1] if args else 0",
+    "return args",
+    "return tuple(reversed(args))",
+    "return args[-1][..., :], args[0][..., :]",
     "import numpy as np; return np.array([[np.nan]]), np.array([[np.nan]])",
     "raise ValueError(f'{names} {[getattr(x, \"shape\", x) for x in args]} {kwargs}')",
 )
@@ -71,9 +81,12 @@ class Judge:
         if submission.problem:
             return _refused(submission, submission.problem)
         run = self._judged(lab, submission.source, seed)
-        if run.problem and not run.verdicts:
-            return _refused(submission, run.problem.splitlines()[0])
-        return judged_run(lab, key, run, self.free_tests(lab))
+        flags = []
+        if run.problem:
+            flags = [f"its suite was cut short: {run.problem.splitlines()[0]}"]
+            run = self._task_by_task(lab, submission.source, seed, run)
+        judged = judged_run(lab, key, run, self.free_tests(lab))
+        return replace(judged, flags=[*flags, *judged.flags])
 
     def free_tests(self, lab: Lab) -> frozenset[str]:
         """The tests that answers pass which do nothing: `TestClass::test_name`."""
@@ -96,15 +109,35 @@ class Judge:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _judged(self, lab: Lab, source: bytes, seed: int) -> SuiteRun:
+    def _judged(
+        self, lab: Lab, source: bytes, seed: int, tests: tuple[str, ...] = (), seconds: float = SUITE_SECONDS
+    ) -> SuiteRun:
         with tempfile.TemporaryDirectory(prefix="judged-") as folder:
             (Path(folder) / f"{lab.module}.py").write_bytes(source)
-            return self._run(lab, "--src", folder, "--sandboxed", "--seed", str(seed))
+            return self._run(lab, "--src", folder, "--sandboxed", "--seed", str(seed), tests=tests, seconds=seconds)
 
-    def _run(self, lab: Lab, *options: str) -> SuiteRun:
+    def _task_by_task(self, lab: Lab, source: bytes, seed: int, cut: SuiteRun) -> SuiteRun:
+        """A run that was cut short, with the tasks that it did not finish judged again, each in a run of its own.
+
+        So an endless or deadly task costs its own points and nobody else's: what is not reached even so has failed.
+        """
+        begun = [verdict.task for verdict in cut.verdicts]
+        last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
+        finished = {task.name for task in lab.tasks[:last]}
+        verdicts = [verdict for verdict in cut.verdicts if verdict.task in finished]
+        for task in lab.tasks[last:]:
+            run = self._judged(lab, source, seed, (task.tests,), TASK_SECONDS)
+            verdicts += run.verdicts
+            if run.problem:
+                why = (f"not reached: {run.problem.splitlines()[0]}",)
+                for i in range(max(run.n_collected - len(run.verdicts), 1)):
+                    verdicts.append(Verdict(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
+        return SuiteRun(verdicts, len(verdicts))
+
+    def _run(self, lab: Lab, *options: str, tests: tuple[str, ...], seconds: float) -> SuiteRun:
         for _attempt in range(2):
             try:
-                return self._runner_for(lab).run(lab.label, *options, seconds=SUITE_SECONDS)
+                return self._runner_for(lab).run(lab.label, *options, tests=tests, seconds=seconds)
             except RuntimeError:  # the warm process has ended: one more attempt with a new one
                 with contextlib.suppress(Exception):
                     self.close()
@@ -113,7 +146,7 @@ class Judge:
 
     def _runner_for(self, lab: Lab) -> WarmRunner:
         """The warm process, begun anew for the first lab that needs more than those before."""
-        needed = set(heavy_modules(lab.suite_file, steps_file(lab)))
+        needed = set(heavy_modules(lab.suite_file))
         if self._runner is not None and not needed <= self._warm:
             self.close()
         if self._runner is None:
@@ -126,12 +159,12 @@ class Judge:
 def judged_run(lab: Lab, key: str, run: SuiteRun, free: Set[str] = frozenset()) -> JudgedSubmission:
     """The result of a suite's run: every test, and each task's points.
 
-    A task earns the share of its tests that pass, and nothing where tests are missing. It earns only if a test passes
-    that says something: not one that an answer passes which does nothing (`free`: that arguments are left alone, say),
-    and, in a task with tests whose inputs are drawn at random, one of these. What stands in the suite to be read,
-    anybody can write down.
+    A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing. It earns only if a
+    test passes that says something: not one that an answer passes which does nothing (`free`: that arguments are left
+    alone, say), and, in a task with tests whose inputs are drawn at random, one of these. What stands in the suite to
+    be read, anybody can write down.
     """
-    tests: dict[str, State] = {}
+    tests: dict[str, Literal["passed", "failed", "missing"]] = {}
     messages: dict[str, str] = {}
     for verdict in run.verdicts:
         name = test_id(lab, verdict)
@@ -164,7 +197,7 @@ def _points(lab: Lab, task: Task, run: SuiteRun, free: Set[str], flags: list[str
                 "or repeats the examples, passes them too"
             )
         return 0.0
-    return round(task.points * len(passed) / len(verdicts), 4)
+    return task_points(task, verdicts)
 
 
 def _idle(lab: Lab, body: str) -> bytes:

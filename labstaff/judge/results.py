@@ -10,8 +10,6 @@ from typing import Literal
 
 import msgspec
 
-State = Literal["passed", "failed", "missing"]
-
 
 class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outcome for one submission of one lab.
@@ -27,7 +25,7 @@ class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: Literal["judged", "refused"]
     reason: str = ""
     flags: list[str] = []
-    tests: dict[str, State] = {}
+    tests: dict[str, Literal["passed", "failed", "missing"]] = {}
     messages: dict[str, str] = {}
     tasks: dict[str, float] = {}
     version: str = ""

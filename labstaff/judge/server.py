@@ -59,7 +59,7 @@ class Far:
         self.objects: list[Any] = []
         self.graphs: dict[int, tuple[list[Any], list[Any]]] = {}
         self.module = types.ModuleType("answer")
-        self.steps = types.ModuleType("steps")
+        self.programs = types.ModuleType("programs")
         self.own: set[int] = set()
         self.arrays = codec.Arrays(keep=False)
         self.deeds: dict[str, Callable[..., Any]] = {
@@ -113,8 +113,10 @@ class Far:
 
     # what can be asked for
 
-    def load(self, module: str, sources: list[tuple[str, str]], steps: str | None, tasks: list[str]) -> dict[str, Any]:
-        """Run an answer's files in one namespace, and the suite's own steps beside them."""
+    def load(
+        self, module: str, sources: list[tuple[str, str]], programs: str, suite: str, tasks: list[str]
+    ) -> dict[str, Any]:
+        """Run an answer's files in one namespace, and the programs of its suite beside them."""
         self.module = types.ModuleType(module)
         sys.modules[module] = self.module
         namespace = self.module.__dict__
@@ -136,21 +138,21 @@ class Far:
             if task in namespace:
                 self.objects.append(namespace[task])
                 found[task] = len(self.objects) - 1
-        result: dict[str, Any] = {"problem": problem, "tasks": found, "steps": {}}
-        if steps is not None and not problem:
-            result["steps"] = self._load_steps(f"{module}_steps", steps, tasks)
+        result: dict[str, Any] = {"problem": problem, "tasks": found, "programs": {}}
+        if not problem:
+            result["programs"] = self._load_programs(suite, programs, tasks)
         return result
 
-    def _load_steps(self, name: str, text: str, tasks: list[str]) -> dict[str, int]:
-        self.steps = types.ModuleType(name)
+    def _load_programs(self, suite: str, text: str, tasks: list[str]) -> dict[str, int]:
+        self.programs = types.ModuleType("programs")
         for task in tasks:
             if task not in self.module.__dict__:
                 setattr(self.module, task, Missing(f"{self.module.__name__}.py defines no {task}"))
-        exec(compile(text, f"{name}.py", "exec", dont_inherit=True), self.steps.__dict__)
-        public = {key: value for key, value in vars(self.steps).items() if isinstance(value, types.FunctionType)}
+        exec(compile(text, suite, "exec", dont_inherit=True), self.programs.__dict__)
+        public = {key: value for key, value in vars(self.programs).items() if isinstance(value, types.FunctionType)}
         numbers = {}
         for key, value in public.items():
-            if value.__module__ == name or value.__globals__ is self.steps.__dict__:
+            if value.__globals__ is self.programs.__dict__:
                 self.objects.append(value)
                 numbers[key] = len(self.objects) - 1
         return numbers

@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from labkit.labs.catalog import solution_file, solution_folder
 from labkit.labs.manifest import Lab
-from labkit.suite.finder import solution_answer, solution_folder
 from labstaff.derive.markers import solution_regions
 from labstaff.derive.notebooks import read_report
 
@@ -43,7 +43,7 @@ def find_leaks(labs: Iterable[Lab], files: Iterable[Path]) -> list[Leak]:
 
 def secret_passages(lab: Lab) -> set[str]:
     """The telling passages of the lab's solution and model answers."""
-    regions = [region for path in solution_answer(lab).files for region in solution_regions(path.read_text("utf-8"))]
+    regions = solution_regions(solution_file(lab).read_text(encoding="utf-8"))
     if (report := solution_folder(lab) / "report.py").exists():
         for cell in read_report(lab, report).cells:
             grading = cell.metadata.get("nbgrader", {})

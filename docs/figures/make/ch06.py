@@ -13,8 +13,8 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.labs.catalog import find_lab
-from labkit.suite.finder import AnswerFinder, solution_answer
+from labkit.labs.catalog import find_lab, solution_file
+from labkit.suite.finder import Answer, AnswerFinder
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def draw_stack(data: dict[str, Any]) -> Figure:
 @cache
 def solution(lab: str) -> ModuleType:
     """The module of `lab`'s solution."""
-    answer = solution_answer(find_lab(lab))
+    answer = Answer(find_lab(lab), solution_file(find_lab(lab)))
     finder = AnswerFinder([answer])
     finder.install()
     try:

@@ -10,8 +10,8 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.labs.catalog import find_lab
-from labkit.suite.finder import AnswerFinder, solution_answer
+from labkit.labs.catalog import find_lab, solution_file
+from labkit.suite.finder import Answer, AnswerFinder
 from labstaff.figures import BLUE, GREEN, ORANGE, PINK, Recipe
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def draw_kept(data: dict[str, Any]) -> Figure:
 @cache
 def solution() -> ModuleType:
     """The module of Lab 07's solution."""
-    answer = solution_answer(find_lab("lab07"))
+    answer = Answer(find_lab("lab07"), solution_file(find_lab("lab07")))
     finder = AnswerFinder([answer])
     finder.install()
     try:

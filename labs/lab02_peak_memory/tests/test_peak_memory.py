@@ -1,8 +1,10 @@
 """Lab 02's suite: bytes counted while they live, bytes kept for the backward pass, and bytes predicted."""
 
 import contextlib
+import gc
 import itertools
 import math
+import sys
 from typing import NamedTuple
 
 import pytest
@@ -15,44 +17,7 @@ from peak_memory import (
     measure_memory,
     saved_for_backward,
 )
-from peak_memory_steps import (
-    a_temporary,
-    after_the_block,
-    after_the_error,
-    allocated_by,
-    any_order,
-    arguments_handed_on,
-    arrays_of_dtypes,
-    calls_and_gradient,
-    entered_again,
-    entered_as_itself,
-    error_inside,
-    hooks_taken_away,
-    kept_by_autograd,
-    measured_on_cuda,
-    measured_twice,
-    meta_tensors,
-    modes_taken_away,
-    on_a_gpu,
-    on_a_small_device,
-    one_after_the_other,
-    one_inside_another,
-    parts_of_storages,
-    program,
-    read_on_cuda,
-    reset,
-    results_handed_on,
-    results_in_place,
-    saved_for_a_module,
-    several_results,
-    statistics_of_cuda,
-    there_before,
-    training_steps_of_attention,
-    views,
-    watched,
-    without_a_gpu,
-    worked_example,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.bench.accounting import attention_memory
 from labkit.bench.accounting import largest_seq_len as reference_seq_len
@@ -68,6 +33,707 @@ from labkit.testing.compare import (
     assert_type,
     require,
 )
+from labkit.testing.programs import program
+
+MIB = program(2**20)
+
+
+@program
+def named_program(name):
+    """The function that goes by `name` in PROGRAMS, below."""
+    return PROGRAMS[name]
+
+
+# under a tracker
+
+
+@program
+def entered_as_itself():
+    """Whether entering gives a tracker."""
+    with MemoryTracker() as tracker:
+        return isinstance(tracker, MemoryTracker)
+
+
+@program
+def worked_example():
+    readings, read = _readings()
+    with MemoryTracker() as tracker:
+        read(tracker, "before anything is allocated")
+        x = torch.zeros(1000)
+        read(tracker, "with one array of 4000 bytes")
+        y = (x + 1).view(10, 100)
+        read(tracker, "with two arrays of 4000 bytes")
+        del x
+        read(tracker, "after one of two arrays was deleted")
+    read(tracker, "after the block")
+    del y
+    return readings
+
+
+@program
+def a_temporary():
+    readings, read = _readings()
+    tracker = MemoryTracker()
+    x = torch.ones(1000)
+    with tracker:
+        y = ((x + 1) * 2).sum()
+        read(tracker, "after ((x + 1) * 2).sum()")
+    del y
+    return readings
+
+
+@program
+def one_after_the_other():
+    readings, read = _readings()
+    with MemoryTracker() as tracker:
+        for _ in range(5):
+            x = torch.zeros(1000)
+            del x
+        read(tracker, "after five arrays, one after the other")
+        x = [torch.zeros(500) for _ in range(3)]
+        read(tracker, "with three smaller arrays at once")
+    del x
+    return readings
+
+
+@program
+def views(device):
+    readings, read = _readings()
+    with MemoryTracker(device) as tracker:
+        x = torch.zeros(30, 40, device=device)
+        views = [x.view(1200), x.T, x[3:5], x[:, 1], x.detach(), x.unsqueeze(0).expand(9, 30, 40), *x.unbind(0)]
+        read(tracker, "with one array and many views of it")
+        y = x.clone()
+        read(tracker, "with a copy as well")
+        del x, views[1:]
+        read(tracker, "with one view left of an array whose name is gone")
+        views.clear()
+        read(tracker, "when the last view is gone too")
+    del y
+    return readings
+
+
+@program
+def parts_of_storages():
+    readings, read = _readings()
+    with MemoryTracker() as tracker:
+        x = torch.empty_strided((10,), (100,))
+        read(tracker, "with ten elements, every hundredth of an array of 901")
+        x = torch.zeros(1000)[:10]
+        read(tracker, "with ten elements of an array of 1000")
+        y = torch.zeros(100).expand(50, 100)
+        read(tracker, "with 100 numbers expanded to 50 × 100")
+    del x, y
+    return readings
+
+
+@program
+def results_in_place():
+    readings, read = _readings()
+    with MemoryTracker() as tracker:
+        x = torch.zeros(1000)
+        y = x.add_(1).mul_(2).relu_()
+        torch.exp(x, out=x)
+        x[:5] = 3
+        read(tracker, "after in-place operators")
+    del x, y
+    return readings
+
+
+@program
+def there_before():
+    readings, read = _readings()
+    tracker = MemoryTracker()
+    x, gone = torch.zeros(1000), torch.zeros(500)
+    with tracker:
+        views = [x.view(10, 100), x[3:], x.detach()]
+        x.add_(1).exp_()
+        torch.add(x, 1, out=x)
+        read(tracker, "after views of, and writing into, an array made before")
+        y = x.exp()
+        del gone, x, views
+        read(tracker, "after arrays made before were released")
+    del y
+    return readings
+
+
+@program
+def several_results():
+    readings, read = _readings()
+    x = torch.arange(24.0).reshape(4, 6)
+    with MemoryTracker() as tracker:
+        values, positions = x.max(-1)
+        read(tracker, "with the 4 maxima of a matrix and their positions")
+        parts = torch._foreach_add([values, x], 1.0)
+        read(tracker, "with two more arrays, made by one operator")
+    del values, positions, parts
+    return readings
+
+
+@program
+def arrays_of_dtypes(n, dtypes):
+    readings, read = _readings()
+    with MemoryTracker() as tracker:
+        kept = []
+        for dtype in dtypes:
+            kept.append(torch.zeros(n, dtype=dtype))
+            read(tracker, f"with an array of {n} × {dtype} more")
+    del kept
+    return readings
+
+
+@program
+def reset():
+    readings, read = _readings()
+    with MemoryTracker() as tracker:
+        x = torch.zeros(1000)
+        y = torch.zeros(2000)
+        del y
+        tracker.reset()
+        read(tracker, "after reset, with one array alive")
+        z = torch.zeros(10)
+        read(tracker, "with 40 bytes more after reset")
+        del x
+        read(tracker, "after an array from before reset was released")
+    del z
+    return readings
+
+
+@program
+def after_the_block():
+    readings, read = _readings()
+    tracker = MemoryTracker()
+    with tracker:
+        x = torch.zeros(100)
+    y = torch.zeros(1000)
+    read(tracker, "after the block, with an array made outside")
+    del x, y
+    return readings
+
+
+@program
+def error_inside(tracker):
+    """A KeyError leaves the block."""
+    with tracker:
+        torch.zeros(100)
+        raise KeyError("inside")
+
+
+@program
+def after_the_error(tracker):
+    readings, read = _readings()
+    x = torch.zeros(1000)
+    read(tracker, "after a block that ended in an exception")
+    del x
+    return readings
+
+
+@program
+def entered_again():
+    readings, read = _readings()
+    tracker = MemoryTracker()
+    with tracker:
+        x = torch.zeros(1000)
+    with tracker:
+        read(tracker, "when it is entered again")
+        y = torch.zeros(10)
+        del x
+        read(tracker, "in the second block")
+    del y
+    return readings
+
+
+@program
+def one_inside_another():
+    readings, read = _readings()
+    with MemoryTracker() as outer:
+        x = torch.zeros(1000)
+        with MemoryTracker() as inner:
+            y = torch.zeros(500)
+            read(inner, "of the inner tracker")
+        read(outer, "of the outer tracker")
+        z = torch.zeros(10)
+        read(inner, "of the inner tracker, after its block")
+    del x, y, z
+    return readings
+
+
+@program
+def any_order(actions):
+    """Read after each of `actions`: (name, group, member, n). A group holds the tensors of one storage."""
+    readings, read = _readings()
+    tracker = MemoryTracker()
+    groups = []
+    with tracker:
+        for step, (action, group, member, n) in enumerate(actions):
+            if action == "make":
+                groups.append([torch.zeros(n)])
+            elif action == "exp":
+                groups.append([groups[group][member].exp()])
+            elif action == "view":
+                groups[group].append(groups[group][member][n:])
+            elif action == "in place":
+                groups[group][member].mul_(0.5)
+            elif action == "drop":
+                groups[group].pop(member)
+            elif action == "reset":
+                tracker.reset()
+            groups = [tensors for tensors in groups if tensors]
+            read(tracker, f"after step {step} ({action}) of a random program")
+    return readings
+
+
+@program
+def kept_by_autograd():
+    readings, read = _readings()
+    tracker = MemoryTracker()
+    x = torch.ones(1000, requires_grad=True)
+    with tracker:
+        loss = x.exp().sum()
+        read(tracker, "of x.exp().sum(), before backward()")
+        loss = x.exp().sin().sum()
+        read(tracker, "of x.exp().sin().sum(), before backward()")
+        loss.backward()
+        read(tracker, "after backward()")
+        x.grad = None
+        read(tracker, "when the gradient is gone too")
+    return readings
+
+
+@program
+def training_steps_of_attention(*shape):
+    """Read in the second step, whose inputs have gradients already."""
+    readings, read = _readings()
+    tracker = MemoryTracker()
+    with tracker:
+        inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+        for _ in range(2):
+            readings.clear()
+            tracker.reset()
+            loss = _attention(*inputs).sum()
+            read(tracker, "before the backward pass")
+            loss.backward()
+    read(tracker, "after the step")
+    return readings
+
+
+@program
+def meta_tensors():
+    readings, read = _readings()
+    with MemoryTracker("meta") as tracker:
+        x = torch.empty(2**20, 2**20, device="meta")
+        y = x.clone()
+        read(tracker, "with two simulated arrays of 4 TiB")
+        del x
+        read(tracker, "with one left")
+        z = torch.zeros(5)
+        read(tracker, "with an array on the CPU as well")
+    del y, z
+    return readings
+
+
+@program
+def read_on_cuda():
+    with MemoryTracker("cuda") as tracker:
+        return tracker.peak_allocated()
+
+
+@program
+def statistics_of_cuda(place):
+    """Read from a stand-in for CUDA's allocator, described as `place`."""
+    readings, read = _readings()
+    MemoryTracker()
+    with _Allocator() as allocator:
+        allocator.allocate(5000)
+        allocator.free(3000)
+        with MemoryTracker("cuda") as tracker:
+            read(tracker, f"on entering {place}")
+            allocator.allocate(700)
+            allocator.free(300)
+            read(tracker, "after 700 bytes came and 300 went")
+            tracker.reset()
+            read(tracker, "after reset")
+            allocator.allocate(100)
+            read(tracker, "with 100 bytes more")
+        read(tracker, "after the block")
+    return readings
+
+
+@program
+def on_a_gpu():
+    readings, read = _readings()
+    MemoryTracker()
+    held = torch.zeros(2**20, device="cuda")
+    with MemoryTracker("cuda") as tracker:
+        x = torch.zeros(2**20, device="cuda")
+        y = (x + 1).sum()
+        read(tracker, "with 4 MiB and a number on a GPU")
+        tracker.reset()
+        read(tracker, "after reset")
+    del held, x, y
+    return readings
+
+
+@program
+def _readings():
+    """An empty list, and a function that adds a reading to it."""
+    readings = []
+
+    def read(tracker, when):
+        readings.append((when, tracker.current_allocated(), tracker.peak_allocated()))
+
+    return readings, read
+
+
+# calls of measure_memory and of saved_for_backward
+
+
+@program
+def measured_twice(name, *args):
+    """What measure_memory returns for a program, and again while the first result and gradients are alive."""
+    first = measure_memory(PROGRAMS[name], *args)
+    return first, measure_memory(PROGRAMS[name], *args)
+
+
+@program
+def results_handed_on():
+    """For two results of a function: what measure_memory returned, and whether that result itself is in it."""
+    told = {}
+    for name, value in {"a list": [torch.zeros(3)], "nothing": None}.items():
+        got = measure_memory(lambda value=value: value)
+        told[name] = got, isinstance(got, tuple) and got[-1] is value
+    return told
+
+
+@program
+def arguments_handed_on():
+    """What reached the function that measure_memory was given, beside two tensors, and whether those did."""
+    x, y = torch.ones(100), torch.ones(100)
+    reached = []
+
+    def fn(first, *more, scale=1.0, other=None):
+        reached.append({"first": first is x, "more": more, "scale": scale, "other": other is y})
+
+    measure_memory(fn, x, 2, 3, scale=0.5, other=y)
+    return reached[0]
+
+
+@program
+def measured_on_cuda():
+    """What measure_memory returns when a tensor in its arguments says it is on a GPU, played by a stand-in."""
+    with _Allocator() as allocator:
+        allocator.allocate(1000)
+
+        def fn(_x):
+            allocator.allocate(300)
+            allocator.free(200)
+
+        return measure_memory(fn, {"x": [_OnCuda(torch.zeros(1))]})
+
+
+@program
+def saved_for_a_module(kind, x):
+    """What saved_for_backward returns for a module and `x`, (n, 20)."""
+    return saved_for_backward(MODULES[kind]().eval(), x)
+
+
+@program
+def calls_and_gradient(x):
+    """How often saved_for_backward calls its function, and the gradient that `x` has afterwards."""
+    calls = []
+
+    def fn(x):
+        calls.append(1)
+        return x.exp().sum()
+
+    saved_for_backward(fn, x)
+    return len(calls), x.grad
+
+
+# around a call
+
+
+@program
+def allocated_by(function, *args, **kwargs):
+    """The result of a call, the peak of what it allocated, and what of that is still alive."""
+    with AllocationMeter() as meter:
+        result = function(*args, **kwargs)
+        gc.collect()
+        return result, meter.peak_bytes, meter.live_bytes
+
+
+@program
+def watched(function, *args, **kwargs):
+    """The result of a call, how many "exp" and "bmm" ran in it, and how many of them with no dispatch mode on."""
+    with _Watch() as watch:
+        result = function(*args, **kwargs)
+    return result, watch.counts, watch.unwatched
+
+
+@program
+def on_a_small_device(capacity_bytes, kind, text, function, *args, **kwargs):
+    """The result of a call in which every tensor of more than `capacity_bytes` is an error: its `kind` and `text`."""
+    with _SmallDevice(capacity_bytes, lambda: ERRORS[kind](text)):
+        return function(*args, **kwargs)
+
+
+@program
+def without_a_gpu(function, *args, **kwargs):
+    """The result of a call where CUDA has no device."""
+    with _replaced(torch.cuda, is_available=lambda: False, device_count=lambda: 0):
+        return function(*args, **kwargs)
+
+
+@program
+def modes_taken_away():
+    """How many dispatch modes are on; now there are none."""
+    n_modes = torch._C._len_torch_dispatch_stack()
+    for i in reversed(range(n_modes)):
+        TorchDispatchMode.__exit__(torch._C._get_dispatch_stack_at(i), None, None, None)
+    return n_modes
+
+
+@program
+def hooks_taken_away():
+    """Whether hooks on saved tensors are in place; now there are none."""
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("hooks are in place"):
+            return False  # to disable them while some are in place is an error
+    except RuntimeError:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        return True
+
+
+# what the steps are made of
+
+
+@program
+def _attention(q, k, v):
+    return _softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])) @ v
+
+
+@program
+def _softmax(scores):
+    shifted = scores - scores.max(-1, keepdim=True)[0]
+    exponentials = shifted.exp()
+    return exponentials / exponentials.sum(-1, keepdim=True)
+
+
+@program
+def _attention_built_in(q, k, v):
+    return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+
+@program
+def _square_of_exp(x):
+    e = x.exp()
+    return (e * e).sin().sum()
+
+
+@program
+def _products_of_views(x):
+    e = x.exp()
+    return (e.T @ e[:, :5]).sum() + (e[2:] * e[:-2]).sum()
+
+
+@program
+def _in_containers(pair, named):
+    a = pair[0].exp()
+    return {"product": a * named["w"], "a": [a]}
+
+
+@program
+def _without_gradients(x):
+    with torch.no_grad():
+        return x.exp().sum()
+
+
+@program
+def _error(x):
+    x.exp().sum()
+    raise KeyError("inside")
+
+
+@program
+class _Doubled(torch.autograd.Function):
+    """2x, with a factor saved that it made itself."""
+
+    @staticmethod
+    def forward(ctx, x):
+        factor = torch.full_like(x, 2.0)
+        ctx.save_for_backward(factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+PROGRAMS = program(
+    {
+        "(x + 1).sum()": lambda x: (x + 1).sum(),
+        "torch.zeros(n)": lambda n: torch.zeros(n),
+        "x.view(10, 100).T": lambda x: x.view(10, 100).T,
+        "x.add_(1)": lambda x: x.add_(1),
+        "xs['x'][0].clone()": lambda xs: xs["x"][0].clone(),
+        "x.exp()": lambda x: x.exp(),
+        "x.exp().T": lambda x: x.exp().T,
+        "x.exp()[1:]": lambda x: x.exp()[1:],
+        "x.exp().sum()": lambda x: x.exp().sum(),
+        "x.exp().sin() * 2": lambda x: x.exp().sin() * 2,
+        "x.sin().sum()": lambda x: x.sin().sum(),
+        "e = x.exp(); (e * e).sin().sum()": _square_of_exp,
+        "products of views of the exponentials": _products_of_views,
+        "a product of ten elements of a larger array": lambda x: ((x * 2)[:10].sin() * 3).sum(),
+        "x @ w.T, summed up": lambda x, w: (x @ w.T + (x[1:] * x[:-1]).sum()).sum(),
+        "inputs in a list and a dict, outputs in a dict,": _in_containers,
+        "two outputs": lambda x: (x.exp(), x.exp()),
+        "the maximum of each row": lambda x: (x * 2).max(-1)[0].sum(),
+        "a mask made inside": lambda x: x.masked_fill(~torch.zeros(x.shape, dtype=torch.bool), 0.0).sum(),
+        "a torch.autograd.Function that saves an array it made": lambda x: _Doubled.apply(x).sum(),
+        "x.exp().sum() under no_grad": _without_gradients,
+        "attention": _attention,
+        "attention, summed up": lambda *x: _attention(*x).sum(),
+        "attention, its softmax built in": _attention_built_in,
+        "attention, its softmax built in, summed up": lambda *x: _attention_built_in(*x).sum(),
+        "a training step": lambda *x: _attention(*x).sum().backward(),
+        "a KeyError": _error,
+    }
+)
+
+
+MODULES = program({"a linear layer": lambda: torch.nn.Linear(20, 30), "a batch norm": lambda: torch.nn.BatchNorm1d(20)})
+
+
+ERRORS = program({"OutOfMemoryError": torch.OutOfMemoryError, "RuntimeError": RuntimeError, "TypeError": TypeError})
+
+
+@program
+class _Watch(TorchDispatchMode):
+    """Counts the exponentials and products that run, in all and with no other dispatch mode inside this one."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = {"exp": 0, "bmm": 0}
+        self.unwatched = {"exp": 0, "bmm": 0}
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        if name in self.counts:
+            self.counts[name] += 1
+            self.unwatched[name] += not _called_by_a_mode()
+        return func(*args, **(kwargs or {}))
+
+
+@program
+def _called_by_a_mode():
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
+        frame = frame.f_back
+    return frame is not None
+
+
+@program
+class _SmallDevice(TorchDispatchMode):
+    """Raises what `error()` makes when a tensor comes out with more than `capacity_bytes`."""
+
+    def __init__(self, capacity_bytes, error):
+        super().__init__()
+        self.capacity_bytes, self.error = capacity_bytes, error
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.untyped_storage().nbytes() > self.capacity_bytes:
+            raise self.error()
+        return out
+
+
+@program
+class _OnCuda(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    @staticmethod
+    def __new__(cls, data):
+        return torch.Tensor._make_subclass(cls, data)
+
+    @property
+    def device(self):
+        return torch.device("cuda", 0)
+
+    @property
+    def is_cuda(self):
+        return True
+
+
+@program
+class _Allocator:
+    """Plays CUDA's allocator in a `with` block: its statistics, and nothing else of a GPU."""
+
+    def __init__(self):
+        self.allocated = self.peak = 0
+        self.stack = contextlib.ExitStack()
+
+    def __enter__(self):
+        functions = {
+            "memory_stats": self.statistics,
+            "memory_allocated": lambda device=None: self.allocated,
+            "max_memory_allocated": lambda device=None: self.peak,
+            "memory_reserved": lambda device=None: 2 * MIB,
+            "max_memory_reserved": lambda device=None: 2 * MIB,
+            "reset_peak_memory_stats": self.reset,
+            "reset_max_memory_allocated": self.reset,
+            "empty_cache": lambda: None,
+        }
+        states = {"is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0}
+        played = {name: lambda value=value: value for name, value in states.items()}
+        played |= dict.fromkeys(("synchronize", "init", "set_device"), lambda *_args, **_kwargs: None)
+        self.stack.enter_context(_replaced(torch.cuda, **functions, **played))
+        self.stack.enter_context(_replaced(torch.cuda.memory, **functions))
+        return self
+
+    def __exit__(self, *error):
+        self.stack.close()
+
+    def allocate(self, nbytes):
+        self.allocated += nbytes
+        self.peak = max(self.peak, self.allocated)
+
+    def free(self, nbytes):
+        self.allocated -= nbytes
+
+    def reset(self, device=None):
+        self.peak = self.allocated
+
+    def statistics(self, device=None):
+        return {
+            "allocated_bytes.all.current": self.allocated,
+            "allocated_bytes.all.peak": self.peak,
+            "reserved_bytes.all.current": 2 * MIB,
+            "reserved_bytes.all.peak": 2 * MIB,
+        }
+
+
+@program
+@contextlib.contextmanager
+def _replaced(module, **values):
+    """Give `module` other functions in a `with` block."""
+    before = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
 
 MIB, GIB = 2**20, 2**30
 WORKSPACE_BYTES = 64 * MIB
@@ -423,7 +1089,7 @@ class TestMemoryTracker:
 
 class TestMeasureMemory:
     def measure(self, name, *args):
-        return self.assert_pair(measure_memory(program(name), *args))
+        return self.assert_pair(measure_memory(named_program(name), *args))
 
     def assert_pair(self, got):
         return assert_tuple("measure_memory's result", got, ("peak_bytes", "result"))
@@ -483,7 +1149,7 @@ class TestMeasureMemory:
         assert_bytes("the peak of a small call after a large one", self.measure("torch.zeros(n)", 10)[0], 40)
 
     def test_inside_a_tracker(self):
-        got, outer_bytes, _ = allocated_by(measure_memory, program("x.exp()"), torch.zeros(1000))
+        got, outer_bytes, _ = allocated_by(measure_memory, named_program("x.exp()"), torch.zeros(1000))
         measured = self.assert_pair(got)[0]
         assert_bytes("the peak of a call, measured while others measure too,", measured, 4000)
         require(outer_bytes >= 4000, "the meter outside no longer sees what is allocated")
@@ -519,12 +1185,12 @@ class TestMeasureMemory:
     def test_an_exception_passes(self):
         with nothing_looks_on_afterwards("an exception"):
             x = torch.zeros(100)
-            assert_raises(KeyError, lambda: measure_memory(program("a KeyError"), x), when="where fn raised one")
+            assert_raises(KeyError, lambda: measure_memory(named_program("a KeyError"), x), when="where fn raised one")
         with nothing_looks_on_afterwards("a measurement"):
-            measure_memory(program("torch.zeros(n)"), 5)
+            measure_memory(named_program("torch.zeros(n)"), 5)
 
     def test_no_bytes_without_a_gpu(self):
-        measure_memory(program("torch.zeros(n)"), 5)
+        measure_memory(named_program("torch.zeros(n)"), 5)
         assert_bytes(
             "the peak of a call with a CUDA tensor among its arguments (the allocator is played by a stand-in)",
             self.assert_pair(measured_on_cuda())[0],
@@ -536,7 +1202,7 @@ class TestMeasureMemory:
 class TestSavedForBackward:
     def check(self, name, *args, want, of="", hint="", suspects=None):
         """Compare what is saved for a program, called `of` in the message if not by its name."""
-        got = saved_for_backward(program(name), *args)
+        got = saved_for_backward(named_program(name), *args)
         assert_bytes(f"what is saved for {of or name}", got, want, hint=hint, suspects=suspects)
 
     def leaf(self, *shape, dtype=torch.float32):
@@ -660,7 +1326,7 @@ class TestSavedForBackward:
     def test_nothing_stays_saved(self):
         x = self.leaf(1000)
         for name in ("x.exp().sin() * 2", "x.exp()"):
-            _, _, alive = allocated_by(saved_for_backward, program(name), x)
+            _, _, alive = allocated_by(saved_for_backward, named_program(name), x)
             require(
                 alive == 0,
                 f"{alive:,} bytes are still alive after saved_for_backward has returned\n"
@@ -672,9 +1338,10 @@ class TestSavedForBackward:
 
     def test_hooks_go_when_fn_raises(self):
         x = self.leaf(10)
-        saved_for_backward(program("x.exp()"), x)
         with nothing_looks_on_afterwards("an exception"):
-            assert_raises(KeyError, lambda: saved_for_backward(program("a KeyError"), x), when="where fn raised one")
+            assert_raises(
+                KeyError, lambda: saved_for_backward(named_program("a KeyError"), x), when="where fn raised one"
+            )
         require(not hooks_taken_away(), "the hooks are still in place after fn has raised: use them with `with`")
 
 

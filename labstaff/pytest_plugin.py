@@ -1,0 +1,83 @@
+"""The instructor's switches of a run: the solutions, another right answer, or answers in a sandbox."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Generator
+from importlib.abc import Loader
+from pathlib import Path
+
+import pytest
+
+from labkit.labs.catalog import solution_file, solution_folder
+from labkit.labs.manifest import Lab
+from labkit.suite.finder import Answer
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Beside labkit's `--src` and `--seed`."""
+    group = parser.getgroup("attention labs")
+    group.addoption("--solutions", action="store_true", help="judge the course's solutions instead of labs/*/src")
+    group.addoption("--answer", type=Path, metavar="FILE", help="judge a right/ answer from solutions/")
+    group.addoption("--drawn", action="store_true", help="run only tests whose inputs are drawn at random")
+    group.addoption("--margins", type=Path, metavar="FILE", help="write how close each comparison came to its limit")
+    group.addoption("--sandboxed", action="store_true", help="judge the code in a process of its own, in a sandbox")
+
+
+def pytest_lab_answer(config: pytest.Config, lab: Lab) -> Answer | None:
+    """The solution, or one of the other answers beside it."""
+    option = config.option
+    if option.answer and solution_folder(lab) in option.answer.resolve().parents:
+        folder = tempfile.TemporaryDirectory(prefix="answer-")
+        config.add_cleanup(folder.cleanup)
+        file = Path(folder.name, f"{lab.module}.py")
+        file.write_text(variant_text(lab, option.answer), encoding="utf-8")
+        return Answer(lab, file)
+    return Answer(lab, solution_file(lab)) if option.solutions else None
+
+
+def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Answer], Loader] | None:
+    """With `--sandboxed`, stand-ins for answers that live in a sandbox."""
+    if not config.option.sandboxed:
+        return None
+    from labkit.suite.prefork import heavy_modules
+    from labstaff.judge.client import client_loader
+    from labstaff.judge.sandbox import Sandbox, SandboxMissing
+
+    try:
+        sandbox = Sandbox.current or Sandbox(heavy_modules(*(lab.suite_file for lab in labs)))
+    except SandboxMissing as error:
+        raise pytest.UsageError(str(error)) from None
+    if sandbox is not Sandbox.current:
+        config.add_cleanup(sandbox.close)
+    return client_loader(config, sandbox)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--drawn`, leave out what is the same at every seed."""
+    if config.option.drawn:
+        items[:] = [item for item in items if "rng" in getattr(item, "fixturenames", ())]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """With `--margins`, keep what the test's comparisons used of their limits."""
+    if item.config.option.margins is None:
+        return (yield)
+    from labkit.testing import margins
+
+    margins.kept = []
+    try:
+        return (yield)
+    finally:
+        test = "::".join(item.nodeid.split("::")[1:])
+        with item.config.option.margins.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps([test, *each]) + "\n" for each in margins.kept)
+        margins.kept = None
+
+
+def variant_text(lab: Lab, variant: Path) -> str:
+    """The solution with the functions of `variant`, a file that holds only what differs, in place of its own."""
+    texts = [file.read_text(encoding="utf-8") for file in (solution_file(lab), variant)]
+    return "\n\n".join(texts)
