@@ -126,13 +126,14 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
         def __init__(self, modules, sandbox):
             made.append(modules)
 
-        def run(self, lab, *options, seconds):
+        def run(self, lab, *options, tests, seconds):
             return SuiteRun(problem="nothing")
 
         def close(self):
             made.append("closed")
 
     monkeypatch.setattr("labstaff.judge.judging.WarmRunner", Runner)
+    monkeypatch.setattr("labstaff.judge.judging._free", {})
     with Judge(unsafe=True) as judge:
         for number in ("01", "04", "02", "01"):
             judge.judge(Submission(find_lab(number), b"x = 1"), 1)

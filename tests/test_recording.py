@@ -150,12 +150,13 @@ def test_the_seed_survives_its_results(course, nbgrader):
 
 
 def test_one_that_nbgrader_cannot_name_stops_nobody(course, nbgrader):
-    for student in ("ada[1]", "eve\nFAILED: ann: forged", "\x1b[31mfay", "gus, the other"):
+    hand_in(course, "gus, the other", 3)
+    for student in ("ada[1]", "eve\nFAILED: ann: forged", "\x1b[31mfay"):
         hand_in(course, student, 3)
     said = graded(course, status=1)
-    assert first_scores(course) == POINTS
+    assert first_scores(course) == {**POINTS, "gus, the other": 3}
     lost = [line for line in said if line.startswith("NOT RECORDED")]
-    assert [line.split(":")[1] for line in lost] == [r" \x1b[31mfay", " ada[1]", r" eve\x0aFAILED", " gus, the other"]
+    assert [line.split(":")[1] for line in lost] == [r" \x1b[31mfay", " ada[1]", r" eve\x0aFAILED"]
     assert not [line for line in said if line.startswith("FAILED")], "a name forged a line"
     assert not any(set(line) & {"\x1b", "\n", "\r"} for line in said)
 

@@ -42,7 +42,7 @@ class SubmissionExporter(NotebookExporter):
         assert resources is not None
         places = resources["course"] = _places(self, resources)
         path = Path(filename)
-        if not path.is_relative_to(places.submitted):
+        if path.is_relative_to(places.autograded):
             return super().from_filename(filename, resources, **kw)
         submitted = read_submitted(path)
         notebook = v4.new_notebook(cells=submitted.cells, metadata={NOTES: submitted.notes})

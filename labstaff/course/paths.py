@@ -16,8 +16,8 @@ NOTEBOOK = "report.ipynb"
 TIMESTAMP = "timestamp.txt"
 CONFIG_FILE = "nbgrader_config.py"
 SET_ASIDE = "set_aside"
-NOT_FOR_NBGRADER = "*?[],\\"
-"""What nbgrader takes for patterns and lists in a student's name."""
+NOT_FOR_NBGRADER = "*?[]"
+"""What nbgrader takes for a pattern in a student's name."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def why_not_recordable(student: str) -> str:
     """Why nbgrader cannot work with a student of this name; nothing when it can."""
     shown = one_line(student)
     if shown != student or any(character in student for character in NOT_FOR_NBGRADER):
-        return f"nbgrader takes no such name: rename the folder, without line ends, commas and any of {'* ? [ ]'}"
+        return "nbgrader takes no such name: rename the folder, in plain characters and without any of * ? [ ]"
     return ""
 
 

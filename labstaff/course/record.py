@@ -12,6 +12,7 @@ import hashlib
 import json
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labstaff.course.nbgrader_process import Nbgrader
-from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, TIMESTAMP, Places, alone, why_not_recordable
+from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, TIMESTAMP, Places, alone, submissions, why_not_recordable
 from labstaff.course.ready import MOST_NOTEBOOK_BYTES, make_ready
 from labstaff.judge.judging import hidden_seed, kept_at
 from labstaff.judge.plain_text import one_line
@@ -66,15 +67,14 @@ def record(
     for line in make_ready(course):
         say(line)
     done = Recorded()
-    folders = sorted(place.parent.name for place in (course / "submitted").glob(f"*/{lab.folder.name}"))
     wanted = []
-    for student in folders:
-        if students is not None and student not in students:
+    for places in submissions(course, lab.folder.name):
+        if students is not None and places.student not in students:
             continue
-        if problem := why_not_recordable(student):
-            done.problems[student] = problem
+        if problem := why_not_recordable(places.student):
+            done.problems[places.student] = problem
         else:
-            wanted.append(Places(course, student, lab.folder.name))
+            wanted.append(places)
     with alone(course, "grading", lambda: say("another `lab grade` is recording in this course: waiting for it")):
         with alone(course, COMMANDS_LOCK, lambda: say("an nbgrader command is running in this course: waiting for it")):
             scored = students_with_scores(course, lab)
@@ -84,7 +84,7 @@ def record(
                 else:
                     shutil.rmtree(places.autograded, ignore_errors=True)
                     done.anew.append(places.student)
-        _autograde(course, lab, nbgrader, done, set(folders))
+        _autograde(course, lab, nbgrader, done)
         _make_feedback_again(course, lab, nbgrader, done, wanted)
     return done
 
@@ -152,37 +152,51 @@ def _gradebook(course: Path) -> Iterator[sqlite3.Connection]:
         yield database
 
 
-def _autograde(course: Path, lab: Lab, nbgrader: Nbgrader, done: Recorded, folders: set[str]) -> None:
+def _autograde(course: Path, lab: Lab, nbgrader: Nbgrader, done: Recorded) -> None:
     """Have nbgrader record those of `done.anew`; whoever is not recorded afterwards is a problem."""
     if not done.anew:
         return
-    name = lab.folder.name
-    others = folders - {*done.anew, *done.passed_over}
-    if any(map(why_not_recordable, others)):  # one run over all folders would end at this name
-        runs = [nbgrader(course, "autograde", name, "--student", student) for student in done.anew]
-    else:
-        excluded = [f"--CourseDirectory.student_id_exclude={','.join(sorted(others))}"] if others else []
-        runs = [nbgrader(course, "autograde", name, *excluded)]
-    output = "\n".join(run.output for run in runs)
+    all_places = [Places(course, student, lab.folder.name) for student in done.anew]
+    with _view(course, [places.submitted for places in all_places]) as view:
+        run = nbgrader(course, "autograde", lab.folder.name, f"--CourseDirectory.submitted_directory={view}")
     scored = students_with_scores(course, lab)
-    for student in list(done.anew):
-        places = Places(course, student, name)
-        if student not in scored or recorded_as(places.autograded) != fingerprint(places):
-            done.anew.remove(student)
-            done.problems[student] = f"nbgrader did not record it: {_last_error(output, student)}"
+    for places in all_places:
+        if places.student not in scored or recorded_as(places.autograded) != fingerprint(places):
+            done.anew.remove(places.student)
+            done.problems[places.student] = f"nbgrader did not record it: {_last_error(run.output, places.student)}"
 
 
 def _make_feedback_again(course: Path, lab: Lab, nbgrader: Nbgrader, done: Recorded, wanted: Sequence[Places]) -> None:
     """Feedback is made when an instructor asks for it; what is there and out of date is not left to be handed back."""
+    stale = []
     for places in wanted:
         now = recorded_as(places.autograded)
-        if not now or not places.feedback.exists() or feedback_made_from(places.feedback / PAGE) == now:
-            continue
-        run = nbgrader(course, "generate_feedback", lab.folder.name, "--student", places.student, "--force")
-        if run.status:
-            done.problems[places.student] = f"its feedback could not be made: {_last_error(run.output, places.student)}"
-        else:
+        if now and places.feedback.exists() and feedback_made_from(places.feedback / PAGE) != now:
+            stale.append(places)
+    if not stale:
+        return
+    with _view(course, [places.autograded for places in stale]) as view:
+        directory = f"--CourseDirectory.autograded_directory={view}"
+        run = nbgrader(course, "generate_feedback", lab.folder.name, directory, "--force")
+    for places in stale:
+        if feedback_made_from(places.feedback / PAGE) == recorded_as(places.autograded):
             done.feedback.append(places.student)
+        else:
+            done.problems[places.student] = f"no feedback was made: {_last_error(run.output, places.student)}"
+
+
+@contextlib.contextmanager
+def _view(course: Path, folders: Sequence[Path]) -> Iterator[str]:
+    """A folder of links to students' folders, for nbgrader to find these and no others; its name in the course.
+
+    nbgrader takes whatever lies in a folder: names that end its run, and submissions that are not judged, among them.
+    """
+    with tempfile.TemporaryDirectory(dir=course, prefix=".only-these-") as view:
+        for folder in folders:
+            link = Path(view, folder.parent.name, folder.name)
+            link.parent.mkdir()
+            link.symlink_to(folder)
+        yield Path(view).name
 
 
 def _last_error(output: str, student: str) -> str:

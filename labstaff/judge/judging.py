@@ -36,8 +36,7 @@ IDLE_BODIES = (
     "return args[0] if args else 0",
     "return args[-1] if args else 0",
     "return args",
-    "return tuple(reversed(args))",
-    "return args[-1][..., :], args[0][..., :]",
+    "return args[:2]",
     "import numpy as np; return np.array([[np.nan]]), np.array([[np.nan]])",
     "raise ValueError(f'{names} {[getattr(x, \"shape\", x) for x in args]} {kwargs}')",
 )
