@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run beside the tests: to
 import judging
 import pytest
 
+from labkit.labs.catalog import ROOT
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import State, Verdict
 
@@ -46,7 +47,8 @@ class Judges:
         asked.write_text(json.dumps([asdict(job) for job in jobs]), encoding="utf-8")
         self._results.touch()
         command = [sys.executable, judging.__file__, str(asked), str(self._results), "bubblewrap" if sandboxed else ""]
-        self._process = subprocess.Popen(command, start_new_session=True)
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # this house, none installed
+        self._process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "PYTHONPATH": path})
         self._n_read = 0
 
     def __call__(self, job: Job) -> SuiteRun:

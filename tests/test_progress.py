@@ -123,13 +123,15 @@ def test_board(lab, capsys):
 
 def test_board_when_everything_is_done(lab):
     store(lab, add_up(lab, verdicts(lab, **{task.name: 10 for task in lab.tasks})))
-    assert [str(line) for line in next_lines([lab], {"lab01": load(lab)})] == ["Every task is done."]
+    assert str(next_lines([lab], {"lab01": load(lab)})[0]) == "★ Every task is done."
 
 
 def test_board_of_a_file_that_does_not_parse(lab, capsys):
     lab.answer_file.write_text("def f(:\n", encoding="utf-8")
     show_board([lab])
-    assert "next: standard_attention(" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "lab01: profiling.py has a syntax error in line 1: invalid syntax: def f(:" in said
+    assert "next: standard_attention(" in said
 
 
 def test_hints_come_one_at_a_time(lab):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -82,6 +82,22 @@ def next_task(lab: Lab, results: Mapping[str, TaskResult]) -> Task | None:
 def fingerprint(lab: Lab) -> str:
     """Changes when the student's file changes."""
     return hashlib.sha256(lab.answer_file.read_bytes()).hexdigest()[:16] if lab.answer_file.exists() else ""
+
+
+def store_whole_tasks(lab: Lab, verdicts: Sequence[Verdict], whole_suite: Mapping[str, Set[str]]) -> None:
+    """Keep the results of those tasks of which every test was run, and which could be judged at all.
+
+    Args:
+        whole_suite: the names of all tests of a task.
+
+    Raises:
+        OSError: see `store`.
+    """
+    if all(verdict.state is State.UNUSABLE for verdict in verdicts):
+        return  # a syntax error says nothing about what was there before it
+    run = {task: {verdict.test for verdict in verdicts if verdict.task == task} for task in whole_suite}
+    whole = {task for task, tests in whole_suite.items() if tests and tests <= run[task]}
+    store(lab, {name: result for name, result in add_up(lab, verdicts).items() if name in whole})
 
 
 def store(lab: Lab, results: Mapping[str, TaskResult], suite_seconds: float = 0.0) -> None:

@@ -2,9 +2,7 @@
 
 uv completes such a file the first time it reads it, and keeps the versions. Reads standard input, writes standard
 output; any Python runs it, without the project's environment.
-Set it up once in a clone:
-
-    git config filter.lockfile.clean "python3 labstaff/release/lockfile.py"
+`uv run lab setup` has git use it in a clone.
 """
 
 import re
