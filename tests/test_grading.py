@@ -133,7 +133,6 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
             made.append("closed")
 
     monkeypatch.setattr("labstaff.judge.judging.WarmRunner", Runner)
-    monkeypatch.setattr("labstaff.judge.judging._free", {})
     with Judge(unsafe=True) as judge:
         for number in ("01", "04", "02", "01"):
             judge.judge(Submission(find_lab(number), b"x = 1"), 1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import threading
-from collections.abc import Set
 from pathlib import Path
 from typing import Literal
 
@@ -30,21 +28,6 @@ SUITE_SECONDS = 300.0
 
 TASK_SECONDS = 60.0
 """How long each of those may take: `SUITE_SECONDS` and as often this is what a submission can cost at most."""
-
-IDLE_BODIES = (
-    "return None",
-    "return args[0] if args else 0",
-    "return args[-1] if args else 0",
-    "return args",
-    "return args[:2]",
-    "import numpy as np; return np.array([[np.nan]]), np.array([[np.nan]])",
-    "raise ValueError(f'{names} {[getattr(x, \"shape\", x) for x in args]} {kwargs}')",
-)
-"""What answers do that do nothing."""
-
-
-_free: dict[str, frozenset[str]] = {}
-_free_lock = threading.Lock()
 
 
 class JudgeFailed(Exception):
@@ -84,17 +67,8 @@ class Judge:
         if run.problem:
             flags = [f"its suite was cut short: {run.problem.splitlines()[0]}"]
             run = self._task_by_task(lab, submission.source, seed, run)
-        judged = judged_run(lab, key, run, self.free_tests(lab))
+        judged = judged_run(lab, key, run)
         return replace(judged, flags=[*flags, *judged.flags])
-
-    def free_tests(self, lab: Lab) -> frozenset[str]:
-        """The tests that answers pass which do nothing: `TestClass::test_name`."""
-        with _free_lock:  # judges that work side by side share what one of them has found
-            if lab.label not in _free:
-                runs = [self._judged(lab, _idle(lab, body), 0) for body in IDLE_BODIES]
-                passed = {test_id(lab, verdict) for run in runs for verdict in run.verdicts if verdict.passed}
-                _free[lab.label] = frozenset(passed)
-        return _free[lab.label]
 
     def close(self) -> None:
         """End the processes."""
@@ -155,13 +129,10 @@ class Judge:
         return self._runner
 
 
-def judged_run(lab: Lab, key: str, run: SuiteRun, free: Set[str] = frozenset()) -> JudgedSubmission:
-    """The result of a suite's run: every test, and each task's points.
+def judged_run(lab: Lab, key: str, run: SuiteRun) -> JudgedSubmission:
+    """The result of a suite's run: every test, and each task's points, by the rule that students see too.
 
-    A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing. It earns only if a
-    test passes that says something: not one that an answer passes which does nothing (`free`: that arguments are left
-    alone, say), and, in a task with tests whose inputs are drawn at random, one of these. What stands in the suite to
-    be read, anybody can write down.
+    A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing.
     """
     tests: dict[str, Literal["passed", "failed", "missing"]] = {}
     messages: dict[str, str] = {}
@@ -174,7 +145,7 @@ def judged_run(lab: Lab, key: str, run: SuiteRun, free: Set[str] = frozenset()) 
     flags: list[str] = []
     if not complete:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
-    tasks = {task.name: _points(lab, task, run, free, flags) if complete else 0.0 for task in lab.tasks}
+    tasks = {task.name: _points(task, run, flags) if complete else 0.0 for task in lab.tasks}
     return JudgedSubmission(lab.folder.name, key, "judged", "", flags, tests, messages, tasks)
 
 
@@ -184,26 +155,15 @@ def test_id(lab: Lab, verdict: Verdict) -> str:
     return f"{task.tests if task else ''}::{verdict.test}"
 
 
-def _points(lab: Lab, task: Task, run: SuiteRun, free: Set[str], flags: list[str]) -> float:
+def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
-    passed = [verdict for verdict in verdicts if verdict.passed]
-    telling = [verdict for verdict in verdicts if test_id(lab, verdict) not in free]
-    telling = [verdict for verdict in telling if verdict.drawn] or telling
-    if not any(verdict.passed for verdict in telling):
-        if passed:
-            flags.append(
-                f"{task.name}: no points for {len(passed)} of {len(verdicts)} tests: an answer that does nothing, "
-                "or repeats the examples, passes them too"
-            )
-        return 0.0
-    return task_points(task, verdicts)
-
-
-def _idle(lab: Lab, body: str) -> bytes:
-    """An answer to every task that does nothing of what is asked; `names` are its arguments' names."""
-    return "".join(
-        f"def {task.name}(*args, **kwargs):\n    names = {task.signature!r}\n    {body}\n" for task in lab.tasks
-    ).encode()
+    points = task_points(task, verdicts)
+    if not points and (n_passed := sum(verdict.passed for verdict in verdicts)):
+        flags.append(
+            f"{task.name}: no points for {n_passed} of {len(verdicts)} tests: an answer that does nothing, "
+            "or repeats the examples, passes them too"
+        )
+    return points
 
 
 def judge_submission(
