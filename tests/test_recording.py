@@ -18,7 +18,7 @@ import pytest
 from own_word import LAB, answer, answer_file, hand_in, judge_by_its_word
 
 from labkit.labs.catalog import ROOT
-from labstaff.course.grade import grade
+from labstaff.course.grade import STOPPED, grade
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.grading.run import NothingToGrade
 from labstaff.judge.judging import Judge
@@ -203,6 +203,36 @@ def test_no_folder_is_one_line(tmp_path):
         done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert done.returncode == 1
         assert len((done.stdout + done.stderr).strip().splitlines()) == 1, done.stderr
+
+
+def test_ctrl_c_is_one_line_and_loses_nothing(course, nbgrader, monkeypatch):
+    """What is being judged comes to its end and is kept; what is not begun is left; nobody sees a traceback."""
+    reader, writer = os.pipe()
+    began, go_on = os.pipe()
+
+    def slow(self, submission, seed):
+        os.write(writer, b"x")
+        os.read(began, 1)
+        return judge_by_its_word(self, submission, seed)
+
+    monkeypatch.setattr(Judge, "judge", slow)
+    child = os.fork()
+    if child == 0:
+        said: list[str] = []
+        status = grade(course / "submitted", [LAB], workers=1, unsafe=True, say=said.append)
+        (course / "said.txt").write_text("\n".join(said))
+        os._exit(status)
+    os.read(reader, 1)
+    os.kill(child, signal.SIGINT)
+    os.write(go_on, b"xxx")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == STOPPED
+    first, last = (course / "said.txt").read_text().splitlines()
+    assert first.startswith("stopping: what is being judged comes to its end")
+    assert last.startswith("lab grade: stopped. What was judged is kept")
+    n_kept = len(list((course / "judged" / NAME).glob("*.json")))
+    assert 1 <= n_kept
+    monkeypatch.setattr(Judge, "judge", judge_by_its_word)
+    assert f"3 submissions: {3 - n_kept} judged now, {n_kept} were judged before" in graded(course)
 
 
 def run_recording(*arguments):

@@ -141,7 +141,7 @@ def _allowed(_tag: str, name: str, value: str) -> str | None:
 def _parts(rendered: str) -> list[str]:
     """The names of tags and attributes in HTML, sorted: only to tell whether something was taken out."""
     names = re.findall(r"</?([a-zA-Z!?][^\s/>]*)", rendered) + re.findall(r"""\s([a-zA-Z-]+)\s*=\s*["']""", rendered)
-    gone = {"rel", "disabled", "id", "tbody", "/tbody"}
+    gone = {"rel", "disabled", "checked", "open", "id", "tbody", "/tbody"}
     return sorted(name.lower() for name in names if name.lower() not in gone)
 
 
