@@ -145,7 +145,9 @@ def _parts(verdicts: Sequence[Verdict], whole_suite: WholeSuite) -> dict[str, st
 def _capped(lab: Lab, result: TaskResult) -> Iterable[str]:
     """Why a task earns less than the share of its tests that pass, if it does."""
     task = next(task for task in lab.tasks if task.name == result.task)
-    if result.passed / result.total > result.most_share:
+    if result.passed and not result.most_share:
+        yield "  no points yet: no result on inputs drawn at random is right"
+    elif result.passed / result.total > result.most_share:
         most = f"{points_text(task.points * result.most_share)} of its {points_text(task.points)} points"
         yield f"  at most {most} while {WHY_CAPPED[result.most_share]}"
 
