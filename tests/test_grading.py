@@ -22,7 +22,7 @@ from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import State, Verdict
 from labstaff.answers.mistakes import find_mistake
 from labstaff.grading import many
-from labstaff.grading.many import Job, Judged, Outcome, find_submissions, judge_all, judge_here
+from labstaff.grading.many import Job, Judged, Outcome, Running, find_submissions, judge_all, judge_here
 from labstaff.grading.similar import similar_groups
 from labstaff.grading.summary import summary_lines, write_table
 from labstaff.judge import version as versions
@@ -177,6 +177,38 @@ def test_each_thread_of_a_worker_has_a_judge_of_its_own(monkeypatch):
             list(threads.map(lambda _: judge_here(told, 1, True), range(2)))
     assert len(used) == 4
     assert len({id(each) for each in used}) == 2
+
+
+def test_a_result_that_cannot_be_kept_is_that_of_one(course, monkeypatch, tmp_path):
+    """As on a full disk: it is said whose it was, and the others are kept."""
+    monkeypatch.setattr(Judge, "judge", lambda self, each, seed: JudgedSubmission("lab01", each.key, "judged"))
+
+    def save_if_there_is_room(path, judged):
+        if judged.key == bob.key:
+            raise OSError(28, "No space left on device")
+        save(path, judged)
+
+    found = find_submissions(course / "submitted", [LAB])
+    bob = read_submission(LAB, course / "submitted" / "bob" / LAB.folder.name)
+    monkeypatch.setattr(many, "save", save_if_there_is_room)
+    outcomes = {each.handed_in.student: each for each in judge_all(found, tmp_path / "judged", unsafe=True)}
+    assert {student for student, each in outcomes.items() if each.judged is None} == {"bob"}
+    assert "No space left" in outcomes["bob"].problem
+    assert len(list((tmp_path / "judged").glob("*/*.json"))) == len(TEXTS) - 2, "ann and fay share one"
+
+
+def test_it_is_known_which_submission_is_being_judged(course, monkeypatch, tmp_path):
+    running, seen = Running(), []
+
+    def judge(self, submission, seed):
+        seen.extend(running.since)
+        return JudgedSubmission("lab01", submission.key, "judged")
+
+    monkeypatch.setattr(Judge, "judge", judge)
+    found = find_submissions(course / "submitted", [LAB])
+    list(judge_all(found, tmp_path / "judged", unsafe=True, workers=1, running=running))
+    assert sorted(seen) == [f"lab01 {student}" for student in sorted(TEXTS) if student != "ann"], "fay has ann's text"
+    assert not running.since
 
 
 def test_a_worker_of_another_version_is_told_apart(monkeypatch, tmp_path):
