@@ -222,7 +222,7 @@ def test_a_worker_of_another_version_is_told_apart(monkeypatch, tmp_path):
 class CutShort:
     """A runner whose whole run is cut in the second task's tests, and whose runs of that task never end."""
 
-    def __init__(self, modules, sandbox):
+    def __init__(self, modules, prepare):
         self.asked = []
 
     def run(self, lab, *options, tests, seconds):
