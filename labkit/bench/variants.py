@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from labkit.bench.lab_forms import checkpointed, flash
+from labkit.bench.lab_modules import lab_module
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Namer = Callable[[str, torch.Tensor], torch.Tensor]
@@ -39,6 +39,16 @@ def built_in_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, name: Na
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """`scaled_dot_product_attention`, with whichever kernel torch picks; on meta tensors its plain one."""
     return functional.scaled_dot_product_attention(q, k, v)
+
+
+def checkpointed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Written-out attention under Lab 06's `checkpoint`: nothing kept, everything computed again at once."""
+    return lab_module("06").checkpoint(written_out, q, k, v)
+
+
+def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Lab 05's `FlashAttention.apply`: tiles, and a backward pass that computes the weights again."""
+    return lab_module("05").FlashAttention.apply(q, k, v)
 
 
 FORMS: dict[str, Attention] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.suite.finder import AnswerMissing
-from labkit.suite.limits import TookTooLong
+from labkit.suite.limits import SLOWEST_RIGHT_SECONDS, TookTooLong
 
 LONGEST_LINE = 160
 MOST_LINES = 12
@@ -27,6 +27,22 @@ class State(StrEnum):
     WRONG = "wrong"
 
 
+class Kind(StrEnum):
+    """What a test asks of an answer; `labkit.suite.results.task_points` says what it means for a task's points.
+
+    A suite marks its tests, `@pytest.mark.kind("robust")`; one without a mark is `EXACT`.
+    """
+
+    EXACT = "exact"
+    """The right result for ordinary inputs."""
+    ROBUST = "robust"
+    """The right result at the edges: large logits, rows without a key, half precision, nothing at all."""
+    SMALL = "small"
+    """Memory, traffic or work within its bound."""
+    REFUSES = "refuses"
+    """An error that says what is wrong with the arguments."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of one test: which of a task's tests, how it went, and what to tell the student.
@@ -39,6 +55,7 @@ class Verdict:
     state: State
     lines: tuple[str, ...] = field(default=())
     drawn: bool = False
+    kind: Kind = Kind.EXACT
 
     @property
     def passed(self) -> bool:
@@ -77,7 +94,7 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
         name, where = (
             (mine[0].function, f", last seen at {mine[-1].spot}: {mine[-1].code}") if mine else ("the code", "")
         )
-        return State.TOO_SLOW, _clip(f"{name} was {error}{where}\nUsual cause: a loop whose end never comes")
+        return State.TOO_SLOW, _clip(f"{name} was {error}{where}\n{_why_too_long(error)}")
     said = str(error).strip()
     kind = type(error).__name__
     if mine:
@@ -89,6 +106,14 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
     tests = [place for place in places if Path(place.file).name.startswith("test_")]
     code = (tests or places)[-1].code
     return State.WRONG, _clip(f"what came back could not be used: {kind}: {said}\nthe test did: {code}")
+
+
+def _why_too_long(error: TookTooLong) -> str:
+    """What can be known: nobody can tell slow code from an endless loop by watching it."""
+    if error.waited:
+        return "It used little CPU time: it waits for something that does not come"
+    known = f"Right answers of this course need at most {SLOWEST_RIGHT_SECONDS:g} s for a test"
+    return f"{known}: it is slow, or it never ends{error.why_less}"
 
 
 def _places(error: BaseException) -> list[Place]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from labkit.labs.manifest import Lab
-from labkit.suite.results import TaskResult, add_up, lab_points
-from labkit.suite.verdict import State, Verdict
+from labkit.suite.results import MOST_SHARE, TaskResult, add_up, lab_points
+from labkit.suite.verdict import Kind, State, Verdict
 
 SHOWN_IN_FULL = 3
+WHY_CAPPED = {
+    MOST_SHARE[Kind.EXACT]: "a result on ordinary inputs is wrong",
+    MOST_SHARE[Kind.SMALL]: "a result on extreme inputs is wrong, or memory or work exceeds its bound",
+}
 
 
 def run_lines(lab: Lab, verdicts: Sequence[Verdict], *, everything: bool = False) -> list[str]:
@@ -27,6 +31,7 @@ def run_lines(lab: Lab, verdicts: Sequence[Verdict], *, everything: bool = False
             lines.append(f"{lab.label} · {name} · {problem}")
             continue
         lines.append(task_line(lab, result, start_here=following is not None and following.name == name))
+        lines += _capped(lab, result)
         lines += _failures([verdict for verdict in judged if not verdict.passed], everything)
     hint = f"{following.name} — a hint: uv run lab hint {lab.number} {following.name}" if following else ""
     return [*lines, *_closing(lab, results, hint)]
@@ -86,6 +91,14 @@ def _closing(lab: Lab, results: Mapping[str, TaskResult], following: str) -> lis
     if following:
         lines.append(f"next: {following}")
     return lines
+
+
+def _capped(lab: Lab, result: TaskResult) -> Iterable[str]:
+    """Why a task earns less than the share of its tests that pass, if it does."""
+    task = next(task for task in lab.tasks if task.name == result.task)
+    if result.passed / result.total > result.most_share:
+        most = f"{points_text(task.points * result.most_share)} of its {points_text(task.points)} points"
+        yield f"  at most {most} while {WHY_CAPPED[result.most_share]}"
 
 
 def _failures(failed: list[Verdict], everything: bool) -> Iterable[str]:
