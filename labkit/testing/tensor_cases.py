@@ -43,7 +43,17 @@ class Case:
         sizes = {"d": 16, **({"n_queries": n} if n else {}), **sizes}
         arrays = random_qkv(rng, dtype=np.float64, **sizes)
         dO = rng.standard_normal((*arrays[0].shape[:-1], arrays[2].shape[-1]))
-        self.Q, self.K, self.V, self.dO = (torch.from_numpy(x).to(device, dtype) for x in (*arrays, dO))
+        self._take([torch.from_numpy(x).to(device, dtype) for x in (*arrays, dO)], causal, mask)
+
+    @classmethod
+    def of(cls, Q: Any, K: Any, V: Any, dO: Any, *, causal: bool = False) -> Case:
+        """A case with these inputs: tensors, or lists of numbers in float32."""
+        case = cls.__new__(cls)
+        case._take([torch.as_tensor(x) for x in (Q, K, V, dO)], causal, None)
+        return case
+
+    def _take(self, tensors: list[torch.Tensor], causal: bool, mask: npt.NDArray[np.bool_] | None) -> None:
+        self.Q, self.K, self.V, self.dO = tensors
         self.causal, self.mask = causal, mask
 
     @property
