@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from labkit.testing.compare import NAN_HINT, Suspects, assert_close
+from labkit.testing.compare import NAN_HINT, Suspects, as_mapping, assert_close
 from labkit.testing.reference import Attention, attention, random_qkv, roundings
 
 DTYPES = (np.float16, np.float32, np.float64)
@@ -110,7 +110,7 @@ class Case:
             getattr(self.want, part),
             plain=[getattr(each, part) for each in self.plain],
             dtype=dtype,
-            suspects={text: _part_of(value, part) for text, value in (suspects or {}).items()},
+            suspects=lambda: {text: _part_of(value, part) for text, value in as_mapping(suspects).items()},
             hint=hint,
             nan_hint=nan_hint or NAN_HINT,
         )

@@ -13,8 +13,11 @@ import numpy.typing as npt
 from labkit.testing import margins
 from labkit.testing.wording import got_and_expected, kind, none_hint, place, share, show, times
 
-Suspects = Mapping[str, Any]
-"""What a usual mistake is called → the value it leads to, or a function without arguments that returns it."""
+Suspects = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+"""What a usual mistake is called → the value it leads to, or a function without arguments that returns it.
+
+Where many are to be made, the whole may be a function without arguments, called where something is off.
+"""
 
 NAN_HINT = (
     "inf − inf or 0/0, from a row or a block whose keys are all masked or an exp that overflowed; "
@@ -62,7 +65,7 @@ def assert_close(
     if dtype is not None:
         assert_dtype(name, got, dtype)
     computed = value.astype(np.float64)
-    _assert_finite_alike(name, computed, reference, suspects or {}, nan_hint)
+    _assert_finite_alike(name, computed, reference, suspects, nan_hint)
     finite = np.isfinite(reference)
     error = np.zeros_like(reference)
     np.subtract(computed, reference, out=error, where=finite)
@@ -77,7 +80,7 @@ def assert_close(
     lines = [
         f"{name} is off by {worst:.3g}{place(at)}; rounding explains {allowed:.2g}",
         f"{got_and_expected(computed[at], reference[at])}; {share(n_off, error.size)} off",
-        _cause(computed, reference, allowed, worst, suspects or {}, hint),
+        _cause_line(_fitting(computed, reference, allowed, worst, as_mapping(suspects)), hint),
     ]
     _fail("\n".join(line for line in lines if line))
 
@@ -103,7 +106,7 @@ def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = 
     """
     if _same(got, want):
         return
-    cause = next((text for text, value in (suspects or {}).items() if _same(got, _value(value))), "")
+    cause = next((text for text, value in as_mapping(suspects).items() if _same(got, _value(value))), "")
     lines = [f"{name} is {show(got)}, expected {show(want)}"]
     numbers = isinstance(got, int | float | np.number) and isinstance(want, int | float) and not isinstance(got, bool)
     if numbers and want and math.isfinite(got):
@@ -234,7 +237,7 @@ def _assert_shape(name: str, value: npt.NDArray, shape: tuple[int, ...]) -> None
 
 
 def _assert_finite_alike(
-    name: str, computed: npt.NDArray, reference: npt.NDArray, suspects: Suspects, nan_hint: str
+    name: str, computed: npt.NDArray, reference: npt.NDArray, suspects: Suspects | None, nan_hint: str
 ) -> None:
     for what, test in (("NaN", np.isnan), ("−inf", np.isneginf), ("+inf", np.isposinf)):
         wrong = test(computed) & ~test(reference)
@@ -245,7 +248,7 @@ def _assert_finite_alike(
                 f"{share(int(wrong.sum()), wrong.size)} {what}"
             ]
             if what == "NaN":
-                lines.append(_cause_line(_not_a_number(computed, suspects), nan_hint))
+                lines.append(_cause_line(_not_a_number(computed, as_mapping(suspects)), nan_hint))
             _fail("\n".join(lines))
         absent = test(reference) & ~test(computed)
         if absent.any():
@@ -253,7 +256,7 @@ def _assert_finite_alike(
             _fail(f"{name} is {computed[at]:.6g}{place(at)}, expected {what}")
 
 
-def _not_a_number(computed: npt.NDArray, suspects: Suspects) -> str:
+def _not_a_number(computed: npt.NDArray, suspects: Mapping[str, Any]) -> str:
     """The one suspect that leads to NaN at the places where NaN is."""
     found = []
     for text, value in suspects.items():
@@ -264,13 +267,9 @@ def _not_a_number(computed: npt.NDArray, suspects: Suspects) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _cause(
-    computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, suspects: Suspects, hint: str
+def _fitting(
+    computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, suspects: Mapping[str, Any]
 ) -> str:
-    return _cause_line(_fitting(computed, reference, allowed, worst, suspects), hint)
-
-
-def _fitting(computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, suspects: Suspects) -> str:
     """The suspect that comes out, if it is sure: near beside the error, and no other suspect nearly as near."""
     near = min(max(8 * allowed, 1e-3 * worst), FAR_BELOW * worst)
     made: list[tuple[float, str, npt.NDArray]] = []
@@ -298,6 +297,11 @@ def _cause_line(cause: str, hint: str) -> str:
     if cause:
         return f"That is exactly what comes out when {cause}"
     return f"Usual cause: {hint}" if hint else ""
+
+
+def as_mapping(suspects: Suspects | None) -> Mapping[str, Any]:
+    """All suspects by their names."""
+    return suspects() if callable(suspects) else suspects or {}
 
 
 def _value(suspect: Any) -> Any:

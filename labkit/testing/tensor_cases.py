@@ -13,7 +13,7 @@ import torch
 
 from labkit.testing.cases import Case as ArrayCase
 from labkit.testing.cases import later_keys
-from labkit.testing.compare import NAN_HINT, assert_close, assert_type
+from labkit.testing.compare import NAN_HINT, Suspects, as_mapping, assert_close, assert_type
 from labkit.testing.reference import orders, random_qkv
 from labkit.testing.tensor_reference import attention, gradients
 
@@ -124,7 +124,7 @@ class Case:
         return dict(zip(RESULTS, map(numbers, (made.output, made.lse, *back)), strict=True))
 
     def check(
-        self, name: str, got: Any, suspects: Mapping[str, Any] | None = None, *, hint: str = "", nan_hint: str = ""
+        self, name: str, got: Any, suspects: Suspects | None = None, *, hint: str = "", nan_hint: str = ""
     ) -> None:
         """Compare the result `name` with the reference, and name a usual mistake when one fits.
 
@@ -132,7 +132,7 @@ class Case:
         a function that returns one.
         """
         assert_type(name, got, torch.Tensor, "a tensor")
-        own = {text: _named(value, name) for text, value in (suspects or {}).items()}
+        own = lambda: {text: _named(value, name) for text, value in as_mapping(suspects).items()}  # noqa: E731
         got = got.detach().to("cpu", torch.float64)
         with np.errstate(all="ignore"):
             plain = self.plain[name]
