@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import math
+from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,17 +18,19 @@ from labkit.testing.compare import (
     as_array,
     assert_at_most,
     assert_equal,
-    assert_keys,
     assert_raises,
     assert_tuple,
     assert_type,
     assert_unchanged,
     require,
 )
+from labkit.testing.exponents import PowerLaw, StandIns, assert_exponents
 from labkit.testing.io_formulas import keys_outside_traffic, queries_outside_traffic
 from labkit.testing.programs import program
 from labkit.testing.reference import attention, random_qkv
 from labkit.testing.suspects import attention_suspects
+from labkit.testing.tile_counts import count_suspects, tiles_with_an_entry
+from labkit.testing.traffic import Run, assert_naive_bytes, assert_tiled_bytes
 from labkit.testing.work import assert_tile_sizes, entries, entries_seen
 
 CUTS = {
@@ -43,6 +47,7 @@ CUTS = {
     "larger_than_all": (6, 7, 50, 40),
 }
 by_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+by_bad_block = pytest.mark.parametrize(("size", "name"), [*itertools.product([0, -2], ["block_q", "block_k"])])
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
@@ -73,8 +78,7 @@ class TestCountTiles:
         for causal in (False, True):
             assert_type("the number of tiles", count_tiles(9, 7, 2, 3, causal), (int, np.integer), "an int")
 
-    @pytest.mark.parametrize("name", ["block_q", "block_k"])
-    @pytest.mark.parametrize("size", [0, -2])
+    @by_bad_block
     def test_block_sizes_below_one(self, name, size):
         blocks = {"block_q": 4, "block_k": 4} | {name: size}
         assert_raises(ValueError, lambda: count_tiles(8, 8, **blocks), when=f"for {name}={size}", mentions=[name])
@@ -82,47 +86,9 @@ class TestCountTiles:
 
 def assert_count(cut, causal, want=None):
     """Compare with going through every tile and asking whether one of its entries counts."""
-    N_q, N_k, block_q, block_k = cut
-    visited = tiles_with_an_entry(*cut, causal)
-    want = len(visited) if want is None else want
-    n_q, n_k = -(-N_q // block_q), -(-N_k // block_k)
-    square = max(block_q, block_k)
-    usual = {
-        "last, smaller tiles are left out: round up": (N_q // block_q) * (N_k // block_k),
-        "block_q and block_k are swapped": len(tiles_with_an_entry(N_q, N_k, block_k, block_q, causal)),
-    }
-    if causal:
-        usual = {
-            "causal is ignored": n_q * n_k,
-            "tile (I, J) is taken when J ≤ I, which is right for square tiles only": sum(
-                min(i + 1, n_k) for i in range(n_q)
-            ),
-            "the first query of a tile decides, but its last one sees the most": sum(
-                c * block_k <= r * block_q for r in range(n_q) for c in range(n_k)
-            ),
-            "tiles that the diagonal crosses are left out": sum(
-                min((c + 1) * block_k, N_k) - 1 <= r * block_q for r in range(n_q) for c in range(n_k)
-            ),
-            "entries on the diagonal itself are taken for hidden": sum(
-                c * block_k < min((r + 1) * block_q, N_q) - 1 for r in range(n_q) for c in range(n_k)
-            ),
-            "the last block of queries is taken for a full one": sum(
-                c * block_k < (r + 1) * block_q for r in range(n_q) for c in range(n_k)
-            ),
-            "the diagonal is counted from the bottom right": sum(
-                c * block_k <= min((r + 1) * block_q, N_q) - 1 + N_k - N_q for r in range(n_q) for c in range(n_k)
-            ),
-            "half of all tiles are taken": n_q * n_k // 2,
-            "the larger block size is used both ways": len(tiles_with_an_entry(N_q, N_k, square, square, True)),
-        } | usual
-    name = f"count_tiles({N_q}, {N_k}, {block_q}, {block_k}, causal={causal})"
-    assert_equal(name, count_tiles(N_q, N_k, block_q, block_k, causal), want, suspects=usual)
-
-
-def tiles_with_an_entry(N_q, N_k, block_q, block_k, causal):
-    entries = np.ones((N_q, N_k), bool)
-    i, j = np.nonzero(np.tril(entries) if causal else entries)
-    return set(zip((i // block_q).tolist(), (j // block_k).tolist(), strict=True))
+    want = len(tiles_with_an_entry(*cut, causal)) if want is None else want
+    name = f"count_tiles({', '.join(map(str, cut))}, causal={causal})"
+    assert_equal(name, count_tiles(*cut, causal), want, suspects=count_suspects(*cut, causal))
 
 
 # Attention
@@ -314,8 +280,8 @@ class TestTiledAttention:
             entries(found),
             seen,
             unit="entries",
-            hint=f"The tiles to visit have {seen:,} entries, all tiles {N_q * N_k:,}. Usual cause: the scores of a tile "
-            "are computed before it is skipped",
+            hint=f"The tiles to visit have {seen:,} entries, all tiles {N_q * N_k:,}. Usual cause: the scores of a "
+            "tile are computed before it is skipped",
         )
 
     @pytest.mark.parametrize("mode", ["", "causal", "mask", "causal and mask"])
@@ -398,8 +364,7 @@ class TestTiledAttention:
             "Usual cause: the block sizes given are not the ones used",
         )
 
-    @pytest.mark.parametrize("name", ["block_q", "block_k"])
-    @pytest.mark.parametrize("size", [0, -2])
+    @by_bad_block
     def test_block_sizes_below_one(self, rng, name, size):
         Q, K, V = random_qkv(rng, n_queries=6, d=4)
         blocks = {"block_q": 4, "block_k": 4} | {name: size}
@@ -474,105 +439,112 @@ TRIPS = {
 by_trip = pytest.mark.parametrize("trip", TRIPS.values(), ids=TRIPS)
 
 
-class Run:
-    """One call of a student's function on a sealed machine, and what the machine counted in it."""
-
-    def __init__(self, function, arrays, blocks, sram_bytes=AMPLE, used=False):
-        self.arrays, self.blocks = arrays, blocks
-        told = on_machine(function, arrays, blocks, sram_bytes, used=used)
-        self.loaded, self.stored, self.q, self.k, self.v = (told[name] for name in ("loaded", "stored", "q", "k", "v"))
-        self.in_use, self.high_water, host_read = told["in_use"], told["high_water"], told["host_read"]
-        require(
-            told["is_handle"],
-            f"the result is {told['kind']}, expected what machine.allocate returned: the output lies in HBM",
-        )
-        require(
-            host_read == 0,
-            f"{host_read:,} bytes were read out of HBM past the machine (np.asarray or .numpy()): data comes by "
-            "machine.load alone",
-        )
-        require(
-            self.q + self.k + self.v > 0,
-            "nothing was loaded from Q, K and V: the bytes are to be moved, not calculated",
-        )
-        self.output = told["output"]
-
-    def rounds(self, name, array):
-        """How often an array was loaded, on average over its elements."""
-        return f"{name} {getattr(self, name.lower()) / array.nbytes:.3g} ×"
-
-    @property
-    def told(self):
-        return ", ".join(self.rounds(name, array) for name, array in zip("QKV", self.arrays, strict=True))
-
-
 def trip_arrays(rng, trip, dtype=np.float32, **options):
     N_q, N_k, d, d_v, *_ = trip
     return random_qkv(rng, n_queries=N_q, n_keys=N_k, d=d, d_v=d_v, dtype=dtype, **options)
 
 
-def assert_written(arrays, told):
-    """The output is right and was stored by the machine: it lies in an array here, in which anybody may write."""
-    assert_attention(*arrays, 6, 4, got=told["output"])
-    require(told["stored_to_output"] >= told["output"].nbytes, "the output was not written by machine.store")
+class EitherTraffic:
+    """What is asked of tiled and of standard attention on the machine alike."""
 
+    function: ClassVar[str]
+    assert_bytes: ClassVar[Callable[[Run], None]]
 
-class TestTiledTraffic:
+    def run(self, arrays, blocks, sram_bytes=AMPLE, used=False):
+        return Run(on_machine(self.function, arrays, blocks, sram_bytes, used=used), arrays, blocks)
+
+    def check(self, arrays, blocks, **options):
+        assert_attention(*arrays, *blocks, got=self.run(arrays, blocks).output, **options)
+
     @by_trip
     def test_output(self, rng, trip):
-        arrays, blocks = trip_arrays(rng, trip), trip[4:]
-        assert_attention(*arrays, *blocks, got=Run("tiled_traffic", arrays, blocks).output)
+        arrays = (Q, K, V) = trip_arrays(rng, trip)
+        swapped = attention(K, Q, Q)
+        powers = np.exp(swapped.lse)[:, None] * swapped.weights
+        usual = {"the weights are not divided by their sum": lambda: (powers / powers.max(0)).T @ V}
+        self.check(arrays, trip[4:], usual=usual)
 
     def test_output_in_float64(self, rng):
-        arrays = trip_arrays(rng, TRIPS["ragged"], np.float64)
-        assert_attention(*arrays, 6, 4, got=Run("tiled_traffic", arrays, (6, 4)).output)
+        self.check(trip_arrays(rng, TRIPS["ragged"], np.float64), (6, 4))
 
     def test_maximum_moves_at_every_tile(self, rng):
         Q, K, V = random_qkv(rng, n_queries=12, n_keys=40, d=4, d_v=6, logit_scale=2)
         Q[:, 0], K[:, 0] = np.abs(Q[:, 0]) + 2, np.sort(K[:, 0]) * 3
-        assert_attention(Q, K, V, 5, 8, got=Run("tiled_traffic", (Q, K, V), (5, 8)).output)
+        self.check((Q, K, V), (5, 8))
 
     @pytest.mark.parametrize("logit_scale", [30, -100])
     def test_large_logits(self, rng, logit_scale):
         arrays = trip_arrays(rng, (23, 31, 16, 5), logit_scale=logit_scale)
-        assert_attention(*arrays, 6, 4, got=Run("tiled_traffic", arrays, (6, 4)).output, hint="the maximum comes first")
+        self.check(arrays, (6, 4), hint="the maximum comes first")
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @by_trip
-    def test_bytes_are_those_of_the_order_of_the_loops(self, rng, trip, dtype):
-        assert_tiled_bytes(Run("tiled_traffic", trip_arrays(rng, trip, dtype), trip[4:]))
+    def test_bytes(self, rng, trip, dtype):
+        self.assert_bytes(self.run(trip_arrays(rng, trip, dtype), trip[4:]))
 
     def test_worked_example(self, rng):
-        trip = (8, 8, 4, 4, 4, 2)
-        run = Run("tiled_traffic", trip_arrays(rng, trip), trip[4:])
-        assert_tiled_bytes(run)
-        if run.k == run.arrays[1].nbytes * 2:
-            assert_equal("the traffic with queries in the outer loop", run.loaded + run.stored, 768)
+        run = self.run(trip_arrays(rng, (8, 8, 4, 4)), (4, 2))
+        self.assert_bytes(run)
+        if run.k == run.v == 2 * run.arrays[1].nbytes:
+            want = {"tiled_traffic": 768, "naive_traffic": 1792}[self.function]
+            assert_equal("the traffic with queries in the outer loops", run.loaded + run.stored, want)
+
+    def test_a_machine_in_use_goes_on_counting(self, rng):
+        self.assert_bytes(self.run(trip_arrays(rng, TRIPS["ragged"]), (6, 4), used=True))
+
+    def test_plain_arrays_in_hbm(self, rng):
+        arrays = trip_arrays(rng, TRIPS["ragged"])
+        before = [array.copy() for array in arrays]
+        told = on_machine(self.function, arrays, (6, 4), AMPLE, sealed=False)
+        assert_attention(*arrays, 6, 4, got=told["output"])
+        require(
+            told["stored_to_output"] >= told["output"].nbytes,  # it lies in an array here, in which anybody may write
+            "the output was not written by machine.store",
+        )
+        for name, now, then in zip("QKV", arrays, before, strict=True):
+            assert_unchanged(name, now, then)
+
+    def test_sram_is_empty_afterwards(self, rng):
+        run = self.run(trip_arrays(rng, TRIPS["ragged"]), (6, 4))
+        assert_equal("the bytes of SRAM still in use after the call", run.in_use, 0, hint="a tile is kept somewhere")
+
+    def test_blocks_too_large_overflow(self, rng):
+        arrays = trip_arrays(rng, (64, 64, 8, 8))
+        self.run(arrays, (4, 4), sram_bytes=8192)
+        assert_raises(
+            SRAMOverflow,
+            lambda: self.run(arrays, (64, 64), sram_bytes=8192),
+            when="for blocks of 64 × 64 in an SRAM of 8192 B, where the scores alone take 16,384",
+        )
+
+    @by_bad_block
+    def test_block_sizes_below_one(self, rng, name, size):
+        arrays = trip_arrays(rng, (6, 6, 4, 4))
+        blocks = {"block_q": 4, "block_k": 4} | {name: size}
+        assert_raises(
+            ValueError,
+            lambda: on_machine(self.function, arrays, blocks, AMPLE, sealed=False)["output"],
+            when=f"for {name}={size}",
+            mentions=[name],
+        )
+
+
+class TestTiledTraffic(EitherTraffic):
+    function, assert_bytes = "tiled_traffic", staticmethod(assert_tiled_bytes)
 
     def test_smaller_blocks_move_more(self, rng):
         arrays = trip_arrays(rng, (48, 48, 8, 8))
-        moved = [run.loaded + run.stored for run in (Run("tiled_traffic", arrays, (b, b)) for b in (4, 8, 16, 24))]
+        moved = [run.loaded + run.stored for run in (self.run(arrays, (b, b)) for b in (4, 8, 16, 24))]
         require(
             sorted(set(moved), reverse=True) == moved,
             f"blocks of 4, 8, 16 and 24 move {moved} bytes: smaller blocks must move more\n"
             "Usual cause: the block sizes given are not the ones used",
         )
 
-    def test_a_machine_in_use_goes_on_counting(self, rng):
-        arrays = trip_arrays(rng, TRIPS["ragged"])
-        assert_tiled_bytes(Run("tiled_traffic", arrays, (6, 4), used=True))
-
-    def test_plain_arrays_in_hbm(self, rng):
-        arrays = trip_arrays(rng, TRIPS["ragged"])
-        before = [array.copy() for array in arrays]
-        assert_written(arrays, on_machine("tiled_traffic", arrays, (6, 4), AMPLE, sealed=False))
-        for name, now, then in zip("QKV", arrays, before, strict=True):
-            assert_unchanged(name, now, then)
-
     def test_sram_does_not_grow_with_the_sequence(self, rng):
         high = []
         for n in (3, 12):
-            run = Run("tiled_traffic", trip_arrays(rng, (8 * n, 8 * n, 4, 4)), (8, 8))
+            run = self.run(trip_arrays(rng, (8 * n, 8 * n, 4, 4)), (8, 8))
             high.append(run.high_water)
         assert_at_most(
             "SRAM in use at once with 12 blocks",
@@ -585,7 +557,7 @@ class TestTiledTraffic:
     def test_a_few_tiles_at_a_time(self, rng, blocks):
         block_q, block_k = blocks
         N, d = 64, 8
-        run = Run("tiled_traffic", trip_arrays(rng, (N, N, d, d)), blocks)
+        run = self.run(trip_arrays(rng, (N, N, d, d)), blocks)
         room = 4 * (7 * block_q * d + 4 * block_k * d + 4 * block_q * block_k + 8 * block_q)
         assert_at_most(
             f"SRAM in use at once with blocks of {block_q} × {block_k}, d = {d}",
@@ -601,169 +573,15 @@ class TestTiledTraffic:
             f"and their product take {least:,}\nUsual cause: the block sizes given are not the ones used",
         )
 
-    def test_sram_is_empty_afterwards(self, rng):
-        run = Run("tiled_traffic", trip_arrays(rng, TRIPS["ragged"]), (6, 4))
-        assert_equal("the bytes of SRAM still in use after the call", run.in_use, 0, hint="a tile is kept somewhere")
 
-    def test_blocks_too_large_overflow(self, rng):
-        arrays = trip_arrays(rng, (64, 64, 8, 8))
-        Run("tiled_traffic", arrays, (4, 4), sram_bytes=8192)
-        assert_raises(
-            SRAMOverflow,
-            lambda: Run("tiled_traffic", arrays, (64, 64), sram_bytes=8192),
-            when="for blocks of 64 × 64 in an SRAM of 8192 B, where the scores alone take 16,384",
-        )
-
-    @pytest.mark.parametrize("name", ["block_q", "block_k"])
-    @pytest.mark.parametrize("size", [0, -1])
-    def test_block_sizes_below_one(self, rng, name, size):
-        arrays = trip_arrays(rng, (6, 6, 4, 4))
-        blocks = {"block_q": 4, "block_k": 4} | {name: size}
-        assert_raises(
-            ValueError,
-            lambda: on_machine("tiled_traffic", arrays, blocks, AMPLE, sealed=False)["output"],
-            when=f"for {name}={size}",
-            mentions=[name],
-        )
-
-
-def assert_tiled_bytes(run):
-    """The bytes of each array must be those of one of the two orders of the loops."""
-    (Q, K, V), (block_q, block_k) = run.arrays, run.blocks
-    (N_q, d), (N_k, d_v), size = Q.shape, V.shape, Q.dtype.itemsize
-    T_q, T_k = -(-N_q // block_q), -(-N_k // block_k)
-    form = {"n_queries": N_q, "n_keys": N_k, "d": d, "d_v": d_v, "block_q": block_q, "block_k": block_k}
-    queries_out, keys_out = (f(**form, dtype_bytes=size) for f in (queries_outside_traffic, keys_outside_traffic))
-    if (run.k, run.v) == (K.nbytes, V.nbytes) and T_q > 1 and run.q == T_k * Q.nbytes:
-        # Whether the state starts in SRAM or in HBM, and whether a last pass divides, is free; so is m and l in one.
-        state, visits = N_q * (d_v + 2) * size, run.loaded - run.q - run.k - run.v
-        lean = keys_out.loaded - run.q - run.k - run.v
-        assert_at_most("what is loaded of the state (keys in the outer loop)", visits, lean + 3 * state)
-        assert_at_most("what is stored (keys in the outer loop)", run.stored, keys_out.stored + 3 * state)
-        require(
-            visits >= (T_k - 1) * N_q * (d_v + 1) * size,
-            f"{visits:,} bytes of the state were loaded: with keys in the outer loop the state of every query must go "
-            f"to HBM and back for each of {T_k} blocks of keys",
-        )
-        return
-    usual = ""
-    if run.q > Q.nbytes and (run.k, run.v) == (T_q * K.nbytes, T_q * V.nbytes):
-        usual = "\nThat is exactly what comes out when Q's tile is loaded again for every block of keys"
-    elif run.k == 2 * T_q * K.nbytes:
-        usual = "\nUsual cause: the keys are gone through twice, once for the maximum"
-    elif (run.k, run.v) == (K.nbytes, V.nbytes):
-        usual = "\nUsual cause: all of K and V is loaded at once, whatever the blocks are"
-    require(
-        (run.q, run.k, run.v) == (Q.nbytes, T_q * K.nbytes, T_q * V.nbytes),
-        f"blocks of {block_q} × {block_k}, {T_q} of queries and {T_k} of keys: loaded {run.told}\n"
-        f"Expected Q once, K and V {T_q} times (queries in the outer loop), or K and V once, Q {T_k} times{usual}",
-    )
-    assert_equal(
-        "the bytes loaded",
-        run.loaded,
-        queries_out.loaded,
-        hint="something besides Q, K and V is loaded: a state in HBM?",
-    )
-    assert_equal(
-        "the bytes stored",
-        run.stored,
-        queries_out.stored,
-        hint="with queries in the outer loop each row of the output is stored once, and nothing else",
-    )
-
-
-class TestNaiveTraffic:
-    @by_trip
-    def test_output(self, rng, trip):
-        (Q, K, V), blocks = arrays, _ = trip_arrays(rng, trip), trip[4:]
-        swapped = attention(K, Q, Q)
-        powers = np.exp(swapped.lse)[:, None] * swapped.weights
-        usual = {
-            "the softmax runs over the queries": lambda: swapped.weights.T @ V,
-            "the weights are not divided by their sum": lambda: (powers / powers.max(0)).T @ V,
-        }
-        assert_attention(*arrays, *blocks, got=Run("naive_traffic", arrays, blocks).output, usual=usual)
-
-    @pytest.mark.parametrize("logit_scale", [30, -100])
-    def test_large_logits(self, rng, logit_scale):
-        arrays = trip_arrays(rng, (23, 31, 16, 5), logit_scale=logit_scale)
-        assert_attention(*arrays, 6, 4, got=Run("naive_traffic", arrays, (6, 4)).output, hint="the maximum comes first")
-
-    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-    @by_trip
-    def test_bytes(self, rng, trip, dtype):
-        assert_naive_bytes(Run("naive_traffic", trip_arrays(rng, trip, dtype), trip[4:]))
-
-    def test_worked_example(self, rng):
-        run = Run("naive_traffic", trip_arrays(rng, (8, 8, 4, 4)), (4, 2))
-        assert_naive_bytes(run)
-        if run.k == run.v == 2 * run.arrays[1].nbytes:
-            assert_equal("the traffic with queries in the outer loops", run.loaded + run.stored, 1792)
-
-    def test_a_machine_in_use_goes_on_counting(self, rng):
-        assert_naive_bytes(Run("naive_traffic", trip_arrays(rng, TRIPS["ragged"]), (6, 4), used=True))
-
-    def test_plain_arrays_in_hbm(self, rng):
-        arrays = trip_arrays(rng, TRIPS["ragged"])
-        assert_written(arrays, on_machine("naive_traffic", arrays, (6, 4), AMPLE, sealed=False))
+class TestNaiveTraffic(EitherTraffic):
+    function, assert_bytes = "naive_traffic", staticmethod(assert_naive_bytes)
 
     def test_runs_where_the_matrix_does_not_fit(self, rng):
         arrays = trip_arrays(rng, (80, 80, 8, 8))
-        run = Run("naive_traffic", arrays, (8, 8), sram_bytes=4096)
+        run = self.run(arrays, (8, 8), sram_bytes=4096)
         assert_attention(*arrays, 8, 8, got=run.output)
-        assert_naive_bytes(run)
-
-    def test_blocks_too_large_overflow(self, rng):
-        arrays = trip_arrays(rng, (64, 64, 8, 8))
-        Run("naive_traffic", arrays, (4, 4), sram_bytes=8192)
-        assert_raises(
-            SRAMOverflow,
-            lambda: Run("naive_traffic", arrays, (64, 64), sram_bytes=8192),
-            when="for blocks of 64 × 64 in an SRAM of 8192 B, where the scores alone take 16,384",
-        )
-
-    @pytest.mark.parametrize("name", ["block_q", "block_k"])
-    @pytest.mark.parametrize("size", [0, -1])
-    def test_block_sizes_below_one(self, rng, name, size):
-        arrays = trip_arrays(rng, (6, 6, 4, 4))
-        blocks = {"block_q": 4, "block_k": 4} | {name: size}
-        assert_raises(
-            ValueError,
-            lambda: on_machine("naive_traffic", arrays, blocks, AMPLE, sealed=False)["output"],
-            when=f"for {name}={size}",
-            mentions=[name],
-        )
-
-
-def assert_naive_bytes(run):
-    """S and P each stored and loaded once; the products in either order of their loops."""
-    (Q, K, V), (block_q, block_k) = run.arrays, run.blocks
-    T_q, T_k = -(-len(Q) // block_q), -(-len(K) // block_k)
-    matrix, output = len(Q) * len(K) * Q.itemsize, len(Q) * V.shape[1] * Q.itemsize
-    first = (run.q, run.k) in ((Q.nbytes, T_q * K.nbytes), (T_k * Q.nbytes, K.nbytes))
-    again = (T_k - 1) * output if run.v == V.nbytes and T_q > 1 else 0
-    require(
-        first and run.v in (T_q * V.nbytes, V.nbytes),
-        f"blocks of {block_q} × {block_k}, {T_q} of queries and {T_k} of keys: loaded {run.told}\n"
-        f"Expected Q once, K and V {T_q} times (or, with keys outside, K or V once and Q {T_k} times)",
-    )
-    both = run.loaded - run.q - run.k - run.v - again
-    named = "the bytes loaded of S and P"
-    usual = {
-        "S never went to HBM: softmax was computed from tiles in SRAM": matrix,
-        "neither S nor P went to HBM: that is tiled attention, not the standard one": 0,
-        "S is loaded twice: a whole row fits into SRAM, once is enough": 3 * matrix,
-        "S is loaded three times: a whole row fits into SRAM, once is enough": 4 * matrix,
-    }
-    assert_equal(named, both, 2 * matrix, suspects=usual, hint=f"each is {matrix:,} B and is loaded once")
-    usual = {
-        "S never went to HBM": matrix + output + again,
-        "a further N_q × N_k array is stored": 3 * matrix + output + again,
-        "an array is filled in HBM before it is written": 2 * matrix + 2 * output + again,
-    }
-    assert_equal(
-        "the bytes stored", run.stored, 2 * matrix + output + again, suspects=usual, hint="S, P and the output"
-    )
+        self.assert_bytes(run)
 
 
 # Blocks that fit: what no order of the steps can do without, and how much a long sequence then moves
@@ -952,59 +770,10 @@ def _changed(owner, **attributes):
             setattr(owner, name, value)
 
 
-class StandIns:
-    """A tiled_traffic that moves bytes by a rule only this object knows, and a choose_blocks that notes its blocks."""
-
-    def __init__(self, rng):
-        self.rng, self.bytes, self.calls, self.problems = rng, {}, [], []
-
-    def exponents(self, Ns, ds, sram_sizes):
-        """What the student's io_exponents makes of them."""
-        arguments = {"Ns": Ns, "ds": ds, "sram_sizes": sram_sizes}
-        return exponents_of_stand_ins(arguments, self.called, self.choose_blocks)
-
-    def called(self, how):
-        """Note a call of tiled_traffic, and say what it moves: so many loads and stores, of so many elements."""
-        (N, d, *_), M = (*how["shapes"][0], 1, 1), how["sram_bytes"]
-        if how["traffic_before"]:
-            self.problems.append("tiled_traffic was called on a machine already used: each run needs a fresh one")
-        if set(how["shapes"]) != {(N, d)} or set(how["dtypes"]) != {"float32"}:
-            shapes = ", ".join(map(str, how["shapes"]))
-            self.problems.append(f"Q, K, V are {shapes} of {how['dtypes'][0]}: expected (N, d), float32")
-        block_q, block_k = how["blocks"]
-        if (block_q, block_k) != self.choose_blocks(M, d):
-            self.problems.append(f"blocks of {block_q} × {block_k} are not those of choose_blocks({M}, {d})")
-        n_loads, n_stores, width = self.moves(N, d, M)
-        self.calls.append((N, d, M))
-        self.bytes[N, d, M] = (n_loads + n_stores) * width * 4
-        return n_loads, n_stores, width
-
-    def moves(self, N, d, M):
-        """Loads, stores, and the elements moved by each."""
-        n_loads = int(self.rng.integers(2, 60))
-        return n_loads, -(-n_loads // 3), d
-
-    def choose_blocks(self, sram_bytes, d, dtype_bytes=4):
-        if dtype_bytes != 4:
-            self.problems.append(f"choose_blocks was asked for {dtype_bytes} bytes an element: float32 has 4")
-        return sram_bytes % 7 + 1, d % 5 + 1
-
-    def assert_ran(self, grid):
-        """Every combination of the grid was run as the handout says."""
-        require(
-            self.calls,
-            "tiled_traffic was never called: the exponents are to be measured on machines, not known beforehand",
-        )
-        require(not self.problems, self.problems and self.problems[0])
-        missing = set(itertools.product(*grid)) - set(self.bytes)
-        require(not missing, f"{len(missing)} combinations were never run, e.g. (N, d, M) = {min(missing, default=0)}")
-
-
-class PowerLaw(StandIns):
-    """A tiled_traffic that moves N²·d/M elements exactly."""
-
-    def moves(self, N, d, M):
-        return N * N * d // M, 0, 1
+def exponents_of(stand_ins, Ns, ds, sram_sizes):
+    """What the student's io_exponents makes of stand-ins."""
+    arguments = {"Ns": Ns, "ds": ds, "sram_sizes": sram_sizes}
+    return exponents_of_stand_ins(arguments, stand_ins.called, stand_ins.choose_blocks)
 
 
 @pytest.fixture
@@ -1012,48 +781,30 @@ def stand_ins(rng):
     return StandIns(rng)
 
 
-def assert_exponents(got, counted, why):
-    """The exponents are those of least squares: what they leave of the logarithms is level along each of N, d and M.
-
-    `counted` is {(N, d, M): bytes} for every combination, so that N, d and M vary independently.
-    """
-    got = assert_keys("io_exponents's result", got, ("N", "d", "M"))
-    for name in "NdM":
-        assert_type(f"the exponent of {name}", got[name], (float, np.floating), "a float")
-    settings, moved = np.log(list(counted)), np.log(list(counted.values()))
-    left = moved - settings @ [float(got[name]) for name in "NdM"]
-    for name, values in zip("NdM", settings.T - settings.mean(0)[:, None], strict=True):
-        slope = float(values @ left / (values @ values))
-        require(
-            abs(slope) < 1e-6,
-            f"the exponent of {name} is {got[name]:.5f}, expected {got[name] + slope:.5f}: {why}",
-        )
-
-
 GRID = ([40, 64, 96], [4, 8, 12], [1024, 1536, 4096])
 
 
 class TestIoExponents:
     def test_fits_what_was_counted(self, stand_ins):
-        got = stand_ins.exponents(*GRID)
+        got = exponents_of(stand_ins, *GRID)
         stand_ins.assert_ran(GRID)
         assert_exponents(got, stand_ins.bytes, "least squares on the logarithms of what was counted")
 
     def test_two_values_each(self, stand_ins):
         grid = ([32, 128], [16, 4], [2048, 1024])
-        got = stand_ins.exponents(*grid)
+        got = exponents_of(stand_ins, *grid)
         stand_ins.assert_ran(grid)
         assert_exponents(got, stand_ins.bytes, "the fit of what was counted, whatever order the values come in")
 
     def test_every_combination_once(self, stand_ins):
-        stand_ins.exponents(*GRID)
+        exponents_of(stand_ins, *GRID)
         seen = sorted(stand_ins.calls)
         want = sorted(itertools.product(*GRID))
         require(seen == want, f"{len(seen)} runs of {len(set(seen))} combinations, expected {len(want)}, each once")
 
     def test_a_power_law(self, rng):
         stand_ins = PowerLaw(rng)
-        got = stand_ins.exponents([32, 64], [4, 8, 16], [1024, 2048, 4096])
+        got = exponents_of(stand_ins, [32, 64], [4, 8, 16], [1024, 2048, 4096])
         assert_exponents(got, stand_ins.bytes, "the traffic is N²·d/M exactly")
 
     def test_your_own_traffic(self):
@@ -1078,7 +829,7 @@ class TestIoExponents:
         arguments = {"Ns": [32, 64], "ds": [4, 8], "sram_sizes": [1024, 2048]} | {name: values}
         assert_raises(
             ValueError,
-            lambda: stand_ins.exponents(**arguments),
+            lambda: exponents_of(stand_ins, **arguments),
             when=f"for {name}={values}: no line through one point",
             mentions=[name],
         )
