@@ -43,13 +43,14 @@ class ScoreTiles(TorchDispatchMode):
 
     For each, in `tiles`, (queries, keys), by the signs of the factors: Q must be positive throughout and K negative, or
     the product may be one of K and Q transposed. Where `d` is also the length of a block, other products are taken for
-    scores; a batch counts as many tiles.
+    scores; a batch counts as many tiles. `fused` are kernels called that do a whole attention at once.
     """
 
     def __init__(self, d: int) -> None:
         super().__init__()
         self.d = d
         self.tiles: list[tuple[int, int]] = []
+        self.fused: list[str] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -63,6 +64,8 @@ class ScoreTiles(TorchDispatchMode):
                 shape = left.shape[-2], right.shape[-1]
                 queries_first = float(left.sum()) > 0
                 self.tiles += [shape if queries_first else shape[::-1]] * math.prod(left.shape[:-2])
+        elif "attention" in name:
+            self.fused.append(name)
         return func(*args, **(kwargs or {}))
 
 

@@ -42,7 +42,7 @@ class StandIns:
 
     def called(self, how: Mapping[str, Any]) -> Setting:
         """Note a call of tiled_traffic, and say what it moves: so many loads and stores, of so many elements."""
-        N, d = (tuple(how["shapes"][0]) + (1, 1))[:2]
+        N, d = (*how["shapes"][0], 1, 1)[:2]
         M = how["sram_bytes"]
         if how["traffic_before"]:
             self.problems.append("tiled_traffic was called on a machine already used: each run needs a fresh one")

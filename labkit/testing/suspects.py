@@ -86,7 +86,7 @@ def causal_suspects(case: Case) -> Hidden:
     }
     if n_queries != n_keys:
         from_the_end = later_keys(n_queries, n_keys, 1 + n_keys - n_queries)
-        found["the diagonal is counted from the bottom right, from the last key: query 0 sees key 0 alone"] = (
+        found["the diagonal is counted from the last key, from the bottom right: query 0 sees key 0 alone"] = (
             from_the_end
         )
     return found

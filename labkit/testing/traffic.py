@@ -121,3 +121,26 @@ def assert_naive_bytes(run: Run) -> None:
     assert_equal(
         "the bytes stored", run.stored, 2 * matrix + output + again, suspects=usual, hint="S, P and the output"
     )
+
+
+def assert_fits(blocks: tuple[int, int], sram_bytes: int, d: int, dtype_bytes: int = 4) -> None:
+    """Q, the output, a block of keys or values, the scores, m and l: nobody can do without these at once."""
+    block_q, block_k = blocks
+    least = dtype_bytes * (2 * block_q * d + block_k * d + block_q * block_k + 2 * block_q)
+    scores = dtype_bytes * block_q * block_k
+    assert_at_most(
+        f"what blocks of {block_q} × {block_k} need at the very least, d = {d}, {dtype_bytes} B each",
+        least,
+        sram_bytes,
+        hint=f"Q, the output, one block of keys, the scores ({scores:,} B), m and l. Usual cause: the scores or d are "
+        "left out, or elements are taken for bytes",
+    )
+
+
+def least_traffic(N: int, sram_bytes: int, d: int, dtype_bytes: int) -> float:
+    """About the bytes, of 4-byte elements, that tiled attention of N tokens moves where SRAM is used well.
+
+    Of its elements a query takes 3·d, for Q, output and product, and 19, for its scores with 16 keys and three columns.
+    """
+    n_queries_at_once = (sram_bytes / dtype_bytes - 16 * d) / (3 * d + 19)
+    return 4 * 2 * N * d * (1 + N / n_queries_at_once)

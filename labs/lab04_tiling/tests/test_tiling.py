@@ -1,6 +1,5 @@
 """Lab 04's suite: attention in tiles, exact and small, and the bytes it moves on a machine that counts them."""
 
-import contextlib
 import itertools
 import math
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import pytest
 import tiling
 from tiling import choose_blocks, count_tiles, tiled_attention
 
+from labkit.meters.array_tiles import score_tiles
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.simulated_memory import HBMArray, Machine, SRAMOverflow, watch_machines
 from labkit.testing.cases import DTYPES, Case, worked_example
@@ -30,7 +30,7 @@ from labkit.testing.programs import program
 from labkit.testing.reference import attention, random_qkv
 from labkit.testing.suspects import attention_suspects
 from labkit.testing.tile_counts import count_suspects, tiles_with_an_entry
-from labkit.testing.traffic import Run, assert_naive_bytes, assert_tiled_bytes
+from labkit.testing.traffic import Run, assert_fits, assert_naive_bytes, assert_tiled_bytes, least_traffic
 from labkit.testing.work import assert_tile_sizes, entries, entries_seen
 
 CUTS = {
@@ -109,28 +109,9 @@ def assert_attention(Q, K, V, block_q, block_k, causal=False, mask=None, got=Non
 
 
 @program
-def tiles_computed(Q, K, V, *args, **options):
-    """The output of tiled_attention, and the tiles of its scores, (queries, keys).
-
-    They are its products over a width of d, where no other product is as wide. Who copies Q and K to plain arrays first
-    is not seen; then there are too few, never too many. Q must be positive and K negative throughout: a product may be
-    one of K and Q transposed.
-    """
-    found, d = [], Q.shape[-1]
-
-    class Watched(np.ndarray):
-        def __array_ufunc__(self, ufunc, method, *inputs, out=None, **options):
-            plain = [np.asarray(x) if isinstance(x, Watched) else x for x in inputs]
-            if out is not None:
-                options["out"] = tuple(np.asarray(x) if isinstance(x, Watched) else x for x in out)
-            result = getattr(ufunc, method)(*plain, **options)
-            if ufunc is np.matmul and plain[0].shape[-1] == d:
-                shape = result.shape[-2:] if plain[0].sum() > 0 else result.shape[:-3:-1]
-                found.extend([tuple(shape)] * math.prod(result.shape[:-2]))
-            return result.view(Watched) if isinstance(result, np.ndarray) else result
-
-    output = tiling.tiled_attention(*(x.view(Watched) for x in (Q, K, V)), *args, **options)
-    return output, found
+def tiles_computed(*args, **options):
+    """The output of tiled_attention, and the tiles of its scores, (queries, keys)."""
+    return score_tiles(tiling.tiled_attention, *args, **options)
 
 
 class TestTiledAttention:
@@ -162,21 +143,19 @@ class TestTiledAttention:
         Q[:, 0], K[:, 0] = 4, np.where(np.arange(23) > 20, 4, 0)
         assert_attention(Q, K, V, 4, 5)
 
-    @pytest.mark.parametrize("batch", [(3,), (2, 3), (1, 1)])
+    @pytest.mark.parametrize(
+        ("of_Q", "of_K"),
+        [((3,), (3,)), ((2, 3), (2, 3)), ((1, 1), (1, 1)), ((1, 1), (2, 3)), ((2, 3), (2, 1)), ((), (3,))],
+    )
     @causal_or_not
-    def test_batch(self, rng, batch, causal):
-        Q, K, V = random_qkv(rng, n_queries=13, n_keys=18, d=4, d_v=6, batch=batch)
-        assert_attention(Q, K, V, 5, 7, causal=causal, hint="each head has rows of m and l of its own")
-
-    @pytest.mark.parametrize("shared", ["K and V", "Q"])
-    def test_leading_axes_broadcast(self, rng, shared):
+    def test_batch(self, rng, of_Q, of_K, causal):
         Q, K, V = random_qkv(rng, n_queries=13, n_keys=18, d=4, d_v=6, batch=(2, 3))
-        Q, K, V = (Q[:1, :1], K, V) if shared == "Q" else (Q, K[:, :1], V[:, :1])
-        assert_attention(Q, K, V, 5, 7, hint=f"{shared} has a leading axis of 1, shared by all heads")
-
-    def test_queries_without_a_batch(self, rng):
-        Q, K, V = random_qkv(rng, n_queries=9, n_keys=14, d=4, batch=(3,))
-        assert_attention(Q[0], K, V, 4, 5, hint="the output has the leading axes of all three, broadcast")
+        Q, K, V = (
+            x[tuple(slice(n) for n in batch) if len(batch) == 2 else (0, slice(3)) if batch else (0, 0)]
+            for x, batch in ((Q, of_Q), (K, of_K), (V, of_K))
+        )
+        hint = "each head has rows of m and l of its own; the output has the leading axes of all three, broadcast"
+        assert_attention(Q, K, V, 5, 7, causal=causal, hint=hint)
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @causal_or_not
@@ -196,19 +175,15 @@ class TestTiledAttention:
         Q[:, 0], K[:, 0] = 64, sign * 64
         assert_attention(Q, K, V, 4, 5, hint="m must start below every score: at −inf")
 
-    @pytest.mark.parametrize("shape", [(19, 30), (1, 30), (30,), (19, 1)], ids=str)
-    @causal_or_not
-    def test_mask(self, rng, shape, causal):
-        Q, K, V = random_qkv(rng, n_queries=19, n_keys=30, d=6, d_v=4)
-        mask = rng.random(shape) < 0.4
-        assert_attention(Q, K, V, 5, 8, causal=causal, mask=mask, hint=f"the mask has shape {shape} and broadcasts")
-
     @pytest.mark.parametrize(
-        "shape", [(2, 3, 19, 30), (2, 1, 19, 30), (3, 19, 30), (2, 1, 1, 30), (1, 3, 19, 1)], ids=str
+        "shape",
+        [(19, 30), (1, 30), (30,), (19, 1), (2, 3, 19, 30), (2, 1, 19, 30), (3, 19, 30), (2, 1, 1, 30), (1, 3, 19, 1)],
+        ids=str,
     )
     @causal_or_not
-    def test_mask_of_each_batch_entry(self, rng, shape, causal):
-        Q, K, V = random_qkv(rng, n_queries=19, n_keys=30, d=6, d_v=4, batch=(2, 3))
+    def test_mask(self, rng, shape, causal):
+        batch = (2, 3) if len(shape) > 2 else ()
+        Q, K, V = random_qkv(rng, n_queries=19, n_keys=30, d=6, d_v=4, batch=batch)
         mask = rng.random(shape) < 0.4
         assert_attention(Q, K, V, 5, 8, causal=causal, mask=mask, hint=f"the mask has shape {shape} and broadcasts")
 
@@ -270,58 +245,41 @@ class TestTiledAttention:
             )
             assert_attention(Q[:stop], K, V, block_q, block_k, causal=True, got=got[:stop])
 
-    @pytest.mark.parametrize("cut", [(40, 40, 6, 10), (23, 50, 16, 4), (50, 23, 4, 16)], ids=str)
-    def test_no_scores_beyond_the_tiles(self, rng, cut):
-        N_q, N_k, block_q, block_k = cut
-        seen = entries_seen(*cut)
-        found = self.tiles(rng, cut, causal=True)
-        assert_at_most(
-            f"the scores computed for N_q = {N_q}, N_k = {N_k}, blocks of {block_q} × {block_k}, causal",
-            entries(found),
-            seen,
-            unit="entries",
-            hint=f"The tiles to visit have {seen:,} entries, all tiles {N_q * N_k:,}. Usual cause: the scores of a "
-            "tile are computed before it is skipped",
-        )
-
     @pytest.mark.parametrize("mode", ["", "causal", "mask", "causal and mask"])
     @pytest.mark.parametrize("cut", [(40, 40, 6, 10), (23, 50, 16, 4), (9, 300, 4, 16), (300, 9, 16, 4)], ids=str)
     def test_tiles_are_those_asked_for(self, rng, cut, mode):
         N_q, N_k, *blocks = cut
-        mask = np.arange(N_k) >= 4 if "mask" in mode else None  # whole tiles of it are hidden, and yet computed
-        found = self.tiles(rng, cut, causal="causal" in mode, mask=mask)
-        if not found:
-            return  # computed from copies: then memory alone tells
-        assert_tile_sizes("tiled_attention" + f" with {mode}" * bool(mode), found, N_q, N_k, blocks, "causal" in mode)
-        want = entries_seen(*cut) if "causal" in mode else N_q * N_k
-        require(
-            "causal" in mode or entries(found) == want,
-            f"{entries(found):,} scores are computed for N_q = {N_q}, N_k = {N_k}, expected {want:,}, each once\n"
-            "Usual cause: tiles that the mask hides as a whole are left out: a mask leaves none out; or scores are "
-            "computed twice",
-        )
-
-    def tiles(self, rng, cut, causal, mask=None):
-        """The tiles of scores that a call computes, whose output is right."""
-        N_q, N_k, *blocks = cut
+        causal, where = "causal" in mode, f"for N_q = {N_q}, N_k = {N_k}, blocks of {blocks[0]} × {blocks[1]}"
         Q, K, V = random_qkv(rng, n_queries=N_q, n_keys=N_k, d=11, d_v=5)
         Q, K = np.abs(Q) + np.float32(0.1), -np.abs(K) - np.float32(0.1)
-        options = {"causal": causal} | ({} if mask is None else {"mask": mask})
-        output, found = tiles_computed(Q, K, V, *blocks, **options)
-        assert_attention(Q, K, V, *blocks, causal=causal, mask=mask, got=np.asarray(output))
-        return found
+        mask = np.arange(N_k) >= 4 if "mask" in mode else None  # whole tiles of it are hidden, and yet computed
+        output, found = tiles_computed(Q, K, V, *blocks, causal, mask)
+        assert_attention(Q, K, V, *blocks, causal=causal, mask=mask, got=output)
+        if not found:
+            return  # computed from copies: then memory alone tells
+        assert_tile_sizes("tiled_attention" + f" with {mode}" * bool(mode), found, N_q, N_k, blocks, causal)
+        asked = entries_seen(*cut) if causal else N_q * N_k
+        hint = (
+            f"The tiles to visit have {asked:,} entries. Usual cause: the scores of a tile are computed before it is "
+        )
+        name = f"the scores computed {where}{mode and ', '}{mode}"
+        assert_at_most(name, entries(found), asked, unit="entries", hint=hint + "skipped, or twice")
+        require(
+            causal or entries(found) == asked,
+            f"{name} are {entries(found):,}, expected {asked:,}\n"
+            "Usual cause: tiles that the mask hides as a whole are left out: a mask leaves none out",
+        )
 
-    @pytest.mark.parametrize("mode", ["causal", "mask", "causal and mask"])
-    def test_memory(self, rng, mode):
-        self.assert_small(rng, 1024, 64, mode, blocks=(64, 64))
-
-    def test_memory_at_4096(self, rng):
-        self.assert_small(rng, 4096, 64, blocks=(256, 128))
-
-    def test_memory_of_a_batch(self, rng):
-        self.assert_small(rng, 512, 32, batch=(2, 3), blocks=(32, 64))
-
-    def assert_small(self, rng, N, d, mode="", batch=(), blocks=()):
+    @pytest.mark.parametrize(
+        ("N", "d", "batch", "blocks", "mode"),
+        [
+            *((1024, 64, (), (64, 64), mode) for mode in ("causal", "mask", "causal and mask")),
+            (2048, 64, (), (256, 128), ""),
+            (512, 32, (2, 3), (32, 64), ""),
+        ],
+        ids=["causal", "mask", "causal and mask", "long", "batch"],
+    )
+    def test_memory(self, rng, N, d, batch, blocks, mode):
         Q, K, V = (rng.standard_normal((*batch, N, d), dtype=np.float32) for _ in "QKV")
         options = {"causal": "causal" in mode} | ({"mask": rng.random(N) < 0.1} if "mask" in mode else {})
         small = {name: value[:8] if name == "mask" else value for name, value in options.items()}
@@ -372,28 +330,19 @@ class TestTiledAttention:
         assert_raises(ValueError, lambda: tiled_attention(Q, K, V, **blocks), when=when, mentions=[name])
 
     @pytest.mark.parametrize(
-        ("shapes", "mentions"),
+        ("shapes", "mask", "mentions"),
         [
-            (((6, 4), (8, 5), (8, 3)), ("(6, 4)", "(8, 5)")),
-            (((6, 4), (8, 4), (7, 3)), ("(8, 4)", "(7, 3)")),
-            (((6, 4), (8, 4), (1, 3)), ("(8, 4)", "(1, 3)")),
+            (((6, 4), (8, 5), (8, 3)), None, ("(6, 4)", "(8, 5)")),
+            (((6, 4), (8, 4), (7, 3)), None, ("(8, 4)", "(7, 3)")),
+            (((6, 4), (8, 4), (1, 3)), None, ("(8, 4)", "(1, 3)")),
+            *((((6, 4), (8, 4), (8, 3)), mask, (str(mask),)) for mask in ((6, 7), (5, 8), (2,), (9, 8))),
         ],
-        ids=["other_d", "other_N_k", "one_value_for_all"],
     )
-    def test_shapes_that_do_not_fit(self, shapes, mentions):
+    def test_shapes_that_do_not_fit(self, shapes, mask, mentions):
         Q, K, V = (np.ones(shape, np.float32) for shape in shapes)
-        when = "for shapes that do not fit"
-        assert_raises(ValueError, lambda: tiled_attention(Q, K, V, 4, 4), when=when, mentions=mentions)
-
-    @pytest.mark.parametrize("shape", [(6, 7), (5, 8), (2,), (9, 8)], ids=str)
-    def test_mask_that_does_not_broadcast(self, shape):
-        Q, K, V = (np.ones(s, np.float32) for s in ((6, 4), (8, 4), (8, 3)))
-        assert_raises(
-            ValueError,
-            lambda: tiled_attention(Q, K, V, 4, 4, mask=np.zeros(shape, bool)),
-            when=f"for a mask of shape {shape} and scores of (6, 8)",
-            mentions=[str(shape)],
-        )
+        options = {} if mask is None else {"mask": np.zeros(mask, bool)}
+        when = "for shapes that do not fit" + f": a mask of {mask} and scores of (6, 8)" * bool(options)
+        assert_raises(ValueError, lambda: tiled_attention(Q, K, V, 4, 4, **options), when=when, mentions=mentions)
 
 
 # The machine: inputs in a sealed HBM, so that nothing can be computed from what was not loaded
@@ -600,26 +549,6 @@ def blocks_of(sram_bytes, d, **options):
     return got
 
 
-def assert_fits(blocks, sram_bytes, d, dtype_bytes=4):
-    """Q, the output, a block of keys or values, the scores, m and l: nobody can do without these at once."""
-    block_q, block_k = blocks
-    least = dtype_bytes * (2 * block_q * d + block_k * d + block_q * block_k + 2 * block_q)
-    scores = dtype_bytes * block_q * block_k
-    assert_at_most(
-        f"what blocks of {block_q} × {block_k} need at the very least, d = {d}, {dtype_bytes} B each",
-        least,
-        sram_bytes,
-        hint=f"Q, the output, one block of keys, the scores ({scores:,} B), m and l. Usual cause: the scores or d are "
-        "left out, or elements are taken for bytes",
-    )
-
-
-def least_traffic(N, sram_bytes, d, dtype_bytes):
-    """About the bytes that tiled attention must move: with M elements of SRAM at most M / (3·d) queries fit at once."""
-    n_rounds = 3 * N * d * dtype_bytes / sram_bytes
-    return 4 * (2 * N * d + n_rounds * 2 * N * d)
-
-
 class TestChooseBlocks:
     def test_worked_example(self):
         when = "for 768 B, in which d=64 leaves no room for a temporary"
@@ -704,13 +633,8 @@ class TestChooseBlocks:
 
     @pytest.mark.parametrize(("sram_bytes", "dtype_bytes"), [(1, 4), (256, 4), (1024, 8)])
     def test_not_even_one_by_one(self, sram_bytes, dtype_bytes):
-        when = f"for sram_bytes={sram_bytes}, d=64, dtype_bytes={dtype_bytes}"
-        assert_raises(
-            ValueError,
-            lambda: choose_blocks(sram_bytes, 64, dtype_bytes),
-            when=when,
-            mentions=[str(sram_bytes), "64"],
-        )
+        call, when = lambda: choose_blocks(sram_bytes, 64, dtype_bytes), f"for {sram_bytes=}, d=64, {dtype_bytes=}"
+        assert_raises(ValueError, call, when=when, mentions=[str(sram_bytes), "64"])
 
 
 # Exponents: the student's loop over machines, with stand-ins for the functions it calls
@@ -740,11 +664,13 @@ def exponents_of_stand_ins(arguments, called, chosen):
                 machine.store(O, np.s_[:], tile)
         return machine.allocate(Q.shape, np.float32)
 
-    def choose_blocks(sram_bytes, d, dtype_bytes=4):
-        return chosen(sram_bytes, d, dtype_bytes)
-
-    with _changed(tiling, tiled_traffic=tiled_traffic, choose_blocks=choose_blocks):
+    own = tiling.tiled_traffic, tiling.choose_blocks
+    tiling.tiled_traffic = tiled_traffic
+    tiling.choose_blocks = lambda sram_bytes, d, dtype_bytes=4: chosen(sram_bytes, d, dtype_bytes)
+    try:
         return tiling.io_exponents(**arguments)
+    finally:
+        tiling.tiled_traffic, tiling.choose_blocks = own
 
 
 @program
@@ -755,19 +681,6 @@ def exponents_and_machines(Ns, ds, sram_sizes):
     loaded = [(machine, [each for each in machine._ledger.moved.values() if each.loaded]) for machine in machines]
     inputs = [(machine, [each.hbm for each in moved if not each.stored]) for machine, moved in loaded]
     return exponents, [(arrays[0].shape, machine.sram_bytes, machine.traffic) for machine, arrays in inputs if arrays]
-
-
-@program
-@contextlib.contextmanager
-def _changed(owner, **attributes):
-    before = {name: getattr(owner, name) for name in attributes}
-    try:
-        for name, value in attributes.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
 
 
 def exponents_of(stand_ins, Ns, ds, sram_sizes):

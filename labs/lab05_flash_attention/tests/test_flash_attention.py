@@ -88,10 +88,10 @@ def measured_call(task, *args):
 
 @program
 def tiles_of_call(task, d, *args):
-    """What `flash_forward` or `flash_backward` returns, and the tiles of scores, (queries, keys), that it computed."""
+    """What the function returns, the tiles of scores, (queries, keys), that it computed, and kernels that did more."""
     with ScoreTiles(d) as seen:
         result = _function(task)(*args)
-    return result, seen.tiles
+    return result, seen.tiles, seen.fused
 
 
 @program
@@ -123,9 +123,9 @@ def signed_case(rng, n_queries, n_keys, causal=False):
 
 def tiles(task, case, *blocks):
     """The tiles of scores, (queries, keys), that a call of a task computes, whose results are right."""
-    result, found = tiles_of_call(task, case.Q.shape[-1], *arguments(task, case, *blocks))
+    result, found, fused = tiles_of_call(task, case.Q.shape[-1], *arguments(task, case, *blocks))
     assert_right(case, named(task, result), *blocks)
-    require(found, f"{task} makes no matrix product of Q and K: a tile of scores is one, Q_i times K_j transposed")
+    assert_products_seen(task, {"fused": fused, "flops": len(found)})
     return found
 
 
