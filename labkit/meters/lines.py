@@ -20,6 +20,13 @@ def run_lines(lines: str, names: Mapping[str, Any]) -> list[Any]:
     return noted
 
 
+def read(tracker: Any) -> tuple[int, int] | None:
+    """(current, peak) of a tracker, in bytes; None where it is none."""
+    if not hasattr(tracker, "current_allocated"):
+        return None
+    return tracker.current_allocated(), tracker.peak_allocated()
+
+
 def left_on() -> list[str]:
     """What looks on at torch, of dispatch modes and of hooks on saved tensors, in words; it is taken away."""
     found: list[str] = []

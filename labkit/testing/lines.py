@@ -5,82 +5,74 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import re
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from labkit.testing.compare import Suspects, assert_equal, assert_tuple, assert_type, require
 
 MIB = 2**20
+MISTAKE = re.compile(r"(\d+): (.*)")
 NOT_LEFT = "the way out is taken only when all goes well: `with`, or `try … finally`, leaves in every case"
 
 
-class Reading(NamedTuple):
-    """What a tracker has to read at a moment: `numbers` is "current" or "peak" → bytes."""
+@dataclass
+class Reading:
+    """What must be read after a line: bytes by name ("current", "peak", or "" for the only one)."""
 
-    when: str
+    line: str
     numbers: dict[str, int]
     hint: str
+    suspects: dict[str, int] = field(default_factory=dict)
 
 
 class Lines:
     """Runs lines by `run`, a program of the suite: `run(lines, **names)` gives what the lines `note(…)`.
 
-    The lines must know `read`, which gives (current, peak) of a tracker, or None; `AllocationMeter`; and `left_on`.
+    Lines must know `read` and `left_on` of `labkit.meters.lines`, and `AllocationMeter`.
     """
 
     def __init__(self, run: Callable[..., list[Any]]) -> None:
         self.run = run
 
-    def follow(self, test: Any = None, *, suspects: Suspects | None = None) -> Any:
+    def follow(self, test: Callable[..., Any]) -> Callable[..., None]:
         """Make a test of a docstring: lines, some with a comment that says what a tracker has to read after them.
 
         `# current 4000, peak 8000 — why` is about the tracker called `tracker`, `# inner: peak 4000` about another. A
         comment behind `with …:` is about the moment of entering, one alone on its line about that after the block.
-        What the test's body returns, a dict, are names that the lines know; a number in braces is one of them.
+        Comments below it, `# 40: what is counted then`, name usual mistakes. What the test's body returns, a dict, are
+        names that the lines know; a number in braces is one of them.
         """
-        if test is None:
-            return functools.partial(self.follow, suspects=suspects)
-        lines = textwrap.dedent(test.__doc__).strip("\n")
+        return self._of_docstring(test, self.assert_readings)
 
-        @functools.wraps(test)
-        def followed(*args: Any, **kwargs: Any) -> None:
-            names = test(*args, **kwargs) or {}
-            self.assert_readings(lines.format(**names) if names else lines, suspects=suspects, **names)
-
-        return followed
-
-    def assert_readings(self, lines: str, *, suspects: Suspects | None = None, **names: Any) -> None:
-        """Run lines that are written as `follow` says, and compare."""
-        source, expected = _readings(lines)
-        for (when, numbers, hint), got in zip(expected, self.run(source, **names), strict=True):
-            require(got, "`with MemoryTracker() as tracker` must give the tracker itself")
-            for name, nbytes in numbers.items():
-                told = got[0 if name == "current" else 1]
-                assert_bytes(f"{name}_allocated() {when}", told, nbytes, hint=hint, suspects=suspects)
-
-    def gives(self, task: str, *, part: int | None = None, suspects: Suspects | None = None) -> Any:
+    def gives(self, task: str, part: int | None = None) -> Callable[..., Callable[..., None]]:
         """Make tests of docstrings: lines, some with a comment that says how many bytes `task` gives for that line.
 
         `x.exp().sum()  # 4000 — why`: called with a function that computes the line, and with what it uses of the names
-        before it, `task` has to give 4000; or, with `part`, that part of a tuple.
+        before it, `task` has to give 4000; or, with `part`, that part of a pair. The rest is as in `follow`.
         """
 
-        def decorate(test: Any) -> Any:
-            lines = textwrap.dedent(test.__doc__).strip("\n").split("\n")
+        def assert_given(lines: str, **names: Any) -> None:
+            source, expected = _calls(lines, task, set(names))
+            for reading, got in zip(expected, self.run(source, **names), strict=True):
+                if part is not None:
+                    got = assert_tuple(f"{task}'s result", got, ("peak_bytes", "result"))[part]
+                _assert_reading(f"what {task} gives for {reading.line}", got, reading, "")
 
-            @functools.wraps(test)
-            def called(*args: Any, **kwargs: Any) -> None:
-                names = test(*args, **kwargs) or {}
-                source, expected = _calls([line.format(**names) if names else line for line in lines], task, set(names))
-                for (text, nbytes, hint), got in zip(expected, self.run(source, **names), strict=True):
-                    if part is not None:
-                        got = assert_tuple(f"{task}'s result", got, ("peak_bytes", "result"))[part]
-                    assert_bytes(f"what {task} gives for {text}", got, nbytes, hint=hint, suspects=suspects)
+        return lambda test: self._of_docstring(test, assert_given)
 
-            return called
-
-        return decorate
+    def assert_readings(self, lines: str, **names: Any) -> None:
+        """Run lines that are written as `follow` says, and compare."""
+        source, expected = _readings(lines)
+        for reading, got in zip(expected, self.run(source, **names), strict=True):
+            require(got, "`with MemoryTracker() as tracker` must give the tracker itself")
+            for name in reading.numbers:
+                told = got[0 if name == "current" else 1]
+                _assert_reading(f"{name}_allocated() {reading.line}", told, reading, name)
 
     def call(self, task: str, text: str, *, times: int = 1, **args: Any) -> Any:
         """What a task returns each time when it is given a function of `args` that computes `text`, and then those."""
@@ -90,14 +82,8 @@ class Lines:
 
     def alive_after(self, statement: str, **names: Any) -> int:
         """Bytes that `statement` allocates and that something holds after it."""
-        lines = (
-            "import gc",
-            "with AllocationMeter() as meter:",
-            f"    {statement}",
-            "    gc.collect()",
-            "    note(meter.live_bytes)",
-        )
-        return self.run("\n".join(lines), **names)[0]
+        lines = ("import gc", "with AllocationMeter() as meter:", f"    {statement}", "    gc.collect()")
+        return self.run("\n".join([*lines, "    note(meter.live_bytes)"]), **names)[0]
 
     @contextlib.contextmanager
     def nothing_left_on(self, after: str) -> Iterator[None]:
@@ -106,6 +92,16 @@ class Lines:
         yield
         (found,) = self.run("note(left_on())")
         require(not found, f"after {after} {' and '.join(found)} still looks on\nUsual cause: {NOT_LEFT}")
+
+    def _of_docstring(self, test: Callable[..., Any], compare: Callable[..., None]) -> Callable[..., None]:
+        lines = textwrap.dedent(test.__doc__ or "").strip("\n")
+
+        @functools.wraps(test)
+        def run(*args: Any, **kwargs: Any) -> None:
+            names = test(*args, **kwargs) or {}
+            compare(lines.format(**names) if names else lines, **names)
+
+        return run
 
 
 def assert_bytes(name: str, got: Any, want: int, *, suspects: Suspects | None = None, hint: str = "") -> None:
@@ -120,12 +116,52 @@ def assert_bytes(name: str, got: Any, want: int, *, suspects: Suspects | None = 
     assert_type(name, got, int, "an int: bytes")
 
 
+def random_lines(rng: np.random.Generator, n_lines: int = 80) -> str:
+    """Lines for `Lines.assert_readings`: tensors are made, viewed, written and dropped in any order under a tracker."""
+    lines, peak_bytes = ["with MemoryTracker() as tracker:"], 0
+    alive: dict[str, tuple[int, int]] = {}  # a tensor's name → the storage it is on, and its length
+    nbytes: dict[int, int] = {}
+    for step in range(n_lines):
+        action = str(rng.choice(["make", "exp", "view", "in place", "drop", "drop", "reset"]))
+        if not alive and action != "reset":
+            action = "make"
+        new, old = f"t{step}", str(rng.choice(list(alive))) if alive else ""
+        storage, n = alive.get(old, (step, 0))
+        line = {
+            "exp": f"{new} = {old}.exp()",
+            "view": f"{new} = {old}[{n // 3}:]",
+            "in place": f"{old}.mul_(0.5)",
+            "drop": f"del {old}",
+            "reset": "tracker.reset()",
+        }.get(action)
+        if action == "make":
+            n = int(rng.integers(1, 900))
+            line = f"{new} = torch.zeros({n})"
+        if action in ("make", "exp"):
+            alive[new], nbytes[step] = (step, n), 4 * n
+        elif action == "view":
+            alive[new] = (storage, n - n // 3)
+        elif action == "drop":
+            del alive[old]
+        live_bytes = sum(nbytes[storage] for storage in {storage for storage, _ in alive.values()})
+        peak_bytes = max(0 if action == "reset" else peak_bytes, live_bytes)
+        lines.append(f"    {line}  # current {live_bytes}, peak {peak_bytes} — line {step} of a random program")
+    return "\n".join(lines)
+
+
+def _assert_reading(name: str, got: Any, reading: Reading, which: str) -> None:
+    assert_bytes(name, got, reading.numbers[which], hint=reading.hint, suspects=reading.suspects)
+
+
 def _readings(lines: str) -> tuple[str, list[Reading]]:
     """The lines with a reading noted after each that has a comment, and what is expected there."""
     source: list[str] = []
     expected: list[Reading] = []
     for line in lines.split("\n"):
-        code, _, comment = (each.rstrip() for each in line.partition("# "))
+        code, comment = _parted(line)
+        if not code and (mistake := MISTAKE.fullmatch(comment)):
+            expected[-1].suspects[mistake[2]] = int(mistake[1])
+            continue
         source.append(code)
         if not comment:
             continue
@@ -140,12 +176,15 @@ def _readings(lines: str) -> tuple[str, list[Reading]]:
     return "\n".join(source), expected
 
 
-def _calls(lines: list[str], task: str, known: set[str]) -> tuple[str, list[tuple[str, int, str]]]:
+def _calls(lines: str, task: str, known: set[str]) -> tuple[str, list[Reading]]:
     """The lines with a call of `task` noted in place of each that has a comment, and what is expected there."""
     source: list[str] = []
-    expected: list[tuple[str, int, str]] = []
-    for line in lines:
-        code, _, comment = (each.strip() for each in line.partition("# "))
+    expected: list[Reading] = []
+    for line in lines.split("\n"):
+        code, comment = _parted(line)
+        if not code and (mistake := MISTAKE.fullmatch(comment)):
+            expected[-1].suspects[mistake[2]] = int(mistake[1])
+            continue
         names = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)]
         if not comment:
             known = known | {node.id for node in names if isinstance(node.ctx, ast.Store)}
@@ -154,5 +193,11 @@ def _calls(lines: list[str], task: str, known: set[str]) -> tuple[str, list[tupl
         used = ", ".join(dict.fromkeys(node.id for node in names if node.id in known))
         source.append(f"note({task}(lambda {used}: {code}, {used}))")
         nbytes, _, hint = comment.partition(" — ")
-        expected.append((code, int(nbytes), hint))
+        expected.append(Reading(code, {"": int(nbytes)}, hint))
     return "\n".join(source), expected
+
+
+def _parted(line: str) -> tuple[str, str]:
+    """The code of a line and its comment."""
+    code, _, comment = line.partition("# ")
+    return code.rstrip(), comment.strip()

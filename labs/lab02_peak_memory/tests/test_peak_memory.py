@@ -4,8 +4,6 @@ Most tests are lines of Python, which `run` runs where the answer is: under a tr
 comments (`LINES.follow`), or around a call (`LINES.call`).
 """
 
-import math
-
 import pytest
 import torch
 from peak_memory import (
@@ -28,18 +26,11 @@ from labkit.bench.step_assertions import (
     step_memory,
 )
 from labkit.bench.variants import written_out
-from labkit.meters import stand_ins
+from labkit.meters import examples, stand_ins
 from labkit.meters.allocation import AllocationMeter
-from labkit.meters.lines import left_on, run_lines
-from labkit.testing.compare import (
-    assert_equal,
-    assert_keys,
-    assert_raises,
-    assert_tuple,
-    assert_type,
-    require,
-)
-from labkit.testing.lines import Lines, assert_bytes
+from labkit.meters.lines import left_on, read, run_lines
+from labkit.testing.compare import assert_equal, assert_keys, assert_raises, assert_tuple, assert_type, require
+from labkit.testing.lines import Lines, assert_bytes, random_lines
 from labkit.testing.programs import program
 
 MIB, GIB = 2**20, 2**30
@@ -55,49 +46,11 @@ def run(lines, **names):
     return run_lines(lines, globals() | names)
 
 
-WITHIN_REACH = program(
-    [
-        AllocationMeter,
-        MemoryTracker,
-        attention_training_memory,
-        benchmark_attention,
-        left_on,
-        measure_memory,
-        saved_for_backward,
-        stand_ins,
-        torch,
-    ]
-)
+TASKS = program([MemoryTracker, attention_training_memory, benchmark_attention, measure_memory, saved_for_backward])
+TOOLS = program([AllocationMeter, examples, left_on, read, stand_ins, torch])  # what lines name, they must find
 LINES = Lines(run)
-
-
-@program
-def read(tracker):
-    """(current, peak) of a tracker; None where it is none."""
-    return (tracker.current_allocated(), tracker.peak_allocated()) if isinstance(tracker, MemoryTracker) else None
-
-
-@program
-def softmax(scores):
-    shifted = scores - scores.max(-1, keepdim=True)[0]
-    exponentials = shifted.exp()
-    return exponentials / exponentials.sum(-1, keepdim=True)
-
-
-@program
-def attention(q, k, v):
-    return softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])) @ v
-
-
-@program
-def attention_built_in(q, k, v):
-    return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(-1) @ v
-
-
-@program
-def leaf(*shape, **options):
-    """Ones that require a gradient."""
-    return torch.ones(shape, requires_grad=True, **options)
+peak = LINES.gives("measure_memory", part=0)
+saved = LINES.gives("saved_for_backward")
 
 
 class TestMemoryTracker:
@@ -119,7 +72,7 @@ class TestMemoryTracker:
             y = ((x + 1) * 2).sum()  # current 4, peak 8000 — x + 1 is alive while it is doubled, and not afterwards
         """
 
-    @LINES.follow(suspects={"everything ever allocated is added up": 20_000})
+    @LINES.follow
     def test_the_peak_is_of_one_moment(self):
         """
         with MemoryTracker() as tracker:
@@ -127,6 +80,7 @@ class TestMemoryTracker:
                 x = torch.zeros(n)
                 del x
             n = 500  # current 0, peak 4000 — arrays came and went: forget a storage's identity, it is used again
+            # 20000: everything ever allocated is added up
             x = [torch.zeros(n) for _ in range(3)]  # current 6000, peak 6000 — a released storage is forgotten
         """
 
@@ -144,15 +98,16 @@ class TestMemoryTracker:
         """
         return {"device": device}
 
-    @LINES.follow(
-        suspects={"the view's elements are counted in place of its storage": 40, "elements are counted": 24_000}
-    )
+    @LINES.follow
     def test_a_view_counts_with_its_whole_storage(self):
         """
         with MemoryTracker() as tracker:
             x = torch.empty_strided((10,), (100,))  # current 3604 — ten elements, every hundredth of 901
+            # 40: the tensor's elements are counted in place of its storage
             x = torch.zeros(1000)[:10]  # current 4000 — the array before is gone, this one is held whole
+            # 40: the view's elements are counted in place of its storage
             y = torch.zeros(100).expand(50, 100)  # current 4400 — a hundred numbers, however often they are seen
+            # 24000: elements are counted in place of the storage
         """
 
     @LINES.follow
@@ -194,7 +149,7 @@ class TestMemoryTracker:
             lines.append(f"    kept += [torch.zeros(77, dtype=torch.{dtype})]  # current {total} — bytes, unrounded")
         LINES.assert_readings("\n".join(lines))
 
-    @LINES.follow(suspects={"reset sets it to 0, though an array is alive": 0, "reset changes nothing": 12_000})
+    @LINES.follow
     def test_reset(self):
         """
         with MemoryTracker() as tracker:
@@ -202,6 +157,8 @@ class TestMemoryTracker:
             y = torch.zeros(2000)
             del y
             tracker.reset()  # current 4000, peak 4000
+            # 0: reset sets it to 0, though an array is alive
+            # 12000: reset changes nothing
             z = torch.zeros(10)  # current 4040, peak 4040
             del x  # current 40, peak 4040 — reset starts the peak again; what is alive stays counted, and its release
         """
@@ -244,29 +201,7 @@ class TestMemoryTracker:
         """
 
     def test_any_order(self, rng):
-        lines, peak_bytes = ["with MemoryTracker() as tracker:"], 0
-        alive, nbytes = {}, {}  # a tensor's name → the storage it is on and its length; a storage → its bytes
-        for step in range(80):
-            action = str(rng.choice(["make", "exp", "view", "in place", "drop", "drop", "reset"]))
-            if not alive and action != "reset":
-                action = "make"
-            new, old = f"t{step}", str(rng.choice(list(alive))) if alive else ""
-            storage, n = alive.get(old, (step, int(rng.integers(1, 900))))
-            if action == "make":
-                line, alive[new], nbytes[step] = f"{new} = torch.zeros({n})", (step, n), 4 * n
-            elif action == "exp":
-                line, alive[new], nbytes[step] = f"{new} = {old}.exp()", (step, n), 4 * n
-            elif action == "view":
-                line, alive[new] = f"{new} = {old}[{n // 3}:]", (storage, n - n // 3)
-            elif action == "drop":
-                line = f"del {old}"
-                del alive[old]
-            else:
-                line = "tracker.reset()" if action == "reset" else f"{old}.mul_(0.5)"
-            live_bytes = sum(nbytes[storage] for storage in {storage for storage, _ in alive.values()})
-            peak_bytes = max(0 if action == "reset" else peak_bytes, live_bytes)
-            lines.append(f"    {line}  # current {live_bytes}, peak {peak_bytes} — line {step} of a random program")
-        LINES.assert_readings("\n".join(lines))
+        LINES.assert_readings(random_lines(rng))
 
     @LINES.follow
     def test_what_autograd_keeps(self):
@@ -284,10 +219,10 @@ class TestMemoryTracker:
         """
         with MemoryTracker() as tracker:
             q, k, v = (torch.randn(2, 37, 12, requires_grad=True) for _ in range(3))
-            loss = attention(q, k, v).sum()
+            loss = examples.attention(q, k, v).sum()
             loss.backward()
             tracker.reset()
-            loss = attention(q, k, v).sum()  # current {live_after_forward}, peak {forward_peak}
+            loss = examples.attention(q, k, v).sum()  # current {live_after_forward}, peak {forward_peak}
             loss.backward()  # peak {step_peak} — temporaries of the backward pass count as well
         """
         moments = ("live_after_forward", "forward_peak", "step_peak")
@@ -316,23 +251,20 @@ with stand_ins.without_a_gpu():
         assert_raises(ValueError, lambda: MemoryTracker("mps"), when="for MemoryTracker('mps')", mentions=["mps"])
 
     @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-    @LINES.follow(
-        suspects={
-            "what was allocated before is not taken off": 2000,
-            "the peak is not reset on entering": 3000,
-            "neither is the peak reset on entering nor what was allocated before taken off": 5000,
-            "reset takes the baseline anew, or another device is read": 0,
-        }
-    )
+    @LINES.follow
     def test_statistics_of_cuda(self, device):
         """
         with stand_ins.CudaStandIn() as gpu:
             gpu.allocate(5000, device)
             gpu.free(3000, device)
             with MemoryTracker(device) as tracker:  # current 0, peak 0 — of 2000 bytes there, 5000 at their peak
+                # 2000: what was allocated before is not taken off
+                # 3000: the peak is not reset on entering
+                # 5000: neither is the peak reset on entering nor what was allocated before taken off
                 gpu.allocate(700, device)
                 gpu.free(300, device)  # current 400, peak 700 — not what is reserved, and of the tracker's own device
                 tracker.reset()  # current 400, peak 400 — reset_peak_memory_stats
+                # 0: reset takes the baseline anew
                 gpu.allocate(100, device)  # current 500, peak 500
             # peak 500
         """
@@ -361,19 +293,14 @@ def measure(text, **args):
 
 
 class TestMeasureMemory:
-    @LINES.gives(
-        "measure_memory",
-        part=0,
-        suspects={
-            "what is alive at the end is measured, not the peak": 4,
-            "the arguments are counted": 8004,
-            "the result's bytes are taken off": 4000,
-        },
-    )
+    @peak
     def test_worked_example(self):
         """
         x = torch.zeros(1000)
         (x + 1).sum()  # 4004
+        # 4: what is alive at the end is measured, not the peak
+        # 8004: the arguments are counted
+        # 4000: the result's bytes are taken off
         """
 
     def test_sizes_drawn_at_random(self, rng):
@@ -413,7 +340,7 @@ measure_memory(fn, x, 2, 3, scale=0.5, other=y)
         assert_pair(measure_memory(calls.append, 1))
         assert_equal("the number of calls of fn", len(calls), 1)
 
-    @LINES.gives("measure_memory", part=0)
+    @peak
     def test_a_function_that_allocates_nothing(self):
         """
         x = torch.zeros(1000)
@@ -427,7 +354,7 @@ measure_memory(fn, x, 2, 3, scale=0.5, other=y)
         hint = "what an earlier call left belongs to the baseline"
         assert_bytes("the peak of the second", assert_pair(second)[0], 4000, hint=hint)
 
-    @LINES.gives("measure_memory", part=0)
+    @peak
     def test_the_peak_of_a_smaller_call_after_a_larger_one(self):
         """
         n = 5000
@@ -448,7 +375,10 @@ note(meter.peak_bytes)
 
     def test_attention(self):
         inputs = {name: torch.randn(3, 29, 17) for name in "qkv"}
-        for text, softmax in (("attention(q, k, v)", "written_out"), ("attention_built_in(q, k, v)", "built_in")):
+        for text, softmax in (
+            ("examples.attention(q, k, v)", "written_out"),
+            ("examples.attention_built_in(q, k, v)", "built_in"),
+        ):
             parts = attention_memory(3, 29, 17, definition="inference_peak", softmax=softmax, **EXACT)
             want = sum(parts.values()) - parts["inputs"]
             assert_bytes(f"the peak of attention, its softmax {softmax},", measure(text, **inputs)[0], want)
@@ -456,7 +386,7 @@ note(meter.peak_bytes)
     def test_a_training_step(self):
         shape = (2, 31, 8)
         inputs = {name: torch.randn(shape, requires_grad=True) for name in "qkv"}
-        first, second = LINES.call("measure_memory", "attention(q, k, v).sum().backward()", times=2, **inputs)
+        first, second = LINES.call("measure_memory", "examples.attention(q, k, v).sum().backward()", times=2, **inputs)
         parts = attention_memory(*shape, definition="step_peak", **EXACT)
         new = sum(nbytes for name, nbytes in parts.items() if name not in ("inputs", "gradients"))
         gradient_of_v = parts["gradients"] // 3  # the first to be made, and in the first step it stays
@@ -508,97 +438,78 @@ with stand_ins.CudaStandIn() as gpu:
         )
 
 
-@program
-class Doubled(torch.autograd.Function):
-    """2x, with a factor saved that it made itself."""
-
-    @staticmethod
-    def forward(ctx, x):
-        factor = torch.full_like(x, 2.0)
-        ctx.save_for_backward(factor)
-        return x * factor
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.saved_tensors[0]
-
-
 class TestSavedForBackward:
-    @LINES.gives(
-        "saved_for_backward", suspects={"the output is counted": 4004, "the input or the output is counted": 4000}
-    )
+    @saved
     def test_worked_example(self):
         """
-        x = leaf(1000)
+        x = examples.leaf(1000)
         x.exp().sum()  # 4000
+        # 4004: the output is counted
         x.exp()  # 0
+        # 4000: the output is counted
         x.sin().sum()  # 0
+        # 4000: the input is counted
         """
 
-    @LINES.gives(
-        "saved_for_backward",
-        suspects={
-            "each time a tensor is saved counts": 16_000,
-            "a storage is forgotten and its identity used again": 4000,
-        },
-    )
+    @saved
     def test_a_storage_counts_once(self):
         """
-        x = leaf(1000)
+        x = examples.leaf(1000)
         ((e := x.exp()) * e).sin().sum()  # 8000 — exp saves its result, and the product the same storage twice more
+        # 16000: each time a tensor is saved counts
+        # 4000: a storage is forgotten and its identity used again
         """
 
     @simulated
     @pytest.mark.parametrize("device", ["cpu", "meta"])
-    @LINES.gives("saved_for_backward")
+    @saved
     def test_views_of_one_storage(self, device):
         """
-        x = leaf(30, 40, device=device)
+        x = examples.leaf(30, 40, device=device)
         ((e := x.exp()).T @ e[:, :5]).sum() + (e[2:] * e[:-2]).sum()  # 4800 — data_ptr() differs from view to view
         """
         return {"device": device}
 
-    @LINES.gives(
-        "saved_for_backward", suspects={"the elements saved are counted, not the storage that they keep alive": 40}
-    )
+    @saved
     def test_a_view_keeps_the_whole_storage(self):
         """
-        x = leaf(1000)
+        x = examples.leaf(1000)
         ((x * 2)[:10].sin() * 3).sum()  # 4000
+        # 40: the elements saved are counted, not the storage that they keep alive
         """
 
-    @LINES.gives("saved_for_backward")
+    @saved
     def test_views_of_inputs_are_inputs(self):
         """
-        x, w = leaf(6, 7), leaf(5, 7)
+        x, w = examples.leaf(6, 7), examples.leaf(5, 7)
         (x @ w.T + (x[1:] * x[:-1]).sum()).sum()  # 0 — a view of an input is the input: its storage was there before
         """
 
-    @LINES.gives("saved_for_backward")
+    @saved
     def test_views_of_the_output_are_output(self):
         """
-        x = leaf(6, 7)
+        x = examples.leaf(6, 7)
         x.exp().T  # 0 — the output's storage is left out, whatever view of it is returned
         x.exp()[1:]  # 0 — the output's storage is left out, whatever view of it is returned
         """
 
-    @LINES.gives("saved_for_backward")
+    @saved
     def test_inputs_and_outputs_in_containers(self):
         """
-        x, w = leaf(100), leaf(100)
+        x, w = examples.leaf(100), examples.leaf(100)
         pair, deeper, named = [x], (5, [x]), dict(w=w)
         dict(product=(a := pair[0].exp()) * named["w"], a=[a])  # 0 — look inside lists, tuples and dicts
         dict(product=(a := deeper[1][0].exp()) * named["w"], a=(a, None))  # 0 — look inside lists, tuples and dicts
         (x.exp(), x.exp())  # 0 — every tensor that fn returns is output
         """
 
-    @LINES.gives("saved_for_backward")
+    @saved
     def test_every_dtype_counts(self):
         """
-        x = leaf(10, 100)
+        x = examples.leaf(10, 100)
         (x * 2).max(-1)[0].sum()  # 80 — the maximum saves where it was found: int64, 8 bytes each
         x.masked_fill(~torch.zeros(x.shape, dtype=torch.bool), 0.0).sum()  # 1000 — the mask, a byte an element
-        half = leaf(1000, dtype=torch.bfloat16)
+        half = examples.leaf(1000, dtype=torch.bfloat16)
         half.exp().sum()  # 2000 — two bytes an element
         """
 
@@ -610,17 +521,17 @@ class TestSavedForBackward:
             (got,) = run(f"note(saved_for_backward({module}.eval(), x))", x=torch.ones(7, 20, requires_grad=True))
             assert_bytes(f"what is saved for {name}", got, 0, hint=hint)
 
-    @LINES.gives("saved_for_backward")
+    @saved
     def test_functions_with_a_backward_of_their_own(self):
         """
-        x = leaf(100)
-        Doubled.apply(x).sum()  # 400 — what ctx.save_for_backward is given counts too
+        x = examples.leaf(100)
+        examples.Doubled.apply(x).sum()  # 400 — what ctx.save_for_backward is given counts too
         """
 
-    @LINES.gives("saved_for_backward")
+    @saved
     def test_without_gradients(self):
         """
-        x, y = torch.ones(1000), leaf(1000)
+        x, y = torch.ones(1000), examples.leaf(1000)
         x.exp().sum()  # 0 — x needs no gradient
         torch.no_grad()(torch.exp)(y).sum()  # 0 — nothing is saved under no_grad
         """
@@ -637,9 +548,9 @@ class TestSavedForBackward:
         }
         inputs = {name: torch.ones(shape, requires_grad=True) for name in "qkv"}
         for text, nbytes in (
-            ("attention(q, k, v).sum()", want),
-            ("attention(q, k, v)", want),
-            ("attention_built_in(q, k, v).sum()", square),
+            ("examples.attention(q, k, v).sum()", want),
+            ("examples.attention(q, k, v)", want),
+            ("examples.attention_built_in(q, k, v).sum()", square),
         ):
             got = LINES.call("saved_for_backward", text, **inputs)
             assert_bytes(f"what is saved for {text} on {shape}", got, nbytes, suspects=usual)
