@@ -1,22 +1,23 @@
-"""What a NumPy lab costs over a bare pytest that imports numpy: `python -m benchmarks.feedback`.
+"""What a NumPy lab costs over a bare pytest that imports numpy.
 
-Interleaved rounds, each run a process of its own, medians of wall time; ratios, since seconds differ by machine.
+Each run is a process of its own, and the clock is the one on the wall: what a student waits for.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from benchmarks.harness import Table, rows, time_in_turn
 from labkit.labs.catalog import ROOT, find_lab
 from labstaff.derive.build import derive_stub
 
-ROUNDS = 9
 TESTS_A_CLASS = 12
 OFF = [f"-pno:{name}" for name in ("anyio", "hypothesispytest", "threadexception", "unraisableexception")]
 EMPTY_CLASS = "class Test{number}:\n" + "".join(
@@ -24,8 +25,8 @@ EMPTY_CLASS = "class Test{number}:\n" + "".join(
 )
 
 
-def main() -> None:
-    """Print the table."""
+def tables(*, rounds: int = 9) -> Iterator[Table]:
+    """One table: seven runs of pytest, from an empty one to Lab 01 solved."""
     lab = find_lab("01")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -35,8 +36,9 @@ def main() -> None:
         no_figures = ["-k", "not Plot"]
         empty = [str(folder / "test_empty.py")]
         bare = ["-c", str(folder / "pytest.ini"), *empty]
+        first = f"bare pytest, numpy, {n_classes * TESTS_A_CLASS} empty tests"
         runs = {
-            f"bare pytest, numpy, {n_classes * TESTS_A_CLASS} empty tests": bare,
+            first: bare,
             "the same without the plugins that labkit switches off": [*bare, *OFF],
             "the same tests with labkit's plugin": ["-c", str(ROOT / "pyproject.toml"), *empty],
             "Lab 01 untouched": suite,
@@ -44,14 +46,9 @@ def main() -> None:
             "Lab 01 solved, without it": [str(lab.folder), "--solutions", *no_figures],
             "Lab 01 solved": [str(lab.folder), "--solutions"],
         }
-        seconds: dict[str, list[float]] = {label: [] for label in runs}
-        for _ in range(ROUNDS):
-            for label, arguments in runs.items():
-                seconds[label].append(_timed(arguments))
-    medians = {label: statistics.median(each) for label, each in seconds.items()}
-    base = next(iter(medians.values()))
-    for label, median in medians.items():
-        print(f"{median:6.2f} s  {median / base:5.2f} ×  {label}")
+        candidates = {label: partial(_run, arguments) for label, arguments in runs.items()}
+        times = time_in_turn(candidates, rounds, clock=time.perf_counter, warm=0)
+    yield Table("feedback", "a student's run", f"wall time, {rounds} rounds", rows=rows(times, (first,)))
 
 
 def _write_empty_tests(folder: Path, at_least: int) -> int:
@@ -62,8 +59,7 @@ def _write_empty_tests(folder: Path, at_least: int) -> int:
     return n_classes
 
 
-def _timed(arguments: list[str]) -> float:
-    began = time.perf_counter()
+def _run(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         capture_output=True,
@@ -72,8 +68,3 @@ def _timed(arguments: list[str]) -> float:
     )
     if done.returncode > 1:
         raise RuntimeError(done.stdout.decode() + done.stderr.decode())
-    return time.perf_counter() - began
-
-
-if __name__ == "__main__":
-    main()

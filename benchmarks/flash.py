@@ -1,64 +1,51 @@
-"""Times FlashAttention in plain torch against the built-in attention: `python -m benchmarks.flash`.
+"""FlashAttention in plain torch against the built-in attention.
 
-A training step (forward and backward) of one head in float32 on one thread. Rounds of all candidates in turn, each
-right after a step of the built-in; its speed is the median over the rounds of the ratio of the two CPU times (what
-other programs take from the core is not counted). Each "+" line is timed with all the steps above it in place. Memory
-is the CPU allocator's own record (`torch.profiler`) of one step: its peak over the inputs, gradients and output
-included.
+A training step (forward and backward) of one head in float32 on one thread. Each "+" line is timed with all the steps
+above it in place. Memory is the CPU allocator's own record (`torch.profiler`) of one step: its peak over the inputs,
+gradients and output included.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import os
-import sys
-import time
-
-if "torch" not in sys.modules:
-    for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[_variable] = "1"
-
-from collections.abc import Callable
-from pathlib import Path
-from statistics import median
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 
 import torch
 from torch.nn import functional
 
+from benchmarks.harness import Table, answer_module, rows, time_in_turn
 from labkit.meters.profiler import profile_memory
 
-LAB = Path(__file__).parents[1] / "solutions" / "lab05_flash_attention"
 FORWARD_BLOCKS, BACKWARD_BLOCKS = (512, 256), (512, 256)
 NAIVE, BUILT_IN = "naive, autograd", "built-in (SDPA)"
 Attention = Callable[..., torch.Tensor]
 Step = Callable[[], torch.Tensor]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Print a table for full and one for causal attention."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.flash", description=__doc__.splitlines()[0])
-    parser.add_argument("--n", type=int, default=4096, help="queries and keys")
-    parser.add_argument("--d", type=int, default=64, help="width of Q, K and V")
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args(arguments)
+def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
+    """One table for full and one for causal attention."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    Q, K, V, dO = (torch.randn(options.n, options.d, generator=generator) for _ in range(4))
+    Q, K, V, dO = (torch.randn(n, d, generator=generator) for _ in range(4))
     for leaf in (Q, K, V):
         leaf.requires_grad_()
-    print(f"N={options.n}, d={options.d}, float32, one thread, {options.rounds} rounds, torch {torch.__version__}")
+    setting = f"N={n}, d={d}, float32, forward and backward, one thread, {rounds} rounds, torch {torch.__version__}"
     for causal in (False, True):
-        print("\ncausal" if causal else "\nfull")
-        named = candidates()
-        steps = {name: _step(attention, Q, K, V, dO, causal) for name, attention in named.items()}
-        _table(steps, options.rounds)
+        steps = {name: _step(attention, Q, K, V, dO, causal) for name, attention in candidates().items()}
+        times = time_in_turn(steps, rounds)
+        made = rows(times, (BUILT_IN, NAIVE), partial(peak_mib, steps))
+        yield Table("flash", "causal" if causal else "full", setting, rows=made)
+
+
+def peak_mib(steps: dict[str, Step], name: str) -> float:
+    """The peak of one step by the allocator's own record."""
+    return round(profile_memory(steps[name]).peak_bytes / 2**20, 3)
 
 
 def candidates() -> dict[str, Attention]:
     """The forms of attention compared, each called with `(N, d)` matrices and a flag for causal."""
-    plain, tuned, in_steps = (load_answer(name) for name in ("src/flash_attention", "right/tuned", "steps"))
+    plain, tuned, in_steps = (answer_module("05", other) for other in ("", "right/tuned", "steps"))
 
     def stepped(*taken: str) -> Attention:
         return in_steps.stepped(in_steps.Steps(**dict.fromkeys(taken, True)), FORWARD_BLOCKS, BACKWARD_BLOCKS)
@@ -92,18 +79,6 @@ def built_in(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, causal: bool) ->
     return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)[0, 0]
 
 
-def load_answer(name: str) -> ModuleType:
-    """The lab's solution as a module, or `name` executed in its namespace."""
-    files = dict.fromkeys([LAB / "src" / "flash_attention.py", LAB / f"{name}.py"])
-    spec = importlib.util.spec_from_file_location(f"flash_{Path(name).stem}", LAB / f"{name}.py")
-    assert spec
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    for file in files:
-        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
-    return module
-
-
 def _with_blocks(answer: ModuleType) -> Attention:
     """The answer's class, its two functions called with the large tiles."""
 
@@ -131,34 +106,3 @@ def _step(
         return output
 
     return step
-
-
-def _table(steps: dict[str, Step], rounds: int) -> None:
-    """Time the steps in turn and print them; each "+" line says its gain over the line above it."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    speeds: dict[str, list[float]] = {name: [] for name in steps}
-    for lap in range(rounds + 1):
-        for name, step in steps.items():
-            reference, own = _seconds(steps[BUILT_IN]), _seconds(step)
-            if lap:  # the first one warms up
-                seconds[name].append(own)
-                speeds[name].append(reference / own)
-    speed = {name: median(ratios) for name, ratios in speeds.items()}
-    print(f"  {'':28s} {'ms':>7} {'× built-in':>10} {'× naive':>8} {'gain':>6} {'peak MiB':>9}")
-    before = ""
-    for name, step in steps.items():
-        gain = f"{speed[name] / speed[before]:.2f}" if name.startswith("+") else ""
-        peak = profile_memory(step).peak_bytes / 2**20
-        row = f"{1e3 * median(seconds[name]):7.1f} {speed[name]:10.2f} {speed[name] / speed[NAIVE]:8.2f}"
-        print(f"  {name:28s} {row} {gain:>6} {peak:9.2f}", flush=True)
-        before = name
-
-
-def _seconds(step: Step) -> float:
-    started = time.process_time()
-    step()
-    return time.process_time() - started
-
-
-if __name__ == "__main__":
-    main()

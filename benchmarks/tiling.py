@@ -1,54 +1,52 @@
-"""Times tiled attention in NumPy against naive attention, step by step: `python -m benchmarks.tiling`.
+"""Tiled attention in NumPy against naive attention, step by step.
 
-One thread, rounds of all candidates in turn, medians of its CPU time (what other programs take from the core is not
-counted); speed is a ratio to *in-place* naive attention of the same run. The textbook form, with a new array for every
-operation, is printed too, but it loses mostly to page faults and proves nothing. Each step of the tuning is timed with
-all the steps above it in place. Memory is the peak of tracemalloc less the output.
+One thread; speed is a ratio to *in-place* naive attention of the same run. The textbook form, with a new array for
+every operation, is shown too, but it loses mostly to page faults and proves nothing. Each "+" line is timed with all
+the steps above it in place. Memory is the peak of tracemalloc less the output.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import time
-
-if "numpy" not in sys.modules:
-    for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
-        os.environ[_variable] = "1"
-
-import importlib.util
-from collections.abc import Callable
-from pathlib import Path
-from statistics import median
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 
 import numpy as np
 
+from benchmarks.harness import Table, answer_module, rows, time_in_turn
 from labkit.meters.arrays import measure_arrays
 
-LAB = Path(__file__).parents[1] / "solutions" / "lab04_tiling"
 BLOCKS = (256, 512)
+IN_PLACE = "naive, in place"
 Attention = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Print three tables: the steps of the tuning, causal attention, and naive attention tuned by the same means."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiling", description=__doc__.splitlines()[0])
-    parser.add_argument("--n", type=int, default=4096, help="queries and keys")
-    parser.add_argument("--d", type=int, default=64, help="width of Q, K and V")
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args(arguments)
+def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
+    """Three tables: the steps of the tuning, causal attention, and naive attention tuned by the same means."""
     rng = np.random.default_rng(0)
-    inputs = [rng.standard_normal((options.n, options.d), dtype=np.float32) for _ in range(3)]
-    plain, tuned = load_answer(), load_answer("tuned")
+    inputs = [rng.standard_normal((n, d), dtype=np.float32) for _ in range(3)]
+    setting = f"N={n}, d={d}, float32, one thread, {rounds} rounds, NumPy {np.__version__}"
+    for title, forms in candidates().items():
+        runs = {name: partial(attention, *inputs) for name, attention in forms.items()}
+        made = rows(time_in_turn(runs, rounds), (IN_PLACE,), partial(extra_mib, forms, inputs))
+        yield Table("tiling", title, setting, "beside the output", made)
+
+
+def extra_mib(forms: dict[str, Attention], inputs: list[np.ndarray], name: str) -> float:
+    """The peak of one call of a form, less its output."""
+    memory = measure_arrays(forms[name], *inputs, warm=False)
+    return round((memory.peak_bytes - memory.result.nbytes) / 2**20, 3)
+
+
+def candidates() -> dict[str, dict[str, Attention]]:
+    """The forms compared, by table."""
+    plain, tuned = answer_module("04"), answer_module("04", "right/tuned")
 
     def tiled(module: ModuleType, blocks: tuple[int, int], causal: bool = False) -> Attention:
         return lambda Q, K, V: module.tiled_attention(Q, K, V, *blocks, causal=causal)
 
-    print(f"N={options.n}, d={options.d}, float32, one thread, medians of {options.rounds} interleaved rounds")
-    _table(
-        {
+    return {
+        "steps of the tuning": {
             "naive, textbook": naive_textbook,
             "naive, in place": naive_in_place,
             "tiled, plain, 64 × 64": tiled(plain, (64, 64)),
@@ -59,31 +57,19 @@ def main(arguments: list[str] | None = None) -> None:
             "+ no maximum when safe": lambda Q, K, V: stepped(Q, K, V, lazy=True, ones=True, bound=True),
             "right/tuned.py": tiled(tuned, BLOCKS),
         },
-        inputs,
-        options.rounds,
-    )
-    print("\ncausal")
-    _table(
-        {
+        "causal": {
             "naive, in place, not causal": naive_in_place,
             "naive, in place": lambda Q, K, V: naive_in_place(Q, K, V, causal=True),
             "tiled, plain, 256 × 512": tiled(plain, BLOCKS, causal=True),
             "right/tuned.py": tiled(tuned, BLOCKS, causal=True),
         },
-        inputs,
-        options.rounds,
-    )
-    print("\nthe same means without tiles")
-    _table(
-        {
+        "the same means without tiles": {
             "naive, in place": naive_in_place,
             "naive, fewer passes": naive_fewer_passes,
             "naive, fewer passes, no maximum": lambda Q, K, V: naive_fewer_passes(Q, K, V, bound=True),
             "right/tuned.py": tiled(tuned, BLOCKS),
         },
-        inputs,
-        options.rounds,
-    )
+    }
 
 
 def naive_textbook(Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> np.ndarray:
@@ -155,39 +141,3 @@ def stepped(
             total += np.matmul(S, V_ones[:keys] if ones else V[j : j + keys], out=product[:rows])
         np.divide(total[:, :d_v], total[:, d_v:] if ones else l, out=output[i : i + rows])
     return output
-
-
-def load_answer(right: str | None = None) -> ModuleType:
-    """The lab's solution as a module, with the functions of `right/<right>.py` in place of its own."""
-    files = [LAB / "src" / "tiling.py"] + ([LAB / "right" / f"{right}.py"] if right else [])
-    spec = importlib.util.spec_from_file_location(f"tiling_{right or 'solution'}", files[0])
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    for file in files:
-        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
-    return module
-
-
-def _table(candidates: dict[str, Attention], inputs: list[np.ndarray], rounds: int) -> None:
-    """Time the candidates in turn and print them; each "+" line says its gain over the line above it."""
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for lap in range(rounds + 1):
-        for name, attention in candidates.items():
-            started = time.process_time()
-            attention(*inputs)
-            if lap:  # the first one warms up
-                seconds[name].append(time.process_time() - started)
-    typical = {name: median(times) for name, times in seconds.items()}
-    baseline = typical["naive, in place"]
-    print(f"  {'':32s} {'ms':>7} {'× naive':>8} {'gain':>6} {'extra MiB':>10}")
-    before = None
-    for name, attention in candidates.items():
-        memory = measure_arrays(attention, *inputs, warm=False)
-        extra = (memory.peak_bytes - memory.result.nbytes) / 2**20
-        gain = f"{before / typical[name]:.2f}" if before and name.startswith("+") else ""
-        before = typical[name]
-        print(f"  {name:32s} {1e3 * before:7.1f} {baseline / before:8.2f} {gain:>6} {extra:10.2f}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

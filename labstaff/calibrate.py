@@ -22,10 +22,11 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from labkit.labs.catalog import find_lab, find_labs, solution_file
+from labkit.labs.catalog import find_lab, find_labs
 from labkit.labs.manifest import Lab
 from labkit.suite.prefork import WarmRunner
-from labstaff.answers import right_answers, wrong_answers
+from labstaff.answers.mistakes import mistakes_of
+from labstaff.answers.right import right_answers
 
 RUNNERS = 2
 HEAVY = ("labkit.suite.prefork_torch", "matplotlib.pyplot")
@@ -84,8 +85,8 @@ class Calibration:
                 self.mistakes[limit], self.mistaken[limit] = share, told
 
 
-def jobs_of(lab: Lab, seeds: list[int], mistake_seeds: list[int], modes: list[str]) -> Iterator[Job]:
-    """Every right answer at every seed in every mode, and every mistake at a few seeds."""
+def jobs_of(lab: Lab, seeds: list[int], mistake_seeds: list[int], modes: list[str], folder: Path) -> Iterator[Job]:
+    """Every right answer at every seed in every mode, and every mistake, written to `folder`, at a few seeds."""
     answers: list[tuple[str, tuple[str, ...]]] = [("solution", ("--solutions",))]
     answers += [(f"right/{file.name}", ("--answer", str(file))) for file in right_answers(lab)]
     for seed in seeds:
@@ -94,9 +95,12 @@ def jobs_of(lab: Lab, seeds: list[int], mistake_seeds: list[int], modes: list[st
                 where = ("--sandboxed",) if mode == "sandboxed" else ()
                 yield Job(lab, name, seed, mode, (*options, "--seed", str(seed), "--drawn", *where))
     for seed in mistake_seeds:
-        for wrong in wrong_answers(lab):
-            options = ("--answer", str(wrong.file), "--seed", str(seed))
-            yield Job(lab, wrong.file.stem, seed, "plain", options, wrong.killed_by, right=False)
+        for mistake in mistakes_of(lab):
+            place = folder / lab.label / mistake.name / f"{lab.module}.py"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(mistake.source(), encoding="utf-8")
+            options = ("--src", str(place.parent), "--seed", str(seed))
+            yield Job(lab, mistake.name, seed, "plain", options, mistake.killed_by, right=False)
 
 
 def calibrate(jobs: list[Job], *, sandboxed: bool) -> Calibration:
@@ -151,9 +155,9 @@ def main(
     """Judge right answers and mistakes over many seeds, and tell how much of each limit they use."""
     chosen = [find_lab(name) for name in labs or []] or find_labs()
     modes = ["plain", "sandboxed"] if mode == "both" else [mode]
-    jobs = [job for lab in chosen for job in jobs_of(lab, _range(seeds), _range(mistake_seeds), modes)]
-    assert all(solution_file(lab).exists() for lab in chosen)
-    seen = calibrate(jobs, sandboxed="sandboxed" in modes)
+    with tempfile.TemporaryDirectory(prefix="mistakes-") as folder:
+        every = (jobs_of(lab, _range(seeds), _range(mistake_seeds), modes, Path(folder)) for lab in chosen)
+        seen = calibrate([job for jobs in every for job in jobs], sandboxed="sandboxed" in modes)
     if table:
         write_table(table, seen)
     tight = {limit: share for limit, share in seen.used.items() if share > MOST_USED}

@@ -14,6 +14,7 @@ from labkit.labs.catalog import ROOT, find_lab, find_labs
 def add_commands(app: typer.Typer) -> None:
     """Add the instructor's commands to `lab`."""
     app.command(rich_help_panel="instructors")(build)
+    app.command(rich_help_panel="instructors")(new)
     app.command(rich_help_panel="instructors")(release)
     app.command(rich_help_panel="instructors")(site)
     app.command(rich_help_panel="instructors")(course)
@@ -38,6 +39,26 @@ def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] 
             typer.echo(f"wrote {path.relative_to(ROOT)}")
     except (MarkerError, ReportError) as error:
         sys.exit(f"lab build: {error}")
+
+
+def new(
+    number: Annotated[str, typer.Argument(metavar="NN", help="its number")],
+    name: Annotated[str, typer.Argument(help="its name, like ring_attention")],
+    tasks: Annotated[str, typer.Option(help="what a student writes: names with commas between")],
+) -> None:
+    """Make a lab that passes its own two-sided check, to be filled from there."""
+    from labstaff.derive.new_lab import NewLabError, new_lab
+
+    try:
+        written = new_lab(ROOT, number, name, [task.strip() for task in tasks.split(",") if task.strip()])
+    except NewLabError as error:
+        sys.exit(f"lab new: {error}")
+    for path in written:
+        typer.echo(f"wrote {path.relative_to(ROOT)}")
+    build(None)
+    typer.echo(
+        f"next: uv run pytest tests/test_labs.py -k lab{int(number):02d}; CONTRIBUTING.md says what to fill first"
+    )
 
 
 def release(out: Annotated[Path, typer.Argument(metavar="OUT", help="a folder that is not there yet")]) -> None:

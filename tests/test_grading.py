@@ -16,6 +16,7 @@ import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
 from labkit.suite.run import SuiteRun
+from labstaff.answers.mistakes import mistake_named
 from labstaff.grading.many import Outcome, find_submissions, judge_all
 from labstaff.grading.similar import similar_pairs
 from labstaff.grading.summary import summary_lines, write_table
@@ -26,11 +27,11 @@ from labstaff.judge.submission import Submission, read_submission
 LAB = find_lab("01")
 SOLUTION = solution_file(LAB).read_text(encoding="utf-8")
 STUB = LAB.answer_file.read_text(encoding="utf-8")
-NO_SCALE = (solution_folder(LAB) / "wrong" / "attention_without_scale.py").read_text(encoding="utf-8")
+NO_SCALE = mistake_named(LAB, "attention_without_scale").source()
 TEXTS = {
     "ann": SOLUTION,
     "bob": STUB,
-    "cec": SOLUTION + "\n" + NO_SCALE,
+    "cec": NO_SCALE,
     "dan": "import nowhere\n" + SOLUTION,
     "eve": SOLUTION.replace("def analyze_scaling(", "def analyze(", 1),
     "fay": SOLUTION,

@@ -14,8 +14,8 @@ from student import solution_text, stub_text
 from labkit.commands.board import next_lines, show_board
 from labkit.commands.hints import hint_lines
 from labkit.labs.catalog import UnknownLab, find_lab
-from labkit.suite.results import TaskResult, add_up, lab_points, load, next_task, store
-from labkit.suite.verdict import State, Verdict
+from labkit.suite.results import TaskResult, add_up, lab_points, load, next_task, store, task_points
+from labkit.suite.verdict import Kind, State, Verdict
 from labkit.suite.words import change_lines, run_lines
 
 
@@ -52,10 +52,35 @@ def _state(n_passed, i):
 def test_points_are_the_share_of_tests_that_pass(lab):
     results = add_up(lab, verdicts(lab, standard_attention=10, measure_attention_memory=5, analyze_scaling=0))
     assert results["standard_attention"] == TaskResult("standard_attention", 10, 10, started=True)
-    assert results["profile_memory_scaling"] == TaskResult("profile_memory_scaling", 0, 10, started=False)
+    assert results["profile_memory_scaling"] == TaskResult("profile_memory_scaling", 0, 10, False, most_share=0.5)
     assert lab_points(lab, results) == 20 + 5
     assert next_task(lab, results).name == "measure_attention_memory"
     assert [name for name, result in results.items() if result.done] == ["standard_attention"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "earned"),
+    [
+        ({}, 20),
+        ({Kind.EXACT: 1}, 10),
+        ({Kind.EXACT: 15}, 20 * 5 / 20),
+        ({Kind.ROBUST: 1}, 15),
+        ({Kind.SMALL: 2, Kind.REFUSES: 1}, 15),
+        ({Kind.REFUSES: 1}, 19),
+        ({Kind.ROBUST: 1, Kind.EXACT: 1}, 10),
+    ],
+    ids=str,
+)
+def test_a_wrong_result_never_earns_more_than_half(lab, failed, earned):
+    task = lab.tasks[0]
+    kinds = [kind for kind, n in failed.items() for _ in range(n)]
+    told = [Verdict(f"test_{i}", task.name, State.WRONG, kind=kind) for i, kind in enumerate(kinds)]
+    told += [Verdict(f"test_right_{i}", task.name, State.PASSED) for i in range(20 - len(told))]
+    assert task_points(task, told) == earned
+    assert lab_points(lab, add_up(lab, told)) == earned
+    said = [line for line in run_lines(lab, told) if "at most" in line]
+    assert len(said) == (earned in (10, 15)), said
+    assert all(line.startswith(f"  at most {earned:g} of its 20 points while a result on ") for line in said)
 
 
 def test_results_are_kept_task_by_task(lab):
@@ -98,13 +123,15 @@ def test_board(lab, capsys):
 
 def test_board_when_everything_is_done(lab):
     store(lab, add_up(lab, verdicts(lab, **{task.name: 10 for task in lab.tasks})))
-    assert [str(line) for line in next_lines([lab], {"lab01": load(lab)})] == ["Every task is done."]
+    assert str(next_lines([lab], {"lab01": load(lab)})[0]) == "★ Every task is done."
 
 
 def test_board_of_a_file_that_does_not_parse(lab, capsys):
     lab.answer_file.write_text("def f(:\n", encoding="utf-8")
     show_board([lab])
-    assert "next: standard_attention(" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "lab01: profiling.py has a syntax error in line 1: invalid syntax: def f(:" in said
+    assert "next: standard_attention(" in said
 
 
 def test_hints_come_one_at_a_time(lab):

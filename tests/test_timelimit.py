@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
-from labkit.suite.limits import TookTooLong, time_limit
+from labkit.suite import limits
+from labkit.suite.limits import TookTooLong, clock_stopped, cpu_seconds_of, time_limit
 from labkit.suite.verdict import State, explain
 
+MANY = 300_000_000
+"""Steps of a loop that takes seconds: it stands for an endless one, and ends where a limit fails to stop it."""
 
-def spin():
-    while True:
+
+def spin(steps=MANY):
+    for _ in range(steps):
         pass
 
 
 def spin_and_catch():
-    while True:
+    for _ in range(MANY // 1000):
         try:
-            spin()
+            spin(1000)
         except Exception:
             continue
 
 
 @pytest.mark.parametrize("endless", [spin, spin_and_catch])
 def test_an_endless_loop_is_stopped(endless):
-    with pytest.raises(TookTooLong, match=r"still running after 0\.1 s"), time_limit(0.1):
+    with pytest.raises(TookTooLong, match=r"still running after 0\.1 s of CPU time"), time_limit(0.1):
         endless()
 
 
@@ -36,6 +45,96 @@ def test_what_ends_in_time_is_not_stopped_and_leaves_no_alarm():
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
     assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_waiting_for_a_busy_machine_costs_no_time():
+    with time_limit(0.1):
+        time.sleep(0.5)
+
+
+def test_what_other_threads_do_costs_no_time():
+    others = [threading.Thread(target=spin, args=(5_000_000,)) for _ in range(2)]
+    with time_limit(0.05):
+        for thread in others:
+            thread.start()
+        for thread in others:
+            thread.join()
+
+
+def test_what_waits_for_ever_is_stopped_by_the_clock():
+    with pytest.raises(TookTooLong, match=r"still running after 0\.2 s by the clock"), time_limit(60, 0.2):
+        time.sleep(20)
+
+
+def test_a_limit_goes_on_when_one_inside_it_has_ended():
+    seen = []
+
+    def body():
+        with time_limit(60):
+            pass
+        try:
+            with time_limit(0.1):
+                spin()
+        except TookTooLong as error:
+            seen.append(error.seconds)
+        spin()
+
+    with pytest.raises(TookTooLong, match=r"after 0\.3 s"), time_limit(0.3):
+        body()
+    assert seen == [0.1]
+
+
+def test_a_limit_reaches_into_one_inside_it():
+    def body():
+        with contextlib.suppress(TookTooLong), time_limit(60):
+            spin()
+        spin()
+
+    with pytest.raises(TookTooLong, match=r"after 0\.1 s"), time_limit(0.1), time_limit(60):
+        spin()
+    with pytest.raises(TookTooLong, match=r"after 0\.1 s"), time_limit(0.1):
+        body()
+
+
+def test_a_stopped_clock_counts_nothing_and_goes_on_afterwards():
+    reached = []
+
+    def body():
+        with clock_stopped():
+            spin(20_000_000)
+        reached.append("the end of the stop")
+        spin()
+
+    with pytest.raises(TookTooLong, match=r"after 0\.1 s"), time_limit(0.1):
+        body()
+    assert reached
+    with time_limit(60, 0.2), clock_stopped():
+        time.sleep(0.4)
+
+
+def test_time_spent_elsewhere_counts(monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    monkeypatch.setattr(limits, "clocks_elsewhere", [lambda: cpu_seconds_of(child.pid)])
+    try:
+        with pytest.raises(TookTooLong, match=r"after 0\.3 s of CPU time"), time_limit(0.3, 120):
+            child.wait()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_cpu_time_of_a_process_holds_its_descendants():
+    shell = subprocess.Popen(["/bin/sh", "-c", f"'{sys.executable}' -c 'while True: pass' & echo $!; wait"], stdout=-1)
+    try:
+        inner = int(shell.stdout.readline())
+        with time_limit(60, 60):
+            while cpu_seconds_of(shell.pid) < 0.2:
+                time.sleep(0.05)
+    finally:
+        os.kill(inner, signal.SIGKILL)
+        shell.wait()
+        shell.stdout.close()
+    assert cpu_seconds_of(shell.pid) == 0
 
 
 def test_outside_the_main_thread_there_is_no_limit():
@@ -51,13 +150,30 @@ def test_outside_the_main_thread_there_is_no_limit():
     assert done
 
 
-def test_the_verdict_names_the_function_and_the_line(tmp_path):
+@pytest.mark.parametrize(
+    ("allowed", "first", "second"),
+    [
+        (
+            (0.1, 60),
+            "spin was still running after 0.1 s of CPU time, last seen at profiling.py:",
+            "Right answers of this course need at most 11 s for a test: it is slow, or it never ends",
+        ),
+        (
+            (60, 0.1),
+            "spin was still running after 0.1 s by the clock, last seen at profiling.py:",
+            "It used little CPU time: it waits for something that does not come",
+        ),
+    ],
+)
+def test_the_verdict_names_the_function_and_the_line_and_claims_no_more(tmp_path, allowed, first, second):
     file = tmp_path / "profiling.py"
-    file.write_text("def spin():\n    while True:\n        pass\n", encoding="utf-8")
+    body = "    for _ in range(300_000_000):\n        pass\n" if allowed[0] < 1 else "    time.sleep(20)\n"
+    file.write_text("import time\ndef spin():\n" + body, encoding="utf-8")
     namespace = {}
     exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), namespace)
-    with pytest.raises(TookTooLong) as caught, time_limit(0.1):
+    with pytest.raises(TookTooLong) as caught, time_limit(*allowed):
         namespace["spin"]()
     state, lines = explain(caught.value, [file])
     assert state is State.TOO_SLOW
-    assert lines[0].startswith("spin was still running after 0.1 s, last seen at profiling.py:")
+    assert lines[0].startswith(first)
+    assert lines[1] == second

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from labkit.bench.commands import add_commands as add_bench_commands
-from labkit.labs.catalog import ROOT, UnknownLab, find_lab, find_labs
+from labkit.labs.catalog import ROOT, UnknownLab, find_lab, find_labs, find_task
 from labkit.labs.manifest import Lab, ManifestError
 
 app = typer.Typer(
@@ -28,6 +28,10 @@ def main() -> None:
         app()
     except (ManifestError, UnknownLab) as error:
         sys.exit(f"lab: {error.args[0]}")
+    except OSError as error:
+        if error.filename is None:
+            raise
+        sys.exit(f"lab: {error.filename}: {error.strerror}")
 
 
 @app.callback(invoke_without_command=True)
@@ -41,12 +45,19 @@ def board(context: typer.Context) -> None:
 
 @app.command()
 def check(
-    lab: LabName, everything: Annotated[bool, typer.Option("--all", help="tell every failure in full")] = False
+    lab: LabName,
+    tasks: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="judge these tasks only")] = None,
+    everything: Annotated[bool, typer.Option("--all", "-v", help="tell every failure in full")] = False,
+    show_prints: Annotated[
+        bool, typer.Option("--prints", "-s", help="show what your code prints; breakpoint() works")
+    ] = False,
 ) -> None:
     """Run a lab's suite on your file and say what each task lacks."""
     from labkit.commands.check import check_lab
 
-    raise typer.Exit(check_lab(find_lab(lab), everything=everything))
+    found = find_lab(lab)
+    chosen = [find_task(found, name) for name in tasks or []]
+    raise typer.Exit(check_lab(found, chosen, everything=everything, show_prints=show_prints))
 
 
 @app.command()

@@ -4,52 +4,63 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 MANIFEST_NAME = "lab.toml"
 FOLDER_PATTERN = re.compile(r"lab(\d\d)_[a-z0-9_]+")
+MISSING = re.compile(r"Object (?:missing required|contains unknown) field `(\w+)`")
+
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
+Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_]\w*$")]
+Positive = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
 
 
 class ManifestError(ValueError):
     """A manifest that cannot be used; the message names file, key and what was expected there."""
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One thing a student writes: a function or a class of the lab's module."""
 
-    name: str
-    signature: str
-    tests: str
-    points: float
-    hints: tuple[str, ...]
+    name: Identifier
+    signature: Text
+    tests: Identifier
+    points: Positive
+    hints: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One written answer or figure of the lab's report, graded by hand."""
 
-    id: str
-    title: str
-    points: float
+    id: Identifier
+    title: Text
+    points: Positive
 
 
-@dataclass(frozen=True)
-class Lab:
-    """One lab as its manifest describes it."""
+class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What stands in the file."""
+
+    title: Text
+    summary: Text
+    module: Identifier
+    hours: Positive
+    draft: bool = False
+    requires: tuple[Text, ...] = ()
+    read: tuple[Text, ...] = ()
+    tasks: Annotated[tuple[Task, ...], msgspec.Meta(min_length=1)]
+    questions: tuple[Question, ...] = ()
+
+
+class Lab(_Written, frozen=True, kw_only=True):
+    """One lab as its manifest describes it, and the folder where that lies.
+
+    A draft is still being written: it is not released, and how many mistakes it has is not asked.
+    """
 
     folder: Path
-    title: str
-    summary: str
-    module: str
-    hours: float
-    requires: tuple[str, ...]
-    read: tuple[str, ...]
-    tasks: tuple[Task, ...]
-    questions: tuple[Question, ...]
 
     @property
     def number(self) -> str:
@@ -95,19 +106,31 @@ def read_manifest(path: Path) -> Lab:
         raise ManifestError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ManifestError(f"{path}: not valid TOML: {error}") from None
-    top = _Table(path, "", data)
-    lab = Lab(
-        folder=path.parent,
-        title=top.take("title", _text),
-        summary=top.take("summary", _text),
-        module=top.take("module", _identifier),
-        hours=top.take("hours", _positive),
-        requires=top.take("requires", _texts, default=()),
-        read=top.take("read", _texts, default=()),
-        tasks=tuple(_task(table) for table in top.tables("tasks")),
-        questions=tuple(_question(table) for table in top.tables("questions", required=False)),
-    )
-    top.done()
+    try:
+        written = msgspec.convert(data, _Written)
+    except msgspec.ValidationError as error:
+        raise ManifestError(f"{path}: {_located(str(error))}") from None
+    lab = Lab(folder=path.parent, **msgspec.structs.asdict(written))
+    _check(path, lab)
+    return lab
+
+
+def _located(message: str) -> str:
+    """msgspec's message with the key in front: `tasks[1].points: Expected …`."""
+    said, _, where = message.partition(" - at ")
+    key = where.strip("`").removeprefix("$").removeprefix(".")
+    if field := MISSING.match(said):
+        what = "missing" if "missing" in said else "not a key of a lab's manifest"
+        return f"{key}{'.' if key else ''}{field[1]}: {what}"
+    return f"{key or 'the file'}: {said[0].lower()}{said[1:]}"
+
+
+def _check(path: Path, lab: Lab) -> None:
+    """What the types cannot say."""
+    for number, task in enumerate(lab.tasks):
+        if not re.match(rf"{task.name}[.(]", task.signature):
+            expected = f"a call of {task.name}, like {task.name}(Q, K)"
+            raise ManifestError(f"{path}: tasks[{number}].signature: expected {expected}, found {task.signature!r}")
     for kind, names in (
         ("tasks", [task.name for task in lab.tasks]),
         ("tasks", [task.tests for task in lab.tasks]),
@@ -115,83 +138,3 @@ def read_manifest(path: Path) -> Lab:
     ):
         if twice := {name for name in names if names.count(name) > 1}:
             raise ManifestError(f"{path}: {kind}: expected every name once, found twice: {', '.join(sorted(twice))}")
-    return lab
-
-
-def _task(table: _Table) -> Task:
-    task = Task(
-        name=table.take("name", _identifier),
-        signature=table.take("signature", _text),
-        tests=table.take("tests", _identifier),
-        points=table.take("points", _positive),
-        hints=table.take("hints", _texts),
-    )
-    table.done()
-    if not re.match(rf"{task.name}[.(]", task.signature):
-        table.fail("signature", f"a call of {task.name}, like {task.name}(Q, K)", task.signature)
-    if not task.hints:
-        table.fail("hints", "at least one hint", [])
-    return task
-
-
-def _question(table: _Table) -> Question:
-    question = Question(table.take("id", _identifier), table.take("title", _text), table.take("points", _positive))
-    table.done()
-    return question
-
-
-@dataclass
-class _Table:
-    """A TOML table being read: every key is taken once, and what is left over is an error."""
-
-    path: Path
-    prefix: str
-    data: dict[str, Any]
-
-    def take(self, key: str, convert: Callable[[Any], Any], **default: Any) -> Any:
-        if key not in self.data:
-            if "default" in default:
-                return default["default"]
-            raise ManifestError(f"{self.path}: {self.prefix}{key}: missing, expected {convert.__doc__}")
-        value = self.data.pop(key)
-        converted = convert(value)
-        if converted is None:
-            self.fail(key, convert.__doc__ or "", value)
-        return converted
-
-    def tables(self, key: str, required: bool = True) -> list[_Table]:
-        found = self.data.pop(key, None)
-        if found is None and not required:
-            return []
-        if not isinstance(found, list) or not found or not all(isinstance(item, dict) for item in found):
-            self.fail(key, f"one or more [[{key}]] tables", found)
-        return [_Table(self.path, f"{key}[{i}].", dict(item)) for i, item in enumerate(found)]
-
-    def done(self) -> None:
-        if self.data:
-            raise ManifestError(f"{self.path}: {self.prefix}{sorted(self.data)[0]}: not a key of a lab's manifest")
-
-    def fail(self, key: str, expected: str, found: Any) -> None:
-        raise ManifestError(f"{self.path}: {self.prefix}{key}: expected {expected}, found {found!r}")
-
-
-def _text(value: Any) -> str | None:
-    """a non-empty text"""
-    return value.strip() if isinstance(value, str) and value.strip() else None
-
-
-def _identifier(value: Any) -> str | None:
-    """a Python name"""
-    return value if isinstance(value, str) and value.isidentifier() else None
-
-
-def _positive(value: Any) -> float | None:
-    """a number above 0"""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
-
-
-def _texts(value: Any) -> tuple[str, ...] | None:
-    """a list of non-empty texts"""
-    if not isinstance(value, list) or not all(_text(item) for item in value):
-        return None
-    return tuple(item.strip() for item in value)

@@ -3,25 +3,65 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import FrameType
 
+SLOWEST_RIGHT_SECONDS = 11.0
+"""What the slowest known right answer needs for one test, in CPU time: FlashAttention in tiles of 16 × 16."""
+WALL_SECONDS = 600.0
+"""How long a body may take by the clock on the wall: for one that sleeps, or waits for what never comes."""
 REPEAT_SECONDS = 1.0
+LEAST_SECONDS = 0.05
+
+clocks_elsewhere: list[Callable[[], float]] = []
+"""Clocks of CPU seconds that other processes spend for the body, which count as its own."""
 
 
 class TookTooLong(BaseException):
     """Raised inside the code that ran too long. Not an `Exception`, so that `except Exception` cannot swallow it."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"still running after {seconds:g} s")
+    def __init__(self, seconds: float, *, waited: bool = False) -> None:
+        unit = "s by the clock" if waited else "s of CPU time"
+        super().__init__(f"still running after {seconds:g} {unit}")
         self.seconds = seconds
+        self.waited = waited
+        self.why_less = ""
+
+
+@dataclass
+class _Limit:
+    """What one `time_limit` allows, and when it began."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    cpu_began: float = field(default_factory=lambda: _cpu_now())
+    wall_began: float = field(default_factory=time.monotonic)
+
+    def seconds_left(self) -> float:
+        """The least time on the wall before it can be exceeded; not above 0 when it is."""
+        cpu_left = self.cpu_seconds - (_cpu_now() - self.cpu_began)
+        return min(cpu_left, self.wall_seconds - (time.monotonic() - self.wall_began))
+
+    def error(self) -> TookTooLong:
+        waited = _cpu_now() - self.cpu_began < self.cpu_seconds
+        return TookTooLong(self.wall_seconds if waited else self.cpu_seconds, waited=waited)
+
+
+_active: list[_Limit] = []
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TookTooLong` in the body after `seconds`, and again every second while the body goes on.
+def time_limit(cpu_seconds: float, wall_seconds: float = WALL_SECONDS) -> Iterator[None]:
+    """Raise `TookTooLong` in the body when it has used `cpu_seconds`, and again every second while the body goes on.
+
+    Counted is the CPU time of the thread that runs the body, and of `clocks_elsewhere`: neither other programs on a
+    busy machine nor the number of cores that a library keeps warm decide about an answer. `wall_seconds` bound what
+    takes no CPU time. Limits may be nested; each goes on counting while one inside it runs and after that has ended.
 
     Python runs signal handlers between bytecodes of the main thread: a loop is stopped, one long NumPy call only
     when it returns. Outside the main thread, or where there is no SIGALRM (Windows), the body runs without a limit.
@@ -29,14 +69,78 @@ def time_limit(seconds: float) -> Iterator[None]:
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def stop(_signum: int, _frame: FrameType | None) -> None:
-        raise TookTooLong(seconds)
-
-    previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
+    limit = _Limit(cpu_seconds, wall_seconds)
+    previous = signal.signal(signal.SIGALRM, _look)
+    _active.append(limit)
+    _wait_for_next()
     try:
         yield
     finally:
+        _active.remove(limit)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+        if _active:
+            _wait_for_next()
+
+
+@contextlib.contextmanager
+def clock_stopped() -> Iterator[None]:
+    """Let no limit count what happens in the body: somebody sits at a debugger's prompt."""
+    resume = stop_clocks()
+    try:
+        yield
+    finally:
+        resume()
+
+
+def stop_clocks() -> Callable[[], None]:
+    """`clock_stopped` in two steps: no limit counts until the function that is returned is called."""
+    if not _active:
+        return lambda: None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    stopped = list(_active)
+    cpu_began, wall_began = _cpu_now(), time.monotonic()
+
+    def resume() -> None:
+        cpu_seconds, wall_seconds = _cpu_now() - cpu_began, time.monotonic() - wall_began
+        for limit in stopped:
+            limit.cpu_began += cpu_seconds
+            limit.wall_began += wall_seconds
+        if _active:
+            _wait_for_next()
+
+    return resume
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """The CPU seconds that process `pid` and all its descendants have used so far; 0 where /proc does not tell."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            fields = file.read().rpartition(")")[2].split()
+        children: list[str] = []
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="utf-8") as file:
+                children += file.read().split()
+    except (OSError, ValueError):
+        return 0.0
+    of_its_own_and_ended_children = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return of_its_own_and_ended_children + sum(cpu_seconds_of(int(child)) for child in children)
+
+
+def _look(_signum: int, _frame: FrameType | None) -> None:
+    """The alarm has gone off: raise the outermost limit that is exceeded, or set the alarm again."""
+    for limit in _active:
+        if limit.seconds_left() <= 0:
+            signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+            raise limit.error()
+    _wait_for_next()
+
+
+def _wait_for_next() -> None:
+    """Set the alarm for when the first limit can be exceeded: a body that ends in time is never disturbed."""
+    left = min(limit.seconds_left() for limit in _active)
+    signal.setitimer(signal.ITIMER_REAL, max(left, LEAST_SECONDS))
+
+
+def _cpu_now() -> float:
+    return time.thread_time() + sum(clock() for clock in clocks_elsewhere)

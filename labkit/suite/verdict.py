@@ -9,22 +9,39 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.suite.finder import AnswerMissing
-from labkit.suite.limits import TookTooLong
+from labkit.suite.finder import AnswerMissing, TaskMissing
+from labkit.suite.limits import SLOWEST_RIGHT_SECONDS, TookTooLong
 
 LONGEST_LINE = 160
 MOST_LINES = 12
 
 
 class State(StrEnum):
-    """How one test of a task went."""
+    """How one test of a task went: `UNUSABLE` is a file of which nothing can be run, `MISSING` one without the task."""
 
     PASSED = "passed"
     NOT_STARTED = "not started"
     UNUSABLE = "unusable"
+    MISSING = "missing"
     CRASHED = "crashed"
     TOO_SLOW = "too slow"
     WRONG = "wrong"
+
+
+class Kind(StrEnum):
+    """What a test asks of an answer; `labkit.suite.results.task_points` says what it means for a task's points.
+
+    A suite marks its tests, `@pytest.mark.kind("robust")`; one without a mark is `EXACT`.
+    """
+
+    EXACT = "exact"
+    """The right result for ordinary inputs."""
+    ROBUST = "robust"
+    """The right result at the edges: large logits, rows without a key, half precision, nothing at all."""
+    SMALL = "small"
+    """Memory, traffic or work within its bound."""
+    REFUSES = "refuses"
+    """An error that says what is wrong with the arguments."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,7 @@ class Verdict:
     """The outcome of one test: which of a task's tests, how it went, and what to tell the student.
 
     `drawn` says whether the test's inputs are drawn at random, so that another seed gives others.
+    `n_printed` is how many lines the answer printed that were not shown.
     """
 
     test: str
@@ -39,6 +57,8 @@ class Verdict:
     state: State
     lines: tuple[str, ...] = field(default=())
     drawn: bool = False
+    kind: Kind = Kind.EXACT
+    n_printed: int = 0
 
     @property
     def passed(self) -> bool:
@@ -64,10 +84,16 @@ class Place(NamedTuple):
         return linecache.getline(self.file, self.line_number).strip()
 
 
+class ProcessEnded(Exception):
+    """The answer has taken the process along in which a test ran; the message says how it ended."""
+
+
 def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, tuple[str, ...]]:
     """What happened, seen from the student's file, in at most a dozen lines."""
     if isinstance(error, AnswerMissing):
-        return State.UNUSABLE, _clip(str(error))
+        return State.MISSING if isinstance(error, TaskMissing) else State.UNUSABLE, _clip(str(error))
+    if isinstance(error, ProcessEnded):
+        return State.CRASHED, _clip(str(error))
     places = _places(error)
     own = {str(file) for file in answer_files}
     mine = [place for place in places if place.file in own]
@@ -77,7 +103,7 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
         name, where = (
             (mine[0].function, f", last seen at {mine[-1].spot}: {mine[-1].code}") if mine else ("the code", "")
         )
-        return State.TOO_SLOW, _clip(f"{name} was {error}{where}\nUsual cause: a loop whose end never comes")
+        return State.TOO_SLOW, _clip(f"{name} was {error}{where}\n{_why_too_long(error)}")
     said = str(error).strip()
     kind = type(error).__name__
     if mine:
@@ -89,6 +115,14 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
     tests = [place for place in places if Path(place.file).name.startswith("test_")]
     code = (tests or places)[-1].code
     return State.WRONG, _clip(f"what came back could not be used: {kind}: {said}\nthe test did: {code}")
+
+
+def _why_too_long(error: TookTooLong) -> str:
+    """What can be known: nobody can tell slow code from an endless loop by watching it."""
+    if error.waited:
+        return "It used little CPU time: it waits for something that does not come"
+    known = f"Right answers of this course need at most {SLOWEST_RIGHT_SECONDS:g} s for a test"
+    return f"{known}: it is slow, or it never ends{error.why_less}"
 
 
 def _places(error: BaseException) -> list[Place]:

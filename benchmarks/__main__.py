@@ -1,0 +1,68 @@
+"""`python -m benchmarks [NAME]...`: runs benchmarks one after the other and prints one table of ratios."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table as Printed
+
+from benchmarks.harness import Table, save_tables
+
+NAMES = ("tiling", "flash", "linear", "window", "feedback", "grading")
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(metavar=f"[{'|'.join(NAMES)}]...", help="all, if none")] = None,
+    n: Annotated[int | None, typer.Option(help="sequence length, where a benchmark has one")] = None,
+    d: Annotated[int | None, typer.Option(help="width of a head, likewise")] = None,
+    rounds: Annotated[int | None, typer.Option(help="timed rounds")] = None,
+    save: Annotated[bool, typer.Option("--save", help="keep the tables for the chapters")] = False,
+) -> None:
+    """Run benchmarks and print their ratios: interleaved rounds, medians, one thread."""
+    if strangers := set(names or ()) - set(NAMES):
+        raise typer.BadParameter(f"{', '.join(sorted(strangers))}: there are {', '.join(NAMES)}")
+    given = {name: value for name, value in (("n", n), ("d", d), ("rounds", rounds)) if value is not None}
+    console = Console(width=None if Console().is_terminal else 140, highlight=False)
+    tables = []
+    for name in names or NAMES:
+        for table in _tables(name, given):
+            tables.append(table)
+            console.print(printed(table))
+    if save:
+        save_tables(tables)
+        console.print(f"kept in {os.path.relpath(Path(__file__).with_name('data.json'))}")
+
+
+def _tables(name: str, given: dict[str, int]) -> Iterator[Table]:
+    """The tables of one benchmark; settings that it does not have are left out."""
+    function = importlib.import_module(f"benchmarks.{name}").tables
+    known = function.__kwdefaults__ or {}
+    yield from function(**{key: value for key, value in given.items() if key in known})
+
+
+def printed(table: Table) -> Printed:
+    """The table as the terminal shows it."""
+    shown = Printed(title=f"{table.benchmark}: {table.title}", caption=table.setting, box=box.SIMPLE_HEAD)
+    shown.add_column("", no_wrap=True)
+    references = list(table.rows[0].times_as_fast) if table.rows else []
+    has_gains, has_memory = any(row.gain for row in table.rows), any(row.peak_mib is not None for row in table.rows)
+    heads = ["ms", *(f"× {name}" for name in references), *(["gain"] * has_gains)]
+    for head in [*heads, *([f"{table.memory}, MiB"] * has_memory)]:
+        shown.add_column(head, justify="right")
+    for row in table.rows:
+        cells = [f"{row.ms:.1f}", *(f"{row.times_as_fast[name]:.2f}" for name in references)]
+        cells += [f"{row.gain:.2f}" if row.gain else ""] * has_gains
+        cells += ["" if row.peak_mib is None else f"{row.peak_mib:.2f}"] * has_memory
+        shown.add_row(row.name, *cells)
+    return shown
+
+
+if __name__ == "__main__":
+    typer.run(main)

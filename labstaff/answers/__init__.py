@@ -1,0 +1,1 @@
+"""What is kept beside each solution to try its suite on: other right answers, and mistakes."""

@@ -1,0 +1,152 @@
+"""The mistakes kept beside each solution: what each is, which tests must find it, and the answer that makes it.
+
+`solutions/labNN_name/mistakes/TASK.toml` holds those of a task:
+
+    [[mistake]]
+    name = "forward_without_scale"
+    what = "The scores are never divided by √d."
+    killed_by = ["TestFlashForward::test_odd_lengths"]
+    says = "not divided by √d"              # what a message of these tests contains, where one knows the mistake
+    edit = '''
+    - S = scale * Q_i @ K[..., cols, :].to(precise).mT
+    + S = Q_i @ K[..., cols, :].to(precise).mT
+    '''
+
+A mistake that is another algorithm says `replace = { flash_forward = "forward_borrows_heads" }` in place of `edit`:
+that function or class of `mistakes/algorithms.py` takes the place of the solution's.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from labkit.labs.catalog import solution_file, solution_folder
+from labkit.labs.manifest import Lab, Task
+from labstaff.answers.algorithms import ReplaceError, replaced
+from labstaff.answers.edits import EditError, edited
+
+MISTAKES_PER_TASK = 6
+FOLDER = "mistakes"
+ALGORITHMS = "algorithms.py"
+
+
+class MistakeError(ValueError):
+    """A mistake that is not written as it must be; the message names the file, the mistake and the key."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A plausible mistake in one task, as an edit of the solution or as functions that replace its own.
+
+    Attributes:
+        lab: the lab.
+        name: its name, no other's in the lab.
+        what: the mistake, in a sentence.
+        task: the name of the task it is made in.
+        killed_by: the tests that must fail on it, as `TestClass::test_name`.
+        says: what a message of one of them must contain; empty where none needs to.
+        edit: see `labstaff.answers.edits`; empty where `replace` is not.
+        replace: names in the solution and names in algorithms.py that take their places.
+        file: where it is written.
+    """
+
+    lab: Lab
+    name: str
+    what: str
+    task: str
+    killed_by: tuple[str, ...]
+    says: str
+    edit: str
+    replace: dict[str, str] = field(hash=False)
+    file: Path
+
+    def source(self) -> str:
+        """The text of the whole module, as a student who made this mistake would have written it.
+
+        Raises:
+            MistakeError: the edit does not fit the solution, or a name to replace is not there.
+        """
+        solution = solution_file(self.lab).read_text(encoding="utf-8")
+        try:
+            if self.edit:
+                return edited(solution, self.edit)
+            algorithms = self.file.with_name(ALGORITHMS).read_text(encoding="utf-8")
+            return replaced(solution, algorithms, self.replace)
+        except EditError as error:
+            raise MistakeError(f"{self.file}: {self.name}: edit: {error}") from None
+        except ReplaceError as error:
+            raise MistakeError(f"{self.file}: {self.name}: replace: {error}") from None
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """A table of a file, as it is written."""
+
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]+$")]
+    what: Annotated[str, msgspec.Meta(pattern=r"\S\.$")]
+    killed_by: Annotated[list[str], msgspec.Meta(min_length=1)]
+    says: str = ""
+    edit: str = ""
+    replace: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+def mistakes_of(lab: Lab) -> list[Mistake]:
+    """Every mistake of the lab, task by task.
+
+    Raises:
+        MistakeError: a file or a table is malformed, names a task or a test class that is not there, or a name twice.
+    """
+    folder = solution_folder(lab) / FOLDER
+    strangers = {file.stem for file in folder.glob("*.toml")} - {task.name for task in lab.tasks}
+    if strangers:
+        tasks = ", ".join(task.name for task in lab.tasks)
+        raise MistakeError(f"{folder / min(strangers)}.toml: {min(strangers)} is none of the tasks {tasks}")
+    found: dict[str, Mistake] = {}
+    for task in lab.tasks:
+        for mistake in _read(lab, task, folder / f"{task.name}.toml"):
+            if mistake.name in found:
+                raise MistakeError(f"{mistake.file}: {mistake.name}: the name is taken, see {found[mistake.name].file}")
+            found[mistake.name] = mistake
+    return list(found.values())
+
+
+def mistake_named(lab: Lab, name: str) -> Mistake:
+    """The lab's mistake of that name.
+
+    Raises:
+        KeyError: there is none.
+        MistakeError: as `mistakes_of`.
+    """
+    return {mistake.name: mistake for mistake in mistakes_of(lab)}[name]
+
+
+def _read(lab: Lab, task: Task, file: Path) -> list[Mistake]:
+    try:
+        read = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {"mistake": []}
+    except tomllib.TOMLDecodeError as error:
+        raise MistakeError(f"{file}: {error}") from None
+    tables = read.get("mistake")
+    if read.keys() != {"mistake"} or not isinstance(tables, list):
+        raise MistakeError(
+            f"{file}: expected tables [[mistake]] and nothing else, found {', '.join(read) or 'nothing'}"
+        )
+    return [_mistake(lab, task, file, number, table) for number, table in enumerate(tables, 1)]
+
+
+def _mistake(lab: Lab, task: Task, file: Path, number: int, table: dict[str, Any]) -> Mistake:
+    where = f"{file}: {table.get('name', f'mistake number {number}')}"
+    try:
+        entry = msgspec.convert(table, _Entry)
+    except msgspec.ValidationError as error:
+        raise MistakeError(f"{where}: {error}") from None
+    if bool(entry.edit.strip()) == bool(entry.replace):
+        raise MistakeError(f"{where}: expected one of `edit` and `replace`")
+    for test in entry.killed_by:
+        if not test.startswith(f"{task.tests}::test_"):
+            raise MistakeError(f"{where}: killed_by: expected {task.tests}::test_…, found {test}")
+    killed_by = tuple(entry.killed_by)
+    return Mistake(lab, entry.name, entry.what, task.name, killed_by, entry.says, entry.edit, entry.replace, file)
