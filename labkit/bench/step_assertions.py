@@ -60,7 +60,8 @@ def assert_longest(got: Any, capacity: int, batch: int, d: int, itemsize: int, d
     """Compare the longest sequence whose `definition` fits in `capacity` bytes."""
 
     def by(capacity: int = capacity, **changed: Any) -> int:
-        return longest_that_fits(capacity, batch, d, **{"dtype_bytes": itemsize, "definition": definition} | changed)
+        options: dict[str, Any] = {"dtype_bytes": itemsize, "definition": definition, **changed}
+        return longest_that_fits(capacity, batch, d, **options)
 
     squares = {"forward_peak": 4, "step_peak": 6, "saved": 2}[definition]
     room = max(capacity - (0 if definition == "saved" else CUDA_WORKSPACE_BYTES), 0)

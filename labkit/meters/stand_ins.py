@@ -115,6 +115,7 @@ class OnCuda(torch.Tensor):
 
     @staticmethod
     def __new__(cls, data: torch.Tensor) -> OnCuda:
+        """As torch makes subclasses of tensors."""
         return torch.Tensor._make_subclass(cls, data)
 
     @property

@@ -21,7 +21,6 @@ Place = tuple[str, int, str]
 MEASURES = {
     "measure_arrays": "labkit.meters.arrays",
     "kept_by_forward": "labkit.meters.saved",
-    "saved_for_backward": "labkit.meters.saved",
     "measure_peak": "labkit.meters.tensors",
 }
 """Meters that the suite may have called on an answer's function, where that function is."""

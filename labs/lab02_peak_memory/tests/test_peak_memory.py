@@ -15,6 +15,8 @@ from peak_memory import (
     saved_for_backward,
 )
 
+import labkit.meters.examples as examples
+import labkit.meters.stand_ins as stand_ins
 from labkit.bench.accounting import attention_memory
 from labkit.bench.columns import COLUMNS
 from labkit.bench.step_assertions import (
@@ -26,7 +28,6 @@ from labkit.bench.step_assertions import (
     step_memory,
 )
 from labkit.bench.variants import written_out
-from labkit.meters import examples, stand_ins
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.lines import left_on, read, run_lines
 from labkit.testing.compare import assert_equal, assert_keys, assert_raises, assert_tuple, assert_type, require
@@ -171,6 +172,7 @@ class TestMemoryTracker:
                 "y = torch.zeros(1000)  # current 400, peak 400 — what is made after the block does not count"
             )
 
+    @pytest.mark.kind("robust")
     def test_an_exception_passes(self):
         tracker = MemoryTracker()
         lines = "with tracker:\n    torch.zeros(100)\n    raise KeyError('inside')"
@@ -239,6 +241,7 @@ class TestMemoryTracker:
         """
         return {"once": 2**42, "twice": 2**43, "more": 2**42 + 20}
 
+    @pytest.mark.kind("refuses")
     def test_without_a_gpu_cuda_is_refused(self):
         lines = """
 with stand_ins.without_a_gpu():
@@ -247,6 +250,7 @@ with stand_ins.without_a_gpu():
 """
         assert_raises(RuntimeError, lambda: run(lines), when="for MemoryTracker('cuda') without a GPU")
 
+    @pytest.mark.kind("refuses")
     def test_other_devices_are_refused(self):
         assert_raises(ValueError, lambda: MemoryTracker("mps"), when="for MemoryTracker('mps')", mentions=["mps"])
 
@@ -400,6 +404,7 @@ note(meter.peak_bytes)
         require(result.device.type == "meta", "the result is no longer on meta")
         assert_bytes("the peak of a simulated copy of 4 TiB", peak_bytes, 2**42)
 
+    @pytest.mark.kind("robust")
     def test_an_exception_passes(self):
         x = torch.zeros(100)
         with LINES.nothing_left_on("an exception"):
@@ -565,6 +570,7 @@ note((len(calls), x.grad))
         assert_equal("the number of calls of fn", n_calls, 1)
         require(gradient is None, "x has a gradient: a backward pass was run")
 
+    @pytest.mark.kind("small")
     def test_nothing_stays_saved(self):
         x = torch.ones(1000, requires_grad=True)
         with LINES.nothing_left_on("a call of saved_for_backward"):
@@ -579,6 +585,7 @@ note((len(calls), x.grad))
         asked_twice = LINES.call("saved_for_backward", "x.exp().sum()", times=2, x=x)
         assert_equal("what is saved for x.exp().sum(), asked a second time,", asked_twice[1], 4000)
 
+    @pytest.mark.kind("robust")
     def test_hooks_go_when_fn_raises(self):
         text = "[x.exp().sum(), {}['inside']]"
         with LINES.nothing_left_on("an exception"):
@@ -617,6 +624,7 @@ class TestAttentionTrainingMemory:
             batch, n, d = (int(2 ** rng.uniform(0, top)) for top in (4, 9, 11))
             self.check(batch, n, d, itemsize=int(rng.choice([2, 4, 8])))
 
+    @pytest.mark.kind("small")
     def test_a_million_tokens(self):
         lines = """
 with AllocationMeter() as meter:
@@ -643,6 +651,7 @@ note(meter.peak_bytes)
             assert_bytes(f"{name} of {shape}, beside a measured step,", got[name], want)
 
     @pytest.mark.parametrize("position", range(4))
+    @pytest.mark.kind("refuses")
     def test_nothing_is_refused(self, position):
         name = ("batch", "seq_len", "d_model", "dtype_bytes")[position]
         for value in (0, -3):
@@ -699,10 +708,12 @@ class TestLargestSeqLen:
         self.check(step_memory((8, 1, 64), "forward_peak"), 8, 64)
 
     @pytest.mark.seconds(5)
+    @pytest.mark.kind("robust")
     def test_devices_of_the_far_future(self):
         for capacity in (10**15, 10**21 + 12_345, 10**41):
             self.check(capacity, 1, 3)
 
+    @pytest.mark.kind("refuses")
     def test_an_unknown_peak_is_refused(self):
         call = lambda: largest_seq_len(10**9, 1, 1, peak="peek")  # noqa: E731
         assert_raises(ValueError, call, when="for peak='peek'", mentions=["peek"])
@@ -820,6 +831,7 @@ note(paced.taken_ms)
         ],
         ids=["CUDA", "CPU", "CPU_on_Windows"],
     )
+    @pytest.mark.kind("robust")
     def test_rows_that_run_out_of_memory(self, error):
         device = f"with stand_ins.SmallDevice(4 * 100 * 100, lambda: {error}):"
         try:
@@ -838,6 +850,7 @@ note(paced.taken_ms)
         [(RuntimeError, "mat1 and mat2 shapes cannot be multiplied"), (TypeError, "a mistake")],
         ids=["RuntimeError", "TypeError"],
     )
+    @pytest.mark.kind("robust")
     def test_other_errors_pass(self, kind, text):
         device = f"with stand_ins.SmallDevice(4 * 100 * 100, lambda: {kind.__name__}({text!r})):"
         with LINES.nothing_left_on("an error inside"):
@@ -847,16 +860,19 @@ note(paced.taken_ms)
                 when="where attention raised one that is not about memory",
             )
 
+    @pytest.mark.kind("small")
     def test_nothing_stays_alive(self):
         alive = LINES.alive_after("rows = benchmark_attention([8], [64, 65], batch_size=2, warmup_steps=0, steps=1)")
         require(alive == 0, f"{alive:,} bytes are still alive after the benchmark: rows hold numbers, not tensors")
 
+    @pytest.mark.kind("refuses")
     def test_without_a_gpu_cuda_is_refused(self):
         def rows():
             return self.rows([4], [8], within="with stand_ins.without_a_gpu():", steps=1, device="cuda")
 
         assert_raises(RuntimeError, rows, when="for device='cuda' without a GPU")
 
+    @pytest.mark.kind("refuses")
     def test_other_devices_are_refused(self):
         def rows():
             return benchmark_attention([4], [8], steps=1, device="mps")
