@@ -16,7 +16,7 @@ import numpy as np
 from labkit.testing.compare import Suspects, assert_equal, assert_tuple, assert_type, require
 
 MIB = 2**20
-MISTAKE = re.compile(r"(\d+): (.*)")
+MISTAKE = re.compile(r"(-?\d+): (.*)")
 NOT_LEFT = "the way out is taken only when all goes well: `with`, or `try … finally`, leaves in every case"
 
 

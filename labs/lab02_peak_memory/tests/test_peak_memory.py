@@ -261,7 +261,8 @@ with stand_ins.without_a_gpu():
         with stand_ins.CudaStandIn() as gpu:
             gpu.allocate(5000, device)
             gpu.free(3000, device)
-            with MemoryTracker(device) as tracker:  # current 0, peak 0 — of 2000 bytes there, 5000 at their peak
+            with MemoryTracker(device) as tracker:  # current 0, peak 0 — 2000 bytes were there, 5000 at their peak
+                # -2000: another device is read, the current one
                 # 2000: what was allocated before is not taken off
                 # 3000: the peak is not reset on entering
                 # 5000: neither is the peak reset on entering nor what was allocated before taken off
@@ -503,8 +504,8 @@ class TestSavedForBackward:
         """
         x, w = examples.leaf(100), examples.leaf(100)
         pair, deeper, named = [x], (5, [x]), dict(w=w)
-        dict(product=(a := pair[0].exp()) * named["w"], a=[a])  # 0 — look inside lists, tuples and dicts
-        dict(product=(a := deeper[1][0].exp()) * named["w"], a=(a, None))  # 0 — look inside lists, tuples and dicts
+        dict(product=(a := pair[0].sin()) * named["w"], a=[a])  # 0 — look inside lists, tuples and dicts
+        dict(product=(a := deeper[1][0].sin()) * named["w"], a=(a, None))  # 0 — look inside lists, tuples and dicts
         (x.exp(), x.exp())  # 0 — every tensor that fn returns is output
         """
 
