@@ -21,6 +21,7 @@ def assert_gradients(
     args: Args,
     factors: Sequence[torch.Tensor],
     *,
+    names: Mapping[str, str] | None = None,
     suspects: Mapping[str, Gradients] | None = None,
     hint: str = "",
     lost: str = "",
@@ -32,6 +33,7 @@ def assert_gradients(
         fn: what is computed, from arguments by name.
         args: a name for a message → the argument.
         factors: the loss is the sum of the floating-point results, each times its factor.
+        names: what an argument is called in messages, if not by its name.
         suspects: a usual mistake → the gradients that it leads to.
         hint: what usually causes an error.
         lost: why a gradient may be missing.
@@ -42,12 +44,12 @@ def assert_gradients(
         if want is None:
             continue
         found = got[i] if got else None
-        require(found is not None, f"the gradient of {name} is None\nUsual cause: {lost or hint}")
+        called = f"the gradient of {(names or {}).get(name, name)}"
+        require(found is not None, f"{called} is None\nUsual cause: {lost or hint}")
         usual = {text: numbers(value) for text, each in (suspects or {}).items() if (value := each[name]) is not None}
         usual |= {"the gradient arrives twice": 2 * numbers(want), "the gradient is lost": 0 * numbers(want)}
-        name = f"the gradient of {name}"
-        rounded = numbers(plain[name.removeprefix("the gradient of ")])
-        assert_close(name, found, numbers(want), plain=rounded, dtype=arg.dtype, suspects=usual, hint=hint)
+        rounded = numbers(plain[name])
+        assert_close(called, found, numbers(want), plain=rounded, dtype=arg.dtype, suspects=usual, hint=hint)
 
 
 def gradients(

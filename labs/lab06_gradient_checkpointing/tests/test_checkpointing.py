@@ -139,6 +139,7 @@ def fails_when_run_again(task, x):
         return y if len(ran) == 1 else {}["the second run"]
 
     y = run(fn, x)
+    torch.rand(3)
     before = torch.get_rng_state()
     try:
         y.sum().backward()
@@ -230,6 +231,9 @@ def borrowed(task, x):
     return called
 
 
+INSIDE = {name: f"the {name} inside fn" for name in ("weight", "bias", "scale")}
+
+
 class Recomputation:
     """Tests of what runs a function and recomputes it: the Function, and the function around it."""
 
@@ -242,10 +246,10 @@ class Recomputation:
     def check(self, line, factors, *, hint="", lost="", suspects=None, options=None, args):
         """The same, its gradients compared with plain autograd's; `suspects` are a usual mistake's factors."""
         made = self.passes(line, factors, options, **args)
-        why = (lost or hint) if made.requires_grad else NO_WAY_BACK
+        why = lost or (hint if made.requires_grad else NO_WAY_BACK)
         wrong = {text: gradients(plainly(line), args, each) for text, each in (suspects or {}).items()}
         found = made.gradients[-1] if made.gradients else None
-        assert_gradients(found, plainly(line), args, factors, suspects=wrong, hint=hint, lost=why)
+        assert_gradients(found, plainly(line), args, factors, names=INSIDE, suspects=wrong, hint=hint, lost=why)
         return made
 
     def test_result_and_gradient(self, rng):
@@ -436,12 +440,17 @@ class Recomputation:
         args, factors, seed = {"x": random(rng, 6)}, [random(rng, 6, grad=False)], draw_seed(rng)
         hint = "a checkpointed function calls checkpointed ones: nothing may be kept outside of ctx"
         self.check("run(lambda x: run(torch.sin, run(torch.exp, x)) * x, x)", factors, args=args, hint=hint)
-        line = "run(lambda x: run(lambda x: F.dropout(torch.sin(x), 0.5), run(torch.exp, x)) * x, x)"
+        line = "run(lambda x: run(lambda h: F.dropout(torch.sin(h), 0.5), F.dropout(x, 0.3)) * x, x)"
+        args, factors = {"x": random(rng, 60)}, [random(rng, 60, grad=False)]
         made = self.passes(line, factors, {"seed": seed}, **args)
         torch.manual_seed(seed)
-        mask = F.dropout(torch.ones(6), 0.5)
+        first, second = (F.dropout(torch.ones(60), p).double() for p in (0.3, 0.5))
         hint = "a dropout two levels down draws another mask: each level sets the generator's state, and puts it back"
-        masked = lambda args: torch.sin(torch.exp(args["x"])) * mask.to(args["x"]) * args["x"]  # noqa: E731
+
+        def masked(args):
+            x = args["x"]
+            return torch.sin(x * first.to(x)) * second.to(x) * x
+
         assert_gradients(made.gradients and made.gradients[-1], masked, args, factors, hint=hint, lost=hint)
 
     def test_backward_twice(self, rng):
@@ -477,8 +486,7 @@ class Recomputation:
         require(
             gradient is None or abs(gradient - want) < 1e-3,
             f"the gradient of y + (∂y/∂x)², y = w·x², is {gradient}, expected {want:.6g} or a RuntimeError\n"
-            "Usual cause: with create_graph=True (grad mode is on in backward then) a backward that leaves no graph of "
-            "its own must raise, or the second derivative is left out without a word",
+            "Usual cause: with create_graph=True, grad mode on, a backward that leaves no graph of its own must raise",
         )
 
     def test_torch_autograd_grad(self, rng):

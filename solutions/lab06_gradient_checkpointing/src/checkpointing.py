@@ -86,13 +86,10 @@ class Checkpoint(torch.autograd.Function):
             next(saved).detach().requires_grad_(needed) if is_tensor else other
             for is_tensor, other, needed in zip(ctx.is_tensor, ctx.others, ctx.needs_input_grad[1:], strict=True)
         ]
-        with (
-            torch.random.fork_rng(devices=ctx.rng_state.keys() - {"cpu"}),
-            torch.enable_grad(),
-            _autocast(ctx.autocast),
-        ):
+        with torch.random.fork_rng(devices=ctx.rng_state.keys() - {"cpu"}), torch.enable_grad():
             _set_rng_state(ctx.rng_state)
-            results = ctx.fn(*args)
+            with _autocast(ctx.autocast):
+                results = ctx.fn(*args)
         results = results if isinstance(results, tuple) else (results,)
         pairs = [
             (result, grad)
