@@ -301,8 +301,8 @@ class EitherPass(EveryTask):
             entries(half),
             round(share * entries(full)),
             unit="entries",
-            hint=f"in tiles that hold a key which some query sees lie {share:.0%} of all. Usual cause: tiles that lie "
-            "above the diagonal are computed and then masked: leave them out, the first one too",
+            hint=f"of all scores {share:.0%} lie in tiles with a key that some query sees\nUsual cause: tiles above "
+            "the diagonal are computed and then masked: leave them out, the first one too",
         )
 
 
@@ -605,7 +605,7 @@ class TestFlashAttention(EveryTask):
             others, shape = [x for x in saved if not isinstance(x, str)], (*batch, 70)
             found = ", ".join(f"{_short(x.dtype)} {tuple(x.shape)}" for x in others) or "nothing"
             require(
-                [tuple(x.shape) for x in others] == [shape],
+                [tuple(x.shape) for x in others] in ([shape], [(math.prod(batch), 70)]),  # or of heads in a row
                 f"saved besides Q, K, V and O: {found}; expected L alone, {_short(case.precise)} {shape}\n"
                 + _why_too_much(case, others, shape),
             )
@@ -615,7 +615,7 @@ class TestFlashAttention(EveryTask):
                 f"the saved L is {_short(L.dtype)}, expected {_short(case.precise)}: one number stands for a whole row "
                 "of weights",
             )
-            case.check("L", L, lse_suspects(case))
+            case.check("L", L.reshape(shape), lse_suspects(case))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_forward_leaves_nothing_else_behind(self, rng, dtype):
