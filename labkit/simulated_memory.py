@@ -1,7 +1,8 @@
 """A simulated two-level memory: HBM without limit, an SRAM of M bytes, and every byte between them counted.
 
-The model is the one of FlashAttention's analysis (Dao et al. 2022, section 3.2; before it the red-blue pebble game of
-Hong and Kung 1981): arithmetic happens in SRAM only and costs nothing, what counts is what crosses the border.
+The model is the one of FlashAttention's analysis (Dao et al. 2022, section 3.2, after Aggarwal and Vitter 1988; before
+them the red-blue pebble game of Hong and Kung 1981): arithmetic happens in SRAM only and costs nothing, what counts is
+what crosses the border.
 
     machine = Machine(sram_bytes=64 * 1024)
     Q = machine.hbm(q)                        # an opaque array in HBM: no arithmetic, no indexing

@@ -96,10 +96,9 @@ def jobs_of(lab: Lab, seeds: list[int], mistake_seeds: list[int], modes: list[st
                 yield Job(lab, name, seed, mode, (*options, "--seed", str(seed), "--drawn", *where))
     for seed in mistake_seeds:
         for mistake in mistakes_of(lab):
-            place = folder / lab.label / mistake.name / f"{lab.module}.py"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(mistake.source(), encoding="utf-8")
-            options = ("--src", str(place.parent), "--seed", str(seed))
+            place = folder / lab.label / mistake.name
+            mistake.write(place)
+            options = ("--src", str(place), "--seed", str(seed))
             yield Job(lab, mistake.name, seed, "plain", options, mistake.killed_by, right=False)
 
 
@@ -108,7 +107,7 @@ def calibrate(jobs: list[Job], *, sandboxed: bool) -> Calibration:
     seen = Calibration()
     idle: Queue[WarmRunner] = Queue()
     for _ in range(RUNNERS):
-        idle.put(WarmRunner(HEAVY, sandbox="bubblewrap" if sandboxed else ""))
+        idle.put(WarmRunner(HEAVY, prepare="labstaff.judge.sandbox:keep_boxed" if sandboxed else ""))
 
     def one(job: Job) -> tuple[Job, list[str], list[tuple[str, str, float]]]:
         runner = idle.get()

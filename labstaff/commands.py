@@ -1,4 +1,4 @@
-"""The instructor's commands: `lab build`, `lab release`, `lab site`, `lab course` and `lab grade`."""
+"""The instructor's commands: `lab build`, `lab mistake`, `lab release`, `lab site`, `lab course` and `lab grade`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from labkit.labs.catalog import ROOT, find_lab, find_labs
 def add_commands(app: typer.Typer) -> None:
     """Add the instructor's commands to `lab`."""
     app.command(rich_help_panel="instructors")(build)
+    app.command(rich_help_panel="instructors")(new)
+    app.command(rich_help_panel="instructors")(mistake)
     app.command(rich_help_panel="instructors")(release)
     app.command(rich_help_panel="instructors")(site)
     app.command(rich_help_panel="instructors")(course)
@@ -40,6 +42,46 @@ def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] 
         sys.exit(f"lab build: {error}")
 
 
+def new(
+    number: Annotated[str, typer.Argument(metavar="NN", help="its number")],
+    name: Annotated[str, typer.Argument(help="its name, like ring_attention")],
+    tasks: Annotated[str, typer.Option(help="what a student writes: names with commas between")],
+) -> None:
+    """Make a lab that passes its own two-sided check, to be filled from there."""
+    from labstaff.derive.new_lab import NewLabError, new_lab
+
+    try:
+        written = new_lab(ROOT, number, name, [task.strip() for task in tasks.split(",") if task.strip()])
+    except NewLabError as error:
+        sys.exit(f"lab new: {error}")
+    for path in written:
+        typer.echo(f"wrote {path.relative_to(ROOT)}")
+    build(None)
+    typer.echo(
+        f"next: uv run pytest tests/test_labs.py -k lab{int(number):02d}; CONTRIBUTING.md says what to fill first"
+    )
+
+
+def mistake(
+    lab: Annotated[str, typer.Argument(metavar="LAB", help="a lab's number, like 01")],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one of them; all are listed without")] = None,
+    source: Annotated[bool, typer.Option("--source", help="print the whole module with the mistake, no more")] = False,
+) -> None:
+    """List a lab's mistakes, or show one: what it changes, and what a student reads who makes it."""
+    from labstaff.answers.mistakes import MistakeError, UnknownMistake, find_mistake
+    from labstaff.answers.show import show_list, show_mistake
+
+    try:
+        if name is None:
+            show_list(find_lab(lab))
+        elif source:
+            typer.echo(find_mistake(find_lab(lab), name).source(), nl=False)
+        elif not show_mistake(find_mistake(find_lab(lab), name)):
+            sys.exit("lab mistake: its tests do not find it, or do not say what they must")
+    except (MistakeError, UnknownMistake) as error:
+        sys.exit(f"lab mistake: {error}")
+
+
 def release(out: Annotated[Path, typer.Argument(metavar="OUT", help="a folder that is not there yet")]) -> None:
     """Write the students' tree: no solutions, no course tests, nothing that leaks."""
     from labstaff.release.tree import ReleaseError
@@ -54,13 +96,19 @@ def release(out: Annotated[Path, typer.Argument(metavar="OUT", help="a folder th
 
 def site(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="a folder; a site that lies there is replaced")],
+    instructors: Annotated[
+        bool, typer.Option("--instructors", help="add every mistake and what the suite says of it; not for students")
+    ] = False,
 ) -> None:
     """Build the chapters, handouts and figures as a website that opens from disk."""
+    from labstaff.answers.mistakes import MistakeError
     from labstaff.site import SiteError, build_site
+    from labstaff.site.mistake_runs import judged
+    from labstaff.site.mistakes import mistake_pages
 
     try:
-        pages = build_site(ROOT, out)
-    except SiteError as error:
+        pages = build_site(ROOT, out, mistake_pages(find_labs(), judged) if instructors else {})
+    except (SiteError, MistakeError) as error:
         sys.exit(f"lab site: {error}")
     typer.echo(f"wrote {pages} pages; open {out / 'index.html'}")
 
@@ -93,33 +141,30 @@ def grade(
     scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address: its workers judge")] = "",
     table: Annotated[Path | None, typer.Option("--csv", help="write the points to this file")] = None,
     unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="judge without bubblewrap")] = False,
-    force: Annotated[bool, typer.Option("--force", help="have nbgrader record again what it recorded before")] = False,
+    force: Annotated[bool, typer.Option("--force", help="judge and record again what was graded before")] = False,
 ) -> None:
     """Judge submissions, several at once, each in a sandbox; a run that was interrupted goes on where it ended.
 
-    In a course that `lab course` made, nbgrader then records the points.
+    In a course that `lab course` made, nbgrader then records what is not recorded as it is now. Exit status: 0, or 1
+    when something was not graded, or 3 when all was, and some submissions hold nothing that can be judged.
     """
-    from labstaff.grading.run import NothingToGrade, grade_submitted
+    from labstaff.course.grade import grade as grade_folder
+    from labstaff.grading.run import NothingToGrade
     from labstaff.judge.sandbox import SandboxMissing
 
     labs = [find_lab(name) for name in lab or []] or find_labs()
     try:
-        outcomes = grade_submitted(
-            submitted.resolve(), labs, results, workers=workers, scheduler=scheduler, unsafe=unsafe, table=table
+        status = grade_folder(
+            submitted.resolve(),
+            labs,
+            results,
+            workers=workers,
+            scheduler=scheduler,
+            unsafe=unsafe,
+            table=table,
+            force=force,
+            say=typer.echo,
         )
-    except (NothingToGrade, SandboxMissing) as error:
+    except (NothingToGrade, SandboxMissing, OSError) as error:
         sys.exit(f"lab grade: {error}")
-    if any(outcome.judged is None for outcome in outcomes):
-        sys.exit("lab grade: some were not judged (FAILED above), and nothing was recorded: run it again")
-    course = submitted.resolve().parent
-    if (course / "nbgrader_config.py").exists():
-        from labstaff.course.nbgrader_process import Nbgrader
-        from labstaff.course.record import RecordError, record
-
-        try:
-            with Nbgrader() as nbgrader:
-                for each in dict.fromkeys(outcome.handed_in.lab for outcome in outcomes):
-                    record(course, each, nbgrader, force=force, say=typer.echo)
-        except RecordError as error:
-            sys.exit(f"lab grade: {error}")
-        typer.echo("recorded in gradebook.db")
+    raise typer.Exit(status)

@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run beside the tests: to
 import judging
 import pytest
 
+from labkit.labs.catalog import ROOT
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import State, Verdict
 
@@ -46,7 +47,8 @@ class Judges:
         asked.write_text(json.dumps([asdict(job) for job in jobs]), encoding="utf-8")
         self._results.touch()
         command = [sys.executable, judging.__file__, str(asked), str(self._results), "bubblewrap" if sandboxed else ""]
-        self._process = subprocess.Popen(command, start_new_session=True)
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # this house, none installed
+        self._process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "PYTHONPATH": path})
         self._n_read = 0
 
     def __call__(self, job: Job) -> SuiteRun:
@@ -98,6 +100,19 @@ def judges(request: pytest.FixtureRequest) -> Iterator[Judges | None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the tests that wait for the suites' results come last."""
     items.sort(key=lambda item: "job" in _params(item))
+
+
+@pytest.fixture(scope="session")
+def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course of Lab 01 as `lab course` makes it, to be copied."""
+    from labkit.labs.catalog import find_lab
+    from labstaff.course.make import make_course
+    from labstaff.course.nbgrader_process import Nbgrader
+
+    course = tmp_path_factory.mktemp("made") / "course"
+    with Nbgrader() as nbgrader:
+        make_course([find_lab("01")], course, nbgrader)
+    return course
 
 
 SECONDS = pytest.StashKey[dict[Job, float]]()

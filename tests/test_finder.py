@@ -70,9 +70,14 @@ def test_an_import_that_never_ends(imported, monkeypatch):
     monkeypatch.setattr("labkit.suite.finder.IMPORT_SECONDS", 0.2)
     module = imported("while True:\n    pass")
     with pytest.raises(
-        AnswerMissing, match=r"importing profiling.py never ended: still running after 0.2 s \(line [12]"
+        AnswerMissing, match=r"importing profiling.py took too long: still running after 0.2 s of CPU time \(line [12]"
     ):
         module.standard_attention()
+
+
+def test_a_byte_order_mark_and_other_line_ends_are_no_errors(imported):
+    source = "\ufeff" + solution_text().replace("\n", "\r\n")
+    assert imported(source).estimate_attention_memory(4, 2)["total_memory"] == 4 * (4 * 4 * 2 + 16)
 
 
 def test_text_that_is_not_utf8(imported, tmp_path):

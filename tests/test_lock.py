@@ -44,7 +44,7 @@ source = { registry = "PLACE/simple" }
 
 def clean(text: str) -> str:
     """What the filter makes of `text`, run as git runs it: by any Python, without the project's environment."""
-    command = [sys.executable, str(ROOT / "labstaff/release/lockfile.py")]
+    command = [sys.executable, str(ROOT / "labkit/commands/lockfile.py")]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
@@ -73,9 +73,7 @@ def test_what_is_clean_stays_as_it_is():
 def test_the_committed_lock_has_no_address():
     command = ["git", "-C", str(ROOT), "show", "HEAD:uv.lock"]
     committed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "://" not in committed, (
-        'git config filter.lockfile.clean "python3 labstaff/release/lockfile.py", and commit uv.lock again'
-    )
+    assert "://" not in committed, "`uv run lab setup` once in this clone, and commit uv.lock again"
     assert clean(committed) == committed
     names = {package["name"] for package in tomllib.loads(committed)["package"]}
     assert {"attention-labs", "numpy", "torch", "pytest", "matplotlib", "nbgrader"} <= names

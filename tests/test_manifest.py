@@ -62,9 +62,9 @@ def test_reads_what_is_written(tmp_path):
         ('title = "A lab"', "", "title: missing"),
         ('title = "A lab"', "title = 7", "title: expected `str`, got `int`"),
         ('module = "thing"', 'module = "a thing"', "module: expected `str` matching regex"),
-        ("hours = 1.5", "hours = true", "hours: expected `float`, got `bool`"),
-        ("points = 3", "points = 0", "tasks[0].points: expected `float` > 0.0"),
-        ("points = 2.5", 'points = "2"', "tasks[1].points: expected `float`, got `str`"),
+        ("hours = 1.5", "hours = true", "hours: expected `int | float`, got `bool`"),
+        ("points = 3", "points = 0", "tasks[0].points: expected `int` >= 1"),
+        ("points = 2.5", 'points = "2"', "tasks[1].points: expected `int | float`, got `str`"),
         ('hints = ["Again."]', "hints = []", "tasks[1].hints: expected `array` of length >= 1"),
         ('hints = ["Again."]', 'hints = [" "]', "tasks[1].hints[0]: expected `str` matching regex"),
         (

@@ -83,6 +83,20 @@ def test_a_wrong_result_never_earns_more_than_half(lab, failed, earned):
     assert all(line.startswith(f"  at most {earned:g} of its 20 points while a result on ") for line in said)
 
 
+def test_a_task_earns_nothing_before_a_result_on_random_inputs_is_right(lab):
+    """An answer that repeats the examples, or does nothing, passes tests too."""
+    task = lab.tasks[0]
+    examples = [Verdict(f"test_{i}", task.name, State.PASSED) for i in range(10)]
+    left_alone = Verdict("test_left_alone", task.name, State.PASSED, drawn=True, kind=Kind.ROBUST)
+    wrong = Verdict("test_random", task.name, State.WRONG, ("off",), drawn=True)
+    repeated = [*examples, left_alone, wrong]
+    assert task_points(task, repeated) == 0
+    assert "  no points yet: no result on inputs drawn at random is right" in run_lines(lab, repeated)
+    assert "0 of 20 points" in "\n".join(run_lines(lab, repeated))
+    right = Verdict("test_another", task.name, State.PASSED, drawn=True)
+    assert task_points(task, [*repeated, right]) == 10
+
+
 def test_results_are_kept_task_by_task(lab):
     assert load(lab) == {}
     store(lab, add_up(lab, verdicts(lab, standard_attention=3)))
@@ -123,13 +137,15 @@ def test_board(lab, capsys):
 
 def test_board_when_everything_is_done(lab):
     store(lab, add_up(lab, verdicts(lab, **{task.name: 10 for task in lab.tasks})))
-    assert [str(line) for line in next_lines([lab], {"lab01": load(lab)})] == ["Every task is done."]
+    assert str(next_lines([lab], {"lab01": load(lab)})[0]) == "★ Every task is done."
 
 
 def test_board_of_a_file_that_does_not_parse(lab, capsys):
     lab.answer_file.write_text("def f(:\n", encoding="utf-8")
     show_board([lab])
-    assert "next: standard_attention(" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "lab01: profiling.py has a syntax error in line 1: invalid syntax: def f(:" in said
+    assert "next: standard_attention(" in said
 
 
 def test_hints_come_one_at_a_time(lab):

@@ -164,8 +164,22 @@ def test_endless_loop(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "1")
     run = only(pytest_run(tmp_path, source, "-k", "Standard or Estimate"))
     assert run.returncode == 1
-    assert len(lines_with(run, f"{ESTIMATE} was still running after 1 s, last seen at profiling.py:")) == 1
+    assert len(lines_with(run, f"{ESTIMATE} was still running after 1 s of CPU time, last seen at profiling.py:")) == 1
+    assert lines_with(run, "(tests of this task have used up 1 s already, so this one got less)")
     assert lines_with(run, "lab01 · standard_attention · done"), "the other tasks are still judged"
+
+
+def test_a_slow_test_fails_no_other(tmp_path, monkeypatch):
+    """Slow for one length only: every other test of the task is run, and passes."""
+    slow = (
+        f"_solved = {ESTIMATE}\n\n\ndef {ESTIMATE}({SIGNATURE}):\n"
+        "    for _ in range(10**9 if seq_len > 10**6 else 0):\n        pass\n"
+        "    return _solved(seq_len, d_model, dtype_bytes, batch_size)"
+    )
+    monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "1")
+    run = only(pytest_run(tmp_path, with_function(solution_text(), ESTIMATE, slow), "-v"))
+    failed = {line.strip() for line in lines_with(run, "  ✗ test_")}
+    assert failed == {"✗ test_large_sizes_do_not_overflow"}, run.stdout
 
 
 def test_explicit_traceback_style_brings_pytests_own(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import posixpath
 import re
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from labstaff.site import SiteError, build_site
 from labstaff.site.links import problems
 from labstaff.site.mathematics import TexError, render
 from labstaff.site.pages import CHAPTER, navigation
+from labstaff.site.search import TEXTS, on_one_line
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if CHAPTER.fullmatch(path.stem))
 HANDOUTS = [f"labs/{lab.folder.name}" for lab in find_labs()]
@@ -62,12 +65,21 @@ class TestSite:
         assert (site / HANDOUTS[0]).parent.joinpath(stub).read_bytes() == lab.answer_file.read_bytes()
 
     def test_only_its_own_page_loads_the_tile_loop(self, site: Path) -> None:
-        scripts = re.compile(r'<script [^>]*src="[./]*_static/tile_loop/(\w+\.js)')
+        scripts = re.compile(r'<script [^>]*src="[./]*_static/((?:tile_loop|player)/\w+\.js)')
         loading = {path.stem: scripts.findall(path.read_text(encoding="utf-8")) for path in site.glob("*.html")}
         alone = (ROOT / "docs" / "_static" / "tile_loop" / "index.html").read_text(encoding="utf-8")
-        assert {page: found for page, found in loading.items() if found} == {
-            "tile_loop": re.findall(r'<script src="(\w+\.js)"', alone)
-        }
+        named = [posixpath.normpath(f"tile_loop/{name}") for name in re.findall(r'<script src="([^"]+)"', alone)]
+        assert {page: found for page, found in loading.items() if found} == {"tile_loop": named}
+        assert named[0] == "player/player.js"
+
+    def test_only_the_search_page_loads_the_texts_that_it_quotes(self, site: Path) -> None:
+        loading = [path for path in site.rglob("*.html") if TEXTS in path.read_text(encoding="utf-8")]
+        assert loading == [site / "search.html"]
+        texts = json.loads((site / "_static" / TEXTS).read_text(encoding="utf-8").partition(" = ")[2].rstrip(";\n"))
+        assert set(CHAPTERS) | set(HANDOUTS) <= texts.keys()
+        for name, sections in texts.items():
+            html = (site / f"{name}.html").read_text(encoding="utf-8")
+            assert [anchor for anchor, _ in sections if f' id="{anchor}">' not in html] == [], name
 
     def test_the_front_page_leads_to_every_chapter_and_lab(self) -> None:
         front = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
@@ -173,6 +185,20 @@ def test_formulas_come_with_mathml_for_screen_readers() -> None:
     assert 'aria-hidden="true"' in html
     with pytest.raises(TexError, match=r"Undefined control sequence: \\nope"):
         render(r"\nope", display=False)
+
+
+@pytest.mark.parametrize(
+    ("tex", "line"),
+    [
+        (r"\frac{1}{2}", "1/2"),
+        (r"Q K^\top / \sqrt{d}", "QK^⊤/√d"),
+        (r"\frac{w-1}{b}", "(w−1)/b"),
+        (r"\sum_{i=1}^{N} 2N^2", "∑_(i=1)^N2N^2"),
+        (r"\nope", r"\nope"),
+    ],
+)
+def test_a_formula_is_quoted_on_one_line(tex: str, line: str) -> None:
+    assert on_one_line(tex) == line
 
 
 def test_navigation_has_every_page_once_and_takes_in_what_it_does_not_know() -> None:

@@ -6,6 +6,7 @@ import itertools
 import re
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,8 @@ from labkit.testing import io_formulas as forms
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-ADDRESS = (ROOT / "docs" / "_static" / "tile_loop" / "index.html").as_uri()
+FOLDER = ROOT / "docs" / "_static"
+ADDRESS = (FOLDER / "tile_loop" / "index.html").as_uri()
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FRESH = itertools.count()  # a new query makes it a new document, where a new hash alone does not
 SMALL = "#n=16&d=4&bq=4&bk=4&sram=512&order=queries&causal=1"
@@ -233,6 +235,15 @@ class TestControls:
         outline = page.locator(".tl-stage").evaluate("stage => getComputedStyle(stage).outlineStyle")
         assert outline == "solid"
 
+    def test_arrows_step_without_a_focus_while_the_picture_is_in_view(self, page: Page) -> None:
+        assert page.evaluate("document.activeElement === document.body")
+        for key, want in [("ArrowRight", 1), ("Shift+ArrowRight", 4), ("ArrowLeft", 3), ("Home", 3), ("Space", 3)]:
+            page.keyboard.press(key)
+            assert place(page) == (want, 38), key
+        page.evaluate("document.body.style.paddingBottom = '3000px'; scrollTo(0, 2500)")
+        page.keyboard.press("ArrowRight")
+        assert place(page) == (3, 38)
+
     def test_keys_in_a_field_belong_to_the_field(self, page: Page) -> None:
         page.locator("#tl-n").focus()
         page.keyboard.press("End")
@@ -344,7 +355,9 @@ class TestPhone:
         page.get_by_role("button", name="A step on").tap()
         assert place_hidden(page) == 1
         page.evaluate("document.querySelector('.tl-stage').scrollIntoView()")
-        assert page.get_by_role("button", name="Play").bounding_box()["y"] + 40 <= 740, "the player does not stick"
+        assert page.get_by_role("button", name="Play").bounding_box()["y"] + 40 <= 740, "the player is out of reach"
+        page.locator(".tl-numbers").scroll_into_view_if_needed()
+        assert page.locator(".pl-player").bounding_box()["y"] >= 0, "the player does not stick"
 
 
 def stop_the_clock(page: Page) -> None:
@@ -356,3 +369,52 @@ def stop_the_clock(page: Page) -> None:
 def place_hidden(page: Page) -> int:
     """Where the slider of steps stands; a phone has no room for the figures."""
     return int(page.get_by_role("slider", name="Step").input_value())
+
+
+ANOTHER = """<!doctype html><link rel="stylesheet" href="{player}.css"><body class="pl"><p id="drawn">?</p>
+<script src="{player}.js"></script><script>
+  const drawn = document.getElementById("drawn");
+  const link = stepPlayer.keepInAddress({{
+    read: (given) => player.goTo(Number(given.get("rank"))),
+    write: () => ({{ rank: player.at() }}),
+  }});
+  const player = stepPlayer.makePlayer({{
+    show(at) {{ drawn.textContent = `rank ${{at % 4}}`; link.save(); return `Step ${{at}} round the ring.`; }},
+    last: () => 11,
+    leap: (at, by) => (Math.floor(at / 4) + by) * 4,
+    leapName: "round",
+    picture: drawn,
+    keysIn: document.body,
+  }});
+  document.body.append(player.element);
+  player.goTo(Number((link.given() || new URLSearchParams()).get("rank")));
+</script>"""
+
+
+class TestAnotherPage:
+    """The player plays what it knows nothing of."""
+
+    @pytest.fixture
+    def ring(self, shared: Page, tmp_path: Path) -> Page:
+        file = tmp_path / "ring.html"
+        file.write_text(ANOTHER.format(player=(FOLDER / "player" / "player").as_uri()), encoding="utf-8")
+        shared.goto(f"{file.as_uri()}#rank=3")
+        return shared
+
+    def test_it_plays_from_where_the_link_says(self, ring: Page) -> None:
+        assert (shown(ring, "place"), ring.locator("#drawn").inner_text()) == ("3 / 11", "rank 3")
+        ring.keyboard.press("ArrowRight")
+        assert (shown(ring, "said"), ring.locator("#drawn").inner_text()) == ("Step 4 round the ring.", "rank 0")
+        ring.wait_for_function("location.hash === '#rank=4'")
+        go_to(ring, "#rank=7")
+        assert place(ring) == (7, 11)
+
+    def test_its_buttons_and_slider_go_everywhere(self, ring: Page) -> None:
+        for name, want in [("A round on", 4), ("A round back", 0), ("To the end", 11), ("A step back", 10)]:
+            ring.get_by_role("button", name=name).click()
+            assert place(ring) == (want, 11), name
+        ring.get_by_role("slider", name="Step").fill("5")
+        assert place(ring) == (5, 11)
+        go_to(ring, "#rank=99")
+        assert place(ring) == (11, 11)
+        assert ring.get_by_role("button", name="A step on").is_disabled()

@@ -1,4 +1,4 @@
-"""`lab bench` and `lab plot`: what a reader asks of the benchmark."""
+"""`lab bench`, `lab plot` and `lab model`: what a reader asks about memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from labkit.bench.model_command import model
 
 D_MODELS = "16,32,64,128"
 SEQ_LENS = "256,1024,4096,8192,16384"
@@ -29,6 +31,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add the reader's commands to `lab`."""
     app.command()(bench)
     app.command()(plot)
+    app.command()(model)
 
 
 def bench(
@@ -67,12 +70,11 @@ def plot(
 ) -> None:
     """Draw the benchmark: memory over length, and times where a device was timed."""
     from labkit.bench.plots import save_plots
-    from labkit.bench.record import read_csv
 
     if csv is not None and not csv.exists():
         sys.exit(f"lab plot: there is no {csv}")
     rows = (
-        read_csv(csv)
+        rows_kept("plot", csv)
         if csv
         else run("meta", ["written_out", "built_in"], [64], whole_numbers("", SEQ_LENS), 8, 0, 1, None)
     )
@@ -95,13 +97,22 @@ def run(
     from rich.progress import Progress
 
     from labkit.bench.columns import row_key
-    from labkit.bench.record import append_csv, read_csv
+    from labkit.bench.record import append_csv
     from labkit.bench.table import benchmark_rows
 
-    kept = read_csv(csv) if csv else []
-    bars = Console(stderr=True)
+    kept = rows_kept("bench", csv) if csv else []
+    bars = Console(stderr=True, highlight=False)
+    n_rows = len(impls) * len(d_models) * len(seq_lens)
     with Progress(console=bars, transient=True, disable=not bars.is_terminal) as progress:
-        bar = progress.add_task(f"{device}", total=len(impls) * len(d_models) * len(seq_lens))
+        bar = progress.add_task(f"{device}", total=n_rows)
+        begun: list[dict] = []
+
+        def begins(row: dict) -> None:
+            begun.append(row)
+            if not bars.is_terminal:  # nobody sees the bar, and a row can take minutes
+                what = ", ".join(f"{name} {row[name]}" for name in ("impl", "d_model", "seq_len", "steps"))
+                of_all = "" if kept else f" of {n_rows}"
+                bars.print(f"lab bench: row {len(begun)}{of_all} on {device}: {what}", soft_wrap=True)
 
         def finished(row: dict) -> None:
             progress.advance(bar)
@@ -121,6 +132,7 @@ def run(
                     device,
                     name,
                     on_row=finished,
+                    before_row=begins,
                     skip={row_key(row) for row in kept},
                 )
             ]
@@ -129,6 +141,16 @@ def run(
         except KeyboardInterrupt:
             sys.exit(f"\nlab bench: interrupted; finished rows are in {csv}" if csv else "\nlab bench: interrupted")
     return [*kept, *rows]
+
+
+def rows_kept(command: str, csv: Path) -> list[dict]:
+    """The rows of a file; ends the program with a message when it holds something else."""
+    from labkit.bench.record import read_csv
+
+    try:
+        return read_csv(csv)
+    except (ValueError, TypeError) as error:
+        sys.exit(f"lab {command}: {error}")
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

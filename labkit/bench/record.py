@@ -29,13 +29,19 @@ def append_csv(path: str | Path, row: Row) -> None:
 
 
 def read_csv(path: str | Path) -> list[Row]:
-    """The rows of a file, with numbers as numbers and what was not measured as None; [] if there is no file."""
+    """The rows of a file, with numbers as numbers and what was not measured as None; [] if there is no file.
+
+    Raises ValueError if the file holds something else.
+    """
     path = Path(path)
     if not path.exists():
         return []
     lines = path.read_text().splitlines(keepends=True)
     whole_lines = [line for line in lines if line.endswith("\n")]
-    return [{name: _value(name, text) for name, text in row.items()} for row in csv.DictReader(whole_lines)]
+    table = csv.DictReader(whole_lines)
+    if whole_lines and not set(COLUMNS) <= set(table.fieldnames or ()):
+        raise ValueError(f"{path} holds no rows of the benchmark")
+    return [{name: _value(name, text) for name, text in row.items()} for row in table]
 
 
 def _value(name: str, text: str) -> Any:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from labkit.bench.accounting import DEFINITIONS, MIB, SOFTMAXES, account_for, attention_memory, largest_seq_len
 from labkit.bench.columns import COLUMNS, EXTRA_COLUMNS, Row, format_cell
 from labkit.bench.contradictions import seed_contradictions
 
+SETTINGS = ("impl", "d_model", "batch_size", "warmup_steps", "steps", "device", "status")
+"""Columns that say what was asked for: the same in every row, they can be said once."""
 MEANING = {
     "forward_peak": "the most alive until the loss is there",
     "step_peak": "the most alive in forward and backward: what has to fit to train",
@@ -27,15 +31,33 @@ def show_rows(rows: list[Row]) -> None:
     several_impls = len({row["impl"] for row in rows}) > 1 or any(row["impl"] != "written_out" for row in rows)
     timed = any(row["fwd_ms"] is not None for row in rows)
     extra = [name for name in EXTRA_COLUMNS if (several_impls if name == "impl" else timed)]
+    console = _console()
+    names = [*COLUMNS, *extra]
+    table = _table(rows, names)
+    said = ""
+    if _width(console, table) > console.width:  # a number that is cut off says nothing: what all rows share goes first
+        same = [name for name in SETTINGS if name in names and len({row[name] for row in rows}) == 1]
+        table = _table(rows, [name for name in names if name not in same])
+        said = ", ".join(f"{name} {format_cell(rows[0][name])}" for name in same)
+    if said:
+        console.print(f"in every row: {said}\n", style="dim", soft_wrap=True)
+    console.width = max(console.width, _width(console, table))
+    console.print(table)
+    console.print("\nMB is MiB (2²⁰ bytes) here, as in the published table.", style="dim")
+
+
+def _table(rows: list[Row], names: Sequence[str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in (*COLUMNS, *extra):
+    for name in names:
         table.add_column(name, justify="left" if name in ("device", "status", "impl") else "right", no_wrap=True)
     for row in rows:
         style = "red" if row["status"] != "success" else None
-        table.add_row(*(format_cell(row[name]) for name in (*COLUMNS, *extra)), style=style)
-    console = _console()
-    console.print(table)
-    console.print("\nMB is MiB (2²⁰ bytes) here, as in the published table.", style="dim")
+        table.add_row(*(format_cell(row[name]) for name in names), style=style)
+    return table
+
+
+def _width(console: Console, table: Table) -> int:
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
 def show_parts(rows: list[Row]) -> None:

@@ -29,6 +29,7 @@ def benchmark_rows(
     impl: str | Attention = "written_out",
     capacity_bytes: int | None = None,
     on_row: Callable[[Row], object] | None = None,
+    before_row: Callable[[Row], object] | None = None,
     skip: Collection[tuple[Any, ...]] = (),
 ) -> list[Row]:
     """Rows for every d_model and, within it, every seq_len, with the columns COLUMNS and EXTRA_COLUMNS.
@@ -42,7 +43,7 @@ def benchmark_rows(
     `device` is `cpu`, `cuda`, or `meta`, which simulates CUDA: storages rounded up to 512 B and 64 MiB of workspace.
     A row that needs more than `capacity_bytes` (default: on the CPU what is free, on CUDA what the device has, on meta
     no limit) has `status` `oom` and no numbers, and the next row follows. `on_row` is called with each row as it is
-    finished; rows whose `row_key` is in `skip` are left out.
+    finished, `before_row` with what is asked for in it; rows whose `row_key` is in `skip` are left out.
 
     Raises ValueError for an unknown device or form and for counts below 1 (`warmup_steps`: below 0), RuntimeError for
     `cuda` without a GPU.
@@ -71,6 +72,8 @@ def benchmark_rows(
             }
             if row_key(row) in skip:
                 continue
+            if before_row is not None:
+                before_row(row)
             row.update(_measured(_Run(form, (batch_size, seq_len, d_model), device, limit), row))
             rows.append(row)
             if on_row is not None:

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from labkit.labs.manifest import Lab
-from labkit.suite.results import StoredResult, fingerprint, lab_points, load, next_task
+from labkit.suite.finder import file_problem
+from labkit.suite.results import StoredResult, fingerprint, lab_points, load, next_task, unreadable
 from labkit.suite.words import points_text
 
 BAR_WIDTH = 12
@@ -40,8 +41,19 @@ def show_board(labs: list[Lab]) -> None:
     console.print("[bold]Attention Labs[/bold]: from N×N bytes to FlashAttention, every claim measured by you\n")
     console.print(table)
     console.print()
-    for line in next_lines(labs, known):
+    for line in [*problem_lines(labs), *next_lines(labs, known)]:
         console.print(line, soft_wrap=True)
+
+
+def problem_lines(labs: list[Lab]) -> list[Text]:
+    """What keeps a lab from being judged, or its results from being known, a line each."""
+    told = []
+    for lab in labs:
+        if problem := file_problem(lab.answer_file):
+            told.append(f"{lab.label}: {problem}")
+        if problem := unreadable(lab):
+            told.append(f"{lab.label}: {problem}: uv run lab check {lab.number} makes it anew")
+    return [Text(line, style="red") for line in told]
 
 
 def next_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]]) -> list[Text]:
@@ -53,17 +65,19 @@ def next_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]])
         home = lab.folder.parent.parent
         where = lab.answer_file.relative_to(home)
         line_number = _line_of(lab, task.name)
-        results = known[lab.label]
         lines = [
             Text.assemble(
                 "next: ", (task.signature, "bold"), f" in {where}{f', line {line_number}' if line_number else ''}"
             ),
             Text(f"      read {lab.folder.relative_to(home)}/README.md, then: uv run lab check {lab.number}"),
         ]
-        if results and any(result.source != fingerprint(lab) for result in results.values()):
+        if any(result.source != fingerprint(lab) for result in known[lab.label].values()):
             lines.append(Text(f"      {where.name} has changed since it was last checked", style="dim"))
         return lines
-    return [Text("Every task is done." if labs else "There is no lab in labs/ yet.")]
+    if not labs:
+        return [Text("There is no lab in labs/ yet.")]
+    reports = ", ".join(str(lab.folder.relative_to(lab.folder.parent.parent) / "report.ipynb") for lab in labs)
+    return [Text("★ Every task is done.", style="green"), Text(f"  What is left are the reports: {reports}")]
 
 
 def _bar(done: int, total: int) -> Text:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from labkit.bench.commands import add_commands as add_bench_commands
-from labkit.labs.catalog import ROOT, UnknownLab, find_lab, find_labs
+from labkit.labs.catalog import ROOT, UnknownLab, find_lab, find_labs, find_task
 from labkit.labs.manifest import Lab, ManifestError
 
 app = typer.Typer(
@@ -19,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Attention Labs: measure attention's memory, then write FlashAttention.",
 )
+INTERRUPTED = 130
 LabName = Annotated[str, typer.Argument(metavar="LAB", help="a lab's number, like 01")]
 
 
@@ -28,6 +31,20 @@ def main() -> None:
         app()
     except (ManifestError, UnknownLab) as error:
         sys.exit(f"lab: {error.args[0]}")
+    except OSError as error:
+        if error.filename is None:
+            raise
+        sys.exit(f"lab: {error.filename}: {error.strerror}")
+
+
+@contextlib.contextmanager
+def interruptible(command: str) -> Iterator[None]:
+    """End with one line and the usual status when Ctrl-C is pressed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"\nlab {command}: interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @app.callback(invoke_without_command=True)
@@ -35,18 +52,29 @@ def board(context: typer.Context) -> None:
     """Show the board: every lab, tasks done, points, what is next."""
     if context.invoked_subcommand is None:
         from labkit.commands.board import show_board
+        from labkit.commands.setup import setup_line
 
         show_board(find_labs())
+        if line := setup_line(ROOT):
+            typer.echo(f"\n{line}")
 
 
 @app.command()
 def check(
-    lab: LabName, everything: Annotated[bool, typer.Option("--all", help="tell every failure in full")] = False
+    lab: LabName,
+    tasks: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="judge these tasks only")] = None,
+    everything: Annotated[bool, typer.Option("--all", "-v", help="tell every failure in full")] = False,
+    show_prints: Annotated[
+        bool, typer.Option("--prints", "-s", help="show what your code prints; breakpoint() works")
+    ] = False,
 ) -> None:
     """Run a lab's suite on your file and say what each task lacks."""
     from labkit.commands.check import check_lab
 
-    raise typer.Exit(check_lab(find_lab(lab), everything=everything))
+    found = find_lab(lab)
+    chosen = [find_task(found, name) for name in tasks or []]
+    with interruptible("check"):
+        raise typer.Exit(check_lab(found, chosen, everything=everything, show_prints=show_prints))
 
 
 @app.command()
@@ -67,7 +95,16 @@ def watch(lab: LabName) -> None:
     """Run a lab's suite again whenever its file is saved, and say what changed. Ctrl-C ends it."""
     from labkit.commands.watch import watch_lab
 
-    watch_lab(find_lab(lab))
+    with interruptible("watch"):
+        watch_lab(find_lab(lab))
+
+
+@app.command()
+def setup() -> None:
+    """Have git overlook what uv adds to uv.lock in this clone. Nothing else is touched."""
+    from labkit.commands.setup import set_up
+
+    typer.echo(set_up(ROOT))
 
 
 def labs_named(names: list[str]) -> list[Lab]:

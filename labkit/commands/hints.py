@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from labkit.labs.catalog import UnknownLab
-from labkit.labs.manifest import Lab, Task
+from labkit.labs.catalog import find_task
+from labkit.labs.manifest import Lab
 from labkit.suite.results import load, next_task
 
 
@@ -16,7 +16,7 @@ def hint_lines(lab: Lab, task_name: str | None, *, again: bool = False) -> list[
     Raises:
         UnknownLab: the lab has no such task.
     """
-    task = _task(lab, task_name)
+    task = find_task(lab, task_name) if task_name else next_task(lab, load(lab))
     if task is None:
         return [f"{lab.label}: every task is done"]
     shown = _load(lab)
@@ -35,15 +35,6 @@ def hint_lines(lab: Lab, task_name: str | None, *, again: bool = False) -> list[
     if number < total:
         lines.append(f"Not enough? Once more: uv run lab hint {lab.number} {task.name}")
     return lines
-
-
-def _task(lab: Lab, name: str | None) -> Task | None:
-    if name is None:
-        return next_task(lab, load(lab))
-    for task in lab.tasks:
-        if task.name == name:
-            return task
-    raise UnknownLab(f"{lab.label} has no task {name!r}; its tasks are: {', '.join(task.name for task in lab.tasks)}")
 
 
 def _path(lab: Lab) -> Path:

@@ -9,11 +9,11 @@ from itertools import chain
 from rich.console import Console
 from rich.text import Text
 
-from labkit.commands.check import print_run
+from labkit.commands.check import print_lines
 from labkit.labs.manifest import Lab
 from labkit.suite.prefork import WarmRunner, heavy_modules
 from labkit.suite.results import TaskResult, add_up, fingerprint
-from labkit.suite.words import change_lines, line_style
+from labkit.suite.words import change_lines, line_style, run_lines
 
 DEBOUNCE_MS = 100
 
@@ -45,7 +45,7 @@ def _once(runner: WarmRunner, lab: Lab, before: dict[str, TaskResult], console: 
         return before
     now = add_up(lab, run.verdicts)
     console.rule(style="dim")
-    print_run(console, lab, run.verdicts)
+    print_lines(console, run_lines(lab, run.verdicts, more=f"uv run lab check {lab.number} -v"))
     changes = change_lines(lab, before, now)
     if before:
         for line in changes or ["no change in what passes"]:

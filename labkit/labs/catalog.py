@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labkit.labs.manifest import FOLDER_PATTERN, MANIFEST_NAME, Lab, ManifestError, read_manifest
+from labkit.labs.manifest import FOLDER_PATTERN, MANIFEST_NAME, Lab, ManifestError, Task, read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,6 +58,18 @@ def solution_folder(lab: Lab) -> Path:
 def solution_file(lab: Lab) -> Path:
     """The course's own answer, in that tree."""
     return solution_folder(lab) / "src" / f"{lab.module}.py"
+
+
+def find_task(lab: Lab, name: str) -> Task:
+    """The task of `lab` that `name` names, or whose tests it names.
+
+    Raises:
+        UnknownLab: the lab has no such task.
+    """
+    for task in lab.tasks:
+        if name in (task.name, task.tests):
+            return task
+    raise UnknownLab(f"{lab.label} has no task {name!r}; its tasks are: {', '.join(task.name for task in lab.tasks)}")
 
 
 def lab_at(path: Path, labs: list[Lab]) -> Lab | None:

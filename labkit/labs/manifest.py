@@ -15,7 +15,7 @@ MISSING = re.compile(r"Object (?:missing required|contains unknown) field `(\w+)
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_]\w*$")]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Positive = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
 
 
 class ManifestError(ValueError):
@@ -47,6 +47,7 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     summary: Text
     module: Identifier
     hours: Positive
+    draft: bool = False
     requires: tuple[Text, ...] = ()
     read: tuple[Text, ...] = ()
     tasks: Annotated[tuple[Task, ...], msgspec.Meta(min_length=1)]
@@ -54,7 +55,10 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Lab(_Written, frozen=True, kw_only=True):
-    """One lab as its manifest describes it, and the folder where that lies."""
+    """One lab as its manifest describes it, and the folder where that lies.
+
+    A draft is still being written: it is not released, and how many mistakes it has is not asked.
+    """
 
     folder: Path
 

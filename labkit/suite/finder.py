@@ -25,6 +25,10 @@ class AnswerMissing(Exception):
     """A task was asked for that the answer's file does not provide; the message is one line for the student."""
 
 
+class TaskMissing(AnswerMissing):
+    """The file can be used, and does not define the task."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """Where a lab's module comes from: one file."""
@@ -85,32 +89,51 @@ class _AnswerLoader(Loader):
             if problem:
                 setattr(module, task.name, Absent(problem))
             elif task.name not in module.__dict__:
-                missing = f"{module.__name__}.py defines no {task.name}: was it renamed or deleted?"
-                setattr(module, task.name, Absent(missing))
+                setattr(module, task.name, not_defined(module.__name__, task.name))
+
+
+def file_problem(file: Path) -> str | None:
+    """Why `file` cannot even be read as Python, as one line; None where it can."""
+    parsed = _parsed(file)
+    return parsed if isinstance(parsed, str) else None
 
 
 def _run(file: Path, namespace: dict[str, Any]) -> str | None:
     """Execute `file` in `namespace`; returns what went wrong as one line."""
+    tree = _parsed(file)
+    if isinstance(tree, str):
+        return tree
+    if borrowed := _borrowed_rooms(tree):
+        return f"{file.name} imports {borrowed}: an answer stands by itself, without the course's own tools"
     try:
-        source = file.read_text(encoding="utf-8")
+        with time_limit(IMPORT_SECONDS):
+            exec(compile(tree, str(file), "exec", dont_inherit=True), namespace)
+    except KeyboardInterrupt:
+        raise
+    except SyntaxError as error:
+        return _syntax_problem(file, error)
+    except BaseException as error:
+        return _import_problem(file, error)
+    return None
+
+
+def _parsed(file: Path) -> ast.Module | str:
+    """The syntax of `file`, or what is wrong with it; a byte-order mark at its start is none of its text."""
+    try:
+        return ast.parse(file.read_text(encoding="utf-8-sig"), str(file))
     except OSError as error:
         return f"{file.name} cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
         return f"{file.name} is not UTF-8 text: {error.reason} at byte {error.start}"
-    try:
-        tree = ast.parse(source, str(file))
-        if borrowed := _borrowed_rooms(tree):
-            return f"{file.name} imports {borrowed}: an answer stands by itself, without the course's own tools"
-        with time_limit(IMPORT_SECONDS):
-            exec(compile(tree, str(file), "exec", dont_inherit=True), namespace)
     except SyntaxError as error:
-        code = (error.text or "").strip()
-        return f"{file.name} has a syntax error in line {error.lineno}: {error.msg}" + (f": {code}" if code else "")
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return _import_problem(file, error)
-    return None
+        return _syntax_problem(file, error)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"{file.name} cannot be read as Python: {error}"
+
+
+def _syntax_problem(file: Path, error: SyntaxError) -> str:
+    code = (error.text or "").strip()
+    return f"{file.name} has a syntax error in line {error.lineno}: {error.msg}" + (f": {code}" if code else "")
 
 
 def _borrowed_rooms(tree: ast.Module) -> str | None:
@@ -130,22 +153,39 @@ def _import_problem(file: Path, error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file]
     where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     if isinstance(error, TookTooLong):
-        return f"importing {file.name} never ended: {error}{where}"
+        return f"importing {file.name} took too long: {error}{where}"
     said = str(error).splitlines()
     return f"importing {file.name} failed: {type(error).__name__}{': ' + said[0] if said else ''}{where}"
+
+
+def unusable_loader(ended: str) -> Callable[[Answer], Loader]:
+    """For `AnswerFinder`: answers that end the process which imports them, which `ended` tells how."""
+
+    class Unusable(_AnswerLoader):
+        def exec_module(self, module: ModuleType) -> None:
+            problem = f"importing {self.answer.file.name} ends the process: {ended}"
+            for task in self.answer.lab.tasks:
+                setattr(module, task.name, Absent(problem))
+
+    return Unusable
+
+
+def not_defined(module: str, name: str) -> Absent:
+    """Stands for a task that `module` does not define."""
+    return Absent(f"{module}.py defines no {name}: was it renamed or deleted?", TaskMissing)
 
 
 class Absent:
     """Stands for a function or class that is not there; any use says why."""
 
-    def __init__(self, reason: str) -> None:
-        self.__dict__["reason"] = reason
+    def __init__(self, reason: str, kind: type[AnswerMissing] = AnswerMissing) -> None:
+        self.__dict__.update(reason=reason, kind=kind)
 
     def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
         """Raise the reason."""
-        raise AnswerMissing(self.reason)
+        raise self.kind(self.reason)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise AnswerMissing(self.reason)
+        raise self.kind(self.reason)

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import os
+import argparse
+import json
 import sys
 import zlib
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from labkit.labs.catalog import ROOT, find_labs, lab_at
 from labkit.labs.manifest import Lab, ManifestError
-from labkit.suite import hooks
-from labkit.suite.finder import Answer, AnswerFinder, student_answer
+from labkit.suite import hooks, limits
+from labkit.suite.budget import TaskBudget
+from labkit.suite.finder import Answer, AnswerFinder, student_answer, unusable_loader
 from labkit.suite.limits import TookTooLong, time_limit
-from labkit.suite.reporter import LabReporter, wants_words
-from labkit.suite.results import add_up, store
-from labkit.suite.verdict import State, Verdict, explain
+from labkit.suite.reporter import use_words, wants_words
+from labkit.suite.results import store_whole_tasks
+from labkit.suite.verdict import Kind, ProcessEnded, State, Verdict, explain
+from labkit.suite.words import WholeSuite
 
-TEST_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "10"))
 ANSWERS = pytest.StashKey[dict[str, Answer]]()
 LABS = pytest.StashKey[list[Lab]]()
 VERDICTS = pytest.StashKey[dict[str, list[Verdict]]]()
 FINDER = pytest.StashKey[AnswerFinder]()
-STUCK = pytest.StashKey[dict[str, TookTooLong]]()
+WHOLE = pytest.StashKey[dict[str, WholeSuite]]()
+BUDGETS = pytest.StashKey[dict[str, TaskBudget]]()
+RESUME_CLOCKS = pytest.StashKey[Callable[[], None]]()
+NOT_STORED = pytest.StashKey[str]()
 EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
 GPU_LEFT_OUT = pytest.StashKey[int]()
 
@@ -39,6 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attention labs")
     group.addoption("--src", type=Path, metavar="DIR", help="judge the modules in DIR instead of labs/*/src")
     group.addoption("--seed", type=int, default=0, help="draw the tests' random inputs from another seed")
+    # What `labkit.suite.apart` has a second process told of the first.
+    for name in ("--judged", "--ended", "--ended-all", "--unusable"):
+        group.addoption(name, default="", help=argparse.SUPPRESS)
 
 
 @pytest.hookimpl(trylast=True)
@@ -49,14 +58,20 @@ def pytest_configure(config: pytest.Config) -> None:
     except ManifestError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[LABS] = labs
+    config.addinivalue_line("markers", "outside(mib): memory is measured from outside, by the fixture of this name")
     config.stash[VERDICTS] = {}
-    config.stash[STUCK] = {}
+    config.stash[WHOLE] = {}
+    config.stash[BUDGETS] = {}
+    config.addinivalue_line("markers", f"kind(name): what a test asks of an answer: {', '.join(Kind)}")
     answers = [_answer(config, lab) for lab in labs]
     config.stash[ANSWERS] = {answer.lab.label: answer for answer in answers}
-    finder = config.stash[FINDER] = AnswerFinder(answers, config.hook.pytest_lab_loader(config=config, labs=labs))
+    loader = config.hook.pytest_lab_loader(config=config, labs=labs)
+    if config.option.unusable:
+        loader = unusable_loader(config.option.unusable)
+    finder = config.stash[FINDER] = AnswerFinder(answers, loader)
     finder.install()
     if wants_words(config, labs):
-        LabReporter.take_over(config, labs, config.stash[VERDICTS])
+        use_words(config, labs, config.stash[VERDICTS], config.stash[WHOLE])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -70,6 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items if config.getoption("tbstyle", "auto") == "auto" else ():
         if lab := _lab(item):
             item.repr_failure = _short_failure(item, lab)  # type: ignore[method-assign]
+    if config.option.judged:
+        judged = set(json.loads(config.option.judged))
+        items[:] = [item for item in items if f"{_task_name(item)}::{item.name}" not in judged]
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and (_elsewhere(config) or not _cuda_there()):  # no device is where answers live that run apart
         config.stash[GPU_LEFT_OUT] = len(gpu)
@@ -78,21 +96,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Give each test of a lab a time limit of its own; a task that never ended once is not waited for again."""
+    """Give each test of a lab a time limit of its own."""
     if _lab(item) is None:
         return (yield)
     if compare := sys.modules.get("labkit.testing.compare"):
         compare.changed_elsewhere.clear()
+    if ended := _ended(item):
+        raise ProcessEnded(ended)
     marker = item.get_closest_marker("seconds")
-    stuck = item.config.stash[STUCK]
-    if before := stuck.get(_class_name(item)):
-        raise before
+    wanted_seconds = marker.args[0] if marker else None
+    budget = item.config.stash[BUDGETS].setdefault(_class_name(item), TaskBudget())
     try:
-        with time_limit(marker.args[0] if marker else TEST_SECONDS):
+        with time_limit(*budget.limits(wanted_seconds)):
             return (yield)
     except TookTooLong as error:
-        stuck[_class_name(item)] = error
+        budget.lost(error, wanted_seconds)
         raise
+
+
+def pytest_enter_pdb(config: pytest.Config) -> None:
+    """Somebody is at a debugger's prompt: no limit counts that."""
+    config.stash[RESUME_CLOCKS] = limits.stop_clocks()
+
+
+def pytest_leave_pdb(config: pytest.Config) -> None:
+    """The code goes on, and so do its limits."""
+    config.stash.get(RESUME_CLOCKS, lambda: None)()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,35 +133,40 @@ def pytest_runtest_makereport(
     lab = _lab(item)
     if lab is None or report.skipped or (report.when != "call" and not report.failed):
         return report
-    task = lab.task_of(_class_name(item))
     state: State = State.PASSED
     lines: tuple[str, ...] = ()
     if report.failed and call.excinfo is not None:
         state, lines = _explained(item, lab, call.excinfo.value)
     drawn = "rng" in getattr(item, "fixturenames", ())
-    lines = (*lines, *(_printed(report) if lines else ()))
-    verdict = Verdict(item.name, task.name if task else "", state, lines, drawn)
+    n_printed = 0 if report.passed else report.capstdout.count("\n")
+    outside = item.get_closest_marker("outside") is not None
+    verdict = Verdict(item.name, _task_name(item), state, lines, drawn, _kind(item), n_printed, outside)
     item.config.stash[VERDICTS].setdefault(lab.label, []).append(verdict)
     report.user_properties.append(("verdict", verdict))
     return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remember how the student's own file did, task by task, where whole tasks were judged."""
+    """Remember how the student's own file did, task by task, where every test of a task was run."""
     config = session.config
-    narrowed = config.option.keyword or config.option.markexpr or any(arg.count("::") > 1 for arg in config.args)
-    if narrowed or session.shouldstop or _elsewhere(config):
-        return
     for lab in config.stash[LABS]:
-        own = config.stash[ANSWERS][lab.label] == student_answer(lab)
-        if own and (verdicts := config.stash[VERDICTS].get(lab.label)):
-            store(lab, add_up(lab, verdicts))
+        if verdicts := config.stash[VERDICTS].get(lab.label):
+            whole = config.stash[WHOLE][lab.label] = _whole_suite(session, lab)
+            of_one_process = not (config.option.judged or config.option.ended_all)
+            own = config.stash[ANSWERS][lab.label] == student_answer(lab) and not _elsewhere(config)
+            if own and of_one_process:
+                try:
+                    store_whole_tasks(lab, verdicts, whole)
+                except OSError as error:
+                    config.stash[NOT_STORED] = f"the results of {lab.label} could not be kept: {error.strerror}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say how many tests need a GPU and were not run."""
     if n_left_out := config.stash.get(GPU_LEFT_OUT, 0):
         terminalreporter.write_line(f"gpu: {n_left_out} tests need a CUDA device and were not run")
+    if problem := config.stash.get(NOT_STORED, ""):
+        terminalreporter.write_line(problem)
 
 
 @pytest.fixture
@@ -141,6 +175,14 @@ def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     import numpy as np
 
     return np.random.default_rng([request.config.option.seed, zlib.crc32(request.node.nodeid.encode())])
+
+
+@pytest.fixture
+def outside(request: pytest.FixtureRequest) -> Callable[..., object]:
+    """Calls a function that may need so many MiB over its arguments as the test's mark says: see `stays_within`."""
+    from labkit.testing.outside import stays_within
+
+    return partial(stays_within, request.node.get_closest_marker("outside").kwargs["mib"])
 
 
 def _answer(config: pytest.Config, lab: Lab) -> Answer:
@@ -173,9 +215,36 @@ def _class_name(item: pytest.Item) -> str:
     return item.cls.__name__ if isinstance(item, pytest.Function) and item.cls else ""
 
 
-def _printed(report: pytest.TestReport) -> tuple[str, ...]:
-    n_lines = report.capstdout.count("\n")
-    return (f"(your code printed {n_lines:,} lines: -s shows them)",) if n_lines else ()
+def _ended(item: pytest.Item) -> str:
+    """How an earlier process of this run ended in this test: the first one that it left to be judged."""
+    option = item.config.option
+    return option.ended_all or (option.ended if item is item.session.items[0] else "")
+
+
+def _task_name(item: pytest.Item) -> str:
+    lab = _lab(item)
+    task = lab.task_of(_class_name(item)) if lab else None
+    return task.name if task else ""
+
+
+def _kind(item: pytest.Item) -> Kind:
+    marker = item.get_closest_marker("kind")
+    return Kind(marker.args[0]) if marker else Kind.EXACT
+
+
+def _whole_suite(session: pytest.Session, lab: Lab) -> dict[str, set[str]]:
+    """The names of all tests of each task that was judged, whatever a run was narrowed to.
+
+    Its class is collected again, by itself: -k, --lf and `::test` have no say there.
+    """
+    classes = {item.getparent(pytest.Class) for item in session.items if _lab(item) == lab}
+    whole = {}
+    for each in classes:
+        if each is not None and (task := lab.task_of(each.name)):
+            items = [item for item in each.collect() if isinstance(item, pytest.Item)]
+            left_out = session.config.stash.get(GPU_LEFT_OUT, 0)
+            whole[task.name] = {item.name for item in items if not (left_out and item.get_closest_marker("gpu"))}
+    return whole
 
 
 def _cuda_there() -> bool:

@@ -1,14 +1,15 @@
-"""pytest's terminal reporter with a lab's own words in place of tracebacks."""
+"""A lab's own words on pytest's terminal, in place of tracebacks."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
-from _pytest.terminal import TerminalReporter
 
 from labkit.labs.catalog import lab_at
 from labkit.labs.manifest import Lab
 from labkit.suite.verdict import Verdict
-from labkit.suite.words import line_style, run_lines
+from labkit.suite.words import WholeSuite, line_style, run_lines
 
 
 def wants_words(config: pytest.Config, labs: list[Lab]) -> bool:
@@ -23,32 +24,47 @@ def wants_words(config: pytest.Config, labs: list[Lab]) -> bool:
     return bool(paths) and all(inside) and config.getoption("tbstyle", "auto") == "auto"
 
 
-class LabReporter(TerminalReporter):  # type: ignore[misc]
-    """Says what each task lacks; everything else is pytest's."""
+def use_words(
+    config: pytest.Config, labs: list[Lab], verdicts: dict[str, list[Verdict]], whole: dict[str, WholeSuite]
+) -> None:
+    """Have the terminal say what each task lacks where pytest would show tracebacks; all else is pytest's.
 
-    def __init__(self, config: pytest.Config, labs: list[Lab], verdicts: dict[str, list[Verdict]]) -> None:
-        super().__init__(config)
-        self._labs, self._verdicts = labs, verdicts
+    `verdicts` and `whole`, by lab, are filled while the run goes on.
+    """
+    config.option.no_header = config.option.verbose < 1
+    if reporter := config.pluginmanager.getplugin("terminalreporter"):
+        reporter.reportchars = ""  # no list of failures and no warnings: the lab's lines say what matters
+    config.pluginmanager.register(NoTracebacks(), "lab_no_tracebacks")
+    config.pluginmanager.register(LabLines(labs, verdicts, whole), "lab_lines")
 
-    @classmethod
-    def take_over(cls, config: pytest.Config, labs: list[Lab], verdicts: dict[str, list[Verdict]]) -> None:
-        """Stand in for the standard reporter, if there is one."""
-        standard = config.pluginmanager.getplugin("terminalreporter")
-        if standard is None:
-            return
-        config.pluginmanager.unregister(standard)
-        config.pluginmanager.register(cls(config, labs, verdicts), "terminalreporter")
-        config.option.no_header = config.option.verbose < 1
-        config.option.disable_warnings = True
 
-    def summary_failures(self) -> None:
+class NoTracebacks:
+    """Keeps failures out of pytest's own summary."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+        """Keep failures from pytest's own summary, which comes between here and there, not from its count below."""
+        failed = terminalreporter.stats.pop("failed", [])
+        try:
+            return (yield)
+        finally:
+            if failed:
+                terminalreporter.stats["failed"] = failed
+
+
+class LabLines:
+    """Says what each task lacks."""
+
+    def __init__(self, labs: list[Lab], verdicts: dict[str, list[Verdict]], whole: dict[str, WholeSuite]) -> None:
+        self._labs, self._verdicts, self._whole = labs, verdicts, whole
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """What failed, by lab and task."""
         for lab in self._labs:
             if verdicts := self._verdicts.get(lab.label):
-                self.write_line("")
-                for line in run_lines(lab, verdicts, everything=self.verbosity > 0):
+                terminalreporter.write_line("")
+                everything = terminalreporter.verbosity > 0
+                for line in run_lines(lab, verdicts, everything=everything, whole_suite=self._whole.get(lab.label)):
                     style = line_style(line)
-                    self.write_line(line, **({style: True} if style else {}))
-
-    def short_test_summary(self) -> None:
-        """Nothing: the lines of `summary_failures` have said it."""
+                    terminalreporter.write_line(line, **({style: True} if style else {}))

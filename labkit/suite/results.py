@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,8 +20,9 @@ MOST_SHARE = {Kind.EXACT: 0.5, Kind.ROBUST: 0.75, Kind.SMALL: 0.75, Kind.REFUSES
 def task_points(task: Task, verdicts: Iterable[Verdict]) -> float:
     """The points that `verdicts`, all of them of `task` and none missing, earn: the one rule, wherever points are told.
 
-    A task earns the share of its tests that pass, but at most half of its points while a result on ordinary inputs is
-    wrong, and at most three quarters while one on extreme inputs is, or memory or work exceeds its bound.
+    A task earns the share of its tests that pass: nothing before a result on inputs drawn at random is right (what
+    stands in the suite to be read, anybody can write down), at most half of its points while a result on ordinary
+    inputs is wrong, and at most three quarters while one on extreme inputs is, or memory or work exceeds its bound.
     """
     return _task_result(task.name, list(verdicts)).points(task)
 
@@ -84,6 +85,22 @@ def fingerprint(lab: Lab) -> str:
     return hashlib.sha256(lab.answer_file.read_bytes()).hexdigest()[:16] if lab.answer_file.exists() else ""
 
 
+def store_whole_tasks(lab: Lab, verdicts: Sequence[Verdict], whole_suite: Mapping[str, Set[str]]) -> None:
+    """Keep the results of those tasks of which every test was run, and which could be judged at all.
+
+    Args:
+        whole_suite: the names of all tests of a task.
+
+    Raises:
+        OSError: see `store`.
+    """
+    if all(verdict.state is State.UNUSABLE for verdict in verdicts):
+        return  # a syntax error says nothing about what was there before it
+    run = {task: {verdict.test for verdict in verdicts if verdict.task == task} for task in whole_suite}
+    whole = {task for task, tests in whole_suite.items() if tests and tests <= run[task]}
+    store(lab, {name: result for name, result in add_up(lab, verdicts).items() if name in whole})
+
+
 def store(lab: Lab, results: Mapping[str, TaskResult], suite_seconds: float = 0.0) -> None:
     """Keep `results`, in place of what was known of the same tasks, and `suite_seconds` unless it is 0.
 
@@ -139,8 +156,15 @@ def _task_result(name: str, verdicts: Sequence[Verdict]) -> TaskResult:
         passed=sum(verdict.passed for verdict in verdicts),
         total=len(verdicts),
         started=any(verdict.state is not State.NOT_STARTED for verdict in verdicts),
-        most_share=min((MOST_SHARE[Kind(verdict.kind)] for verdict in verdicts if not verdict.passed), default=1.0),
+        most_share=_most_share(verdicts),
     )
+
+
+def _most_share(verdicts: Sequence[Verdict]) -> float:
+    telling = [verdict for verdict in verdicts if verdict.drawn and verdict.kind == Kind.EXACT]
+    if telling and not any(verdict.passed for verdict in telling):
+        return 0.0
+    return min((MOST_SHARE[Kind(verdict.kind)] for verdict in verdicts if not verdict.passed), default=1.0)
 
 
 def _path(lab: Lab) -> Path:

@@ -1,12 +1,14 @@
-"""Runs a lab's suite inside this process, without a word on the terminal, and returns the verdicts."""
+"""Runs a lab's suite inside this process, without a word of pytest's on the terminal, and returns the verdicts."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -15,17 +17,24 @@ from labkit.suite.verdict import Verdict
 
 QUICK = (
     "-q",
+    "--disable-plugin-autoload",
     *(f"-pno:{name}" for name in ("cacheprovider", "doctest", "junitxml", "pastebin", "setupplan", "stepwise")),
 )
 
 
 @dataclass
 class SuiteRun:
-    """What one run of a suite gave."""
+    """What one run of a suite gave.
+
+    `problem` is set when the suite could not be run at all, or not to its end; `died` when that is because the process
+    of the run ended, and says how. `n_starts` is how many processes it took.
+    """
 
     verdicts: list[Verdict] = field(default_factory=list)
     n_collected: int = 0
     problem: str = ""
+    died: str = ""
+    n_starts: int = 1
 
 
 def run_suite(
@@ -33,41 +42,67 @@ def run_suite(
     *options: str,
     tests: Sequence[str] = (),
     on_verdict: Callable[[Verdict, int], None] = lambda verdict, n_collected: None,
+    show_prints: bool = False,
 ) -> SuiteRun:
     """Run `lab`'s suite with pytest's `options`.
 
     Args:
         tests: which tests, as `TestClass` or `TestClass::test_name`; all when empty.
         on_verdict: called after each test with its verdict and the number of tests collected.
-
-    `problem` of the result is set when the suite could not be run at all.
+        show_prints: let what the answer prints, and a debugger that it opens, have the terminal.
     """
-    recorder = _Recorder(on_verdict)
+    recorder = _Recorder(lab, on_verdict, sys.stdout if show_prints else None)
     targets = [f"{lab.suite_file}::{test}" for test in tests] or [str(lab.suite_file)]
     arguments = [*targets, *options, *QUICK, "-c", str(_house(lab) / "pyproject.toml")]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        status = pytest.main(arguments, plugins=[recorder])
+        status = pytest.main([*arguments, "-s"] if show_prints else arguments, plugins=[recorder])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         recorder.run.problem = said.getvalue().strip() or f"pytest ended with {status!r}"
     return recorder.run
 
 
+class NoDebugger(Exception):
+    """A debugger was opened where nobody could type into it; the message says where somebody can."""
+
+
 class _Recorder:
     """A pytest plugin that keeps the verdicts which labkit's plugin reached."""
 
-    def __init__(self, on_verdict: Callable[[Verdict, int], None]) -> None:
+    def __init__(self, lab: Lab, on_verdict: Callable[[Verdict, int], None], terminal: TextIO | None) -> None:
         self.run = SuiteRun()
-        self._on_verdict = on_verdict
+        self._lab, self._on_verdict, self._terminal = lab, on_verdict, terminal
+
+    def pytest_sessionstart(self) -> None:
+        if self._terminal is not None:  # pytest's reporter has been made by now, and keeps what it was given
+            sys.stdout = self._terminal
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.run.n_collected = len(session.items)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Generator[None, None, None]:
+        if self._terminal is not None:
+            return (yield)
+        usual = sys.breakpointhook
+        sys.breakpointhook = self._no_debugger
+        try:
+            return (yield)
+        finally:
+            sys.breakpointhook = usual
+
+    def pytest_enter_pdb(self) -> None:
+        if self._terminal is None:
+            self._no_debugger()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
             if name == "verdict" and isinstance(value, Verdict) and value not in self.run.verdicts[-1:]:
                 self.run.verdicts.append(value)
                 self._on_verdict(value, self.run.n_collected)
+
+    def _no_debugger(self, *_args: object, **_kwargs: object) -> None:
+        raise NoDebugger(f"a debugger needs a terminal of its own: uv run lab check {self._lab.number} -s")
 
 
 def _house(lab: Lab) -> Path:

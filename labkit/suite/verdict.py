@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.suite.finder import AnswerMissing
+from labkit.suite.finder import AnswerMissing, TaskMissing
 from labkit.suite.limits import SLOWEST_RIGHT_SECONDS, TookTooLong
 
 LONGEST_LINE = 160
@@ -17,11 +17,12 @@ MOST_LINES = 12
 
 
 class State(StrEnum):
-    """How one test of a task went."""
+    """How one test of a task went: `UNUSABLE` is a file of which nothing can be run, `MISSING` one without the task."""
 
     PASSED = "passed"
     NOT_STARTED = "not started"
     UNUSABLE = "unusable"
+    MISSING = "missing"
     CRASHED = "crashed"
     TOO_SLOW = "too slow"
     WRONG = "wrong"
@@ -48,6 +49,8 @@ class Verdict:
     """The outcome of one test: which of a task's tests, how it went, and what to tell the student.
 
     `drawn` says whether the test's inputs are drawn at random, so that another seed gives others.
+    `n_printed` is how many lines the answer printed that were not shown. `outside` says whether memory is measured
+    from outside: see `labkit.testing.outside`.
     """
 
     test: str
@@ -56,6 +59,8 @@ class Verdict:
     lines: tuple[str, ...] = field(default=())
     drawn: bool = False
     kind: Kind = Kind.EXACT
+    n_printed: int = 0
+    outside: bool = False
 
     @property
     def passed(self) -> bool:
@@ -81,10 +86,16 @@ class Place(NamedTuple):
         return linecache.getline(self.file, self.line_number).strip()
 
 
+class ProcessEnded(Exception):
+    """The answer has taken the process along in which a test ran; the message says how it ended."""
+
+
 def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, tuple[str, ...]]:
     """What happened, seen from the student's file, in at most a dozen lines."""
     if isinstance(error, AnswerMissing):
-        return State.UNUSABLE, _clip(str(error))
+        return State.MISSING if isinstance(error, TaskMissing) else State.UNUSABLE, _clip(str(error))
+    if isinstance(error, ProcessEnded):
+        return State.CRASHED, _clip(str(error))
     places = _places(error)
     own = {str(file) for file in answer_files}
     mine = [place for place in places if place.file in own]

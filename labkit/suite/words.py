@@ -2,39 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from labkit.labs.manifest import Lab
 from labkit.suite.results import MOST_SHARE, TaskResult, add_up, lab_points
 from labkit.suite.verdict import Kind, State, Verdict
 
 SHOWN_IN_FULL = 3
+WholeSuite = Mapping[str, Set[str]]
 WHY_CAPPED = {
     MOST_SHARE[Kind.EXACT]: "a result on ordinary inputs is wrong",
     MOST_SHARE[Kind.SMALL]: "a result on extreme inputs is wrong, or memory or work exceeds its bound",
 }
 
 
-def run_lines(lab: Lab, verdicts: Sequence[Verdict], *, everything: bool = False) -> list[str]:
+def run_lines(
+    lab: Lab,
+    verdicts: Sequence[Verdict],
+    *,
+    everything: bool = False,
+    whole_suite: WholeSuite | None = None,
+    more: str = "-v",
+) -> list[str]:
     """A run of one lab: a line for each task judged, what failed and why, the points, what is next.
 
-    With `everything`, every failed test is told in full, not only the first few that say something new.
+    Args:
+        everything: tell every failed test in full, not only the first few that say something new.
+        whole_suite: the names of all tests of each task, where not all of them may have been run.
+        more: the switch that tells everything, where the lines are shown.
     """
     results = add_up(lab, verdicts)
+    parts = _parts(verdicts, whole_suite or {})
     following = next((task for task in lab.tasks if task.name in results and not results[task.name].done), None)
     if (problem := _same_problem(verdicts)) and len(results) > 1:
-        return [f"{lab.label} · {problem}", *_closing(lab, results, "mend this first: nothing can be judged before")]
+        return unusable_lines(lab, problem, results)
     lines: list[str] = []
     for name, result in results.items():
         judged = [verdict for verdict in verdicts if verdict.task == name]
         if problem := _same_problem(judged):
             lines.append(f"{lab.label} · {name} · {problem}")
             continue
-        lines.append(task_line(lab, result, start_here=following is not None and following.name == name))
-        lines += _capped(lab, result)
-        lines += _failures([verdict for verdict in judged if not verdict.passed], everything)
+        if name in parts and result.started:
+            lines.append(f"{lab.label} · {name} · {parts[name]} tests were run, {result.passed} of them pass")
+        else:
+            lines.append(task_line(lab, result, start_here=following is not None and following.name == name))
+            lines += _capped(lab, result)
+        lines += _failures([verdict for verdict in judged if not verdict.passed], everything, more)
     hint = f"{following.name} — a hint: uv run lab hint {lab.number} {following.name}" if following else ""
-    return [*lines, *_closing(lab, results, hint)]
+    if not parts:
+        return [*lines, *_closing(lab, results, hint)]
+    whole = {name: result for name, result in results.items() if name not in parts}
+    lines += _closing(lab, whole, "") if whole else [""]
+    lines.append(f"{lab.label}: a task has points when every test of it was run")
+    return [*lines, *([f"next: {hint}"] if hint else [])]
+
+
+def unusable_lines(lab: Lab, problem: str, results: Mapping[str, TaskResult] | None = None) -> list[str]:
+    """A run in which nothing could be judged, since the file cannot be used; `results` are of the tasks asked for."""
+    if results is None:
+        results = {task.name: TaskResult(task.name, 0, 0, started=True) for task in lab.tasks}
+    return [f"{lab.label} · {problem}", *_closing(lab, results, "mend this first: nothing can be judged before")]
 
 
 def task_line(lab: Lab, result: TaskResult, start_here: bool = False) -> str:
@@ -64,7 +91,7 @@ def line_style(line: str) -> str:
     text = line.strip()
     if text.startswith(("✗", "▼")):
         return "red"
-    if text.startswith("▲") or "· done" in text:
+    if text.startswith(("▲", "★")) or "· done" in text:
         return "green"
     if "start here" in text or text.startswith("next:"):
         return "bold"
@@ -79,7 +106,7 @@ def points_text(points: float) -> str:
 def _same_problem(verdicts: Sequence[Verdict]) -> str:
     """What keeps all of these tests from using the file, if it is one and the same thing."""
     problems = {verdict.lines for verdict in verdicts}
-    unusable = all(verdict.state is State.UNUSABLE for verdict in verdicts)
+    unusable = all(verdict.state in (State.UNUSABLE, State.MISSING) for verdict in verdicts)
     return " ".join(problems.pop()) if unusable and len(problems) == 1 else ""
 
 
@@ -90,18 +117,42 @@ def _closing(lab: Lab, results: Mapping[str, TaskResult], following: str) -> lis
     lines = ["", f"{lab.label}: {done} of {len(results)} tasks done, {earned} of {points_text(total)} points"]
     if following:
         lines.append(f"next: {following}")
-    return lines
+    return [*lines, *(_celebration(lab, results) if done == len(lab.tasks) else [])]
+
+
+def _celebration(lab: Lab, results: Mapping[str, TaskResult]) -> list[str]:
+    n_tests = sum(result.total for result in results.values())
+    report = points_text(sum(question.points for question in lab.questions))
+    where = lab.folder.relative_to(lab.folder.parent.parent) / "report.ipynb"
+    return [
+        f"★ Lab {lab.number}, {lab.title}, is done: all of its {n_tests} tests pass.",
+        f"  The report is left, {report} points: {where}",
+    ]
+
+
+def _parts(verdicts: Sequence[Verdict], whole_suite: WholeSuite) -> dict[str, str]:
+    """How many tests were run, `4 of its 26`, of each task of which not all were."""
+    run: dict[str, set[str]] = {}
+    for verdict in verdicts:
+        run.setdefault(verdict.task, set()).add(verdict.test)
+    return {
+        task: f"{len(tests)} of its {len(whole_suite[task])}"
+        for task, tests in run.items()
+        if task in whole_suite and not whole_suite[task] <= tests
+    }
 
 
 def _capped(lab: Lab, result: TaskResult) -> Iterable[str]:
     """Why a task earns less than the share of its tests that pass, if it does."""
     task = next(task for task in lab.tasks if task.name == result.task)
-    if result.passed / result.total > result.most_share:
+    if result.passed and not result.most_share:
+        yield "  no points yet: no result on inputs drawn at random is right"
+    elif result.passed / result.total > result.most_share:
         most = f"{points_text(task.points * result.most_share)} of its {points_text(task.points)} points"
         yield f"  at most {most} while {WHY_CAPPED[result.most_share]}"
 
 
-def _failures(failed: list[Verdict], everything: bool) -> Iterable[str]:
+def _failures(failed: list[Verdict], everything: bool, more: str) -> Iterable[str]:
     """The first failures that say something new in full, the others by name."""
     told: set[tuple[str, ...]] = set()
     rest: list[Verdict] = []
@@ -112,8 +163,10 @@ def _failures(failed: list[Verdict], everything: bool) -> Iterable[str]:
             told.add(verdict.lines)
             yield f"  ✗ {verdict.test}"
             yield from (f"      {line}" for line in verdict.lines)
+            if verdict.n_printed:
+                yield f"      (your code printed {verdict.n_printed:,} lines: {more.replace('-v', '-s')} shows them)"
         else:
             rest.append(verdict)
     if rest:
         names = sorted({verdict.test.split("[")[0] for verdict in rest})
-        yield f"  ✗ and {len(rest)} more of {', '.join(names[:4])}{' …' if len(names) > 4 else ''} (-v shows all)"
+        yield f"  ✗ and {len(rest)} more of {', '.join(names[:4])}{' …' if len(names) > 4 else ''} ({more} shows all)"

@@ -26,21 +26,28 @@ def replaced(program: str, algorithms: str, replace: Mapping[str, str]) -> str:
     Raises:
         ReplaceError: a name is not there.
     """
-    ours, theirs = ast.parse(program), ast.parse(algorithms)
-    lines, their_lines = program.split("\n"), algorithms.split("\n")
-    present = {ast.unparse(node) for node in ours.body if isinstance(node, (ast.Import, ast.ImportFrom))}
-    ready: set[str] = set()
-    texts: dict[tuple[int, int], str] = {}
-    for name, other in replace.items():
-        place, definition = _definition(ours, name, "the solution"), _definition(theirs, other, "algorithms.py")
-        needed = [node for node in _needed(theirs, definition) if ast.unparse(node) not in present | ready]
-        ready |= {ast.unparse(node) for node in needed}
-        parts = [_text(their_lines, node) for node in needed]
-        parts.append(_renamed(_text(their_lines, definition), other, name))
-        texts[_extent(place)] = "\n\n\n".join(parts)
-    for (start, end), text in sorted(texts.items(), reverse=True):
+    lines, tree = program.split("\n"), ast.parse(program)
+    texts = replacements(program, algorithms, replace)
+    places = {_extent(_definition(tree, name, "the solution")): text for name, text in texts.items()}
+    for (start, end), text in sorted(places.items(), reverse=True):
         lines[start:end] = text.split("\n")
     return "\n".join(lines)
+
+
+def replacements(program: str, algorithms: str, replace: Mapping[str, str]) -> dict[str, str]:
+    """By name, the text that takes the place of each function or class; arguments and errors as for `replaced`."""
+    ours, theirs = ast.parse(program), ast.parse(algorithms)
+    their_lines = algorithms.split("\n")
+    there = {ast.unparse(node) for node in ours.body if isinstance(node, (ast.Import, ast.ImportFrom))}
+    texts: dict[str, str] = {}
+    for name, other in replace.items():
+        definition = _definition(theirs, other, "algorithms.py")
+        needed = [node for node in _needed(theirs, definition) if ast.unparse(node) not in there]
+        there |= {ast.unparse(node) for node in needed}
+        parts = [_text(their_lines, node) for node in needed]
+        parts.append(_renamed(_text(their_lines, definition), other, name))
+        texts[name] = "\n\n\n".join(parts)
+    return texts
 
 
 def _definition(tree: ast.Module, name: str, where: str) -> Definition:

@@ -18,6 +18,7 @@ that function or class of `mistakes/algorithms.py` takes the place of the soluti
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,10 @@ ALGORITHMS = "algorithms.py"
 
 class MistakeError(ValueError):
     """A mistake that is not written as it must be; the message names the file, the mistake and the key."""
+
+
+class UnknownMistake(LookupError):
+    """No mistake of the lab has this name; the message says which are near it."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,12 @@ class Mistake:
         except ReplaceError as error:
             raise MistakeError(f"{self.file}: {self.name}: replace: {error}") from None
 
+    def write(self, folder: Path) -> None:
+        """Write the module to `folder`, as a student's, for a run with `--src`; raises as `source`."""
+        text = self.source()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / self.lab.answer_file.name).write_text(text, encoding="utf-8")
+
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     """A table of a file, as it is written."""
@@ -114,14 +125,19 @@ def mistakes_of(lab: Lab) -> list[Mistake]:
     return list(found.values())
 
 
-def mistake_named(lab: Lab, name: str) -> Mistake:
+def find_mistake(lab: Lab, name: str) -> Mistake:
     """The lab's mistake of that name.
 
     Raises:
-        KeyError: there is none.
+        UnknownMistake: there is none.
         MistakeError: as `mistakes_of`.
     """
-    return {mistake.name: mistake for mistake in mistakes_of(lab)}[name]
+    known = {mistake.name: mistake for mistake in mistakes_of(lab)}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    advice = f"near it: {', '.join(near)}" if near else f"they are listed by: uv run lab mistake {lab.number}"
+    raise UnknownMistake(f"{lab.label} has no mistake {name!r}; {advice}")
 
 
 def _read(lab: Lab, task: Task, file: Path) -> list[Mistake]:

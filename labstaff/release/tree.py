@@ -9,12 +9,22 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from labkit.commands.lockfile import clean
 from labkit.labs.catalog import find_labs
 from labstaff.derive.build import derived_files
 from labstaff.release.leaks import find_leaks
-from labstaff.release.lockfile import clean
 
-RELEASED = (".gitignore", "LICENSE", "README.md", "docs", "labkit", "labs", "pyproject.toml", "uv.lock")
+RELEASED = (
+    ".gitattributes",
+    ".gitignore",
+    "LICENSE",
+    "README.md",
+    "docs",
+    "labkit",
+    "labs",
+    "pyproject.toml",
+    "uv.lock",
+)
 INSTRUMENTS = ("labkit/meters/", "labkit/bench/")
 """What judges Lab 02 does what its answers do. Students may read it, and an answer that imports it is refused."""
 KEPT_BACK = ("docs/figures/make/",)
@@ -46,10 +56,12 @@ def release(house: Path, out: Path) -> list[Path]:
     """
     if out.exists():
         raise ReleaseError(f"{out} exists already: name a folder that does not")
-    labs = find_labs(house)
+    labs = [lab for lab in find_labs(house) if not lab.draft]
+    drafts = [f"labs/{lab.folder.name}/" for lab in find_labs(house) if lab.draft]
     derived = {path.relative_to(house): text for lab in labs for path, text in derived_files(lab)}
     try:
-        written = [_write(house, out, file, derived.get(file)) for file in _chosen(house, set(derived))]
+        chosen = _chosen(house, set(derived), (*KEPT_BACK, *drafts))
+        written = [_write(house, out, file, derived.get(file), drafts) for file in chosen]
         searched = [out / file for file in written if not str(file).startswith(INSTRUMENTS)]
         if leaks := find_leaks(labs, searched):
             told = "\n".join(f"  {leak.file.relative_to(out)}: {leak.passage}" for leak in leaks[:10])
@@ -60,21 +72,22 @@ def release(house: Path, out: Path) -> list[Path]:
     return written
 
 
-def _chosen(house: Path, derived: set[Path]) -> list[Path]:
+def _chosen(house: Path, derived: set[Path], kept_back: tuple[str, ...]) -> list[Path]:
     """What git tracks or would track of the released folders, and every derived file."""
     command = ["git", "-C", str(house), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *RELEASED]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
-    files = {Path(name) for name in found if name and not name.startswith(KEPT_BACK) and (house / name).is_file()}
+    files = {Path(name) for name in found if name and not name.startswith(kept_back) and (house / name).is_file()}
     return sorted(files | derived)
 
 
-def _write(house: Path, out: Path, file: Path, text: str | None) -> Path:
+def _write(house: Path, out: Path, file: Path, text: str | None, drafts: list[str]) -> Path:
     target = out / file
     target.parent.mkdir(parents=True, exist_ok=True)
     if text is None and (change := CHANGED.get(str(file))):
         text = change((house / file).read_text(encoding="utf-8"))
-    if text is None and file.suffix == ".md":
-        text = FIGURE_SCRIPT.sub(r"\1", (house / file).read_text(encoding="utf-8"))
+    if file.suffix == ".md":
+        page = FIGURE_SCRIPT.sub(r"\1", text or (house / file).read_text(encoding="utf-8"))
+        text = "".join(line for line in page.splitlines(True) if not any(draft in line for draft in drafts))
     if text is None:
         shutil.copyfile(house / file, target)
     else:

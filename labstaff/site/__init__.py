@@ -8,7 +8,9 @@ import re
 import shutil
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from labstaff.site.links import problems
 
@@ -21,11 +23,11 @@ class SiteError(RuntimeError):
     """Why there is no new site: one line for each thing to mend."""
 
 
-def build_site(house: Path, out: Path) -> int:
+def build_site(house: Path, out: Path, further: Mapping[str, str] = MappingProxyType({})) -> int:
     """Write the site of `house` to the folder `out`; returns its number of pages.
 
     `out/index.html` opens in a browser as it is, from disk or from any server. A site that lies at `out` is replaced
-    once the new one is whole.
+    once the new one is whole. `further` are pages that no file of the house holds: Markdown, by name.
 
     Raises:
         SiteError: `out` is something else than a site, or the build has something to complain of: a link, an anchor,
@@ -35,7 +37,11 @@ def build_site(house: Path, out: Path) -> int:
         raise SiteError(f"{out} is there already and is not a site: name another folder")
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch, "site")
-        complaints = _sphinx(house.resolve(), fresh, Path(scratch, "doctrees"))
+        written = Path(scratch, "further")
+        for name, text in further.items():
+            (written / name).parent.mkdir(parents=True, exist_ok=True)
+            (written / f"{name}.md").write_text(text, encoding="utf-8")
+        complaints = _sphinx(house.resolve(), fresh, Path(scratch, "doctrees"), written)
         complaints = complaints or problems(fresh)
         if complaints:
             raise SiteError("\n".join(complaints))
@@ -46,7 +52,7 @@ def build_site(house: Path, out: Path) -> int:
     return len(list(out.rglob("*.html")))
 
 
-def _sphinx(house: Path, out: Path, doctrees: Path) -> list[str]:
+def _sphinx(house: Path, out: Path, doctrees: Path, further: Path) -> list[str]:
     """Run Sphinx in this process; returns its warnings and errors, with paths as seen from the house."""
     from sphinx.application import Sphinx
     from sphinx.errors import SphinxError
@@ -62,6 +68,7 @@ def _sphinx(house: Path, out: Path, doctrees: Path) -> list[str]:
                 out,
                 doctrees,
                 "html",
+                confoverrides={"further_pages": str(further)},
                 status=None,
                 warning=said,
                 freshenv=True,

@@ -32,6 +32,7 @@ extensions = [
     "labstaff.site.pages",
     "labstaff.site.mathematics",
     "labstaff.site.scripts",
+    "labstaff.site.search",
 ]
 exclude_patterns = ["_*", "figures"]
 nitpicky = True
@@ -48,10 +49,10 @@ html_theme = "furo"
 html_theme_options = {"light_css_variables": _theme(LIGHT), "dark_css_variables": _theme(DARK)}
 html_static_path = [str(HERE / "static"), str(HERE / "katex")]
 html_css_files = ["katex.min.css", "site.css"]
+html_js_files = [("tables.js", {"defer": "defer"})]
 html_math_renderer = "katex"
 html_copy_source = False
 html_show_copyright = False
-html_show_search_summary = False  # it would fetch pages, which browsers refuse to a page opened from disk
 html_show_sphinx = False
 html_use_index = False
 pygments_style = "friendly"

@@ -21,7 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "To play with": ("tile_loop",),
     "Labs": (),
     "Look up": ("glossary", "references"),
-    "Instructors": ("instructors",),
+    "Instructors": ("instructors", "what_goes_wrong"),
 }
 """Captions of the navigation and the pages below them, as far as they are there. Chapters and labs find their own
 place by their names; what nothing here knows of comes last."""
@@ -29,16 +29,19 @@ place by their names; what nothing here knows of comes last."""
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Put the handouts among the pages, and the navigation below the front page."""
+    app.add_config_value("further_pages", "", "env")
     app.connect("builder-inited", _take_over)
     app.connect("source-read", _add_navigation)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 class House(Project):
-    """The pages of docs/, and the handout of each lab as `labs/labNN_name`.
+    """The pages of docs/, the handout of each lab as `labs/labNN_name`, and those in the folder `further`, if any.
 
     Links between files of the repository then mean the same on a code host and in the site.
     """
+
+    further = ""
 
     def discover(self, exclude_paths: Iterable[str] = (), include_paths: Iterable[str] = ("**",)) -> set[str]:
         """Find the pages; see `Project.discover`."""
@@ -47,6 +50,9 @@ class House(Project):
         handouts = sorted((self.srcdir.parent / "labs").glob("lab*/README.md"))
         elsewhere = {ROOT_PAGE: Path("README.md")}
         elsewhere |= {f"labs/{file.parent.name}": Path("..", "labs", file.parent.name, file.name) for file in handouts}
+        for file in Path(self.further).rglob("*.md") if self.further else ():
+            page = str(file.relative_to(self.further).with_suffix(""))
+            elsewhere[page] = Path(os.path.relpath(file, self.srcdir))
         for page, path in elsewhere.items():
             self.docnames.add(page)
             self._docname_to_path[page] = path
@@ -65,13 +71,16 @@ def navigation(pages: Iterable[str]) -> dict[str, list[str]]:
     found = {caption: [page for page in names if page in left] for caption, names in GROUPS.items()}
     found["Chapters"] = [page for page in left if CHAPTER.fullmatch(page)]
     found["Labs"] = [page for page in left if page.startswith("labs/")]
+    found["Instructors"] += [page for page in left if page.startswith("what_goes_wrong/")]
     placed = {page for names in found.values() for page in names}
     found["More"] = [page for page in left if page not in placed]
     return {caption: names for caption, names in found.items() if names}
 
 
 def _take_over(app: Sphinx) -> None:
-    app.project = app.env.project = House(app.srcdir, app.config.source_suffix)
+    house = House(app.srcdir, app.config.source_suffix)
+    house.further = app.config.further_pages
+    app.project = app.env.project = house
 
 
 def _add_navigation(app: Sphinx, page: str, source: list[str]) -> None:

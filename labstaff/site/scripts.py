@@ -1,10 +1,12 @@
 """Gives a page of docs/ the scripts and style sheets that lie in docs/_static under its name.
 
-`docs/_static/PAGE/index.html` shows them without a site; which there are, and their order, is taken from it.
+`docs/_static/PAGE/index.html` shows them without a site; which there are, and their order, is taken from it. What
+several pages share, as the player of steps, lies in a folder of its own and is named as `../player/player.js`.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ def _name(app: Sphinx, page: str, template: str, context: dict[str, Any], doctre
         return
     text = alone.read_text(encoding="utf-8")
     for sheet in SHEET.findall(text):
-        app.add_css_file(f"{page}/{sheet}")
+        app.add_css_file(posixpath.normpath(f"{page}/{sheet}"))  # ../ leads to what several pages share
     for script in SCRIPT.findall(text):
-        app.add_js_file(f"{page}/{script}", loading_method="defer")  # in this order, once the page is there
+        app.add_js_file(
+            posixpath.normpath(f"{page}/{script}"), loading_method="defer"
+        )  # in this order, once all is there

@@ -203,7 +203,8 @@ for shape in ((2, 256, 16), (2, 16, 256)):
 # not. For training the step has to fit: 23,370.
 #
 # (c) The row at N = 256, d = 16 is 72.7739 MiB. Its tensors are known: 6 of 0.125 MiB, 4 of 2 MiB, 24 KiB of columns
-# and 512 B, together 8.7739 MiB. That leaves 64 MiB for workspaces in all, not 128.
+# and 512 B, together 8.7739 MiB. That leaves 64 MiB for workspaces in all, not 128. (It is the published table's time
+# that had them in every row: torch 2.15 gives a workspace back after each product.)
 #
 # (d) 34,478,752,256 bytes: 32.11 GiB or 34.48 GB. The table has 32,881.5 MiB; divided by 1000 in place of 1024 that is
 # "33", in no unit.

@@ -173,11 +173,11 @@ print("kept:", kept, "bytes; tiles visited:", int((kinds != "empty").sum()), "of
 #
 # (b) L · (w − 1) tokens back: each layer reaches w − 1 further. 32 · 4095 = 131,040, about 131 thousand.
 #
-# (c) Keys from start − w + 1 to start + B − 1: with start a multiple of B, ⌈(w − 1) / B⌉ + 1 blocks. 255/64 → 4,
+# (c) Keys from start − w + 1 to start + b − 1: with start a multiple of b, ⌈(w − 1) / b⌉ + 1 blocks. 255/64 → 4,
 # and 1:
 # 5 a row, 128 rows; the first four rows lack 4 + 3 + 2 + 1: 630.
 #
-# (d) A Function: the log-sum-exp, 4 N bytes = 4,096 (besides q, k, v, out). Strips: the weights, up to 4 N (w + B −
+# (d) A Function: the log-sum-exp, 4 N bytes = 4,096 (besides q, k, v, out). Strips: the weights, up to 4 N (w + b −
 # 1) bytes =
 # 1.3 MB.
 #

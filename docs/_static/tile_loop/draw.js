@@ -2,30 +2,12 @@
 (function () {
   "use strict";
 
-  const SVG = "http://www.w3.org/2000/svg";
+  const { h, svg: s } = stepPlayer;
   const SIDE = 280; // of the matrix, in units of the drawing
   const LEFT = 40;
   const TOP = 44;
   const COLUMNS = ["m", "l", "α", "new m", "row maxima", "row sums"];
   const SHOWN = 4; // numbers of a list; of a longer one a number less, and how many are left
-
-  /* An element with attributes and children; null children are left out. */
-  function h(tag, attributes, ...children) {
-    return fill(document.createElement(tag), attributes, children);
-  }
-
-  function s(tag, attributes, ...children) {
-    return fill(document.createElementNS(SVG, tag), attributes, children);
-  }
-
-  function fill(element, attributes, children) {
-    for (const [name, value] of Object.entries(attributes || {})) {
-      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-      else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
-    }
-    element.append(...children.flat().filter((child) => child !== null));
-    return element;
-  }
 
   /* 2,560 B, with the binary unit beside it from 1 KiB on. */
   function bytes(count) {
@@ -209,7 +191,7 @@
     return [
       bar,
       h("p", { class: "tl-sums" }, sum("in use", here.inUse, "in-use"), sum("high water", here.highWater, "high-water"), sum("capacity", settings.sramBytes, "capacity")),
-      h("table", { class: "tl-slots" }, h("caption", { class: "tl-hidden" }, "Arrays in SRAM"), h("tbody", {}, slots.map(line))),
+      h("table", { class: "tl-slots" }, h("caption", { class: "pl-hidden" }, "Arrays in SRAM"), h("tbody", {}, slots.map(line))),
     ];
   }
 
@@ -298,5 +280,5 @@
     ];
   }
 
-  globalThis.tileLoop = { ...globalThis.tileLoop, h, svg: s, bytes, range, rowsOf, columnsOf, matrix, legend, sram, numbers, traffic, LEFT, TOP, SIDE };
+  globalThis.tileLoop = { ...globalThis.tileLoop, bytes, range, rowsOf, columnsOf, matrix, legend, sram, numbers, traffic, LEFT, TOP, SIDE };
 })();

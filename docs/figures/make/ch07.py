@@ -114,16 +114,22 @@ def kept_data() -> dict[str, Any]:
 
 
 def draw_kept(data: dict[str, Any]) -> Figure:
-    """Draw the bytes kept over N, one line a route."""
+    """Draw the bytes kept over N; routes that keep the same share a line, which names them all and says so."""
     import matplotlib.pyplot as plt
 
     figure, ax = plt.subplots(figsize=(5.0, 4.2))
-    for name, (colour, dash, marker) in KEEPERS.items():
-        points = [point for point in data["points"] if point["route"] == name]
-        sizes = [point["kept_bytes"] / 2**20 for point in points]
-        ax.plot([point["N"] for point in points], sizes, marker=marker, color=colour, linestyle=dash, label=name)
+    together: dict[tuple[int, ...], list[str]] = {}
+    for name in KEEPERS:
+        kept = tuple(point["kept_bytes"] for point in data["points"] if point["route"] == name)
+        together.setdefault(kept, []).append(name)
+    for kept, names in together.items():
+        colour, dash, marker = KEEPERS[names[0]]
+        label = f"{' and '.join(names)}: the same bytes" if len(names) > 1 else names[0]
+        sizes = [n_bytes / 2**20 for n_bytes in kept]
+        ax.plot(KEPT_LENGTHS, sizes, marker=marker, color=colour, linestyle=dash, label=label)
     _log_axes(ax, KEPT_LENGTHS)
     ax.set(xlabel="N", ylabel="kept for the backward pass, MiB", title=f"d = {data['d']}, chunks of {data['chunk']}")
+    ax.set_ylim(top=2.2 * max(max(kept) for kept in together) / 2**20)  # room for the legend
     ax.legend(loc="upper left")
     return figure
 

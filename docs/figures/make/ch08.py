@@ -1,4 +1,4 @@
-"""Chapter 08's figures: the tiles of a window, and what each form of windowed attention holds over N.
+"""Chapter 08's figures: a window by hand, its tiles, and what each form of windowed attention holds over N.
 
 Lab 08's solution is measured, so the data can be made again only where `solutions/` is.
 """
@@ -17,8 +17,10 @@ from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK,
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+BY_HAND_LEN, BY_HAND_WINDOW = 8, 3
 SEQ_LEN, WINDOW, BLOCK = 1024, 256, 64
 LENGTHS = [256, 512, 1024, 2048]
 SMALL_WINDOW, MASK_BLOCK, HEAD_DIM = 64, 128, 64
@@ -29,6 +31,72 @@ LOOKS = {
     "building": ("making a block mask", PINK, ":", "^"),
     "block_mask": ("keeping a block mask", MUTED, (0, (6, 2)), "v"),
 }
+
+
+def by_hand_data() -> dict[str, Any]:
+    """Which keys each query of a short sequence sees, and what a rolling cache holds after each token."""
+    mask = solution("lab08").window_mask(BY_HAND_LEN, BY_HAND_WINDOW)
+    seen = [[j for j, hidden in enumerate(row) if not hidden] for row in mask.tolist()]
+    cache: list[int | None] = [None] * BY_HAND_WINDOW
+    held = []
+    for token in range(BY_HAND_LEN):
+        cache[token % BY_HAND_WINDOW] = token
+        held.append(list(cache))
+    return {"N": BY_HAND_LEN, "window": BY_HAND_WINDOW, "seen": seen, "held": held}
+
+
+def draw_by_hand(data: dict[str, Any]) -> Figure:
+    """Draw the mask as a grid, and below it the places of the cache, a row for each token."""
+    import matplotlib.pyplot as plt
+
+    figure, (above, below) = plt.subplots(2, 1, figsize=(4.6, 8.4), height_ratios=[8, 8.6])
+    _draw_seen(above, data)
+    _draw_cache(below, data)
+    return figure
+
+
+def _draw_seen(ax: Axes, data: dict[str, Any]) -> None:
+    from matplotlib.patches import Rectangle
+
+    n = data["N"]
+    for i, seen in enumerate(data["seen"]):
+        for j in range(n):
+            looks: dict[str, Any] = {"facecolor": BLUE, "alpha": 0.55} if j in seen else {"facecolor": "none"}
+            ax.add_patch(Rectangle((j, i), 1, 1, linewidth=0, **looks))
+            ax.add_patch(Rectangle((j, i), 1, 1, facecolor="none", edgecolor=GRID, linewidth=0.8))
+            if j <= i and j not in seen:
+                ax.text(j + 0.5, i + 0.5, "×", ha="center", va="center", color=MUTED, size=11)
+    ax.set(xlim=(0, n), ylim=(n, 0), xlabel="key", ylabel="query", aspect="equal")
+    places = [place + 0.5 for place in range(n)]
+    ax.set_xticks(places, [str(place) for place in range(n)])
+    ax.set_yticks(places, [str(place) for place in range(n)])
+    ax.tick_params(length=0)
+    ax.grid(visible=False)
+    count = sum(len(seen) for seen in data["seen"])
+    ax.set_title(f"window of {data['window']}: {count} pairs (filled), × too old")
+
+
+def _draw_cache(ax: Axes, data: dict[str, Any]) -> None:
+    from matplotlib.patches import Rectangle
+
+    n, width = data["N"], data["window"]
+    for token, held in enumerate(data["held"]):
+        for place, content in enumerate(held):
+            new = place == token % width
+            face = {"facecolor": ORANGE, "alpha": 0.55} if new else {"facecolor": BLUE, "alpha": 0.2}
+            if content is not None:
+                ax.add_patch(Rectangle((place, token), 1, 1, linewidth=0, **face))
+                weight = "bold" if new else "normal"
+                ax.text(place + 0.5, token + 0.5, str(content), ha="center", va="center", size=10, weight=weight)
+            ax.add_patch(Rectangle((place, token), 1, 1, facecolor="none", edgecolor=GRID, linewidth=0.8))
+    ax.set(xlim=(-0.9, width + 0.9), ylim=(n, 0), xlabel=f"place in the cache: token mod {width}", ylabel="after token")
+    ax.set_xticks([place + 0.5 for place in range(width)], [str(place) for place in range(width)])
+    ax.set_yticks([token + 0.5 for token in range(n)], [str(token) for token in range(n)])
+    ax.tick_params(length=0)
+    ax.grid(visible=False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
+    ax.set_title("the cache: bold and orange, just written")
 
 
 def tiles_data() -> dict[str, Any]:
@@ -151,6 +219,7 @@ def solution(label: str) -> ModuleType:
 
 
 FIGURES = {
+    "08_by_hand": Recipe(by_hand_data, draw_by_hand),
     "08_tiles": Recipe(tiles_data, draw_tiles),
     "08_memory_over_n": Recipe(lengths_data, draw_lengths),
 }

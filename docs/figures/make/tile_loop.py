@@ -1,8 +1,12 @@
-"""The tile loop's figure: one step of the interactive page, for readers who see it where no script runs."""
+"""States of the tile loop as figures: one for its own page, and those that chapters 4 and 5 stop at.
+
+Each is drawn from the page's own counts, so that a figure shows what the page shows in the same state.
+"""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from labstaff.figures import BLUE, FIGURES_DIR, GREEN, INK, MUTED, ORANGE, PAPER, Recipe
@@ -12,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COUNTS = FIGURES_DIR.parent / "_static" / "tile_loop" / "counts.js"
-SETTING = {
+CAUSAL = {
     "order": "queries",
     "nQueries": 16,
     "nKeys": 16,
@@ -23,7 +27,7 @@ SETTING = {
     "causal": True,
     "sramBytes": 512,
 }
-POSITION = 20
+PENCIL = {**CAUSAL, "nQueries": 8, "nKeys": 8, "blockK": 2, "causal": False}
 KINDS: dict[str, tuple[Any, str]] = {
     "visited": ((BLUE, 0.4), ""),
     "now": (ORANGE, ""),
@@ -31,29 +35,31 @@ KINDS: dict[str, tuple[Any, str]] = {
     "skipped": ("none", "////"),
 }
 GROUPS = {"Q": BLUE, "K": BLUE, "V": BLUE, "S": ORANGE, "P": ORANGE, "P V": ORANGE}
+NARROW_SHARE = 30 / 512
+"""What is narrower than this share of SRAM gets no name in it."""
 
 
-def step_data() -> dict[str, Any]:
+def state_data(setting: dict[str, Any], position: int) -> dict[str, Any]:
     """What the page's own counts say of one step: tiles by state, arrays in SRAM, bytes moved."""
     import quickjs
 
     context = quickjs.Context()
     context.eval(COUNTS.read_text(encoding="utf-8"))
     say = f"""(() => {{
-      const settings = {json.dumps(SETTING)}, loop = tileLoop.makeLoop(settings);
+      const settings = {json.dumps(setting)}, loop = tileLoop.makeLoop(settings);
       const rows = Array.from({{length: loop.rowBlocks}}, (_, i) => loop.tilesInRow(i));
-      return JSON.stringify({{here: loop.at({POSITION}), rows, total: loop.total.total, needs: loop.needs,
+      return JSON.stringify({{here: loop.at({position}), rows, total: loop.total.total, needs: loop.needs,
                               columnBlocks: loop.columnBlocks, standard: tileLoop.standard(settings)}});
     }})()"""
     told = json.loads(context.eval(say))
     here = told["here"]
     kinds = [
-        [_kind(i, j, visible, here["i"], here["j"]) for j in range(told["columnBlocks"])]
+        [_kind(setting["order"], (i, j), visible, (here["i"], here["j"])) for j in range(told["columnBlocks"])]
         for i, visible in enumerate(told["rows"])
     ]
     return {
-        "setting": SETTING,
-        "position": POSITION,
+        "setting": setting,
+        "position": position,
         "phase": here["phase"],
         "kinds": kinds,
         "alive_bytes": {name: part["bytes"] for name, part in here["alive"].items()},
@@ -66,15 +72,15 @@ def step_data() -> dict[str, Any]:
     }
 
 
-def _kind(i: int, j: int, visible: int, now_i: int, now_j: int) -> str:
-    if j >= visible:
-        return "skipped"
-    if (i, j) == (now_i, now_j):
-        return "now"
-    return "visited" if (i, j) < (now_i, now_j) else "to come"
+def both_orders_data() -> dict[str, Any]:
+    """Chapter 4's example in both orders of the loops, each somewhat past its middle."""
+    return {
+        "queries outside": state_data(PENCIL, 21),
+        "keys outside": state_data({**PENCIL, "order": "keys"}, 22),
+    }
 
 
-def draw_step(data: dict[str, Any]) -> Figure:
+def draw_state(data: dict[str, Any]) -> Figure:
     """Draw the matrix of tiles, and below it what SRAM holds of its capacity."""
     import matplotlib.pyplot as plt
 
@@ -84,16 +90,37 @@ def draw_step(data: dict[str, Any]) -> Figure:
     return figure
 
 
-def _draw_tiles(ax: Axes, data: dict[str, Any]) -> None:
+def draw_both_orders(data: dict[str, Any]) -> Figure:
+    """Draw both states, one above the other."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(4, 1, figsize=(4.8, 9.4), height_ratios=[5, 1, 5, 1])
+    for at, (name, state) in enumerate(data.items()):
+        _draw_tiles(axes[2 * at], state, f"{name}: ")
+        _draw_sram(axes[2 * at + 1], state)
+    return figure
+
+
+def _kind(order: str, tile: tuple[int, int], visible: int, now: tuple[int, int]) -> str:
+    if tile[1] >= visible:
+        return "skipped"
+    if tile == now:
+        return "now"
+    before = tile < now if order == "queries" else tile[::-1] < now[::-1]
+    return "visited" if before else "to come"
+
+
+def _draw_tiles(ax: Axes, data: dict[str, Any], name: str = "") -> None:
     from matplotlib.patches import Patch, Rectangle
 
-    n, height, width = (data["setting"][name] for name in ("nQueries", "blockQ", "blockK"))
+    n, height, width = (data["setting"][size] for size in ("nQueries", "blockQ", "blockK"))
     for i, row in enumerate(data["kinds"]):
         for j, kind in enumerate(row):
             fill, hatch = KINDS[kind]
             corner = j * width, i * height
             ax.add_patch(Rectangle(corner, width, height, facecolor=fill, hatch=hatch, edgecolor=MUTED, linewidth=0.8))
-    ax.step(range(1, n + 1), range(n), where="pre", color=INK, linewidth=1.2, linestyle="-")
+    if data["setting"]["causal"]:
+        ax.step(range(1, n + 1), range(n), where="pre", color=INK, linewidth=1.2, linestyle="-")
     ax.set(xlim=(0, n), ylim=(n, 0), aspect="equal", xlabel="key j", ylabel="query i")
     ax.set_xticks(range(0, n + 1, width))
     ax.set_yticks(range(0, n + 1, height))
@@ -102,19 +129,19 @@ def _draw_tiles(ax: Axes, data: dict[str, Any]) -> None:
     keys = [
         Patch(facecolor=fill, hatch=hatch, edgecolor=MUTED, label=f"{count[kind]} {kind}")
         for kind, (fill, hatch) in KINDS.items()
+        if count[kind]
     ]
     ax.legend(handles=keys, loc="center left", bbox_to_anchor=(1.02, 0.5))
-    ax.set_title(f"{data['moved_bytes']:,} of {data['total_bytes']:,} B moved")
+    ax.set_title(f"{name}{data['moved_bytes']:,} of {data['total_bytes']:,} B moved")
 
 
 def _draw_sram(ax: Axes, data: dict[str, Any]) -> None:
-    start = 0
+    start, capacity = 0, data["setting"]["sramBytes"]
     for name, n_bytes in data["alive_bytes"].items():
         ax.barh(0, n_bytes, left=start, height=0.7, color=GROUPS.get(name, GREEN), edgecolor=PAPER)
-        if n_bytes > 30:
+        if n_bytes > NARROW_SHARE * capacity:
             ax.text(start + n_bytes / 2, 0, name, ha="center", va="center", color=PAPER, size=9.5)
         start += n_bytes
-    capacity = data["setting"]["sramBytes"]
     ax.set(xlim=(0, capacity), ylim=(-0.5, 0.5), yticks=[], xlabel="bytes of SRAM; narrow pieces: m, l, α")
     ax.set_xticks(range(0, capacity + 1, 64))
     ax.spines["left"].set_visible(False)
@@ -122,4 +149,8 @@ def _draw_sram(ax: Axes, data: dict[str, Any]) -> None:
     ax.set_title(f"in SRAM: {data['in_use_bytes']} of {capacity} B")
 
 
-FIGURES = {"tile_loop": Recipe(step_data, draw_step)}
+FIGURES = {
+    "tile_loop": Recipe(partial(state_data, CAUSAL, 20), draw_state),
+    "04_both_orders": Recipe(both_orders_data, draw_both_orders),
+    "05_one_step": Recipe(partial(state_data, CAUSAL, 31), draw_state),
+}

@@ -1,0 +1,137 @@
+"""Runs a lab's suite in a process of its own, and goes on where an answer has taken that process along."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from labkit.labs.catalog import ROOT, find_lab
+from labkit.labs.manifest import Lab
+from labkit.suite.run import SuiteRun, run_suite
+from labkit.suite.verdict import Kind, State, Verdict
+
+MOST_STARTS = 40
+"""How often a process is started for one run before the rest of its tests fail."""
+
+OnVerdict = Callable[[Verdict, int], None]
+RunOnce = Callable[[Sequence[str], OnVerdict], SuiteRun]
+"""Runs a suite once with further options of pytest's; `died` of the result says how its process ended, if it did."""
+
+
+def run_apart(
+    lab: Lab,
+    *options: str,
+    tests: Sequence[str] = (),
+    on_verdict: OnVerdict = lambda verdict, n_collected: None,
+    show_prints: bool = False,
+) -> SuiteRun:
+    """As `run_suite`, in a process of its own.
+
+    An answer that ends its process (a crash in a library, `os._exit`) fails the test that ran; the others are run in
+    another process.
+    """
+
+    def once(more: Sequence[str], told: OnVerdict) -> SuiteRun:
+        return _in_a_process(lab, [*options, *more], tests, told, show_prints)
+
+    return to_the_end(once, on_verdict)
+
+
+def to_the_end(run_once: RunOnce, on_verdict: OnVerdict = lambda verdict, n_collected: None) -> SuiteRun:
+    """The result of `run_once`, begun again without the tests that were judged as often as its process has ended."""
+    options: list[str] = []
+    judged: list[Verdict] = []
+
+    def told(verdict: Verdict, n_collected: int) -> None:
+        on_verdict(verdict, n_collected + n_judged)
+
+    for n_starts in range(1, MOST_STARTS + 2):
+        n_judged = len(judged)
+        run = run_once(options, told)
+        judged += run.verdicts
+        if not run.died:
+            break
+        if not run.verdicts and n_starts > 1 and "--ended" in options and not judged:
+            options = ["--unusable", run.died]  # it is not a test that ends the process, but the import
+            continue
+        each = "--ended" if n_starts < MOST_STARTS else "--ended-all"
+        done = json.dumps([f"{verdict.task}::{verdict.test}" for verdict in judged])
+        options = [each, f"its process ended: {run.died}", "--judged", done]
+    return replace(run, verdicts=judged, n_collected=run.n_collected + n_judged, n_starts=n_starts)
+
+
+def how_it_ended(status: int) -> str:
+    """The exit status of a process in words: a signal's number is negative."""
+    if status >= 0:
+        return f"it left with status {status}"
+    name = signal.Signals(-status).name
+    meaning = {"SIGSEGV": "memory that is not its own", "SIGABRT": "a library gave up", "SIGKILL": "killed"}
+    return f"{name} ({meaning[name]})" if name in meaning else name
+
+
+def _in_a_process(
+    lab: Lab, options: Sequence[str], tests: Sequence[str], on_verdict: OnVerdict, show_prints: bool
+) -> SuiteRun:
+    reader, writer = os.pipe()
+    job = {"lab": str(lab.folder), "options": options, "tests": list(tests), "show_prints": show_prints}
+    stream = None if show_prints else subprocess.DEVNULL
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "labkit.suite.apart", str(writer), json.dumps(job)],
+        pass_fds=[writer],
+        stdin=stream,
+        stdout=stream,
+        stderr=stream,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+    )
+    os.close(writer)
+    run = SuiteRun()
+    try:
+        with os.fdopen(reader, encoding="utf-8") as lines:
+            for line in lines:
+                told = json.loads(line)
+                if "verdict" in told:
+                    verdict = verdict_from(told["verdict"])
+                    run.verdicts.append(verdict)
+                    run.n_collected = told["n_collected"]
+                    on_verdict(verdict, run.n_collected)
+                else:
+                    child.wait()
+                    return replace(run, **told)
+        run.died = how_it_ended(child.wait())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        child.wait()
+    return run
+
+
+def verdict_from(told: dict[str, Any]) -> Verdict:
+    """A verdict that has travelled as plain data."""
+    more = {"state": State(told["state"]), "lines": tuple(told["lines"]), "kind": Kind(told["kind"])}
+    return Verdict(**{**told, **more})
+
+
+def _live(descriptor: int, job: dict[str, Any]) -> None:
+    """The life of the process: one run, told line by line."""
+    with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as told:
+
+        def on_verdict(verdict: Verdict, n_collected: int) -> None:
+            told.write(json.dumps({"verdict": asdict(verdict), "n_collected": n_collected}) + "\n")
+
+        lab = find_lab(job["lab"])
+        run = run_suite(lab, *job["options"], tests=job["tests"], on_verdict=on_verdict, show_prints=job["show_prints"])
+        told.write(json.dumps({"n_collected": run.n_collected, "problem": run.problem}) + "\n")
+
+
+if __name__ == "__main__":
+    os.set_inheritable(int(sys.argv[1]), False)
+    _live(int(sys.argv[1]), json.loads(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)  # what torch's libraries say of themselves on the way out is nobody's concern here

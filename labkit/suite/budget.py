@@ -1,0 +1,44 @@
+"""How long each test of a task may take: less, once others of the task have used up a lot for nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from labkit.suite.limits import WALL_SECONDS, TookTooLong
+
+TEST_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "60"))
+"""CPU seconds that a test may take: more than five times what the slowest known right answer needs."""
+AFTER_ONE_SECONDS = TEST_SECONDS * 22 / 60
+"""The same once a test of the task took too long: still twice what the slowest known right answer needs."""
+MANY_SECONDS = TEST_SECONDS * 100 / 60
+AFTER_MANY_SECONDS = TEST_SECONDS * 4 / 60
+"""The same once tests of the task have used up `MANY_SECONDS` for nothing."""
+WALL_FACTOR = WALL_SECONDS / 60
+
+
+@dataclass
+class TaskBudget:
+    """What the tests of one task may still take, in CPU seconds.
+
+    Every test is run, whatever the others did: most need a fraction of a second. But a task whose code never ends
+    must not cost each of its tests' whole time: after a first test that took too long the others get less.
+    """
+
+    lost_seconds: float = 0.0
+
+    def limits(self, wanted_seconds: float | None = None) -> tuple[float, float]:
+        """CPU seconds and seconds by the clock for the next test, which wants `wanted_seconds` if it says so."""
+        cpu_seconds = wanted_seconds or TEST_SECONDS
+        if self.lost_seconds >= MANY_SECONDS:
+            cpu_seconds = min(cpu_seconds, AFTER_MANY_SECONDS)
+            return cpu_seconds, cpu_seconds * WALL_FACTOR / 3
+        if self.lost_seconds:
+            cpu_seconds = min(cpu_seconds, AFTER_ONE_SECONDS)
+        return cpu_seconds, cpu_seconds * WALL_FACTOR
+
+    def lost(self, error: TookTooLong, wanted_seconds: float | None = None) -> None:
+        """Count a test that took too long, and have its message say so where it was given less than others."""
+        if error.seconds < (wanted_seconds or TEST_SECONDS):
+            error.why_less = f" (tests of this task have used up {self.lost_seconds:g} s already, so this one got less)"
+        self.lost_seconds += error.seconds

@@ -1,0 +1,125 @@
+"""Shows mistakes as a reader wants them: a lab's in a list; one as a diff, with what a student reads who makes it."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from labkit.labs.catalog import solution_file
+from labkit.labs.manifest import Lab
+from labkit.suite.run import run_suite
+from labkit.suite.verdict import Verdict
+from labkit.suite.words import line_style, run_lines
+from labstaff.answers.algorithms import replacements
+from labstaff.answers.mistakes import ALGORITHMS, Mistake, mistakes_of
+
+CONTEXT_LINES = 2
+MARKER = "###"
+"""Begins the lines around what a stub leaves out: they tell nothing of a mistake."""
+DIFF_STYLES = {"-": "red", "+": "green", "@": "cyan"}
+
+
+def show_list(lab: Lab) -> None:
+    """Print the lab's mistakes, a line each, under their tasks."""
+    console = _console()
+    mistakes = mistakes_of(lab)
+    width = max(len(mistake.name) for mistake in mistakes)
+    for task in lab.tasks:
+        console.print(Text(f"{lab.label} · {task.name}", style="bold"))
+        for mistake in mistakes:
+            if mistake.task == task.name:
+                console.print(Text(f"  {mistake.name:{width}}  {mistake.what}"))
+
+
+def show_mistake(mistake: Mistake) -> bool:
+    """Print the mistake as a diff, and what its tests say; returns whether they find it and say what they must."""
+    console = _console()
+    console.print(Text(f"{mistake.lab.label} · {mistake.task} · {mistake.name}", style="bold"))
+    console.print(Text(mistake.what))
+    console.print()
+    for line in diff_lines(mistake):
+        console.print(Text(line, style=DIFF_STYLES.get(line[:1], "")))
+    console.print()
+    verdicts = run(mistake)
+    for line in student_lines(mistake, verdicts):
+        console.print(Text(line, style=line_style(line)))
+    return is_found(mistake, verdicts)
+
+
+def diff_lines(mistake: Mistake) -> list[str]:
+    """What the mistake changes, as lines of a diff, each place under a line that says where it is."""
+    solution = solution_file(mistake.lab).read_text(encoding="utf-8")
+    if mistake.edit:
+        return list(_edit_lines(solution, mistake.source()))
+    mistake.source()  # raises what the author must mend
+    algorithms = mistake.file.with_name(ALGORITHMS).read_text(encoding="utf-8")
+    lines = []
+    for name, text in replacements(solution, algorithms, mistake.replace).items():
+        lines += [f"@@ {name} is another altogether", *(f"+ {line}".rstrip() for line in text.split("\n"))]
+    return lines
+
+
+def run(mistake: Mistake) -> list[Verdict]:
+    """The verdicts of the tests that must find the mistake, run on it in this process."""
+    with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
+        mistake.write(Path(folder))
+        return run_suite(mistake.lab, "--src", folder, tests=mistake.killed_by).verdicts
+
+
+def student_lines(mistake: Mistake, verdicts: list[Verdict]) -> list[str]:
+    """What a student who made the mistake reads of these verdicts, without points and what is next."""
+    return list(takewhile(bool, run_lines(mistake.lab, verdicts)))
+
+
+def is_found(mistake: Mistake, verdicts: list[Verdict]) -> bool:
+    """Whether every test that must fail has failed, and one says what must be said."""
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    names = {verdict.test.split("[")[0] for verdict in failed}
+    said = "\n".join(line for verdict in failed for line in verdict.lines)
+    return {test.split("::")[1].split("[")[0] for test in mistake.killed_by} <= names and mistake.says in said
+
+
+def _console() -> Console:
+    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def _edit_lines(solution: str, source: str) -> Iterator[str]:
+    old, new = solution.split("\n"), source.split("\n")
+    tree = ast.parse(solution)
+    for group in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(CONTEXT_LINES):
+        first_changed = next(start for kind, start, *_ in group if kind != "equal")
+        yield f"@@ {_place(tree, first_changed + 1)}"
+        signed: list[tuple[str, str]] = []
+        for kind, old_start, old_end, new_start, new_end in group:
+            if kind == "equal":
+                stay = (line for line in old[old_start:old_end] if line and not line.strip().startswith(MARKER))
+                signed += [("  ", line) for line in stay]
+            else:
+                signed += [("- ", line) for line in old[old_start:old_end]]
+                signed += [("+ ", line) for line in new[new_start:new_end]]
+        indented = min(len(line) - len(line.lstrip()) for _, line in signed if line)
+        yield from (f"{sign}{line[indented:]}".rstrip() for sign, line in signed)
+
+
+def _place(tree: ast.Module, line_number: int) -> str:
+    """The function or method a line is in, and the line."""
+    names = []
+    body: list[ast.stmt] = tree.body
+    while inner := [
+        node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and _holds(node, line_number)
+    ]:
+        names.append(inner[0].name)
+        body = inner[0].body
+    return ", ".join([*([".".join(names)] if names else []), f"line {line_number}"])
+
+
+def _holds(node: ast.stmt, line_number: int) -> bool:
+    return node.lineno <= line_number <= (node.end_lineno or node.lineno)

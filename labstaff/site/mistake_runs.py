@@ -1,0 +1,39 @@
+"""Runs, for many mistakes, the tests that must find each: two mistakes at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+from labkit.suite.prefork import WarmRunner, heavy_modules
+from labkit.suite.run import SuiteRun
+from labstaff.answers.mistakes import Mistake
+
+RUNNERS = 2
+
+
+def judged(mistakes: Sequence[Mistake]) -> list[SuiteRun]:
+    """For each mistake, the run of the tests that it names, on the module with it; see `SuiteRun.problem`."""
+    modules = heavy_modules(*{mistake.lab.suite_file for mistake in mistakes})
+    idle: Queue[WarmRunner] = Queue()
+    for _ in range(min(RUNNERS, len(mistakes))):
+        idle.put(WarmRunner(modules))
+
+    def one(mistake: Mistake) -> SuiteRun:
+        runner = idle.get()
+        try:
+            with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
+                mistake.write(Path(folder))
+                return runner.run(mistake.lab.label, "--src", folder, tests=mistake.killed_by)
+        finally:
+            idle.put(runner)
+
+    try:
+        with ThreadPoolExecutor(RUNNERS) as pool:
+            return list(pool.map(one, mistakes))
+    finally:
+        while not idle.empty():
+            idle.get().close()

@@ -1,0 +1,77 @@
+"""Writes the instructors' pages of what goes wrong: every mistake as a diff, and what its tests said when they ran.
+
+They hold pieces of the solutions, so that the site for students goes without them: `lab site OUT --instructors`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from labkit.labs.manifest import Lab
+from labkit.suite.run import SuiteRun
+from labstaff.answers.mistakes import Mistake, mistakes_of
+from labstaff.answers.show import diff_lines, student_lines
+
+OVERVIEW = "what_goes_wrong"
+TITLE = "What goes wrong, and what the suite says"
+INTRODUCTION = """\
+{n_mistakes} mistakes that students make, or might make to get round the work. Each is run on every commit, and must be
+found by the tests that its entry in `solutions/labNN_name/mistakes/` names, in words that help. These pages hold pieces
+of the solutions: they are for you, not for students.
+"""
+MEANS_SOMETHING = re.compile(r"([\\`*_$<>\[\]#|~])")
+
+
+def mistake_pages(labs: Sequence[Lab], judged: Callable[[Sequence[Mistake]], Sequence[SuiteRun]]) -> dict[str, str]:
+    """The pages' sources in Markdown, by their names: one that lists all mistakes, and one for each lab.
+
+    Args:
+        labs: the labs whose mistakes are told.
+        judged: runs the tests of mistakes; see `labstaff.site.mistake_runs`.
+
+    Raises:
+        MistakeError: a mistake is malformed, or its edit does not fit.
+    """
+    mistakes = {lab.label: mistakes_of(lab) for lab in labs}
+    everything = [mistake for lab in labs for mistake in mistakes[lab.label]]
+    runs = {(mistake.lab.label, mistake.name): run for mistake, run in zip(everything, judged(everything), strict=True)}
+    overview = [f"# {TITLE}", "", INTRODUCTION.format(n_mistakes=len(everything))]
+    pages = {}
+    for lab in labs:
+        page = f"{OVERVIEW}/{lab.folder.name}"
+        overview += _listed(lab, mistakes[lab.label], f"{page}.md")
+        pages[page] = "\n".join(_told(lab, mistakes[lab.label], runs))
+    return {OVERVIEW: "\n".join(overview), **pages}
+
+
+def _listed(lab: Lab, mistakes: list[Mistake], page: str) -> list[str]:
+    lines = [f"## Lab {lab.number}: {lab.title}", ""]
+    for task in lab.tasks:
+        lines += [f"**`{task.name}`**", ""]
+        lines += [f"- [`{m.name}`]({page}#{m.name}): {_plain(m.what)}" for m in mistakes if m.task == task.name]
+        lines.append("")
+    return lines
+
+
+def _told(lab: Lab, mistakes: list[Mistake], runs: dict[tuple[str, str], SuiteRun]) -> list[str]:
+    lines = [f"# Lab {lab.number}: what goes wrong", ""]
+    for task in lab.tasks:
+        lines += [f"## {_plain(task.name)}", ""]
+        for mistake in mistakes:
+            if mistake.task == task.name:
+                run = runs[lab.label, mistake.name]
+                said = run.problem.splitlines() or student_lines(mistake, run.verdicts)[1:]
+                lines += [f"### `{mistake.name}`", "", _plain(mistake.what), ""]
+                lines += _fenced("diff", diff_lines(mistake))
+                lines += _fenced("text", [line.removeprefix("  ") for line in said])
+    return lines
+
+
+def _fenced(language: str, lines: list[str]) -> list[str]:
+    return [f"````{language}", *lines, "````", ""]
+
+
+def _plain(text: str) -> str:
+    """`text` as Markdown that shows it as it is."""
+    return MEANS_SOMETHING.sub(r"\\\1", text)
