@@ -19,6 +19,7 @@ from labkit.testing.tensor_reference import attention, gradients
 
 RESULTS = ("O", "L", "dQ", "dK", "dV")
 MANY_SCORES = 2**16
+SMALL_SCORE = 30
 Results = dict[str, npt.NDArray[np.floating]]
 
 
@@ -87,9 +88,9 @@ class Case:
     def plain(self) -> dict[str, list[npt.NDArray[np.floating]]]:
         """What plain implementations get, of which the worst counts: by autograd, and by the formulas in one tile.
 
-        The formulas come with the scale in three places, to base e and 2, and with sums in several orders, of which one
-        will do where so many numbers are made that luck evens out. Float64 is the reference: what is lost in it is
-        what is lost in float32, scaled down.
+        The formulas come with the scale in three places, to base e and 2, where scores are small also with powers that
+        nothing is taken from before, and with sums in several orders, of which one will do where so many numbers are
+        made that luck evens out. Float64 is the reference: what is lost in it is float32's loss, scaled down.
         """
         is_double = self.Q.dtype == torch.float64
         dtype = torch.float32 if is_double else self.Q.dtype
@@ -98,6 +99,7 @@ class Case:
         for turn in range(len(orders(1)) if n_scores <= MANY_SCORES else 1):
             for place in ("scores", "queries", "keys"):
                 made += [self._by_formulas(dtype, place, base, turn) for base in (math.e, 2.0)]
+                made += [self._by_formulas(dtype, place, math.e, turn, bare=True)] if self._scores_are_small else []
         found = {name: [each[name].astype(np.float32) for each in made] for name in RESULTS}
         if not is_double:
             return found
@@ -140,8 +142,17 @@ class Case:
                 name, got, self.want[name], plain=plain, suspects=own, hint=hint, nan_hint=nan_hint or NAN_HINT
             )
 
-    def _by_formulas(self, dtype: torch.dtype, place: str, base: float, turn: int) -> Results:
-        """All results in one tile; the gradients from the true O and L, as a backward pass is given them."""
+    @property
+    def _scores_are_small(self) -> bool:
+        Q, K = (torch.linalg.vector_norm(x.double(), dim=-1).max() for x in (self.Q, self.K))
+        return float(Q * K) * self.Q.shape[-1] ** -0.5 < SMALL_SCORE
+
+    def _by_formulas(self, dtype: torch.dtype, place: str, base: float, turn: int, bare: bool = False) -> Results:
+        """All results in one tile; the gradients from the true O and L, as a backward pass is given them.
+
+        `bare` powers are those of the scores as they are: no maximum is subtracted from them, and L's power is a factor
+        of dO and D.
+        """
         precise = self.precise if dtype == self.Q.dtype else dtype
         wide, keys = (torch.from_numpy(orders(n)[turn].copy()) for n in (self.Q.shape[-1], self.K.shape[-2]))
         Q, K, V, dO = (x.cpu().to(dtype).to(precise) for x in (*self.inputs, self.dO))
@@ -152,12 +163,17 @@ class Case:
         S = factors["scores"] * ((factors["queries"] * Q) @ (factors["keys"] * K).mT)
         S = S.masked_fill(self.hidden.cpu()[:, keys], -torch.inf)
         m = S.amax(-1, keepdim=True)
-        m = m.masked_fill(m.isneginf(), 0)
+        m = torch.zeros_like(m) if bare else m.masked_fill(m.isneginf(), 0)
         l = exp(S - m).sum(-1, keepdim=True)
         made = {"O": exp(S - m) / l.masked_fill(l == 0, 1) @ V, "L": ((m + l.log() * per_e) / per_e)[..., 0]}
         O, L = (torch.from_numpy(self.want[name]).to(kind) for name, kind in (("O", dtype), ("L", precise)))
-        P = exp(S - torch.where(L.isneginf(), 0, L)[..., None] * per_e)
-        dS = P * (dO @ V.mT - (dO * O.to(precise)).sum(-1, keepdim=True))
+        D, L = (dO * O.to(precise)).sum(-1, keepdim=True), torch.where(L.isneginf(), 0, L)[..., None]
+        if bare:
+            P, share = exp(S), exp(-L)
+            D, dO = D * share, dO * share
+        else:
+            P = exp(S - L * per_e)
+        dS = P * (dO @ V.mT - D)
         back = {"dQ": (scale * dS @ K)[..., _inverse(wide)]}
         back["dK"] = (scale * dS.mT @ Q)[..., _inverse(keys), :][..., _inverse(wide)]
         back["dV"] = (P.mT @ dO)[..., _inverse(keys), :]

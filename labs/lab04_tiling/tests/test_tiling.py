@@ -48,6 +48,7 @@ CUTS = {
 }
 by_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 by_bad_block = pytest.mark.parametrize(("size", "name"), [*itertools.product([0, -2], ["block_q", "block_k"])])
+robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
@@ -68,17 +69,20 @@ class TestCountTiles:
 
     @pytest.mark.parametrize("cut", [(0, 8, 4, 4), (8, 0, 4, 4), (0, 0, 1, 1)])
     @causal_or_not
+    @robust
     def test_no_queries_or_no_keys(self, cut, causal):
         assert_count(cut, causal, 0)
 
     def test_keys_beyond_the_last_query(self):
         assert_count((6, 1000, 4, 8), True, 2)
 
+    @robust
     def test_result_is_an_int(self):
         for causal in (False, True):
             assert_type("the number of tiles", count_tiles(9, 7, 2, 3, causal), (int, np.integer), "an int")
 
     @by_bad_block
+    @refuses
     def test_block_sizes_below_one(self, name, size):
         blocks = {"block_q": 4, "block_k": 4} | {name: size}
         assert_raises(ValueError, lambda: count_tiles(8, 8, **blocks), when=f"for {name}={size}", mentions=[name])
@@ -165,11 +169,13 @@ class TestTiledAttention:
 
     @pytest.mark.parametrize("logit_scale", [30, -100])
     @causal_or_not
+    @robust
     def test_large_logits(self, rng, logit_scale, causal):
         Q, K, V = random_qkv(rng, n_queries=31, n_keys=45, d=16, logit_scale=logit_scale)
         assert_attention(Q, K, V, 8, 16, causal=causal, hint="take the maximum from the scores before exp")
 
     @pytest.mark.parametrize("sign", [-1, 1])
+    @robust
     def test_all_logits_far_from_zero(self, rng, sign):
         Q, K, V = random_qkv(rng, n_queries=10, n_keys=17, d=16)
         Q[:, 0], K[:, 0] = 64, sign * 64
@@ -188,6 +194,7 @@ class TestTiledAttention:
         assert_attention(Q, K, V, 5, 8, causal=causal, mask=mask, hint=f"the mask has shape {shape} and broadcasts")
 
     @pytest.mark.parametrize("masked", ["first", "middle", "last", "all"])
+    @robust
     def test_whole_tiles_masked(self, rng, masked):
         Q, K, V = random_qkv(rng, n_queries=12, n_keys=24, d=6, d_v=5)
         mask = np.zeros((12, 24), bool)
@@ -195,6 +202,7 @@ class TestTiledAttention:
         assert_attention(Q, K, V, 4, 8, mask=mask, hint="−inf − (−inf): a tile of such scores changes nothing")
 
     @causal_or_not
+    @robust
     def test_rows_without_a_key(self, rng, causal):
         Q, K, V = random_qkv(rng, n_queries=14, n_keys=20, d=6, d_v=5, batch=(2,))
         mask = rng.random((2, 14, 20)) < 0.3
@@ -202,12 +210,14 @@ class TestTiledAttention:
         mask[:, 0, 0] = True
         assert_attention(Q, K, V, 4, 6, causal=causal, mask=mask, hint="0/0 or −inf − (−inf): then the output is 0")
 
+    @robust
     def test_mask_with_large_logits(self, rng):
         Q, K, V = random_qkv(rng, n_queries=14, n_keys=20, d=16, logit_scale=60)
         mask = rng.random((14, 20)) < 0.5
         mask[:, 0] = False
         assert_attention(Q, K, V, 4, 6, mask=mask, hint="masked scores are −inf: no finite number is below every score")
 
+    @robust
     def test_arguments_are_left_alone(self, rng):
         Q, K, V = random_qkv(rng, n_queries=9, n_keys=11, d=4)
         mask = rng.random((9, 11)) < 0.3
@@ -216,6 +226,7 @@ class TestTiledAttention:
         for name, now, then in zip(("Q", "K", "V", "mask"), (Q, K, V, mask), before, strict=True):
             assert_unchanged(name, now, then)
 
+    @robust
     def test_no_keys_and_no_queries(self, rng):
         Q, K, V = random_qkv(rng, n_queries=5, n_keys=6, d=4, d_v=3)
         got = as_array("the output", tiled_attention(Q, K[:0], V[:0], 4, 4))
@@ -224,6 +235,7 @@ class TestTiledAttention:
 
     @pytest.mark.parametrize("blocks", [(6, 10), (10, 6), (8, 8), (7, 3), (3, 7), (16, 4), (4, 16)], ids=str)
     @pytest.mark.parametrize("sizes", [(40, 40), (23, 50), (50, 23)], ids=str)
+    @small
     def test_causal_tiles_are_skipped(self, rng, blocks, sizes):
         (block_q, block_k), (N_q, N_k) = blocks, sizes
         Q, K, V = random_qkv(rng, n_queries=N_q, n_keys=N_k, d=4)
@@ -247,6 +259,7 @@ class TestTiledAttention:
 
     @pytest.mark.parametrize("mode", ["", "causal", "mask", "causal and mask"])
     @pytest.mark.parametrize("cut", [(40, 40, 6, 10), (23, 50, 16, 4), (9, 300, 4, 16), (300, 9, 16, 4)], ids=str)
+    @small
     def test_tiles_are_those_asked_for(self, rng, cut, mode):
         N_q, N_k, *blocks = cut
         causal, where = "causal" in mode, f"for N_q = {N_q}, N_k = {N_k}, blocks of {blocks[0]} × {blocks[1]}"
@@ -279,6 +292,7 @@ class TestTiledAttention:
         ],
         ids=["causal", "mask", "causal and mask", "long", "batch"],
     )
+    @small
     def test_memory(self, rng, N, d, batch, blocks, mode):
         Q, K, V = (rng.standard_normal((*batch, N, d), dtype=np.float32) for _ in "QKV")
         options = {"causal": "causal" in mode} | ({"mask": rng.random(N) < 0.1} if "mask" in mode else {})
@@ -297,6 +311,7 @@ class TestTiledAttention:
     @pytest.mark.parametrize(
         "cut", [(256, 256, 8, 256), (256, 256, 256, 8), (64, 2048, 64, 16), (2048, 64, 16, 64)], ids=str
     )
+    @small
     def test_small_blocks_need_little(self, rng, cut):
         N_q, N_k, *blocks = cut
         Q, K, V = random_qkv(rng, n_queries=N_q, n_keys=N_k, d=2, dtype=np.float64)
@@ -311,6 +326,7 @@ class TestTiledAttention:
             "Usual cause: block sizes of your own, one of the two used for both, or whole rows of scores",
         )
 
+    @small
     def test_one_block_is_one_tile(self, rng):
         N = 512
         Q, K, V = random_qkv(rng, n_queries=N, d=4, dtype=np.float64)
@@ -323,6 +339,7 @@ class TestTiledAttention:
         )
 
     @by_bad_block
+    @refuses
     def test_block_sizes_below_one(self, rng, name, size):
         Q, K, V = random_qkv(rng, n_queries=6, d=4)
         blocks = {"block_q": 4, "block_k": 4} | {name: size}
@@ -338,6 +355,7 @@ class TestTiledAttention:
             *((((6, 4), (8, 4), (8, 3)), mask, (str(mask),)) for mask in ((6, 7), (5, 8), (2,), (9, 8))),
         ],
     )
+    @refuses
     def test_shapes_that_do_not_fit(self, shapes, mask, mentions):
         Q, K, V = (np.ones(shape, np.float32) for shape in shapes)
         options = {} if mask is None else {"mask": np.zeros(mask, bool)}
@@ -421,15 +439,18 @@ class EitherTraffic:
         self.check((Q, K, V), (5, 8))
 
     @pytest.mark.parametrize("logit_scale", [30, -100])
+    @robust
     def test_large_logits(self, rng, logit_scale):
         arrays = trip_arrays(rng, (23, 31, 16, 5), logit_scale=logit_scale)
         self.check(arrays, (6, 4), hint="the maximum comes first")
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @by_trip
+    @small
     def test_bytes(self, rng, trip, dtype):
         self.assert_bytes(self.run(trip_arrays(rng, trip, dtype), trip[4:]))
 
+    @small
     def test_worked_example(self, rng):
         run = self.run(trip_arrays(rng, (8, 8, 4, 4)), (4, 2))
         self.assert_bytes(run)
@@ -437,6 +458,7 @@ class EitherTraffic:
             want = {"tiled_traffic": 768, "naive_traffic": 1792}[self.function]
             assert_equal("the traffic with queries in the outer loops", run.loaded + run.stored, want)
 
+    @small
     def test_a_machine_in_use_goes_on_counting(self, rng):
         self.assert_bytes(self.run(trip_arrays(rng, TRIPS["ragged"]), (6, 4), used=True))
 
@@ -452,10 +474,12 @@ class EitherTraffic:
         for name, now, then in zip("QKV", arrays, before, strict=True):
             assert_unchanged(name, now, then)
 
+    @small
     def test_sram_is_empty_afterwards(self, rng):
         run = self.run(trip_arrays(rng, TRIPS["ragged"]), (6, 4))
         assert_equal("the bytes of SRAM still in use after the call", run.in_use, 0, hint="a tile is kept somewhere")
 
+    @small
     def test_blocks_too_large_overflow(self, rng):
         arrays = trip_arrays(rng, (64, 64, 8, 8))
         self.run(arrays, (4, 4), sram_bytes=8192)
@@ -466,6 +490,7 @@ class EitherTraffic:
         )
 
     @by_bad_block
+    @refuses
     def test_block_sizes_below_one(self, rng, name, size):
         arrays = trip_arrays(rng, (6, 6, 4, 4))
         blocks = {"block_q": 4, "block_k": 4} | {name: size}
@@ -480,6 +505,7 @@ class EitherTraffic:
 class TestTiledTraffic(EitherTraffic):
     function, assert_bytes = "tiled_traffic", staticmethod(assert_tiled_bytes)
 
+    @small
     def test_smaller_blocks_move_more(self, rng):
         arrays = trip_arrays(rng, (48, 48, 8, 8))
         moved = [run.loaded + run.stored for run in (self.run(arrays, (b, b)) for b in (4, 8, 16, 24))]
@@ -489,6 +515,7 @@ class TestTiledTraffic(EitherTraffic):
             "Usual cause: the block sizes given are not the ones used",
         )
 
+    @small
     def test_sram_does_not_grow_with_the_sequence(self, rng):
         high = []
         for n in (3, 12):
@@ -502,6 +529,7 @@ class TestTiledTraffic(EitherTraffic):
         )
 
     @pytest.mark.parametrize("blocks", [(16, 16), (16, 4), (4, 16)], ids=str)
+    @small
     def test_a_few_tiles_at_a_time(self, rng, blocks):
         block_q, block_k = blocks
         N, d = 64, 8
@@ -525,6 +553,7 @@ class TestTiledTraffic(EitherTraffic):
 class TestNaiveTraffic(EitherTraffic):
     function, assert_bytes = "naive_traffic", staticmethod(assert_naive_bytes)
 
+    @small
     def test_runs_where_the_matrix_does_not_fit(self, rng):
         arrays = trip_arrays(rng, (80, 80, 8, 8))
         run = self.run(arrays, (8, 8), sram_bytes=4096)
@@ -549,6 +578,7 @@ def blocks_of(sram_bytes, d, **options):
 
 
 class TestChooseBlocks:
+    @refuses
     def test_worked_example(self):
         when = "for 768 B, in which d=64 leaves no room for a temporary"
         assert_raises(ValueError, lambda: choose_blocks(768, 64), when=when, mentions=["768", "64"])
@@ -558,6 +588,7 @@ class TestChooseBlocks:
     def test_fits(self, sram_bytes, d, dtype_bytes):
         assert_fits(blocks_of(sram_bytes, d, dtype_bytes=dtype_bytes), sram_bytes, d, dtype_bytes)
 
+    @robust
     def test_float32_is_the_default(self):
         assert_equal("choose_blocks(65536, 64)", choose_blocks(65_536, 64), choose_blocks(65_536, 64, 4))
 
@@ -614,6 +645,7 @@ class TestChooseBlocks:
         )
 
     @pytest.mark.parametrize("d", [8, 64, 128])
+    @robust
     def test_small_srams(self, d):
         """Too little for 1 × 1 is an error, twelve rows of d are enough; between, either, but blocks must fit."""
         for sram_bytes in range(4, 4 * 12 * d + 64, 52):
@@ -631,6 +663,7 @@ class TestChooseBlocks:
                 assert_fits(blocks, sram_bytes, d)
 
     @pytest.mark.parametrize(("sram_bytes", "dtype_bytes"), [(1, 4), (256, 4), (1024, 8)])
+    @refuses
     def test_not_even_one_by_one(self, sram_bytes, dtype_bytes):
         call, when = lambda: choose_blocks(sram_bytes, 64, dtype_bytes), f"for {sram_bytes=}, d=64, {dtype_bytes=}"
         assert_raises(ValueError, call, when=when, mentions=[str(sram_bytes), "64"])
@@ -707,6 +740,7 @@ class TestIoExponents:
         stand_ins.assert_ran(grid)
         assert_exponents(got, stand_ins.bytes, "the fit of what was counted, whatever order the values come in")
 
+    @small
     def test_every_combination_once(self, stand_ins):
         exponents_of(stand_ins, *GRID)
         seen = sorted(stand_ins.calls)
@@ -736,6 +770,7 @@ class TestIoExponents:
 
     @pytest.mark.parametrize("name", ["Ns", "ds", "sram_sizes"])
     @pytest.mark.parametrize("values", [[64], [64, 64], []], ids=["one", "equal", "none"])
+    @refuses
     def test_fewer_than_two_different_values(self, stand_ins, name, values):
         arguments = {"Ns": [32, 64], "ds": [4, 8], "sram_sizes": [1024, 2048]} | {name: values}
         assert_raises(

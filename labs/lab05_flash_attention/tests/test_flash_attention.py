@@ -45,6 +45,7 @@ NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every eleme
 SHORT_SUMS = "the sums over tiles are kept in half precision: keep them in float32 and convert once, at the end"
 OVERFLOW = "exp overflows: no score may enter exp without the row's maximum, or L, taken from it"
 
+robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True])
 by_blocks = pytest.mark.parametrize(("block_q", "block_k"), BLOCKS)
 worked_case = Case.of([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0], [0.0]], [[1.0]])
@@ -168,18 +169,22 @@ class EveryTask:
 
     @causal_or_not
     @pytest.mark.parametrize("logit_scale", [30, 300, 10_000])
+    @robust
     def test_large_logits(self, rng, logit_scale, causal):
         self.check(Case(rng, n=70, causal=causal, logit_scale=logit_scale), hint=OVERFLOW, nan_hint=OVERFLOW)
 
     @causal_or_not
+    @robust
     def test_bfloat16(self, rng, causal):
         self.check(Case(rng, n=129, d=32, causal=causal, dtype=torch.bfloat16), hint=SHORT_SUMS)
 
     @causal_or_not
+    @robust
     def test_float64_is_computed_in_float64(self, rng, causal):
         case = Case(rng, n=40, d=8, causal=causal, dtype=torch.float64)
         self.check(case, hint="a step is done in float32, or a small number was added to the sums")
 
+    @robust
     def test_inputs_need_not_be_contiguous(self, rng):
         case = Case(rng, n=70, d=8, batch=(2, 3))
         case.Q, case.K, case.V, case.dO = strided(*case.inputs, case.dO)
@@ -207,6 +212,7 @@ class EitherPass(EveryTask):
         self.check(Case(rng, n=65, d=8, causal=True), block_q, block_k)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    @robust
     def test_dtypes(self, rng, dtype):
         case = Case(rng, n=20, dtype=dtype)
         for name, got in run(self.task, case, 8, 8).items():
@@ -219,6 +225,7 @@ class EitherPass(EveryTask):
             )
 
     @pytest.mark.parametrize(("n_queries", "n_keys", "blocks"), [(8, 512, (8, 4)), (512, 8, (4, 8))])
+    @robust
     def test_sums_of_half_precision_are_kept_in_float32(self, rng, n_queries, n_keys, blocks):
         case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=8, dtype=torch.bfloat16)
         case.Q, case.K, case.V, case.dO = (x.abs() + 1 for x in (*case.inputs, case.dO))
@@ -227,6 +234,7 @@ class EitherPass(EveryTask):
         self.check(case, *blocks, hint=SHORT_SUMS)
 
     @pytest.mark.parametrize("logit_scale", [1e3, 1e7, 1e10])
+    @robust
     def test_hidden_keys_do_not_leak(self, rng, logit_scale):
         case = Case(rng, n=24, d=8, causal=True, dtype=torch.float64)
         case.Q[:, 0], case.K[:, 0] = logit_scale, -1  # every score is far below 0, by nearly the same amount
@@ -239,6 +247,7 @@ class EitherPass(EveryTask):
                 "Usual cause: a large negative number stands for −inf; beside scores that are lower still it is large",
             )
 
+    @robust
     def test_arguments_are_left_alone(self, rng):
         case = Case(rng, n=20, causal=True)
         given = arguments(self.task, case, 8, 8)
@@ -249,12 +258,14 @@ class EitherPass(EveryTask):
         for name, now in tensors.items():
             assert_unchanged(name, now, before[name])
 
+    @robust
     def test_uninitialised_memory_is_written_over(self, rng):
         for sizes in ({"n_queries": 37, "n_keys": 21}, {"n_queries": 21, "n_keys": 37, "causal": True}):
             case = Case(rng, d=8, d_v=5, batch=(2,), **sizes)
             result = call_on_nan(self.task, *arguments(self.task, case, 16, 8))
             assert_right(case, named(self.task, result), 16, 8, nan_hint=NAN_FROM_EMPTY)
 
+    @refuses
     def test_shapes_that_do_not_fit(self, rng):
         case = Case(rng, n_queries=6, n_keys=5, d=8)
         call, (Q, K, V, *rest) = FUNCTIONS[self.task], arguments(self.task, case)
@@ -274,12 +285,14 @@ class EitherPass(EveryTask):
             )
 
     @causal_or_not
+    @small
     def test_memory_grows_with_n_only(self, rng, causal):
         counts = measure(self.task, Case(rng, n=768, causal=causal), 64, 64)
         tile, peak = 4 * 64 * 64, {"flash_forward": (16, 6), "flash_backward": (24, 12)}[self.task]
         assert_small(self.task, counts, largest=tile + 768 * 17, peak=peak[0] * 64 * 64 + peak[1] * 768 * 16)
 
     @pytest.mark.parametrize(("block_q", "block_k"), [(16, 8), (8, 64), (64, 8)])
+    @small
     def test_blocks_are_those_asked_for(self, rng, block_q, block_k):
         name = f"{self.task} with blocks of {block_q} × {block_k}"
         for n_queries, n_keys, causal in [(60, 44, False), (60, 44, True), (20, 300, False), (300, 20, True)]:
@@ -290,6 +303,7 @@ class EitherPass(EveryTask):
         assert_small(name, counts, largest=512, peak=peak, hint="the tiles are not those asked for")
 
     @pytest.mark.parametrize(("block_q", "block_k"), [(32, 32), (16, 32), (32, 16)])
+    @small
     def test_causal_leaves_tiles_out(self, rng, block_q, block_k):
         n_queries, n_keys = 130, 165
         full, half = (
@@ -301,8 +315,8 @@ class EitherPass(EveryTask):
             entries(half),
             round(share * entries(full)),
             unit="entries",
-            hint=f"in tiles that hold a key which some query sees lie {share:.0%} of all. Usual cause: tiles that lie "
-            "above the diagonal are computed and then masked: leave them out, the first one too",
+            hint=f"of all scores {share:.0%} lie in tiles with a key that some query sees\nUsual cause: tiles above "
+            "the diagonal are computed and then masked: leave them out, the first one too",
         )
 
 
@@ -312,18 +326,21 @@ class TestFlashForward(EitherPass):
     def test_one_query_and_one_key(self, rng):
         self.check(Case(rng, n=1, d=17))
 
+    @robust
     def test_very_negative_logits(self, rng):
         case = Case(rng, n=40)
         case.Q, case.K = case.Q.abs() * 300, -case.K.abs() - 1
         cause = "the maximum must be the row's own, and it may be far below 0: start m at −inf, not at 0"
         self.check(case, 16, 16, hint=cause, nan_hint=cause)
 
+    @robust
     def test_without_keys(self, rng):
         case = Case(rng, n_queries=5, n_keys=1, batch=(2,))
         O, L = flash_forward(case.Q, case.K[:, :0], case.V[:, :0])
         require(O.shape == (2, 5, 16) and bool((O == 0).all()), "without keys (N_k = 0) O must be 0")
         require(L.shape == (2, 5) and bool(L.isneginf().all()), "without keys (N_k = 0) L must be −inf")
 
+    @small
     def test_every_score_is_computed_once(self, rng):
         n_computed = entries(tiles(self.task, signed_case(rng, 250, 120), 64, 32))
         hint = "Q_i times K_j transposed is computed once for each tile. One pass, no second"
@@ -333,6 +350,7 @@ class TestFlashForward(EitherPass):
 class TestFlashBackward(EitherPass):
     task = "flash_backward"
 
+    @robust
     def test_keys_that_no_query_sees(self, rng):
         case = Case(rng, n_queries=20, n_keys=65, d=8, causal=True)
         result = named(self.task, call_on_nan(self.task, *arguments(self.task, case, 8, 16)))
@@ -370,11 +388,13 @@ class TestFlashBackward(EitherPass):
             "Usual cause: D is not taken from dO and O (one number a row), or O is computed once more",
         )
 
+    @robust
     def test_gradient_of_a_sum(self, rng):
         case = Case(rng, n=30, d=8, batch=(2,))
         case.dO = torch.ones(()).expand(2, 30, 8)
         self.check(case, 16, 16, hint="dO of O.sum() is one number, expanded: a view with strides of 0")
 
+    @robust
     def test_without_keys(self, rng):
         case = Case(rng, n_queries=5, n_keys=1, batch=(2,))
         empty = [x[:, :0] for x in (case.K, case.V)]
@@ -383,6 +403,7 @@ class TestFlashBackward(EitherPass):
         require(dQ.shape == (2, 5, 16) and bool((dQ == 0).all()), "without keys (N_k = 0) dQ must be 0")
         require(dK.shape == dV.shape == (2, 0, 16), f"dK is {tuple(dK.shape)}, dV {tuple(dV.shape)}, K (2, 0, 16)")
 
+    @small
     def test_work_of_a_tile(self, rng):
         n_computed = entries(tiles(self.task, signed_case(rng, 250, 120), 64, 32))
         hint = "once for each tile, twice where dQ has a loop of its own. P is exp(S − L): nothing else is made anew"
@@ -494,6 +515,7 @@ class TestFlashAttention(EveryTask):
             )
             require(right, f"torch.autograd.gradcheck, {causal=}: the gradients are not those of the output")
 
+    @robust
     def test_second_derivatives_are_right_or_refused(self, rng):
         case = Case(rng, n_queries=6, n_keys=9, d=4, d_v=3, dtype=torch.float64)
         told = step_of_apply("penalised_gradients", *case.inputs, case.dO)
@@ -515,6 +537,7 @@ class TestFlashAttention(EveryTask):
                 hint="backward is differentiated too, but L is a constant there: refuse, where torch.is_grad_enabled()",
             )
 
+    @robust
     def test_one_input_in_three_places(self, rng):
         case = Case(rng, n=40, d=8)
         case.K = case.V = case.Q
@@ -525,6 +548,7 @@ class TestFlashAttention(EveryTask):
         alone = {f"only {name} arrives": case.want[name] for name in GRADIENTS}
         case.check("dX", X.grad, alone, hint="X is query, key and value: its gradient is dQ + dK + dV")
 
+    @robust
     def test_gradient_of_a_sum(self, rng):
         case = Case(rng, n=70, d=8, batch=(2,))
         case.dO = torch.ones_like(case.dO)
@@ -550,6 +574,7 @@ class TestFlashAttention(EveryTask):
             else:
                 require(x.grad is None, f"{name} arrived, though its input needs no gradient")
 
+    @robust
     def test_without_any_gradient(self, rng):
         case = Case(rng, n=40, d=8)
         O, _ = apply(case, False, False, False)
@@ -559,6 +584,7 @@ class TestFlashAttention(EveryTask):
         require(not O.requires_grad, "under torch.no_grad() O must not need a gradient")
         case.check("O", O)
 
+    @robust
     def test_backward_twice(self, rng):
         case = Case(rng, n=40, d=8, causal=True)
         O, inputs = apply(case)
@@ -573,6 +599,7 @@ class TestFlashAttention(EveryTask):
                 "Usual cause: backward changes a saved tensor in place",
             )
 
+    @robust
     def test_arguments_are_left_alone(self, rng):
         case = Case(rng, n=40, d=8)
         before = [x.clone() for x in (*case.inputs, case.dO)]
@@ -582,6 +609,7 @@ class TestFlashAttention(EveryTask):
             assert_unchanged(name, now, old)
         assert_unchanged("O", O_now, output)
 
+    @robust
     def test_uninitialised_memory_is_written_over(self, rng):
         case = Case(rng, n_queries=21, n_keys=37, d=8, d_v=5, batch=(2,), causal=True)
         O, _, gradients = step_of_apply("step", *case.inputs, case.dO, case.causal, on_nan=True)
@@ -590,6 +618,7 @@ class TestFlashAttention(EveryTask):
         assert_right(case, arrived(gradients), nan_hint=NAN_FROM_EMPTY)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @small
     def test_saved_are_q_k_v_o_and_one_l(self, rng, dtype):
         for batch in ((2, 3), ()):
             case = Case(rng, n_queries=70, n_keys=80, d=8, d_v=6, batch=batch, dtype=dtype)
@@ -605,7 +634,7 @@ class TestFlashAttention(EveryTask):
             others, shape = [x for x in saved if not isinstance(x, str)], (*batch, 70)
             found = ", ".join(f"{_short(x.dtype)} {tuple(x.shape)}" for x in others) or "nothing"
             require(
-                [tuple(x.shape) for x in others] == [shape],
+                [tuple(x.shape) for x in others] in ([shape], [(math.prod(batch), 70)]),  # or of heads in a row
                 f"saved besides Q, K, V and O: {found}; expected L alone, {_short(case.precise)} {shape}\n"
                 + _why_too_much(case, others, shape),
             )
@@ -615,15 +644,17 @@ class TestFlashAttention(EveryTask):
                 f"the saved L is {_short(L.dtype)}, expected {_short(case.precise)}: one number stands for a whole row "
                 "of weights",
             )
-            case.check("L", L, lse_suspects(case))
+            case.check("L", L.reshape(shape), lse_suspects(case))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @small
     def test_forward_leaves_nothing_else_behind(self, rng, dtype):
         case = Case(rng, n_queries=256, n_keys=192, d=8, batch=(2,), dtype=dtype)
         kept, _ = kept_by_apply(*case.inputs)
         hint = "between the passes only L may take memory: is a tensor kept as an attribute of ctx, or a copy saved?"
         assert_at_most("what the forward pass keeps, besides Q, K, V and O,", kept, 2 * 256 * 4, hint=hint)
 
+    @small
     def test_memory_goes_when_the_output_goes(self, rng):
         case = Case(rng, n=64)
         _, left = kept_by_apply(*case.inputs)
@@ -631,6 +662,7 @@ class TestFlashAttention(EveryTask):
         assert_at_most("what is still alive when the output is gone", left, 0, hint=hint)
 
     @causal_or_not
+    @small
     def test_no_pass_makes_an_n_by_n_tensor(self, causal):
         # Where 512 tokens show already that tiles are small, 1024 of them would take many tiles and tell no more.
         if all(
@@ -650,10 +682,12 @@ class TestFlashAttention(EveryTask):
         ],
         ids=["keys", "queries", "causal"],
     )
+    @small
     def test_tiles_do_not_grow_with_n(self, rng, sizes, causal, side):
         cases = [Case(rng, d=2, n_queries=n_queries, n_keys=n_keys, causal=causal) for n_queries, n_keys in sizes]
         assert_largest_stays(side, sizes, *map(measure_step, cases))
 
+    @small
     def test_causal_leaves_tiles_out_in_both_passes(self):
         for n in (512, 1024):  # of few large tiles a larger share holds a key that some query sees
             full, half = long_step(n, False), long_step(n, True)
