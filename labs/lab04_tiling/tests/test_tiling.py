@@ -539,6 +539,15 @@ class TestTiledAttention:
             f"{matrix:,} bytes, one of booleans {matrix // 4:,}",
         )
 
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=16)
+    def test_no_matrix_seen_from_outside(self, rng, outside):
+        Q, K, V = (rng.standard_normal((4096, 64), dtype=np.float32) for _ in "QKV")
+        output = outside(tiled_attention, Q, K, V, 256, 256)
+        want = attention(Q[:8], K, V).output
+        close = getattr(output, "shape", ()) == Q.shape and np.allclose(output[:8], want, rtol=0, atol=1e-4)
+        require(close, "within that bound the output is not right, at N = 4096 in tiles of 256 × 256")
+
     @pytest.mark.parametrize(
         "cut", [(256, 256, 8, 256), (256, 256, 256, 8), (64, 2048, 64, 16), (2048, 64, 16, 64)], ids=str
     )

@@ -507,6 +507,12 @@ SHORT_SUMS = "the sums over tiles are kept in half precision: keep them in float
 BLOCKS = [(64, 64), (16, 24), (64, 32), (7, 200), (200, 7), (5, 1)]
 
 
+def far_inputs():
+    """Q, K, V and dO where one N × N array of float32 has 64 MiB, and a right answer needs a few."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(4096, 64, generator=generator) for _ in range(4)]
+
+
 class TestFlashForward:
     def test_worked_example(self):
         Q, K, V = (torch.tensor(x) for x in ([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0], [0.0]]))
@@ -654,6 +660,15 @@ class TestFlashForward:
         measured = Measured("flash_forward", case, 64, 64)
         assert_small("flash_forward", measured, largest=4 * 64 * 64 + 768 * 16, peak=16 * 64 * 64 + 6 * 768 * 16)
         measured.check()
+
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=22)
+    def test_no_matrix_seen_from_outside(self, outside):
+        Q, K, V, _ = far_inputs()
+        O, _ = outside(flash_forward, Q, K, V, False, 256, 256)
+        want = torch.softmax(Q[:8] @ K.T / 8, -1) @ V
+        close = getattr(O, "shape", ()) == Q.shape and torch.allclose(O[:8], want, rtol=0, atol=1e-4)
+        require(close, "within that bound O is not right, at N = 4096 in tiles of 256 × 256")
 
     @pytest.mark.parametrize(("block_q", "block_k"), [(16, 8), (8, 64), (64, 8)])
     def test_blocks_are_those_asked_for(self, rng, block_q, block_k):
@@ -872,6 +887,19 @@ class TestFlashBackward:
         measured = Measured("flash_backward", case, 64, 64)
         assert_small("flash_backward", measured, largest=4 * 64 * 64 + 768 * 17, peak=24 * 64 * 64 + 12 * 768 * 16)
         measured.check()
+
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=30)
+    def test_no_matrix_seen_from_outside(self, outside):
+        Q, K, V, dO = far_inputs()
+        S = Q @ K.T / 8
+        L, O = torch.logsumexp(S, -1), torch.softmax(S, -1) @ V
+        P = torch.exp(S[:8] - L[:8, None])
+        del S
+        dQ, *_ = outside(flash_backward, Q, K, V, O, L, dO, False, 256, 256)
+        want = (P * (dO[:8] @ V.T - (O * dO)[:8].sum(-1, keepdim=True))) @ K / 8
+        close = getattr(dQ, "shape", ()) == Q.shape and torch.allclose(dQ[:8], want, rtol=0, atol=1e-4)
+        require(close, "within that bound dQ is not right, at N = 4096 in tiles of 256 × 256")
 
     @pytest.mark.parametrize(("block_q", "block_k"), [(16, 8), (8, 64), (64, 8)])
     def test_blocks_are_those_asked_for(self, rng, block_q, block_k):
