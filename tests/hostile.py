@@ -90,16 +90,19 @@ CORPUS = [
         "modules_table_by_a_friend",
         "sys through a module that has it",
         "import warnings\ns = warnings.sys\n" + STUB,
-        "uses sys",
+        "uses warnings.sys",
     ),
     Hostile(
-        "modules_table_by_an_alias", "sys under a private name", "import random\no = random._os\n" + STUB, "uses _os"
+        "modules_table_by_an_alias",
+        "sys under a private name",
+        "import random\no = random._os\n" + STUB,
+        "uses random._os",
     ),
     Hostile(
         "patches_numpy",
         "a comparison that is always true",
         "import numpy as np\nnp.array_equal = lambda *a, **k: True\n" + STUB,
-        "changes np.array_equal",
+        "changes numpy.array_equal",
     ),
     Hostile(
         "patches_numpy_by_setattr",
@@ -130,7 +133,7 @@ CORPUS = [
         "garbage_collector",
         "find the expected value among all objects",
         "import gc\n" + everywhere("return [o for o in gc.get_objects() if type(o) is dict]"),
-        "uses get_objects",
+        "uses gc.get_objects",
     ),
     Hostile(
         "borrows_the_reference",
@@ -197,7 +200,7 @@ CORPUS = [
         "reads_by_numpy",
         "files through NumPy",
         "import numpy as np\n" + everywhere("return np.fromfile('/etc/passwd')"),
-        "uses np.fromfile",
+        "uses numpy.fromfile",
     ),
     Hostile(
         "imports_the_solution",
@@ -210,7 +213,7 @@ CORPUS = [
         "writes_by_numpy",
         "files through NumPy",
         "import numpy as np\n" + everywhere("np.save('{canary}', np.ones(3))"),
-        "uses np.save",
+        "FileNotFoundError",
     ),
     Hostile(
         "writes_by_matplotlib",
@@ -422,13 +425,13 @@ ON_THE_MACHINE = [
         "contents_by_a_template",
         "format fetches attributes",
         "text = '{0._led' + 'ger_content}'\ntext.format(Q)",
-        "format: a graded answer may not use what the text names",
+        "_ledger_content: a graded answer may not use it",
     ),
     trick(
         "contents_by_a_pattern",
         "a pattern fetches attributes",
         "match Q:\n    case Machine(x): pass",
-        "matches Machine by position",
+        "matches a class by position",
     ),
     trick(
         "another_property",
@@ -446,15 +449,15 @@ ON_THE_MACHINE = [
         "another_property_by_wraps",
         "and by a third one",
         "functools.wraps(Liar, assigned=('loaded',), updated=())(type(machine))",
-        "uses wraps",
+        "",
         "import functools\nfrom labkit.simulated_memory import Machine\n" + LIAR,
     ),
-    trick("another_class", "the machine becomes one of the answer's", "machine.__class__ = Machine", "__class__"),
+    trick("another_class", "the machine becomes one of the answer's", "machine.__class__ = Machine", ""),
     trick(
         "another_class_by_setattr",
         "the same by another door",
         "setattr(machine, '__class__', Liar)",
-        "__class__: a graded answer may not use it",
+        "",
         "from labkit.simulated_memory import Machine\n" + LIAR,
     ),
     trick(

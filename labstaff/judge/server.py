@@ -38,7 +38,7 @@ class NearIterator:
     """An iterator of the suite's: each `next` asks for one element."""
 
     def __init__(self, server: Server, number: int) -> None:
-        self._ask = lambda: server.ask(messages.Next(number, server.arrays.changes()))
+        self._ask = lambda: server.ask(lambda: messages.Next(number, server.arrays.changes()))
 
     def __iter__(self) -> NearIterator:
         return self
@@ -89,16 +89,19 @@ class Server:
         del request
         framing.send(self.channel, *packed)
 
-    def ask(self, message: Message) -> Any:
+    def ask(self, asking: Callable[[], Message]) -> Any:
         """Have the suite's side do something with one of its own objects."""
         with only_what_stays():
-            self.say(message)
-            given = unpack(*framing.receive(self.channel), self._decode, self.arrays)
+            self.say(asking())
+            head, buffers = framing.receive(self.channel)
+            buffers = memoryview(bytearray(buffers))  # what is given counts, and lies where meters see it
+            given = unpack(head, buffers, self._decode, self.arrays)
+            del buffers
             if isinstance(given, messages.Refused):
                 raise remote_machine.error_of(given.kind, given.said)
             self.arrays.take_over(given.changes)
             value = given.value
-            del given, message
+            del given
         return value
 
     def operate(self, operation: str, name: str, args: Any, kwargs: Any) -> Any:
@@ -128,7 +131,7 @@ class Server:
         if kind == "iterator":
             return NearIterator(self, number)
         if kind == "function":
-            return lambda *args: self.ask(messages.CallBack(number, list(args), self.arrays.changes()))
+            return lambda *args: self.ask(lambda: messages.CallBack(number, list(args), self.arrays.changes()))
         return self.machines.decode(tree)
 
     # what can be asked for

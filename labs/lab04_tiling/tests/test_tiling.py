@@ -362,6 +362,15 @@ class TestTiledAttention:
         when = "for shapes that do not fit" + f": a mask of {mask} and scores of (6, 8)" * bool(options)
         assert_raises(ValueError, lambda: tiled_attention(Q, K, V, 4, 4, **options), when=when, mentions=mentions)
 
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=16)
+    def test_no_matrix_seen_from_outside(self, rng, outside):
+        Q, K, V = (rng.standard_normal((4096, 64), dtype=np.float32) for _ in "QKV")
+        output = outside(tiled_attention, Q, K, V, 256, 256)
+        want = attention(Q[:8], K, V).output
+        close = getattr(output, "shape", ()) == Q.shape and np.allclose(output[:8], want, rtol=0, atol=1e-4)
+        require(close, "within that bound the output is not right, at N = 4096 in tiles of 256 × 256")
+
 
 # The machine: inputs in a sealed HBM, so that nothing can be computed from what was not loaded
 

@@ -320,6 +320,12 @@ class EitherPass(EveryTask):
         )
 
 
+def far_inputs():
+    """Q, K, V and dO where one N × N array of float32 has 64 MiB, and a right answer needs a few."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(4096, 64, generator=generator) for _ in range(4)]
+
+
 class TestFlashForward(EitherPass):
     task = "flash_forward"
 
@@ -345,6 +351,15 @@ class TestFlashForward(EitherPass):
         n_computed = entries(tiles(self.task, signed_case(rng, 250, 120), 64, 32))
         hint = "Q_i times K_j transposed is computed once for each tile. One pass, no second"
         assert_at_most("the scores computed for N_q = 250, N_k = 120", n_computed, 250 * 120, unit="entries", hint=hint)
+
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=22)
+    def test_no_matrix_seen_from_outside(self, outside):
+        Q, K, V, _ = far_inputs()
+        O, _ = outside(flash_forward, Q, K, V, False, 256, 256)
+        want = torch.softmax(Q[:8] @ K.T / 8, -1) @ V
+        close = getattr(O, "shape", ()) == Q.shape and torch.allclose(O[:8], want, rtol=0, atol=1e-4)
+        require(close, "within that bound O is not right, at N = 4096 in tiles of 256 × 256")
 
 
 class TestFlashBackward(EitherPass):
@@ -409,6 +424,19 @@ class TestFlashBackward(EitherPass):
         hint = "once for each tile, twice where dQ has a loop of its own. P is exp(S − L): nothing else is made anew"
         name = "the scores computed for N_q = 250, N_k = 120"
         assert_at_most(name, n_computed, 2 * 250 * 120, unit="entries", hint=hint)
+
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=30)
+    def test_no_matrix_seen_from_outside(self, outside):
+        Q, K, V, dO = far_inputs()
+        S = Q @ K.T / 8
+        L, O = torch.logsumexp(S, -1), torch.softmax(S, -1) @ V
+        P = torch.exp(S[:8] - L[:8, None])
+        del S
+        dQ, *_ = outside(flash_backward, Q, K, V, O, L, dO, False, 256, 256)
+        want = (P * (dO[:8] @ V.T - (O * dO)[:8].sum(-1, keepdim=True))) @ K / 8
+        close = getattr(dQ, "shape", ()) == Q.shape and torch.allclose(dQ[:8], want, rtol=0, atol=1e-4)
+        require(close, "within that bound dQ is not right, at N = 4096 in tiles of 256 × 256")
 
 
 # A training step through autograd
