@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
+from labkit.suite.prefork import OVERTIME
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import State, Verdict
 from labstaff.answers.mistakes import find_mistake
@@ -221,7 +222,7 @@ def test_a_worker_of_another_version_is_told_apart(monkeypatch, tmp_path):
 class CutShort:
     """A runner whose whole run is cut in the second task's tests, and whose runs of that task never end."""
 
-    def __init__(self, modules, sandbox):
+    def __init__(self, modules, prepare):
         self.asked = []
 
     def run(self, lab, *options, tests, seconds):
@@ -229,10 +230,10 @@ class CutShort:
         first, second, *_ = LAB.tasks
         verdicts = {task.name: [Verdict("test_it", task.name, State.PASSED, drawn=True)] for task in LAB.tasks}
         if not tests:
-            return SuiteRun(verdicts[first.name] + verdicts[second.name], 20, "the run did not end within 300 s")
+            return SuiteRun(verdicts[first.name] + verdicts[second.name], 20, f"{OVERTIME} within 300 s")
         (task,) = [task for task in LAB.tasks if (task.tests,) == tests]
         if task is second:
-            return SuiteRun(verdicts[second.name], 4, "the run did not end within 60 s")
+            return SuiteRun(verdicts[second.name], 4, f"{OVERTIME} within 60 s")
         return SuiteRun(verdicts[task.name], 1)
 
     def close(self):
@@ -287,11 +288,11 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
     made = []
 
     class Runner:
-        def __init__(self, modules, sandbox):
+        def __init__(self, modules, prepare):
             made.append(modules)
 
         def run(self, lab, *options, tests, seconds):
-            return SuiteRun(problem="nothing")
+            return SuiteRun(problem=OVERTIME)
 
         def close(self):
             made.append("closed")

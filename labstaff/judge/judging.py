@@ -11,18 +11,20 @@ from msgspec.structs import replace
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.prefork import WarmRunner, heavy_modules
+from labkit.suite.prefork import DIED, OVERTIME, WarmRunner, heavy_modules
 from labkit.suite.results import task_points
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import State, Verdict
+from labkit.suite.verdict import Kind, State, Verdict
+from labkit.testing.outside import NEEDS_MORE
 from labstaff.judge.examine import Examined, examine
 from labstaff.judge.kept import kept, results_of
 from labstaff.judge.plain_text import lines, one_line
 from labstaff.judge.results import JudgedSubmission, load, path_of, save
+from labstaff.judge.sandbox import BROKEN
 from labstaff.judge.submission import Submission, read_submission
 from labstaff.judge.version import version_of
 
-ALWAYS = ("labstaff.judge.client",)
+ALWAYS = ("labstaff.judge.proxy",)
 SUITE_SECONDS = 300.0
 """How long one submission's suite may run; then the tasks that were not reached are judged one by one."""
 
@@ -64,9 +66,11 @@ class Judge:
             return _refused(submission, submission.problem)
         run = self._judged(lab, submission.source, seed)
         flags = []
-        if run.problem:
+        if run.problem.startswith(OVERTIME):
             flags = [f"its suite was cut short: {run.problem.splitlines()[0]}"]
             run = self._task_by_task(lab, submission.source, seed, run)
+        if not run.verdicts:
+            raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
         judged = judged_run(lab, key, run)
         return replace(judged, flags=[*flags, *judged.flags])
 
@@ -92,7 +96,7 @@ class Judge:
     def _task_by_task(self, lab: Lab, source: bytes, seed: int, cut: SuiteRun) -> SuiteRun:
         """A run that was cut short, with the tasks that it did not finish judged again, each in a run of its own.
 
-        So an endless or deadly task costs its own points and nobody else's: what is not reached even so has failed.
+        So an endless task costs its own points and no other's: what is not reached even so has failed.
         """
         begun = [verdict.task for verdict in cut.verdicts]
         last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
@@ -108,14 +112,26 @@ class Judge:
         return SuiteRun(verdicts, len(verdicts))
 
     def _run(self, lab: Lab, *options: str, tests: tuple[str, ...], seconds: float) -> SuiteRun:
+        """One run of the suite. What breaks the judge, and not the answer's own process, is tried again in a new box.
+
+        An answer can end its own cell, which its tests then tell. A box that has ended, a cell that could not be had
+        and a suite's process that died are the judge's failures, whoever's turn it was.
+        """
+        why = ""
         for _attempt in range(2):
             try:
-                return self._runner_for(lab).run(lab.label, *options, tests=tests, seconds=seconds)
-            except RuntimeError:  # the warm process has ended: one more attempt with a new one
-                with contextlib.suppress(Exception):
-                    self.close()
-                self._runner = None
-        raise JudgeFailed("the judge's own process ended twice while it judged this submission")
+                run = self._runner_for(lab).run(lab.label, *options, tests=tests, seconds=seconds)
+            except RuntimeError as error:
+                why = str(error)
+            else:
+                if BROKEN not in run.problem and not run.problem.startswith(DIED):
+                    return run
+                said = run.problem.splitlines()
+                why = next((line.strip("! ") for line in said if BROKEN in line), said[0])
+            with contextlib.suppress(Exception):
+                self.close()
+            self._runner = None
+        raise JudgeFailed(f"the judge failed twice on this submission: {why}")
 
     def _runner_for(self, lab: Lab) -> WarmRunner:
         """The warm process, begun anew for the first lab that needs more than those before."""
@@ -125,7 +141,8 @@ class Judge:
         if self._runner is None:
             self._warm |= needed
             modules = (*sorted(self._warm), *ALWAYS)
-            self._runner = WarmRunner(modules, sandbox="none" if self.unsafe else "bubblewrap")
+            keep = "keep_unboxed" if self.unsafe else "keep_boxed"
+            self._runner = WarmRunner(modules, prepare=f"labstaff.judge.sandbox:{keep}")
         return self._runner
 
 
@@ -145,6 +162,7 @@ def judged_run(lab: Lab, key: str, run: SuiteRun) -> JudgedSubmission:
     flags: list[str] = []
     if not complete:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
+    flags += [f"{task.name}: no points: {why}" for task in lab.tasks if (why := _hidden_memory(task, run))]
     tasks = {task.name: _points(task, run, flags) if complete else 0.0 for task in lab.tasks}
     return JudgedSubmission(lab.folder.name, key, "judged", "", flags, tests, messages, tasks)
 
@@ -157,6 +175,8 @@ def test_id(lab: Lab, verdict: Verdict) -> str:
 
 def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
+    if _hidden_memory(task, run):
+        return 0.0
     points = task_points(task, verdicts)
     if not points and (n_passed := sum(verdict.passed for verdict in verdicts)):
         flags.append(
@@ -164,6 +184,17 @@ def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
             "or repeats the examples, passes them too"
         )
     return points
+
+
+def _hidden_memory(task: Task, run: SuiteRun) -> str:
+    """What the meters in the answer's process did not see, though the kernel did; nothing where they agree."""
+    verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
+    inside = [verdict for verdict in verdicts if verdict.kind == Kind.SMALL and not verdict.outside]
+    for verdict in verdicts:
+        too_much = [line for line in verdict.lines if NEEDS_MORE in line]
+        if verdict.outside and too_much and inside and all(each.passed for each in inside):
+            return f"its memory is hidden from the meters, which found nothing, and from outside {too_much[0]}"
+    return ""
 
 
 def judge_submission(
