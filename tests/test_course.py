@@ -37,7 +37,7 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjC
 EVIL = '<img src="x" onerror="fetch(\'/formgrader/api/grade\')">'
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 LOOP = '''
-def standard_attention(Q, K, V, mask=None):
+def analyze_scaling(results):
     """Never ends."""
     while True:
         pass
@@ -161,7 +161,7 @@ HONEST: dict[str, tuple[str, object]] = {
     "half": (half(), answered),
     "stub": (stub_text(), None),
     "import_error": ("import no_such_module\n" + solution_text(), None),
-    "endless_loop": (with_function(solution_text(), "standard_attention", LOOP), None),
+    "endless_loop": (with_function(solution_text(), "analyze_scaling", LOOP), None),
 }
 HOSTILE: dict[str, object] = {
     "edited_checks": edited_checks,
@@ -177,7 +177,7 @@ HOSTILE: dict[str, object] = {
     "no_notebook": "",
     "refused": None,
 }
-EARNED = {"perfect": 60.0, "half": 35.0, "stub": 0.0, "import_error": 0.0, "endless_loop": 40.0}
+EARNED = {"perfect": 60.0, "half": 35.0, "stub": 0.0, "import_error": 0.0, "endless_loop": 50.0}
 
 
 @dataclass
@@ -327,9 +327,9 @@ def test_the_grader_sees_file_figure_and_answer(cycle):
 
 def test_the_student_is_told_what_failed(cycle):
     page = cycle.feedback("endless_loop")
-    assert "standard_attention · 0 of 20 points" in page
+    assert "analyze_scaling · 0 of 10 points" in page
     assert "still running after" in page
-    assert "analyze_scaling · 10 of 10 points" in page
+    assert "standard_attention · 20 of 20 points" in page
     assert "no_such_module" in cycle.feedback("import_error")
 
 
@@ -428,7 +428,7 @@ def test_archives_are_collected(made_course, cycle, tmp_path):
     (course / "submitted" / "absent" / "lab02_peak_memory").mkdir(parents=True)
     done = cycle.nbgrader(course, "zip_collect", NAME)
     assert done.status == 0, done.output
-    listed = done.output.strip().splitlines()[-11:]
+    listed = done.output.strip().splitlines()[-12:]
     assert listed[0] == "collected: 6 new or changed, 0 unchanged"
     assert [line.partition(": ")[::2] for line in listed[1:]] == [
         ("look at", "large.zip: profiling.py is larger than 1 MiB, and left out"),
@@ -441,6 +441,7 @@ def test_archives_are_collected(made_course, cycle, tmp_path):
          "without any of * ? [ ]"),
         ("nothing collected", "broken.zip: not a zip archive"),
         ("nothing collected", "notes.txt: not a zip archive"),
+        ("nothing collected", f"nothing.zip: it holds neither {notebook} nor {answer}"),
         ("nothing collected", "absent: there is no archive"),
     ]  # fmt: skip
     submitted = course / "submitted"
@@ -650,8 +651,8 @@ def test_formgrader_shows_what_a_grader_needs(cycle, formgrader):
     shots = os.environ.get("ATTENTION_LABS_SCREENSHOTS")
     if shots:
         page.screenshot(path=f"{shots}/formgrader.png", full_page=True)
-    assert page.locator("#standard_attention").get_attribute("placeholder") == "0"
-    assert page.locator("#analyze_scaling").get_attribute("placeholder") == "10"
+    assert page.locator("#standard_attention").get_attribute("placeholder") == "20"
+    assert page.locator("#analyze_scaling").get_attribute("placeholder") == "0"
     text = page.inner_text("#notebook-container")
     assert "profiling.py, as it was handed in" in text
     assert "while True:" in text

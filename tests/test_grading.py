@@ -28,7 +28,7 @@ from labstaff.grading.similar import similar_groups
 from labstaff.grading.summary import summary_lines, write_table
 from labstaff.judge import version as versions
 from labstaff.judge.examine import examine
-from labstaff.judge.judging import ALWAYS, SUITE_SECONDS, TASK_SECONDS, Judge
+from labstaff.judge.judging import ALWAYS, NOT_JUDGED, SUITE_SECONDS, TASK_SECONDS, Judge
 from labstaff.judge.kept import FILE
 from labstaff.judge.results import JudgedSubmission, load, path_of, save
 from labstaff.judge.submission import Submission, read_submission
@@ -180,6 +180,26 @@ def test_each_thread_of_a_worker_has_a_judge_of_its_own(monkeypatch):
     assert len({id(each) for each in used}) == 2
 
 
+def test_a_task_that_ends_its_process_leaves_the_others_their_tests(monkeypatch):
+    """After so many ends of its process an answer's tests fail unrun: in a run of its own a task has its own count."""
+    left_out = (f"AnswerError: its process ended 40 times: {NOT_JUDGED}",)
+
+    class Spent(CutShort):
+        def run(self, lab, *options, tests, seconds):
+            first, *others = LAB.tasks
+            slow = [Verdict("test_it", first.name, State.TOO_SLOW, ("still running",), drawn=True)]
+            if tests:
+                (task,) = [task for task in others if (task.tests,) == tests]
+                return SuiteRun([Verdict("test_it", task.name, State.PASSED, drawn=True)], 1)
+            rest = [Verdict("test_it", task.name, State.WRONG, left_out, drawn=True) for task in others]
+            return SuiteRun(slow + rest, len(LAB.tasks))
+
+    monkeypatch.setattr("labstaff.judge.judging.WarmRunner", Spent)
+    with Judge(unsafe=True) as judge:
+        result = judge.judge(Submission(LAB, b"x = 1"), 1)
+    assert result.tasks == {task.name: task.points if i else 0.0 for i, task in enumerate(LAB.tasks)}
+
+
 def test_a_result_that_cannot_be_kept_is_that_of_one(course, monkeypatch, tmp_path):
     """As on a full disk: it is said whose it was, and the others are kept."""
     monkeypatch.setattr(Judge, "judge", lambda self, each, seed: JudgedSubmission("lab01", each.key, "judged"))
@@ -230,10 +250,10 @@ class CutShort:
         first, second, *_ = LAB.tasks
         verdicts = {task.name: [Verdict("test_it", task.name, State.PASSED, drawn=True)] for task in LAB.tasks}
         if not tests:
-            return SuiteRun(verdicts[first.name] + verdicts[second.name], 20, "the run did not end within 300 s")
+            return SuiteRun(verdicts[first.name] + verdicts[second.name], 20, f"{OVERTIME} within 300 s")
         (task,) = [task for task in LAB.tasks if (task.tests,) == tests]
         if task is second:
-            return SuiteRun(verdicts[second.name], 4, "the run did not end within 60 s")
+            return SuiteRun(verdicts[second.name], 4, f"{OVERTIME} within 60 s")
         return SuiteRun(verdicts[task.name], 1)
 
     def close(self):

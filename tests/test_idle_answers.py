@@ -14,6 +14,8 @@ BODIES = {
     "the_first_argument": "return args[0] if args else 0",
     "the_last_argument": "return args[-1] if args else 0",
     "two_arguments": "return args[:2]",
+    "two_others": "return args[-1], args[0]",
+    "a_view": "x = getattr(args[0], 'T', args[0]); return x, x",
     "not_a_number": "import numpy as np; return np.array([[np.nan]]), np.array([[np.nan]])",
     "an_error_for_everything": "raise ValueError(f'{names} {[getattr(x, \"shape\", x) for x in args]} {kwargs}')",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,10 @@ SUITE_SECONDS = 300.0
 
 TASK_SECONDS = 60.0
 """How long each of those may take: `SUITE_SECONDS` and as often this is what a submission can cost at most."""
+
+
+NOT_JUDGED = "the rest is not judged"
+"""What a test says that was left out, since the answer's process had ended too often (`labstaff.judge.client`)."""
 
 
 class JudgeFailed(Exception):
@@ -65,12 +70,13 @@ class Judge:
         if submission.problem:
             return _refused(submission, submission.problem)
         run = self._judged(lab, submission.source, seed)
-        if not run.verdicts and not run.problem.startswith(OVERTIME):
-            raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
         flags = []
-        if run.problem:
-            flags = [f"its suite was cut short: {run.problem.splitlines()[0]}"]
-            run = self._task_by_task(lab, submission.source, seed, run)
+        if unfinished := _unfinished(lab, run):
+            why = run.problem.splitlines()[0] if run.problem else "its process ended too often"
+            flags = [f"its suite was cut short: {why}"]
+            run = self._task_by_task(lab, submission.source, seed, run, unfinished)
+        if not run.verdicts:
+            raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
         judged = judged_run(lab, key, run)
         return replace(judged, flags=[*flags, *judged.flags])
 
@@ -93,16 +99,14 @@ class Judge:
             (Path(folder) / f"{lab.module}.py").write_bytes(source)
             return self._run(lab, "--src", folder, "--sandboxed", "--seed", str(seed), tests=tests, seconds=seconds)
 
-    def _task_by_task(self, lab: Lab, source: bytes, seed: int, cut: SuiteRun) -> SuiteRun:
+    def _task_by_task(self, lab: Lab, source: bytes, seed: int, cut: SuiteRun, unfinished: Sequence[Task]) -> SuiteRun:
         """A run that was cut short, with the tasks that it did not finish judged again, each in a run of its own.
 
-        So an endless or deadly task costs its own points and nobody else's: what is not reached even so has failed.
+        So an endless task costs its own points and no other's: what is not reached even so has failed.
         """
-        begun = [verdict.task for verdict in cut.verdicts]
-        last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
-        finished = {task.name for task in lab.tasks[:last]}
-        verdicts = [verdict for verdict in cut.verdicts if verdict.task in finished]
-        for task in lab.tasks[last:]:
+        again = {task.name for task in unfinished}
+        verdicts = [verdict for verdict in cut.verdicts if verdict.task not in again]
+        for task in unfinished:
             run = self._judged(lab, source, seed, (task.tests,), TASK_SECONDS)
             verdicts += run.verdicts
             if run.problem:
@@ -126,8 +130,8 @@ class Judge:
             else:
                 if BROKEN not in run.problem and not run.problem.startswith(DIED):
                     return run
-                told = run.problem.splitlines()
-                why = next((line.strip("! ") for line in told if BROKEN in line), told[0])
+                said = run.problem.splitlines()
+                why = next((line.strip("! ") for line in said if BROKEN in line), said[0])
             with contextlib.suppress(Exception):
                 self.close()
             self._runner = None
@@ -144,6 +148,16 @@ class Judge:
             keep = "keep_unboxed" if self.unsafe else "keep_boxed"
             self._runner = WarmRunner(modules, prepare=f"labstaff.judge.sandbox:{keep}")
         return self._runner
+
+
+def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
+    """The tasks that a run did not finish: its time was over, or the tasks before had ended the process too often."""
+    if run.problem.startswith(OVERTIME):
+        begun = [verdict.task for verdict in run.verdicts]
+        last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
+        return list(lab.tasks[last:])
+    spent = {verdict.task for verdict in run.verdicts if any(NOT_JUDGED in line for line in verdict.lines)}
+    return [task for task in lab.tasks if task.name in spent]
 
 
 def judged_run(lab: Lab, key: str, run: SuiteRun) -> JudgedSubmission:
@@ -189,7 +203,7 @@ def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
 def _hidden_memory(task: Task, run: SuiteRun) -> str:
     """What the meters in the answer's process did not see, though the kernel did; nothing where they agree."""
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
-    inside = [verdict for verdict in verdicts if verdict.kind is Kind.SMALL and not verdict.outside]
+    inside = [verdict for verdict in verdicts if verdict.kind == Kind.SMALL and not verdict.outside]
     for verdict in verdicts:
         too_much = [line for line in verdict.lines if NEEDS_MORE in line]
         if verdict.outside and too_much and inside and all(each.passed for each in inside):
