@@ -55,7 +55,7 @@ def softmax_of_row(x: npt.NDArray, dtype: npt.DTypeLike = np.float64) -> Parts:
     return powers / _divisor(l), m, l
 
 
-def state_of(scores: npt.NDArray, V: npt.NDArray, dtype: npt.DTypeLike = None) -> Parts:
+def state_of(scores: npt.NDArray, V: npt.NDArray, dtype: npt.DTypeLike | None = None) -> Parts:
     """The state of a set of keys, computed in float64 and rounded to `dtype` (that of the scores, when None)."""
     s = scores.astype(np.float64)
     m = s.max(axis=-1, initial=-np.inf)

@@ -559,9 +559,6 @@ class TestOnlineAttention:
         assert_attention(q, K, V, given=(passing(K), passing(V)))
 
 
-# States
-
-
 def assert_merged(state_a, state_b, want, n_steps=2, hint=""):
     """Compare merge_states(state_a, state_b) with `want`, a state in float64."""
     got = assert_tuple("merge_states's result", merge_states(state_a, state_b), ("m", "l", "o"))
