@@ -151,7 +151,7 @@ class TestStandardAttention:
     def test_row_with_every_key_masked(self, rng):
         Q, K, V = random_qkv(rng, n_queries=6, n_keys=9, d=8)
         mask = np.zeros((6, 9), bool)
-        mask[2] = mask[5] = True
+        mask[0, 3:] = mask[2] = mask[5] = True
         assert_attention(Q, K, V, mask, hint=NO_KEY, nan_hint=NO_KEY)
 
     @robust
@@ -277,8 +277,8 @@ def assert_really_run(weights, seq_len, batch_size=1):
     require(
         seen >= want,
         f"at N = {seq_len}, batch_size = {batch_size}, {seen:,} of {want:,} weights were computed\n"
-        "Usual cause: sizes computed by formula, from arrays made for show, or scaled from another length or from one "
-        "entry of the batch; this task runs attention and measures its arrays, the estimate comes later",
+        "Usual cause: sizes computed by formula, arrays made for show, or scaled from another length or from one entry "
+        "of the batch: run attention on all",
     )
 
 
@@ -423,8 +423,7 @@ class TestEstimateAttentionMemory:
         return assert_keys("the result", estimate_attention_memory(*args, **kwargs), ESTIMATED)
 
     def test_worked_example(self):
-        stats = self.estimate(4096, 64)
-        assert_estimated(stats, 4096, 64)
+        assert_estimated(self.estimate(4096, 64), 4096, 64)
 
     @pytest.mark.parametrize(("seq_len", "mib"), HANDOUT_MIB.items())
     def test_table_of_the_handout(self, seq_len, mib):
@@ -461,8 +460,8 @@ class TestEstimateAttentionMemory:
 
     @robust
     def test_large_sizes_do_not_overflow(self):
-        stats = self.estimate(1_000_003, 129, batch_size=63_001)
-        assert_estimated(stats, 1_000_003, 129, batch_size=63_001)
+        sizes = {"seq_len": 1_000_003, "d_model": 129, "batch_size": 63_001}
+        assert_estimated(self.estimate(**sizes), **sizes)
 
     @small
     def test_nothing_is_allocated(self):
@@ -500,11 +499,7 @@ class TestAnalyzeScaling:
         assert_factor(self.analyze(results)["scaling_factor"], results, want, usual or {}, rel)
 
     def test_growth_with_the_square(self):
-        self.assert_factor(
-            made_up([128, 256, 512]),
-            4.0,
-            {"total growth is taken from first to last": 16.0},
-        )
+        self.assert_factor(made_up([128, 256, 512]), 4.0, {"total growth is taken from first to last": 16.0})
 
     def test_lengths_and_growth_drawn_at_random(self, rng):
         for _ in range(3):
@@ -690,11 +685,8 @@ class TestPlotMemoryScaling:
     @robust
     def test_leaves_other_axes_alone(self):
         told = self.draw(others_current=True)
-        require(
-            not told["others"]["lines"],
-            "it drew into the current Axes (plt.plot), not into those given (ax.plot)",
-        )
         others = told["others"]
+        require(not others["lines"], "it drew into the current Axes (plt.plot), not into those given (ax.plot)")
         changed = others["legend"] is not None or any((*others["labels"].values(), others["scales"]["x"] == "log"))
         require(not changed, f"it changed the current Axes, which are not those given\nUsual cause: {CURRENT}")
         assert_equal("the number of new figures, after a call with ax", told["n_new_figures"], 0)
