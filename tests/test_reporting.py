@@ -160,7 +160,7 @@ def test_a_long_message_is_told_to_its_end_and_a_hint_follows(tmp_path):
     file.write_text("def task():\n    raise ValueError('sizes ' * 30 + 'END')\n", encoding="utf-8")
     namespace = {}
     exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), namespace)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="END") as caught:
         namespace["task"]()
     caught.value.add_note("Usual cause: sizes")
     state, lines = explain(caught.value, [file])
