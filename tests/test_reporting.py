@@ -6,6 +6,7 @@ import pytest
 from student import LAB, pytest_run, solution_text, stub_text, with_function
 
 from labkit.suite.prefork import WarmRunner
+from labkit.suite.verdict import State, explain
 from labkit.suite.words import run_lines
 
 TRACEBACK_SIGNS = ("Traceback", "E   ", "_ _ _", "array([", ">   ")
@@ -152,6 +153,21 @@ def test_function_that_goes_wrong(warm, tmp_path, body, says):
     text = "\n".join(told(warm, tmp_path, source))
     assert says in text, text
     assert "lab01 · standard_attention · done" in text, "the other task is still judged"
+
+
+def test_a_long_message_is_told_to_its_end_and_a_hint_follows(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def task():\n    raise ValueError('sizes ' * 30 + 'END')\n", encoding="utf-8")
+    namespace = {}
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), namespace)
+    with pytest.raises(ValueError, match="END") as caught:
+        namespace["task"]()
+    caught.value.add_note("Usual cause: sizes")
+    state, lines = explain(caught.value, [file])
+    assert state is State.CRASHED
+    assert lines[1].endswith("sizes END")
+    assert lines[2:] == ("at mine.py:2: raise ValueError('sizes ' * 30 + 'END')", "Usual cause: sizes")
+    assert max(map(len, lines)) <= 160
 
 
 def test_endless_loop(tmp_path, monkeypatch):

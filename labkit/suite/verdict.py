@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -109,8 +110,15 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
     said = str(error).strip()
     kind = type(error).__name__
     if mine:
+        hints = getattr(error, "__notes__", [])
         return State.CRASHED, _clip(
-            f"{mine[0].function} raised {kind}{': ' + said if said else ''}\nat {mine[-1].spot}: {mine[-1].code}"
+            "\n".join(
+                (
+                    f"{mine[0].function} raised {kind}{': ' + said if said else ''}",
+                    f"at {mine[-1].spot}: {mine[-1].code}",
+                    *hints,
+                )
+            )
         )
     if isinstance(error, AssertionError):
         return State.WRONG, _clip(said or f"not true: {places[-1].code}")
@@ -142,4 +150,11 @@ def _clip(text: str) -> tuple[str, ...]:
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES - 1], f"… and {len(lines) - MOST_LINES + 1} more lines"]
-    return tuple(line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…" for line in lines)
+    return tuple(part for line in lines for part in _folded(line))
+
+
+def _folded(line: str) -> list[str]:
+    """A line that is too long, on two: NumPy says at the end which sizes differ."""
+    if len(line) <= LONGEST_LINE:
+        return [line]
+    return textwrap.wrap(line, LONGEST_LINE, subsequent_indent="  ", max_lines=2, placeholder=" …")

@@ -116,15 +116,18 @@ def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = 
 
 
 def assert_at_most(name: str, got: float, limit: float, *, hint: str = "", unit: str = "bytes") -> None:
-    """Fail unless `got <= limit`; the message gives both and their ratio."""
+    """Fail unless `got <= limit`; the message gives both and their ratio, or how many too many."""
     margins.note(name, got, limit)
     if got <= limit:
         return
-    ratio = times(got / limit, ", {} times as much") if limit > 0 else ""
+    more = ""
+    if limit > 0:
+        much = times(got / limit, ", {} times as much") if got >= 1.05 * limit else ""
+        more = much or f", {show(round(got - limit, 6))} too many"
     _fail(
         "\n".join(
             [
-                f"{name} is {got:,} {unit}".rstrip() + f", at most {limit:,} are allowed{ratio}",
+                f"{name} is {got:,} {unit}".rstrip() + f", at most {limit:,} are allowed{more}",
                 *([hint] if hint else []),
             ]
         )

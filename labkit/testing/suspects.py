@@ -152,7 +152,18 @@ def row_suspects(case: Case) -> Made:
 
 def block_suspects(case: Case, block_q: int, block_k: int) -> Made:
     """Usual mistakes with sums over blocks of keys, and with the last blocks, which are smaller."""
-    parts = [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)]
+    found = pass_suspects(case, [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)])
+    if case.n_keys > block_k and case.n_keys % block_k:
+        found["the last block of keys is moved back to full size, so that keys count twice"] = lambda: _twice(
+            case, block_k
+        )
+    if block_q and case.n_queries % block_q:
+        found["the last, smaller block of queries is left as it was allocated"] = lambda: _rows_left(case, block_q)
+    return found
+
+
+def pass_suspects(case: Case, parts: Sequence[slice]) -> Made:
+    """Usual mistakes with m, l and o in one pass over these parts of the keys."""
 
     def summed(**how: bool) -> Callable[[], Attention]:
         V = case.V.astype(float)
@@ -168,12 +179,6 @@ def block_suspects(case: Case, block_q: int, block_k: int) -> Made:
     }
     if case.hidden.any():
         found["a block without a key that the row sees gives −inf − (−inf)"] = summed(guarded=False)
-    if case.n_keys > block_k and case.n_keys % block_k:
-        found["the last block of keys is moved back to full size, so that keys count twice"] = lambda: _twice(
-            case, block_k
-        )
-    if block_q and case.n_queries % block_q:
-        found["the last, smaller block of queries is left as it was allocated"] = lambda: _rows_left(case, block_q)
     return found
 
 
