@@ -2,7 +2,7 @@
 
 import gc
 import math
-from functools import cache, cached_property
+from functools import cache
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -18,16 +18,17 @@ from labkit.meters.saved import kept_by_forward
 from labkit.meters.tensors import AllocationMeter
 from labkit.testing.compare import (
     assert_at_most,
-    assert_close,
     assert_dtype,
     assert_raises,
     assert_tuple,
     assert_type,
     assert_unchanged,
+    require,
 )
 from labkit.testing.programs import program
-from labkit.testing.reference import random_qkv
+from labkit.testing.tensor_cases import Case, numbers
 from labkit.testing.tensor_reference import attention, gradients
+from labkit.testing.tensor_suspects import backward_suspects, forward_suspects, lse_suspects
 
 
 @program
@@ -165,107 +166,6 @@ GRADIENTS = ("dQ", "dK", "dV")
 RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
 
 
-def require(condition, message):
-    """Fail with `message` and nothing else, unless `condition` holds."""
-    __tracebackhide__ = True
-    if not condition:
-        raise AssertionError(message)
-
-
-def numbers(tensor):
-    """The tensor as a NumPy array of float64."""
-    return tensor.detach().cpu().double().numpy()
-
-
-class Case:
-    """Inputs, and what comes out of them: exactly, and plainly in the inputs' own precision."""
-
-    def __init__(self, rng, *, n=None, causal=False, dtype=torch.float32, device="cpu", batch=(), **sizes):
-        sizes = {"n_queries": n, "d": 16, **sizes} if n else {"d": 16, **sizes}
-        arrays = random_qkv(rng, batch=batch, dtype=np.float64, **sizes)
-        dO = rng.standard_normal((*arrays[0].shape[:-1], arrays[2].shape[-1]))
-        self.Q, self.K, self.V, self.dO = (torch.from_numpy(x).to(device, dtype) for x in (*arrays, dO))
-        self.causal = causal
-
-    @property
-    def inputs(self):
-        return self.Q, self.K, self.V
-
-    @property
-    def precise(self):
-        """The dtype of L and of sums."""
-        return torch.float32 if self.Q.dtype in (torch.bfloat16, torch.float16) else self.Q.dtype
-
-    @cached_property
-    def want(self):
-        return self._results(torch.float64)
-
-    @cached_property
-    def plain(self):
-        """What plain implementations get, of which the worst counts: by autograd, and by the formulas in one tile.
-
-        Float64 is the reference, so for it float32's loss is scaled down.
-        """
-        is_double = self.Q.dtype == torch.float64
-        dtype = torch.float32 if is_double else self.Q.dtype
-        single = self._results(dtype)
-        for form in ("scale Q", "scale K", "scale S", "base 2"):
-            for name, other in self._by_formulas(dtype, form).items():
-                single[name] = max(single[name], other, key=lambda x, name=name: np.abs(x - self.want[name]).max())
-        if not is_double:
-            return single
-        shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-        return {name: exact + (single[name] - exact) * shrink for name, exact in self.want.items()}
-
-    def _by_formulas(self, dtype, form):
-        """All results in one tile, the gradients from the true O and L; `form` says how the scores are made."""
-        precise = self.precise if dtype == self.Q.dtype else dtype
-        Q, K, V, dO = (x.to(dtype).to(precise) for x in (*self.inputs, self.dO))
-        scale, exp, base = self.Q.shape[-1] ** -0.5, torch.exp, 1.0
-        if form == "base 2":
-            exp, base = torch.exp2, 1 / math.log(2)
-        S = (
-            scale * (Q @ K.mT)
-            if form == "scale S"
-            else Q @ (scale * K).mT
-            if form == "scale K"
-            else scale * base * Q @ K.mT
-        )
-        if self.causal:
-            S = S.masked_fill(hidden_keys(self).to(S.device), -torch.inf)
-        m = S.amax(-1, keepdim=True)
-        l = exp(S - m).sum(-1, keepdim=True)
-        made = {"O": exp(S - m) / l @ V, "L": ((m + l.log() * base) / base)[..., 0]}
-        O, L = (torch.from_numpy(self.want[name]).to(Q.device, kind) for name, kind in (("O", dtype), ("L", precise)))
-        P = exp(S - L[..., None] * base)
-        dS = P * (dO @ V.mT - (dO * O.to(precise)).sum(-1, keepdim=True))
-        made |= {"dQ": scale * dS @ K, "dK": scale * dS.mT @ Q, "dV": P.mT @ dO}
-        return {name: numbers(x if name == "L" else x.to(dtype)).astype(np.float32) for name, x in made.items()}
-
-    def _results(self, dtype):
-        made = attention(*self.inputs, causal=self.causal, dtype=dtype)
-        back = gradients(*self.inputs, self.dO, causal=self.causal, dtype=dtype)
-        tensors = dict(zip(("O", "L", *GRADIENTS), (made.output, made.lse, *back), strict=True))
-        short = np.float64 if dtype == torch.float64 else np.float32
-        return {name: numbers(tensor).astype(short) for name, tensor in tensors.items()}
-
-    @cached_property
-    def forward_result(self):
-        """The reference's O and L in the dtypes that flash_forward returns."""
-        O, _, L = attention(*self.inputs, causal=self.causal)
-        return O.to(self.Q.dtype), L.to(self.precise)
-
-    def check(self, name, got, suspects=(), hint="", nan_hint=""):
-        """Compare one result with the reference, and name a usual mistake when one fits."""
-        assert_type(name, got, torch.Tensor, "a tensor")
-        n_nan = int(got.isnan().sum())
-        require(not (n_nan and nan_hint), f"{name} is NaN at {n_nan:,} places\nUsual cause: {nan_hint}")
-        usual = {text: lambda value=value: value() for text, value in dict(suspects).items()}
-        got = got.detach().to("cpu", torch.float64)
-        with np.errstate(all="ignore"):
-            assert_close(name, got, self.want[name], plain=self.plain[name], suspects=usual, hint=hint)
-
-
 def arguments(task, case, *blocks):
     """What `flash_forward` or `flash_backward` is to be given."""
     given = () if task == "flash_forward" else (*case.forward_result, case.dO)
@@ -287,167 +187,27 @@ def assert_results(task, result):
     return assert_tuple(f"{task}'s result", result, RESULTS[task])
 
 
-def hidden_keys(case, offset=1):
-    """True where a causal query does not see a key: from the diagonal shifted by `offset` − 1."""
-    return torch.ones(case.Q.shape[-2], case.K.shape[-2], dtype=torch.bool).triu(offset)
-
-
-def usual_masks(case):
-    """Usual mistakes with the causal mask, as keywords for the reference."""
-    n_queries, n_keys = case.Q.shape[-2], case.K.shape[-2]
-    if not case.causal:
-        return {}
-    found = {
-        "causal is ignored": {},
-        "a query does not see the key of its own number: it sees j ≤ i": {"mask": hidden_keys(case, 0)},
-        "a query sees one key too many: j ≤ i + 1": {"mask": hidden_keys(case, 2)},
-    }
-    if n_queries != n_keys:
-        from_the_end = hidden_keys(case, 1 + n_keys - n_queries)
-        found["causal is counted from the last key: query 0 sees key 0 and no more"] = {"mask": from_the_end}
-    return found
-
-
-def forward_suspects(case, block_k):
-    """Usual mistakes of a forward pass → (O, L) that each leads to."""
-    Q, K, V = case.inputs
-    d, d_v, n_keys = Q.shape[-1], V.shape[-1], K.shape[-2]
-
-    def other(**keywords):
-        def values():
-            made = attention(Q, K, V, **({"causal": case.causal} | keywords))
-            return made.output, made.lse
-
-        return values
-
-    def blockwise(rescale_l=True, rescale_O=True, divide=True, only_last=False):
-        def values():
-            scores = _scores(case)
-            m = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
-            l, O = torch.zeros_like(m), V.double().new_zeros(*m.shape[:-1], d_v)
-            for start in range(0, n_keys, block_k):
-                tile = scores[..., start : start + block_k]
-                m_new = torch.maximum(m, tile.amax(-1, keepdim=True))
-                P, alpha = (tile - m_new).exp(), (m - m_new).exp()
-                l = (alpha * l if rescale_l else l) + P.sum(-1, keepdim=True)
-                O = (alpha * O if rescale_O else O) + P @ V.double()[..., start : start + block_k, :]
-                m = m_new
-            return O / l if divide else O, (m + l.log())[..., 0]
-
-        return values
-
-    found = {
-        "the scores are not divided by √d": other(scale=1.0),
-        "the scores are divided by d in place of √d": other(scale=1 / d),
-        "the scores are multiplied by √d": other(scale=math.sqrt(d)),
-        "the sum over the values is not divided by l": blockwise(divide=False),
-        "neither l nor the sum over the values is rescaled when m moves": blockwise(False, False),
-        "l is not rescaled when m moves": blockwise(rescale_l=False),
-        "the sum over the values is not rescaled when m moves": blockwise(rescale_O=False),
-    }
-    found |= {text: other(causal=False, **keywords) for text, keywords in usual_masks(case).items()}
-    if d_v != d:
-        found["the scale is taken from the width of V in place of Q's"] = other(scale=d_v**-0.5)
-    whole = n_keys // block_k * block_k
-    if 0 < whole < n_keys:
-        dropped = torch.arange(n_keys) >= whole
-        hidden = dropped | hidden_keys(case) if case.causal else dropped
-        found["the keys of the last, smaller block are left out"] = other(causal=False, mask=hidden)
-    return found
-
-
-def lse_suspects(case):
-    """Usual mistakes in L alone."""
-    lse = case.want["L"]
-    peaks = _scores(case).amax(-1).numpy()
-    return {
-        "L is a logarithm to base 2: it must be the natural one": lse / math.log(2),
-        "the maximum is left out: L = m + log l": lse - peaks,
-        "L is the maximum alone: L = m + log l": peaks,
-        "L is m + l, without the logarithm of l": peaks + np.exp(lse - peaks),
-        "L is l, the sum alone: L = m + log l": np.exp(lse - peaks),
-        "the maximum is subtracted: L = m + log l": lse - 2 * peaks,
-    }
-
-
 def assert_forward(case, *blocks, hint="", nan_hint=""):
     """Compare O and L with the reference."""
     O, L = forward(case, *blocks)
-    block_k = blocks[1] if blocks else 64
+    block_q, block_k = blocks or (64, 64)
     if tuple(L.shape) != tuple(case.want["L"].shape) and tuple(L.shape) == (*case.want["L"].shape, 1):
         raise AssertionError(f"L has shape {tuple(L.shape)}, expected {case.want['L'].shape}: one number a query")
-    usual = forward_suspects(case, block_k)
-    for part, (name, got) in enumerate((("O", O), ("L", L))):
-        own = {text: lambda pair=pair, part=part: numbers(pair()[part]) for text, pair in usual.items()}
-        if name == "L":
-            own |= {text: lambda value=value: value for text, value in lse_suspects(case).items()}
-        case.check(name, got, own, hint=hint, nan_hint=nan_hint)
-
-
-def backward_suspects(case):
-    """Usual mistakes of a backward pass → (dQ, dK, dV) that each leads to, by the formulas of the docstring."""
-    Q, K, V, dO = (x.double() for x in (*case.inputs, case.dO))
-    d, (O, L) = Q.shape[-1], (torch.from_numpy(case.want[name]) for name in ("O", "L"))
-    normal = d**-0.5
-    rows = (dO * O).sum(-1, keepdim=True)
-    peaks = _scores(case).amax(-1)
-
-    def formulas(in_S=normal, in_dS=normal, D=rows, L=L, mask="causal", through_exp=True):
-        def values():
-            S = in_S * Q @ K.mT
-            hidden = (hidden_keys(case) if case.causal else None) if isinstance(mask, str) else mask
-            S = S if hidden is None else S.masked_fill(hidden, -torch.inf)
-            P = torch.exp(S - L[..., None])
-            dP = dO @ V.mT
-            slopes = D(P, dP) if callable(D) else D
-            dS = in_dS * (P if through_exp else 1) * (dP - slopes)
-            return dS @ K, dS.mT @ Q, P.mT @ dO
-
-        return values
-
-    found = {
-        "P is computed from scores that are not divided by √d": formulas(in_S=1.0),
-        "dS is not multiplied by 1/√d on its way into it": formulas(in_dS=1.0),
-        "1/√d is applied twice on the way into it": formulas(in_dS=1 / d),
-        "D is left out: dS = P ∘ (dP − D)": formulas(D=0.0),
-        "D is added: dS = P ∘ (dP − D)": formulas(D=-rows),
-        "dS is not multiplied by P": formulas(through_exp=False),
-        "D is summed over the queries in place of the width": formulas(D=lambda P, dP: (P * dP).sum(-2, keepdim=True)),
-        "D is taken from P ∘ dP of one tile after the other, not over all keys": formulas(D=_tilewise),
-        "L is the maximum in place of the log-sum-exp, so that P is not normalised": formulas(L=peaks),
-    }
-    if dO.shape[-1] == dO.shape[-2]:
-        sums = (dO * O).sum(-2)
-        found["D is summed over the queries (axis −2) in place of the width (axis −1)"] = formulas(D=sums[..., None])
-    for text, keywords in usual_masks(case).items():
-        found[text + " in the backward pass" * (text == "causal is ignored")] = formulas(mask=keywords.get("mask"))
-    return found
+    usual = forward_suspects(case, block_q, block_k)
+    case.check("O", O, usual, hint=hint, nan_hint=nan_hint)
+    case.check("L", L, {**usual, **lse_suspects(case)}, hint=hint, nan_hint=nan_hint)
 
 
 def assert_backward(case, *blocks, hint="", nan_hint=""):
     """Compare dQ, dK and dV with the reference."""
     got = backward(case, *blocks)
-    assert_gradients(case, dict(zip(GRADIENTS, got, strict=True)), hint=hint, nan_hint=nan_hint)
+    assert_gradients(case, dict(zip(GRADIENTS, got, strict=True)), *blocks, hint=hint, nan_hint=nan_hint)
 
 
-def assert_gradients(case, got, hint="", nan_hint=""):
-    usual = backward_suspects(case)
+def assert_gradients(case, got, *blocks, hint="", nan_hint=""):
+    usual = backward_suspects(case, *blocks)
     for name, value in got.items():
-        part = GRADIENTS.index(name)
-        own = {text: lambda triple=triple, part=part: numbers(triple()[part]) for text, triple in usual.items()}
-        case.check(name, value, own, hint=hint, nan_hint=nan_hint)
-
-
-def _scores(case):
-    Q, K = case.Q.double(), case.K.double()
-    scores = Q @ K.mT * Q.shape[-1] ** -0.5
-    return scores.masked_fill(hidden_keys(case), -torch.inf) if case.causal else scores
-
-
-def _tilewise(P, dP, block_k=64):
-    products = P * dP
-    parts = [part.sum(-1, keepdim=True).expand_as(part) for part in products.split(block_k, -1)]
-    return torch.cat(parts, -1)
+        case.check(name, value, usual, hint=hint, nan_hint=nan_hint)
 
 
 class Measured:
@@ -923,11 +683,9 @@ def assert_step(case, hint="", nan_hint=""):
 def assert_output(case, O, hint="", nan_hint=""):
     """What `apply` returned, compared with the reference."""
     assert_dtype("O", O, case.Q.dtype)
-    usual = {
-        text: lambda pair=pair: numbers(pair()[0])
-        for text, pair in forward_suspects(case, case.K.shape[-2] or 1).items()
-    }
-    case.check("O", O, usual, hint=hint, nan_hint=nan_hint)
+    case.check(
+        "O", O, forward_suspects(case, case.Q.shape[-2] or 1, case.K.shape[-2] or 1), hint=hint, nan_hint=nan_hint
+    )
 
 
 def grads(inputs):
@@ -1024,7 +782,10 @@ class TestFlashAttention:
         case.K = case.V = case.Q
         X = case.Q.clone().requires_grad_()
         loss(FlashAttention.apply(X, X, X, False), case).backward()
-        case.want["dX"], case.plain["dX"] = (sum(one[name] for name in GRADIENTS) for one in (case.want, case.plain))
+        case.want["dX"], case.plain["dX"] = (
+            sum(case.want[name] for name in GRADIENTS),
+            [sum(parts) for parts in zip(*(case.plain[name] for name in GRADIENTS), strict=True)],
+        )
         alone = {f"only {name} arrives": lambda name=name: case.want[name] for name in GRADIENTS}
         case.check("dX", X.grad, alone, hint="X is query, key and value: its gradient is dQ + dK + dV")
 
@@ -1124,9 +885,7 @@ class TestFlashAttention:
             L.dtype == case.precise, f"the saved L is {_short(L.dtype)}, expected {_short(case.precise)}: one number "
             "stands for a whole row of weights"
         )  # fmt: skip
-        case.check(
-            "L", L.reshape(shape), {text: lambda value=value: value for text, value in lse_suspects(case).items()}
-        )
+        case.check("L", L.reshape(shape), lse_suspects(case))
         case.check("O", O)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
