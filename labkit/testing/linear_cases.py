@@ -108,7 +108,12 @@ class LinearCase:
     def other(self, *masks: torch.Tensor, eps: float | None = None, **maps: Any) -> Callable[[], npt.NDArray]:
         """What comes out with other factors, another eps or other feature maps."""
         masks = masks or (self.seen,)
-        return lambda: numbers(by_weights(*self.exact, self.eps if eps is None else eps, *masks, **maps))
+        return lambda: self._with(*masks, eps=self.eps if eps is None else eps, **maps)
+
+    def _with(
+        self, numerator: torch.Tensor, divisor: torch.Tensor | None = None, *, eps: float, **maps: Any
+    ) -> npt.NDArray:
+        return numbers(by_weights(*self.exact, eps, numerator, divisor, **maps))
 
     def suspects(self, chunk: int | None = None) -> Suspects:
         """Usual mistakes and what each leads to."""

@@ -341,8 +341,8 @@ class TestSlidingWindowAttention:
         require(
             len(fitting) >= len(shapes) / 2 and shapes,
             f"of {len(shapes)} products (N=120, window=37, {block=}) {len(fitting)} have {block} rows or columns; "
-            f"others are {', '.join(f'{m} × {n}' for m, n in others[:4])}\nUsual cause: `block` is checked and not used:"
-            " queries are taken a block at a time",
+            f"others are {', '.join(f'{m} × {n}' for m, n in others[:4])}\nUsual cause: `block` is checked and not "
+            "used: queries are taken a block at a time",
         )
 
     @pytest.mark.kind("small")
