@@ -107,7 +107,7 @@ def calibrate(jobs: list[Job], *, sandboxed: bool) -> Calibration:
     seen = Calibration()
     idle: Queue[WarmRunner] = Queue()
     for _ in range(RUNNERS):
-        idle.put(WarmRunner(HEAVY, sandbox="bubblewrap" if sandboxed else ""))
+        idle.put(WarmRunner(HEAVY, prepare="labstaff.judge.sandbox:keep_boxed" if sandboxed else ""))
 
     def one(job: Job) -> tuple[Job, list[str], list[tuple[str, str, float]]]:
         runner = idle.get()

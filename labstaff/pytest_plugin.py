@@ -42,7 +42,7 @@ def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Answe
     if not config.option.sandboxed:
         return None
     from labkit.suite.prefork import heavy_modules
-    from labstaff.judge.client import client_loader
+    from labstaff.judge.proxy import client_loader
     from labstaff.judge.sandbox import Sandbox, SandboxMissing
 
     try:

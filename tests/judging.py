@@ -27,7 +27,7 @@ def main(jobs_file: str, results_file: str, sandbox: str) -> None:
     options = ("--sandboxed",) if sandbox else ()
     idle: Queue[WarmRunner] = Queue()
     for _ in range(min(N_RUNNERS, len(jobs))):
-        idle.put(WarmRunner(HEAVY, sandbox=sandbox))
+        idle.put(WarmRunner(HEAVY, prepare="labstaff.judge.sandbox:keep_boxed" if sandbox else ""))
 
     with Path(results_file).open("a", encoding="utf-8", buffering=1) as results:
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
+from labkit.suite.prefork import OVERTIME
 from labkit.suite.run import SuiteRun
 from labstaff.answers.mistakes import find_mistake
 from labstaff.grading.many import Outcome, find_submissions, judge_all
@@ -121,11 +122,11 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
     made = []
 
     class Runner:
-        def __init__(self, modules, sandbox):
+        def __init__(self, modules, prepare):
             made.append(modules)
 
         def run(self, lab, *options, seconds):
-            return SuiteRun(problem="nothing")
+            return SuiteRun(problem=OVERTIME)
 
         def close(self):
             made.append("closed")

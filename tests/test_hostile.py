@@ -75,7 +75,7 @@ def on_the_machine(tmp_path_factory):
     texts = {hostile.name: hostile.source for hostile in ON_THE_MACHINE} | {"": WASTEFUL.replace("{trick}", "pass")}
     tests = tuple(f"TestTiledTraffic::test_{name}" for name in ("output", "bytes_are_those_of_the_order_of_the_loops"))
     runs = {}
-    with WarmRunner(sandbox="bubblewrap") as runner:
+    with WarmRunner(prepare="labstaff.judge.sandbox:keep_boxed") as runner:
         for name, text in texts.items():
             folder = tmp_path_factory.mktemp("trick")
             (folder / f"{lab.module}.py").write_text(f"{solution}\n{text}", encoding="utf-8")

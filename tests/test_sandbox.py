@@ -1,17 +1,23 @@
-"""The walls themselves: what code in the sandbox cannot do even when no policy keeps it from trying."""
+"""The walls themselves: what code in the sandbox cannot do even when no rule keeps it from trying."""
 
 from __future__ import annotations
 
-import ast
-import json
 import os
-import struct
+import signal
 
+import msgspec
+import numpy as np
 import pytest
 
 from labkit.labs.catalog import ROOT
-from labstaff.judge import codec, policy
-from labstaff.judge.sandbox import Sandbox
+from labstaff.judge import framing, messages
+from labstaff.judge.framing import CodecError
+from labstaff.judge.packing import MOST_NODES, pack
+from labstaff.judge.sandbox import BoxBroken, Sandbox
+from labstaff.judge.unpacking import unpacker_of
+
+unpack = unpacker_of(messages.FromAnswer)
+unpack_request = unpacker_of(messages.FromSuite)
 
 TRIES = '''
 import os, signal, socket, subprocess, threading
@@ -92,34 +98,37 @@ def too_much_text():
 
 
 @pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(heavy=()) as sandbox:
-        yield sandbox
+def box():
+    with Sandbox(heavy=()) as box:
+        yield box
 
 
 class Inside:
-    """A cell with code in it, called by name: the steps above, or an answer with a task `ordinary`."""
+    """A cell with code in it, called by name: the programs above, or an answer with a task `ordinary`."""
 
-    def __init__(self, sandbox, answer=None):
-        self.cell = sandbox.cell(memory_bytes=256 << 20, cpu_seconds=5)
-        code = {"sources": [("answer.py", answer)], "programs": ""} if answer else {"sources": [], "programs": TRIES}
-        self.loaded = self.ask("load", module="answer", suite="tries.py", tasks=["ordinary"], **code)["ok"]
-        self.numbers = self.loaded["tasks"] | self.loaded["programs"]
+    def __init__(self, box, answer="", **bounds):
+        self.cell = box.cell(**({"memory_bytes": 256 << 20, "cpu_seconds": 5} | bounds))
+        self.loaded = self.ask(messages.Load("answer", "answer.py", answer, "tries.py", TRIES, ["ordinary"]))
+        self.numbers = self.loaded.tasks | self.loaded.programs
 
-    def ask(self, deed, **arguments):
-        codec.send(self.cell.channel, codec.pack({"do": deed, "with": arguments}))
-        return codec.unpack(codec.receive(self.cell.channel))
+    def ask(self, message):
+        framing.send(self.cell.channel, *pack(message))
+        return unpack(*framing.receive(self.cell.channel))
+
+    def call(self, name, *args):
+        return messages.Call(self.numbers[name], "", list(args), {}, False, "")
 
     def __call__(self, name, *args):
-        plain = {"method": "", "args": list(args), "kwargs": {}, "grad": False, "meter": ""}
-        return self.ask("call", number=self.numbers[name], **plain)["ok"]["result"]
+        reply = self.ask(self.call(name, *args))
+        assert isinstance(reply, messages.Returned), reply
+        return reply.result
 
 
 @pytest.fixture
-def inside(sandbox):
-    inside = Inside(sandbox)
+def inside(box):
+    inside = Inside(box)
     yield inside
-    inside.cell.close()
+    inside.cell.end()
 
 
 @pytest.mark.parametrize("what", ["fork", "program", "exec", "socket", "signal"])
@@ -154,77 +163,137 @@ def test_the_parent_s_memory_is_its_own(inside):
 
 
 def test_the_environment_is_not_handed_on(inside, monkeypatch):
-    known = {"PATH", "HOME", "LANG", "MPLCONFIGDIR", "MPLBACKEND", "PYTHONDONTWRITEBYTECODE"}
+    known = {"PATH", "HOME", "LANG", "LOGNAME", "MPLCONFIGDIR", "MPLBACKEND", "PYTHONDONTWRITEBYTECODE"}
     threads = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
     assert inside("told", "environment") == repr(sorted(known | threads))
 
 
-def test_a_process_that_ends_is_noticed_and_the_next_one_is_new(sandbox):
-    first = Inside(sandbox)
+def test_a_process_that_ends_is_noticed_and_the_next_one_is_new(box):
+    first = Inside(box)
     with pytest.raises(EOFError):
         first("ends")
-    first.cell.close()
-    assert os.waitstatus_to_exitcode(first.cell.status) == 3
-    second = Inside(sandbox)
+    assert first.cell.last_words() == ""
+    assert os.waitstatus_to_exitcode(first.cell.end().status) == 3
+    second = Inside(box)
     assert second("told", "thread") == "[1]"
-    second.cell.close()
+    second.cell.end()
 
 
-def test_what_never_ends_is_ended_from_outside(sandbox):
-    cell = Inside(sandbox)
-    plain = {"method": "", "args": [], "kwargs": {}, "grad": False, "meter": ""}
-    request = {"do": "call", "with": {"number": cell.numbers["never_ends"], **plain}}
-    codec.send(cell.cell.channel, codec.pack(request))
-    cell.cell.close()
-    assert os.WIFSIGNALED(cell.cell.status), "it ended by itself"
+def test_what_never_ends_is_ended_from_outside(box):
+    cell = Inside(box)
+    framing.send(cell.cell.channel, *pack(cell.call("never_ends")))
+    assert cell.cell.end().signal == signal.SIGKILL, "it ended by itself"
+
+
+def test_who_uses_up_its_time_is_ended(box):
+    cell = Inside(box, cpu_seconds=1)
+    with pytest.raises(EOFError):
+        cell("never_ends")
+    assert cell.cell.last_words() == " (its time was used up)"
+
+
+def test_a_broken_box_is_nobody_s_fault_but_the_judge_s():
+    box = Sandbox()
+    cell = Inside(box)
+    os.killpg(box._server.process.pid, signal.SIGKILL)
+    with pytest.raises((EOFError, OSError)):
+        [cell("told", "thread") for _ in range(100_000)]  # until the box is gone
+    with pytest.raises(BoxBroken):
+        cell.cell.last_words()
+    with pytest.raises(BoxBroken):
+        box.cell()
+    box.close()
 
 
 @pytest.mark.parametrize("what", ["too_many_parts", "too_much_text"])
 def test_too_much_does_not_cross(inside, what):
-    reply = inside.ask("call", number=inside.numbers[what], method="", args=[], kwargs={}, grad=False, meter="")
-    assert "too many parts, or too much text" in reply["error"]["said"]
+    reply = inside.ask(inside.call(what))
+    assert "too many parts, or too much text" in reply.error.said
 
 
-def message(tree, buffer=b""):
+def returned(tree, *buffers):
     """What an answer could send that has taken over its side of the codec."""
-    head, body = json.dumps([len(buffer)]).encode(), json.dumps(tree).encode()
-    return struct.pack("<I", len(head)) + head + struct.pack("<I", len(body)) + body + buffer
+    return msgspec.msgpack.encode([[len(each) for each in buffers], ["Returned", tree, [], None, []]])
 
 
 @pytest.mark.parametrize(
-    "body",
+    "head",
     [
         b"",
         b"\0" * 8,
         b"\xff" * 64,
-        codec.pack([1, 2])[:-1],
-        codec.pack("x") + b"more",
-        message([None] * (codec.MOST_NODES + 1)),
-        message("x" * codec.MOST_TEXT),
+        returned([1, 2])[:-1],
+        returned("x") + b"more",
+        returned([None] * (MOST_NODES + 1)),
+        returned({"$": "range", "items": [0, 1 << 62, 1]}),
+        returned({"$": "int", "text": "9" * 5000}),
+        returned({"$": "tuple"}),
+        returned({"$": "nothing"}),
+        returned({"$": "np", "name": "object_"}) + b"\0",
+        returned({"no": "kind"}),
+        msgspec.msgpack.encode([[], ["Nothing"]]),
+        msgspec.msgpack.encode([[], ["Raised", [["kind"], 3, []], []]]),
     ],
-    ids=["empty", "zeros", "ones", "cut", "longer", "too_many_parts", "too_much_text"],
 )
-def test_what_is_no_message_is_refused(body):
-    with pytest.raises(codec.CodecError):
-        codec.unpack(body)
+def test_what_is_no_message_is_refused(head):
+    with pytest.raises(CodecError):
+        unpack(head, memoryview(b""))
 
 
-def test_an_array_that_reaches_out_of_its_buffer_is_refused():
-    tree = {"$": "array", "dtype": "<f8", "shape": [100], "strides": [8], "at": 0, "buffer": 0, "fixed": False}
-    with pytest.raises(codec.CodecError):
-        codec.unpack(message(tree, bytes(8)))
+def array(shape, strides, **more):
+    return {
+        "$": "array",
+        "dtype": "<f8",
+        "shape": shape,
+        "strides": strides,
+        "at": 0,
+        "buffer": 0,
+        "fixed": False,
+    } | more
+
+
+def tensor(shape, strides, **more):
+    place = {"strides": strides, "at": 0, "device": "cpu", "buffer": 0, "grad": False}
+    return {"$": "tensor", "dtype": "float32", "shape": shape} | place | more
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        array([100], [8]),
+        array([8], [8], at=8),
+        array([8], [-8]),
+        array([1 << 40], [0]),
+        array([1 << 20, 1 << 20], [0, 0]),
+        array([-1], [8]),
+        array([8], [8], buffer=1),
+        array([8], [8], dtype="O"),
+        array([1], [8], dtype="V8"),
+        tensor([100], [1]),
+        tensor([4], [-1]),
+        tensor([1 << 40], [0]),
+        tensor([1 << 14, 1 << 14], [0, 0]),
+        tensor([4], [1], dtype="load"),
+        tensor([4], [1], at=-1),
+        tensor([4, 4], [1]),
+    ],
+)
+def test_an_array_that_reaches_out_of_its_buffer_or_is_a_balloon_is_refused(tree):
+    pytest.importorskip("torch")
+    with pytest.raises(CodecError):
+        unpack(returned(tree, bytes(64)), memoryview(bytearray(64)))
 
 
 def test_values_cross_as_they_are():
-    import numpy as np
-
     base = np.arange(24.0).reshape(4, 6)
     value = {
-        "a": (1, 2.5, None, True, "√d"),
+        "a": (1, 2.5, None, True, "√d", float("inf"), 1 << 80, 2j, float, range(3)),
         3: [base[::2, 1::2], base.T, np.float32(2), np.int64(3)],
         "s": slice(1, 9),
     }
-    back = codec.unpack(codec.pack(value))
+    head, buffers = pack(messages.Backward(0, value))
+    body = b"".join(bytes(each) + bytes(framing.padded(len(each)) - len(each)) for each in buffers)
+    back = unpack_request(head, memoryview(bytearray(body))).grads
     assert back["a"] == value["a"]
     assert back["s"] == value["s"]
     for sent, got in zip(value[3], back[3], strict=True):
@@ -288,11 +357,10 @@ def ordinary(n):
 """
 
 
-def test_ordinary_code_is_let_in(sandbox):
-    """What the policy closes, and what is guarded while it runs, leaves usual Python as it is."""
-    assert policy.breaches(ast.parse(ORDINARY)) == []
-    cell = Inside(sandbox, ORDINARY)
-    assert cell.loaded["problem"] is None
+def test_ordinary_code_is_let_in(box):
+    """What is guarded while it runs leaves usual Python as it is."""
+    cell = Inside(box, ORDINARY)
+    assert cell.loaded.said == "" and cell.loaded.raised is None
     once = ("inspect Counted, not sys: 3.14 of 1 4", 1, True, (3, 1), 4, {"first": 1, "second": 2})
     assert cell("ordinary", 4) == [once, once]
-    cell.cell.close()
+    cell.cell.end()

@@ -7,6 +7,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except ManifestError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[LABS] = labs
+    config.addinivalue_line("markers", "outside(mib): memory is measured from outside, by the fixture of this name")
     config.stash[VERDICTS] = {}
     config.stash[WHOLE] = {}
     config.stash[BUDGETS] = {}
@@ -137,7 +139,8 @@ def pytest_runtest_makereport(
         state, lines = _explained(item, lab, call.excinfo.value)
     drawn = "rng" in getattr(item, "fixturenames", ())
     n_printed = 0 if report.passed else report.capstdout.count("\n")
-    verdict = Verdict(item.name, _task_name(item), state, lines, drawn, _kind(item), n_printed)
+    outside = item.get_closest_marker("outside") is not None
+    verdict = Verdict(item.name, _task_name(item), state, lines, drawn, _kind(item), n_printed, outside)
     item.config.stash[VERDICTS].setdefault(lab.label, []).append(verdict)
     report.user_properties.append(("verdict", verdict))
     return report
@@ -172,6 +175,14 @@ def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     import numpy as np
 
     return np.random.default_rng([request.config.option.seed, zlib.crc32(request.node.nodeid.encode())])
+
+
+@pytest.fixture
+def outside(request: pytest.FixtureRequest) -> Callable[..., object]:
+    """Calls a function that may need so many MiB over its arguments as the test's mark says: see `stays_within`."""
+    from labkit.testing.outside import stays_within
+
+    return partial(stays_within, request.node.get_closest_marker("outside").kwargs["mib"])
 
 
 def _answer(config: pytest.Config, lab: Lab) -> Answer:

@@ -1,34 +1,30 @@
-"""A parent that has imported everything once and forks a child for each run, so that no run pays for imports.
-
-The parent is a process of its own that computes nothing and starts no threads: forking a process whose OpenMP threads
-have run would hang the child.
-"""
+"""Runs suites in children forked from a parent that has imported everything once, so that no run pays for imports."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import json
 import os
 import select
-import signal
-import subprocess
+import socket
 import sys
-import tempfile
-import threading
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from labkit.labs.catalog import ROOT, find_lab
+from labkit.suite.allowed import HEAVY
+from labkit.suite.forkserver import Child, ForkServer, ServerEnded, serve, warm_up
 from labkit.suite.run import SuiteRun, run_suite
 from labkit.suite.verdict import State, Verdict
 
 SUITE_SECONDS = 300.0
+DIED, OVERTIME = "the run ended without a result", "the run did not end"
+"""How `problem` begins for a run whose process died, and for one that was killed when its time was over."""
+
 ALWAYS = ("numpy", "pytest", "hypothesis")
-HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
-"""What takes long to import, by the name under which a file mentions it."""
 
 
 def heavy_modules(*files: Path) -> tuple[str, ...]:
@@ -38,60 +34,42 @@ def heavy_modules(*files: Path) -> tuple[str, ...]:
 
 
 class WarmRunner:
-    """Runs suites in forked children of one warm parent. One run at a time; use one runner a core.
+    """Runs suites in forked children of one warm parent, as many at a time as threads ask for.
 
     Args:
         modules: imported in the parent before the first run, where they are installed.
         threads: how many threads NumPy and torch may use in a run.
-        sandbox: keep a sandbox warm too, for runs with `--sandboxed`: "bubblewrap", or "none" for one without walls.
+        prepare: "module:function", called in the parent with `modules` before it imports them. What it returns is
+            called when they are imported. So a caller keeps more than modules ready for its runs.
     """
 
-    def __init__(self, modules: tuple[str, ...] = (), threads: int = 1, sandbox: str = "") -> None:
+    def __init__(self, modules: tuple[str, ...] = (), threads: int = 1, prepare: str = "") -> None:
         limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._parent = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "labkit.suite.prefork",
-                *([f"--sandbox={sandbox}"] if sandbox else []),
-                *ALWAYS,
-                *modules,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **limits, "PYTHONPATH": path},
-        )
-        self._lock = threading.Lock()
+        command = [sys.executable, "-m", "labkit.suite.prefork", prepare, ",".join([*ALWAYS, *modules])]
+        self._server = ForkServer(command, env={**os.environ, **limits, "PYTHONPATH": path})
 
     def run(self, lab: str, *options: str, tests: tuple[str, ...] = (), seconds: float = SUITE_SECONDS) -> SuiteRun:
         """Run the suite of `lab` (its label) as `run_suite` does; killed after `seconds`, which `problem` then says.
 
+        A run that dies or is killed keeps the verdicts that it had reached.
+
         Raises:
             RuntimeError: the parent is gone.
         """
-        job = {"lab": lab, "options": options, "tests": tests, "seconds": seconds}
-        with self._lock:
-            assert self._parent.stdin is not None and self._parent.stdout is not None
+        job = {"lab": lab, "options": options, "tests": tests}
+        ours, theirs = socket.socketpair()
+        with ours:
             try:
-                self._parent.stdin.write(json.dumps(job) + "\n")
-                self._parent.stdin.flush()
-                answer = self._parent.stdout.readline()
-            except BrokenPipeError:
-                answer = ""
-        if not answer:
-            raise RuntimeError("the process that keeps the imports warm has ended")
-        data = json.loads(answer)
-        verdicts = [Verdict(**{**v, "state": State(v["state"]), "lines": tuple(v["lines"])}) for v in data["verdicts"]]
-        return SuiteRun(verdicts, data["n_collected"], data["problem"])
+                with theirs:
+                    child = self._server.fork(json.dumps(job).encode(), [theirs.fileno()])
+                return _heard(ours, child, seconds)
+            except ServerEnded as error:
+                raise RuntimeError(str(error)) from None
 
     def close(self) -> None:
         """End the parent."""
-        with contextlib.suppress(OSError):
-            if self._parent.stdin:
-                self._parent.stdin.close()
-        self._parent.wait(timeout=10)
+        self._server.close()
 
     def __enter__(self) -> WarmRunner:
         return self
@@ -100,67 +78,67 @@ class WarmRunner:
         self.close()
 
 
-def serve(modules: list[str], jobs: IO[str], answers: IO[str]) -> None:
-    """The parent's life: import `modules`, then answer a job a line until `jobs` ends.
-
-    A module written `--sandbox=…` is a sandbox to be started first, which every child then finds ready.
-    """
-    sandbox = None
-    if modules and modules[0].startswith("--sandbox="):
-        from labstaff.judge.sandbox import Sandbox
-
-        unsafe = modules.pop(0) == "--sandbox=none"
-        sandbox = Sandbox.current = Sandbox([each for each in modules if each in HEAVY.values()], unsafe=unsafe)
-    for module in modules:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-    if sandbox:
-        sandbox.wait_until_ready()
-    gc.collect()
-    gc.freeze()  # a child's collector would touch, and so copy, every page of the parent's objects
-    for line in jobs:
-        answers.write(json.dumps(_in_child(json.loads(line))) + "\n")
-        answers.flush()
-
-
-def _in_child(job: dict[str, Any]) -> dict[str, Any]:
-    """Run one job in a forked child of its own process group, and wait for it no longer than it may take."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            os.close(reader)
-            _live(job, result)
-        os.close(writer)
-        done, _, _ = select.select([reader], [], [], job["seconds"])
-        os.close(reader)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if result.exists():
-            return json.loads(result.read_text(encoding="utf-8"))
-    reason = "the run ended without a result" if done else f"the run did not end within {job['seconds']:g} s"
-    return {"verdicts": [], "n_collected": 0, "problem": f"{reason} (wait status {status})"}
+def _heard(channel: socket.socket, child: Child, seconds: float) -> SuiteRun:
+    """What a run tells of itself, line by line, until it ends or its time is over."""
+    run, data = SuiteRun(), bytearray()
+    deadline = time.monotonic() + seconds
+    while select.select([channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = channel.recv(1 << 16)
+        if not part:
+            status = child.wait(seconds).status
+            child.kill()
+            run.problem = f"{DIED} (wait status {status})"
+            return run
+        data += part
+        *lines, rest = data.split(b"\n")
+        data = bytearray(rest)
+        for told in map(json.loads, lines):
+            if "verdict" in told:
+                run.verdicts.append(_verdict(told["verdict"]))
+                run.n_collected = told["n_collected"]
+            else:
+                child.kill()
+                return SuiteRun([_verdict(v) for v in told["verdicts"]], told["n_collected"], told["problem"])
+    child.kill()
+    run.problem = f"{OVERTIME} within {seconds:g} s"
+    return run
 
 
-def _live(job: dict[str, Any], result: Path) -> None:
-    """The child's life; it ends here, whatever happens."""
-    try:
-        sys.dont_write_bytecode = False  # pytest keeps the suite it has rewritten, for the next child
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(nowhere, descriptor)
-        run = run_suite(find_lab(job["lab"]), *job["options"], tests=job["tests"])
-        written = result.with_suffix(".part")
-        written.write_text(json.dumps(asdict(run)), encoding="utf-8")
-        written.rename(result)
-    finally:
-        os._exit(0)
+def _verdict(told: dict[str, Any]) -> Verdict:
+    return Verdict(**{**told, "state": State(told["state"]), "lines": tuple(told["lines"])})
+
+
+def _live(request: bytes, descriptors: list[int]) -> None:
+    """A child's life: one run."""
+    job = json.loads(request)
+    sys.dont_write_bytecode = False  # pytest keeps the suite it has rewritten, for the next child
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    channel = socket.socket(fileno=descriptors[0])
+
+    def tell(what: dict[str, Any]) -> None:
+        channel.sendall(json.dumps(what).encode() + b"\n")
+
+    def on_verdict(verdict: Verdict, n_collected: int) -> None:
+        tell({"verdict": asdict(verdict), "n_collected": n_collected})
+
+    run = run_suite(find_lab(job["lab"]), *job["options"], tests=job["tests"], on_verdict=on_verdict)
+    tell(asdict(run))
+
+
+def main(prepare: str, modules: str, control: str) -> None:
+    """The parent's life: import `modules`, then make a child for each job until nobody can ask for more."""
+    names = modules.split(",")
+    ready: Callable[[], object] = lambda: None  # noqa: E731
+    if prepare:
+        module, _, function = prepare.partition(":")
+        ready = getattr(importlib.import_module(module), function)(names)
+    warm_up(names)
+    ready()
+    serve(socket.socket(fileno=int(control)), _live)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1:], sys.stdin, sys.stdout)
-    sys.stdout.flush()
+    main(*sys.argv[1:])
     os._exit(0)  # what torch's libraries say of themselves on the way out is nobody's concern here

@@ -49,7 +49,8 @@ class Verdict:
     """The outcome of one test: which of a task's tests, how it went, and what to tell the student.
 
     `drawn` says whether the test's inputs are drawn at random, so that another seed gives others.
-    `n_printed` is how many lines the answer printed that were not shown.
+    `n_printed` is how many lines the answer printed that were not shown. `outside` says whether memory is measured
+    from outside: see `labkit.testing.outside`.
     """
 
     test: str
@@ -59,6 +60,7 @@ class Verdict:
     drawn: bool = False
     kind: Kind = Kind.EXACT
     n_printed: int = 0
+    outside: bool = False
 
     @property
     def passed(self) -> bool:

@@ -6,17 +6,16 @@ Importing nbgrader takes seconds, and every command does it again. nbgrader call
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import subprocess
+import socket
 import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from labkit.labs.catalog import ROOT
+from labkit.suite.forkserver import ForkServer, serve, warm_up
 
 
 @dataclass(frozen=True)
@@ -40,57 +39,48 @@ class Nbgrader:
         environment = {**os.environ, **(environment or {})}
         programs = os.pathsep.join([str(Path(sys.executable).parent), *filter(None, [environment.get("PATH")])])
         path = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-        self._parent = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**environment, "PATH": programs, "PYTHONPATH": path},
-        )
+        command = [sys.executable, "-m", __name__]
+        self._server = ForkServer(command, env={**environment, "PATH": programs, "PYTHONPATH": path})
 
     def __call__(self, course: Path, *arguments: str) -> Done:
-        """Run `nbgrader ARGUMENTS` in the folder `course` and wait for it."""
-        assert self._parent.stdin is not None and self._parent.stdout is not None
-        self._parent.stdin.write(json.dumps([str(course), *arguments]) + "\n")
-        self._parent.stdin.flush()
-        answer = self._parent.stdout.readline()
-        if not answer:
-            raise RuntimeError("the process that runs nbgrader has ended")
-        return Done(**json.loads(answer))
+        """Run `nbgrader ARGUMENTS` in the folder `course` and wait for it.
+
+        Raises:
+            ServerEnded: the process that runs nbgrader is gone.
+        """
+        reader, writer = os.pipe()
+        with os.fdopen(reader, encoding="utf-8", errors="replace") as output:
+            try:
+                child = self._server.fork(json.dumps([str(course), *arguments]).encode(), [writer])
+            finally:
+                os.close(writer)
+            printed = output.read()
+        status = child.wait().status
+        child.kill()
+        return Done(os.waitstatus_to_exitcode(status), printed)
 
     def __enter__(self) -> Nbgrader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._parent.stdin is not None:
-            self._parent.stdin.close()
-        self._parent.wait(timeout=30)
+    def __exit__(self, *_exc: object) -> None:
+        self._server.close()
 
 
-def serve() -> None:
-    """Answer a command a line until the input ends."""
+def main(control: str) -> None:
+    """Import nbgrader, then make a child for each command until nobody can ask for more."""
+    warm_up(("nbgrader.apps.nbgraderapp", "jupytext", "pygments.formatters", "labstaff.course.suite_outputs"))
+    serve(socket.socket(fileno=int(control)), _live)
+
+
+def _live(request: bytes, descriptors: list[int]) -> int:
     from nbgrader.apps.nbgraderapp import NbGraderApp
 
-    for module in ("jupytext", "pygments.formatters", "labstaff.course.suite_outputs"):
-        importlib.import_module(module)  # each command would import them again
-    for line in sys.stdin:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            for descriptor in (1, 2):
-                os.dup2(writer, descriptor)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            course, *arguments = json.loads(line)
-            os.chdir(course)
-            os._exit(_run(NbGraderApp, arguments))
-        os.close(writer)
-        with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
-            output = pipe.read()
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(json.dumps({"status": status, "output": output}), flush=True)
+    for stream in (1, 2):
+        os.dup2(descriptors[0], stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    course, *arguments = json.loads(request)
+    os.chdir(course)
+    return _run(NbGraderApp, arguments)
 
 
 def _run(app: type, arguments: list[str]) -> int:
@@ -108,4 +98,4 @@ def _run(app: type, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    serve()
+    main(*sys.argv[1:])

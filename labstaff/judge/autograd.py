@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from labstaff.judge import messages
+
 if TYPE_CHECKING:
-    from labstaff.judge.client import FarAnswer
+    from labstaff.judge.client import RemoteAnswer
 
 
 class _Link(torch.autograd.Function):
     """Its forward hands over what the call returned; its backward asks for the gradients there."""
 
     @staticmethod
-    def forward(ctx: Any, far: FarAnswer, graph: int, results: list[torch.Tensor], *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, far: RemoteAnswer, graph: int, results: list[torch.Tensor], *inputs: torch.Tensor) -> Any:
         ctx.far, ctx.graph, ctx.start = far, graph, far.n_starts
         far_graph = _Graph()
         ctx.far_graph = far_graph
-        from labstaff.judge.client import forget
+        from labstaff.judge.proxy import forget
 
         forget(far, graph, far_graph)
         return tuple(result.detach() for result in results)
@@ -27,7 +29,7 @@ class _Link(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         if ctx.start != ctx.far.n_starts:
             raise RuntimeError("the graph went with the answer's process")
-        given = ctx.far.request("backward", graph=ctx.graph, grads=list(grads))
+        given = ctx.far.request(messages.Backward(ctx.graph, list(grads))).result
         return (None, None, None, *given)
 
 
@@ -35,7 +37,7 @@ class _Graph:
     """Lives as long as somebody may go back."""
 
 
-def link(far: FarAnswer, graph: int, inputs: list[torch.Tensor], result: Any) -> Any:
+def link(far: RemoteAnswer, graph: int, inputs: list[torch.Tensor], result: Any) -> Any:
     """`result` with those of its tensors that require grad joined to `inputs`."""
     outputs = [x for x in _leaves(result) if x.requires_grad]
     linked = iter(_Link.apply(far, graph, outputs, *inputs))

@@ -13,17 +13,24 @@ from pathlib import Path
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.prefork import WarmRunner, heavy_modules
+from labkit.suite.prefork import DIED, OVERTIME, WarmRunner, heavy_modules
+from labkit.suite.results import task_points
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import Verdict
+from labkit.suite.verdict import Kind, Verdict
+from labkit.testing.outside import NEEDS_MORE
 from labstaff.judge.results import JudgedSubmission, load, path_of, save
+from labstaff.judge.sandbox import BROKEN
 from labstaff.judge.submission import Submission, read_submission
 
-ALWAYS = ("labstaff.judge.client",)
+ALWAYS = ("labstaff.judge.proxy",)
 SUITE_SECONDS = 300.0
 IDLE_BODIES = (
     "return None",
     "return args[0] if args else 0",
+    "return args[-1] if args else 0",
+    "return args[:2]",
+    "return args[-1], args[0]",
+    "x = getattr(args[0], 'T', args[0]); return x, x",
     "import numpy as np; return np.array([[np.nan]]), np.array([[np.nan]])",
     "raise ValueError(f'{names} {[getattr(x, \"shape\", x) for x in args]} {kwargs}')",
 )
@@ -67,9 +74,10 @@ class Judge:
         if submission.problem:
             return _refused(submission, submission.problem)
         run = self._judged(lab, submission.source, seed)
-        if run.problem and not run.verdicts:
-            return _refused(submission, run.problem.splitlines()[0])
-        return judged_run(lab, key, run, self.free_tests(lab))
+        free = self.free_tests(lab)
+        if not run.verdicts and not run.problem.startswith(OVERTIME):
+            raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
+        return judged_run(lab, key, run, free)
 
     def free_tests(self, lab: Lab) -> frozenset[str]:
         """The tests that answers pass which do nothing: `TestClass::test_name`."""
@@ -98,14 +106,26 @@ class Judge:
             return self._run(lab, "--src", folder, "--sandboxed", "--seed", str(seed))
 
     def _run(self, lab: Lab, *options: str) -> SuiteRun:
+        """One run of the suite. What breaks the judge, and not the answer's own process, is tried again in a new box.
+
+        An answer can end its own cell, which its tests then tell. A box that has ended, a cell that could not be had
+        and a suite's process that died are the judge's failures, whoever's turn it was.
+        """
+        why = ""
         for _attempt in range(2):
             try:
-                return self._runner_for(lab).run(lab.label, *options, seconds=SUITE_SECONDS)
-            except RuntimeError:  # the warm process has ended: one more attempt with a new one
-                with contextlib.suppress(Exception):
-                    self.close()
-                self._runner = None
-        raise JudgeFailed("the judge's own process ended twice while it judged this submission")
+                run = self._runner_for(lab).run(lab.label, *options, seconds=SUITE_SECONDS)
+            except RuntimeError as error:
+                why = str(error)
+            else:
+                if BROKEN not in run.problem and not run.problem.startswith(DIED):
+                    return run
+                lines = run.problem.splitlines()
+                why = next((line.strip("! ") for line in lines if BROKEN in line), lines[0])
+            with contextlib.suppress(Exception):
+                self.close()
+            self._runner = None
+        raise JudgeFailed(f"the judge failed twice on this submission: {why}")
 
     def _runner_for(self, lab: Lab) -> WarmRunner:
         """The warm process, begun anew for the first lab that needs more than those before."""
@@ -115,14 +135,15 @@ class Judge:
         if self._runner is None:
             self._warm |= needed
             modules = (*sorted(self._warm), *ALWAYS)
-            self._runner = WarmRunner(modules, sandbox="none" if self.unsafe else "bubblewrap")
+            keep = "keep_unboxed" if self.unsafe else "keep_boxed"
+            self._runner = WarmRunner(modules, prepare=f"labstaff.judge.sandbox:{keep}")
         return self._runner
 
 
 def judged_run(lab: Lab, key: str, run: SuiteRun, free: Set[str] = frozenset()) -> JudgedSubmission:
     """The result of a suite's run: every test, and each task's points.
 
-    A task earns the share of its tests that pass, and nothing where tests are missing. It earns only if a test passes
+    A task earns as `task_points` says, and nothing where tests are missing. It earns only if a test passes
     that says something: not one that an answer passes which does nothing (`free`: that arguments are left alone, say),
     and, in a task with tests whose inputs are drawn at random, one of these. What stands in the suite to be read,
     anybody can write down.
@@ -138,7 +159,9 @@ def judged_run(lab: Lab, key: str, run: SuiteRun, free: Set[str] = frozenset()) 
     flags: list[str] = []
     if not complete:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
-    tasks = {task.name: _points(lab, task, run, free, flags) if complete else 0.0 for task in lab.tasks}
+    flags += [f"{task.name}: no points: {why}" for task in lab.tasks if (why := _hidden_memory(task, run))]
+    whole = {task.name for task in lab.tasks} if complete else _tasks_before_the_end(run)
+    tasks = {task.name: _points(lab, task, run, free, flags) if task.name in whole else 0.0 for task in lab.tasks}
     return JudgedSubmission(lab.folder.name, key, "judged", "", flags, tests, messages, tasks)
 
 
@@ -151,6 +174,8 @@ def test_id(lab: Lab, verdict: Verdict) -> str:
 def _points(lab: Lab, task: Task, run: SuiteRun, free: Set[str], flags: list[str]) -> float:
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
     passed = [verdict for verdict in verdicts if verdict.passed]
+    if _hidden_memory(task, run):
+        return 0.0
     telling = [verdict for verdict in verdicts if test_id(lab, verdict) not in free]
     telling = [verdict for verdict in telling if verdict.drawn] or telling
     if not any(verdict.passed for verdict in telling):
@@ -160,7 +185,25 @@ def _points(lab: Lab, task: Task, run: SuiteRun, free: Set[str], flags: list[str
                 "or repeats the examples, passes them too"
             )
         return 0.0
-    return round(task.points * len(passed) / len(verdicts), 4)
+    return task_points(task, verdicts)
+
+
+def _tasks_before_the_end(run: SuiteRun) -> set[str]:
+    """Of a run that was killed when its time was over, the tasks that it was through with."""
+    if not run.problem.startswith(OVERTIME) or not run.verdicts:
+        return set()
+    return {verdict.task for verdict in run.verdicts} - {run.verdicts[-1].task}
+
+
+def _hidden_memory(task: Task, run: SuiteRun) -> str:
+    """What the meters in the answer's process did not see, though the kernel did; nothing where they agree."""
+    verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
+    inside = [verdict for verdict in verdicts if verdict.kind is Kind.SMALL and not verdict.outside]
+    for verdict in verdicts:
+        too_much = [line for line in verdict.lines if NEEDS_MORE in line]
+        if verdict.outside and too_much and inside and all(each.passed for each in inside):
+            return f"its memory is hidden from the meters, which found nothing, and from outside {too_much[0]}"
+    return ""
 
 
 def _idle(lab: Lab, body: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The sandbox's side: loads an answer, calls it, and measures it, at the word of the suite's side.
+"""The answer's side: loads an answer, calls it, and measures it, at the word of the suite's side.
 
 Everything here shares its process with the answer, so nothing here knows an expected value or decides anything.
 """
@@ -14,32 +14,31 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from labkit.meters.arrays import only_what_stays
-from labstaff.judge import codec
-from labstaff.judge.guards import guarded, guarded_builtins
+from labkit.suite.allowed import METERS
+from labstaff.judge import framing, messages, remote_machine
+from labstaff.judge.loading import NotRun, load_answer
+from labstaff.judge.messages import Described, Message
+from labstaff.judge.packing import pack
+from labstaff.judge.tracking import Arrays
+from labstaff.judge.unpacking import unpacker_of
 
-Place = tuple[str, int, str]
-MEASURES = {
-    "measure_arrays": "labkit.meters.arrays",
-    "kept_by_forward": "labkit.meters.saved",
-    "saved_for_backward": "labkit.meters.saved",
-    "measure_peak": "labkit.meters.tensors",
-}
-"""Meters that the suite may have called on an answer's function, where that function is."""
+unpack = unpacker_of(messages.FromSuite)
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer requests until the suite's side hangs up."""
-    far = Far(channel)
+    """Say that all doors are shut; then answer requests until the suite's side hangs up."""
+    server = Server(channel)
+    server.say(messages.Ready())
     with contextlib.suppress(EOFError):
         while True:
-            far.answer(far.receive())
+            server.answer(server.receive())
 
 
 class NearIterator:
     """An iterator of the suite's: each `next` asks for one element."""
 
-    def __init__(self, far: Far, number: int) -> None:
-        self._ask = lambda: far.ask("next", number, [])
+    def __init__(self, server: Server, number: int) -> None:
+        self._ask = lambda: server.ask(messages.Next(number, server.arrays.changes()))
 
     def __iter__(self) -> NearIterator:
         return self
@@ -51,148 +50,159 @@ class NearIterator:
         return value
 
 
-class Far:
+class Server:
     """One answer, loaded, and the objects it has given out."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.objects: list[Any] = []
         self.graphs: dict[int, tuple[list[Any], list[Any]]] = {}
+        self.n_graphs = 0
         self.module = types.ModuleType("answer")
-        self.programs = types.ModuleType("programs")
         self.own: set[int] = set()
-        self.arrays = codec.Arrays(keep=False)
-        self.deeds: dict[str, Callable[..., Any]] = {
-            "load": self.load,
-            "call": self.call,
-            "backward": self.backward,
-            "release": self.release,
+        self.arrays = Arrays(keep=False)
+        self.machines = remote_machine.connect(self.operate)
+        self.deeds: dict[type, Callable[[Any], Message]] = {
+            messages.Load: self.load,
+            messages.Call: self.call,
+            messages.Backward: self.backward,
+            messages.Release: self.release,
         }
 
     # the channel
 
     def receive(self) -> Any:
-        """The next message, decoded."""
-        self.arrays = codec.Arrays(keep=False)
-        return codec.unpack(codec.receive(self.channel), self._decode, self.arrays)
+        """The next request, its values made."""
+        self.arrays = self.machines.crossed = Arrays(keep=False)
+        return unpack(*framing.receive(self.channel), self._decode, self.arrays)
 
-    def answer(self, request: dict[str, Any]) -> None:
+    def say(self, message: Message) -> None:
+        """Send a message."""
+        framing.send(self.channel, *pack(message, self._encode))
+
+    def answer(self, request: Message) -> None:
         """Do what `request` asks for, and say how it went."""
         try:
-            reply = {"ok": self.deeds[request["do"]](**request["with"])}
-            body = codec.pack(reply, self._encode)
+            packed = pack(self.deeds[type(request)](request), self._encode)
         except BaseException as error:  # whatever an answer raises is news for the suite, SystemExit included
-            body = codec.pack({"error": describe(error)}, self._encode)
-        codec.send(self.channel, body)
+            packed = pack(messages.Raised(described(error), []))
+        del request
+        framing.send(self.channel, *packed)
 
-    def ask(self, what: str, number: int, args: list[Any]) -> Any:
+    def ask(self, message: Message) -> Any:
         """Have the suite's side do something with one of its own objects."""
         with only_what_stays():
-            asked = {"ask": what, "number": number, "args": args, "changed": self.arrays.changes()}
-            codec.send(self.channel, codec.pack(asked, self._encode))
-            self.arrays.take_over(codec.unpack(codec.receive(self.channel)))
-            reply = codec.unpack(codec.receive(self.channel), self._decode, self.arrays)
-            del asked
-        if "error" in reply:
-            raise RuntimeError(reply["error"])
-        return reply["ok"]
+            self.say(message)
+            given = unpack(*framing.receive(self.channel), self._decode, self.arrays)
+            if isinstance(given, messages.Refused):
+                raise remote_machine.error_of(given.kind, given.said)
+            self.arrays.take_over(given.changes)
+            value = given.value
+            del given, message
+        return value
+
+    def operate(self, operation: str, name: str, args: Any, kwargs: Any) -> Any:
+        """Have the suite's side do something with a simulated machine."""
+        with only_what_stays():
+            self.say(messages.Operate(operation, name, args, kwargs, self.machines.released()))
+            given = unpack(*framing.receive(self.channel), self._decode)
+        if isinstance(given, messages.Refused):
+            raise remote_machine.error_of(given.kind, given.said)
+        return given.value
 
     def _encode(self, x: Any) -> dict | None:
-        if isinstance(x, types.FunctionType | type | types.MethodType | types.GeneratorType) or _is_of(x, self.own):
+        tree = self.machines.encode(x)
+        if tree is None and (
+            isinstance(x, types.FunctionType | type | types.MethodType | types.GeneratorType) or _is_of(x, self.own)
+        ):
+            if isinstance(x, type) and x.__module__ in ("builtins", "numpy"):
+                return None
             self.objects.append(x)
             return {"$": "far", "number": len(self.objects) - 1, "kind": type(x).__name__[:80]}
-        return None
+        return tree
 
-    def _decode(self, tree: dict[str, Any], items: list[Any]) -> Any:
-        if tree["$"] == "far":
-            return self.objects[tree["number"]]
-        number = tree["number"]
-        if tree["$"] == "iterator":
+    def _decode(self, tree: dict[str, Any]) -> Any:
+        kind, number = tree["$"], tree["number"]
+        if kind == "far":
+            return self.objects[number]
+        if kind == "iterator":
             return NearIterator(self, number)
-        return lambda *args: self.ask("call", number, list(args))
+        if kind == "function":
+            return lambda *args: self.ask(messages.CallBack(number, list(args), self.arrays.changes()))
+        return self.machines.decode(tree)
 
     # what can be asked for
 
-    def load(
-        self, module: str, sources: list[tuple[str, str]], programs: str, suite: str, tasks: list[str]
-    ) -> dict[str, Any]:
-        """Run an answer's files in one namespace, and the programs of its suite beside them."""
-        self.module = types.ModuleType(module)
-        sys.modules[module] = self.module
-        namespace = self.module.__dict__
-        namespace["__builtins__"] = guarded_builtins(module)
-        problem: dict[str, Any] | None = None
-        for name, text in sources:
-            try:
-                exec(compile(guarded(text), name, "exec", dont_inherit=True), namespace)
-            except SyntaxError as error:
-                problem = {"syntax": [error.lineno or 0, str(error.msg), (error.text or "").strip()[:200]]}
-            except BaseException as error:
-                problem = {"raised": describe(error)}
-            if problem:
-                problem["file"] = name
-                break
-        self.own = {id(each) for each in list(namespace.values()) if isinstance(each, type)}
-        found = {}
-        for task in tasks:
-            if task in namespace:
-                self.objects.append(namespace[task])
-                found[task] = len(self.objects) - 1
-        result: dict[str, Any] = {"problem": problem, "tasks": found, "programs": {}}
-        if not problem:
-            result["programs"] = self._load_programs(suite, programs, tasks)
-        return result
+    def load(self, asked: messages.Load) -> messages.Loaded:
+        """Run an answer's files in one namespace, and the suite's own programs beside them."""
+        self.module = types.ModuleType(asked.module)
+        sys.modules[asked.module] = self.module
+        try:
+            load_answer(self.module, asked.file, asked.text)
+        except NotRun as error:
+            return messages.Loaded({}, {}, said=str(error))
+        except BaseException as error:
+            return messages.Loaded({}, {}, raised=described(error))
+        self.own = {id(each) for each in list(vars(self.module).values()) if isinstance(each, type)}
+        tasks = {task: self._give_out(vars(self.module)[task]) for task in asked.tasks if task in vars(self.module)}
+        return messages.Loaded(tasks, self._load_programs(asked))
 
-    def _load_programs(self, suite: str, text: str, tasks: list[str]) -> dict[str, int]:
-        self.programs = types.ModuleType("programs")
-        for task in tasks:
+    def _load_programs(self, asked: messages.Load) -> dict[str, int]:
+        programs = types.ModuleType("programs")
+        for task in asked.tasks:
             if task not in self.module.__dict__:
                 setattr(self.module, task, Missing(f"{self.module.__name__}.py defines no {task}"))
-        exec(compile(text, suite, "exec", dont_inherit=True), self.programs.__dict__)
-        public = {key: value for key, value in vars(self.programs).items() if isinstance(value, types.FunctionType)}
-        numbers = {}
-        for key, value in public.items():
-            if value.__globals__ is self.programs.__dict__:
-                self.objects.append(value)
-                numbers[key] = len(self.objects) - 1
-        return numbers
+        exec(compile(asked.programs, asked.suite, "exec", dont_inherit=True), programs.__dict__)
+        return {
+            key: self._give_out(value)
+            for key, value in list(vars(programs).items())
+            if isinstance(value, types.FunctionType) and value.__globals__ is programs.__dict__
+        }
 
-    def call(
-        self, number: int, method: str, args: list[Any], kwargs: dict[str, Any], grad: bool, meter: str
-    ) -> dict[str, Any]:
+    def _give_out(self, thing: Any) -> int:
+        self.objects.append(thing)
+        return len(self.objects) - 1
+
+    def call(self, asked: messages.Call) -> messages.Returned:
         """Call an object given out before, one of its methods, or a meter with it.
 
         Beside the result: what of the arguments was changed in place, and the graph to go back through.
         """
-        target = self.objects[number]
-        function = getattr(target, method) if method else target
-        if meter:
-            args, function = [function, *args], getattr(importlib.import_module(MEASURES[meter]), meter)
-        with _autograd(grad):
+        target, args, kwargs = self.objects[asked.number], asked.args, asked.kwargs
+        function = getattr(target, asked.method) if asked.method else target
+        metered = asked.meter
+        if metered:
+            args, function = [function, *args], getattr(importlib.import_module(METERS[metered]), metered)
+        enabled = asked.grad
+        asked.args = asked.kwargs = None
+        with _autograd(enabled):
             result = function(*args, **kwargs)
-        reply = {"result": result, "changed": self.arrays.changes(), "graph": None}
-        if "torch" in sys.modules and not meter:
-            reply["graph"] = self._graph(result, [*args, *kwargs.values()])
-        return reply
+        graph = None
+        if "torch" in sys.modules and not metered:
+            graph = self._graph(result, [*args, *kwargs.values()])
+        own = self.machines.known_as(result)
+        return messages.Returned(result, self.arrays.changes(), graph, self.machines.released(), own)
 
-    def backward(self, graph: int, grads: list[Any]) -> list[Any]:
-        """The gradients of a call's arguments, for `grads` of its results."""
+    def backward(self, asked: messages.Backward) -> messages.Returned:
+        """The gradients of a call's arguments, for the gradients of its results."""
         import torch
 
-        inputs, outputs = self.graphs[graph]
-        pairs = [(out, grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
-        if not pairs:
-            return [None for _ in inputs]
-        return list(
-            torch.autograd.grad(
-                [out for out, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True, retain_graph=True
+        inputs, outputs = self.graphs[asked.graph]
+        pairs = [(out, grad) for out, grad in zip(outputs, asked.grads, strict=True) if grad is not None]
+        grads: list[Any] = [None for _ in inputs]
+        if pairs:
+            grads = list(
+                torch.autograd.grad(
+                    [out for out, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True, retain_graph=True
+                )
             )
-        )
+        return messages.Returned(grads, [], None, [])
 
-    def release(self, graphs: list[int]) -> None:
+    def release(self, asked: messages.Release) -> messages.Returned:
         """Forget graphs that nobody will go back through."""
-        for graph in graphs:
+        for graph in asked.graphs:
             self.graphs.pop(graph, None)
+        return messages.Returned(None, [], None, [])
 
     def _graph(self, result: Any, args: list[Any]) -> int | None:
         import torch
@@ -201,9 +211,9 @@ class Far:
         outputs = [x for x in _tensors(torch, result) if x.requires_grad] if inputs else []
         if not outputs:
             return None
-        number = len(self.graphs) and max(self.graphs) + 1
-        self.graphs[number] = (inputs, outputs)
-        return number
+        self.n_graphs += 1
+        self.graphs[self.n_graphs] = (inputs, outputs)
+        return self.n_graphs
 
 
 class Missing:
@@ -220,20 +230,21 @@ class Missing:
         raise NameError(self.__reason)
 
 
-def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data: its kinds, what it says, and the lines it passed through."""
-    places: list[Place] = []
+def described(error: BaseException) -> Described:
+    """An exception as plain data."""
+    places: list[tuple[str, int, str]] = []
     entry = error.__traceback__
     while entry is not None:
         code = entry.tb_frame.f_code
-        places.append((code.co_filename, entry.tb_lineno, code.co_name))
+        places.append((str(code.co_filename)[:200], int(entry.tb_lineno or 0), str(code.co_name)[:200]))
         entry = entry.tb_next
     try:
-        said = str(error)[:2000]
+        said = str.__str__(str(error))[:2000]
+        said.encode()
     except BaseException:
         said = ""
     kinds = [f"{kind.__module__}:{kind.__name__}"[:200] for kind in type(error).__mro__[:8]]
-    return {"kinds": kinds, "said": said, "places": places[-40:], "places_cut": len(places) > 40}
+    return Described(kinds, said, places[-40:])
 
 
 @contextlib.contextmanager

@@ -28,7 +28,6 @@ from labkit.testing.programs import program
 from labkit.testing.reference import attention, random_qkv, roundings
 
 
-@program
 def on_machine(function, arrays, blocks, sram_bytes, sealed=True, used=False):
     """Call tiled_traffic or naive_traffic, by its name, on a fresh machine: what the call moved, and its output.
 
@@ -112,7 +111,6 @@ def exponents_of_stand_ins(arguments, called, chosen):
         return tiling.io_exponents(**arguments)
 
 
-@program
 def exponents_and_machines(Ns, ds, sram_sizes):
     """io_exponents, and of each machine it used (shape of the first input loaded from, sram_bytes, traffic)."""
     with watch_machines() as machines:

@@ -1,0 +1,56 @@
+"""Memory measured from outside: where a right and a wrong answer are tens of megabytes apart, nothing can be hidden.
+
+In a plain run the meters count. Where answers live in processes of their own, such a call gets a fresh process that the
+kernel lets hold its arguments and so many MiB more, from before the first line of the answer is read: whatever an
+answer keeps, wherever it made it, is in it.
+
+    @pytest.mark.outside(mib=16)
+    def test_far_beyond_a_matrix(self, outside):
+        O, L = outside(flash_forward, Q, K, V)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from labkit.meters.arrays import measure_arrays
+
+NEEDS_MORE = "needs more than"
+
+
+def stays_within(mib: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `function(*args, **kwargs)` returns, if it needs at most `mib` MiB over its arguments.
+
+    Raises:
+        AssertionError: it needs more.
+    """
+    if hasattr(function, "__within__"):
+        return function.__within__(mib, args, kwargs)
+    torch_bytes = 0
+
+    def call() -> Any:
+        nonlocal torch_bytes
+        if "torch" not in sys.modules:
+            return function(*args, **kwargs)
+        from labkit.meters.tensors import measure_peak
+
+        torch_bytes, result = measure_peak(function, *args, **kwargs)
+        return result
+
+    measured = measure_arrays(call, warm=False)
+    if measured.peak_bytes + torch_bytes > mib * 2**20:
+        raise AssertionError(needs_more(getattr(function, "__name__", "it"), mib, args))
+    return measured.result
+
+
+def needs_more(name: str, mib: float, args: Sequence[Any]) -> str:
+    """What a student reads; where the first two arguments are queries and keys, with what the whole matrix takes."""
+    said = f"{name} {NEEDS_MORE} {mib:g} MiB over its arguments"
+    matrices = [x for x in args[:2] if len(getattr(x, "shape", ())) >= 2]
+    if len(matrices) < 2:
+        return said
+    n_q, n_k = (x.shape[-2] for x in matrices)
+    whole = n_q * n_k * matrices[0].dtype.itemsize / 2**20
+    return f"{said} at {n_q} × {n_k}; one {n_q} × {n_k} array is {whole:g} MiB"
