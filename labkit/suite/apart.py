@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from labkit.labs.catalog import ROOT, find_lab
 from labkit.labs.manifest import Lab
 from labkit.suite.limits import WALL_SECONDS
 from labkit.suite.run import SuiteRun, run_suite
-from labkit.suite.verdict import Kind, State, Verdict
+from labkit.suite.verdict import Verdict, how_it_ended, verdict_from
 
 MOST_STARTS = 40
 """How often a process is started for one run before the rest of its tests fail."""
@@ -70,15 +69,6 @@ def to_the_end(run_once: RunOnce, on_verdict: OnVerdict = lambda verdict, n_coll
         done = json.dumps([f"{verdict.task}::{verdict.test}" for verdict in judged])
         options = [each, f"its process ended: {run.died}", "--judged", done]
     return replace(run, verdicts=judged, n_collected=run.n_collected + n_judged, n_starts=n_starts)
-
-
-def how_it_ended(status: int) -> str:
-    """The exit status of a process in words: a signal's number is negative."""
-    if status >= 0:
-        return f"it left with status {status}"
-    name = signal.Signals(-status).name
-    meaning = {"SIGSEGV": "memory that is not its own", "SIGABRT": "a library gave up", "SIGKILL": "killed"}
-    return f"{name} ({meaning[name]})" if name in meaning else name
 
 
 def _in_a_process(
@@ -144,12 +134,6 @@ class _Silence:
     def _give_up(self) -> None:
         self.too_long = True
         self._child.kill()
-
-
-def verdict_from(told: dict[str, Any]) -> Verdict:
-    """A verdict that has travelled as plain data."""
-    more = {"state": State(told["state"]), "lines": tuple(told["lines"]), "kind": Kind(told["kind"])}
-    return Verdict(**{**told, **more})
 
 
 def _live(descriptor: int, job: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.prefork import DIED, OVERTIME, WarmRunner, heavy_modules
+from labkit.suite.prefork import DIED, OVERTIME, SUITE_SECONDS, WarmRunner, heavy_modules
 from labkit.suite.results import task_points
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Kind, Verdict
@@ -23,7 +23,6 @@ from labstaff.judge.sandbox import BROKEN
 from labstaff.judge.submission import Submission, read_submission
 
 ALWAYS = ("labstaff.judge.proxy",)
-SUITE_SECONDS = 300.0
 IDLE_BODIES = (
     "return None",
     "return args[0] if args else 0",
