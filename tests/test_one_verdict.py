@@ -6,21 +6,25 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from student import LAB, quiet_environment
 from twenty import TESTS, TWENTY, WHOLE, Answer
 
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.apart import run_apart, to_the_end, verdict_from
+from labkit.suite.apart import run_apart, to_the_end
 from labkit.suite.prefork import WarmRunner
 from labkit.suite.results import task_points
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import State, Verdict
+from labkit.suite.verdict import State, Verdict, verdict_from
+from labstaff.judge.judging import Judge
+from labstaff.judge.submission import Submission
 
 OTHER = find_lab("03")
 TEST_SECONDS = "1"
@@ -77,23 +81,56 @@ def by_watch(runner: WarmRunner, folder: Path) -> Outcome:
     return outcome(to_the_end(once).verdicts)
 
 
+def by_sandbox(runner: WarmRunner, folder: Path) -> Outcome:
+    """`--sandboxed`, which is how the judge runs a suite."""
+    return outcome(runner.run(LAB.label, "--src", str(folder), "--sandboxed", tests=TESTS).verdicts)
+
+
+def by_judge(judge: Judge, folder: Path) -> tuple[dict[str, str], dict[str, float]]:
+    """What `lab grade` and nbgrader's autograde record: the messages of tests that fail, and the points."""
+    source = (folder / f"{LAB.module}.py").read_bytes()
+    result = judge.judge(Submission(LAB, source, "", []), seed=0)
+    messages = {name: text for name, text in result.messages.items() if name.split("::")[0] in TESTS}
+    return messages, {task: points for task, points in result.tasks.items() if task in WHOLE}
+
+
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
     """Every answer's outcome by mode: a function of the answer's name."""
-    modes: dict[str, Callable[[Path], Outcome]] = {"pytest": by_pytest, "check": by_check}
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ThreadPoolExecutor(2) as pool,
+    ):
         patch.setenv("ATTENTION_LABS_TEST_SECONDS", TEST_SECONDS)
-        with WarmRunner() as runner:
-            modes["watch"] = lambda folder: by_watch(runner, folder)
+        with WarmRunner() as runner, WarmRunner(prepare="labstaff.judge.sandbox:keep_boxed") as boxed, Judge() as judge:
+            modes: dict[str, Callable[[Path], Any]] = {
+                "pytest": by_pytest,
+                "check": by_check,
+                "watch": lambda folder: by_watch(runner, folder),
+                "sandboxed": lambda folder: by_sandbox(boxed, folder),
+                "judge": lambda folder: by_judge(judge, folder),
+            }
             asked = {}
-            for answer in TWENTY:
-                for mode, judge in modes.items():
+            for mode, judge_so in modes.items():  # a judge takes one after the other: its turns come one after another
+                for answer in TWENTY:
                     folder = tmp_path_factory.mktemp("answer")
                     (folder / f"{LAB.module}.py").write_bytes(answer.source)
                     (folder / f"{OTHER.module}.py").write_bytes(OTHER.answer_file.read_bytes())
-                    asked[answer.name, mode] = pool.submit(judge, folder)
+                    turn = _one_at_a_time(judge_so) if mode == "judge" else judge_so
+                    asked[answer.name, mode] = pool.submit(turn, folder)
             done = {key: future.result() for key, future in asked.items()}
     return lambda answer: {mode: done[answer.name, mode] for mode in modes}
+
+
+_turn = threading.Lock()
+
+
+def _one_at_a_time(judge_so: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    def alone(folder: Path) -> Any:
+        with _turn:
+            return judge_so(folder)
+
+    return alone
 
 
 @pytest.mark.parametrize("answer", TWENTY, ids=[answer.name for answer in TWENTY])
@@ -103,7 +140,8 @@ def test_one_verdict(judged, answer: Answer):
     assert {state for state, _ in expected.tests.values()} - {State.PASSED} == answer.states
     assert {task for task, points in expected.points.items() if points < WHOLE[task]} == answer.lost
     assert answer.says in "\n".join(line for _, lines in expected.tests.values() for line in lines)
-    for mode, got in by_mode.items():
+    for mode in ("pytest", "watch", "sandboxed"):
+        got = by_mode[mode]
         if mode in ENDS_WITH_THE_ANSWER and answer.name == "crashes":
             assert not got.tests, "what was known is kept"
             continue
@@ -113,3 +151,12 @@ def test_one_verdict(judged, answer: Answer):
         }
         assert not differ, mode
         assert got.tests.keys() == expected.tests.keys(), mode
+    messages, points = by_mode["judge"]
+    assert points == expected.points
+    classes = {task.name: task.tests for task in LAB.tasks}
+    told = {
+        f"{classes[name.split('::')[0]]}::{name.split('::')[1]}": "\n".join(lines)
+        for name, (state, lines) in expected.tests.items()
+        if state is not State.PASSED
+    }
+    assert messages == told

@@ -113,7 +113,7 @@ TWENTY = [
     unusable(
         "raises at import", solution_text().encode() + b"\n1 / 0\n", "importing profiling.py failed: ZeroDivision"
     ),
-    unusable("imports what is not there", b"import numpyy\n", "No module named 'numpyy'"),
+    unusable("imports what is not there", b"from numpy import nothing\n", "cannot import name 'nothing'"),
     unusable("not UTF-8", b"# caf\xe9\n", "profiling.py is not UTF-8 text"),
     unusable("empty", b"", "profiling.py defines no standard_attention", State.MISSING),
     Answer(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from labkit.suite.limits import seconds_for_another
 from labstaff.judge import messages
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class _Link(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         if ctx.start != ctx.far.n_starts:
             raise RuntimeError("the graph went with the answer's process")
-        given = ctx.far.request(messages.Backward(ctx.graph, list(grads))).result
+        given = ctx.far.request(messages.Backward(ctx.graph, list(grads), seconds_for_another())).result
         return (None, None, None, *given)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.testing.outside import needs_more
 from labstaff.judge import messages
-from labstaff.judge.client import AnswerError, RemoteAnswer
+from labstaff.judge.client import AnswerEnded, RemoteAnswer
 from labstaff.judge.packing import pack
 
 if TYPE_CHECKING:
@@ -43,6 +43,6 @@ def _is_want_of_memory(error: Exception) -> bool:
     said = str(error)
     if isinstance(error, MemoryError) or "MemoryError" in said:
         return True
-    if isinstance(error, AnswerError):  # it died: of a failed allocation that nobody looked at, or was told to
-        return "its process ended in the middle of a call (" in said and "its time was used up" not in said
+    if isinstance(error, AnswerEnded):  # it died: of a failed allocation that nobody looked at, or was told to
+        return "SIG" in said
     return isinstance(error, RuntimeError) and any(words in said for words in OF_TORCH)

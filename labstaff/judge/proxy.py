@@ -12,7 +12,8 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.suite import limits
-from labkit.suite.finder import Absent, Answer
+from labkit.suite.finder import Absent, Answer, not_defined
+from labkit.suite.limits import seconds_for_another
 from labkit.testing import programs
 from labstaff.judge import messages
 from labstaff.judge.client import AnswerError, Remote, RemoteAnswer
@@ -140,7 +141,7 @@ def _call(thing: Proxy, method: str, args: Sequence[Any], kwargs: dict[str, Any]
     if far.dropped:
         far.request(messages.Release([far.dropped.pop() for _ in range(len(far.dropped))]))
     try:
-        reply = far.request(messages.Call(number, method, list(args), kwargs, grad, meter))
+        reply = far.request(messages.Call(number, method, list(args), kwargs, grad, meter, seconds_for_another()))
     finally:
         far.near.clear()
     if not isinstance(reply, messages.Returned):
@@ -162,7 +163,7 @@ def _stand_in(far: RemoteAnswer, name: str, table: str) -> Any:
     if far.problem:
         return Absent(far.problem)
     if name not in getattr(far.loaded, table):
-        return Absent(f"{far.answer.lab.module}.py defines no {name}: was it renamed or deleted?")
+        return not_defined(far.answer.lab.module, name)
     return Proxy(far, name, lambda: None if far.problem else getattr(far.loaded, table).get(name))
 
 
