@@ -69,7 +69,7 @@ def account_for(row: Mapping[str, Any], definition: str = "forward_peak", dtype_
     )
 
 
-def largest_seq_len(
+def longest_that_fits(
     capacity_bytes: int,
     batch: int,
     d_model: int,
