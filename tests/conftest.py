@@ -21,7 +21,7 @@ import pytest
 
 from labkit.labs.catalog import ROOT
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import State, Verdict
+from labkit.suite.verdict import verdict_from
 
 LONGEST_WAIT = 900.0
 
@@ -77,9 +77,7 @@ class Judges:
                 self._n_read = file.tell()
                 told = json.loads(line)
                 run, job = told["run"], self.jobs[told["number"]]
-                verdicts = [
-                    Verdict(**{**v, "state": State(v["state"]), "lines": tuple(v["lines"])}) for v in run["verdicts"]
-                ]
+                verdicts = [verdict_from(verdict) for verdict in run["verdicts"]]
                 self._runs[job] = SuiteRun(verdicts, run["n_collected"], run["problem"])
                 self.seconds[job] = told["seconds"]
 

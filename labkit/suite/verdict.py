@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import linecache
+import signal
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.suite.finder import AnswerMissing, TaskMissing
 from labkit.suite.limits import SLOWEST_RIGHT_SECONDS, TookTooLong
@@ -69,6 +70,12 @@ class Verdict:
         return self.state is State.PASSED
 
 
+def verdict_from(told: dict[str, Any]) -> Verdict:
+    """A verdict that has travelled as plain data."""
+    more = {"state": State(told["state"]), "lines": tuple(told["lines"]), "kind": Kind(told["kind"])}
+    return Verdict(**{**told, **more})
+
+
 class Place(NamedTuple):
     """A line of code that an exception passed through."""
 
@@ -89,6 +96,15 @@ class Place(NamedTuple):
 
 class ProcessEnded(Exception):
     """The answer has taken the process along in which a test ran; the message says how it ended."""
+
+
+def how_it_ended(status: int) -> str:
+    """The exit status of a process in words: a signal's number is negative."""
+    if status >= 0:
+        return f"it left with status {status}"
+    name = signal.Signals(-status).name
+    meaning = {"SIGSEGV": "memory that is not its own", "SIGABRT": "a library gave up", "SIGKILL": "killed"}
+    return f"{name} ({meaning[name]})" if name in meaning else name
 
 
 def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, tuple[str, ...]]:

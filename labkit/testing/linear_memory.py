@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from labkit.meters.tensors import measure_peak
-from labkit.testing.compare import Suspects, assert_equal, assert_type
+from labkit.testing.compare import assert_equal, assert_type
 
 PARTS = ("inputs", "standard_peak", "linear_bidir_peak", "linear_causal_peak", "linear_chunked_peak")
 NEAR = 0.02
@@ -130,8 +130,6 @@ def assert_bytes(name: str, part: str, got: Any, want: int, sizes: Sizes, inputs
     assert_type(name, got, (int, float), "an int: bytes")
     if abs(got - want) <= NEAR * want:
         return
-    usual: Suspects = {
-        text: count * batch * heads * dtype_bytes for text, count in peak_suspects(part, seq_len, d).items()
-    }
+    usual = {text: count * batch * heads * dtype_bytes for text, count in peak_suspects(part, seq_len, d).items()}
     assert_equal(name, got, want, suspects={**usual, **unit_suspects(want, inputs_bytes, batch, heads, dtype_bytes)},
                  hint="list what is alive at the worst moment, each with its shape; 2 % are allowed")  # fmt: skip
