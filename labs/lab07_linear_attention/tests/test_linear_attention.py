@@ -527,6 +527,7 @@ class TestMemoryModel:
         want = expected_bytes(*sizes)
         assert_bytes(f"{part} of linear_attention_memory{sizes}", part, got[part], want[part], sizes, want["inputs"])
 
+    @simulated
     @pytest.mark.parametrize("part", PARTS)
     def test_every_size(self, part):
         for sizes, dtype_bytes in itertools.product(SIZES, (2, 4, 8)):
@@ -540,6 +541,7 @@ class TestMemoryModel:
             assert_bytes(f"{part} of linear_attention_memory(1, 1, 512, 64, 4)", part, got[part], want,
                          (1, 1, 512, 64, 4), 393_216)  # fmt: skip
 
+    @simulated
     @pytest.mark.parametrize("name", ["standard", "linear_bidir", "linear_causal"])
     def test_equals_measurement(self, rng, name):
         for batch, heads, n, d in [(2, 3, 96, 8), (1, 2, 300, 4), (2, 1, 10, 32), (1, 1, 257, 16)]:
@@ -642,6 +644,7 @@ class TestProfile:
             self.check(row, (2, 3, n, 8), torch.float16)
         assert_equal("the devices of the tensors made with device left out", devices, ["meta"])
 
+    @simulated
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     def test_rows_of_the_cpu(self, rng, dtype):
         lengths, heads, d = [int(rng.integers(24, 65)), 128], int(rng.integers(2, 5)), int(rng.integers(8, 25))
@@ -652,6 +655,7 @@ class TestProfile:
         assert_equal("the devices of the tensors made with device='cpu'", devices, ["cpu"],
                      hint="the device asked for is not used")  # fmt: skip
 
+    @simulated
     @pytest.mark.kind("robust")
     def test_any_iterable_of_lengths(self):
         lengths, options = [16, 8, 16], (1, 2, 4, torch.float32, "cpu")
