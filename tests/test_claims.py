@@ -84,7 +84,7 @@ def test_a_suspect_that_is_merely_near_is_not_named(monkeypatch):
     want = np.array([1.0, 2.0, 3.0])
     plain = want.astype(np.float32)
     allowed = compare.tolerance(want, plain)
-    got, near = want + [3 * allowed, 0, 0], want + [0, 2 * allowed, 0]
+    got, near = want + np.array([3 * allowed, 0, 0]), want + np.array([0, 2 * allowed, 0])
 
     def told():
         with pytest.raises(AssertionError) as caught:
