@@ -203,3 +203,11 @@ def test_done_is_celebrated(house):
     assert f"★ Every task is done.\n  What is left are the reports: {report}" in house.command().stdout
     house.write(stub_text())
     assert "★" not in house.check().stdout
+
+
+def test_what_grading_refuses_is_told_beforehand(house):
+    house.write(solution_text() + "\n\nimport os\n")
+    run = house.check("estimate_attention_memory")
+    line = len((solution_text() + "\n\nimport os").splitlines())
+    assert run.stdout.splitlines()[0] == f"✗ grading refuses profiling.py: line {line} imports os"
+    assert run.returncode == 0, "everything here runs it"
