@@ -43,6 +43,8 @@ def _is_want_of_memory(error: Exception) -> bool:
     said = str(error)
     if isinstance(error, MemoryError) or "MemoryError" in said:
         return True
-    if isinstance(error, AnswerError):  # it died: of a failed allocation that nobody looked at, or was told to
+    if isinstance(error, AnswerError):  # it died of a failed allocation; or its import, which works otherwise, failed
+        if said.startswith("importing "):
+            return "never ended" not in said
         return "its process ended in the middle of a call (" in said and "its time was used up" not in said
     return isinstance(error, RuntimeError) and any(words in said for words in OF_TORCH)
