@@ -32,7 +32,18 @@ from labstaff.judge.judging import judged_run
 from labstaff.judge.submission import MOST_BYTES, read_submission
 
 LAB = find_lab("01")
-HONEST = ("a_honest_one", "zz_honest_too")
+HONEST = {
+    "a_honest_one": "{}",
+    "byte_order_mark": "\ufeff{}",
+    "line_ends": "{}\r\n# \r\n",
+    "self_check": "{}\n\nif __name__ == '__main__':\n    import sys\n    np.testing.assert_equal(1, 1)\n",
+    "own_setattr": "{}\n\nclass A:\n    def __init__(self):\n        object.__setattr__(self, '_x', 1)\n\nA()\n",
+    "update_wrapper": "{}\nimport functools\nfunctools.update_wrapper(lambda: 0, standard_attention)\n",
+    "any_text": "{}\nTEXT = '{0.shape} inspect sys os.path __dict__'.format(np.ones(3))\n",
+    "zz_honest_too": "{}\n",
+}
+"""Right answers, with what honest code does beside: `{}` is the solution."""
+
 MEMORY = 512 << 20
 
 
@@ -47,8 +58,8 @@ def outcomes(tmp_path_factory, canary):
     course = tmp_path_factory.mktemp("hostile")
     solution = solution_file(LAB).read_text(encoding="utf-8")
     texts = {hostile.name: hostile.source.replace("{canary}", str(canary)) for hostile in CORPUS}
-    for i, name in enumerate(HONEST):
-        texts[name] = f"{solution}\n# {i}\n"
+    for name, around in HONEST.items():
+        texts[name] = around.replace("{}", solution, 1)
     for name, text in texts.items():
         folder = course / "submitted" / name / LAB.folder.name / "src"
         folder.mkdir(parents=True)
