@@ -98,11 +98,11 @@ def rows(
     return made
 
 
-def answer_module(number: str, other: str = "") -> ModuleType:
+def answer_module(number: str, other: str | None = "") -> ModuleType:
     """A lab's solution as a module, with what `other` (`right/tuned`, say) defines in place of its own."""
     lab = find_lab(number)
     files = [solution_file(lab), *([solution_folder(lab) / f"{other}.py"] if other else [])]
-    name = f"{lab.module}_{Path(other).stem}"
+    name = f"{lab.module}_{Path(other or "").stem}"
     spec = importlib.util.spec_from_file_location(name, files[-1])
     assert spec
     module = importlib.util.module_from_spec(spec)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from labkit.labs.catalog import find_lab
+from labkit.labs.catalog import find_lab, find_task
+from labkit.suite.apart import run_apart
 from labkit.suite.finder import AnswerFinder, student_answer
-from labkit.suite.prefork import WarmRunner
 from labkit.suite.words import run_lines
 
 
@@ -28,7 +28,5 @@ def student_module(lab: str) -> ModuleType:
 def check(lab: str, task: str) -> None:
     """Run the tests of one task of `lab` on the student's file and print what they say."""
     found = find_lab(lab)
-    test_class = next(t.tests for t in found.tasks if t.name == task)
-    with WarmRunner() as runner:
-        run = runner.run(found.label, tests=(test_class,))
-    print(run.problem or "\n".join(run_lines(found, run.verdicts)))
+    run = run_apart(found, tests=(find_task(found, task).tests,))
+    print(run.problem or "\n".join(run_lines(found, run.verdicts, more=f"uv run lab check {found.number} -v")))

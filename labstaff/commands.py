@@ -141,33 +141,30 @@ def grade(
     scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address: its workers judge")] = "",
     table: Annotated[Path | None, typer.Option("--csv", help="write the points to this file")] = None,
     unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="judge without bubblewrap")] = False,
-    force: Annotated[bool, typer.Option("--force", help="have nbgrader record again what it recorded before")] = False,
+    force: Annotated[bool, typer.Option("--force", help="judge and record again what was graded before")] = False,
 ) -> None:
     """Judge submissions, several at once, each in a sandbox; a run that was interrupted goes on where it ended.
 
-    In a course that `lab course` made, nbgrader then records the points.
+    In a course that `lab course` made, nbgrader then records what is not recorded as it is now. Exit status: 0, or 1
+    when something was not graded, or 3 when all was, and some submissions hold nothing that can be judged.
     """
-    from labstaff.grading.run import NothingToGrade, grade_submitted
+    from labstaff.course.grade import grade as grade_folder
+    from labstaff.grading.run import NothingToGrade
     from labstaff.judge.sandbox import SandboxMissing
 
     labs = [find_lab(name) for name in lab or []] or find_labs()
     try:
-        outcomes = grade_submitted(
-            submitted.resolve(), labs, results, workers=workers, scheduler=scheduler, unsafe=unsafe, table=table
+        status = grade_folder(
+            submitted.resolve(),
+            labs,
+            results,
+            workers=workers,
+            scheduler=scheduler,
+            unsafe=unsafe,
+            table=table,
+            force=force,
+            say=typer.echo,
         )
-    except (NothingToGrade, SandboxMissing) as error:
+    except (NothingToGrade, SandboxMissing, OSError) as error:
         sys.exit(f"lab grade: {error}")
-    if any(outcome.judged is None for outcome in outcomes):
-        sys.exit("lab grade: some were not judged (FAILED above), and nothing was recorded: run it again")
-    course = submitted.resolve().parent
-    if (course / "nbgrader_config.py").exists():
-        from labstaff.course.nbgrader_process import Nbgrader
-        from labstaff.course.record import RecordError, record
-
-        try:
-            with Nbgrader() as nbgrader:
-                for each in dict.fromkeys(outcome.handed_in.lab for outcome in outcomes):
-                    record(course, each, nbgrader, force=force, say=typer.echo)
-        except RecordError as error:
-            sys.exit(f"lab grade: {error}")
-        typer.echo("recorded in gradebook.db")
+    raise typer.Exit(status)

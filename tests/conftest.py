@@ -21,7 +21,7 @@ import pytest
 
 from labkit.labs.catalog import ROOT
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import State, Verdict
+from labkit.suite.verdict import verdict_from
 
 LONGEST_WAIT = 900.0
 
@@ -77,9 +77,7 @@ class Judges:
                 self._n_read = file.tell()
                 told = json.loads(line)
                 run, job = told["run"], self.jobs[told["number"]]
-                verdicts = [
-                    Verdict(**{**v, "state": State(v["state"]), "lines": tuple(v["lines"])}) for v in run["verdicts"]
-                ]
+                verdicts = [verdict_from(verdict) for verdict in run["verdicts"]]
                 self._runs[job] = SuiteRun(verdicts, run["n_collected"], run["problem"])
                 self.seconds[job] = told["seconds"]
 
@@ -100,6 +98,19 @@ def judges(request: pytest.FixtureRequest) -> Iterator[Judges | None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the tests that wait for the suites' results come last."""
     items.sort(key=lambda item: "job" in _params(item))
+
+
+@pytest.fixture(scope="session")
+def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course of Lab 01 as `lab course` makes it, to be copied."""
+    from labkit.labs.catalog import find_lab
+    from labstaff.course.make import make_course
+    from labstaff.course.nbgrader_process import Nbgrader
+
+    course = tmp_path_factory.mktemp("made") / "course"
+    with Nbgrader() as nbgrader:
+        make_course([find_lab("01")], course, nbgrader)
+    return course
 
 
 SECONDS = pytest.StashKey[dict[Job, float]]()

@@ -266,7 +266,7 @@ CORPUS = [
         "",
     ),
     Hostile("reads_the_input", "steal what the judge reads", everywhere("return input()"), "input"),
-    Hostile("loops_at_import", "never end", "while True: pass\n" + STUB, "never ended"),
+    Hostile("loops_at_import", "never end", "while True: pass\n" + STUB, "took too long"),
     Hostile(
         "loops_in_a_call",
         "never end",

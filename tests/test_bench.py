@@ -15,7 +15,7 @@ from labkit.bench.accounting import (
     SOFTMAXES,
     account_for,
     attention_memory,
-    largest_seq_len,
+    longest_that_fits,
 )
 from labkit.bench.columns import COLUMNS, EXTRA_COLUMNS, format_cell, row_key
 from labkit.bench.contradictions import seed_contradictions
@@ -25,7 +25,7 @@ from labkit.bench.variants import FORMS
 from labkit.meters.tensors import AllocationMeter
 
 D_MODELS, SEQ_LENS = (16, 32, 64, 128), (256, 1024, 4096, 8192, 16384)
-SEED = list(csv.DictReader((Path(__file__).parent / "data" / "seed_benchmark.csv").open()))
+PUBLISHED = list(csv.DictReader((Path(__file__).parent / "data" / "published_benchmark.csv").open()))
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +36,17 @@ def simulated():
 class TestThePublishedTable:
     def test_has_twenty_rows_in_the_same_order(self, simulated):
         asked = ("d_model", "seq_len", "batch_size", "warmup_steps", "steps")
-        assert len(SEED) == 20
+        assert len(PUBLISHED) == 20
         assert [[str(row[name]) for name in asked] for row in simulated] == [
-            [row[name] for name in asked] for row in SEED
+            [row[name] for name in asked] for row in PUBLISHED
         ]
-        assert tuple(SEED[0]) == COLUMNS
+        assert tuple(PUBLISHED[0]) == COLUMNS
         assert {tuple(row) for row in simulated} == {COLUMNS + EXTRA_COLUMNS}
 
     @pytest.mark.parametrize("number", range(20))
     def test_memory_equals_every_printed_digit(self, simulated, number):
         for name in ("mem_max_MB", "add_mem_MB"):
-            printed = SEED[number][name]
+            printed = PUBLISHED[number][name]
             digits = len(printed.replace(".", ""))
             assert f"{simulated[number][name]:.{digits}g}" == printed
             assert format_cell(simulated[number][name]) == printed
@@ -54,7 +54,7 @@ class TestThePublishedTable:
     def test_largest_relative_difference_is_rounding(self, simulated):
         pairs = [
             (row[n], float(seed[n]))
-            for row, seed in zip(simulated, SEED, strict=True)
+            for row, seed in zip(simulated, PUBLISHED, strict=True)
             for n in ("mem_max_MB", "add_mem_MB")
         ]
         assert max(abs(got - want) / want for got, want in pairs) < 5e-6
@@ -198,7 +198,7 @@ class TestWhatFits:
     @pytest.mark.parametrize("definition", DEFINITIONS)
     @pytest.mark.parametrize("capacity_bytes", [65 * MIB, 24 * GIB, 98 * GIB])
     def test_the_last_that_fits(self, definition, softmax, capacity_bytes):
-        seq_len = largest_seq_len(capacity_bytes, 8, 64, definition=definition, softmax=softmax)
+        seq_len = longest_that_fits(capacity_bytes, 8, 64, definition=definition, softmax=softmax)
 
         def total(n):
             return sum(attention_memory(8, n, 64, definition=definition, softmax=softmax).values())
@@ -206,20 +206,20 @@ class TestWhatFits:
         assert total(seq_len) <= capacity_bytes < total(seq_len + 1)
 
     def test_the_meter_agrees(self):
-        seq_len = largest_seq_len(98 * GIB, 8, 16)
+        seq_len = longest_that_fits(98 * GIB, 8, 16)
         fits, next_one = (benchmark_rows([16], [n])[0]["mem_max_MB"] for n in (seq_len, seq_len + 1))
         assert fits <= 98 * 1024 < next_one
-        whole_step = largest_seq_len(98 * GIB, 8, 16, definition="step_peak")
+        whole_step = longest_that_fits(98 * GIB, 8, 16, definition="step_peak")
         rows = benchmark_rows([16], [whole_step, whole_step + 1], capacity_bytes=98 * GIB)
         assert [row["status"] for row in rows] == ["success", "oom"]
 
     def test_nothing_fits(self):
-        assert largest_seq_len(64 * MIB, 8, 64) == 0
-        assert largest_seq_len(0, 8, 64, workspace_bytes=0) == 0
+        assert longest_that_fits(64 * MIB, 8, 64) == 0
+        assert longest_that_fits(0, 8, 64, workspace_bytes=0) == 0
 
     def test_half_the_bytes_go_further(self):
         options = {"definition": "step_peak", "workspace_bytes": 0}
-        full, half = (largest_seq_len(24 * GIB, 8, 16, dtype_bytes, **options) for dtype_bytes in (4, 2))
+        full, half = (longest_that_fits(24 * GIB, 8, 16, dtype_bytes, **options) for dtype_bytes in (4, 2))
         assert half / full == pytest.approx(2**0.5, rel=1e-2)
 
 

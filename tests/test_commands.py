@@ -56,7 +56,9 @@ def test_hints_that_cannot_be_remembered(tmp_path):
     assert run.stderr.startswith("lab: ")
 
 
-@pytest.mark.parametrize(("command", "ends"), [("check", "lab check: interrupted")])
+@pytest.mark.parametrize(
+    ("command", "ends"), [("check", "lab check: interrupted"), ("watch", "lab watch: interrupted")]
+)
 def test_interrupted(tmp_path, command, ends):
     made = House(tmp_path)
     begun = tmp_path / "begun"
@@ -86,7 +88,7 @@ def test_interrupted(tmp_path, command, ends):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert process.returncode == 130
-    assert stderr.split("\n") == ["", ends, ""]
+    assert stderr.split("\n") == ["", f"lab {command}: interrupted", ""]
     assert "Traceback" not in stdout
 
 

@@ -128,6 +128,7 @@ def test_equal():
     assert_equal("list", [1, 2], [1, 2])
     assert_equal("array", np.array([1, 2]), [1, 2])
     assert message(lambda: assert_equal("n", 6_000, 3_000)) == "n is 6,000, expected 3,000 (2 times as much)"
+    assert message(lambda: assert_equal("n", 60_001, 60_000)) == "n is 60,001, expected 60,000"
     assert message(lambda: assert_equal("n", 6, 3, suspects={"doubled": 6}, hint="h")).endswith(
         "That is exactly what comes out when doubled"
     )
@@ -141,6 +142,10 @@ def test_at_most():
     assert message(lambda: assert_at_most("peak", 4_000, 1_000, hint="Too much.")) == (
         "peak is 4,000 bytes, at most 1,000 are allowed, 4 times as much\nToo much."
     )
+    assert message(lambda: assert_at_most("peak", 57_554, 57_344)) == (
+        "peak is 57,554 bytes, at most 57,344 are allowed, 210 too many"
+    )
+    assert message(lambda: assert_at_most("calls", 1, 0, unit="")) == "calls is 1, at most 0 are allowed"
 
 
 def test_keys():

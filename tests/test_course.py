@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
+import html
 import json
 import os
 import re
@@ -13,16 +14,19 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from student import LAB, solution_text, stub_text, with_function
 
+from labkit.labs.catalog import find_labs
 from labstaff.course.make import CourseError, make_course
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.record import record
-from labstaff.course.rendered import is_plain
+from labstaff.course.shown import TAGS, as_html, as_typed, is_plain
 from labstaff.grading.run import grade_submitted
 from labstaff.release.leaks import find_leaks
 
@@ -126,6 +130,8 @@ def active(notebook: dict) -> dict:
     """Markdown and outputs that would act in the grader's browser."""
     cell_of(notebook, "why_quadratic")["source"] = f"Look: {EVIL} ```` and [this](javascript:alert(1))"
     cell_of(notebook, "alive_at_once")["source"] = "![x](attachment:nothing.png)"
+    pixels = "![](/logout) ![](https://example.org/x.png) <b id='standard_attention'>x</b>"
+    notebook["cells"].append({"cell_type": "markdown", "metadata": {}, "source": pixels})
     cell_of(notebook, "figure_scaling")["outputs"] = [
         {
             "output_type": "display_data",
@@ -141,7 +147,7 @@ def active(notebook: dict) -> dict:
 
 def huge(notebook: dict) -> dict:
     """Outputs without end."""
-    outputs = [{"output_type": "stream", "name": "stdout", "text": "x" * 2_000_000}] * 12
+    outputs = [{"output_type": "stream", "name": "stdout", "text": "x" * 2_000_000}] * 6
     big = base64.b64encode(base64.b64decode(PIXEL) + bytes(6_000_000)).decode()
     picture = {"output_type": "display_data", "data": {"image/png": big}, "metadata": {}}
     cell_of(notebook, "figure_scaling")["outputs"] = [*outputs, picture]
@@ -205,13 +211,13 @@ class Cycle:
 
 
 @pytest.fixture(scope="module")
-def cycle(tmp_path_factory):
+def cycle(made_course, tmp_path_factory):
     """Made, released, handed in, graded, exported and handed back, once for all tests."""
     course = tmp_path_factory.mktemp("nbgrader") / "course"
     environment = {"PYTHONPATH": str(Path(__file__).parent), "ATTENTION_LABS_TEST_SECONDS": "4", "HOME": str(course)}
     os.environ["ATTENTION_LABS_TEST_SECONDS"] = "4"
     with Nbgrader(environment) as nbgrader:
-        make_course([LAB], course, nbgrader)
+        shutil.copytree(made_course, course)
         with (course / "nbgrader_config.py").open("a", encoding="utf-8") as config:
             config.write("c.LatePenalty.percent_per_day = 10\n")
         for student, (source, change) in HONEST.items():
@@ -301,6 +307,7 @@ def test_nothing_acts_in_the_graders_browser(cycle, student):
     assert EVIL not in page
     assert "evil()" not in page
     assert not re.search(r'<a [^>]*href="javascript:|<img[^>]* onerror', page)
+    assert not re.search(r'<img[^>]* src="(?!data:)', page)
 
 
 def test_written_answers_wait_for_a_grader(cycle):
@@ -348,6 +355,23 @@ def test_feedback_is_the_page_alone(cycle):
     assert files == {"report.html"}
 
 
+def test_the_table_of_contents_has_names(cycle):
+    page = cycle.feedback("perfect")
+    entries = re.findall(r'<li><a href="#([a-z_]+)">([^<]*)</a> \(Score', page)
+    titles = {task.name: task.name for task in LAB.tasks} | {each.id: each.title for each in LAB.questions}
+    assert dict(entries) == {name: html.escape(title) for name, title in titles.items()}
+
+
+def test_a_name_with_a_comma_is_one_cell(cycle):
+    """nbgrader's own export writes it as two."""
+    add = ("db", "student", "add", "comma", "--last-name", 'Doe, "Jr"', "--first-name", "=1+1")
+    assert cycle.nbgrader(cycle.course, *add).status == 0
+    assert cycle.nbgrader(cycle.course, "export", "--to", "names.csv").status == 0
+    with (cycle.course / "names.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = [row for row in csv.DictReader(file) if row["student_id"] == "comma"]
+    assert (row["last_name"], row["first_name"], row["score"]) == ('Doe, "Jr"', "'=1+1", "0.0")
+
+
 def test_links_and_pipes_are_taken_out(cycle):
     folder = cycle.course / "submitted" / "stub" / NAME
     assert not (folder / "link.ipynb").is_symlink()
@@ -372,22 +396,84 @@ def test_a_score_by_hand_survives_a_second_round(cycle):
     answer.write_text(solution_text(), encoding="utf-8")
 
 
-def test_archives_are_collected(cycle):
-    archive = cycle.course / "downloaded" / NAME / "archive"
-    packed = cycle.course / "packed"
-    for inside in (f"labs/{NAME}", "labs/lab02_peak_memory", f"again/{NAME}", "extracted/perfect"):
-        shutil.copytree(cycle.course / "release" / NAME, packed / inside)
-    (packed / "labs" / NAME / "conftest.py").write_text("raise SystemExit")
-    (packed / "labs" / NAME / "timestamp.txt").write_text("2020-01-01 00:00:00 UTC")
+def pack(archive: Path, files: dict[str, str | bytes]) -> None:
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as content:
+        for name, text in files.items():
+            content.writestr(name, text)
+
+
+def test_archives_are_collected(made_course, cycle, tmp_path):
+    """However they are packed; what lacks something is in a list at the end; a second run changes nothing."""
+    course = tmp_path / "course"
+    shutil.copytree(made_course, course)
+    archive = course / "downloaded" / NAME / "archive"
     archive.mkdir(parents=True)
-    shutil.make_archive(str(archive / "zoe"), "zip", packed)
-    before = (cycle.course / "submitted" / "perfect" / NAME / "report.ipynb").read_bytes()
-    done = cycle.nbgrader(cycle.course, "zip_collect", NAME)
+    report = (course / "release" / NAME / "report.ipynb").read_bytes()
+    answer, notebook = f"src/{LAB.module}.py", "report.ipynb"
+    both = {notebook: report, answer: "x = 1"}
+    pack(archive / "plain.zip", both)
+    tree = {f"me/labs/{NAME}/{name}": text for name, text in both.items()}
+    other = {f"me/labs/lab02_peak_memory/{name}": "other" for name in (notebook, answer)}
+    venv = {f"me/.venv/{i}.py": "" for i in range(10_001)}
+    more = {"me/conftest.py": "raise SystemExit", f"me/labs/{NAME}/timestamp.txt": "2020-01-01 00:00:00 UTC"}
+    pack(archive / "tree.zip", {**venv, **other, **tree, **more})
+    pack(archive / "no_report.zip", {answer: "x = 2"})
+    pack(archive / "no_answer.zip", {notebook: report})
+    pack(archive / "nothing.zip", {"other.py": "x"})
+    pack(archive / "large.zip", {**both, answer: "0" * (2 << 20)})
+    pack(archive / "upwards.zip", {"../../submitted/plain/x/src/profiling.py": "x", answer: "x = 3"})
+    pack(archive / "ada[1].zip", both)
+    (archive / "broken.zip").write_bytes((archive / "plain.zip").read_bytes()[:60])
+    (archive / "notes.txt").write_text("x")
+    (course / "submitted" / "absent" / "lab02_peak_memory").mkdir(parents=True)
+    done = cycle.nbgrader(course, "zip_collect", NAME)
     assert done.status == 0, done.output
-    collected = cycle.course / "submitted" / "zoe" / NAME
-    files = {str(path.relative_to(collected)) for path in collected.rglob("*") if path.is_file()}
-    assert files == {"report.ipynb", f"src/{LAB.module}.py"}
-    assert (cycle.course / "submitted" / "perfect" / NAME / "report.ipynb").read_bytes() == before
+    listed = done.output.strip().splitlines()[-12:]
+    assert listed[0] == "collected: 6 new or changed, 0 unchanged"
+    assert [line.partition(": ")[::2] for line in listed[1:]] == [
+        ("look at", "large.zip: profiling.py is larger than 1 MiB, and left out"),
+        ("look at", f"large.zip: it holds no {answer}"),
+        ("look at", f"no_answer.zip: it holds no {answer}"),
+        ("look at", f"no_report.zip: it holds no {notebook}"),
+        ("look at", "upwards.zip: the archive names '../../submitted/plain/x/src/profiling.py': left aside"),
+        ("look at", f"upwards.zip: it holds no {notebook}"),
+        ("nothing collected", "ada[1].zip: nbgrader takes no such name: rename the folder, in plain characters and "
+         "without any of * ? [ ]"),
+        ("nothing collected", "broken.zip: not a zip archive"),
+        ("nothing collected", "notes.txt: not a zip archive"),
+        ("nothing collected", f"nothing.zip: it holds neither {notebook} nor {answer}"),
+        ("nothing collected", "absent: there is no archive"),
+    ]  # fmt: skip
+    submitted = course / "submitted"
+    assert (submitted / "tree" / NAME / answer).read_text() == "x = 1"
+    files = {str(path.relative_to(submitted)) for path in submitted.rglob("*") if path.is_file()}
+    assert files == {f"{who}/{NAME}/{name}" for who in ("plain", "tree") for name in (notebook, answer)} | {
+        *(f"{who}/{NAME}/{answer}" for who in ("no_report", "upwards")),
+        *(f"{who}/{NAME}/{notebook}" for who in ("no_answer", "large")),
+    }
+    (submitted / "plain" / NAME / "timestamp.txt").write_text("2027-03-01 20:15:00 UTC")
+    pack(archive / "no_report.zip", {answer: "x = 22"})
+    again = cycle.nbgrader(course, "zip_collect", NAME)
+    assert again.status == 0, again.output
+    assert "collected: 1 new or changed, 5 unchanged" in again.output
+    assert "nothing collected: absent: there is no archive" in again.output
+    assert (submitted / "no_report" / NAME / answer).read_text() == "x = 22"
+    assert (submitted / "plain" / NAME / "timestamp.txt").is_file(), "what an instructor wrote is gone"
+
+
+def test_two_archives_of_one_student_are_not_guessed_at(made_course, cycle, tmp_path):
+    course = tmp_path / "course"
+    shutil.copytree(made_course, course)
+    config = course / "nbgrader_config.py"
+    config.write_text(config.read_text().replace(r"(?P<student_id>.+)", r"(?P<student_id>[a-z]+)(_\d)?"))
+    archive = course / "downloaded" / NAME / "archive"
+    archive.mkdir(parents=True)
+    for name in ("ann_1", "ann_2", "bob"):
+        pack(archive / f"{name}.zip", {f"src/{LAB.module}.py": name})
+    done = cycle.nbgrader(course, "zip_collect", NAME)
+    assert done.status == 0, done.output
+    assert "nothing collected: ann_1.zip: ann_2.zip is ann's too" in done.output
+    assert [path.name for path in (course / "submitted").iterdir()] == ["bob"]
 
 
 @pytest.mark.parametrize("where", ["notebook", "file"])
@@ -424,8 +510,25 @@ def test_a_failed_course_leaves_nothing(cycle, tmp_path, monkeypatch):
     [
         ("**bold**, `a<b`, $a < b$, a table:\n\n| a | b |\n|---|:-:|\n| 1 | 2 |\n", True),
         ("```python\nif a < b: pass\n```\n\n- [ ] x\n\n<https://example.org> <br> x<sup>2</sup>", True),
-        ("# A heading\n\n![figure](figure.png) [text](https://example.org 'title')", True),
+        ("# A heading\n\n[text](https://example.org 'title') and [up](#A-heading)", True),
+        ("<details open><summary>x</summary>y</details>", True),
+        ("![figure](figure.png)", False),
+        ("![](/logout)", False),
+        ("![](https://example.org/seen.png)", False),
+        ('<img alt="x" src="data:image/svg+xml;base64,PHN2Zz4=">', False),
+        ("[x](/logout)", False),
+        ("[x](files/javascript:alert(1))", False),  # nbconvert takes `files/` out of links
         ("<script>alert(1)</script>", False),
+        ("<style>body { display: none }</style>", False),
+        ('<p style="position: fixed; top: 0">x</p>', False),
+        ('<form action="/logout"><button>x</button></form>', False),
+        ('<meta http-equiv="refresh" content="0; url=/logout">', False),
+        ('<link rel="prefetch" href="/logout">', False),
+        ('<video src="/logout" autoplay>', False),
+        ('<svg><image href="/logout"/></svg>', False),
+        ('<math><mtext><img src="/logout"></mtext></math>', False),
+        ('<table background="/logout"><tr><td>x</table>', False),
+        ('<b id="standard_attention" name="score">x</b>', False),
         ("<img src=x onerror=alert(1)", True),  # not a tag: the renderer escapes it
         ("a\n<p onclick=alert(1)\n\nb>", False),  # not a tag for the renderer, one for a browser
         ('`<a title="`<img src=x onerror=alert(1)>`">`', False),
@@ -439,10 +542,53 @@ def test_a_failed_course_leaves_nothing(cycle, tmp_path, monkeypatch):
         ("```mermaid\n<img src=x onerror=alert(1)>\n```", False),
         ('<input type="text" class="score">', False),
         ("![x](attachment:nothing.png)", False),
+        ("x" * 60_000, False),
+        (">" * 5_000, False),
+        ("Tensor<float> of [a](b)", False),
     ],
 )
 def test_what_may_be_rendered(text, plain):
-    assert is_plain(text) is plain
+    """What is taken out makes the whole text be shown as typed; and what is shown can do nothing, whatever it was."""
+    if len(text) != 5_000:  # as deep as a renderer goes differs from one to the next
+        assert is_plain(text) is plain
+    seen = Seen()
+    for shown in (as_html(text), as_html(as_typed(text))):
+        seen.feed(shown)
+    seen.close()
+    assert seen.tags <= TAGS
+    assert (
+        not seen.attributes
+        - {"align", "alt", "checked", "class", "colspan", "disabled", "height", "href"}
+        - {*("open", "rel", "rowspan", "src", "start", "style", "title", "type", "width")}
+    )
+    assert all(re.match("https?://|mailto:|#", link) for link in seen.links)
+    assert all(picture.startswith("data:image/p") for picture in seen.pictures)
+
+
+class Seen(HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.links: list[str] = []
+        self.pictures: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.links += [value or "" for name, value in attrs if name == "href"]
+        self.pictures += [value or "" for name, value in attrs if name == "src"]
+
+
+def test_the_courses_own_texts_are_plain():
+    """Reports and handouts are shown by the same rules."""
+    for lab in find_labs():
+        for held in json.loads((lab.folder / "report.ipynb").read_text(encoding="utf-8"))["cells"]:
+            if held["cell_type"] == "markdown":
+                text = "".join(held["source"])
+                assert is_plain(text), text
 
 
 @pytest.fixture(scope="module")
@@ -529,5 +675,7 @@ def test_nothing_of_a_student_acts_in_formgrader(cycle, formgrader):
     if shots := os.environ.get("ATTENTION_LABS_SCREENSHOTS"):
         page.screenshot(path=f"{shots}/active.png", full_page=True)
     assert not [request for request in asked if "POST" in request or "PUT" in request or request.endswith("/api/grade")]
+    assert not [request for request in asked if "/logout" in request or "example.org" in request]
+    assert page.locator("[id=standard_attention]").count() == 1, "a student's text has the id of a field"
     assert page.locator("[onerror]").count() == 0
     assert "For the grader" in page.inner_text("#notebook-container")

@@ -9,20 +9,28 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
 from labkit.suite.prefork import OVERTIME
 from labkit.suite.run import SuiteRun
+from labkit.suite.verdict import State, Verdict
 from labstaff.answers.mistakes import find_mistake
-from labstaff.grading.many import Outcome, find_submissions, judge_all
-from labstaff.grading.similar import similar_pairs
+from labstaff.grading import many
+from labstaff.grading.many import Job, Judged, Outcome, Running, find_submissions, judge_all, judge_here
+from labstaff.grading.similar import similar_groups
 from labstaff.grading.summary import summary_lines, write_table
-from labstaff.judge.judging import ALWAYS, Judge
-from labstaff.judge.results import JudgedSubmission, load, path_of
+from labstaff.judge import version as versions
+from labstaff.judge.examine import examine
+from labstaff.judge.judging import ALWAYS, NOT_JUDGED, SUITE_SECONDS, TASK_SECONDS, Judge
+from labstaff.judge.kept import FILE
+from labstaff.judge.results import JudgedSubmission, load, path_of, save
 from labstaff.judge.submission import Submission, read_submission
 
 LAB = find_lab("01")
@@ -85,11 +93,188 @@ def test_nothing_is_judged_twice(outcomes, course):
     assert {o.handed_in.student: o.judged for o in again} == {s: o.judged for s, o in outcomes.items()}
 
 
-def test_another_suite_is_another_judgement(monkeypatch, tmp_path):
+def test_another_file_is_another_key(tmp_path):
     folder = hand_in(tmp_path, {"ann": SOLUTION}) / "ann" / LAB.folder.name
     before = read_submission(LAB, folder).key
     (folder / "src" / "profiling.py").write_text(SOLUTION + "\n")
     assert read_submission(LAB, folder).key != before
+
+
+@pytest.fixture
+def another_course(tmp_path, monkeypatch):
+    """A copy of the course whose files may be changed; a function that gives its version for Lab 01."""
+    for part in ("labkit", "labstaff", f"labs/{LAB.folder.name}"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(versions, "ROOT", tmp_path)
+    lab = msgspec.structs.replace(LAB, folder=tmp_path / "labs" / LAB.folder.name)
+
+    def version(seed=1):
+        versions._common.cache_clear()
+        return versions.version_of(lab, seed)
+
+    yield tmp_path, version
+    versions._common.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "labkit/testing/compare.py",
+        "labkit/testing/reference.py",
+        "labkit/suite/results.py",
+        "labkit/meters/arrays.py",
+        "labkit/simulated_memory.py",
+        "labstaff/judge/sandbox.py",
+        f"labs/{LAB.folder.name}/lab.toml",
+        f"labs/{LAB.folder.name}/tests/test_profiling.py",
+    ],
+)
+def test_what_decides_a_result_is_in_its_version(file, another_course):
+    folder, version = another_course
+    before = version()
+    with (folder / file).open("a", encoding="utf-8") as text:
+        text.write("\n# mended\n")
+    assert version() != before
+
+
+def test_what_decides_nothing_is_not(another_course):
+    folder, version = another_course
+    before = version()
+    for file in ("labkit/commands/board.py", "labstaff/course/record.py", f"labs/{LAB.folder.name}/README.md"):
+        with (folder / file).open("a", encoding="utf-8") as text:
+            text.write("\n# mended\n")
+    assert version() == before
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "python", "seed", "limit"])
+def test_libraries_limits_and_the_seed_are_in_the_version(name, another_course, monkeypatch):
+    _, version = another_course
+    before = version()
+    if name == "python":
+        monkeypatch.setattr(versions.platform, "python_version", lambda: "4.0")
+    elif name == "limit":
+        monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "77")
+    else:
+        installed = versions.version
+        monkeypatch.setattr(versions, "version", lambda each: "99" if each == name else installed(each))
+    assert version(2 if name == "seed" else 1) != before
+
+
+def test_each_thread_of_a_worker_has_a_judge_of_its_own(monkeypatch):
+    """A judge holds one conversation at a time: threads that shared one would read each other's results."""
+    monkeypatch.setattr(many, "_mine", threading.local())
+    together = threading.Barrier(2, timeout=60)
+    used = []
+
+    def judge(self, submission, seed):
+        used.append(self)
+        together.wait()
+        return JudgedSubmission(LAB.folder.name, submission.key, "judged")
+
+    monkeypatch.setattr(Judge, "judge", judge)
+    told = {"lab": "01", "source": b"x = 1", "problem": ""}
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(2):
+            list(threads.map(lambda _: judge_here(told, 1, True), range(2)))
+    assert len(used) == 4
+    assert len({id(each) for each in used}) == 2
+
+
+def test_a_task_that_ends_its_process_leaves_the_others_their_tests(monkeypatch):
+    """After so many ends of its process an answer's tests fail unrun: in a run of its own a task has its own count."""
+    left_out = (f"AnswerError: its process ended 40 times: {NOT_JUDGED}",)
+
+    class Spent(CutShort):
+        def run(self, lab, *options, tests, seconds):
+            first, *others = LAB.tasks
+            slow = [Verdict("test_it", first.name, State.TOO_SLOW, ("still running",), drawn=True)]
+            if tests:
+                (task,) = [task for task in others if (task.tests,) == tests]
+                return SuiteRun([Verdict("test_it", task.name, State.PASSED, drawn=True)], 1)
+            rest = [Verdict("test_it", task.name, State.WRONG, left_out, drawn=True) for task in others]
+            return SuiteRun(slow + rest, len(LAB.tasks))
+
+    monkeypatch.setattr("labstaff.judge.judging.WarmRunner", Spent)
+    with Judge(unsafe=True) as judge:
+        result = judge.judge(Submission(LAB, b"x = 1"), 1)
+    assert result.tasks == {task.name: task.points if i else 0.0 for i, task in enumerate(LAB.tasks)}
+
+
+def test_a_result_that_cannot_be_kept_is_that_of_one(course, monkeypatch, tmp_path):
+    """As on a full disk: it is said whose it was, and the others are kept."""
+    monkeypatch.setattr(Judge, "judge", lambda self, each, seed: JudgedSubmission("lab01", each.key, "judged"))
+
+    def save_if_there_is_room(path, judged):
+        if judged.key == bob.key:
+            raise OSError(28, "No space left on device")
+        save(path, judged)
+
+    found = find_submissions(course / "submitted", [LAB])
+    bob = read_submission(LAB, course / "submitted" / "bob" / LAB.folder.name)
+    monkeypatch.setattr(many, "save", save_if_there_is_room)
+    outcomes = {each.handed_in.student: each for each in judge_all(found, tmp_path / "judged", unsafe=True)}
+    assert {student for student, each in outcomes.items() if each.judged is None} == {"bob"}
+    assert "No space left" in outcomes["bob"].problem
+    assert len(list((tmp_path / "judged").glob("*/*.json"))) == len(TEXTS) - 2, "ann and fay share one"
+
+
+def test_it_is_known_which_submission_is_being_judged(course, monkeypatch, tmp_path):
+    running, seen = Running(), []
+
+    def judge(self, submission, seed):
+        seen.extend(running.since)
+        return JudgedSubmission("lab01", submission.key, "judged")
+
+    monkeypatch.setattr(Judge, "judge", judge)
+    found = find_submissions(course / "submitted", [LAB])
+    list(judge_all(found, tmp_path / "judged", unsafe=True, workers=1, running=running))
+    assert sorted(seen) == [f"lab01 {student}" for student in sorted(TEXTS) if student != "ann"], "fay has ann's text"
+    assert not running.since
+
+
+def test_a_worker_of_another_version_is_told_apart(monkeypatch, tmp_path):
+    job = Job("ann", Submission(LAB, b"x = 1"), tmp_path / "x.json", 1)
+    theirs = Judged(JudgedSubmission(LAB.folder.name, job.submission.key, "judged", version="another"), 0.0)
+    assert "another version of the course" in str(many._kept(job, theirs))
+    assert not job.path.exists()
+
+
+class CutShort:
+    """A runner whose whole run is cut in the second task's tests, and whose runs of that task never end."""
+
+    def __init__(self, modules, prepare):
+        self.asked = []
+
+    def run(self, lab, *options, tests, seconds):
+        self.asked.append((tests, seconds))
+        first, second, *_ = LAB.tasks
+        verdicts = {task.name: [Verdict("test_it", task.name, State.PASSED, drawn=True)] for task in LAB.tasks}
+        if not tests:
+            return SuiteRun(verdicts[first.name] + verdicts[second.name], 20, f"{OVERTIME} within 300 s")
+        (task,) = [task for task in LAB.tasks if (task.tests,) == tests]
+        if task is second:
+            return SuiteRun(verdicts[second.name], 4, f"{OVERTIME} within 60 s")
+        return SuiteRun(verdicts[task.name], 1)
+
+    def close(self):
+        pass
+
+
+def test_an_endless_task_costs_its_own_points(monkeypatch):
+    """However a suite is cut short, what was not reached is judged task by task, within a bound."""
+    monkeypatch.setattr("labstaff.judge.judging.WarmRunner", CutShort)
+    with Judge(unsafe=True) as judge:
+        result = judge.judge(Submission(LAB, b"x = 1"), 1)
+        seconds = [each for _, each in judge._runner.asked]
+    endless = LAB.tasks[1]
+    assert {name: points for name, points in result.tasks.items() if name != endless.name} == {
+        task.name: task.points for task in LAB.tasks if task is not endless
+    }
+    assert result.tasks[endless.name] == endless.points / 4, "one of its four tests was reached"
+    assert result.status == "judged"
+    assert result.flags == ["its suite was cut short: the run did not end within 300 s"]
+    assert sum("did not end within 60 s" in message for message in result.messages.values()) == 3
+    assert seconds == [SUITE_SECONDS] + [TASK_SECONDS] * (len(LAB.tasks) - 1)
 
 
 def test_the_summary(outcomes, tmp_path):
@@ -97,7 +282,8 @@ def test_the_summary(outcomes, tmp_path):
     assert "6 submissions judged" in said
     assert "3 of 6 pass all tests" in said.splitlines()[1]
     assert "look at: dan: profiling.py line 1: imports nowhere" in said
-    assert "nearly the same: ann and fay (100% of their syntax)" in said
+    (group,) = [line for line in said.splitlines() if line.startswith("nearly the same")]
+    assert group.startswith("nearly the same: ann, dan, eve, fay ("), "one line for all of them"
     write_table(tmp_path / "points.csv", list(outcomes.values()))
     rows = list(csv.DictReader((tmp_path / "points.csv").open()))
     assert len(rows) == len(TEXTS) * len(LAB.tasks)
@@ -111,7 +297,7 @@ def test_a_failure_of_the_judge_is_told_and_not_kept(course):
 
 
 def test_a_damaged_result_is_judged_again(tmp_path):
-    path = path_of(tmp_path, LAB.folder.name, "abc")
+    path = path_of(tmp_path, LAB.folder.name, "abc", "v")
     path.parent.mkdir(parents=True)
     path.write_text('{"lab": "lab01", "key"')
     assert load(path) is None
@@ -125,7 +311,7 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
         def __init__(self, modules, prepare):
             made.append(modules)
 
-        def run(self, lab, *options, seconds):
+        def run(self, lab, *options, tests, seconds):
             return SuiteRun(problem=OVERTIME)
 
         def close(self):
@@ -140,12 +326,28 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
     assert then == ["closed", tuple(sorted({*first, "labkit.suite.prefork_torch"} - {*ALWAYS})) + ALWAYS, "closed"]
 
 
+def runs(text):
+    return examine(text.encode(), LAB.module).runs
+
+
 def test_similar_files_whatever_the_names():
     renamed = SOLUTION.replace("scores", "logits").replace("weights", "probabilities")
     other = (solution_folder(LAB) / "right" / "row_by_row.py").read_text()
-    pairs = similar_pairs({"ann": SOLUTION.encode(), "bob": renamed.encode(), "cec": other.encode()}, STUB.encode())
-    assert [(pair.first, pair.second) for pair in pairs] == [("ann", "bob")]
-    assert not similar_pairs({"ann": STUB.encode(), "bob": STUB.encode()}, STUB.encode())
+    stub = runs(STUB)
+    groups = similar_groups({"ann": runs(SOLUTION), "bob": runs(renamed), "cec": runs(other)}, stub)
+    assert [group.students for group in groups] == [("ann", "bob")]
+    assert not similar_groups({"ann": stub, "bob": stub}, stub)
+
+
+def test_a_chain_of_similar_files_is_one_group():
+    """Each is near the next and the ends are not near each other: one line for a human, not one for each pair."""
+    files = {f"s{i}": range(4 * i, 4 * i + 100) for i in range(5)} | {"alone": range(1000, 1100)}
+    (group,) = similar_groups({name: list(each) for name, each in files.items()}, [])
+    assert group.students == ("s0", "s1", "s2", "s3", "s4")
+    assert group.share == pytest.approx(96 / 104)
+    assert similar_groups({f"s{i:02}": range(100) for i in range(60)}, [])[0].students == tuple(
+        f"s{i:02}" for i in range(60)
+    )
 
 
 def grade(course, *options):
@@ -177,10 +379,9 @@ def test_killed_half_way_and_started_again(tmp_path):
 
 
 def test_on_a_cluster(tmp_path, course, outcomes):
-    """A real scheduler and two workers, each a process of its own on this machine."""
+    """A real scheduler and a worker of two threads, each of which has a judge of its own."""
     hand_in(tmp_path, TEXTS)
-    (tmp_path / "judged").mkdir()
-    shutil.copy(course / "judged" / "seed", tmp_path / "judged")  # a wrong answer may pass a test by its inputs' luck
+    shutil.copy(course / FILE, tmp_path)  # the same seed: a wrong answer may pass a test by its inputs' luck
     address = tmp_path / "scheduler.json"
     here = ["--host", "127.0.0.1", "--no-dashboard"]
     with (tmp_path / "log").open("w") as log:
@@ -191,10 +392,9 @@ def test_on_a_cluster(tmp_path, course, outcomes):
         try:
             wait_for(address.exists)
             scheduler = json.loads(address.read_text())["address"]
-            worker = [*module, "distributed.cli.dask_worker", scheduler, *here, "--nthreads", "1", "--no-nanny"]
-            for i in range(2):
-                folder = ["--local-directory", str(tmp_path / f"worker{i}")]
-                processes.append(subprocess.Popen([*worker, *folder], **start))
+            worker = [*module, "distributed.cli.dask_worker", scheduler, *here, "--nthreads", "2", "--no-nanny"]
+            folder = ["--local-directory", str(tmp_path / "worker")]
+            processes.append(subprocess.Popen([*worker, *folder], **start))
             run = grade(tmp_path, "--scheduler", scheduler)
             said, _ = run.communicate(timeout=400)
             assert run.returncode == 0, said
@@ -202,9 +402,9 @@ def test_on_a_cluster(tmp_path, course, outcomes):
             for process in processes:  # a worker that is asked to end while its scheduler ends may hang
                 process.kill()
                 process.wait()
-    results = {path.stem: load(path) for path in (tmp_path / "judged" / LAB.folder.name).glob("*.json")}
+    results = [load(path) for path in (tmp_path / "judged" / LAB.folder.name).glob("*.json")]
     here_results = {outcome.judged.key: outcome.judged for outcome in outcomes.values()}
-    assert {key: result.points for key, result in results.items()} == {k: r.points for k, r in here_results.items()}
+    assert {result.key: result.points for result in results} == {k: r.points for k, r in here_results.items()}
 
 
 def wait_for(there, seconds=120):
@@ -216,9 +416,9 @@ def wait_for(there, seconds=120):
 
 
 def test_the_result_survives_a_round_trip(tmp_path):
-    judged = JudgedSubmission("lab01", "k", "judged", "", ["f"], {"A::b": "failed"}, {"A::b": "m"}, {"t": 1.5})
-    from labstaff.judge.results import save
-
+    judged = JudgedSubmission(
+        "lab01", "k", "judged", "", ["f"], {"A::b": "failed"}, {"A::b": "m"}, {"t": 1.5}, "v", [7]
+    )
     save(tmp_path / "x" / "k.json", judged)
     assert load(tmp_path / "x" / "k.json") == judged
     assert [path.name for path in (tmp_path / "x").iterdir()] == ["k.json"]

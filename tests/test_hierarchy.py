@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.tiling import load_answer
+from benchmarks.harness import answer_module
 from labkit.simulated_memory import HBMArray, Machine, SRAMOverflow, Tile, watch_machines
 from labkit.testing import io_formulas as forms
+from labstaff import io_blocks
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -405,8 +406,8 @@ def test_machines_made_meanwhile_are_collected():
 
 SHAPES = [(8, 8, 4, 4, 4, 2), (63, 129, 5, 7, 16, 10), (129, 63, 8, 3, 200, 1), (20, 30, 4, 4, 1, 1)]
 ORDERS = {
-    None: (forms.queries_outside_traffic, forms.queries_outside_blocks),
-    "flash1_order": (forms.keys_outside_traffic, forms.keys_outside_blocks),
+    None: (forms.queries_outside_traffic, io_blocks.queries_outside_blocks),
+    "flash1_order": (forms.keys_outside_traffic, io_blocks.keys_outside_blocks),
 }
 
 
@@ -426,19 +427,19 @@ class TestForms:
     @pytest.mark.parametrize("right", ORDERS)
     def test_the_tiled_forms_equal_the_count(self, count, right, shape, dtype):
         form = ORDERS[right][0](*shape, np.dtype(dtype).itemsize)
-        assert count(load_answer(right).tiled_traffic, *shape, dtype) == form
+        assert count(answer_module("04", right and f"right/{right}").tiled_traffic, *shape, dtype) == form
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @pytest.mark.parametrize("shape", SHAPES)
     def test_the_naive_form_equals_the_count(self, count, shape, dtype):
         form = forms.naive_traffic(*shape, np.dtype(dtype).itemsize)
-        assert count(load_answer().naive_traffic, *shape, dtype) == form
+        assert count(answer_module("04").naive_traffic, *shape, dtype) == form
 
     @pytest.mark.parametrize("d", [3, 16, 64])
     @pytest.mark.parametrize("sram_bytes", [2_000, 8_192, 30_000])
     @pytest.mark.parametrize("right", ORDERS)
     def test_the_blocks_fit_and_one_row_more_does_not(self, right, sram_bytes, d):
-        answer, blocks = load_answer(right), ORDERS[right][1]
+        answer, blocks = answer_module("04", right and f"right/{right}"), ORDERS[right][1]
         block_q, block_k = blocks(sram_bytes, d)
         assert answer.choose_blocks(sram_bytes, d) == (block_q, block_k)
         more = (block_q, block_k + 1) if right else (block_q + 1, block_k)
@@ -449,15 +450,15 @@ class TestForms:
             answer.tiled_traffic(Machine(sram_bytes), Q, Q, Q, *more)
 
     def test_the_naive_blocks_fit_and_one_row_more_does_not(self):
-        block_q, block_k = forms.naive_blocks(8_192, 16)
+        block_q, block_k = io_blocks.naive_blocks(8_192, 16)
         Q = np.ones((block_q + 1, 16), np.float32)
-        load_answer().naive_traffic(Machine(8_192), Q, Q, Q, block_q, block_k)
+        answer_module("04").naive_traffic(Machine(8_192), Q, Q, Q, block_q, block_k)
         with pytest.raises(SRAMOverflow):
-            load_answer().naive_traffic(Machine(8_192), Q, Q, Q, block_q + 1, block_k)
+            answer_module("04").naive_traffic(Machine(8_192), Q, Q, Q, block_q + 1, block_k)
 
     @pytest.mark.parametrize(
         "blocks",
-        [forms.queries_outside_blocks, forms.keys_outside_blocks, forms.naive_blocks],
+        [io_blocks.queries_outside_blocks, io_blocks.keys_outside_blocks, io_blocks.naive_blocks],
         ids=lambda f: f.__name__,
     )
     def test_too_small_an_sram_is_refused(self, blocks):
@@ -472,7 +473,7 @@ class TestForms:
     @pytest.mark.parametrize("right", ORDERS)
     def test_large_problems_show_the_exponents_of_the_theorem(self, right):
         form, blocks = ORDERS[right]
-        fitted = forms.fit_exponents(
+        fitted = io_blocks.fit_exponents(
             lambda n, d, sram_bytes: form(n, n, d, d, *blocks(sram_bytes, d)).total,
             [2**16, 2**17],
             [64, 128],
@@ -481,20 +482,20 @@ class TestForms:
         assert fitted == pytest.approx({"N": 2, "d": 2, "M": -1}, abs=0.08)
 
     def test_exponents_of_a_power_law_are_found(self):
-        fitted = forms.fit_exponents(lambda n, d, m: 3 * n**2 * d**1.5 / m, [8, 16], [2, 3], [100, 200, 500])
+        fitted = io_blocks.fit_exponents(lambda n, d, m: 3 * n**2 * d**1.5 / m, [8, 16], [2, 3], [100, 200, 500])
         assert fitted == pytest.approx({"N": 2, "d": 1.5, "M": -1})
 
     @pytest.mark.parametrize(("keys_outside", "want"), [(False, 10_880), (True, 9_552)])
     def test_the_crossover_at_common_sizes(self, keys_outside, want):
-        assert forms.crossover_bytes(4096, 64, keys_outside=keys_outside) == want
+        assert io_blocks.crossover_bytes(4096, 64, keys_outside=keys_outside) == want
 
     @pytest.mark.parametrize(("keys_outside", "want"), [(False, 896), (True, 1128)])
     def test_the_crossover_is_where_tiled_starts_to_move_less(self, keys_outside, want):
-        assert forms.crossover_bytes(1024, 16, keys_outside=keys_outside) == want
+        assert io_blocks.crossover_bytes(1024, 16, keys_outside=keys_outside) == want
         form, blocks = ORDERS["flash1_order" if keys_outside else None]
 
         def tiled_over_naive(sram_bytes):
-            naive = forms.naive_traffic(1024, 1024, 16, 16, *forms.naive_blocks(sram_bytes, 16))
+            naive = forms.naive_traffic(1024, 1024, 16, 16, *io_blocks.naive_blocks(sram_bytes, 16))
             return form(1024, 1024, 16, 16, *blocks(sram_bytes, 16)).total / naive.total
 
         assert tiled_over_naive(want - 4) >= 1

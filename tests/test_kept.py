@@ -12,14 +12,25 @@ WRONG_WITH_A_BATCH = (
 )
 """Wrong in the middle of the suite: some tests before and after it pass."""
 CRASH = HEAD + ("    import ctypes\n    if Q.ndim > 3:\n        ctypes.string_at(0)\n    return _solved(Q, K, V, mask)")
-N_TESTS = {"standard_attention": 26, "estimate_attention_memory": 15}
+
+
+HALF_RIGHT = with_function(solution_text(), ATTENTION, WRONG_WITH_A_BATCH)
 
 
 @pytest.fixture
 def house(tmp_path):
     """Lab 01 half right."""
     made = House(tmp_path)
-    made.write(with_function(solution_text(), ATTENTION, WRONG_WITH_A_BATCH))
+    made.write(HALF_RIGHT)
+    return made
+
+
+@pytest.fixture(scope="module")
+def judged_house(tmp_path_factory):
+    """Lab 01 half right, and judged: nothing in it may change."""
+    made = House(tmp_path_factory.mktemp("house"))
+    made.write(HALF_RIGHT)
+    made.pytest("-p", "no:cacheprovider")
     return made
 
 
@@ -48,15 +59,13 @@ def test_a_whole_run_is_kept(house):
     ],
     ids=" ".join,
 )
-def test_a_part_of_a_task_is_not_kept_and_has_no_points(house, narrowed):
-    run = house.pytest(*narrowed)
-    assert ATTENTION not in house.kept(), all_of(run)
+def test_a_part_of_a_task_is_not_kept_and_has_no_points(judged_house, narrowed):
+    before = judged_house.kept()
+    assert len(before) == len(LAB.tasks)
+    run = judged_house.pytest(*narrowed)
+    assert judged_house.kept() == before, all_of(run)
     assert "lab01: a task has points when every test of it was run" in run.stdout
     assert "tests were run, " in run.stdout
-    house.pytest()
-    before = house.kept()
-    house.pytest(*narrowed)
-    assert house.kept() == before
 
 
 def test_last_failed_is_not_kept(house):
@@ -65,9 +74,7 @@ def test_last_failed_is_not_kept(house):
     house.write(solution_text())
     run = house.pytest("--lf")
     assert "tests were run, " in run.stdout
-    assert house.kept()[ATTENTION] == before[ATTENTION]
-    house.pytest()
-    assert len(set(house.kept()[ATTENTION])) == 1
+    assert house.kept() == before
 
 
 def test_whole_tasks_of_a_narrowed_run_are_kept(house):
@@ -196,3 +203,11 @@ def test_done_is_celebrated(house):
     assert f"★ Every task is done.\n  What is left are the reports: {report}" in house.command().stdout
     house.write(stub_text())
     assert "★" not in house.check().stdout
+
+
+def test_what_grading_refuses_is_told_beforehand(house):
+    house.write(solution_text() + "\n\nimport os\n")
+    run = house.check("estimate_attention_memory")
+    line = len((solution_text() + "\n\nimport os").splitlines())
+    assert run.stdout.splitlines()[0] == f"✗ grading refuses profiling.py: line {line} imports os"
+    assert run.returncode == 0, "everything here runs it"

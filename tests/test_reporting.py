@@ -6,6 +6,7 @@ import pytest
 from student import LAB, pytest_run, solution_text, stub_text, with_function
 
 from labkit.suite.prefork import WarmRunner
+from labkit.suite.verdict import State, explain
 from labkit.suite.words import run_lines
 
 TRACEBACK_SIGNS = ("Traceback", "E   ", "_ _ _", "array([", ">   ")
@@ -154,6 +155,21 @@ def test_function_that_goes_wrong(warm, tmp_path, body, says):
     assert "lab01 · standard_attention · done" in text, "the other task is still judged"
 
 
+def test_a_long_message_is_told_to_its_end_and_a_hint_follows(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def task():\n    raise ValueError('sizes ' * 30 + 'END')\n", encoding="utf-8")
+    namespace = {}
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), namespace)
+    with pytest.raises(ValueError, match="END") as caught:
+        namespace["task"]()
+    caught.value.add_note("Usual cause: sizes")
+    state, lines = explain(caught.value, [file])
+    assert state is State.CRASHED
+    assert lines[1].endswith("sizes END")
+    assert lines[2:] == ("at mine.py:2: raise ValueError('sizes ' * 30 + 'END')", "Usual cause: sizes")
+    assert max(map(len, lines)) <= 160
+
+
 def test_endless_loop(tmp_path, monkeypatch):
     source = with_function(
         solution_text(),
@@ -165,7 +181,7 @@ def test_endless_loop(tmp_path, monkeypatch):
     run = only(pytest_run(tmp_path, source, "-k", "Standard or Estimate"))
     assert run.returncode == 1
     assert len(lines_with(run, f"{ESTIMATE} was still running after 1 s of CPU time, last seen at profiling.py:")) == 1
-    assert lines_with(run, "(tests of this task have used up 1 s already, so this one got less)")
+    assert lines_with(run, "(other tests have used up a lot of time already, so this one got less)")
     assert lines_with(run, "lab01 · standard_attention · done"), "the other tasks are still judged"
 
 

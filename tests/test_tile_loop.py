@@ -14,6 +14,7 @@ from tile_loop_reference import Run, Setting, answer_of, naive, row_states, run
 from labkit.labs.catalog import ROOT
 from labkit.testing import io_formulas as forms
 from labkit.testing.reference import attention
+from labstaff import io_blocks
 
 FOLDER = ROOT / "docs" / "_static" / "tile_loop"
 SHAPES = [
@@ -194,7 +195,7 @@ class TestForms:
 
     @pytest.mark.parametrize("d", [1, 3, 16, 64, 256])
     def test_the_largest_blocks_are_pythons(self, page: Page, d: int) -> None:
-        pairs = {"queries": forms.queries_outside_blocks, "keys": forms.keys_outside_blocks}
+        pairs = {"queries": io_blocks.queries_outside_blocks, "keys": io_blocks.keys_outside_blocks}
         for order, blocks in pairs.items():
             for sram_bytes in (16, 100, 512, 1_111, 65_536, 233_472):
                 found = page("(...a) => tileLoop.blocksThatFit(...a)", order, sram_bytes, d)

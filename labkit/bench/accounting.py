@@ -9,7 +9,7 @@ GIB = 2**30
 CUDA_ROUNDING_BYTES = 512
 """CUDA's caching allocator hands out multiples of this."""
 CUDA_WORKSPACE_BYTES = 64 * MIB
-"""What the seed's table holds in every row beside its tensors: the workspaces of cuBLAS, forward and backward."""
+"""What the published benchmark holds in every row beside its tensors: cuBLAS' workspaces, forward and backward."""
 
 DEFINITIONS = ("forward_peak", "step_peak", "inference_peak", "live_after_forward", "saved")
 SOFTMAXES = ("written_out", "built_in")
@@ -33,11 +33,11 @@ def attention_memory(
     Inputs are Q, K and V of shape (batch, seq_len, d_model), each with a gradient, and the step is
     `loss = attention(Q, K, V).sum(); loss.backward()`, not the first one, so that gradients and a loss are there.
 
-    - `forward_peak`: the most alive at once until the loss is there, which is what the seed's `mem_max_MB` reports.
+    - `forward_peak`: the most alive at once until the loss is there, the published benchmark's `mem_max_MB`.
     - `step_peak`: the most alive at once in forward and backward, which is what has to fit.
     - `inference_peak`: the most alive at once in one call without gradients.
     - `live_after_forward`: what is alive when the loss is there.
-    - `saved`: of that, what the forward pass added for the backward pass, the seed's `add_mem_MB`.
+    - `saved`: of that, what the forward pass added for the backward pass, the published `add_mem_MB`.
 
     `softmax` is `written_out` (shift, exponentials, row sums, quotient) or `built_in` (one operator). Every array is
     rounded up to `round_to` by itself. The workspace is a part of all definitions but `saved`.
@@ -69,7 +69,7 @@ def account_for(row: Mapping[str, Any], definition: str = "forward_peak", dtype_
     )
 
 
-def largest_seq_len(
+def longest_that_fits(
     capacity_bytes: int,
     batch: int,
     d_model: int,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from labkit.bench.accounting import GIB, MIB, attention_memory, largest_seq_len
+from labkit.bench.accounting import GIB, MIB, attention_memory, longest_that_fits
 
 BATCH = 8
 D_MODELS = (16, 32, 64, 128)
@@ -53,7 +53,7 @@ def _total_bytes(seq_len: int, d_model: int, definition: str = "forward_peak") -
 
 def _fits(definition: str, softmax: str = "written_out", capacity_bytes: int = DEVICE_BYTES) -> dict[str, float]:
     def longest(d_model: int) -> int:
-        return largest_seq_len(capacity_bytes, BATCH, d_model, definition=definition, softmax=softmax)
+        return longest_that_fits(capacity_bytes, BATCH, d_model, definition=definition, softmax=softmax)
 
     name = f"{definition}_{softmax}_seq_len"
     return {f"{name}_d{d_model}": longest(d_model) for d_model in (D_MODELS[0], D_MODELS[-1])}

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from labkit.bench.accounting import DEFINITIONS, MIB, SOFTMAXES, account_for, attention_memory, largest_seq_len
+from labkit.bench.accounting import DEFINITIONS, MIB, SOFTMAXES, account_for, attention_memory, longest_that_fits
 from labkit.bench.columns import COLUMNS, EXTRA_COLUMNS, Row, format_cell
 from labkit.bench.contradictions import seed_contradictions
 
@@ -87,7 +87,7 @@ def show_fit(capacity_bytes: int, batch_size: int, d_models: list[int]) -> None:
     for definition in (name for name in DEFINITIONS if name in MEANING):
         for softmax in SOFTMAXES:
             for d_model in d_models:
-                n = largest_seq_len(capacity_bytes, batch_size, d_model, definition=definition, softmax=softmax)
+                n = longest_that_fits(capacity_bytes, batch_size, d_model, definition=definition, softmax=softmax)
                 taken = (
                     sum(attention_memory(batch_size, n, d_model, definition=definition, softmax=softmax).values())
                     if n

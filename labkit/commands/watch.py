@@ -11,8 +11,9 @@ from rich.text import Text
 
 from labkit.commands.check import print_lines
 from labkit.labs.manifest import Lab
+from labkit.suite.apart import to_the_end
 from labkit.suite.prefork import WarmRunner, heavy_modules
-from labkit.suite.results import TaskResult, add_up, fingerprint
+from labkit.suite.results import TaskResult, add_up, fingerprint, store
 from labkit.suite.words import change_lines, line_style, run_lines
 
 DEBOUNCE_MS = 100
@@ -39,11 +40,13 @@ def watch_lab(lab: Lab, saves: Iterable[object] | None = None, console: Console 
 
 
 def _once(runner: WarmRunner, lab: Lab, before: dict[str, TaskResult], console: Console) -> dict[str, TaskResult]:
-    run = runner.run(lab.label)
+    run = to_the_end(lambda options, _: runner.run(lab.label, *options))
     if run.problem:
         console.print(Text(f"{lab.label}: {run.problem}", style="red"))
         return before
     now = add_up(lab, run.verdicts)
+    if run.n_starts > 1 and len(run.verdicts) == run.n_collected:
+        store(lab, now)  # no single process has seen all of it
     console.rule(style="dim")
     print_lines(console, run_lines(lab, run.verdicts, more=f"uv run lab check {lab.number} -v"))
     changes = change_lines(lab, before, now)

@@ -11,13 +11,15 @@ class ProductMeter(TorchDispatchMode):
     A product of (m, k) and (k, n) is 2·m·n·k operations, a multiplication and an addition each, whatever its operands
     hold. `@`, `einsum`, `linear` and their like all arrive here as the few operators that are counted, in place, into
     `out=` or not. An elementwise multiplication that is summed up afterwards is no product. `fused` names the kernels
-    called that do a whole attention at once, whose products nobody can see from outside.
+    called that do a whole attention at once, whose products nobody can see from outside. `shapes` are rows and columns
+    of the results of products of two matrices, one after the other.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0
         self.fused: list[str] = []
+        self.shapes: list[tuple[int, int]] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -28,6 +30,8 @@ class ProductMeter(TorchDispatchMode):
         if name in _FIRST_FACTOR:
             left, right = args[_FIRST_FACTOR[name] : _FIRST_FACTOR[name] + 2]
             self.flops += 2 * left.numel() * (right.shape[-1] if name not in _TIMES_VECTOR else 1)
+            if name not in _TIMES_VECTOR:
+                self.shapes.append((left.shape[-2], right.shape[-1]))
         elif "attention" in name:
             self.fused.append(name)
         return func(*args, **(kwargs or {}))

@@ -9,34 +9,12 @@ from torch.utils._pytree import tree_leaves
 from labkit.meters.allocation import AllocationMeter
 
 
-def saved_for_backward(fn: Callable[..., Any], *args: Any) -> int:
-    """Bytes of the tensors autograd saves while `fn(*args)` runs, each storage once, inputs and output left out.
-
-    Inputs are the tensors among `args` (in lists and dicts too) and, where `fn` or an argument is a module, its
-    parameters and buffers. A view saved of an input is the input. Works on any device, the simulated one included.
-
-    What is hidden from autograd's hooks is not in it: a tensor that a custom Function keeps as an attribute of `ctx`,
-    and what `torch.utils.checkpoint` holds. `kept_by_forward` finds both.
-    """
-    if hasattr(fn, "__measure__"):  # fn lives in another process, and is measured there
-        return fn.__measure__("saved_for_backward", args, {})
-    saved: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        saved[storage._cdata] = storage
-        return tensor.detach()  # the output itself, kept by its own graph, would never be released
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = fn(*args)
-    left_out = {tensor.untyped_storage()._cdata for tensor in _tensors((getattr(fn, "__self__", fn), args, output))}
-    return sum(storage.nbytes() for key, storage in saved.items() if key not in left_out)
-
-
 def kept_by_forward(fn: Callable[..., Any], *args: Any) -> int:
     """Bytes that `fn(*args)` allocates and that are still alive while its output is, the output itself left out.
 
-    For a function that hides nothing this equals `saved_for_backward`. On the CPU and on meta tensors only.
+    That is what autograd saves, each storage once, beside what `args` and the output hold, and what is hidden from its
+    hooks as well: a tensor that a custom Function keeps as an attribute of `ctx`, or what `torch.utils.checkpoint`
+    holds. On the CPU and on meta tensors only.
     """
     if hasattr(fn, "__measure__"):
         return fn.__measure__("kept_by_forward", args, {})

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from labkit.meters.allocation import AllocationMeter, SimulatedOutOfMemoryError
 from labkit.meters.cuda import CudaMeter
-from labkit.meters.saved import kept_by_forward, saved_for_backward
+from labkit.meters.saved import kept_by_forward
 
 __all__ = [
     "AllocationMeter",
@@ -17,7 +17,6 @@ __all__ = [
     "kept_by_forward",
     "measure_peak",
     "meter_for",
-    "saved_for_backward",
 ]
 
 T = TypeVar("T")

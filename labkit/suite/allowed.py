@@ -62,7 +62,6 @@ HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot
 METERS = {
     "measure_arrays": "labkit.meters.arrays",
     "kept_by_forward": "labkit.meters.saved",
-    "saved_for_backward": "labkit.meters.saved",
     "measure_peak": "labkit.meters.tensors",
 }
 """Meters that a suite may have called on an answer's function, where that function is."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.labs.manifest import Lab
+from labkit.suite.limits import WALL_SECONDS
 from labkit.suite.run import SuiteRun, run_suite
-from labkit.suite.verdict import Kind, State, Verdict
+from labkit.suite.verdict import Verdict, how_it_ended, verdict_from
 
 MOST_STARTS = 40
 """How often a process is started for one run before the rest of its tests fail."""
+
+SILENT_SECONDS = WALL_SECONDS + 60
+"""How long a process may tell nothing: a test that its limit cannot stop, in the middle of a library, ends there."""
 
 OnVerdict = Callable[[Verdict, int], None]
 RunOnce = Callable[[Sequence[str], OnVerdict], SuiteRun]
@@ -67,15 +71,6 @@ def to_the_end(run_once: RunOnce, on_verdict: OnVerdict = lambda verdict, n_coll
     return replace(run, verdicts=judged, n_collected=run.n_collected + n_judged, n_starts=n_starts)
 
 
-def how_it_ended(status: int) -> str:
-    """The exit status of a process in words: a signal's number is negative."""
-    if status >= 0:
-        return f"it left with status {status}"
-    name = signal.Signals(-status).name
-    meaning = {"SIGSEGV": "memory that is not its own", "SIGABRT": "a library gave up", "SIGKILL": "killed"}
-    return f"{name} ({meaning[name]})" if name in meaning else name
-
-
 def _in_a_process(
     lab: Lab, options: Sequence[str], tests: Sequence[str], on_verdict: OnVerdict, show_prints: bool
 ) -> SuiteRun:
@@ -92,9 +87,11 @@ def _in_a_process(
     )
     os.close(writer)
     run = SuiteRun()
+    silence = _Silence(child, None if show_prints else SILENT_SECONDS)
     try:
         with os.fdopen(reader, encoding="utf-8") as lines:
             for line in lines:
+                silence.broken()
                 told = json.loads(line)
                 if "verdict" in told:
                     verdict = verdict_from(told["verdict"])
@@ -104,18 +101,39 @@ def _in_a_process(
                 else:
                     child.wait()
                     return replace(run, **told)
-        run.died = how_it_ended(child.wait())
+        status = child.wait()
+        run.died = f"it told nothing for {SILENT_SECONDS:g} s" if silence.too_long else how_it_ended(status)
     finally:
+        silence.end()
         with contextlib.suppress(ProcessLookupError):
             child.kill()
         child.wait()
     return run
 
 
-def verdict_from(told: dict[str, Any]) -> Verdict:
-    """A verdict that has travelled as plain data."""
-    more = {"state": State(told["state"]), "lines": tuple(told["lines"]), "kind": Kind(told["kind"])}
-    return Verdict(**{**told, **more})
+class _Silence:
+    """Ends a process that tells nothing for too long."""
+
+    def __init__(self, child: subprocess.Popen, seconds: float | None) -> None:
+        self.too_long = False
+        self._child, self._seconds = child, seconds
+        self._timer: threading.Timer | None = None
+        self.broken()
+
+    def broken(self) -> None:
+        self.end()
+        if self._seconds is not None:
+            self._timer = threading.Timer(self._seconds, self._give_up)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def _give_up(self) -> None:
+        self.too_long = True
+        self._child.kill()
 
 
 def _live(descriptor: int, job: dict[str, Any]) -> None:

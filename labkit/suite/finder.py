@@ -15,9 +15,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from labkit.labs.manifest import Lab
+from labkit.suite.budget import TEST_SECONDS
 from labkit.suite.limits import TookTooLong, time_limit
 
-IMPORT_SECONDS = 30.0
+IMPORT_SECONDS = min(30.0, TEST_SECONDS)
+"""CPU seconds that importing an answer may take."""
 OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy"}
 
 
@@ -149,13 +151,21 @@ def _borrowed_rooms(tree: ast.Module) -> str | None:
     return None
 
 
+def import_problem(file: str, error: str, said: str, line_number: int | None = None, code: str = "") -> str:
+    """What keeps `file` from being imported, as one line: an error, what it says, and the line where it came up."""
+    where = f" (line {line_number}{': ' + code if code else ''})" if line_number else ""
+    first = said.splitlines()[0] if said else ""
+    return f"importing {file} failed: {error}{': ' + first if first else ''}{where}"
+
+
 def _import_problem(file: Path, error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file]
     where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     if isinstance(error, TookTooLong):
         return f"importing {file.name} took too long: {error}{where}"
-    said = str(error).splitlines()
-    return f"importing {file.name} failed: {type(error).__name__}{': ' + said[0] if said else ''}{where}"
+    last = frames[-1] if frames else None
+    line_number, code = (last.lineno, last.line or "") if last else (None, "")
+    return import_problem(file.name, type(error).__name__, str(error), line_number, code)
 
 
 def unusable_loader(ended: str) -> Callable[[Answer], Loader]:

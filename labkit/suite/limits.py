@@ -16,7 +16,7 @@ SLOWEST_RIGHT_SECONDS = 11.0
 WALL_SECONDS = 600.0
 """How long a body may take by the clock on the wall: for one that sleeps, or waits for what never comes."""
 REPEAT_SECONDS = 1.0
-LEAST_SECONDS = 0.05
+LEAST_SECONDS = 0.01
 
 clocks_elsewhere: list[Callable[[], float]] = []
 """Clocks of CPU seconds that other processes spend for the body, which count as its own."""
@@ -31,6 +31,8 @@ class TookTooLong(BaseException):
         self.seconds = seconds
         self.waited = waited
         self.why_less = ""
+        self.limit: object = None
+        """What `time_limit` gave its body, so that the limit that was exceeded can be told from another."""
 
 
 @dataclass
@@ -49,14 +51,25 @@ class _Limit:
 
     def error(self) -> TookTooLong:
         waited = _cpu_now() - self.cpu_began < self.cpu_seconds
-        return TookTooLong(self.wall_seconds if waited else self.cpu_seconds, waited=waited)
+        error = TookTooLong(self.wall_seconds if waited else self.cpu_seconds, waited=waited)
+        error.limit = self
+        return error
+
+    def cpu_error(self) -> TookTooLong:
+        """As `error`, told by a process elsewhere that has watched its own CPU time."""
+        error = TookTooLong(self.cpu_seconds)
+        error.limit = self
+        return error
+
+    def cpu_seconds_left(self) -> float:
+        return self.cpu_seconds - (_cpu_now() - self.cpu_began)
 
 
 _active: list[_Limit] = []
 
 
 @contextlib.contextmanager
-def time_limit(cpu_seconds: float, wall_seconds: float = WALL_SECONDS) -> Iterator[None]:
+def time_limit(cpu_seconds: float, wall_seconds: float = WALL_SECONDS) -> Iterator[object]:
     """Raise `TookTooLong` in the body when it has used `cpu_seconds`, and again every second while the body goes on.
 
     Counted is the CPU time of the thread that runs the body, and of `clocks_elsewhere`: neither other programs on a
@@ -67,14 +80,14 @@ def time_limit(cpu_seconds: float, wall_seconds: float = WALL_SECONDS) -> Iterat
     when it returns. Outside the main thread, or where there is no SIGALRM (Windows), the body runs without a limit.
     """
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        yield
+        yield None
         return
     limit = _Limit(cpu_seconds, wall_seconds)
     previous = signal.signal(signal.SIGALRM, _look)
     _active.append(limit)
     _wait_for_next()
     try:
-        yield
+        yield limit
     finally:
         _active.remove(limit)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -110,6 +123,24 @@ def stop_clocks() -> Callable[[], None]:
             _wait_for_next()
 
     return resume
+
+
+def seconds_for_another() -> float | None:
+    """CPU seconds that a process which works for the body may take by itself; None where nothing limits the body.
+
+    A little less than is left, so that it stops first and can say where it was.
+    """
+    if not _active:
+        return None
+    left = min(limit.cpu_seconds_left() for limit in _active)
+    return max(left - max(0.05, left / 20), LEAST_SECONDS)
+
+
+def exceeded_by_another() -> TookTooLong:
+    """What to raise when a process that was given `seconds_for_another` has taken them."""
+    if not _active:
+        return TookTooLong(0.0)
+    return min(_active, key=_Limit.cpu_seconds_left).cpu_error()
 
 
 def cpu_seconds_of(pid: int) -> float:

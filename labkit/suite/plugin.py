@@ -105,9 +105,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         raise ProcessEnded(ended)
     marker = item.get_closest_marker("seconds")
     wanted_seconds = marker.args[0] if marker else None
-    budget = item.config.stash[BUDGETS].setdefault(_class_name(item), TaskBudget())
+    budgets = item.config.stash[BUDGETS]
+    budget = budgets.setdefault(_class_name(item), TaskBudget())
+    lost_in_all = sum(each.lost_seconds for each in budgets.values())
     try:
-        with time_limit(*budget.limits(wanted_seconds)):
+        with time_limit(*budget.limits(wanted_seconds, lost_in_all)):
             return (yield)
     except TookTooLong as error:
         budget.lost(error, wanted_seconds)

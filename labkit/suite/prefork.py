@@ -18,9 +18,10 @@ from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.allowed import HEAVY
 from labkit.suite.forkserver import Child, ForkServer, ServerEnded, serve, warm_up
 from labkit.suite.run import SuiteRun, run_suite
-from labkit.suite.verdict import State, Verdict
+from labkit.suite.verdict import Verdict, how_it_ended, verdict_from
 
-SUITE_SECONDS = 300.0
+SUITE_SECONDS = 3600.0
+"""For what no test's own limit can end. It goes by the clock, so it must be far behind them."""
 DIED, OVERTIME = "the run ended without a result", "the run did not end"
 """How `problem` begins for a run whose process died, and for one that was killed when its time was over."""
 
@@ -85,27 +86,24 @@ def _heard(channel: socket.socket, child: Child, seconds: float) -> SuiteRun:
     while select.select([channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = channel.recv(1 << 16)
         if not part:
-            status = child.wait(seconds).status
+            status = os.waitstatus_to_exitcode(child.wait(seconds).status)
             child.kill()
-            run.problem = f"{DIED} (wait status {status})"
+            run.died = how_it_ended(status)
+            run.problem = f"{DIED}: {run.died}"
             return run
         data += part
         *lines, rest = data.split(b"\n")
         data = bytearray(rest)
         for told in map(json.loads, lines):
             if "verdict" in told:
-                run.verdicts.append(_verdict(told["verdict"]))
+                run.verdicts.append(verdict_from(told["verdict"]))
                 run.n_collected = told["n_collected"]
             else:
                 child.kill()
-                return SuiteRun([_verdict(v) for v in told["verdicts"]], told["n_collected"], told["problem"])
+                return SuiteRun(list(map(verdict_from, told["verdicts"])), told["n_collected"], told["problem"])
     child.kill()
     run.problem = f"{OVERTIME} within {seconds:g} s"
     return run
-
-
-def _verdict(told: dict[str, Any]) -> Verdict:
-    return Verdict(**{**told, "state": State(told["state"]), "lines": tuple(told["lines"])})
 
 
 def _live(request: bytes, descriptors: list[int]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import linecache
+import signal
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.suite.finder import AnswerMissing, TaskMissing
 from labkit.suite.limits import SLOWEST_RIGHT_SECONDS, TookTooLong
@@ -68,6 +70,12 @@ class Verdict:
         return self.state is State.PASSED
 
 
+def verdict_from(told: dict[str, Any]) -> Verdict:
+    """A verdict that has travelled as plain data."""
+    more = {"state": State(told["state"]), "lines": tuple(told["lines"]), "kind": Kind(told["kind"])}
+    return Verdict(**{**told, **more})
+
+
 class Place(NamedTuple):
     """A line of code that an exception passed through."""
 
@@ -90,6 +98,15 @@ class ProcessEnded(Exception):
     """The answer has taken the process along in which a test ran; the message says how it ended."""
 
 
+def how_it_ended(status: int) -> str:
+    """The exit status of a process in words: a signal's number is negative."""
+    if status >= 0:
+        return f"it left with status {status}"
+    name = signal.Signals(-status).name
+    meaning = {"SIGSEGV": "memory that is not its own", "SIGABRT": "a library gave up", "SIGKILL": "killed"}
+    return f"{name} ({meaning[name]})" if name in meaning else name
+
+
 def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, tuple[str, ...]]:
     """What happened, seen from the student's file, in at most a dozen lines."""
     if isinstance(error, AnswerMissing):
@@ -109,8 +126,15 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
     said = str(error).strip()
     kind = type(error).__name__
     if mine:
+        hints = getattr(error, "__notes__", [])
         return State.CRASHED, _clip(
-            f"{mine[0].function} raised {kind}{': ' + said if said else ''}\nat {mine[-1].spot}: {mine[-1].code}"
+            "\n".join(
+                (
+                    f"{mine[0].function} raised {kind}{': ' + said if said else ''}",
+                    f"at {mine[-1].spot}: {mine[-1].code}",
+                    *hints,
+                )
+            )
         )
     if isinstance(error, AssertionError):
         return State.WRONG, _clip(said or f"not true: {places[-1].code}")
@@ -142,4 +166,11 @@ def _clip(text: str) -> tuple[str, ...]:
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES - 1], f"… and {len(lines) - MOST_LINES + 1} more lines"]
-    return tuple(line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…" for line in lines)
+    return tuple(part for line in lines for part in _folded(line))
+
+
+def _folded(line: str) -> list[str]:
+    """A line that is too long, on two: NumPy says at the end which sizes differ."""
+    if len(line) <= LONGEST_LINE:
+        return [line]
+    return textwrap.wrap(line, LONGEST_LINE, subsequent_indent="  ", max_lines=2, placeholder=" …")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,26 +56,40 @@ def attention(
 
 
 def roundings(
-    Q: npt.NDArray, K: npt.NDArray, V: npt.NDArray, *, mask: npt.ArrayLike | None = None, causal: bool = False
+    Q: npt.NDArray,
+    K: npt.NDArray,
+    V: npt.NDArray,
+    *,
+    mask: npt.ArrayLike | None = None,
+    causal: bool = False,
+    scale: float | None = None,
 ) -> list[Attention]:
     """Attention in Q's own precision, in the orders of rounding that a correct answer may choose.
 
     One plain computation can be lucky, above all at large logits and in float64; judged by it alone, correct answers
-    fail. Scaled here are the scores, the queries, or half of each, and the weights are powers over their sum or powers
-    of score minus log-sum-exp.
+    fail. Scaled here are the scores, the queries, or half of each; the weights are powers over their sum or powers of
+    score minus log-sum-exp; and the sum over the width runs as it stands, from the middle, or backwards.
     """
     width, number = Q.shape[-1], Q.dtype.type
+    factor = width**-0.5 if scale is None else float(scale)
+    half = abs(factor) ** 0.5
     found = []
-    for q_power, k_power, score_power in ((0, 0, -0.5), (-0.5, 0, 0), (-0.25, -0.25, 0)):
-        q, k = Q * number(width**q_power), K * number(width**k_power)
-        scale = float(width**score_power)
-        plain = attention(q, k, V, mask=mask, causal=causal, scale=scale, dtype=Q.dtype)
-        hidden = plain.weights == 0
-        lse = np.where(np.isfinite(plain.lse), plain.lse, number(0))[..., None]
-        logits = np.einsum("...id,...jd->...ij", q, k, optimize=True) * number(scale)
-        weights = np.exp(np.where(hidden, number(-np.inf), logits) - lse)
-        found += [plain, Attention(weights @ V, weights, plain.lse)]
+    for order in orders(width):
+        for q_factor, k_factor, rest in ((1, 1, factor), (factor, 1, 1), (half, math.copysign(half, factor), 1)):
+            q, k = Q[..., order] * number(q_factor), K[..., order] * number(k_factor)
+            plain = attention(q, k, V, mask=mask, causal=causal, scale=float(rest), dtype=Q.dtype)
+            hidden = plain.weights == 0
+            lse = np.where(np.isfinite(plain.lse), plain.lse, number(0))[..., None]
+            logits = np.einsum("...id,...jd->...ij", q, k, optimize=True) * number(rest)
+            weights = np.exp(np.where(hidden, number(-np.inf), logits) - lse)
+            found += [plain, Attention(weights @ V, weights, plain.lse)]
     return found
+
+
+def orders(width: int) -> list[npt.NDArray[np.intp]]:
+    """Orders in which a sum over `width` numbers may run: as they stand, from the middle, and backwards."""
+    natural = np.arange(width)
+    return [natural, np.roll(natural, width // 2), natural[::-1]]
 
 
 def random_qkv(

@@ -19,8 +19,9 @@ def got_and_expected(got: float, expected: float) -> str:
 
 
 def times(ratio: float, text: str) -> str:
-    """`text` with the ratio in it; nothing when it is too far from 1 to mean something."""
-    return text.format(f"{ratio:.3g}") if 1e-3 < abs(ratio) < 1e3 else ""
+    """`text` with the ratio in it; nothing when it is too near to 1, or too far from it, to mean something."""
+    told = f"{ratio:.3g}"
+    return text.format(told) if 1e-3 < abs(ratio) < 1e3 and told != "1" else ""
 
 
 def share(n: int, total: int) -> str:

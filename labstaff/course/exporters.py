@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import html
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 from nbconvert.exporters import HTMLExporter, NotebookExporter
 
 from labkit.labs.catalog import find_lab
+from labkit.labs.manifest import Lab
+from labstaff.course.make import check_release
 from labstaff.course.paths import Places
-from labstaff.course.release_check import check_release
+from labstaff.course.record import MARK, PAGE, RECORDED
 from labstaff.course.restore import NOTES
 from labstaff.course.submitted import read_submitted
 
@@ -37,7 +42,7 @@ class SubmissionExporter(NotebookExporter):
         assert resources is not None
         places = resources["course"] = _places(self, resources)
         path = Path(filename)
-        if not path.is_relative_to(places.submitted):
+        if path.is_relative_to(places.autograded):
             return super().from_filename(filename, resources, **kw)
         submitted = read_submitted(path)
         notebook = v4.new_notebook(cells=submitted.cells, metadata={NOTES: submitted.notes})
@@ -48,14 +53,34 @@ class FeedbackExporter(HTMLExporter):
     """For generate_feedback: the page alone, without what is for the grader's eyes."""
 
     def from_notebook_node(self, nb: Any, resources: dict[str, Any] | None = None, **kw: Any) -> tuple[Any, Any]:
-        """The page; what nbgrader has copied beside it from the submission is removed."""
+        """The page; what nbgrader has copied beside it from the submission is removed.
+
+        The page says which recording it was made from, so that `lab grade` knows when it is out of date.
+        """
         assert resources is not None
+        places = _places(self, resources)
         nb.cells = [cell for cell in nb.cells if not cell.metadata.get(FOR_GRADER)]
         nb.metadata.pop(NOTES, None)
-        for path in _places(self, resources).feedback.rglob("*"):
-            if path.is_file() and path.suffix != ".html":
+        recorded = nb.metadata.pop(RECORDED, "")
+        for path in places.feedback.iterdir() if places.feedback.is_dir() else ():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != PAGE:
                 path.unlink()
-        return super().from_notebook_node(nb, resources, **kw)
+        page, resources = super().from_notebook_node(nb, resources, **kw)
+        page = _with_titles(page, find_lab(places.assignment))
+        return page.replace("<head>", f"<head>\n{MARK.format(html.escape(recorded))}", 1), resources
+
+
+def _with_titles(page: str, lab: Lab) -> str:
+    """nbgrader's table of contents calls each entry by its kind; here each has its name."""
+    titles = {task.name: task.name for task in lab.tasks} | {each.id: each.title for each in lab.questions}
+    for grade_id, title in titles.items():
+        kinds = r"Test cell|Coding free-response|Written response|Task"
+        pattern = rf'(<li><a href="#{re.escape(grade_id)}">)(?:{kinds})(?=</a>)'
+        before, *found = re.split(pattern, page, maxsplit=1)
+        page = "".join([before, found[0], html.escape(title), found[1]]) if found else page
+    return page
 
 
 def _places(exporter: Any, resources: Any) -> Places:

@@ -1,19 +1,23 @@
-"""Where things lie in a course folder, and what a submission there must be before nbgrader looks at it."""
+"""Where things lie in a course folder, and which students' names nbgrader can work with."""
 
 from __future__ import annotations
 
-import json
-import stat
-from collections.abc import Iterator
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.labs.manifest import FOLDER_PATTERN
+from labstaff.judge.kept import results_of
+from labstaff.judge.plain_text import one_line
 
 NOTEBOOK = "report.ipynb"
-RESULTS = "judged"
-PUT_THERE = "put_there_when_none_was_handed_in"
-NOT_HANDED_IN = f"no {NOTEBOOK} was handed in; the released one stands in its place"
+TIMESTAMP = "timestamp.txt"
+CONFIG_FILE = "nbgrader_config.py"
+SET_ASIDE = "set_aside"
+NOT_FOR_NBGRADER = "*?[]"
+"""What nbgrader takes for a pattern in a student's name."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,14 @@ class Places:
         return self.course / "release" / self.assignment
 
     @property
+    def set_aside(self) -> Path:
+        """Where lies what was handed in and is not part of an assignment."""
+        return self.course / SET_ASIDE / self.student / self.assignment
+
+    @property
     def results(self) -> Path:
         """Where the judge keeps its results, for all submissions."""
-        return self.course / RESULTS
+        return results_of(self.course)
 
 
 def submissions(course: Path, assignment: str = "*") -> Iterator[Places]:
@@ -57,30 +66,25 @@ def submissions(course: Path, assignment: str = "*") -> Iterator[Places]:
             yield Places(course, folder.parent.name, folder.name)
 
 
-def make_ready(course: Path) -> list[str]:
-    """Make every submission one that nbgrader can grade; returns what was done, a line each.
+def why_not_recordable(student: str) -> str:
+    """Why nbgrader cannot work with a student of this name; nothing when it can."""
+    shown = one_line(student)
+    if shown != student or any(character in student for character in NOT_FOR_NBGRADER):
+        return "nbgrader takes no such name: rename the folder, in plain characters and without any of * ? [ ]"
+    return ""
 
-    nbgrader passes over a submission without its notebook, so that its student vanishes from the grades: the released
-    one is put there. It follows links and waits for pipes when it copies: what is not a regular file is removed.
+
+@contextlib.contextmanager
+def alone(course: Path, what: str, on_waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the course's lock called `what` while the body runs, waiting for whoever holds it; it ends with its process.
+
+    Args:
+        on_waiting: called once when it has to be waited for.
     """
-    done = []
-    for places in submissions(course):
-        name = f"{places.student}: {places.assignment}"
-        done += [f"{name}: removed {path}, which is no file" for path in remove_what_is_no_file(places.submitted)]
-        if not any(places.submitted.glob("*.ipynb")) and (places.released / NOTEBOOK).is_file():
-            notebook = json.loads((places.released / NOTEBOOK).read_text(encoding="utf-8"))
-            notebook["metadata"][PUT_THERE] = True
-            (places.submitted / NOTEBOOK).write_text(json.dumps(notebook), encoding="utf-8")
-            done.append(f"{name}: {NOT_HANDED_IN}")
-    return done
-
-
-def remove_what_is_no_file(folder: Path) -> list[Path]:
-    """Remove links, pipes, sockets and devices from `folder`; returns where they were, relative to it."""
-    removed = []
-    for path in sorted(folder.rglob("*")):
-        kind = path.lstat().st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-            path.unlink()
-            removed.append(path.relative_to(folder))
-    return removed
+    with (course / f".{what}.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

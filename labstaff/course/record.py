@@ -1,33 +1,207 @@
-"""Has nbgrader record what the judge has found: its own autograde, on submissions that it can take."""
+"""Has nbgrader record what the judge has found, of all whose recording is missing or out of date, and of nobody else.
+
+nbgrader passes over a submission for which it finds a folder, though it was killed while it wrote it, and though the
+submission or its judgement have changed since. Here a submission counts as recorded when the notebook that nbgrader
+wrote says so, which is written last, and when the gradebook holds its scores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import hashlib
+import json
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labstaff.course.nbgrader_process import Nbgrader
-from labstaff.course.paths import make_ready
+from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, TIMESTAMP, Places, alone, submissions, why_not_recordable
+from labstaff.course.ready import MOST_NOTEBOOK_BYTES, make_ready
+from labstaff.judge.judging import hidden_seed, kept_at
+from labstaff.judge.plain_text import one_line
+from labstaff.judge.submission import NOTES_FILE, read_regular, read_submission
+
+RECORDED = "attention_labs_recorded"
+"""Under which name of a recorded notebook's metadata its fingerprint stands."""
+
+PAGE = Path(NOTEBOOK).with_suffix(".html").name
+MARK = '<meta name="recorded" content="{}" />'
+"""How a page of feedback says which recording it was made from."""
+
+COMMANDS_LOCK = "nbgrader"
 
 
-class RecordError(RuntimeError):
-    """nbgrader did not record; the message is what it said."""
+@dataclass
+class Recorded:
+    """What came of recording: students, by what was done about them."""
+
+    anew: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    feedback: list[str] = field(default_factory=list)
 
 
 def record(
-    course: Path, lab: Lab, nbgrader: Nbgrader, *, force: bool = False, say: Callable[[str], None] = lambda line: None
-) -> None:
-    """Run `nbgrader autograde` on every submission of `lab` in `course`.
+    course: Path,
+    lab: Lab,
+    nbgrader: Nbgrader,
+    students: Collection[str] | None = None,
+    *,
+    force: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Recorded:
+    """Run `nbgrader autograde` on the submissions of `lab` in `course` that are not recorded as they are now.
+
+    Feedback that was made from an older recording is made again. One grader records at a time: others wait.
 
     Args:
-        force: record submissions again that were recorded before.
-        say: is given a line about each submission that had to be made ready.
-
-    Raises:
-        RecordError: nbgrader failed.
+        students: whose submissions; everybody's when None. Nobody else's is touched.
+        force: record everybody again.
+        say: is given a line about each submission that had to be made ready, and one when it waits.
     """
     for line in make_ready(course):
         say(line)
-    done = nbgrader(course, "autograde", lab.folder.name, *(["--force"] if force else []))
-    if done.status:
-        raise RecordError(f"nbgrader autograde {lab.folder.name} failed:\n{done.output}")
+    done = Recorded()
+    wanted = []
+    for places in submissions(course, lab.folder.name):
+        if students is not None and places.student not in students:
+            continue
+        if problem := why_not_recordable(places.student):
+            done.problems[places.student] = problem
+        else:
+            wanted.append(places)
+    with alone(course, "grading", lambda: say("another `lab grade` is recording in this course: waiting for it")):
+        with alone(course, COMMANDS_LOCK, lambda: say("an nbgrader command is running in this course: waiting for it")):
+            scored = students_with_scores(course, lab)
+            for places in wanted:
+                if not force and places.student in scored and recorded_as(places.autograded) == fingerprint(places):
+                    done.passed_over.append(places.student)
+                else:
+                    shutil.rmtree(places.autograded, ignore_errors=True)
+                    done.anew.append(places.student)
+        _autograde(course, lab, nbgrader, done)
+        _make_feedback_again(course, lab, nbgrader, done, wanted)
+    return done
+
+
+def fingerprint(places: Places) -> str:
+    """Changes when a submission is to be recorded anew: what was handed in, how it was judged, what it is worth."""
+    lab = find_lab(places.assignment)
+    submission = read_submission(lab, places.submitted)
+    judged = kept_at(places.results, submission, hidden_seed(places.course))
+    submitted = (places.submitted / name for name in (NOTEBOOK, TIMESTAMP, NOTES_FILE))
+    digest = hashlib.sha256(repr(_due_date(places)).encode())
+    for file in (judged, *submitted, places.released / NOTEBOOK, places.course / CONFIG_FILE):
+        digest.update(hashlib.sha256(read_regular(file, MOST_NOTEBOOK_BYTES) or b"").digest())
+    return digest.hexdigest()
+
+
+def recorded_as(autograded: Path) -> str:
+    """The fingerprint under which nbgrader has recorded a submission; nothing when it has not, or not to the end."""
+    try:
+        notebook = json.loads((autograded / NOTEBOOK).read_text(encoding="utf-8"))
+        return str(notebook["metadata"][RECORDED])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def feedback_made_from(page: Path) -> str:
+    """The fingerprint of the recording that a page of feedback was made from; nothing when the page does not say."""
+    before, after = MARK.split("{}")
+    text = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
+    return text.partition(before)[2].partition(after)[0] if before in text else ""
+
+
+def students_with_scores(course: Path, lab: Lab) -> set[str]:
+    """Whose check cells all have a score in the gradebook."""
+    with _gradebook(course) as database:
+        rows = database.execute(
+            "select submitted_assignment.student_id, count(grade.auto_score) from grade "
+            "join base_cell on grade.cell_id = base_cell.id "
+            "join submitted_notebook on grade.notebook_id = submitted_notebook.id "
+            "join submitted_assignment on submitted_notebook.assignment_id = submitted_assignment.id "
+            "join assignment on submitted_assignment.assignment_id = assignment.id "
+            f"where assignment.name = ? and base_cell.name in ({', '.join('?' * len(lab.tasks))}) "
+            "group by submitted_assignment.student_id",
+            (lab.folder.name, *(task.name for task in lab.tasks)),
+        ).fetchall()
+        return {student for student, count in rows if count == len(lab.tasks)}
+    return set()
+
+
+def _due_date(places: Places) -> object:
+    with _gradebook(places.course) as database:
+        return database.execute("select duedate from assignment where name = ?", (places.assignment,)).fetchone()
+    return None
+
+
+@contextlib.contextmanager
+def _gradebook(course: Path) -> Iterator[sqlite3.Connection]:
+    """The gradebook, to be read; where there is none that can be read, the body ends at its first question."""
+    with (
+        contextlib.suppress(sqlite3.OperationalError),
+        contextlib.closing(
+            sqlite3.connect(f"file:{course / 'gradebook.db'}?mode=ro", uri=True, timeout=60)
+        ) as database,
+    ):
+        yield database
+
+
+def _autograde(course: Path, lab: Lab, nbgrader: Nbgrader, done: Recorded) -> None:
+    """Have nbgrader record those of `done.anew`; whoever is not recorded afterwards is a problem."""
+    if not done.anew:
+        return
+    all_places = [Places(course, student, lab.folder.name) for student in done.anew]
+    with _view(course, [places.submitted for places in all_places]) as view:
+        run = nbgrader(course, "autograde", lab.folder.name, f"--CourseDirectory.submitted_directory={view}")
+    scored = students_with_scores(course, lab)
+    for places in all_places:
+        if places.student not in scored or recorded_as(places.autograded) != fingerprint(places):
+            done.anew.remove(places.student)
+            done.problems[places.student] = f"nbgrader did not record it: {_last_error(run.output, places.student)}"
+
+
+def _make_feedback_again(course: Path, lab: Lab, nbgrader: Nbgrader, done: Recorded, wanted: Sequence[Places]) -> None:
+    """Feedback is made when an instructor asks for it; what is there and out of date is not left to be handed back."""
+    stale = []
+    for places in wanted:
+        now = recorded_as(places.autograded)
+        if now and places.feedback.exists() and feedback_made_from(places.feedback / PAGE) != now:
+            stale.append(places)
+    if not stale:
+        return
+    with _view(course, [places.autograded for places in stale]) as view:
+        directory = f"--CourseDirectory.autograded_directory={view}"
+        run = nbgrader(course, "generate_feedback", lab.folder.name, directory, "--force")
+    for places in stale:
+        if feedback_made_from(places.feedback / PAGE) == recorded_as(places.autograded):
+            done.feedback.append(places.student)
+        else:
+            done.problems[places.student] = f"no feedback was made: {_last_error(run.output, places.student)}"
+
+
+@contextlib.contextmanager
+def _view(course: Path, folders: Sequence[Path]) -> Iterator[str]:
+    """A folder of links to students' folders, for nbgrader to find these and no others; its name in the course.
+
+    nbgrader takes whatever lies in a folder: names that end its run, and submissions that are not judged, among them.
+    """
+    with tempfile.TemporaryDirectory(dir=course, prefix=".only-these-") as view:
+        for folder in folders:
+            link = Path(view, folder.parent.name, folder.name)
+            link.parent.mkdir()
+            link.symlink_to(folder)
+        yield Path(view).name
+
+
+def _last_error(output: str, student: str) -> str:
+    """The line of nbgrader's output that says most about a student's failure."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "rror" in line and "There was an error" not in line and "raceback" not in line]
+    own = [line for line in errors if student in line]
+    return one_line((own or errors or lines or ["it said nothing"])[-1])

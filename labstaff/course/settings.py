@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
 
 from labkit.labs.catalog import find_labs
-from labstaff.course.paths import make_ready, remove_what_is_no_file
+from labstaff.course.paths import Places, alone
+from labstaff.course.ready import make_one_ready, make_ready
+from labstaff.course.record import COMMANDS_LOCK
 
 ROOM = "labstaff.course"
+WRITING = {"nbgrader-autograde", "nbgrader-generate-feedback"}
 CONFIG = '''\
-"""The course's nbgrader settings. What belongs to the labs is in labkit; what you may change is below it."""
+"""The course's nbgrader settings. What belongs to the labs is in labstaff; what you may change is below it."""
 
 from pathlib import Path
 
@@ -29,6 +33,8 @@ c.LatePenalty.grace_minutes = 10
 # `nbgrader zip_collect`: which part of an archive's name (without .zip) is the student's id.
 c.HandedIn.named_regexp = r"(?P<student_id>.+)"
 '''
+
+_held = contextlib.ExitStack()
 
 
 def apply(c: Any, course: Path) -> None:
@@ -54,14 +60,34 @@ def apply(c: Any, course: Path) -> None:
         "nbgrader.preprocessors.AssignLatePenalties",
         "nbgrader.preprocessors.CheckCellMetadata",
     ]
-    c.AssignLatePenalties.plugin_class = f"{ROOM}.late.LatePenalty"
+    c.AssignLatePenalties.plugin_class = f"{ROOM}.plugins.LatePenalty"
+    c.ExportApp.plugin_class = f"{ROOM}.plugins.QuotedCsv"
     c.GenerateFeedback.exporter_class = f"{ROOM}.exporters.FeedbackExporter"
+    c.HTMLExporter.filters = {"markdown2html": f"{ROOM}.shown.markdown2html"}  # formgrader's pages and the feedback's
+    c.ZipCollectApp.extractor_plugin = f"{ROOM}.collect.TwoFiles"
     c.ZipCollectApp.collector_plugin = f"{ROOM}.collect.HandedIn"
+    c.ZipCollectApp.force = (
+        True  # what is there already and has not changed is not touched: see labstaff.course.collect
+    )
+    _wait_for_other_commands(course)
     for line in make_ready(course):
         logging.getLogger("labkit").warning(line)
+
+
+def _wait_for_other_commands(course: Path) -> None:
+    """A command that writes has the course to itself until it ends, also when whoever started it is gone.
+
+    Formgrader reads this configuration too, and never ends: it holds nothing.
+    """
+    from traitlets.config import Application
+
+    if Application.initialized() and Application.instance().name in WRITING:
+        _held.close()  # nbgrader reads its configuration more than once
+        _held.enter_context(alone(course, COMMANDS_LOCK))
 
 
 def _before_autograde(assignment: str, student: str, notebooks: list[str]) -> None:
     """Once more when formgrader's button starts autograde, long after this configuration was read."""
     for notebook in notebooks:
-        remove_what_is_no_file(Path(notebook).parent)
+        folder = Path(notebook).resolve().parent
+        make_one_ready(Places(folder.parents[2], folder.parent.name, folder.name))

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labstaff.course.paths import NOT_HANDED_IN, PUT_THERE
-from labstaff.course.rendered import shown_safely
+from labstaff.course.ready import MOST_NOTEBOOK_BYTES, NOT_HANDED_IN, PUT_THERE
+from labstaff.course.shown import shown_safely
+from labstaff.judge.plain_text import one_line
 
-LARGEST_FILE = 64 * 2**20
 LARGEST_IMAGE = 4 * 2**20
 MOST_CELLS = 400
 MOST_OUTPUTS = 20
@@ -44,15 +44,15 @@ def read_submitted(path: Path) -> Submitted:
     """
     submitted = Submitted()
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise ValueError(f"it is larger than {LARGEST_FILE // 2**20} MiB")
+        if path.stat().st_size > MOST_NOTEBOOK_BYTES:
+            raise ValueError(f"it is larger than {MOST_NOTEBOOK_BYTES >> 20} MiB")
         notebook = json.loads(path.read_text(encoding="utf-8"))
         cells = notebook["cells"]
         if not isinstance(cells, list):
             raise ValueError("it has no list of cells")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = "it has no cells" if isinstance(error, KeyError | TypeError) else str(error)
-        submitted.note(f"{path.name} could not be read ({reason[:200]}); an empty one stands in its place")
+        submitted.note(f"{path.name} could not be read ({one_line(reason)}); an empty one stands in its place")
         return submitted
     metadata = notebook.get("metadata")
     if isinstance(metadata, dict) and metadata.get(PUT_THERE):
@@ -81,7 +81,7 @@ def _cell(cell: dict[str, Any], submitted: Submitted) -> Any:
             clean["attachments"] = attachments
         clean.source = shown_safely(source, attachments)
         if clean.source != source:
-            submitted.note("a text with HTML that a report does not need is shown as it was typed")
+            submitted.note("a text with HTML, pictures or links that a report does not need is shown as it was typed")
     else:
         return None
     metadata = cell.get("metadata")

@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from typing import Any, Protocol
+from typing import Any
 
+from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
-from traitlets import Unicode
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
 from labstaff.course.exporters import FOR_GRADER
-from labstaff.course.listing import listing
+from labstaff.course.ready import timestamp_flags
+from labstaff.course.record import RECORDED, fingerprint
 from labstaff.course.restore import NOTES
+from labstaff.course.shown import listing
+from labstaff.judge.judging import judge_submission
+from labstaff.judge.plain_text import one_line
+from labstaff.judge.results import JudgedSubmission
 
 MOST_TOLD = 5
-
-
-class Judged(Protocol):
-    """What is used of the judge's result for one submission."""
-
-    status: str
-    reason: str
-    flags: list[str]
-    tests: dict[str, str]
-    messages: dict[str, str]
-    tasks: dict[str, float]
+LONGEST_NOTE = 400
 
 
 class SuiteOutputs(NbGraderPreprocessor):
     """Runs first in the autograde chain, in the place of nbgrader's Execute: no kernel is started."""
 
-    judge = Unicode(
-        "labstaff.judge.judging.judge_submission",
-        help="the function that judges a folder: (lab's name, folder, folder of results) -> result",
-    ).tag(config=True)
-
     def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The notebook with the check cells' outputs, the judged file and the grader's notes."""
         places = resources["course"]
         lab = find_lab(places.assignment)
-        judged = load_judge(self.judge)(lab.folder.name, places.submitted, places.results)
+        judged = judge_submission(lab.folder.name, places.submitted, places.course)
         tasks = {task.name: task for task in lab.tasks}
         for cell in nb.cells:
             grading = cell.metadata.get("nbgrader", {})
@@ -49,21 +38,25 @@ class SuiteOutputs(NbGraderPreprocessor):
                 cell.outputs = check_outputs(lab, tasks[grading["grade_id"]], float(grading["points"]), judged)
         first_check = next(i for i, cell in enumerate(nb.cells) if cell.metadata.get("nbgrader", {}).get("locked"))
         nb.cells.insert(first_check, listing(places.submitted / "src" / f"{lab.module}.py"))
-        notes = [*nb.metadata.get(NOTES, []), *judged.flags]
+        notes = [*nb.metadata.get(NOTES, []), *timestamp_flags(places), *judged.flags]
         if judged.status != "judged":
             notes.insert(0, f"the judge refused this submission: {judged.reason}")
+            _raise_flag(resources["nbgrader"])
         if notes:
             nb.cells.insert(0, _notes_cell(notes))
+        nb.metadata[RECORDED] = fingerprint(places)  # written after the scores are saved: whoever has it is recorded
         return nb, resources
 
 
-def load_judge(name: str) -> Any:
-    """The function with the dotted `name`."""
-    module, _, function = name.rpartition(".")
-    return getattr(importlib.import_module(module), function)
+def _raise_flag(names: dict[str, str]) -> None:
+    """Formgrader shows a flag beside the submission in its lists."""
+    with Gradebook(names["db_url"]) as gradebook:
+        notebook = gradebook.find_submission_notebook(names["notebook"], names["assignment"], names["student"])
+        notebook.flagged = True
+        gradebook.db.commit()
 
 
-def check_outputs(lab: Lab, task: Task, max_points: float, judged: Judged) -> list[Any]:
+def check_outputs(lab: Lab, task: Task, max_points: float, judged: JudgedSubmission) -> list[Any]:
     """A check cell's two outputs: what the tests say, and the points as one plain number."""
     from nbformat import v4
 
@@ -75,7 +68,7 @@ def check_outputs(lab: Lab, task: Task, max_points: float, judged: Judged) -> li
     ]
 
 
-def earned(judged: Judged, task: str, max_points: float) -> float:
+def earned(judged: JudgedSubmission, task: str, max_points: float) -> float:
     """The points of a task: a number from 0 to `max_points`, to two decimals; 0 for anything else, and when refused."""
     points = judged.tasks.get(task, 0.0) if judged.status == "judged" else 0.0
     if isinstance(points, bool) or not isinstance(points, int | float) or not math.isfinite(points):
@@ -83,7 +76,7 @@ def earned(judged: Judged, task: str, max_points: float) -> float:
     return float(min(max(round(float(points), 2), 0.0), max_points))
 
 
-def _told(task: Task, judged: Judged) -> list[str]:
+def _told(task: Task, judged: JudgedSubmission) -> list[str]:
     """How the task's tests went: how many passed, and what the first failures say."""
     if judged.status != "judged":
         return [f"not judged: {judged.reason}"]
@@ -109,7 +102,7 @@ def _writable(text: str) -> str:
 def _notes_cell(notes: list[str]) -> Any:
     from nbformat import v4
 
-    text = "\n".join(f"- {note}" for note in notes)
+    text = "\n".join(f"- {one_line(note, LONGEST_NOTE)}" for note in notes)
     output = v4.new_output("stream", name="stdout", text=_writable(text + "\n"))
     cell = v4.new_code_cell("# For the grader", id="for-the-grader", outputs=[output])
     cell.metadata[FOR_GRADER] = True

@@ -1,18 +1,20 @@
-"""`lab grade`: judges what lies in a folder of submissions, shows progress, and tells the summary."""
+"""Judges what lies in a folder of submissions, shows progress, and tells the summary."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from labkit.labs.manifest import Lab
-from labstaff.grading.many import Outcome, find_submissions, judge_all
+from labstaff.grading.many import Outcome, Running, find_submissions, judge_all
 from labstaff.grading.summary import summary_lines, write_table
-
-RESULTS = "judged"
+from labstaff.judge.kept import keep_results_at, kept, results_of
+from labstaff.judge.plain_text import one_line
 
 
 class NothingToGrade(Exception):
@@ -28,46 +30,73 @@ def grade_submitted(
     scheduler: str = "",
     unsafe: bool = False,
     table: Path | None = None,
+    force: bool = False,
+    flags: dict[tuple[str, str], list[str]] | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Outcome]:
     """Judge every submission in `submitted` (see `find_submissions`) and tell the summary of each lab.
 
     Args:
-        results: where results are kept, and found by a later run and by nbgrader's autograde; `judged` beside
-            `submitted` when None.
-        workers, scheduler, unsafe: as in `judge_all`.
+        results: where results are kept from now on, and found by later runs and by nbgrader's autograde; when None,
+            where they were kept before, or `judged` beside `submitted`.
+        workers, scheduler, unsafe, force: as in `judge_all`.
         table: a CSV file to be written.
+        flags: what to say besides of a submission, by student and lab.
 
     Raises:
         NothingToGrade: there are no submissions.
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
     """
+    if not submitted.is_dir():
+        raise NothingToGrade(f"there is no folder {submitted}")
     found = find_submissions(submitted, labs)
     if not found:
         names = ", ".join(lab.folder.name for lab in labs)
         raise NothingToGrade(f"{submitted} holds no STUDENT/LAB folder for {names}")
-    outcomes: list[Outcome] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as progress:
-        bar = progress.add_task("judging", total=len(found))
-        judging = judge_all(
-            found,
-            results or submitted.parent / RESULTS,
-            workers=workers,
-            scheduler=scheduler,
-            unsafe=unsafe,
-        )
-        for outcome in judging:
-            outcomes.append(outcome)
-            progress.update(bar, advance=1, description=f"{outcome.handed_in.lab.label} {outcome.handed_in.student}")
+    course = submitted.parent
+    if results is not None:
+        keep_results_at(course, results.resolve())
+    running = Running()
+    judging = judge_all(
+        found,
+        results_of(course),
+        seed=kept(course).seed,
+        workers=workers,
+        scheduler=scheduler,
+        unsafe=unsafe,
+        force=force,
+        running=running,
+    )
+    outcomes = list(_shown(judging, len(found), running))
     n_kept = sum(outcome.was_kept for outcome in outcomes)
     say(f"{len(outcomes)} submissions: {len(outcomes) - n_kept} judged now, {n_kept} were judged before")
+    if n_otherwise := sum(outcome.was_otherwise for outcome in outcomes):
+        say(f"{n_otherwise} results were judged by another version of the course: judged again")
     outcomes.sort(key=lambda outcome: (outcome.handed_in.lab.number, outcome.handed_in.student))
     for lab in labs:
         of_lab = [outcome for outcome in outcomes if outcome.handed_in.lab == lab]
         for line in summary_lines(lab, of_lab) if of_lab else ():
             say(line)
+        for outcome in of_lab:
+            for flag in (flags or {}).get((outcome.handed_in.student, lab.folder.name), []):
+                say(f"look at: {one_line(outcome.handed_in.student)}: {flag}")
     if table:
         write_table(table, outcomes)
         say(f"wrote {table}")
     return outcomes
+
+
+def _shown(judging: Iterator[Outcome], n_submissions: int, running: Running) -> Iterator[Outcome]:
+    """The outcomes, with a bar on a terminal that says which submission takes longest at the moment."""
+
+    class Longest(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            since = min(((began, name) for name, began in list(running.since.items())), default=None)
+            return Text(f"{since[1]} {time.monotonic() - since[0]:.0f} s" if since else "")
+
+    columns = (TextColumn("judging"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Longest())
+    with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as progress:
+        bar = progress.add_task("judging", total=n_submissions)
+        for outcome in judging:
+            progress.update(bar, advance=1)
+            yield outcome

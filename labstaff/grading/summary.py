@@ -9,16 +9,19 @@ from pathlib import Path
 
 from labkit.labs.manifest import Lab
 from labstaff.grading.many import Outcome
-from labstaff.grading.similar import similar_pairs
-from labstaff.judge.submission import read_submission
+from labstaff.grading.similar import similar_groups
+from labstaff.judge.examine import examine
+from labstaff.judge.plain_text import cell, one_line
 
 MOST_HARD = 5
-MOST_PAIRS = 20
+MOST_GROUPS = 20
+MOST_NAMES = 12
+SLOW_SECONDS = 60.0
 
 
 def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
     """By task how many passed and where most fail; who was flagged and why; who hands in nearly the same."""
-    judged = [(outcome.handed_in.student, outcome.judged) for outcome in outcomes if outcome.judged]
+    judged = [(one_line(outcome.handed_in.student), outcome.judged) for outcome in outcomes if outcome.judged]
     yield f"{lab.label} · {lab.title}: {len(judged)} submissions judged"
     width = max(len(task.name) for task in lab.tasks)
     for task in lab.tasks:
@@ -27,7 +30,7 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
         passed = f"{whole:>4} of {len(judged)} pass all tests"
         yield f"  {task.name:<{width}}  {passed} · mean {mean:.1f} of {task.points:g} points"
     failures = Counter(
-        test.split("[")[0]
+        test
         for _, result in judged
         if result.status == "judged" and any(state == "passed" for state in result.tests.values())
         for test in dict.fromkeys(name.split("[")[0] for name, state in result.tests.items() if state != "passed")
@@ -36,21 +39,32 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield "where most fail, of those who wrote something that passes:"
         for test, count in failures.most_common(MOST_HARD):
             yield f"  {count:>4} × {test}"
+    for outcome in sorted(outcomes, key=lambda outcome: -outcome.seconds):
+        if outcome.seconds >= SLOW_SECONDS:
+            yield f"slow: {one_line(outcome.handed_in.student)}: {outcome.seconds:.0f} s"
     for student, result in judged:
         if result.status != "judged":
-            yield f"not judged: {student}: {result.reason}"
+            yield f"not judged: {student}: {one_line(result.reason)}"
     for student, result in judged:
         for flag in result.flags:
-            yield f"look at: {student}: {flag}"
+            yield f"look at: {student}: {one_line(flag)}"
     for outcome in outcomes:
         if outcome.judged is None:
-            yield f"FAILED: {outcome.handed_in.student}: {outcome.problem}"
-    sources = {each.handed_in.student: read_submission(lab, each.handed_in.place).source for each in outcomes}
-    pairs = similar_pairs(sources, lab.answer_file.read_bytes())
-    for pair in pairs[:MOST_PAIRS]:
-        yield f"nearly the same: {pair.first} and {pair.second} ({pair.share:.0%} of their syntax)"
-    if len(pairs) > MOST_PAIRS:
-        yield f"nearly the same: and {len(pairs) - MOST_PAIRS} more pairs"
+            yield f"FAILED: {one_line(outcome.handed_in.student)}: {one_line(outcome.problem)}"
+    yield from _similar_lines(lab, outcomes)
+
+
+def _similar_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    syntax = {one_line(each.handed_in.student): each.judged.syntax for each in outcomes if each.judged}
+    if not any(syntax.values()):
+        return
+    groups = similar_groups(syntax, examine(lab.answer_file.read_bytes(), lab.module).runs)
+    for group in groups[:MOST_GROUPS]:
+        names, n_more = group.students[:MOST_NAMES], len(group.students) - MOST_NAMES
+        more = f" and {n_more} more" if n_more > 0 else ""
+        yield f"nearly the same: {', '.join(names)}{more} ({group.share:.0%} of their syntax or more)"
+    if len(groups) > MOST_GROUPS:
+        yield f"nearly the same: and {len(groups) - MOST_GROUPS} more groups"
 
 
 def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
@@ -63,11 +77,6 @@ def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
             for task in lab.tasks:
                 mine = [s for name, s in (result.tests if result else {}).items() if name.split("::")[0] == task.tests]
                 points = result.tasks.get(task.name, 0.0) if result else 0.0
-                status = result.status if result else outcome.problem
+                status = result.status if result else cell(outcome.problem)
                 row = [points, task.points, mine.count("passed"), len(mine), status, len(result.flags) if result else 0]
-                table.writerow([_harmless(outcome.handed_in.student), lab.folder.name, task.name, *row])
-
-
-def _harmless(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+                table.writerow([cell(outcome.handed_in.student), lab.folder.name, task.name, *row])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from labkit.suite.limits import seconds_for_another
 from labstaff.judge import messages
 
 if TYPE_CHECKING:
@@ -20,16 +22,14 @@ class _Link(torch.autograd.Function):
         ctx.far, ctx.graph, ctx.start = far, graph, far.n_starts
         far_graph = _Graph()
         ctx.far_graph = far_graph
-        from labstaff.judge.proxy import forget
-
-        forget(far, graph, far_graph)
+        _forget(far, graph, far_graph)
         return tuple(result.detach() for result in results)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         if ctx.start != ctx.far.n_starts:
             raise RuntimeError("the graph went with the answer's process")
-        given = ctx.far.request(messages.Backward(ctx.graph, list(grads))).result
+        given = ctx.far.request(messages.Backward(ctx.graph, list(grads), seconds_for_another())).result
         return (None, None, None, *given)
 
 
@@ -60,3 +60,14 @@ def _replaced(value: Any, linked: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_replaced(each, linked) for each in value)
     return value
+
+
+def _forget(far: RemoteAnswer, graph: int, holder: Any) -> None:
+    """Have the other side forget `graph` when `holder` is gone."""
+    start = far.n_starts
+
+    def drop() -> None:
+        if start == far.n_starts:
+            far.dropped.append(graph)
+
+    weakref.finalize(holder, drop).atexit = False

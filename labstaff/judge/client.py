@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import builtins
-import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from labkit.suite.finder import Answer
-from labkit.suite.limits import TookTooLong
+from labkit.suite.finder import IMPORT_SECONDS, Answer, import_problem
+from labkit.suite.limits import TookTooLong, exceeded_by_another, time_limit
+from labkit.suite.verdict import ProcessEnded
 from labkit.testing.compare import changed_elsewhere
 from labkit.testing.programs import program_text
 from labstaff.judge import framing, messages
@@ -25,7 +25,7 @@ from labstaff.judge.unpacking import unpacker_of
 MOST_STARTS = 40
 """How often the process of one answer is started again after it died or hung, before the rest of its tests fail."""
 
-LOAD_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "10"))
+TOOK_TOO_LONG = f"{TookTooLong.__module__}:{TookTooLong.__name__}"
 SUITE_BYTES = 1 << 30
 """What a suite's own process may hold over what it held when the first answer was loaded: see `bound_suite`."""
 
@@ -41,10 +41,21 @@ class AnswerError(Exception):
     """An exception of an answer's whose kind has no meaning here, or the end of its process."""
 
 
-class RemoteAnswer:
-    """One answer in its process."""
+class AnswerEnded(AnswerError, ProcessEnded):
+    """The end of an answer's process in the middle of a call."""
 
-    def __init__(self, sandbox: Sandbox, answer: Answer) -> None:
+
+class RemoteAnswer:
+    """One answer in its process.
+
+    Args:
+        sandbox: where its processes come from.
+        answer: the file.
+        stand_in: makes what stands here for an object that a call has given out, from (this, its kind, its number).
+    """
+
+    def __init__(self, sandbox: Sandbox, answer: Answer, stand_in: Callable[[RemoteAnswer, str, int], Remote]) -> None:
+        self.stand_in = stand_in
         self.sandbox = sandbox
         self.answer = answer
         self.cell: Cell | None = None
@@ -95,11 +106,12 @@ class RemoteAnswer:
             tasks=[task.name for task in self.answer.lab.tasks],
         )
         try:
-            loaded = self.request(load, LOAD_SECONDS)
-        except TimeoutError:
-            self.problem = f"importing {name} never ended: still running after {LOAD_SECONDS:g} s"
+            with time_limit(IMPORT_SECONDS) as limit:
+                loaded = self.request(load)
         except TookTooLong as error:
-            self.problem = f"importing {name} never ended: {error}"
+            if error.limit is not limit:  # the time of a test that has had the answer started again
+                raise
+            self.problem = f"importing {name} took too long: {error}"
         except AnswerError as error:
             self.problem = f"importing {name} failed: {error}"
         else:
@@ -108,7 +120,7 @@ class RemoteAnswer:
                 self.end()
                 return
             self.loaded = loaded
-            self.problem = _load_problem(name, loaded)
+            self.problem = _load_problem(name, text, loaded)
 
     def end(self) -> None:
         """End the process; handles to what was in it are void."""
@@ -156,7 +168,7 @@ class RemoteAnswer:
             raise
         except (EOFError, OSError):
             self._forget(cell)
-            raise AnswerError(f"its process ended in the middle of a call{cell.last_words()}") from None
+            raise AnswerEnded(f"its process ended: {cell.last_words()}") from None
         except BaseException:  # a time limit: the other side still works on the call, and would answer the next one
             self.end()
             raise
@@ -220,24 +232,25 @@ class RemoteAnswer:
             return self.machines.decode(tree)
         if tree["$"] != "far" or type(tree["number"]) is not int:
             raise CodecError(f"unknown kind {str(tree['$'])[:80]!r}")
-        from labstaff.judge.proxy import given_out
+        return self.stand_in(self, str(tree["kind"])[:80], tree["number"])
 
-        return given_out(self, str(tree["kind"])[:80], tree["number"])
-
-    def _error(self, told: messages.Described) -> Exception:
-        kind = next((found for name in told.kinds if (found := _known(name)) is not None), None)
-        if kind is None:
-            name = (told.kinds or ["Exception"])[0].split(":")[-1]
-            kind = type(name.replace("\0", "") or "Exception", (AnswerError,), {})
-        try:
-            error = kind(told.said)
-        except Exception:
-            error = AnswerError(told.said)
+    def _error(self, told: messages.Described) -> BaseException:
+        error = exceeded_by_another() if told.kinds[:1] == [TOOK_TOO_LONG] else self._exception(told)
         files = {file.name: str(file) for file in (self.answer.file, self.answer.lab.suite_file)}
         error.__dict__["far_places"] = [
             (files[file], line, function) for file, line, function in told.places if file in files
         ]
         return error
+
+    def _exception(self, told: messages.Described) -> Exception:
+        kind = next((found for name in told.kinds if (found := _known(name)) is not None), None)
+        if kind is None:
+            name = (told.kinds or ["Exception"])[0].split(":")[-1]
+            kind = type(name.replace("\0", "") or "Exception", (AnswerError,), {})
+        try:
+            return kind(told.said)
+        except Exception:
+            return AnswerError(told.said)
 
 
 class Remote:
@@ -277,13 +290,12 @@ def _known(name: str) -> type[Exception] | None:
     return None if kind is Exception else kind
 
 
-def _load_problem(file: str, told: messages.Loaded) -> str:
+def _load_problem(file: str, text: str, told: messages.Loaded) -> str:
     if told.said:
         return f"{file} {told.said}"
     if told.raised is None:
         return ""
-    places = [place for place in told.raised.places if place[0] == file]
-    where = f" (line {places[-1][1]})" if places else ""
-    said = told.raised.said.splitlines()
+    lines = [line for place, line, _ in told.raised.places if place == file]
+    codes = text.splitlines()[lines[-1] - 1 : lines[-1]] if lines else []
     kind = (told.raised.kinds or ["Exception"])[0].split(":")[-1]
-    return f"importing {file} failed: {kind}{': ' + said[0] if said else ''}{where}"
+    return import_problem(file, kind, told.raised.said, lines[-1] if lines else None, "".join(codes).strip())

@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import tempfile
-import threading
-from collections.abc import Set
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import replace
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.prefork import DIED, OVERTIME, WarmRunner, heavy_modules
 from labkit.suite.results import task_points
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import Kind, Verdict
+from labkit.suite.verdict import Kind, State, Verdict
 from labkit.testing.outside import NEEDS_MORE
+from labstaff.judge.examine import Examined, examine
+from labstaff.judge.kept import kept, results_of
+from labstaff.judge.plain_text import lines, one_line
 from labstaff.judge.results import JudgedSubmission, load, path_of, save
 from labstaff.judge.sandbox import BROKEN
 from labstaff.judge.submission import Submission, read_submission
+from labstaff.judge.version import version_of
 
 ALWAYS = ("labstaff.judge.proxy",)
 SUITE_SECONDS = 300.0
-IDLE_BODIES = (
-    "return None",
-    "return args[0] if args else 0",
-    "return args[-1] if args else 0",
-    "return args[:2]",
-    "return args[-1], args[0]",
-    "x = getattr(args[0], 'T', args[0]); return x, x",
-    "import numpy as np; return np.array([[np.nan]]), np.array([[np.nan]])",
-    "raise ValueError(f'{names} {[getattr(x, \"shape\", x) for x in args]} {kwargs}')",
-)
-"""What answers do that do nothing."""
+"""How long one submission's suite may run; then the tasks that were not reached are judged one by one."""
+
+TASK_SECONDS = 60.0
+"""How long each of those may take: `SUITE_SECONDS` and as often this is what a submission can cost at most."""
 
 
-_free: dict[str, frozenset[str]] = {}
-_free_lock = threading.Lock()
+NOT_JUDGED = "the rest is not judged"
+"""What a test says that was left out, since the answer's process had ended too often (`labstaff.judge.client`)."""
 
 
 class JudgeFailed(Exception):
@@ -74,19 +70,15 @@ class Judge:
         if submission.problem:
             return _refused(submission, submission.problem)
         run = self._judged(lab, submission.source, seed)
-        free = self.free_tests(lab)
-        if not run.verdicts and not run.problem.startswith(OVERTIME):
+        flags = []
+        if unfinished := _unfinished(lab, run):
+            why = run.problem.splitlines()[0] if run.problem else "its process ended too often"
+            flags = [f"its suite was cut short: {why}"]
+            run = self._task_by_task(lab, submission.source, seed, run, unfinished)
+        if not run.verdicts:
             raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
-        return judged_run(lab, key, run, free)
-
-    def free_tests(self, lab: Lab) -> frozenset[str]:
-        """The tests that answers pass which do nothing: `TestClass::test_name`."""
-        with _free_lock:  # judges that work side by side share what one of them has found
-            if lab.label not in _free:
-                runs = [self._judged(lab, _idle(lab, body), 0) for body in IDLE_BODIES]
-                passed = {test_id(lab, verdict) for run in runs for verdict in run.verdicts if verdict.passed}
-                _free[lab.label] = frozenset(passed)
-        return _free[lab.label]
+        judged = judged_run(lab, key, run)
+        return replace(judged, flags=[*flags, *judged.flags])
 
     def close(self) -> None:
         """End the processes."""
@@ -100,12 +92,30 @@ class Judge:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _judged(self, lab: Lab, source: bytes, seed: int) -> SuiteRun:
+    def _judged(
+        self, lab: Lab, source: bytes, seed: int, tests: tuple[str, ...] = (), seconds: float = SUITE_SECONDS
+    ) -> SuiteRun:
         with tempfile.TemporaryDirectory(prefix="judged-") as folder:
             (Path(folder) / f"{lab.module}.py").write_bytes(source)
-            return self._run(lab, "--src", folder, "--sandboxed", "--seed", str(seed))
+            return self._run(lab, "--src", folder, "--sandboxed", "--seed", str(seed), tests=tests, seconds=seconds)
 
-    def _run(self, lab: Lab, *options: str) -> SuiteRun:
+    def _task_by_task(self, lab: Lab, source: bytes, seed: int, cut: SuiteRun, unfinished: Sequence[Task]) -> SuiteRun:
+        """A run that was cut short, with the tasks that it did not finish judged again, each in a run of its own.
+
+        So an endless task costs its own points and no other's: what is not reached even so has failed.
+        """
+        again = {task.name for task in unfinished}
+        verdicts = [verdict for verdict in cut.verdicts if verdict.task not in again]
+        for task in unfinished:
+            run = self._judged(lab, source, seed, (task.tests,), TASK_SECONDS)
+            verdicts += run.verdicts
+            if run.problem:
+                why = (f"not reached: {run.problem.splitlines()[0]}",)
+                for i in range(max(run.n_collected - len(run.verdicts), 1)):
+                    verdicts.append(Verdict(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
+        return SuiteRun(verdicts, len(verdicts))
+
+    def _run(self, lab: Lab, *options: str, tests: tuple[str, ...], seconds: float) -> SuiteRun:
         """One run of the suite. What breaks the judge, and not the answer's own process, is tried again in a new box.
 
         An answer can end its own cell, which its tests then tell. A box that has ended, a cell that could not be had
@@ -114,14 +124,14 @@ class Judge:
         why = ""
         for _attempt in range(2):
             try:
-                run = self._runner_for(lab).run(lab.label, *options, seconds=SUITE_SECONDS)
+                run = self._runner_for(lab).run(lab.label, *options, tests=tests, seconds=seconds)
             except RuntimeError as error:
                 why = str(error)
             else:
                 if BROKEN not in run.problem and not run.problem.startswith(DIED):
                     return run
-                lines = run.problem.splitlines()
-                why = next((line.strip("! ") for line in lines if BROKEN in line), lines[0])
+                said = run.problem.splitlines()
+                why = next((line.strip("! ") for line in said if BROKEN in line), said[0])
             with contextlib.suppress(Exception):
                 self.close()
             self._runner = None
@@ -140,15 +150,22 @@ class Judge:
         return self._runner
 
 
-def judged_run(lab: Lab, key: str, run: SuiteRun, free: Set[str] = frozenset()) -> JudgedSubmission:
-    """The result of a suite's run: every test, and each task's points.
+def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
+    """The tasks that a run did not finish: its time was over, or the tasks before had ended the process too often."""
+    if run.problem.startswith(OVERTIME):
+        begun = [verdict.task for verdict in run.verdicts]
+        last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
+        return list(lab.tasks[last:])
+    spent = {verdict.task for verdict in run.verdicts if any(NOT_JUDGED in line for line in verdict.lines)}
+    return [task for task in lab.tasks if task.name in spent]
 
-    A task earns as `task_points` says, and nothing where tests are missing. It earns only if a test passes
-    that says something: not one that an answer passes which does nothing (`free`: that arguments are left alone, say),
-    and, in a task with tests whose inputs are drawn at random, one of these. What stands in the suite to be read,
-    anybody can write down.
+
+def judged_run(lab: Lab, key: str, run: SuiteRun) -> JudgedSubmission:
+    """The result of a suite's run: every test, and each task's points, by the rule that students see too.
+
+    A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing.
     """
-    tests: dict[str, str] = {}
+    tests: dict[str, Literal["passed", "failed", "missing"]] = {}
     messages: dict[str, str] = {}
     for verdict in run.verdicts:
         name = test_id(lab, verdict)
@@ -160,8 +177,7 @@ def judged_run(lab: Lab, key: str, run: SuiteRun, free: Set[str] = frozenset()) 
     if not complete:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
     flags += [f"{task.name}: no points: {why}" for task in lab.tasks if (why := _hidden_memory(task, run))]
-    whole = {task.name for task in lab.tasks} if complete else _tasks_before_the_end(run)
-    tasks = {task.name: _points(lab, task, run, free, flags) if task.name in whole else 0.0 for task in lab.tasks}
+    tasks = {task.name: _points(task, run, flags) if complete else 0.0 for task in lab.tasks}
     return JudgedSubmission(lab.folder.name, key, "judged", "", flags, tests, messages, tasks)
 
 
@@ -171,34 +187,23 @@ def test_id(lab: Lab, verdict: Verdict) -> str:
     return f"{task.tests if task else ''}::{verdict.test}"
 
 
-def _points(lab: Lab, task: Task, run: SuiteRun, free: Set[str], flags: list[str]) -> float:
+def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
-    passed = [verdict for verdict in verdicts if verdict.passed]
     if _hidden_memory(task, run):
         return 0.0
-    telling = [verdict for verdict in verdicts if test_id(lab, verdict) not in free]
-    telling = [verdict for verdict in telling if verdict.drawn] or telling
-    if not any(verdict.passed for verdict in telling):
-        if passed:
-            flags.append(
-                f"{task.name}: no points for {len(passed)} of {len(verdicts)} tests: an answer that does nothing, "
-                "or repeats the examples, passes them too"
-            )
-        return 0.0
-    return task_points(task, verdicts)
-
-
-def _tasks_before_the_end(run: SuiteRun) -> set[str]:
-    """Of a run that was killed when its time was over, the tasks that it was through with."""
-    if not run.problem.startswith(OVERTIME) or not run.verdicts:
-        return set()
-    return {verdict.task for verdict in run.verdicts} - {run.verdicts[-1].task}
+    points = task_points(task, verdicts)
+    if not points and (n_passed := sum(verdict.passed for verdict in verdicts)):
+        flags.append(
+            f"{task.name}: no points for {n_passed} of {len(verdicts)} tests: an answer that does nothing, "
+            "or repeats the examples, passes them too"
+        )
+    return points
 
 
 def _hidden_memory(task: Task, run: SuiteRun) -> str:
     """What the meters in the answer's process did not see, though the kernel did; nothing where they agree."""
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
-    inside = [verdict for verdict in verdicts if verdict.kind is Kind.SMALL and not verdict.outside]
+    inside = [verdict for verdict in verdicts if verdict.kind == Kind.SMALL and not verdict.outside]
     for verdict in verdicts:
         too_much = [line for line in verdict.lines if NEEDS_MORE in line]
         if verdict.outside and too_much and inside and all(each.passed for each in inside):
@@ -206,28 +211,48 @@ def _hidden_memory(task: Task, run: SuiteRun) -> str:
     return ""
 
 
-def _idle(lab: Lab, body: str) -> bytes:
-    """An answer to every task that does nothing of what is asked; `names` are its arguments' names."""
-    return "".join(
-        f"def {task.name}(*args, **kwargs):\n    names = {task.signature!r}\n    {body}\n" for task in lab.tasks
-    ).encode()
-
-
 def judge_submission(
-    lab_name: str, folder: Path, results: Path, judge: Judge | None = None, *, unsafe: bool = False
+    lab_name: str, folder: Path, course: Path, judge: Judge | None = None, *, unsafe: bool = False
 ) -> JudgedSubmission:
-    """The outcome for the submission of a lab in `folder` (or a zip archive); judged once, then found in `results`."""
+    """The outcome for the submission of a lab in `folder` (or a zip archive) in the course whose folder is `course`.
+
+    Judged once, then found where the course keeps its results.
+    """
     submission = read_submission(find_lab(lab_name), folder)
-    path = path_of(results, submission.lab.folder.name, submission.key)
-    kept = load(path)
-    if kept is None:
+    seed = hidden_seed(course)
+    path = kept_at(results_of(course), submission, seed)
+    judged = load(path)
+    if judged is None:
         if judge is not None:
-            kept = judge.judge(submission, hidden_seed(results))
+            judged = judge_now(judge, submission, seed)
         else:
             with Judge(unsafe=unsafe) as own:
-                kept = own.judge(submission, hidden_seed(results))
-        save(path, kept)
-    return with_flags(kept, submission)
+                judged = judge_now(own, submission, seed)
+        save(path, judged)
+    return with_flags(judged, submission)
+
+
+def judge_now(judge: Judge, submission: Submission, seed: int) -> JudgedSubmission:
+    """The outcome for `submission`, complete as it is kept: how it went, what its text says, what decided it."""
+    examined = Examined([], [], submission.problem)
+    if not submission.problem:
+        examined = examine(submission.source, submission.lab.module)
+    judged = _refused(submission, examined.problem) if examined.problem else judge.judge(submission, seed)
+    flags = [lines(flag) for flag in [*examined.flags, *judged.flags]]
+    messages = {name: lines(message) for name, message in judged.messages.items()}
+    return replace(
+        judged,
+        version=version_of(submission.lab, seed),
+        reason=one_line(judged.reason),
+        flags=flags,
+        messages=messages,
+        syntax=examined.runs,
+    )
+
+
+def kept_at(results: Path, submission: Submission, seed: int) -> Path:
+    """Where the result for `submission` is kept among `results`, as this version of the course judges it."""
+    return path_of(results, submission.lab.folder.name, submission.key, version_of(submission.lab, seed))
 
 
 def with_flags(judged: JudgedSubmission, submission: Submission) -> JudgedSubmission:
@@ -235,15 +260,9 @@ def with_flags(judged: JudgedSubmission, submission: Submission) -> JudgedSubmis
     return replace(judged, flags=[*submission.flags, *judged.flags])
 
 
-def hidden_seed(results: Path) -> int:
-    """The seed of all random inputs in one course: drawn once, kept beside the results, seen by no student."""
-    path = results / "seed"
-    results.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(str(secrets.randbelow(2**31 - 2) + 2))
-    return int(path.read_text())
+def hidden_seed(course: Path) -> int:
+    """The seed of all random inputs in one course: drawn once, kept in the course's folder, seen by no student."""
+    return kept(course).seed
 
 
 def _refused(submission: Submission, reason: str) -> JudgedSubmission:

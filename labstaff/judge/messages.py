@@ -31,7 +31,10 @@ class Load(Message):
 
 
 class Call(Message):
-    """Call an object given out before, or its method, or a meter with it; `grad`: with autograd on."""
+    """Call an object given out before, or its method, or a meter with it.
+
+    `grad`: with autograd on; `seconds`: of CPU time that it may take by itself.
+    """
 
     VALUES: ClassVar[tuple[str, ...]] = ("args", "kwargs")
     number: int
@@ -40,6 +43,7 @@ class Call(Message):
     kwargs: Any
     grad: bool
     meter: str
+    seconds: float | None = None
 
 
 class Backward(Message):
@@ -48,6 +52,7 @@ class Backward(Message):
     VALUES: ClassVar[tuple[str, ...]] = ("grads",)
     graph: int
     grads: Any
+    seconds: float | None = None
 
 
 class Release(Message):

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from labkit.testing.outside import needs_more
 from labstaff.judge import messages
-from labstaff.judge.client import AnswerError, RemoteAnswer
+from labstaff.judge.client import AnswerEnded, AnswerError, RemoteAnswer
 from labstaff.judge.packing import pack
-
-if TYPE_CHECKING:
-    from labstaff.judge.proxy import Proxy
 
 OF_TORCH = ("not enough memory", "can't allocate memory", "out of memory")
 """What torch says in a RuntimeError when there is no more."""
 
 
-def called_within(far: RemoteAnswer, mib: float, function: Proxy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def called_within(
+    far: RemoteAnswer, mib: float, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """What a call returns that may use `mib` MiB over its arguments, the answer's own text loaded within them.
 
     Raises:
@@ -43,8 +42,8 @@ def _is_want_of_memory(error: Exception) -> bool:
     said = str(error)
     if isinstance(error, MemoryError) or "MemoryError" in said:
         return True
-    if isinstance(error, AnswerError):  # it died of a failed allocation; or its import, which works otherwise, failed
-        if said.startswith("importing "):
-            return "never ended" not in said
-        return "its process ended in the middle of a call (" in said and "its time was used up" not in said
+    if isinstance(error, AnswerEnded):  # it died: of a failed allocation that nobody looked at, or was told to
+        return "SIG" in said
+    if isinstance(error, AnswerError):  # its import, which works otherwise, failed
+        return said.startswith("importing ") and "took too long" not in said
     return isinstance(error, RuntimeError) and any(words in said for words in OF_TORCH)

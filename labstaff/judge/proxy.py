@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader
 from pathlib import Path
@@ -12,7 +11,8 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.suite import limits
-from labkit.suite.finder import Absent, Answer
+from labkit.suite.finder import Absent, Answer, not_defined
+from labkit.suite.limits import seconds_for_another
 from labkit.testing import programs
 from labstaff.judge import messages
 from labstaff.judge.client import AnswerError, Remote, RemoteAnswer
@@ -97,7 +97,7 @@ def client_loader(config: pytest.Config, sandbox: Sandbox) -> Callable[[Answer],
 
     def load(answer: Answer) -> Loader:
         if answer.lab.suite_file not in by_suite:
-            far = by_suite[answer.lab.suite_file] = RemoteAnswer(sandbox, answer)
+            far = by_suite[answer.lab.suite_file] = RemoteAnswer(sandbox, answer, given_out)
             limits.clocks_elsewhere.append(far.cpu_seconds)
         return RemoteLoader(by_suite[answer.lab.suite_file])
 
@@ -121,17 +121,6 @@ def given_out(far: RemoteAnswer, kind: str, number: int) -> Proxy:
     return Proxy(far, kind, lambda: number if start == far.n_starts and far.cell is not None else None)
 
 
-def forget(far: RemoteAnswer, graph: int, holder: Any) -> None:
-    """Have the other side forget `graph` when `holder` is gone."""
-    start = far.n_starts
-
-    def drop() -> None:
-        if start == far.n_starts:
-            far.dropped.append(graph)
-
-    weakref.finalize(holder, drop).atexit = False
-
-
 def _call(thing: Proxy, method: str, args: Sequence[Any], kwargs: dict[str, Any], meter: str = "") -> Any:
     far: RemoteAnswer = thing.__dict__["_far"]
     number = thing.number_now()
@@ -140,7 +129,7 @@ def _call(thing: Proxy, method: str, args: Sequence[Any], kwargs: dict[str, Any]
     if far.dropped:
         far.request(messages.Release([far.dropped.pop() for _ in range(len(far.dropped))]))
     try:
-        reply = far.request(messages.Call(number, method, list(args), kwargs, grad, meter))
+        reply = far.request(messages.Call(number, method, list(args), kwargs, grad, meter, seconds_for_another()))
     finally:
         far.near.clear()
     if not isinstance(reply, messages.Returned):
@@ -162,7 +151,7 @@ def _stand_in(far: RemoteAnswer, name: str, table: str) -> Any:
     if far.problem:
         return Absent(far.problem)
     if name not in getattr(far.loaded, table):
-        return Absent(f"{far.answer.lab.module}.py defines no {name}: was it renamed or deleted?")
+        return not_defined(far.answer.lab.module, name)
     return Proxy(far, name, lambda: None if far.problem else getattr(far.loaded, table).get(name))
 
 

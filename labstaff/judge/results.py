@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import tempfile
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
+
+import msgspec
 
 
-@dataclass(frozen=True)
-class JudgedSubmission:
+class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outcome for one submission of one lab.
 
-    `status` is "judged" or "refused" (nothing could be judged; `reason` says why, and all points are 0). `flags` are
-    for the grader to look at. `tests` maps a test's id (`TestClass::test_name`) to "passed", "failed" or "missing",
-    `messages` a failed test's id to what a student would read, `tasks` a task to the points it earns.
+    `key` stands for what was handed in, `version` for all else that decides the outcome. `status` is "judged" or
+    "refused" (nothing could be judged; `reason` says why, and all points are 0). `flags` are for the grader to look at.
+    `tests` maps a test's id (`TestClass::test_name`) to how it went, `messages` a failed test's id to what a student
+    would read, `tasks` a task to the points it earns. `syntax` is what `labstaff.grading.similar` compares.
     """
 
     lab: str
     key: str
-    status: str
+    status: Literal["judged", "refused"]
     reason: str = ""
-    flags: list[str] = field(default_factory=list)
-    tests: dict[str, str] = field(default_factory=dict)
-    messages: dict[str, str] = field(default_factory=dict)
-    tasks: dict[str, float] = field(default_factory=dict)
+    flags: list[str] = []
+    tests: dict[str, Literal["passed", "failed", "missing"]] = {}
+    messages: dict[str, str] = {}
+    tasks: dict[str, float] = {}
+    version: str = ""
+    syntax: list[int] = []
 
     @property
     def points(self) -> float:
@@ -33,24 +37,50 @@ class JudgedSubmission:
         return sum(self.tasks.values())
 
 
-def path_of(results: Path, lab: str, key: str) -> Path:
-    """Where the result for the submission with content `key` is kept."""
-    return results / lab / f"{key}.json"
+def path_of(results: Path, lab: str, key: str, version: str) -> Path:
+    """Where the result for the submission with content `key` is kept, as `version` judges it."""
+    return results / lab / f"{key}-{version}.json"
 
 
 def load(path: Path) -> JudgedSubmission | None:
-    """The result kept at `path`; None when there is none, or the file is no result."""
+    """The result kept at `path`; None when there is none, or the file is not exactly a result, all of it."""
     try:
-        return JudgedSubmission(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return msgspec.json.decode(path.read_bytes(), type=JudgedSubmission)
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
 
 
 def save(path: Path, judged: JudgedSubmission) -> None:
-    """Keep a result: the file is there whole or not at all, also when this process is killed."""
+    """Keep a result: see `write_whole`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False) as file:
-        json.dump(asdict(judged), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(judged), indent=1))
+
+
+def judged_otherwise(path: Path) -> bool:
+    """Whether a result for the same content is kept, beside `path`, that another version of the course has judged."""
+    key = path.stem.partition("-")[0]
+    return any(other != path for pattern in (f"{key}-*.json", f"{key}.json") for other in path.parent.glob(pattern))
+
+
+def write_whole(path: Path, content: bytes, *, replace: bool = True) -> bool:
+    """Write a file that is there whole or not at all, also when this process is killed or the disk is full.
+
+    Returns:
+        False when `replace` is False and there is a file already, which then stays.
+    """
+    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            os.replace(part, path)
+        else:
+            os.link(part, path)
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)

@@ -19,6 +19,7 @@ import labkit
 from labkit.suite.allowed import HEAVY
 from labkit.suite.forkserver import Child, Ended, ForkServer, ServerEnded
 from labkit.suite.limits import cpu_seconds_of
+from labkit.suite.verdict import how_it_ended
 from labstaff.judge import framing, messages
 from labstaff.judge.confine import CPU_SECONDS, MEMORY_BYTES
 from labstaff.judge.unpacking import unpacker_of
@@ -43,7 +44,7 @@ POWERS = {
 
 INSIDE = (
     *("labkit/__init__.py", "labkit/meters", "labkit/suite/__init__.py", "labkit/suite/allowed.py"),
-    *("labkit/suite/forkserver.py", "labkit/suite/prefork_torch.py", "labstaff/__init__.py"),
+    *("labkit/suite/forkserver.py", "labkit/suite/limits.py", "labkit/suite/prefork_torch.py", "labstaff/__init__.py"),
     *(
         f"labstaff/judge/{name}.py"
         for name in (
@@ -96,18 +97,18 @@ class Cell:
         return self.ended
 
     def last_words(self) -> str:
-        """After it has hung up: how it ended, for a message; nothing when it ended by itself. Raises as `end`."""
+        """After it has hung up: how it ended, for a message. Raises as `end`."""
         try:
             self._child.wait(END_SECONDS)
         except TimeoutError:
             self.end()
-            return ""  # it has hung up, and lived on
+            return "it hung up, and lived on"
         except ServerEnded as error:
             raise BoxBroken(error) from None
         ended = self.end()
         if ended.signal == signal.SIGKILL and ended.cpu_seconds >= self.most_cpu_seconds:
-            return " (its time was used up)"
-        return f" ({ended.signal.name})" if ended.signal else ""
+            return "its time was used up"
+        return how_it_ended(os.waitstatus_to_exitcode(ended.status))
 
 
 class Sandbox:

@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.meters.arrays import only_what_stays
 from labkit.suite.allowed import METERS
+from labkit.suite.limits import time_limit
 from labstaff.judge import framing, messages, remote_machine
 from labstaff.judge.loading import NotRun, load_answer
 from labstaff.judge.messages import Described, Message
@@ -82,8 +83,13 @@ class Server:
 
     def answer(self, request: Message) -> None:
         """Do what `request` asks for, and say how it went."""
+        seconds = getattr(request, "seconds", None)
+        limit = time_limit(seconds) if seconds else contextlib.nullcontext()
         try:
-            packed = pack(self.deeds[type(request)](request), self._encode)
+            with limit:
+                reply = self.deeds[type(request)](request)
+            packed = pack(reply, self._encode)
+            del reply
         except BaseException as error:  # whatever an answer raises is news for the suite, SystemExit included
             packed = pack(messages.Raised(described(error), []))
         del request

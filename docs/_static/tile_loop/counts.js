@@ -237,7 +237,7 @@ Elements are float32, 4 bytes. Position 0 is before the loop; position k is its 
     return { ...forms.naive(settings), needs, matrixBytes: nQueries * nKeys * ELEMENT_BYTES };
   }
 
-  /* The blocks of labkit.testing.io_formulas that fill an SRAM, d_v = d: [blockQ, blockK], or null when not even 1 x 1. */
+  /* The blocks that fill an SRAM, d_v = d: [blockQ, blockK], or null when not even 1 x 1. */
   function blocksThatFit(order, sramBytes, d) {
     const capacity = Math.floor(sramBytes / ELEMENT_BYTES);
     const few = (perRow) => Math.min(Math.max(1, Math.floor(capacity / (8 * perRow))), 16);

@@ -13,7 +13,7 @@ from labkit.bench.accounting import (
     MIB,
     SOFTMAXES,
     attention_memory,
-    largest_seq_len,
+    longest_that_fits,
 )
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
@@ -162,7 +162,7 @@ def fit_data() -> dict[str, Any]:
 
     def curve(softmax: str, definition: str) -> dict[str, Any]:
         parts = [attention_memory(BATCH, n, D, definition=definition, softmax=softmax) for n in ns]
-        longest = largest_seq_len(CAPACITY_BYTES, BATCH, D, definition=definition, softmax=softmax)
+        longest = longest_that_fits(CAPACITY_BYTES, BATCH, D, definition=definition, softmax=softmax)
         return {"bytes": [sum(part.values()) for part in parts], "longest": longest}
 
     definitions = ("step_peak", "forward_peak", "inference_peak")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from labkit.testing import io_formulas as forms
+from labstaff import io_blocks
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, Recipe
 
 if TYPE_CHECKING:
@@ -16,9 +17,9 @@ KIB, MIB = 2**10, 2**20
 SRAM_KIB = [4 * 2 ** (k / 4) for k in range(29)]
 GPUS_KIB = {"RTX 4090": 100, "A100": 164, "H100": 228}
 ORDERS = {
-    "queries outside": (forms.queries_outside_traffic, forms.queries_outside_blocks),
-    "keys outside": (forms.keys_outside_traffic, forms.keys_outside_blocks),
-    "standard": (forms.naive_traffic, forms.naive_blocks),
+    "queries outside": (forms.queries_outside_traffic, io_blocks.queries_outside_blocks),
+    "keys outside": (forms.keys_outside_traffic, io_blocks.keys_outside_blocks),
+    "standard": (forms.naive_traffic, io_blocks.naive_blocks),
 }
 STYLES = {"queries outside": (BLUE, "-"), "keys outside": (GREEN, "-."), "standard": (ORANGE, "--")}
 LENGTH, TILINGS = 24, [(4, 4), (8, 3)]
@@ -94,7 +95,7 @@ def traffic_data() -> dict[str, Any]:
         "traffic_bytes": moved,
         "once_bytes": 4 * N * D * 4,
         "crossover_bytes": {
-            name: forms.crossover_bytes(N, D, keys_outside=name == "keys outside") for name in list(ORDERS)[:2]
+            name: io_blocks.crossover_bytes(N, D, keys_outside=name == "keys outside") for name in list(ORDERS)[:2]
         },
         "gpus_kib": GPUS_KIB,
     }
@@ -110,7 +111,7 @@ def draw_traffic(data: dict[str, Any]) -> Figure:
         colour, dash = STYLES[name]
         ax.plot(sizes, [n_bytes / MIB for n_bytes in moved], color=colour, linestyle=dash, label=name)
     crossing = data["crossover_bytes"]["queries outside"]
-    at = crossing / KIB, forms.naive_traffic(N, N, D, D, *forms.naive_blocks(crossing, D)).total / MIB
+    at = crossing / KIB, forms.naive_traffic(N, N, D, D, *io_blocks.naive_blocks(crossing, D)).total / MIB
     ax.plot(*at, "o", color=INK, markersize=7, fillstyle="none")
     ax.annotate("they cross", at, xytext=(8, 8), textcoords="offset points", size=9, color=INK)
     floor = data["once_bytes"] / MIB
@@ -152,7 +153,7 @@ def shape_data() -> dict[str, Any]:
                 },
             }
         )
-    standard = forms.naive_traffic(N, N, D, D, *forms.naive_blocks(sram_bytes, D)).total
+    standard = forms.naive_traffic(N, N, D, D, *io_blocks.naive_blocks(sram_bytes, D)).total
     return {"N": N, "d": D, "sram_bytes": sram_bytes, "standard_bytes": standard, "points": points}
 
 

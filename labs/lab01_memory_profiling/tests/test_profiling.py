@@ -15,6 +15,18 @@ from profiling import (
 )
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
+from labkit.meters.drawing import axes_drawn_in
+from labkit.meters.weights import weights_computed
+from labkit.testing.attention_bytes import (
+    ESTIMATED,
+    MEASURED,
+    assert_estimated,
+    assert_factor,
+    assert_measured,
+    made_up,
+    true_bytes,
+)
+from labkit.testing.cases import DTYPES, Case, worked_example
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -28,81 +40,26 @@ from labkit.testing.compare import (
     require,
 )
 from labkit.testing.programs import program
-from labkit.testing.reference import attention, random_qkv, roundings
+from labkit.testing.reference import Attention, attention, random_qkv
+from labkit.testing.suspects import attention_suspects
 
-
-@program
-def measured_in_turn(sizes):
-    """Measure each of `sizes`; what the calls returned, seen after the last one, and how many different objects."""
-    results = [measure_attention_memory(*each) for each in sizes]
-    return results, len({id(result) for result in results})
-
-
-@program
-def results_once_analyzed(results):
-    """What `results` hold after a call that reads them."""
-    analyze_scaling(results)
-    return results
-
-
-@program
-def drawn(results, given=True, others_current=False):
-    """Draw `results`: into Axes `given`, or with Axes there that are not given. What then stands in the Axes drawn in.
-
-    Where the result is no Axes, it is handed back, and told is what stands in the Axes that were there.
-    With `others_current`, pyplot's current Axes are of a further figure, made later than the Axes given.
-    """
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    import matplotlib.axes
-    import matplotlib.pyplot as plt
-
-    plt.close("all")
-    try:
-        there = plt.subplots()[1]
-        others = plt.figure().add_subplot() if others_current else None
-        n_figures = len(plt.get_fignums())
-        result = plot_memory_scaling(results, ax=there) if given else plot_memory_scaling(results)
-        is_axes = isinstance(result, matplotlib.axes.Axes)
-        return {
-            "is_axes": is_axes,
-            "result": None if is_axes else result,
-            "is_there_before": result is there,
-            "n_new_figures": len(plt.get_fignums()) - n_figures,
-            "n_lines_of_others": 0 if others is None else len(others.get_lines()),
-            "results": results,
-            **_told(result if is_axes and not given else there),
-        }
-    finally:
-        plt.close("all")
-
-
-@program
-def _told(axes):
-    import numpy as np
-
-    legend = axes.get_legend()
-    return {
-        "lines": [(line.get_label(), *map(np.asarray, line.get_data())) for line in axes.get_lines()],
-        "scales": {"x": axes.xaxis.get_scale(), "y": axes.yaxis.get_scale()},
-        "bases": {
-            "x": getattr(axes.xaxis.get_transform(), "base", None),
-            "y": getattr(axes.yaxis.get_transform(), "base", None),
-        },
-        "labels": {"x": axes.get_xlabel(), "y": axes.get_ylabel()},
-        "legend": None if legend is None else [text.get_text() for text in legend.get_texts()],
-    }
-
-
-MEASURED = ("input_memory", "attention_matrix_memory", "output_memory", "total_memory")
-ESTIMATED = ("Q_memory", "K_memory", "V_memory", "attention_matrix_memory", "output_memory", "total_memory")
+robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))
 HANDOUT_MIB = {512: 1, 1024: 4, 2048: 16, 4096: 64, 8192: 256}
+
+NO_KEY = "a query that may look at no key gets weights and output 0: −inf − (−inf) and 0/0 are NaN"
+TRANSPOSED = "Usual cause: K.T turns all axes round, those of the batch too: np.swapaxes(K, -1, -2) swaps the last two"
+CURRENT = "plt.… speaks to the Axes made last, ax.… to those given"
 
 
 def run(Q, K, V, *mask):
     """The student's output and weights."""
-    result = assert_tuple("standard_attention's result", standard_attention(Q, K, V, *mask), ("output", "weights"))
+    try:
+        result = standard_attention(Q, K, V, *mask)
+    except ValueError as error:
+        if Q.ndim > 2:
+            error.add_note(TRANSPOSED)
+        raise
+    assert_tuple("standard_attention's result", result, ("output", "weights"))
     shapes = [getattr(array, "shape", None) for array in result]
     matrix = (*Q.shape[:-1], K.shape[-2])
     swapped = [matrix, (*Q.shape[:-1], V.shape[-1])]
@@ -110,93 +67,32 @@ def run(Q, K, V, *mask):
     return result
 
 
-def suspects(Q, K, V, mask=None):
-    """Usual mistakes and a function for the (output, weights) that each leads to."""
+def matrix_suspects(case):
+    """Usual mistakes with a whole matrix of weights, besides those that all forms of attention share."""
 
-    def with_scale(scale):
-        return lambda: attention(Q, K, V, mask=mask, scale=scale)[:2]
+    def masked_late():
+        late = np.where(case.hidden, 0.0, case.other(hidden=np.zeros_like(case.hidden)).weights)
+        return Attention(late @ case.V, late, case.want.lse)
 
-    def of_weights(change):
-        def pair():
-            weights = change(attention(Q, K, V, mask=mask).weights)
-            return weights @ V, weights
-
-        return pair
-
-    def scores():
-        logits = np.einsum("...id,...jd->...ij", Q.astype(float), K.astype(float)) / math.sqrt(Q.shape[-1])
-        return logits if mask is None else np.where(mask, -np.inf, logits)
-
-    def whole_matrix(_):
-        powers = np.exp(scores() - scores().max())
-        return powers / powers.sum()
-
-    def over_queries(weights):
-        hidden = np.zeros(weights.shape, bool) if mask is None else np.broadcast_to(mask, weights.shape)
-        return attention(K, Q, Q, mask=np.swapaxes(hidden, -1, -2)).weights.swapaxes(-1, -2)
-
-    def not_normalised(_):
-        top = scores().max(-1, keepdims=True)
-        return np.exp(scores() - np.where(np.isfinite(top), top, 0))
-
-    def scores_returned():
-        return attention(Q, K, V, mask=mask).output, scores()
-
-    d, d_v, n_keys = Q.shape[-1], V.shape[-1], K.shape[-2]
-    found = {
-        "the scores are not divided by √d": with_scale(1.0),
-        "the scores are divided by d in place of √d": with_scale(1 / d),
-        "the scores are multiplied by √d": with_scale(math.sqrt(d)),
-        "the softmax runs over the queries (axis −2) in place of the keys": of_weights(over_queries),
-        "the softmax runs over the whole matrix: each row must sum to 1": of_weights(whole_matrix),
-        "the rows are not divided by their sums": of_weights(not_normalised),
-        "the scores are returned in place of the weights": scores_returned,
-    }
-    if d_v != d:
-        found["the scale is taken from the width of V in place of Q's"] = with_scale(d_v**-0.5)
-    if n_keys != d:
-        found["the scale is taken from the number of keys in place of d"] = with_scale(n_keys**-0.5)
-    if mask is not None:
-
-        def late(_):
-            return np.where(mask, 0.0, attention(Q, K, V).weights)
-
-        def spread(weights):
-            return np.where(np.all(np.broadcast_to(mask, weights.shape), -1, keepdims=True), 1 / n_keys, weights)
-
-        found |= {
-            "the mask is ignored": lambda: attention(Q, K, V)[:2],
-            "True is taken as 'keep': here True means masked out": lambda: attention(Q, K, V, mask=~np.asarray(mask))[
-                :2
-            ],
-            "the mask is applied after the softmax, so that rows no longer sum to 1": of_weights(late),
-            "a row without any key is spread evenly over all of them": of_weights(spread),
-        }
+    found = {"the scores are returned in place of the weights": lambda: case.want._replace(weights=case.scores)}
+    if case.mask is not None:
+        found["the mask is applied after the softmax, so that rows no longer sum to 1"] = masked_late
     return found
 
 
-def assert_attention(Q, K, V, mask=None, hint="", nan_hint="", first_suspects=()):
+def assert_attention(Q, K, V, mask=None, hint="", nan_hint="", usual=None):
     """Compare output and weights with the reference, and name a usual mistake when one fits."""
-    result = run(Q, K, V, *([] if mask is None else [mask]))
-    want = attention(Q, K, V, mask=mask)
-    plain = roundings(Q, K, V, mask=mask)
-    usual = {**dict(first_suspects), **suspects(Q, K, V, mask)}
-    for name, part in (("weights", 1), ("output", 0)):
-        assert_close(
-            name,
-            result[part],
-            want[part],
-            plain=[each[part] for each in plain],
-            suspects={text: lambda pair=pair, part=part: pair()[part] for text, pair in usual.items()},
-            hint=hint,
-            **({"nan_hint": nan_hint} if nan_hint else {}),
-        )
+    inputs = [array.copy() for array in (Q, K, V)]  # what is right must not be told from what the answer has changed
+    output, weights = run(*inputs, *([] if mask is None else [mask]))
+    case = Case(Q, K, V, mask=mask)
+    found = lambda: (usual or {}) | attention_suspects(case) | matrix_suspects(case)  # noqa: E731
+    for name, got in (("weights", weights), ("output", output)):
+        case.check(name, got, name, suspects=found, hint=hint, nan_hint=nan_hint)
 
 
 class TestStandardAttention:
     def test_worked_example(self):
-        Q, K, V = (np.array(x, np.float32) for x in ([[1, 0]], [[1, 0], [0, 1]], [[1], [0]]))
-        assert_attention(Q, K, V, hint="compare each step with the handout's worked numbers")
+        assert_attention(*worked_example(), hint="compare each step with the handout's worked numbers")
 
     def test_odd_lengths(self, rng):
         assert_attention(*random_qkv(rng, n_queries=63, d=17))
@@ -235,6 +131,7 @@ class TestStandardAttention:
         mask = np.arange(12) >= np.array([4, 12, 9])[:, None, None]
         assert_attention(Q, K, V, mask, hint="the mask broadcasts over (..., N_q, N_k): each batch entry has its own")
 
+    @robust
     @pytest.mark.parametrize("logit_scale", [1e3, 1e12])
     def test_masked_keys_do_not_leak(self, rng, logit_scale):
         Q, K, V = random_qkv(rng, n_queries=12, n_keys=10, d=8)
@@ -251,19 +148,24 @@ class TestStandardAttention:
         )
         assert_attention(Q, K, V, mask)
 
+    @robust
     def test_row_with_every_key_masked(self, rng):
         Q, K, V = random_qkv(rng, n_queries=6, n_keys=9, d=8)
         mask = np.zeros((6, 9), bool)
-        mask[2] = mask[5] = True
-        assert_attention(
-            Q,
-            K,
-            V,
-            mask,
-            hint="a query that may look at no key gets weights and output 0",
-            nan_hint="a row that is −inf throughout: −inf − (−inf) and 0/0 are NaN; its weights must be 0",
-        )
+        mask[0, 3:] = mask[2] = mask[5] = True
+        assert_attention(Q, K, V, mask, hint=NO_KEY, nan_hint=NO_KEY)
 
+    @robust
+    @pytest.mark.parametrize("dead", [(1, 2), (1,)], ids=["one_query", "all_queries"])
+    def test_every_key_masked_in_one_batch_entry(self, rng, dead):
+        Q, K, V = random_qkv(rng, n_queries=6, n_keys=9, d=8, batch=(3,))
+        mask = rng.random((3, 6, 9)) < 0.4
+        mask[..., 0] = False
+        mask[dead] = True
+        hint = f"{NO_KEY}; the same query of another batch entry keeps its own"
+        assert_attention(Q, K, V, mask, hint=hint, nan_hint=hint)
+
+    @robust
     @pytest.mark.parametrize("logit_scale", [100, 10_000])
     def test_large_logits(self, rng, logit_scale):
         assert_attention(
@@ -272,6 +174,7 @@ class TestStandardAttention:
             nan_hint="exp overflows to inf, and inf/inf is NaN: take the row's maximum from every score before exp",
         )
 
+    @robust
     def test_rows_far_apart(self, rng):
         Q, K, V = random_qkv(rng, n_queries=5, n_keys=12, d=8)
         Q *= np.array([[1], [1e4], [10], [1e3], [100]], np.float32)
@@ -282,15 +185,17 @@ class TestStandardAttention:
             logits = np.einsum("id,jd->ij", Q.astype(float), K.astype(float)) / math.sqrt(8)
             powers = np.exp(logits - logits.max())
             weights = powers / np.maximum(powers.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
-            return weights @ V, weights
+            return Attention(weights @ V, weights, np.zeros(5))
 
-        assert_attention(Q, K, V, nan_hint=cause, first_suspects={cause: one_maximum})
+        assert_attention(Q, K, V, nan_hint=cause, usual={cause: one_maximum})
 
+    @robust
     def test_float16_values(self, rng):
         Q, K, V = random_qkv(rng, n_queries=15, n_keys=21, d=16, dtype=np.float16, logit_scale=6)
         cause = "float16 ends at 65,504: exp overflows above 11; take the row's maximum from every score before exp"
         assert_attention(Q, K, V, hint=cause, nan_hint=cause)
 
+    @robust
     def test_very_negative_logits(self, rng):
         Q = np.full((4, 8), 200, np.float32)
         K = -np.abs(rng.standard_normal((5, 8))).astype(np.float32) - 10
@@ -298,7 +203,8 @@ class TestStandardAttention:
         cause = "the maximum must be the row's own: a row may lie below 0 throughout"
         assert_attention(Q, K, V, hint=cause, nan_hint=cause)
 
-    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    @robust
+    @pytest.mark.parametrize("dtype", DTYPES)
     def test_dtype_is_kept(self, rng, dtype):
         Q, K, V = random_qkv(rng, n_queries=7, d=64, dtype=dtype)
         mask = np.triu(np.ones((7, 7), bool), 1)
@@ -312,6 +218,7 @@ class TestStandardAttention:
             hint="a step is done in float32, or a small number was added to the sums",
         )
 
+    @robust
     def test_arguments_are_left_alone(self, rng):
         arrays = dict(zip("QKV", random_qkv(rng, n_queries=8, d=4), strict=True))
         arrays["mask"] = np.triu(np.ones((8, 8), bool), 1)
@@ -320,20 +227,21 @@ class TestStandardAttention:
         for name, array in arrays.items():
             assert_unchanged(name, array, before[name])
 
+    @small
     def test_weights_are_the_full_matrix(self, rng):
         Q, K, V = random_qkv(rng, n_queries=128, n_keys=192, d=32)
-        memory = measure_arrays(standard_attention, Q, K, V)
+        assert_attention(Q, K, V)
+        memory = measure_arrays(standard_attention, Q.copy(), K.copy(), V.copy())
         weights = 128 * 192 * 4
         require(memory.kept_bytes >= weights, "the weights returned hold less memory than N_q · N_k elements")
         assert_at_most(
             "the peak",
             memory.peak_bytes,
-            6 * weights + BOOKKEEPING_BYTES,
-            hint="Six arrays of N_q × N_k are plenty. Usual cause: products formed by broadcasting, (N_q, N_k, d)",
+            12 * weights + BOOKKEEPING_BYTES,
+            hint="Twelve arrays of N_q × N_k are plenty. Usual cause: products formed by broadcasting, (N_q, N_k, d)",
         )
-        plain = [each[1] for each in roundings(Q, K, V)]
-        assert_close("weights", memory.result[1], attention(Q, K, V)[1], plain=plain)
 
+    @refuses
     @pytest.mark.parametrize(
         ("shapes", "mentions"),
         [
@@ -349,10 +257,30 @@ class TestStandardAttention:
         )
 
 
-def true_bytes(seq_len, d_model, batch_size=1, itemsize=4):
-    """What the arrays weigh: (one of Q, K, V; the weights; the output)."""
-    rows = batch_size * seq_len * itemsize
-    return rows * d_model, rows * seq_len, rows * d_model
+@program
+def measured_in_turn(sizes):
+    """Measure each of `sizes`; what the calls returned, seen after the last one, and how many different objects."""
+    results = [measure_attention_memory(*each) for each in sizes]
+    return results, len({id(result) for result in results})
+
+
+@program
+def watched(task, *args):
+    """What a task returns, and how many weights it computed in rows of each length: [[row length, weights], …]."""
+    functions = {"measure": measure_attention_memory, "profile": profile_memory_scaling}
+    result, weights = weights_computed(functions[task], *args, others=functions.values())
+    return result, sorted(map(list, weights.items()))
+
+
+def assert_really_run(weights, seq_len, batch_size=1):
+    """Fail unless as many weights were computed as attention at this length has."""
+    want, seen = batch_size * seq_len**2, dict(map(tuple, weights)).get(seq_len, 0)
+    require(
+        seen >= want,
+        f"at N = {seq_len}, batch_size = {batch_size}, {seen:,} of {want:,} weights were computed\n"
+        "Usual cause: sizes computed by formula, arrays made for show, or scaled from another length or from one entry "
+        "of the batch: run attention on all",
+    )
 
 
 class TestMeasureAttentionMemory:
@@ -362,67 +290,26 @@ class TestMeasureAttentionMemory:
     def assert_stats(self, result):
         return assert_keys("the result", result, (*MEASURED, "seq_len", "d_model"))
 
-    def assert_measured(self, stats, seq_len, d_model, batch_size=1, dtype=np.float32):
-        itemsize = np.dtype(dtype).itemsize
-        one_input, weights, output = true_bytes(seq_len, d_model, batch_size, itemsize)
-        wants = {
-            "input_memory": 3 * one_input,
-            "attention_matrix_memory": weights,
-            "output_memory": output,
-            "total_memory": 3 * one_input + weights + output,
-        }
-        usual = {
-            "input_memory": {"only one of Q, K and V is counted": one_input},
-            "attention_matrix_memory": {
-                "the inputs are right but standard_attention turns them into float64": 8 * weights / itemsize
-            },
-            "output_memory": {
-                "the inputs are right but standard_attention turns them into float64": 8 * output / itemsize
-            },
-            "total_memory": {
-                "the output is left out": 3 * one_input + weights,
-                "the inputs are left out": weights + output,
-                "only one of Q, K and V is counted": one_input + weights + output,
-            },
-        }
-        hints = {
-            "input_memory": "Q, K and V are counted together",
-            "attention_matrix_memory": "the weights are N × N for every batch entry",
-            "output_memory": "the output is as large as Q",
-            "total_memory": "inputs + weights + output",
-        }
-        for key, want in wants.items():
-            shared = {
-                "the arrays are float64: .astype(dtype) is missing": 8 * want / itemsize,
-                "the arrays are float32, whatever dtype says": 4 * want / itemsize,
-                "batch_size is dropped": want / batch_size,
-                "elements are counted in place of bytes": want / itemsize,
-                "the value is in MiB: memory is in bytes": want / 2**20,
-                "the value is in KiB: memory is in bytes": want / 2**10,
-            }
-            first, second = (usual[key], shared) if key != "input_memory" else (shared, usual[key])
-            assert_equal(key, stats[key], want, hint=hints[key], suspects={**first, **second})
-
     def test_worked_example(self):
-        self.assert_measured(self.measure(512, 64), 512, 64)
+        assert_measured(self.measure(512, 64), 512, 64)
 
     def test_odd_sizes(self):
-        self.assert_measured(self.measure(129, 17), 129, 17)
+        assert_measured(self.measure(129, 17), 129, 17)
 
     def test_sizes_drawn_at_random(self, rng):
         for _ in range(3):
             sizes = [int(n) for n in rng.integers(5, 90, 3)]
-            self.assert_measured(self.measure(*sizes), *sizes)
+            assert_measured(self.measure(*sizes), *sizes)
 
     def test_batch_counts(self):
-        self.assert_measured(self.measure(33, 8, batch_size=5), 33, 8, batch_size=5)
+        assert_measured(self.measure(33, 8, batch_size=5), 33, 8, batch_size=5)
 
     def test_batch_is_the_third_argument(self):
-        self.assert_measured(self.measure(20, 6, 3), 20, 6, batch_size=3)
+        assert_measured(self.measure(20, 6, 3), 20, 6, batch_size=3)
 
     @pytest.mark.parametrize("dtype", [np.float16, np.float64])
     def test_dtype_counts(self, dtype):
-        self.assert_measured(self.measure(40, 12, dtype=dtype), 40, 12, dtype=dtype)
+        assert_measured(self.measure(40, 12, dtype=dtype), 40, 12, dtype=dtype)
 
     def test_sizes_are_handed_through(self):
         stats = self.measure(48, 10, batch_size=2)
@@ -434,7 +321,14 @@ class TestMeasureAttentionMemory:
         for key in MEASURED:
             assert_type(key, stats[key], (int, np.integer), "a whole number of bytes")
 
-    def test_attention_is_really_run(self):
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    def test_attention_is_really_run(self, batch_size):
+        stats, weights = watched("measure", 64, 8, batch_size)
+        assert_measured(self.assert_stats(stats), 64, 8, batch_size)
+        assert_really_run(weights, 64, batch_size)
+
+    @small
+    def test_the_weights_are_really_there(self):
         peak = measure_arrays(measure_attention_memory, 256, 8).peak_bytes
         weights = 256 * 256 * 4
         require(
@@ -443,6 +337,7 @@ class TestMeasureAttentionMemory:
             "Usual cause: sizes computed by formula; this task measures arrays, the estimate comes later",
         )
 
+    @robust
     def test_measurements_are_of_this_call(self):
         (first, second), n_dicts = measured_in_turn([(64, 8), (32, 8)])
         self.assert_stats(first)
@@ -510,56 +405,26 @@ class TestProfileMemoryScaling:
             suspects={"the lengths are sorted: they stay in the order given": [16, 32, 64]},
         )
 
+    @robust
     def test_any_iterable_of_lengths(self):
         self.assert_lengths(profile_memory_scaling(n for n in (16, 32)), [16, 32])
         assert_equal("the number of lengths for an empty list", len(self.profile([])), 0)
 
-    def test_attention_is_really_run(self):
-        peak = measure_arrays(profile_memory_scaling, [32, 256]).peak_bytes
-        require(
-            peak >= 256 * 256 * 4,
-            f"the call allocates {peak:,} bytes at most, less than the weights at 256 alone (262,144)\n"
-            "Usual cause: sizes computed by formula in place of measured",
-        )
+    @pytest.mark.parametrize("lengths", [(16, 48, 31), (48, 16, 31)], ids=["shortest_first", "longest_first"])
+    def test_attention_is_really_run(self, lengths):
+        results, weights = watched("profile", list(lengths), 8, 2)
+        for n, found in self.weights_of(self.assert_lengths(results, list(lengths))).items():
+            assert_equal(f"attention_matrix_memory at {n}", found, 2 * n * n * 4)
+        for n in lengths:
+            assert_really_run(weights, n, 2)
 
 
 class TestEstimateAttentionMemory:
     def estimate(self, *args, **kwargs):
         return assert_keys("the result", estimate_attention_memory(*args, **kwargs), ESTIMATED)
 
-    def assert_estimate(self, stats, seq_len, d_model, itemsize=4, batch_size=1):
-        one_input, weights, output = true_bytes(seq_len, d_model, batch_size, itemsize)
-        total = 3 * one_input + weights + output
-        wants = dict(zip(ESTIMATED, (one_input, one_input, one_input, weights, output, total), strict=True))
-        only = {
-            "attention_matrix_memory": {
-                "it has N · d elements in place of N · N": one_input,
-                "one N · N is taken for the whole batch's (batch · N)²": batch_size * weights,
-            },
-            "total_memory": {
-                "the output is left out": total - output,
-                "Q, K and V are counted once in place of three times": total - 2 * one_input,
-                "V or K is left out": total - one_input,
-            },
-        }
-        for key, want in wants.items():
-            shared = {
-                "batch_size is ignored": want / batch_size,
-                "dtype_bytes is ignored": 4 * want / itemsize,
-                "elements are counted in place of bytes": want / itemsize,
-                "the value is in MiB: memory is in bytes": want / 2**20,
-                "Q, K and V are counted together": 3 * want if key[0] in "QKV" else None,
-                "the product overflowed a 32-bit integer": (want + 2**31) % 2**32 - 2**31,
-            }
-            usual = {text: value for text, value in {**shared, **only.get(key, {})}.items() if value != want}
-            hint = (
-                "the sum of the five" if key == "total_memory" else "shape × bytes of an element, for each batch entry"
-            )
-            assert_equal(key, stats[key], want, suspects=usual, hint=hint)
-
     def test_worked_example(self):
-        stats = self.estimate(4096, 64)
-        self.assert_estimate(stats, 4096, 64)
+        assert_estimated(self.estimate(4096, 64), 4096, 64)
 
     @pytest.mark.parametrize(("seq_len", "mib"), HANDOUT_MIB.items())
     def test_table_of_the_handout(self, seq_len, mib):
@@ -573,31 +438,33 @@ class TestEstimateAttentionMemory:
         assert_equal(f"attention_matrix_memory at {seq_len}", weights, mib * 2**20, suspects=usual)
 
     def test_odd_sizes(self):
-        self.assert_estimate(self.estimate(129, 17), 129, 17)
+        assert_estimated(self.estimate(129, 17), 129, 17)
 
     def test_sizes_drawn_at_random(self, rng):
         for _ in range(5):
             seq_len, d_model, itemsize, batch_size = (int(n) for n in rng.integers(2, 9000, 4))
             stats = self.estimate(seq_len, d_model, itemsize, batch_size)
-            self.assert_estimate(stats, seq_len, d_model, itemsize, batch_size)
+            assert_estimated(stats, seq_len, d_model, itemsize, batch_size)
 
     def test_bytes_of_an_element_count(self):
-        self.assert_estimate(self.estimate(100, 20, dtype_bytes=2), 100, 20, itemsize=2)
+        assert_estimated(self.estimate(100, 20, dtype_bytes=2), 100, 20, itemsize=2)
 
     def test_dtype_bytes_is_the_third_argument(self):
-        self.assert_estimate(self.estimate(100, 20, 8), 100, 20, itemsize=8)
+        assert_estimated(self.estimate(100, 20, 8), 100, 20, itemsize=8)
 
     def test_batch_counts(self):
-        self.assert_estimate(self.estimate(50, 16, batch_size=7), 50, 16, batch_size=7)
+        assert_estimated(self.estimate(50, 16, batch_size=7), 50, 16, batch_size=7)
 
     def test_bytes_are_whole_numbers(self):
         for key, value in self.estimate(3, 5).items():
             assert_type(key, value, (int, np.integer), "a whole number of bytes")
 
+    @robust
     def test_large_sizes_do_not_overflow(self):
-        stats = self.estimate(1_000_003, 129, batch_size=63_001)
-        self.assert_estimate(stats, 1_000_003, 129, batch_size=63_001)
+        sizes = {"seq_len": 1_000_003, "d_model": 129, "batch_size": 63_001}
+        assert_estimated(self.estimate(**sizes), **sizes)
 
+    @small
     def test_nothing_is_allocated(self):
         peak = measure_arrays(estimate_attention_memory, 1500, 64).peak_bytes
         assert_at_most(
@@ -617,19 +484,11 @@ class TestEstimateAttentionMemory:
                 assert_equal(f"{key} against a real array's nbytes", stats[key], array.nbytes)
 
 
-def made_up(lengths, exponent=2.0, total_factor=3):
-    """Results with a known growth, so that a fit can be judged exactly."""
-    return {
-        n: {
-            "input_memory": 7 * n,
-            "attention_matrix_memory": round(5 * n**exponent),
-            "output_memory": n,
-            "total_memory": total_factor * round(5 * n**exponent),
-            "seq_len": n,
-            "d_model": 64,
-        }
-        for n in lengths
-    }
+@program
+def results_once_analyzed(results):
+    """What `results` hold after a call that reads them."""
+    analyze_scaling(results)
+    return results
 
 
 class TestAnalyzeScaling:
@@ -637,33 +496,11 @@ class TestAnalyzeScaling:
         keys = ("seq_lengths", "attention_memory", "total_memory", "scaling_factor")
         return assert_keys("the result", analyze_scaling(results), keys)
 
-    def assert_factor(self, results, want, usual=(), rel=1e-3):
-        got = self.analyze(results)["scaling_factor"]
-        assert_type("scaling_factor", got, (float, np.floating), "a float")
-        if abs(got - want) <= rel * want:
-            return
-        exponent = math.log2(want)
-        memory = [results[n]["attention_matrix_memory"] for n in sorted(results)]
-        suspects = {
-            **dict(usual),
-            "every step is taken for a doubling": memory[-1] / memory[-2],
-            "every step is taken for a doubling and the ratios are averaged": np.mean(
-                np.divide(memory[1:], memory[:-1])
-            ),
-            "it is the exponent, not the factor per doubling": exponent,
-            "e is raised to the slope in place of 2": math.exp(exponent),
-            "one logarithm is natural and the other to base 2": 2 ** (exponent * math.log(2)),
-        }
-        cause = next((text for text, value in suspects.items() if abs(got - value) <= rel * abs(value)), "")
-        said = f"\nThat is exactly what comes out when {cause}" if cause else ""
-        raise AssertionError(f"scaling_factor is {got:.6g}, expected {want:.6g} per doubling of seq_len{said}")
+    def assert_factor(self, results, want, usual=None, rel=1e-3):
+        assert_factor(self.analyze(results)["scaling_factor"], results, want, usual or {}, rel)
 
     def test_growth_with_the_square(self):
-        self.assert_factor(
-            made_up([128, 256, 512]),
-            4.0,
-            {"total growth is taken from first to last": 16.0},
-        )
+        self.assert_factor(made_up([128, 256, 512]), 4.0, {"total growth is taken from first to last": 16.0})
 
     def test_lengths_and_growth_drawn_at_random(self, rng):
         for _ in range(3):
@@ -723,13 +560,21 @@ class TestAnalyzeScaling:
     def test_two_lengths_are_enough(self):
         self.assert_factor(made_up([100, 300]), 4.0)
 
+    @refuses
     def test_one_length_is_too_few(self):
         for results, when in (({}, "for empty results"), (made_up([64]), "for results of a single length")):
             assert_raises(ValueError, lambda results=results: analyze_scaling(results), when=when)
 
+    @robust
     def test_results_are_left_alone(self):
         results = results_once_analyzed(made_up([64, 32]))
         require(list(results.items()) == list(made_up([64, 32]).items()), "results, the argument, was changed")
+
+
+@program
+def drawn(results, given=True, others_current=False):
+    """What stands in the Axes that the task drew `results` in."""
+    return axes_drawn_in(plot_memory_scaling, results, given=given, others_current=others_current)
 
 
 def stop_at_a_stub():
@@ -749,6 +594,13 @@ class TestPlotMemoryScaling:
         """What stands in the Axes drawn in."""
         stop_at_a_stub()
         return drawn(copy.deepcopy(self.RESULTS), **options)
+
+    def drawn_twice(self):
+        """What stands in the Axes given, when they are the current ones and when not; and why it may differ then."""
+        for others_current, why in ((False, ""), (True, f"\nUsual cause: {CURRENT}")):
+            told = self.draw(others_current=others_current)
+            self.lines(told)
+            yield told, why
 
     def assert_axes(self, told):
         if not told["is_axes"]:
@@ -798,29 +650,27 @@ class TestPlotMemoryScaling:
         assert_close("y of 'attention weights'", np.asarray(y, float), want, plain=want.astype(np.float32))
 
     def test_both_axes_are_logarithmic_to_base_2(self):
-        told = self.draw()
-        self.lines(told)
+        for told, why in self.drawn_twice():
+            self.assert_scales(told, why)
+
+    def assert_scales(self, told, why=""):
         for name in "xy":
             scale, base = told["scales"][name], told["bases"][name]
-            assert_equal(f"the {name} axis's scale", scale, "log", hint=f"ax.set_{name}scale is not called")
+            require(scale == "log", f"the {name} axis's scale is {scale!r}, expected 'log': ax.set_{name}scale{why}")
             hint = f"without base=2, ax.set_{name}scale takes 10"
             assert_equal(f"the base of the {name} axis", float(base), 2.0, hint=hint)
 
     def test_labels_say_what_and_in_which_unit(self):
-        told = self.draw()
-        self.lines(told)
-        require(told["labels"]["x"].strip(), "the x axis has no label")
-        label = told["labels"]["y"]
-        require("MiB" in label, f"the y axis's label is {label!r}; it must name the unit, MiB")
+        for told, why in self.drawn_twice():
+            require(told["labels"]["x"].strip(), f"the x axis has no label{why}")
+            label = told["labels"]["y"]
+            require("MiB" in label, f"the y axis's label is {label!r}; it must name the unit, MiB{why}")
 
     def test_legend_is_shown(self):
-        told = self.draw()
-        self.lines(told)
-        require(told["legend"] is not None, "no legend is shown: ax.legend()")
-        shown = set(told["legend"])
-        require(
-            {"attention weights", "Q, K, V"} <= shown, f"the legend shows only {', '.join(sorted(shown)) or 'nothing'}"
-        )
+        for told, why in self.drawn_twice():
+            require(told["legend"] is not None, f"no legend is shown: ax.legend(){why}")
+            shown = ", ".join(sorted(told["legend"])) or "nothing"
+            require({"attention weights", "Q, K, V"} <= set(told["legend"]), f"the legend shows only {shown}")
 
     def test_makes_axes_when_none_are_given(self):
         told = self.draw(given=False)
@@ -831,15 +681,18 @@ class TestPlotMemoryScaling:
         )
         n_lines = len(told["lines"])
         require(n_lines >= 2, f"the new Axes hold {n_lines} lines, expected 2")
+        self.assert_scales(told)
 
+    @robust
     def test_leaves_other_axes_alone(self):
         told = self.draw(others_current=True)
-        require(
-            not told["n_lines_of_others"],
-            "it drew into the current Axes (plt.plot), not into those given (ax.plot)",
-        )
+        others = told["others"]
+        require(not others["lines"], "it drew into the current Axes (plt.plot), not into those given (ax.plot)")
+        changed = others["legend"] is not None or any((*others["labels"].values(), others["scales"]["x"] == "log"))
+        require(not changed, f"it changed the current Axes, which are not those given\nUsual cause: {CURRENT}")
         assert_equal("the number of new figures, after a call with ax", told["n_new_figures"], 0)
 
+    @robust
     def test_results_are_left_alone(self):
         told = self.draw()
         self.lines(told)

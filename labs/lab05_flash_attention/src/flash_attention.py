@@ -136,6 +136,10 @@ class FlashAttention(torch.autograd.Function):
 
         Returns:
             (dQ, dK, dV, None): None for an input that needs no gradient (`ctx.needs_input_grad`), and for is_causal.
+
+        Raises:
+            RuntimeError: where the gradients are to be differentiated once more (under `create_graph=True`, where
+                `torch.is_grad_enabled()` in a backward pass): they would be wrong without a word.
         """
         # YOUR CODE HERE
         raise NotImplementedError()

@@ -10,7 +10,8 @@ class Checkpoint(torch.autograd.Function):
     """`fn(*args)` of which autograd keeps the arguments and nothing else: `Checkpoint.apply(fn, *args)`.
 
     In the forward pass `fn` runs without a graph. In the backward pass it runs once more, with one, from the same
-    arguments and the same state of the random generators; what that run saves is freed as its gradients are computed.
+    arguments, the same state of the random generators and the same autocast; what that run saves is freed as its
+    gradients are computed.
     For a `fn` that squares its argument ten times over, 1024 float32 numbers: autograd alone keeps ten tensors of
     4,096 bytes besides the argument, of which this keeps none.
 
@@ -54,7 +55,9 @@ class Checkpoint(torch.autograd.Function):
             (`ctx.needs_input_grad`). A tensor that needs none costs no arithmetic either.
 
         Raises:
-            RuntimeError: an argument was changed in place since `forward`.
+            RuntimeError: an argument was changed in place since `forward`; or a second derivative is asked for
+                (`create_graph=True`), or `torch.autograd.grad` asks for the gradients of some inputs, where anything
+                but an error would be wrong without a word.
 
         Example:
             With x = [2.0], n = 3 as above and the gradient [1.0] of the result: (None, [12.0], None).

@@ -40,6 +40,17 @@ def profile_scaled_from_the_first(seq_lengths, d_model=64, batch_size=1):
     return results
 
 
+def profile_scaled_from_the_longest(seq_lengths, d_model=64, batch_size=1):
+    lengths = list(seq_lengths)
+    results = {}
+    for n in lengths:
+        longest = measure_attention_memory(max(lengths), d_model, batch_size)
+        stats = {key: longest[key] * n // max(lengths) for key in ("input_memory", "output_memory")}
+        stats["attention_matrix_memory"] = longest["attention_matrix_memory"] * n * n // max(lengths) ** 2
+        results[n] = {**stats, "total_memory": sum(stats.values()), "seq_len": n, "d_model": d_model}
+    return results
+
+
 def estimate_borrows_the_measurement(seq_len, d_model, dtype_bytes=4, batch_size=1):
     dtype = {2: np.float16, 4: np.float32, 8: np.float64}[dtype_bytes]
     stats = measure_attention_memory(seq_len, d_model, batch_size, dtype)

@@ -19,6 +19,8 @@ class _Inner(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dO, _):
+        if torch.is_grad_enabled():  # in a backward pass it is so under create_graph=True alone
+            raise RuntimeError("FlashAttention has no second derivatives: to autograd L is a constant")
         heads = zip(*ctx.saved_tensors, dO, strict=True)
         results = [flash_backward(*head, ctx.is_causal, 96, 128) for head in heads]
         return *(torch.stack(part) for part in zip(*results, strict=True)), None

@@ -13,6 +13,8 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dO):
+        if torch.is_grad_enabled():  # in a backward pass it is so under create_graph=True alone
+            raise RuntimeError("FlashAttention has no second derivatives: to autograd L is a constant")
         Q, K, V, O, L = ctx.saved_tensors
         D = (dO.to(L.dtype) * O.to(L.dtype)).sum(-1)
         needs_Q, needs_K, needs_V = ctx.needs_input_grad[:3]

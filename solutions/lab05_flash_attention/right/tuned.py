@@ -37,6 +37,8 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dO):
+        if torch.is_grad_enabled():  # in a backward pass it is so under create_graph=True alone
+            raise RuntimeError("FlashAttention has no second derivatives: to autograd L is a constant")
         return *flash_backward(*ctx.saved_tensors, dO, ctx.is_causal, *BACKWARD_BLOCKS), None
 
 

@@ -184,8 +184,14 @@ class FlashAttention(torch.autograd.Function):
 
         Returns:
             (dQ, dK, dV, None): None for an input that needs no gradient (`ctx.needs_input_grad`), and for is_causal.
+
+        Raises:
+            RuntimeError: where the gradients are to be differentiated once more (under `create_graph=True`, where
+                `torch.is_grad_enabled()` in a backward pass): they would be wrong without a word.
         """
         ### BEGIN SOLUTION
+        if torch.is_grad_enabled():  # in a backward pass it is so under create_graph=True alone
+            raise RuntimeError("FlashAttention has no second derivatives: to autograd L is a constant")
         gradients = flash_backward(*ctx.saved_tensors, dO, ctx.is_causal)
         dQ, dK, dV = (
             gradient if needed else None for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)

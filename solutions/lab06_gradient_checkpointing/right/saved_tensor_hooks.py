@@ -12,7 +12,7 @@ class _Place:
 def checkpoint(fn, *args):
     if not torch.is_grad_enabled():
         return fn(*args)
-    rng_state = _rng_state(args)
+    rng_state, autocast = _rng_state(args), _autocast_state(args)
     versions = _versions(args)
     places, found = [], weakref.WeakKeyDictionary()
 
@@ -22,6 +22,8 @@ def checkpoint(fn, *args):
         return place
 
     def recompute():
+        if torch.is_grad_enabled():
+            raise RuntimeError("second derivatives (create_graph) do not go through a checkpoint")
         if _versions(args) != versions:
             raise RuntimeError("an argument of a checkpointed function was changed in place before backward")
         inputs = [arg.detach().requires_grad_(arg.requires_grad) if torch.is_tensor(arg) else arg for arg in args]
@@ -32,7 +34,7 @@ def checkpoint(fn, *args):
             if place is not None:
                 found[place] = tensor.detach()
 
-        with torch.random.fork_rng(devices=rng_state.keys() - {"cpu"}), torch.enable_grad():
+        with torch.random.fork_rng(devices=rng_state.keys() - {"cpu"}), torch.enable_grad(), _autocast(autocast):
             _set_rng_state(rng_state)
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None):
                 fn(*inputs)

@@ -8,7 +8,7 @@ import torch
 class Checkpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx, fn, *args):
-        ctx.state = _rng_state(args)
+        ctx.state, ctx.autocast = _rng_state(args), _autocast_state(args)
         ctx.places = {i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         ctx.call = fn, [arg if i not in ctx.places else None for i, arg in enumerate(args)]
         ctx.save_for_backward(*(args[i] for i in sorted(ctx.places)))
@@ -17,6 +17,8 @@ class Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
+        if torch.is_grad_enabled() or not torch.autograd._is_checkpoint_valid():
+            raise RuntimeError("only loss.backward(), of first derivatives, goes through a checkpoint")
         fn, args = ctx.call[0], list(ctx.call[1])
         for i, tensor in zip(sorted(ctx.places), ctx.saved_tensors, strict=True):
             args[i] = tensor.detach()
@@ -24,7 +26,7 @@ class Checkpoint(torch.autograd.Function):
         now = _rng_state(args)
         _set_rng_state(ctx.state)
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), _autocast(ctx.autocast):
                 out = fn(*args)
                 out = out if isinstance(out, tuple) else (out,)
                 loss = sum(

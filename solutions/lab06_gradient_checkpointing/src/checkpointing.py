@@ -1,6 +1,7 @@
 """Lab 06: gradient checkpointing, which keeps what a function was given and computes the rest once more."""
 
 ### BEGIN SOLUTION
+import contextlib
 import itertools
 import math
 
@@ -15,7 +16,8 @@ class Checkpoint(torch.autograd.Function):
     """`fn(*args)` of which autograd keeps the arguments and nothing else: `Checkpoint.apply(fn, *args)`.
 
     In the forward pass `fn` runs without a graph. In the backward pass it runs once more, with one, from the same
-    arguments and the same state of the random generators; what that run saves is freed as its gradients are computed.
+    arguments, the same state of the random generators and the same autocast; what that run saves is freed as its
+    gradients are computed.
     For a `fn` that squares its argument ten times over, 1024 float32 numbers: autograd alone keeps ten tensors of
     4,096 bytes besides the argument, of which this keeps none.
 
@@ -43,6 +45,7 @@ class Checkpoint(torch.autograd.Function):
         ### BEGIN SOLUTION
         ctx.fn = fn
         ctx.rng_state = _rng_state(args)
+        ctx.autocast = _autocast_state(args)
         ctx.is_tensor = [isinstance(arg, torch.Tensor) for arg in args]
         ctx.others = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         ctx.save_for_backward(*(arg for arg in args if isinstance(arg, torch.Tensor)))
@@ -66,12 +69,18 @@ class Checkpoint(torch.autograd.Function):
             (`ctx.needs_input_grad`). A tensor that needs none costs no arithmetic either.
 
         Raises:
-            RuntimeError: an argument was changed in place since `forward`.
+            RuntimeError: an argument was changed in place since `forward`; or a second derivative is asked for
+                (`create_graph=True`), or `torch.autograd.grad` asks for the gradients of some inputs, where anything
+                but an error would be wrong without a word.
 
         Example:
             With x = [2.0], n = 3 as above and the gradient [1.0] of the result: (None, [12.0], None).
         """
         ### BEGIN SOLUTION
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph=True: what is recomputed leaves no graph for a second derivative")
+        if not torch.autograd._is_checkpoint_valid():
+            raise RuntimeError("a gradient of chosen inputs: what fn uses beside its arguments would get one as well")
         saved = iter(ctx.saved_tensors)
         args = [
             next(saved).detach().requires_grad_(needed) if is_tensor else other
@@ -79,7 +88,8 @@ class Checkpoint(torch.autograd.Function):
         ]
         with torch.random.fork_rng(devices=ctx.rng_state.keys() - {"cpu"}), torch.enable_grad():
             _set_rng_state(ctx.rng_state)
-            results = ctx.fn(*args)
+            with _autocast(ctx.autocast):
+                results = ctx.fn(*args)
         results = results if isinstance(results, tuple) else (results,)
         pairs = [
             (result, grad)
@@ -217,6 +227,24 @@ def _rng_state(args):
     """The state of the CPU's random generator and of those of the GPUs that `args` lie on, by device."""
     gpus = {arg.device.index for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda}
     return {"cpu": torch.get_rng_state(), **{gpu: torch.cuda.get_rng_state(gpu) for gpu in sorted(gpus)}}
+
+
+def _autocast_state(args):
+    """Whether autocast is on, and to which dtype, for the CPU and the kinds of device that `args` lie on."""
+    kinds = {"cpu", *(arg.device.type for arg in args if isinstance(arg, torch.Tensor))}
+    return {
+        kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in sorted(kinds)
+        if torch.amp.is_autocast_available(kind)
+    }
+
+
+@contextlib.contextmanager
+def _autocast(states):
+    with contextlib.ExitStack() as stack:
+        for kind, (enabled, dtype) in states.items():
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+        yield
 
 
 def _set_rng_state(states):

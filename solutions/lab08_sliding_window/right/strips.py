@@ -25,16 +25,18 @@ def sliding_window_attention(q, k, v, window, block):
         raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} differ")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in more than the width")
+    dtype = q.dtype
+    q, k, v = (x.to(_precise(dtype)) for x in (q, k, v))  # once: autograd adds up what comes back in this dtype
     strips = []
     for start in range(0, q.shape[-2], block):
         stop = min(start + block, q.shape[-2])
         first = max(0, start - window + 1)
-        keys, values = (x[..., first:stop, :].to(_precise(q.dtype)) for x in (k, v))
-        scores = q[..., start:stop, :].to(keys.dtype) * q.shape[-1] ** -0.5 @ keys.mT
+        keys, values = k[..., first:stop, :], v[..., first:stop, :]
+        scores = q[..., start:stop, :] * q.shape[-1] ** -0.5 @ keys.mT
         i, j = torch.arange(start, stop)[:, None], torch.arange(first, stop)
         scores = scores.masked_fill((j > i) | (j <= i - window), -torch.inf)
-        strips.append((scores.softmax(-1) @ values).to(q.dtype))
-    return torch.cat(strips, -2)
+        strips.append(scores.softmax(-1) @ values)
+    return torch.cat(strips, -2).to(dtype)
 
 
 class BlockMaskCache:

@@ -298,6 +298,7 @@ from collections import OrderedDict  # noqa: E402
 
 import torch.nn.functional as F  # noqa: E402
 import torch.utils.checkpoint  # noqa: E402
+from torch.autograd.function import once_differentiable  # noqa: E402
 
 
 class _WindowAttention(torch.autograd.Function):
@@ -309,6 +310,7 @@ class _WindowAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable  # what is saved are numbers to autograd: second derivatives would be wrong without a word
     def backward(ctx, d_out):
         return *_backward(*ctx.saved_tensors, d_out, ctx.window, ctx.block), None, None
 

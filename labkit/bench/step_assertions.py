@@ -1,0 +1,254 @@
+"""Assertions about memory and times of attention's training step, which know what usual mistakes make of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labkit.bench.accounting import (
+    CUDA_ROUNDING_BYTES,
+    CUDA_WORKSPACE_BYTES,
+    MIB,
+    attention_memory,
+    longest_that_fits,
+)
+from labkit.testing.compare import assert_equal, assert_keys, assert_type, require
+from labkit.testing.lines import assert_bytes
+
+Shape = tuple[int, int, int]
+Suspects = dict[str, float]
+
+EXACT = {"round_to": 1, "workspace_bytes": 0}
+"""How the CPU counts: nothing rounded, and no workspace."""
+
+SQUARES = ("scores", "shifted", "exponentials", "weights")
+LEFT_OUT = {
+    "workspace": "the workspace of 64 MiB is left out",
+    "gradients": "the gradients, as large as the inputs, or the inputs are left out",
+    "loss": "the loss is left out",
+    "argmax": "the positions of the maxima are left out",
+    "row_sums": "the row sums are left out",
+}
+
+
+def step_memory(shape: Shape, definition: str, **options: Any) -> int:
+    """Bytes of a training step of (batch, seq_len, d_model): the sum of `attention_memory`."""
+    return sum(attention_memory(*shape, definition=definition, **options).values())
+
+
+def assert_prediction(got: Any, shape: Shape, itemsize: int = 4) -> None:
+    """Compare parts and totals of a training step, as Lab 02's `attention_training_memory` gives them."""
+    want = _parts(*shape, itemsize)
+    suspects = {name: _part_suspects(name, *shape, itemsize) for name in want}
+    for total in ("saved", "forward_peak", "step_peak"):
+        want[total] = step_memory(shape, total, dtype_bytes=itemsize)
+        suspects[total] = _total_suspects(total, shape, itemsize)
+    hints = {
+        "argmax": "positions are int64, 8 bytes each, whatever the dtype of the rest",
+        "forward_peak": "the larger of two moments of the forward pass, as the handout lists them",
+        "step_peak": "the largest of five moments, as the handout lists them",
+    }
+    assert_keys("the result", got, want)
+    where = "of batch {}, seq_len {}, d_model {}, {} bytes an element,".format(*shape, itemsize)
+    for name in want:
+        assert_bytes(f"{name} {where}", got[name], want[name], suspects=suspects[name], hint=hints.get(name, ""))
+
+
+def assert_longest(got: Any, capacity: int, batch: int, d: int, itemsize: int, definition: str) -> None:
+    """Compare the longest sequence whose `definition` fits in `capacity` bytes."""
+
+    def by(capacity: int = capacity, **changed: Any) -> int:
+        options: dict[str, Any] = {"dtype_bytes": itemsize, "definition": definition, **changed}
+        return longest_that_fits(capacity, batch, d, **options)
+
+    squares = {"forward_peak": 4, "step_peak": 6, "saved": 2}[definition]
+    room = max(capacity - (0 if definition == "saved" else CUDA_WORKSPACE_BYTES), 0)
+    suspects = {
+        "peak is ignored": lambda: by(definition="forward_peak"),
+        "the whole step is looked at, whatever peak says": lambda: by(definition="step_peak"),
+        "dtype_bytes is ignored": lambda: by(dtype_bytes=4),
+        "the workspace is forgotten": lambda: by(workspace_bytes=0),
+        "nothing is rounded": lambda: by(round_to=1),
+        "only the N × N arrays are solved for": lambda: math.isqrt(room // (squares * batch * itemsize)),
+        "the published formula is used: 2 N × N arrays and 64 MiB": lambda: math.isqrt(room // (2 * batch * 4)),
+        "the first length that does not fit is returned": lambda: by() + 1,
+        "capacity_bytes itself is taken for too much: up to it, a total fits": lambda: by(capacity - 1),
+    }
+    where = f"(batch {batch}, d_model {d}, {itemsize} bytes, {definition})"
+    name = f"the longest sequence in {capacity:,} bytes {where}"
+    assert_type(name, got, int, "an int")
+    assert_equal(name, got, by(), suspects=suspects, hint="the answer is exact: it fits, and one token more does not")
+
+
+def assert_memory_columns(row: Mapping[str, Any], printed: Sequence[str] | None = None) -> None:
+    """Compare "mem_max_MB" and "add_mem_MB" of a row on "cpu" or "meta": to the byte, or to the digits `printed`."""
+    require(row["status"] == "success", f"status is {row['status']!r} where everything fits, expected 'success'")
+    shape, device = (row["batch_size"], row["seq_len"], row["d_model"]), row["device"]
+    where = "on {} for batch {}, seq_len {}, d_model {}".format(device, *shape)
+    for number, (name, definition) in enumerate((("mem_max_MB", "forward_peak"), ("add_mem_MB", "saved"))):
+        assert_type(f"{name} {where}", row[name], float, "a float: MiB")
+        want = step_memory(shape, definition, **({} if device == "meta" else EXACT))
+        suspects = {text: nbytes / MIB for text, nbytes in _column_suspects(name, shape, device).items()}
+        if printed is None:
+            assert_equal(f"{name} {where}", row[name], want / MIB, suspects=suspects)
+        else:
+            digits = {text: f"{value:.6g}" for text, value in suspects.items()}
+            assert_equal(f"{name} {where}, printed,", f"{row[name]:.6g}", printed[number], suspects=digits)
+
+
+def assert_time_columns(row: Mapping[str, Any], taken_ms: Sequence[Sequence[float]]) -> None:
+    """Compare "fwd_ms" and "bwd_ms" of a row, when its steps took `taken_ms`, a pair each; the last are those timed."""
+    passes = dict(zip(("fwd_ms", "bwd_ms"), zip(*taken_ms, strict=True), strict=True))
+    for name, other in (("fwd_ms", "bwd_ms"), ("bwd_ms", "fwd_ms")):
+        assert_type(name, row[name], float, "a float: milliseconds")
+        timed, median = passes[name][-row["steps"] :], statistics.median(passes[name][-row["steps"] :])
+        suspects = {
+            "the mean is taken, not the median": statistics.mean(timed),
+            "the warm-up steps are timed too": statistics.median(passes[name]),
+            "it is in seconds": median / 1e3,
+            "it is in microseconds": median * 1e3,
+            "it is in nanoseconds": median * 1e6,
+            f"it is {other}": statistics.median(passes[other][-row["steps"] :]),
+            "both passes are timed together": statistics.median(map(sum, taken_ms[-row["steps"] :])),
+            "the steps are added up": sum(timed),
+            "the fastest step is taken": min(timed),
+            "the slowest step is taken": max(timed),
+            "the last step is taken": timed[-1],
+            "the first step is taken": timed[0],
+        }
+        assert_equal(
+            f"{name}, where forward passes take {passes['fwd_ms']} ms and backward passes {passes['bwd_ms']} ms,",
+            float(f"{row[name]:.6g}"),
+            float(median),
+            suspects={text: float(f"{value:.6g}") for text, value in suspects.items()},
+            hint="a pass is timed, and nothing else, by a clock of Python's `time` (the test puts its own there)",
+        )
+
+
+def _rounded(nbytes: int, to: int = CUDA_ROUNDING_BYTES) -> int:
+    """Up to a multiple of `to`."""
+    return -(-nbytes // to) * to
+
+
+def _parts(batch: int, n: int, d: int, itemsize: int = 4, to: int = CUDA_ROUNDING_BYTES) -> dict[str, int]:
+    """The parts of Lab 02's `attention_training_memory`, by the table in its handout."""
+    square, tall = _rounded(batch * n * n * itemsize, to), _rounded(batch * n * d * itemsize, to)
+    parts = {"inputs": 3 * tall, "gradients": 3 * tall, **dict.fromkeys(SQUARES, square)}
+    parts |= {"argmax": _rounded(8 * batch * n, to), "row_sums": _rounded(batch * n * itemsize, to)}
+    return parts | {"loss": _rounded(itemsize, to), "workspace": CUDA_WORKSPACE_BYTES}
+
+
+def _part_suspects(name: str, batch: int, n: int, d: int, itemsize: int) -> Suspects:
+    """For one of `_parts`."""
+    parts, exact = _parts(batch, n, d, itemsize), _parts(batch, n, d, itemsize, to=1)
+    special: dict[str, Suspects] = {
+        "argmax": {"positions are given the dtype of the rest: they are int64": parts["row_sums"]},
+        "row_sums": {
+            "row sums are taken for int64: they have the dtype of the rest": parts["argmax"],
+            "each element has a row sum: each query has one": parts["weights"],
+        },
+        "workspace": {"64 MB are counted, not 64 MiB": 64 * 10**6, "nothing is counted": 0},
+    }
+    for three in ("inputs", "gradients"):
+        special[three] = {
+            "the three tensors are rounded up together, not each by itself": _rounded(exact[three]),
+            "only one of three tensors is counted": parts[three] // 3,
+        }
+    return special.get(name, {}) | {
+        "nothing is rounded up to 512, be it one number": exact[name],
+        "the batch is left out": _parts(1, n, d, itemsize)[name],
+        "each batch entry is rounded up by itself": batch * _parts(1, n, d, itemsize)[name],
+        "dtype_bytes is ignored": _parts(batch, n, d)[name],
+    }
+
+
+def _total_suspects(total: str, shape: Shape, itemsize: int) -> Suspects:
+    """For "saved", "forward_peak" or "step_peak"."""
+    want, exact = (step_memory(shape, total, dtype_bytes=itemsize, round_to=to) for to in (512, 1))
+    forward_peak = step_memory(shape, "forward_peak", dtype_bytes=itemsize)
+    parts = _parts(*shape, itemsize)
+    square, tall, scalar = parts["scores"], parts["inputs"] // 3, parts["loss"]
+    columns = parts["argmax"] + parts["row_sums"]
+    always = parts["inputs"] + parts["gradients"] + scalar + CUDA_WORKSPACE_BYTES
+    special: dict[str, Suspects] = {
+        "saved": {
+            "four N × N arrays are taken to be saved": 4 * square + columns,
+            "the inputs are counted as saved": want + parts["inputs"],
+            "the output is counted as saved": want + tall,
+            "the workspace is counted, which nobody saves": want + CUDA_WORKSPACE_BYTES,
+        },
+        "forward_peak": {
+            "only one moment is looked at: for short sequences the output counts more than two N × N arrays": (
+                always + 4 * square + columns
+            ),
+            "the moments are added up: the output is made when scores and shifted scores are gone": (
+                always + 4 * square + columns + tall
+            ),
+            "only the saved arrays are counted, not scores and shifted scores": always + 2 * square + columns,
+        },
+        "step_peak": {
+            "it is the forward pass's peak": forward_peak,
+            "only the moment with six N × N arrays is looked at": always + scalar + columns + 6 * square,
+            "the gradient that the backward pass starts from, one number, is forgotten": want - scalar,
+            "the backward pass is taken to double the forward peak": 2 * forward_peak,
+        },
+    }
+    suspects = special[total] | {
+        "nothing is rounded up to 512": exact,
+        "the sum is rounded up to 512, not each tensor by itself": _rounded(exact),
+        "the workspace is counted twice": want + CUDA_WORKSPACE_BYTES,
+        **{text: want - parts[name] for name, text in LEFT_OUT.items()},
+        "the positions of the maxima and the row sums are left out": want - columns,
+    }
+    return {text: nbytes for text, nbytes in suspects.items() if nbytes != want}
+
+
+def _column_suspects(column: str, shape: Shape, device: str) -> Suspects:
+    """For "mem_max_MB" or "add_mem_MB" of a row of the benchmark, in bytes, on "cpu" or "meta"."""
+    options: dict[str, Any] = {} if device == "meta" else EXACT
+    other: dict[str, Any] = EXACT if device == "meta" else {}
+    definition = {"mem_max_MB": "forward_peak", "add_mem_MB": "saved"}[column]
+    want = step_memory(shape, definition, **options)
+    peak_parts = attention_memory(*shape, definition="forward_peak", **options)
+    inputs, gradients, loss = (peak_parts[name] for name in ("inputs", "gradients", "loss"))
+    live = step_memory(shape, "live_after_forward", **options)
+    workspace = peak_parts.get("workspace", 0)
+    special: dict[str, Suspects] = {
+        "mem_max_MB": {
+            "the workspace of 64 MiB is left out": want - CUDA_WORKSPACE_BYTES,
+            "tensors are not rounded up to 512 bytes": step_memory(
+                shape, definition, round_to=1, workspace_bytes=workspace
+            ),
+            "the first step is read: neither gradients nor a loss are there yet": want - gradients - loss,
+            "the inputs are made outside of the tracker, or the gradients thrown away before the forward pass": (
+                want - gradients
+            ),
+            "the last step's loss is gone": want - loss,
+            "inputs and gradients are not counted": want - inputs - gradients,
+            "the peak is read after the backward pass": step_memory(shape, "step_peak", **options),
+            "the peak is reset after the forward pass, not before": live,
+            "the peak is read over what was there when the step began": want - workspace - inputs - gradients - loss,
+        },
+        "add_mem_MB": {
+            "everything alive is counted, not by how much it grew": live,
+            "everything alive is counted but the workspace": live - workspace,
+            "it is read after the backward pass": 0,
+            "the growth of the peak is taken": sum(peak_parts.values()) - live + want,
+            "the first step is read, its loss is new; or the last step's loss is gone when it begins": want + loss,
+            "the workspace is counted: it was there before": want + CUDA_WORKSPACE_BYTES,
+            "tensors are not rounded up to 512 bytes": step_memory(shape, definition, round_to=1),
+        },
+    }
+    elsewhere = {
+        "cpu": "the CPU's bytes are rounded up to 512, and a workspace is added",
+        "meta": "nothing is rounded and no workspace is added",
+    }
+    return special[column] | {
+        "it is divided by 10⁶: the table's MB are MiB": want * MIB / 10**6,
+        "it is in bytes": want * MIB,
+        "it is in KiB": want * 2**10,
+        "it is in GiB": want / 2**10,
+        elsewhere[device]: step_memory(shape, definition, **other),
+    }

@@ -1,0 +1,73 @@
+"""One call of a function under every meter of tensors, or where uninitialised memory holds NaN."""
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from labkit.meters.allocation import AllocationMeter
+from labkit.meters.products import ProductMeter
+
+
+def measured(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
+    """What `fn(*args)` returns, and what it took.
+
+    `flops` of matrix products, `fused` kernels called that do a whole attention at once, `peak_bytes` over what was
+    there before, and `largest_bytes` of a single tensor.
+    """
+    with ProductMeter() as products, AllocationMeter() as memory:
+        result = fn(*args)
+    counts = {"flops": products.flops, "fused": products.fused}
+    return result, counts | {"peak_bytes": memory.peak_bytes, "largest_bytes": memory.largest_bytes}
+
+
+class UninitialisedIsNaN(TorchDispatchMode):
+    """Fills what `torch.empty` and its like hand out with NaN, which on another day may be there by itself."""
+
+    EMPTY: ClassVar = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True imports torch._dynamo at the first operator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name.removeprefix("aten::") in self.EMPTY and out.is_floating_point():
+            out.fill_(math.nan)
+        return out
+
+
+class ScoreTiles(TorchDispatchMode):
+    """Notes the tiles of scores that are computed: the matrix products over a width of `d`.
+
+    For each, in `tiles`, (queries, keys), by the signs of the factors: Q must be positive throughout and K negative, or
+    the product may be one of K and Q transposed. Where `d` is also the length of a block, other products are taken for
+    scores; a batch counts as many tiles. `fused` are kernels called that do a whole attention at once.
+    """
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.d = d
+        self.tiles: list[tuple[int, int]] = []
+        self.fused: list[str] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        if name in MATRIX_PRODUCTS:
+            left, right = args[MATRIX_PRODUCTS[name] : MATRIX_PRODUCTS[name] + 2]
+            if left.shape[-1] == self.d:
+                shape = left.shape[-2], right.shape[-1]
+                queries_first = float(left.sum()) > 0
+                self.tiles += [shape if queries_first else shape[::-1]] * math.prod(left.shape[:-2])
+        elif "attention" in name:
+            self.fused.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+MATRIX_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+"""Operator → which of its arguments is the left factor; the right one follows."""

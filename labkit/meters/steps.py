@@ -1,0 +1,101 @@
+"""A training step through a differentiable function of tensors: its results, what it takes, what autograd keeps of it.
+
+`fn(*inputs)` is to give one tensor. What it gives instead is handed back as it is, for the caller to judge.
+"""
+
+import contextlib
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from labkit.meters.allocation import AllocationMeter
+from labkit.meters.calls import UninitialisedIsNaN, measured
+from labkit.meters.saved import kept_by_forward
+
+Function = Callable[..., Any]
+Tensors = Sequence[torch.Tensor]
+
+
+def step(fn: Function, inputs: Tensors, d_out: torch.Tensor, on_nan: bool = False) -> tuple[Any, Any, list[Any]]:
+    """The output before the backward pass and after it, and the gradients; `on_nan`: `empty` hands out NaN."""
+    leaves = _leaves(inputs)
+    with UninitialisedIsNaN() if on_nan else contextlib.nullcontext():
+        out = fn(*leaves)
+        if not isinstance(out, torch.Tensor):
+            return out, None, []
+        before = out.detach().clone()
+        (out * d_out).sum().backward()
+    return before, out.detach(), [x.grad for x in leaves]
+
+
+def measured_step(fn: Function, inputs: Tensors, d_out: torch.Tensor) -> tuple[Any, list[Any], dict[str, Any]]:
+    """The output, the gradients, and for "the forward pass" and "the backward pass" what `measured` tells of it."""
+    leaves = _leaves(inputs)
+    out, forward = measured(fn, *leaves)
+    if not isinstance(out, torch.Tensor):
+        return out, [], {}
+    _, backward = measured((out * d_out).sum().backward)
+    return out.detach(), [x.grad for x in leaves], {"the forward pass": forward, "the backward pass": backward}
+
+
+def penalised_gradients(fn: Function, inputs: Tensors, d_out: torch.Tensor) -> Sequence[Any] | str:
+    """The gradients of Σ out ∘ d_out and the squares of its own gradients; or what was said where that is refused."""
+    leaves = _leaves(inputs)
+    loss = (fn(*leaves) * d_out).sum()
+    torch.autograd.grad(loss, leaves, retain_graph=True)
+    try:
+        first = torch.autograd.grad(loss, leaves, create_graph=True)
+        return torch.autograd.grad(loss + torch.stack([(x**2).sum() for x in first]).sum(), leaves)
+    except RuntimeError as error:
+        return str(error)
+
+
+def saved_tensors(fn: Function, inputs: Tensors, names: Sequence[str]) -> tuple[Any, list[Any]]:
+    """The output, and what autograd saves for the backward pass, in order.
+
+    What lies in the memory of an input or of the output stands there by its name: `names` are the inputs' and, last,
+    the output's.
+    """
+    leaves, saved = _leaves(inputs), []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.detach())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = fn(*leaves)
+    if not isinstance(out, torch.Tensor):
+        return out, []
+    own = {_memory(x): name for name, x in zip(names, (*leaves, out), strict=True)}
+    return out.detach(), [own.get(_memory(x), x) for x in saved]
+
+
+def kept_between(fn: Function, inputs: Tensors) -> int:
+    """The bytes besides the output that a forward pass leaves: a second one, as the first may make what stays."""
+    leaves = _leaves(inputs)
+    fn(*leaves)
+    return kept_by_forward(fn, *leaves)
+
+
+def left_behind(fn: Function, inputs: Tensors) -> int:
+    """The bytes still alive when the output of a call, the second one, is gone, before garbage is collected."""
+    fn(*inputs)
+    gc.collect()
+    gc.disable()
+    try:
+        with AllocationMeter() as meter:
+            out = fn(*_leaves(inputs))
+            del out
+        return meter.live_bytes
+    finally:
+        gc.enable()
+
+
+def _leaves(inputs: Tensors) -> list[torch.Tensor]:
+    return [x.detach().requires_grad_() for x in inputs]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,203 @@
+"""Inputs of attention as tensors, with what the forward and the backward pass make of them, exactly and plainly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from labkit.testing.cases import Case as ArrayCase
+from labkit.testing.cases import later_keys
+from labkit.testing.compare import NAN_HINT, Suspects, as_mapping, assert_close, assert_type
+from labkit.testing.reference import orders, random_qkv
+from labkit.testing.tensor_reference import attention, gradients
+
+RESULTS = ("O", "L", "dQ", "dK", "dV")
+MANY_SCORES = 2**16
+SMALL_SCORE = 30
+Results = dict[str, npt.NDArray[np.floating]]
+
+
+class Case:
+    """Q, K, V and the gradient dO of the output; the results O, L, dQ, dK and dV, by these names.
+
+    `mask`, (N_q, N_k), is True where a key is masked out, `causal` hides later keys besides. Sizes are those of
+    `random_qkv`, with `n` for N_q = N_k. Inputs may be changed until the results are first asked for.
+    """
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        *,
+        n: int | None = None,
+        causal: bool = False,
+        mask: npt.NDArray[np.bool_] | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        **sizes: Any,
+    ) -> None:
+        sizes = {"d": 16, **({"n_queries": n} if n else {}), **sizes}
+        arrays = random_qkv(rng, dtype=np.float64, **sizes)
+        dO = rng.standard_normal((*arrays[0].shape[:-1], arrays[2].shape[-1]))
+        self._take([torch.from_numpy(x).to(device, dtype) for x in (*arrays, dO)], causal, mask)
+
+    @classmethod
+    def of(cls, Q: Any, K: Any, V: Any, dO: Any, *, causal: bool = False) -> Case:
+        """A case with these inputs: tensors, or lists of numbers in float32."""
+        case = cls.__new__(cls)
+        case._take([torch.as_tensor(x) for x in (Q, K, V, dO)], causal, None)
+        return case
+
+    def _take(self, tensors: list[torch.Tensor], causal: bool, mask: npt.NDArray[np.bool_] | None) -> None:
+        self.Q, self.K, self.V, self.dO = tensors
+        self.causal, self.mask = causal, mask
+
+    @property
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Q, K and V."""
+        return self.Q, self.K, self.V
+
+    @property
+    def precise(self) -> torch.dtype:
+        """The dtype of L and of sums: float32 for half precision, otherwise that of the inputs."""
+        return torch.float32 if self.Q.dtype.itemsize == 2 else self.Q.dtype
+
+    @property
+    def arrays(self) -> ArrayCase:
+        """The same call of attention in NumPy, in float64: what suspects are made of."""
+        return ArrayCase(*map(numbers, self.inputs), causal=self.causal, mask=self.mask)
+
+    @cached_property
+    def hidden(self) -> torch.Tensor:
+        """True where a query does not see a key, (N_q, N_k)."""
+        n_queries, n_keys = self.Q.shape[-2], self.K.shape[-2]
+        hidden = later_keys(n_queries, n_keys, 1 if self.causal else n_keys)
+        return torch.from_numpy(hidden if self.mask is None else hidden | self.mask).to(self.Q.device)
+
+    @cached_property
+    def want(self) -> Results:
+        """What is right, in float64."""
+        return self.results()
+
+    @cached_property
+    def plain(self) -> dict[str, list[npt.NDArray[np.floating]]]:
+        """What plain implementations get, of which the worst counts: by autograd, and by the formulas in one tile.
+
+        The formulas come with the scale in three places, to base e and 2, where scores are small also with powers that
+        nothing is taken from before, and with sums in several orders, of which one will do where so many numbers are
+        made that luck evens out. Float64 is the reference: what is lost in it is float32's loss, scaled down.
+        """
+        is_double = self.Q.dtype == torch.float64
+        dtype = torch.float32 if is_double else self.Q.dtype
+        made = [self.results(dtype=dtype)]
+        n_scores = math.prod(self.Q.shape[:-1]) * self.K.shape[-2]
+        for turn in range(len(orders(1)) if n_scores <= MANY_SCORES else 1):
+            for place in ("scores", "queries", "keys"):
+                made += [self._by_formulas(dtype, place, base, turn) for base in (math.e, 2.0)]
+                made += [self._by_formulas(dtype, place, math.e, turn, bare=True)] if self._scores_are_small else []
+        found = {name: [each[name].astype(np.float32) for each in made] for name in RESULTS}
+        if not is_double:
+            return found
+        shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+        return {name: [exact + (x - exact) * shrink for x in found[name]] for name, exact in self.want.items()}
+
+    @cached_property
+    def forward_result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The reference's O and L, in the dtypes in which a forward pass returns them."""
+        O, _, L = attention(*self.inputs, mask=self.hidden)
+        return O.to(self.Q.dtype), L.to(self.precise)
+
+    def results(
+        self,
+        *,
+        hidden: npt.NDArray[np.bool_] | torch.Tensor | None = None,
+        scale: float | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> Results:
+        """All results by autograd in `dtype`, with other keys hidden or with another scale."""
+        mask = self.hidden if hidden is None else torch.as_tensor(hidden).to(self.Q.device)
+        made = attention(*self.inputs, mask=mask, scale=scale, dtype=dtype)
+        back = gradients(*self.inputs, self.dO, mask=mask, scale=scale, dtype=dtype)
+        return dict(zip(RESULTS, map(numbers, (made.output, made.lse, *back)), strict=True))
+
+    def check(
+        self, name: str, got: Any, suspects: Suspects | None = None, *, hint: str = "", nan_hint: str = ""
+    ) -> None:
+        """Compare the result `name` with the reference, and name a usual mistake when one fits.
+
+        Each of `suspects` is the value of this result or a function that returns it; or, of several results, a dict or
+        a function that returns one.
+        """
+        assert_type(name, got, torch.Tensor, "a tensor")
+        own = lambda: {text: _named(value, name) for text, value in as_mapping(suspects).items()}  # noqa: E731
+        got = got.detach().to("cpu", torch.float64)
+        with np.errstate(all="ignore"):
+            plain = self.plain[name]
+            assert_close(
+                name, got, self.want[name], plain=plain, suspects=own, hint=hint, nan_hint=nan_hint or NAN_HINT
+            )
+
+    @property
+    def _scores_are_small(self) -> bool:
+        Q, K = (torch.linalg.vector_norm(x.double(), dim=-1).max() for x in (self.Q, self.K))
+        return float(Q * K) * self.Q.shape[-1] ** -0.5 < SMALL_SCORE
+
+    def _by_formulas(self, dtype: torch.dtype, place: str, base: float, turn: int, bare: bool = False) -> Results:
+        """All results in one tile; the gradients from the true O and L, as a backward pass is given them.
+
+        `bare` powers are those of the scores as they are: no maximum is subtracted from them, and L's power is a factor
+        of dO and D.
+        """
+        precise = self.precise if dtype == self.Q.dtype else dtype
+        wide, keys = (torch.from_numpy(orders(n)[turn].copy()) for n in (self.Q.shape[-1], self.K.shape[-2]))
+        Q, K, V, dO = (x.cpu().to(dtype).to(precise) for x in (*self.inputs, self.dO))
+        Q, K, V = Q[..., wide], K[..., keys, :][..., wide], V[..., keys, :]
+        scale, per_e = Q.shape[-1] ** -0.5, 1 / math.log(base)
+        exp = torch.exp2 if base == 2 else torch.exp
+        factors = {name: scale * per_e if name == place else 1.0 for name in ("scores", "queries", "keys")}
+        S = factors["scores"] * ((factors["queries"] * Q) @ (factors["keys"] * K).mT)
+        S = S.masked_fill(self.hidden.cpu()[:, keys], -torch.inf)
+        m = S.amax(-1, keepdim=True)
+        m = torch.zeros_like(m) if bare else m.masked_fill(m.isneginf(), 0)
+        l = exp(S - m).sum(-1, keepdim=True)
+        made = {"O": exp(S - m) / l.masked_fill(l == 0, 1) @ V, "L": ((m + l.log() * per_e) / per_e)[..., 0]}
+        O, L = (torch.from_numpy(self.want[name]).to(kind) for name, kind in (("O", dtype), ("L", precise)))
+        D, L = (dO * O.to(precise)).sum(-1, keepdim=True), torch.where(L.isneginf(), 0, L)[..., None]
+        if bare:
+            P, share = exp(S), exp(-L)
+            D, dO = D * share, dO * share
+        else:
+            P = exp(S - L * per_e)
+        dS = P * (dO @ V.mT - D)
+        back = {"dQ": (scale * dS @ K)[..., _inverse(wide)]}
+        back["dK"] = (scale * dS.mT @ Q)[..., _inverse(keys), :][..., _inverse(wide)]
+        back["dV"] = (P.mT @ dO)[..., _inverse(keys), :]
+        made |= {name: x.to(dtype) for name, x in back.items()}
+        return {name: numbers(x.to(dtype) if name == "O" else x) for name, x in made.items()}
+
+
+def numbers(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
+    """The tensor as a NumPy array of float64."""
+    return tensor.detach().cpu().double().numpy()
+
+
+def strided(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The same numbers, laid out as (batch, N, heads, d) tensors that are seen as (batch, heads, N, d)."""
+    return [x.transpose(-3, -2).contiguous().transpose(-3, -2) for x in tensors]
+
+
+def _inverse(order: torch.Tensor) -> torch.Tensor:
+    return torch.argsort(order)
+
+
+def _named(value: Any, name: str) -> Any:
+    def made() -> Any:
+        result = value() if callable(value) else value
+        return result[name] if isinstance(result, Mapping) else result
+
+    return made

@@ -1,0 +1,144 @@
+"""`lab grade`: judges a folder of submissions, and in an nbgrader course has nbgrader record what was judged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from labkit.labs.manifest import Lab
+from labstaff.course.nbgrader_process import Nbgrader
+from labstaff.course.paths import CONFIG_FILE, submissions
+from labstaff.course.ready import make_ready, timestamp_flags
+from labstaff.course.record import Recorded, record
+from labstaff.grading.many import Outcome
+from labstaff.grading.run import grade_submitted
+from labstaff.judge.plain_text import one_line
+
+ALL_WELL, SOME_NOT_GRADED, SOME_REFUSED, STOPPED = 0, 1, 3, 130
+"""Exit statuses: all graded; some not judged or not recorded; all recorded, some hold nothing to judge; Ctrl-C."""
+
+
+def grade(
+    submitted: Path,
+    labs: list[Lab],
+    results: Path | None = None,
+    *,
+    workers: int = 2,
+    scheduler: str = "",
+    unsafe: bool = False,
+    table: Path | None = None,
+    force: bool = False,
+    say: Callable[[str], None] = print,
+) -> int:
+    """All of `lab grade`: judge, tell, and in an nbgrader course record; returns the exit status.
+
+    Args: as in `grade_submitted`. `force`: judge and record again what was judged and recorded before.
+
+    Raises:
+        NothingToGrade: there are no submissions.
+        SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
+    """
+    course = submitted.parent
+    try:
+        with stopped_by_ctrl_c(say):
+            is_course = (course / CONFIG_FILE).exists()
+            flags = _made_ready(course, say) if is_course and submitted.is_dir() else {}
+            outcomes = grade_submitted(
+                submitted,
+                labs,
+                results,
+                workers=workers,
+                scheduler=scheduler,
+                unsafe=unsafe,
+                table=table,
+                force=force,
+                flags=flags,
+                say=say,
+            )
+            recorded = _recorded(course, labs, outcomes, force=force, say=say) if is_course else True
+    except KeyboardInterrupt:
+        say("lab grade: stopped. What was judged is kept; the same command goes on from there.")
+        return STOPPED
+    if not recorded or any(outcome.judged is None for outcome in outcomes):
+        say("lab grade: some were not graded: see FAILED and NOT RECORDED above, and run it again")
+        return SOME_NOT_GRADED
+    if any(outcome.judged and outcome.judged.status != "judged" for outcome in outcomes):
+        say("lab grade: some could not be judged and have 0 points: see “not judged” above")
+        return SOME_REFUSED
+    return ALL_WELL
+
+
+@contextlib.contextmanager
+def stopped_by_ctrl_c(say: Callable[[str], None] = print) -> Iterator[None]:
+    """In the body, Ctrl-C says at once what happens now and raises KeyboardInterrupt; a second one ends the process.
+
+    Processes that are started in the body do not see it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(STOPPED))
+        say("stopping: what is being judged comes to its end and is kept; Ctrl-C again drops it")
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _unseen_ctrl_c() -> Iterator[None]:
+    """Processes that are started in the body inherit that SIGINT is blocked, as the terminal sends it to all."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _made_ready(course: Path, say: Callable[[str], None]) -> dict[tuple[str, str], list[str]]:
+    """Make the course's submissions ready; returns what is odd about their times, by student and lab."""
+    for line in make_ready(course):
+        say(line)
+    return {(places.student, places.assignment): timestamp_flags(places) for places in submissions(course)}
+
+
+def _recorded(
+    course: Path, labs: list[Lab], outcomes: Sequence[Outcome], *, force: bool, say: Callable[[str], None]
+) -> bool:
+    """Have nbgrader record all that was judged, and say how many; whether all of it is recorded now."""
+    everything: list[Recorded] = []
+    with _unseen_ctrl_c():
+        started = Nbgrader()
+    with started as nbgrader:
+        for lab in labs:
+            mine = [each.handed_in for each in outcomes if each.judged and each.handed_in.lab == lab]
+            if not mine:
+                continue
+            folders = {each.student for each in mine if each.place.is_dir()}
+            done = record(course, lab, nbgrader, folders, force=force, say=say)
+            done.problems |= {
+                each.student: f"{each.place.name} is an archive: nbgrader records folders (nbgrader zip_collect)"
+                for each in mine
+                if each.student not in folders
+            }
+            for student, problem in sorted(done.problems.items()):
+                say(f"NOT RECORDED: {one_line(student)}: {lab.label}: {problem}")
+            everything.append(done)
+    n_anew, n_passed_over = (sum(len(getattr(each, kind)) for each in everything) for kind in ("anew", "passed_over"))
+    n_not = sum(len(each.problems) for each in everything)
+    n_feedback = sum(len(each.feedback) for each in everything)
+    told = [f"{n_anew} recorded", f"{n_passed_over} passed over (recorded before, unchanged)"]
+    told += [f"{n_not} NOT recorded"] if n_not else []
+    told += [f"feedback of {n_feedback} made again"] if n_feedback else []
+    say(f"gradebook.db: {', '.join(told)}")
+    return not n_not

@@ -1,0 +1,134 @@
+"""A plugin for one lab's suite: gives its drawn, exact tests every public function of labkit in the student's place.
+
+Nothing of these tests passing, nothing is earned: see `labkit.suite.results.task_points`. `answer_of` is the answer to
+be judged, whose every name stands for what is being tried. The file named by PASTING_RESULT gets a line for each test
+that passed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import pkgutil
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labkit.labs.catalog import find_lab, solution_file
+from labkit.labs.manifest import Lab
+from labkit.suite import plugin
+
+ROOMS = ("labkit.testing", "labkit.meters", "labkit.bench", "labkit.simulated_memory")
+"""What knows of attention and its memory. The others run suites and commands, and take no array."""
+
+RESULT, LAB, CONTROL = "PASTING_RESULT", "PASTING_LAB", "the solution"
+
+
+class Place:
+    """Where a student's function or class would be; it does what `held` does, whatever that calls its arguments."""
+
+    def __init__(self) -> None:
+        self.held: Any = None
+        self.signature: inspect.Signature | None = None
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if self.signature is None:
+            return self.held(*args, **options)
+        bound = self.signature.bind(*args, **options)
+        return self.held(*bound.args, **bound.kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.held, name)
+
+
+places: dict[str, Place] = {}
+
+
+def answer_of(lab: Lab) -> str:
+    """The text of an answer whose tasks are places."""
+    lines = [f"{task.name} = places.setdefault({task.name!r}, Place())" for task in lab.tasks]
+    return "\n".join(["from pasting import Place, places", *lines, ""])
+
+
+def candidates(signature: inspect.Signature | None) -> dict[str, Any]:
+    """Public functions and classes that can be called with the arguments of `signature`; of a class's, all classes."""
+    found = {}
+    for room in ROOMS:
+        package = importlib.import_module(room)
+        inside = [f"{room}.{module.name}" for module in pkgutil.iter_modules(getattr(package, "__path__", []))]
+        for module in map(importlib.import_module, inside or [room]):
+            for name, value in vars(module).items():
+                own = getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+                if own and (inspect.isclass(value) if signature is None else _accepts(value, signature)):
+                    found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+def _accepts(function: Callable[..., Any], signature: inspect.Signature) -> bool:
+    if not callable(function):
+        return False
+    positional = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    for count in range(len(required), len(positional) + 1):
+        try:
+            inspect.signature(function).bind(*range(count))
+        except (TypeError, ValueError):
+            continue
+        return True
+    return False
+
+
+def _task_of(cls: type | None) -> str:
+    lab = find_lab(os.environ[LAB])
+    task = lab.task_of(cls.__name__) if cls else None
+    return task.name if task else ""
+
+
+@functools.cache
+def _tried(task: str) -> dict[str, Any]:
+    """What is tried in the place of a task: the candidates, and the solution's own, which shows that trying works."""
+    solved = runpy.run_path(str(solution_file(find_lab(os.environ[LAB]))))[task]
+    return candidates(None if inspect.isclass(solved) else inspect.signature(solved)) | {CONTROL: solved}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    kind = metafunc.definition.get_closest_marker("kind")
+    if "rng" in metafunc.fixturenames and (kind is None or kind.args == ("exact",)):
+        metafunc.parametrize("pasted", [*_tried(_task_of(metafunc.cls))], indirect=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of each test and candidate leave one set of parameters, and nothing of the tests that are not to be tried."""
+    kept: dict[Any, pytest.Item] = {}
+    for item in items:
+        if (
+            isinstance(item, pytest.Function)
+            and (tried := getattr(item, "callspec", None))
+            and "pasted" in tried.params
+        ):
+            kept.setdefault((item.cls, item.originalname, tried.params["pasted"]), item)
+    items[:] = kept.values()
+
+
+@pytest.fixture(autouse=True)
+def pasted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Holds a candidate in the place of the test's task; one that never ended is not held against the next."""
+    task = _task_of(request.cls)
+    request.config.stash[plugin.BUDGETS].clear()
+    tried, place = _tried(task), places[task]
+    place.held = tried[request.param]
+    place.signature = None if inspect.isclass(tried[CONTROL]) else inspect.signature(tried[CONTROL])
+    yield
+    place.held = None
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        with Path(os.environ[RESULT]).open("a", encoding="utf-8") as file:
+            file.write(report.nodeid + "\n")
