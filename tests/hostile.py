@@ -480,3 +480,36 @@ ON_THE_MACHINE = [
     ),
 ]
 """Files for Lab 04 that try to move bytes which the simulated machine does not count."""
+
+
+HIDING_NUMPY = {
+    "in_the_open": "S = np.empty((len(Q), len(K)), np.float32)",
+    "workspace_of_the_module": "S = WORKSPACE[: len(Q), : len(K)]",
+    "workspace_of_a_class": "S = Kept.matrix",
+    "workspace_as_a_default": "S = kept()",
+    "workspace_of_a_cache": "S = matrix()",
+    "rows_one_by_one": "S = [np.empty(len(K), np.float32) for _ in range(len(Q))]",
+    "texts": "S = [bytearray(4 * len(K)) for _ in range(len(Q))]",
+    "half_precision": "S = np.empty((len(Q), len(K)), np.float16)",
+}
+"""Ways to make the whole matrix in a function of Q and K: the lines, with `BEFORE_NUMPY` above the function."""
+
+BEFORE_NUMPY = {
+    "workspace_of_the_module": "WORKSPACE = np.ones((4096, 4096), np.float32)",
+    "workspace_of_a_class": "class Kept:\n    matrix = np.ones((4096, 4096), np.float32)",
+    "workspace_as_a_default": "def kept(matrix=np.ones((4096, 4096), np.float32)):\n    return matrix",
+    "workspace_of_a_cache": "import functools\n@functools.lru_cache\ndef matrix():\n"
+    "    return np.empty((4096, 4096), np.float32)\nmatrix()[...] = 0",
+}
+
+HIDING_TORCH = {
+    "in_the_open": "S = torch.empty(len(Q), len(K))",
+    "numpy_in_its_place": "S = np.empty((len(Q), len(K)), np.float32)",
+    "workspace_of_the_module": "S = WORKSPACE",
+    "workspace_out_of_sight": "S = torch.empty(0).set_(WORKSPACE.untyped_storage())",
+    "by_growing_a_storage": "S = torch.empty(1); S.resize_(len(Q), len(K))",
+    "lists": "S = [bytearray(4 * len(K)) for _ in range(len(Q))]",
+}
+BEFORE_TORCH = dict.fromkeys(
+    ("workspace_of_the_module", "workspace_out_of_sight"), "WORKSPACE = torch.ones(4096, 4096)"
+)

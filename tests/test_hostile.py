@@ -6,19 +6,44 @@ import os
 import shutil
 import stat
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hostile import CORPUS, ON_THE_MACHINE, STUB, WASTEFUL
+from hostile import (
+    BEFORE_NUMPY,
+    BEFORE_TORCH,
+    CORPUS,
+    HIDING_NUMPY,
+    HIDING_TORCH,
+    ON_THE_MACHINE,
+    STUB,
+    WASTEFUL,
+)
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.prefork import WarmRunner
+from labkit.suite.run import SuiteRun
+from labkit.suite.verdict import Kind, State, Verdict
+from labkit.testing.outside import needs_more
 from labstaff.grading.many import find_submissions, judge_all
 from labstaff.judge import sandbox
+from labstaff.judge.judging import judged_run
 from labstaff.judge.submission import MOST_BYTES, read_submission
 
 LAB = find_lab("01")
-HONEST = ("a_honest_one", "zz_honest_too")
+HONEST = {
+    "a_honest_one": "{}",
+    "byte_order_mark": "\ufeff{}",
+    "line_ends": "{}\r\n# \r\n",
+    "self_check": "{}\n\nif __name__ == '__main__':\n    import sys\n    np.testing.assert_equal(1, 1)\n",
+    "own_setattr": "{}\n\nclass A:\n    def __init__(self):\n        object.__setattr__(self, '_x', 1)\n\nA()\n",
+    "update_wrapper": "{}\nimport functools\nfunctools.update_wrapper(lambda: 0, standard_attention)\n",
+    "any_text": "{}\nTEXT = '{0.shape} inspect sys os.path __dict__'.format(np.ones(3))\n",
+    "zz_honest_too": "{}\n",
+}
+"""Right answers, with what honest code does beside: `{}` is the solution."""
+
 MEMORY = 512 << 20
 
 
@@ -33,8 +58,8 @@ def outcomes(tmp_path_factory, canary):
     course = tmp_path_factory.mktemp("hostile")
     solution = solution_file(LAB).read_text(encoding="utf-8")
     texts = {hostile.name: hostile.source.replace("{canary}", str(canary)) for hostile in CORPUS}
-    for i, name in enumerate(HONEST):
-        texts[name] = f"{solution}\n# {i}\n"
+    for name, around in HONEST.items():
+        texts[name] = around.replace("{}", solution, 1)
     for name, text in texts.items():
         folder = course / "submitted" / name / LAB.folder.name / "src"
         folder.mkdir(parents=True)
@@ -90,6 +115,62 @@ def test_every_byte_is_counted(hostile, on_the_machine):
     assert 0 < len(passed[""]) < len(verdicts), "without a trick it loads too much, and is right but for that"
     assert passed[hostile.name] <= passed[""], hostile.tries
     assert hostile.says in "\n".join(line for verdict in verdicts for line in verdict.lines)
+
+
+def hiding(number, task, ways, before, head):
+    """Lab `number`'s solution, whose `task` makes the whole matrix first, in each of `ways`; and as it is."""
+    solution = solution_file(find_lab(number)).read_text(encoding="utf-8")
+    texts = {"": solution}
+    for name, lines in ways.items():
+        body = f"_honest = {task}\n\n\ndef {task}(Q, K, *rest, **options):\n    {lines}\n"
+        texts[name] = (
+            f"{solution}\n\n{head}\n{before.get(name, '')}\n{body}    return _honest(Q, K, *rest, **options)\n"
+        )
+    return texts
+
+
+@pytest.fixture(scope="module")
+def seen_from_outside(tmp_path_factory):
+    """Runs of the tests that measure from outside, by task and way."""
+    runs = {}
+    with WarmRunner(("labkit.suite.prefork_torch",), prepare="labstaff.judge.sandbox:keep_boxed") as runner:
+        for number, task, test, ways, before, head in HIDING:
+            for name, text in hiding(number, task, ways, before, head).items():
+                folder = tmp_path_factory.mktemp("hiding")
+                (folder / f"{find_lab(number).module}.py").write_text(text, encoding="utf-8")
+                tests = (f"{test}::test_no_matrix_seen_from_outside",)
+                runs[task, name] = runner.run(f"lab{number}", "--src", str(folder), "--sandboxed", tests=tests)
+    return runs
+
+
+HIDING = (
+    ("04", "tiled_attention", "TestTiledAttention", HIDING_NUMPY, BEFORE_NUMPY, "import numpy as np"),
+    ("05", "flash_forward", "TestFlashForward", HIDING_TORCH, BEFORE_TORCH, "import numpy as np, torch"),
+    ("05", "flash_backward", "TestFlashBackward", HIDING_TORCH, BEFORE_TORCH, "import numpy as np, torch"),
+)
+
+
+@pytest.mark.parametrize(("task", "name"), [(each[1], name) for each in HIDING for name in ("", *each[3])])
+def test_memory_cannot_be_hidden(task, name, seen_from_outside):
+    run = seen_from_outside[task, name]
+    (verdict,) = run.verdicts
+    assert verdict.outside
+    assert verdict.passed == (name == ""), (run.problem, verdict.lines)
+    assert not name or f"{task} needs more than" in verdict.lines[0], verdict.lines
+
+
+def test_memory_hidden_from_the_meters_costs_the_task_and_is_told():
+    lab = find_lab("05")
+    seen = Verdict("test_memory", "flash_forward", State.PASSED, drawn=True, kind=Kind.SMALL)
+    right = Verdict("test_result", "flash_forward", State.PASSED, drawn=True)
+    words = needs_more("flash_forward", 22, ())
+    outside = Verdict("test_outside", "flash_forward", State.WRONG, (words,), kind=Kind.SMALL, outside=True)
+    hidden = judged_run(lab, "", SuiteRun([seen, right, outside], 3))
+    assert hidden.tasks["flash_forward"] == 0
+    assert any("flash_forward: no points: its memory is hidden" in flag for flag in hidden.flags)
+    open_about_it = judged_run(lab, "", SuiteRun([replace(seen, state=State.WRONG), right, outside], 3))
+    assert open_about_it.tasks["flash_forward"] > 0
+    assert not open_about_it.flags
 
 
 def submit(tmp_path, **files):

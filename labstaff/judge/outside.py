@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.testing.outside import needs_more
 from labstaff.judge import messages
-from labstaff.judge.client import AnswerEnded, RemoteAnswer
+from labstaff.judge.client import AnswerEnded, AnswerError, RemoteAnswer
 from labstaff.judge.packing import pack
 
 OF_TORCH = ("not enough memory", "can't allocate memory", "out of memory")
@@ -44,4 +44,6 @@ def _is_want_of_memory(error: Exception) -> bool:
         return True
     if isinstance(error, AnswerEnded):  # it died: of a failed allocation that nobody looked at, or was told to
         return "SIG" in said
+    if isinstance(error, AnswerError):  # its import, which works otherwise, failed
+        return said.startswith("importing ") and "took too long" not in said
     return isinstance(error, RuntimeError) and any(words in said for words in OF_TORCH)
