@@ -96,7 +96,7 @@ PROTOCOL = frozenset(
 """Names between double underscores that an answer may use: Python's protocol, as far as it stays with the object."""
 
 PRIVATE_OF_LIBRARIES = frozenset(
-    "_asdict _base _cdata _fields _is_view _make _replace _schema _use_count _version "
+    "_asdict _base _cdata _fields _is_checkpoint_valid _is_view _make _replace _schema _use_count _version "
     "_scaled_dot_product_flash_attention_for_cpu _softmax".split()
 )
 """Names after one underscore that libraries document, or that a lab's handout leads to."""
