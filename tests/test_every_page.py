@@ -185,8 +185,8 @@ def test_a_missing_face_is_named(window: Watched, site: Path) -> None:
 
 def test_a_table_says_on_which_side_it_goes_on(window: Watched) -> None:
     window.page.set_viewport_size({"width": PHONE_WIDTH, "height": 740})
-    page = window.open("08_sliding_windows.html")
-    frame = page.locator(".table-wrapper", has=page.locator("th", has_text="workspace"))
+    page = window.open("labs/lab08_sliding_window.html")
+    frame = page.locator(".table-wrapper", has=page.locator("th", has_text="mask_building"))
     signs = frame.locator("xpath=preceding-sibling::*[1]").locator("span")
     expect(signs.first).to_be_hidden()
     expect(signs.last).to_be_visible()
@@ -198,8 +198,8 @@ def test_a_table_says_on_which_side_it_goes_on(window: Watched) -> None:
 
 def test_a_desktop_shows_the_column_that_decides(window: Watched) -> None:
     window.page.set_viewport_size({"width": 1280, "height": 900})
-    page = window.open("08_sliding_windows.html")
-    frame = page.locator(".table-wrapper", has=page.locator("th", has_text="workspace"))
+    page = window.open("labs/lab08_sliding_window.html")
+    frame = page.locator(".table-wrapper", has=page.locator("th", has_text="mask_building"))
     inner, outer = frame.get_by_text("total", exact=True).bounding_box(), frame.bounding_box()
     assert inner["x"] + inner["width"] <= outer["x"] + outer["width"]
 
