@@ -494,12 +494,12 @@ class TestRefusals:
 class TestMeasurePeak:
     def test_peak_over_the_baseline_and_result(self):
         x = torch.ones(1000)
-        peak_bytes, result = measure_peak(lambda a, scale: (a * scale).sum(), x, scale=3.0)
-        assert (peak_bytes, result.item()) == (4004, 3000.0)
+        peak_bytes, kept_bytes, result = measure_peak(lambda a, scale: (a * scale).sum(), x, scale=3.0)
+        assert (peak_bytes, kept_bytes, result.item()) == (4004, 4, 3000.0)
 
     def test_simulated(self):
         x = torch.empty(8, 16384, 128, device="meta")
-        peak_bytes, result = measure_peak(lambda a: a @ a.transpose(1, 2), x)
+        peak_bytes, _, result = measure_peak(lambda a: a @ a.transpose(1, 2), x)
         assert peak_bytes == 8 * 16384**2 * 4
         assert result.device.type == "meta"
 
@@ -513,7 +513,7 @@ class TestMeasurePeak:
     @pytest.mark.gpu
     def test_cuda(self):
         kept = torch.ones(2**18, device="cuda")
-        peak_bytes, _ = measure_peak(lambda x: (torch.empty_like(x), torch.empty_like(x))[0], kept)
+        peak_bytes, _, _ = measure_peak(lambda x: (torch.empty_like(x), torch.empty_like(x))[0], kept)
         assert peak_bytes == 2 * 2**20
 
 

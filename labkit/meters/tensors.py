@@ -1,7 +1,7 @@
 """How many bytes a torch function allocates, holds at its peak, and keeps for its backward pass, on any device."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -19,21 +19,27 @@ __all__ = [
     "meter_for",
 ]
 
-T = TypeVar("T")
+
+class TensorMemory(NamedTuple):
+    """What one call held, in bytes over what was there before it: at its peak, and at its end with its result."""
+
+    peak_bytes: int
+    kept_bytes: int
+    result: Any
 
 
-def measure_peak(fn: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[int, T]:
-    """Peak bytes that `fn(*args, **kwargs)` holds over what was there before, and its result.
+def measure_peak(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TensorMemory:
+    """Call `fn(*args, **kwargs)` and count the bytes that it holds.
 
     The first tensor among the arguments decides the device and so the meter (`meter_for`); without one, torch's default
-    device does. The result is still held when the peak is read.
+    device does. The result is still held when they are read.
     """
     if hasattr(fn, "__measure__"):  # fn lives in another process, and is measured there
-        return fn.__measure__("measure_peak", args, kwargs)
+        return TensorMemory(*fn.__measure__("measure_peak", args, kwargs))
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     with meter_for(tensors[0].device if tensors else torch.get_default_device()) as meter:
         result = fn(*args, **kwargs)
-    return meter.peak_bytes, result
+    return TensorMemory(meter.peak_bytes, meter.live_bytes, result)
 
 
 def meter_for(device: str | torch.device, round_to: int = 1) -> AllocationMeter | CudaMeter:

@@ -37,8 +37,9 @@ def stays_within(mib: float, function: Callable[..., Any], *args: Any, **kwargs:
 
         measure_peak(torch.neg, args[0])  # what its first use imports is nobody's allocation
         measured = measure_arrays(measure_peak, function, *args, warm=False, **kwargs)
-        of_tensors, result = measured.result
-        n_bytes, measured = measured.peak_bytes + of_tensors, measured._replace(result=result)
+        of_tensors = measured.result
+        n_bytes = measured.peak_bytes + of_tensors.peak_bytes
+        measured = measured._replace(result=of_tensors.result)
     if n_bytes > mib * 2**20:
         raise AssertionError(needs_more(getattr(function, "__name__", "it"), mib, args))
     return measured.result

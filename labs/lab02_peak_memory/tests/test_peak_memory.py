@@ -4,6 +4,8 @@ Most tests are lines of Python, which `run` runs where the answer is: under a tr
 comments (`LINES.follow`), or around a call (`LINES.call`).
 """
 
+import math
+
 import pytest
 import torch
 from peak_memory import (
@@ -560,6 +562,15 @@ class TestSavedForBackward:
         ):
             got = LINES.call("saved_for_backward", text, **inputs)
             assert_bytes(f"what is saved for {text} on {shape}", got, nbytes, suspects=usual)
+        line = "note(saved_for_backward(lambda q, k, v: examples.attention(q * scale, k, v).sum(), q, k, v))"
+        tall, scale = 4 * math.prod(shape), torch.ones(shape[1:])
+        assert_bytes(
+            f"what is saved for attention on {shape} of q * scale, where fn closes over scale,",
+            run(line, **inputs, scale=scale)[0],
+            want + tall + scale.nbytes,
+            suspects={"scale, which is neither among args nor in the output, is left out": want + tall},
+            hint="q * scale is kept for k's gradient, and scale for q's",
+        )
 
     def test_fn_is_called_once_and_no_backward_pass_runs(self):
         lines = """

@@ -55,17 +55,23 @@ def mixed(a, power, b, names, frozen, rows, flag):
 @program
 def counted(task):
     """The answer's way to run a function, and a list that grows with each of the functions' calls."""
-    ran, run = [], Checkpoint.apply if task == "Checkpoint" else checkpoint
-    return lambda fn, *args: run(noting(ran, task, fn), *args), ran
+    ran, theirs = [], Checkpoint.apply if task == "Checkpoint" else checkpoint
 
+    def run(fn, *args):
+        tensors = []
 
-@program
-def noting(called, name, function):
-    def noted(*args, **kwargs):
-        called.append(name)
-        return function(*args, **kwargs)
+        def noted(*args):
+            ran.append(task)
+            result = fn(*args)
+            tensors.append(isinstance(result, torch.Tensor))
+            return result
 
-    return noted
+        result = theirs(noted, *args)
+        if all(tensors) and not isinstance(result, torch.Tensor):
+            raise TypeError(f"the result is of type {type(result).__name__} where fn returns a tensor")
+        return result
+
+    return run, ran
 
 
 WITHIN_REACH = program([F])  # what lines name, they must find
@@ -209,6 +215,15 @@ def node(fn, args):
 
 
 @program
+def noting(called, name, function):
+    def noted(*args, **kwargs):
+        called.append(name)
+        return function(*args, **kwargs)
+
+    return noted
+
+
+@program
 def borrowed(task, x):
     """The names of what the answer calls of torch.utils.checkpoint in both passes of a sine."""
     theirs, called = torch.utils.checkpoint, []
@@ -250,6 +265,7 @@ class Recomputation:
         wrong = {text: gradients(plainly(line), args, each) for text, each in (suspects or {}).items()}
         found = made.gradients[-1] if made.gradients else None
         assert_gradients(found, plainly(line), args, factors, names=INSIDE, suspects=wrong, hint=hint, lost=why)
+        require(made.all_calls > made.calls, "fn does not run again: the forward pass kept what backward needs")
         return made
 
     def test_result_and_gradient(self, rng):

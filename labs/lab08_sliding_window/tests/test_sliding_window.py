@@ -76,7 +76,7 @@ class TestWindowMask:
     def test_is_made_from_bytes(self):
         n = 512
         assert_mask(window_mask(n, 33), n, 33)
-        peak, _ = measure_peak(window_mask, n, 33)
+        peak = measure_peak(window_mask, n, 33).peak_bytes
         hint = "i − j for all pairs at once is int64, 8 bytes a pair: compare a column with a row, or cut bytes"
         assert_at_most(f"the peak of window_mask({n}, 33)", peak, 4 * n * n + 64 * n, hint=hint)
 
@@ -123,7 +123,7 @@ class TestClassifyTiles:
     @pytest.mark.kind("small")
     def test_without_the_mask(self):
         arrays = measure_arrays(classify_tiles, 2048, 300, 128)
-        peak, _ = measure_peak(classify_tiles, 2048, 300, 128)
+        peak = measure_peak(classify_tiles, 2048, 300, 128).peak_bytes
         hint = "2048² pairs are 4 MiB even as bytes: a tile's first and last row and column tell what it holds"
         assert_at_most("the peak of classify_tiles(2048, 300, 128)", arrays.peak_bytes + peak, 256 * 1024, hint=hint)
 
@@ -429,7 +429,7 @@ def cache_session(maxsize, deeds):
             with contextlib.suppress(ValueError):
                 cache.get(*given[0])
         else:
-            result["peak_bytes"], mask = measure_peak(cache.get, *given[0])
+            result["peak_bytes"], _, mask = measure_peak(cache.get, *given[0])
             result["mask"] = mask
             if isinstance(mask, torch.Tensor):
                 memories[number], tensors[number] = weakref.ref(mask.untyped_storage()), weakref.ref(mask)
