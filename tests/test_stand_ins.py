@@ -1,6 +1,7 @@
 """Stand-ins: the clock moves by what steps are told to take, the allocator counts by device, and all is put back."""
 
 import time
+import types
 from time import perf_counter
 
 import pytest
@@ -10,6 +11,7 @@ from labkit.meters.allocation import AllocationMeter
 from labkit.meters.cuda import CudaMeter
 from labkit.meters.examples import attention
 from labkit.meters.stand_ins import (
+    CLOCKS,
     ELSEWHERE_MS,
     CudaStandIn,
     OnCuda,
@@ -39,6 +41,18 @@ def test_steps_take_what_they_are_told():
         assert perf_counter() > by_name, "a clock imported by name was not replaced"
     assert paced.taken_ms == [[30, 3], [10, 1], [20, 1], [20, 1]]
     assert time.perf_counter is clock is perf_counter
+
+
+def test_a_module_that_code_is_given_in_place_of_time_is_replaced_too():
+    shown = types.ModuleType("time")
+    for name in (f"{clock}{unit}" for clock in CLOCKS for unit in ("", "_ns")):
+        setattr(shown, name, getattr(time, name))
+    names = {"__builtins__": {"__import__": lambda *_args: shown}}
+    exec("import time\nread = time.perf_counter", names)
+    before = shown.perf_counter
+    with PacedSteps([], [], names) as paced:
+        assert names["time"].perf_counter() == names["read"]() == paced.now_ns / 10**9
+    assert shown.perf_counter is before is names["read"]
 
 
 def test_operators_are_counted_with_and_without_a_mode_inside():

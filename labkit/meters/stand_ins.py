@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import sys
 import time
@@ -207,12 +208,18 @@ def _clocks_replaced(now_ns: Callable[[], int], namespace: dict[str, Any]) -> It
     clocks |= dict.fromkeys((f"{name}_ns" for name in CLOCKS), now_ns)
     stand_in_of = {getattr(time, name): clock for name, clock in clocks.items()}
     imported = {name: value for name, value in namespace.items() if _is_key(value, stand_in_of)}
-    with replaced(time, **clocks):
+    with contextlib.ExitStack() as stack:
+        for module in {id(each): each for each in (time, _what_import_gives("time", namespace))}.values():
+            stack.enter_context(replaced(module, **clocks))
         namespace.update({name: stand_in_of[value] for name, value in imported.items()})
-        try:
-            yield
-        finally:
-            namespace.update(imported)
+        stack.callback(namespace.update, imported)
+        yield
+
+
+def _what_import_gives(name: str, namespace: dict[str, Any]) -> ModuleType:
+    """The module that code in `namespace` gets when it imports `name`: a sandbox may give out one of its own."""
+    own = namespace.get("__builtins__", builtins)
+    return (own if isinstance(own, dict) else vars(own))["__import__"](name)
 
 
 def _is_key(value: Any, table: dict[Any, Any]) -> bool:
