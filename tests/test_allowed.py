@@ -33,6 +33,7 @@ HONEST = {
     "matches": "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\n\ndef f(x):\n    match x:\n"
     "        case int(n): return n\n        case P(y): return y\n",
     "time": "from time import time\nt = time()\n",
+    "what_a_node_of_autograd_saved": "def f(y):\n    return y.grad_fn._saved_result\n",
     "assertions_of_numpy": "import numpy as np\ndef f(x):\n    np.testing.assert_array_equal(x, x)\n",
 }
 

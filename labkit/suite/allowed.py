@@ -101,6 +101,9 @@ PRIVATE_OF_LIBRARIES = frozenset(
 )
 """Names after one underscore that libraries document, or that a lab's handout leads to."""
 
+SAVED = "_saved_"
+"""How the attributes of an autograd node begin that hold what it saved: torch's notes on autograd document them."""
+
 FRAMES = frozenset(
     "tb_frame tb_next f_back f_globals f_locals f_builtins f_code gi_frame gi_code gi_yieldfrom cr_frame cr_code "
     "ag_frame ag_code".split()
@@ -155,6 +158,8 @@ def may_name(name: str, own: frozenset[str] = frozenset()) -> bool:
     if name in FRAMES:
         return False
     if not name.startswith("_") or name in PROTOCOL or name in PRIVATE_OF_LIBRARIES:
+        return True
+    if name.startswith(SAVED):
         return True
     return name in own and not name.startswith("__")
 

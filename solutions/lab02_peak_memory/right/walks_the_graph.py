@@ -7,7 +7,7 @@ import torch
 
 def saved_for_backward(fn, *args):
     output = fn(*args)
-    left_out = {storage_key(tensor) for tensor in tensors_in((args, output, getattr(fn, "__self__", fn)))}
+    left_out = {storage_key(tensor) for tensor in tensors_in((args, output, fn))}
     nodes = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
     seen, found = set(), {}
     while nodes:
