@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,9 +13,10 @@ from walls import GIVES, REFUSED, TRIES
 
 from labkit.labs.catalog import ROOT
 from labstaff.judge import framing, messages
+from labstaff.judge.confine import SCRATCH
 from labstaff.judge.framing import CodecError
 from labstaff.judge.packing import MOST_NODES, pack
-from labstaff.judge.sandbox import BoxBroken, Sandbox
+from labstaff.judge.sandbox import BoxBroken, Sandbox, bubblewrap
 from labstaff.judge.unpacking import unpacker_of
 
 REFUSALS = ("PermissionError", "OSError", "ProcessLookupError", "FileNotFoundError", "MemoryError", "ValueError")
@@ -66,6 +68,15 @@ def test_there_is_no_more_than_this(inside, what, gives):
     assert inside("tried", what) in (gives if isinstance(gives, tuple) else (gives,))
 
 
+def test_nothing_of_the_environment_lies_where_a_cell_has_its_own_files(monkeypatch, tmp_path):
+    """Packages are imported lazily too, when the cell's own view of files is in place."""
+    monkeypatch.setattr("labstaff.judge.sandbox.sys.prefix", str(tmp_path))
+    command = bubblewrap("namespaces")
+    shown = [Path(target) for option, target in zip(command, command[2:], strict=False) if option == "--ro-bind"]
+    assert tmp_path in shown
+    assert not [path for path in shown if path.is_relative_to(SCRATCH)]
+
+
 def test_a_cell_finds_nothing_of_another(box):
     first, second = Inside(box), Inside(box)
     assert first("tried", "leave_a_file") == "done"
@@ -88,7 +99,7 @@ def test_nothing_outside_can_be_written(inside, tmp_path):
 
 
 def test_the_environment_is_not_handed_on(inside):
-    known = {"PATH", "HOME", "LANG", "LOGNAME", "MPLCONFIGDIR", "MPLBACKEND", "PYTHONDONTWRITEBYTECODE"}
+    known = {"PATH", "HOME", "TMPDIR", "LANG", "LOGNAME", "MPLCONFIGDIR", "MPLBACKEND", "PYTHONDONTWRITEBYTECODE"}
     threads = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"}
     assert inside("environment") == repr(sorted(known | threads))
 

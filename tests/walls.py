@@ -97,15 +97,16 @@ def judge_folder(): open("/judge/labstaff/judge/server.py", "a")
 def packages(): open(os.__file__, "a")
 def passwords(): return open("/etc/passwd").read()
 def leave_a_file():
-    with open("/tmp/left", "w") as file:
+    with open("/scratch/left", "w") as file:
         file.write("left")
-def find_the_file(): return str(os.listdir("/tmp"))
-def fill_tmp():
+def find_the_file(): return str(os.listdir("/scratch"))
+def temporary_folder(): open("/tmp/x", "w")
+def fill_scratch():
     """At most 64 MiB."""
     n_written = 0
     try:
         for number in range(8):
-            with open(f"/tmp/{number}", "wb") as file:
+            with open(f"/scratch/{number}", "wb") as file:
                 for _ in range(8):
                     n_written += file.write(bytes(1 << 20))
     except OSError:
@@ -172,6 +173,7 @@ REFUSED = (
     "fork_by_clone fork_by_clone3 fork_by_x32 program program_by_descriptor program_by_spawn root namespace "
     "namespace_of_mounts namespace_by_clone mount unmount change_root rings keys userfault kernel_program core_pattern "
     "out_of_memory_score memory_of_the_first shared_memory_folder root_folder judge_folder packages passwords "
+    "temporary_folder "
     "shared_mapping shared_mapping_by_call growing_stack huge_pages file_in_memory file_in_memory_by_number segment "
     "secret_memory pipe sockets queue_of_messages counted network network_by_number"
 ).split()
@@ -182,7 +184,7 @@ GIVES = {
     "powers": ("0", "refused"),
     "numbers_of_processes": "[]",
     "devices": "['null', 'random', 'urandom', 'zero']",
-    "fill_tmp": "little",
+    "fill_scratch": "little",
     "threads": "few",
     "one_thread": "[1]",
     "find_the_file": "[]",

@@ -14,6 +14,10 @@ import resource
 import struct
 from pathlib import Path
 
+SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
+"""Where an answer may write. Not /tmp: the grader's own environment may lie below that."""
+
+
 MEMORY_BYTES = 3 << 30
 CPU_SECONDS = 180
 FILE_BYTES = 16 << 20

@@ -17,12 +17,11 @@ from pathlib import Path
 
 from labkit.suite.forkserver import serve, warm_up
 from labstaff.judge import server
-from labstaff.judge.confine import bound_memory, confine, libc
+from labstaff.judge.confine import SCRATCH, SCRATCH_BYTES, bound_memory, confine, libc
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MOST_CPUINFO = 512 << 10
-TMP_BYTES = 16 << 20
 FIRST_USER, N_USERS = 0x70000000, 4096
 
 
@@ -64,14 +63,14 @@ def wall_in(user: int | None) -> None:
         Path("/proc/self/setgroups").write_text("deny")
         for name, number in zip(("uid", "gid"), before, strict=True):
             Path(f"/proc/self/{name}_map").write_text(f"{number} {number} 1")
-    _mount_empty("/tmp", f"size={TMP_BYTES},nr_inodes=256,mode=1777", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _mount_empty(SCRATCH, f"size={SCRATCH_BYTES},nr_inodes=256,mode=1777", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     processors = Path("/proc/cpuinfo").read_bytes()[:MOST_CPUINFO]
     _mount_empty("/proc", "size=1m,nr_inodes=4,mode=755", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     Path("/proc/cpuinfo").write_bytes(processors)  # torch reads it, and nothing else of /proc
     _call(
         "mount", None, b"/proc", None, ctypes.c_ulong(MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC), None
     )
-    os.chdir("/tmp")
+    os.chdir(SCRATCH)
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)

@@ -21,7 +21,7 @@ from labkit.suite.forkserver import Child, Ended, ForkServer, ServerEnded
 from labkit.suite.limits import cpu_seconds_of
 from labkit.suite.verdict import how_it_ended
 from labstaff.judge import framing, messages
-from labstaff.judge.confine import CPU_SECONDS, MEMORY_BYTES
+from labstaff.judge.confine import CPU_SECONDS, MEMORY_BYTES, SCRATCH
 from labstaff.judge.unpacking import unpacker_of
 
 ALWAYS = (
@@ -133,7 +133,7 @@ class Sandbox:
         modules = ",".join([*ALWAYS, *heavy, *(each for name in heavy for each in BESIDE.get(name, ()))])
         first = f"import sys; sys.path.insert(0, {str(home)!r}); from labstaff.judge.forkserver import main"
         command = [sys.executable, "-P", "-c", f"{first}; main(*sys.argv[1:])", modules, walls]
-        self._server = ForkServer(command if unsafe else [*bubblewrap(walls), *command], env=environment())
+        self._server = ForkServer(command if unsafe else [*bubblewrap(walls), *command], env=environment("/tmp"))
 
     def cell(self, memory_bytes: int | None = None, cpu_seconds: int = CPU_SECONDS) -> Cell:
         """A new process for one answer, which may hold `memory_bytes` over what it holds before the answer is loaded.
@@ -217,9 +217,9 @@ def bubblewrap(walls: str) -> list[str]:
     command += ["--unshare-user"] if walls == "namespaces" else []
     for power in POWERS[walls]:
         command += ["--cap-add", power]
-    for name, value in environment().items():
+    for name, value in environment(SCRATCH).items():
         command += ["--setenv", name, value]
-    command += ["--proc", "/proc", "--tmpfs", "/tmp"]
+    command += ["--proc", "/proc", "--tmpfs", SCRATCH, "--tmpfs", "/tmp"]
     shown: dict[Path, Path] = {}
     for path in map(Path, ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")):
         if path.is_symlink():
@@ -239,13 +239,13 @@ def bubblewrap(walls: str) -> list[str]:
         command += ["--ro-bind", str(source), str(path)]
     for device in devices:
         command += ["--dev-bind", str(device), str(device)]
-    return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
+    return [*command, "--remount-ro", "/tmp", "--remount-ro", "/", "--chdir", SCRATCH, "--"]
 
 
-def environment() -> dict[str, str]:
-    """What answers find in their environment: nothing of the grader's."""
-    fixed = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LOGNAME": "answer", "LANG": "C.UTF-8"}
-    plots = {"MPLCONFIGDIR": "/tmp", "MPLBACKEND": "agg"}
+def environment(home: str) -> dict[str, str]:
+    """What answers find in their environment: nothing of the grader's. They may write in `home`."""
+    fixed = {"PATH": "/usr/bin:/bin", "HOME": home, "TMPDIR": home, "LOGNAME": "answer", "LANG": "C.UTF-8"}
+    plots = {"MPLCONFIGDIR": home, "MPLBACKEND": "agg"}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return fixed | plots | threads | {"PYTHONDONTWRITEBYTECODE": "1"}
 
