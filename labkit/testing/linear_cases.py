@@ -24,23 +24,25 @@ def numbers(tensor: torch.Tensor) -> npt.NDArray:
     return tensor.detach().cpu().numpy()
 
 
-def phi(x: torch.Tensor) -> torch.Tensor:
-    """The feature map, without overflow in the exponential or in its gradient."""
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+def mapped(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The feature map of each, without overflow in the exponential or in its gradient."""
+    return tuple(torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in tensors)
 
 
-def by_weights(
-    q: torch.Tensor,
-    k: torch.Tensor,
+def weights_of(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The (N_q, N_k) weights of linear attention, before any division."""
+    phi_q, phi_k = mapped(q, k)
+    return phi_q @ phi_k.mT
+
+
+def divided(
+    weights: torch.Tensor,
     v: torch.Tensor,
     eps: float,
     numerator: torch.Tensor | None = None,
     divisor: torch.Tensor | None = None,
-    map_q: Map = phi,
-    map_k: Map = phi,
 ) -> torch.Tensor:
-    """Linear attention through its (N_q, N_k) weights, each times a factor; None where every key is seen."""
-    weights = map_q(q) @ map_k(k).mT
+    """Linear attention from its weights, each times a factor; None where every key is seen."""
     seen = weights if numerator is None else weights * numerator
     total = (seen if divisor is None else weights * divisor).sum(-1, keepdim=True)
     return seen @ v / (total + eps)
@@ -82,7 +84,7 @@ class LinearCase:
     @cached_property
     def want(self) -> npt.NDArray:
         """What is right, in float64."""
-        return numbers(by_weights(*self.exact, self.eps, self.seen))
+        return numbers(self.by_weights(*self.exact))
 
     @cached_property
     def plain(self) -> npt.NDArray | list[npt.NDArray]:
@@ -91,13 +93,17 @@ class LinearCase:
             return self.want + AGREEMENT / 2
         q, k, v = self.inputs
         seen = self.seen.to(q.dtype)
-        backwards = by_weights(q.flip(-1), k.flip(-1, -2), v.flip(-2), self.eps, seen.flip(-1))
-        return [numbers(by_weights(q, k, v, self.eps, seen)), numbers(backwards), self._by_partial_sums()]
+        backwards = divided(weights_of(q.flip(-1), k.flip(-1, -2)), v.flip(-2), self.eps, seen.flip(-1))
+        return [numbers(self.by_weights(q, k, v)), numbers(backwards), self._by_partial_sums()]
+
+    def by_weights(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """What is right for such q, k and v, in their precision and with a graph."""
+        return divided(weights_of(q, k), v, self.eps, self.seen.to(q.dtype))
 
     def _by_partial_sums(self) -> npt.NDArray:
         """Every sum over the keys one after the other, in the inputs' precision, as states are added up."""
         q, k, v = (numbers(x) for x in self.inputs)
-        weights = numbers(phi(self.q) @ phi(self.k).mT) * numbers(self.seen).astype(q.dtype)
+        weights = numbers(weights_of(self.q, self.k)) * numbers(self.seen).astype(q.dtype)
         total = np.zeros((*weights.shape[:-1], v.shape[-1]), q.dtype)
         divisor = np.zeros((*weights.shape[:-1], 1), q.dtype)
         for j in range(k.shape[-2]):
@@ -111,9 +117,16 @@ class LinearCase:
         return lambda: self._with(*masks, eps=self.eps if eps is None else eps, **maps)
 
     def _with(
-        self, numerator: torch.Tensor, divisor: torch.Tensor | None = None, *, eps: float, **maps: Any
+        self,
+        numerator: torch.Tensor,
+        divisor: torch.Tensor | None = None,
+        *,
+        eps: float,
+        map_q: Map = lambda x: mapped(x)[0],
+        map_k: Map = lambda x: mapped(x)[0],
     ) -> npt.NDArray:
-        return numbers(by_weights(*self.exact, eps, numerator, divisor, **maps))
+        q, k, v = self.exact
+        return numbers(divided(map_q(q) @ map_k(k).mT, v, eps, numerator, divisor))
 
     def suspects(self, chunk: int | None = None) -> Suspects:
         """Usual mistakes and what each leads to."""
@@ -122,7 +135,7 @@ class LinearCase:
             "φ is not applied to k": self.other(map_k=_same),
             "φ is not applied to q": self.other(map_q=_same),
             "φ is elu, without the + 1": self.other(map_q=_elu, map_k=_elu),
-            "φ is applied twice to k": self.other(map_k=lambda x: phi(phi(x))),
+            "φ is applied twice to k": self.other(map_k=lambda x: mapped(*mapped(x))[0]),
             "the output is not divided by the sum of the weights": self._not_divided,
             "φ(k) is summed over d in place of the keys": self._summed_over_d,
         } | self._eps_suspects()
@@ -142,9 +155,9 @@ class LinearCase:
         def added(form: Callable[..., torch.Tensor]) -> Callable[[], npt.NDArray]:
             def value() -> npt.NDArray:
                 q, k, v = self.exact
-                weights = (phi(q) @ phi(k).mT) * self.seen
+                weights = weights_of(q, k) * self.seen
                 total = weights.sum(-1, keepdim=True)
-                widths = phi(q).sum(-1, keepdim=True)
+                widths = mapped(q)[0].sum(-1, keepdim=True)
                 return numbers(form(weights @ v, total, widths))
 
             return value
@@ -182,12 +195,13 @@ class LinearCase:
 
     def _not_divided(self) -> npt.NDArray:
         q, k, v = self.exact
-        return numbers((phi(q) @ phi(k).mT * self.seen) @ v)
+        return numbers((weights_of(q, k) * self.seen) @ v)
 
     def _summed_over_d(self) -> npt.NDArray:
         q, k, v = self.exact
-        weights = phi(q) @ phi(k).mT * self.seen
-        return numbers(weights @ v / (phi(q).sum(-1, keepdim=True) * phi(k).sum() + self.eps))
+        phi_q, phi_k = mapped(q, k)
+        weights = phi_q @ phi_k.mT * self.seen
+        return numbers(weights @ v / (phi_q.sum(-1, keepdim=True) * phi_k.sum() + self.eps))
 
     def check(self, name: str, got: Any, *, chunk: int | None = None, hint: str = "") -> None:
         """Compare an output with the reference."""
@@ -202,4 +216,4 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 
 def _elu(x: torch.Tensor) -> torch.Tensor:
-    return phi(x) - 1
+    return mapped(x)[0] - 1

@@ -48,8 +48,9 @@ class Handout:
         return out / (total + 1e-6)
 
 
-def expected_bytes(batch: int, heads: int, seq_len: int, d: int, dtype_bytes: int) -> dict[str, int]:
+def expected_bytes(sizes: Sizes) -> dict[str, int]:
     """Bytes of each part: measured on simulated tensors where the handout gives steps, otherwise walked through."""
+    batch, heads, seq_len, d, dtype_bytes = sizes
     counts = _elements(seq_len, d)
     return {name: batch * heads * count * dtype_bytes for name, count in zip(PARTS, counts, strict=True)}
 

@@ -76,8 +76,14 @@ def two_states(
     dtype: npt.DTypeLike = np.float32,
     offset: float = 0.0,
 ) -> tuple[Parts, Parts, Parts]:
-    """States of 7 keys and of 5, with scores about `offset`, and of all 12 in float64."""
-    s = (rng.normal(0, 3, (*batch, 12)) + offset).astype(dtype)
+    """States of 7 keys and of 5, with scores about `offset`, and of all 12 in float64.
+
+    Their maxima are a factor of e^0.5 to e^2 apart: a merge that forgets one state, or its rescaling, always shows.
+    """
+    s = rng.normal(0, 3, (*batch, 12)) + offset
+    gap = rng.uniform(0.5, 2, (*batch, 1)) * rng.choice([-1, 1], (*batch, 1))
+    s[..., 7:] += s[..., :7].max(-1, keepdims=True) - s[..., 7:].max(-1, keepdims=True) + gap
+    s = s.astype(dtype)
     V = rng.standard_normal((*batch, 12, d_v)).astype(dtype)
     return state_of(s[..., :7], V[..., :7, :]), state_of(s[..., 7:], V[..., 7:, :]), state_of(s, V, np.float64)
 

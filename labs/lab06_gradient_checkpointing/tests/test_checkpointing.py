@@ -407,6 +407,7 @@ class Recomputation:
 
     def assert_mask(self, name, made, x, **options):
         """Compare the gradient of dropouts with what they multiplied `x` by."""
+        require(made.calls, f"fn was not run in the forward pass of {name}")
         want = sum(map(numbers, made.results)) if isinstance(made.results, tuple) else numbers(made.results)
         require(made.gradients, f"the gradient of x is None\nUsual cause: {NO_WAY_BACK}")
         name = f"the gradient of {name}, which is the mask,"
@@ -472,6 +473,7 @@ class Recomputation:
     def test_backward_twice(self, rng):
         x = random(rng, 5)
         made = self.passes("run(deep, x)", [random(rng, 5, grad=False)], {"n_backward": 2}, x=x)
+        require(made.calls, "fn was not run in the forward pass")
         for gradient in made.gradients or [[None]]:
             require(gradient[0] is not None, "the gradient of x is None in one of two backward passes")
         want, again = (numbers(gradient[0]) for gradient in made.gradients)
@@ -775,6 +777,7 @@ class TestCheckpointSequential:
         x = above_one(rng, 30, 20).requires_grad_()
         made = SimpleNamespace(**sequence_passes("dropout", [0.2] * 5, 2, x, seed=draw_seed(rng)))
         want = numbers(made.results) / numbers(x)
+        require((want == 0).any(), "five dropouts in a row drop nothing: their functions are not run")
         require(made.gradients, f"the gradient of x is None\nUsual cause: {NO_WAY_BACK}")
         hint = "every segment draws its own masks again: keep the generator's state with each"
         name = "the gradient of five dropouts, which is their mask,"
