@@ -7,13 +7,15 @@ that passed.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
 import os
 import pkgutil
+import resource
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,16 @@ import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.labs.manifest import Lab
-from labkit.suite import plugin
+from labkit.suite.limits import TookTooLong, time_limit
 
 ROOMS = ("labkit.testing", "labkit.meters", "labkit.bench", "labkit.simulated_memory")
 """What knows of attention and its memory. The others run suites and commands, and take no array."""
 
 RESULT, LAB, CONTROL = "PASTING_RESULT", "PASTING_LAB", "the solution"
+SECONDS = 10.0
+"""CPU seconds that one candidate may take in one test."""
+LARGEST_PROCESS = 3 << 30
+"""Bytes; the suites themselves need less than one GiB."""
 
 
 class Place:
@@ -83,52 +89,49 @@ def _accepts(function: Callable[..., Any], signature: inspect.Signature) -> bool
     return False
 
 
-def _task_of(cls: type | None) -> str:
-    lab = find_lab(os.environ[LAB])
-    task = lab.task_of(cls.__name__) if cls else None
-    return task.name if task else ""
+def pytest_sessionstart() -> None:
+    """What takes a size in bytes for a length would fill the machine before any limit of time can stop it."""
+    resource.setrlimit(resource.RLIMIT_DATA, (LARGEST_PROCESS, LARGEST_PROCESS))
+
+
+@functools.cache
+def _lab() -> Lab:
+    return find_lab(os.environ[LAB])
 
 
 @functools.cache
 def _tried(task: str) -> dict[str, Any]:
     """What is tried in the place of a task: the candidates, and the solution's own, which shows that trying works."""
-    solved = runpy.run_path(str(solution_file(find_lab(os.environ[LAB]))))[task]
+    solved = runpy.run_path(str(solution_file(_lab())))[task]
     return candidates(None if inspect.isclass(solved) else inspect.signature(solved)) | {CONTROL: solved}
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    kind = metafunc.definition.get_closest_marker("kind")
-    if "rng" in metafunc.fixturenames and (kind is None or kind.args == ("exact",)):
-        metafunc.parametrize("pasted", [*_tried(_task_of(metafunc.cls))], indirect=True)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of each test and candidate leave one set of parameters, and nothing of the tests that are not to be tried."""
+    """Leave the drawn tests of exact results, each with one set of parameters."""
     kept: dict[Any, pytest.Item] = {}
     for item in items:
-        if (
-            isinstance(item, pytest.Function)
-            and (tried := getattr(item, "callspec", None))
-            and "pasted" in tried.params
-        ):
-            kept.setdefault((item.cls, item.originalname, tried.params["pasted"]), item)
+        kind = item.get_closest_marker("kind")
+        if isinstance(item, pytest.Function) and "rng" in item.fixturenames and (not kind or kind.args == ("exact",)):
+            kept.setdefault((item.cls, item.originalname), item)
     items[:] = kept.values()
 
 
-@pytest.fixture(autouse=True)
-def pasted(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Holds a candidate in the place of the test's task; one that never ended is not held against the next."""
-    task = _task_of(request.cls)
-    request.config.stash[plugin.BUDGETS].clear()
-    tried, place = _tried(task), places[task]
-    place.held = tried[request.param]
-    place.signature = None if inspect.isclass(tried[CONTROL]) else inspect.signature(tried[CONTROL])
-    yield
-    place.held = None
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" and report.passed:
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
+    """Call the test once with each candidate in its task's place, and note with which of them it passes."""
+    task = next(task.name for task in _lab().tasks if task.tests == pyfuncitem.cls.__name__)
+    place, solved = places[task], _tried(task)[CONTROL]
+    place.signature = None if inspect.isclass(solved) else inspect.signature(solved)
+    names = pyfuncitem._fixtureinfo.argnames
+    for name, value in _tried(task).items():
+        place.held = value
+        given = {each: pyfuncitem.funcargs[each] for each in names}
+        try:
+            with time_limit(SECONDS):
+                pyfuncitem.obj(**given | {"rng": copy.deepcopy(given["rng"])})
+        except (Exception, SystemExit, TookTooLong, pytest.fail.Exception, pytest.skip.Exception):
+            continue
         with Path(os.environ[RESULT]).open("a", encoding="utf-8") as file:
-            file.write(report.nodeid + "\n")
+            file.write(f"{pyfuncitem.nodeid}[{name}]\n")
+    return True

@@ -32,7 +32,7 @@ def test_no_function_of_labkit_is_an_answer(lab, tmp_path):
         text=True,
         timeout=900,
     )
-    assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     passed = told.read_text(encoding="utf-8").splitlines()
     control = [test for test in passed if CONTROL in test]
     assert len({test.split("::")[1] for test in control}) > len(lab.tasks) // 2, "nothing passes: is anything tried?"
