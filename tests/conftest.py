@@ -100,19 +100,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "job" in _params(item))
 
 
-@pytest.fixture(scope="session")
-def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A course of Lab 01 as `lab course` makes it, to be copied."""
-    from labkit.labs.catalog import find_lab
-    from labstaff.course.make import make_course
-    from labstaff.course.nbgrader_process import Nbgrader
-
-    course = tmp_path_factory.mktemp("made") / "course"
-    with Nbgrader() as nbgrader:
-        make_course([find_lab("01")], course, nbgrader)
-    return course
-
-
 SECONDS = pytest.StashKey[dict[Job, float]]()
 FILE_SECONDS: dict[str, float] = defaultdict(float)
 

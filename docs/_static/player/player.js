@@ -156,8 +156,15 @@ script, no module: a browser refuses those to a page opened from disk. tile_loop
     let reading = false;
 
     function given() {
+      followNamed();
       const text = window.location.hash.slice(1);
       return text.includes("=") ? new URLSearchParams(text) : null;
+    }
+
+    /* An address may name a part of the page that has one link to a setting: it stands for that link. */
+    function followNamed() {
+      const links = document.getElementById(window.location.hash.slice(1))?.querySelectorAll('a[href^="#"][href*="="]');
+      if (links?.length === 1) window.location.replace(links[0].getAttribute("href"));
     }
 
     function save() {

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from student import LAB, solution_text, stub_text, with_function
 
-from labkit.labs.catalog import find_labs
+from labkit.labs.catalog import ROOT, find_labs
 from labstaff.course.make import CourseError, make_course
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.record import record
@@ -214,7 +214,7 @@ class Cycle:
 def cycle(made_course, tmp_path_factory):
     """Made, released, handed in, graded, exported and handed back, once for all tests."""
     course = tmp_path_factory.mktemp("nbgrader") / "course"
-    environment = {"PYTHONPATH": str(Path(__file__).parent), "ATTENTION_LABS_TEST_SECONDS": "4", "HOME": str(course)}
+    environment = {"PYTHONPATH": str(ROOT / "tests"), "ATTENTION_LABS_TEST_SECONDS": "4", "HOME": str(course)}
     os.environ["ATTENTION_LABS_TEST_SECONDS"] = "4"
     with Nbgrader(environment) as nbgrader:
         shutil.copytree(made_course, course)

@@ -59,7 +59,7 @@ def by_pytest(folder: Path) -> Outcome:
     command = [sys.executable, "-m", "pytest", "-p", "verdicts_as_data", "--src", str(folder)]
     command += [f"{LAB.suite_file}::{tests}" for tests in TESTS]
     command += [f"{OTHER.suite_file}::TestSafeSoftmax::test_one_number"]
-    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = {**quiet_environment(), "VERDICTS": str(told), "PYTHONPATH": path}
     subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=300)
     if not told.exists():
