@@ -91,6 +91,27 @@ def test_the_tile_loop_runs_within_the_book(window: Watched) -> None:
     assert window.complaints == []
 
 
+@pytest.mark.parametrize(
+    ("chapter", "link", "place", "order"),
+    [
+        ("04_tiling_and_blocking", "the upper state", "21 / ", "queries"),
+        ("04_tiling_and_blocking", "the lower", "22 / ", "keys"),
+        ("04_tiling_and_blocking", "open this state", "0 / ", "queries"),
+        ("05_flash_attention", "Open this state", "31 / ", "queries"),
+        ("05_flash_attention", "the softmax just before it", "30 / ", "queries"),
+    ],
+)
+def test_a_chapter_opens_its_state_in_one_click(
+    window: Watched, chapter: str, link: str, place: str, order: str
+) -> None:
+    page = window.open(f"{chapter}.html")
+    page.get_by_role("link", name=link, exact=True).click()
+    expect(page.locator('[data-out="place"]')).to_have_text(re.compile(f"^{place}"))
+    expect(page.get_by_label(f"{order} outside")).to_be_checked()
+    expect(page.locator(".tl-matrix svg")).to_be_in_viewport()
+    assert window.complaints == []
+
+
 @pytest.mark.parametrize("height", [900, 1000])
 def test_a_desktop_shows_the_tile_loop_without_scrolling(window: Watched, height: int) -> None:
     window.page.set_viewport_size({"width": 1280, "height": height})
