@@ -30,6 +30,10 @@ TOO_WIDE = """() => [...document.querySelectorAll("article *")]
   .filter(e => !e.parentElement.closest(".table-wrapper, div.math, pre, .katex svg, .katex-mathml"))
   .map(e => e.outerHTML.slice(0, 80))"""
 """What a reader would have to scroll sideways to see; the page itself hides how wide it is."""
+BROKEN_NAMES = """() => [...document.querySelectorAll("td code")]
+  .filter(e => /^\\w+$/.test(e.innerText) && e.getClientRects().length > 1).map(e => e.innerText)"""
+"""Names in tables that go on in another line."""
+
 UNSEEN = """() => [...document.querySelectorAll("article img")]
   .filter(image => !image.complete || !image.naturalWidth).map(image => image.src)"""
 STILL_FOLDED = """() => [...document.querySelectorAll("article details:not(.tl-setting *) > :not(summary)")]
@@ -72,6 +76,7 @@ class Seen:
     """What one page shows in narrow and wide windows and on paper."""
 
     too_wide: list[str] = field(default_factory=list)
+    broken_names: list[str] = field(default_factory=list)
     broken_images: list[str] = field(default_factory=list)
     frames: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     missing_faces: set[str] = field(default_factory=set)
@@ -101,6 +106,7 @@ def look(page: Page) -> Seen:
         page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         if width == PHONE_WIDTH:
             seen.too_wide = page.evaluate(TOO_WIDE)
+            seen.broken_names = page.evaluate(BROKEN_NAMES)
         seen.frames[width] = page.evaluate(FRAMES)
     seen.broken_images = page.evaluate(UNSEEN)
     seen.missing_faces = missing_faces(page)
@@ -128,6 +134,7 @@ class TestEveryPage:
 
     def test_fits_a_phone_and_shows_its_images(self, walk: Walk) -> None:
         assert {name: page.too_wide for name, page in walk[0].items() if page.too_wide} == {}
+        assert {name: page.broken_names for name, page in walk[0].items() if page.broken_names} == {}
         assert {name: page.broken_images for name, page in walk[0].items() if page.broken_images} == {}
 
     def test_says_where_a_table_goes_on(self, walk: Walk) -> None:
