@@ -16,8 +16,9 @@ from labkit.suite.apart import OnVerdict, run_apart
 from labkit.suite.finder import file_problem
 from labkit.suite.results import add_up, store, stored
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import Verdict
+from labkit.suite.verdict import Kind, State, Verdict
 from labkit.suite.words import line_style, run_lines, unusable_lines
+from labkit.trace.offer import can_be_traced
 
 LONG_SECONDS = 15.0
 
@@ -41,6 +42,7 @@ def check_lab(lab: Lab, tasks: Sequence[Task] = (), *, everything: bool = False,
         console.print(Text(f"{lab.label}: the suite could not be run\n{run.problem}", style="red"))
         return 2
     print_lines(console, run_lines(lab, run.verdicts, everything=everything))
+    print_lines(console, trace_lines(lab, run.verdicts))
     _keep(console, lab, run, 0.0 if tasks else time.monotonic() - began)
     return 0 if all(verdict.passed for verdict in run.verdicts) else 1
 
@@ -49,6 +51,13 @@ def print_lines(console: Console, lines: Sequence[str]) -> None:
     """Print lines, each in the style that its words ask for."""
     for line in lines:
         console.print(Text(line, style=line_style(line)))
+
+
+def trace_lines(lab: Lab, verdicts: Sequence[Verdict]) -> list[str]:
+    """Where to look at the memory of tasks that need too much of it."""
+    large = {v.task for v in verdicts if v.kind is Kind.SMALL and v.state is State.WRONG}
+    tasks = [task for task in lab.tasks if task.name in large and can_be_traced(task)]
+    return [f"see its memory: uv run lab trace {lab.number} {task.name}" for task in tasks]
 
 
 def refused_lines(lab: Lab) -> list[str]:

@@ -139,11 +139,20 @@ class AllocationMeter(TorchDispatchMode):
         nbytes = self._rounded(storage.nbytes())
         block = Block(nbytes, tuple(tensor.shape), str(tensor.dtype), op, self._engine.node_name)
         self._alive[key] = _Held(weakref.ref(storage, lambda _: self._release(key)), block, self._engine.node_run)
+        self._came(block)
         self._live += nbytes
         self._largest = max(self._largest, nbytes)
 
     def _release(self, key: int) -> None:
-        self._live -= self._alive.pop(key).block.nbytes
+        block = self._alive.pop(key).block
+        self._live -= block.nbytes
+        self._went(block)
+
+    def _came(self, block: Block) -> None:
+        """For those who follow every block: this one counts from now on."""
+
+    def _went(self, block: Block) -> None:
+        """This one counts no longer."""
 
     def _rounded(self, nbytes: int) -> int:
         return -(-nbytes // self.round_to) * self.round_to
@@ -176,7 +185,9 @@ class AllocationMeter(TorchDispatchMode):
         nbytes = held.block.nbytes if storage is None else self._rounded(storage.nbytes())
         if nbytes != held.block.nbytes:
             self._live += nbytes - held.block.nbytes
+            self._went(held.block)
             held.block = replace(held.block, nbytes=nbytes)
+            self._came(held.block)
             self._raise_peak(self._live)
 
     def _judge(self, pending: "_Pending") -> None:

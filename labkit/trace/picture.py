@@ -1,0 +1,83 @@
+"""Draws a trace for a report: the stack of tensors over steps, the peak marked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.meters.tracing import Life, Trace
+
+COLOURS = {"forward": "#7fb2d9", "kept": "#2f9d7c", "backward": "#e39a5c"}
+LABELS = {"forward": "forward", "kept": "alive at the forward pass' end", "backward": "backward"}
+UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
+
+
+def save_picture(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
+    """Draw one run, or several below one another on one scale, and save them as the file's ending says."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    figure = Figure(figsize=(8, 0.4 + 2.8 * len(runs)), layout="constrained")
+    rows = figure.subplots(len(runs), squeeze=False)[:, 0]
+    most = max([trace.peak_bytes for _, trace in runs] + [1])
+    factor, unit = next(((2**power, unit) for power, unit in UNITS if most >= 2**power), (1, "bytes"))
+    for axes, (name, trace) in zip(rows, runs, strict=True):
+        _draw(axes, trace, factor)
+        axes.set_ylim(0, 1.05 * most / factor)
+        axes.set_ylabel(f"{unit} alive")
+        axes.set_title(f"{name}: peak {trace.peak_bytes:,} bytes", loc="left", fontsize="medium")
+    rows[-1].set_xlabel("operators run")
+    patches = [Patch(color=COLOURS[kind], label=LABELS[kind]) for kind in COLOURS]
+    figure.legend(handles=patches, fontsize="small", loc="outside upper right", ncols=3)
+    figure.savefig(path, dpi=160)
+
+
+def kind_of(life: Life, trace: Trace) -> str:
+    """Whether a block was made in the backward pass, was kept at the end of the forward pass, or was gone by then."""
+    if life.born >= trace.forward_steps:
+        return "backward"
+    return "kept" if life.died is None or life.died >= trace.forward_steps else "forward"
+
+
+def _draw(axes: Any, trace: Trace, factor: int) -> None:
+    from matplotlib.collections import PolyCollection
+
+    bars = list(_bars(trace))
+    for kind, colour in COLOURS.items():
+        corners = [_corners(bar[1:], factor) for bar in bars if bar[0] == kind]
+        axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=0.2))
+    axes.set_xlim(0, max(len(trace.steps), 1))
+    axes.axhline(trace.peak_bytes / factor, color="#b3261e", linewidth=0.8, linestyle="--")
+    if 0 < trace.forward_steps < len(trace.steps):
+        axes.axvline(trace.forward_steps, color="#5c646c", linewidth=0.8)
+
+
+def _bars(trace: Trace) -> Iterator[tuple[str, int, int, int, int]]:
+    """The kind, first step, end, lower and upper byte of every piece of a block that lies at one height."""
+    comes, goes = defaultdict(list), defaultdict(list)
+    for number, life in enumerate(trace.lives):
+        comes[life.born].append(number)
+        goes[len(trace.steps) if life.died is None else life.died].append(number)
+    alive: dict[int, tuple[int, int]] = {}  # of each, since when it lies where
+    for step in range(len(trace.steps) + 1):
+        low = 0
+        gone = set(goes[step])
+        for number in [*alive, *comes[step]] if gone or comes[step] else ():
+            life = trace.lives[number]
+            since, where = alive.get(number, (step, low))
+            if number in gone or where != low or step == len(trace.steps):
+                if since < step:
+                    yield kind_of(life, trace), since, step, where, where + life.nbytes
+                since = step
+            if number in gone:
+                alive.pop(number, None)
+                continue
+            alive[number] = (since, low)
+            low += life.nbytes
+
+
+def _corners(piece: tuple[int, int, int, int], factor: int) -> list[tuple[float, float]]:
+    first, end, low, high = piece
+    return [(first, low / factor), (end, low / factor), (end, high / factor), (first, high / factor)]
