@@ -72,7 +72,7 @@ def assert_close(
     error = np.abs(error)
     allowed = tolerance(reference, plain)
     worst = float(error.max(initial=0.0))
-    margins.note(name, worst, allowed)
+    margins.note(name, worst, allowed, "tolerance")
     if worst <= allowed:
         return
     at = np.unravel_index(int(error.argmax()), error.shape)
@@ -117,7 +117,7 @@ def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = 
 
 def assert_at_most(name: str, got: float, limit: float, *, hint: str = "", unit: str = "bytes") -> None:
     """Fail unless `got <= limit`; the message gives both and their ratio, or how many too many."""
-    margins.note(name, got, limit)
+    margins.note(name, got, limit, unit or "count")
     if got <= limit:
         return
     more = ""
@@ -218,6 +218,12 @@ def require(condition: object, message: str) -> None:
     __tracebackhide__ = True
     if not condition:
         _fail(message)
+
+
+def require_at_most(name: str, got: float, limit: float, message: str, *, kind: str = "times") -> None:
+    """As `require(got <= limit, message)`, for a number and its limit: NaN fails, and calibration hears of both."""
+    margins.note(name, got, limit, kind)
+    require(got <= limit, message)
 
 
 def as_array(name: str, got: Any) -> npt.NDArray:
