@@ -46,7 +46,7 @@ def test_close_says_how_far_where_and_what():
     got[1, 2] = 6.5
     said = message(lambda: close(got, hint="the last column is special")).splitlines()
     assert said == [
-        "O is off by 0.5 at [1, 2]; rounding explains 2.9e-06",
+        "O is off by 0.5 at [1, 2]; rounding explains 5.7e-06",
         "got 6.5, expected 6; 1 of 6 elements are off",
         "Usual cause: the last column is special",
     ]
@@ -107,7 +107,7 @@ def test_close_of_numbers_that_do_not_depend_on_the_largest():
         message(lambda want=want: assert_close("O", want * (1 + 1e-5), want, plain=want.astype(np.float32)))
 
 
-def test_tolerance_is_about_twice_what_the_precision_loses():
+def test_tolerance_is_about_four_times_what_the_precision_loses():
     rng = np.random.default_rng(0)
     for dtype in (np.float16, np.float32):
         Q, K, V = random_qkv(rng, n_queries=129, d=64, dtype=dtype)
@@ -115,7 +115,7 @@ def test_tolerance_is_about_twice_what_the_precision_loses():
         plain = attention(Q, K, V, dtype=dtype).output
         lost = np.abs(plain - want).max()
         eps = np.finfo(dtype).eps
-        assert 2 * lost <= tolerance(want, plain) <= 2 * lost + 5 * eps * np.abs(want).max()
+        assert 4 * lost <= tolerance(want, plain) <= 4 * lost + 9 * eps * np.abs(want).max()
 
 
 def test_tolerance_of_nothing_finite_is_zero():

@@ -23,8 +23,10 @@ NAN_HINT = (
     "inf − inf or 0/0, from a row or a block whose keys are all masked or an exp that overflowed; "
     "or memory of `empty` that was never written"
 )
-FLOOR_EPSILONS = 4
-SLACK = 2
+FLOOR_EPSILONS = 8
+SLACK = 4
+"""Times the loss of a plain computation. Arrays are small here, so that a few elements decide about the largest error:
+twice the loss refused three of 28 right runs of Lab 05. `labstaff.calibrate` tells."""
 FAR_BELOW = 0.1
 """A suspect is named when it lies within this share of the error: an error just over the tolerance fits many."""
 RIVALS = 4
@@ -45,9 +47,9 @@ def assert_close(
     """Fail unless `got` is as near to `want` as a computation in its own precision can be expected to come.
 
     `want` is the float64 reference and `plain` the same quantity computed plainly in the precision under test, or a
-    list of it in several orders of rounding, of which the worst counts. The largest error allowed is twice that of
-    `plain`, plus four units of rounding of the largest value (the criterion of FlashAttention's own tests, Dao et al.
-    2022). −inf and NaN must stand where they stand in `want`.
+    list of it in several orders of rounding, of which the worst counts. The largest error allowed is four times that
+    of `plain`, plus eight units of rounding of the largest value (FlashAttention's own tests, Dao et al. 2022, allow
+    twice, in far larger arrays). −inf and NaN must stand where they stand in `want`.
 
     Args:
         name: what the quantity is called in the handout.
@@ -86,7 +88,7 @@ def assert_close(
 
 
 def tolerance(want: npt.ArrayLike, plain: npt.ArrayLike | Sequence[npt.ArrayLike]) -> float:
-    """The largest error allowed: twice that of the worst `plain`, plus four roundings of the largest value."""
+    """The largest error allowed: four times that of the worst `plain`, plus eight roundings of the largest value."""
     if isinstance(plain, list | tuple):
         return max(tolerance(want, each) for each in plain)
     reference, baseline = np.asarray(want, dtype=np.float64), np.asarray(plain)

@@ -1,7 +1,8 @@
 """A pytest plugin: one run of a suite at many seeds, with what each comparison used of its limit, seed by seed.
 
 Collecting a suite and loading an answer cost more than most suites' tests, so they are done once for many seeds. What
-draws nothing from the seed is the same at each: it is run at the first one only, and there only when asked for.
+draws nothing from the seed is the same at each: it is run at the first one only, and there only when asked for. Tests
+of memory and work draw numbers, but count bytes and tiles, which follow from sizes: at the first seed of a run only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from labkit.suite.verdict import Verdict
+from labkit.suite.verdict import Kind, Verdict
 from labkit.testing import margins
 
 SEEN = pytest.StashKey["_Seen"]()
@@ -37,9 +38,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     """Run the tests seed by seed, and write down what came of each when it is done."""
     option = session.config.option
     drawn = [item for item in session.items if "rng" in getattr(item, "fixturenames", ())]
-    for number, seed in enumerate(map(int, option.seeds.split(","))):
+    numbers = [item for item in drawn if not _is_small(item)]
+    for place, seed in enumerate(map(int, option.seeds.split(","))):
         option.seed = seed
-        _run(session.items if option.whole and number == 0 else drawn)
+        _run(numbers if place else session.items if option.whole else drawn)
         with option.margins.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"seed": seed, **session.config.stash[SEEN].told()}) + "\n")
         session.config.stash[SEEN] = _Seen()
@@ -74,6 +76,11 @@ def _run(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function):
             item._initrequest()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+
+def _is_small(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("kind")
+    return marker is not None and marker.args[0] == Kind.SMALL
 
 
 class _Seen:
