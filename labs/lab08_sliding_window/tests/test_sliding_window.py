@@ -42,8 +42,6 @@ from labkit.testing.programs import program
 from labkit.testing.tensor_cases import numbers, strided
 from labkit.testing.windows import WindowStepCase, area, assert_attends, assert_codes, assert_mask, assert_tiles
 
-# The mask
-
 MASKS = [(9, 3), (1, 1), (7, 1), (8, 8), (8, 7), (5, 40), (63, 17), (33, 2)]
 
 
@@ -93,8 +91,6 @@ class TestWindowMask:
     def test_bad_arguments(self, seq_len, window, named):
         assert_raises(ValueError, lambda: window_mask(seq_len, window), when=f"for {named} below 1", mentions=(named,))
 
-
-# Tiles
 
 TILES = [(6, 4, 2), (64, 16, 16), (64, 17, 16), (64, 15, 16), (63, 10, 16), (70, 200, 32), (70, 7, 100), (70, 33, 32),
          (20, 3, 1), (9, 1, 1), (9, 1, 4), (1, 1, 5), (130, 100, 12), (65, 31, 16), (65, 64, 16)]  # fmt: skip
@@ -554,9 +550,8 @@ def watched_flex(*arguments):
 
 def breakdown(variant, dtype=torch.float32, checkpointed=False, **sizes):
     """The student's breakdown, its form checked."""
-    return as_breakdown(
-        variant, memory_breakdown(variant, *(SIZES | sizes).values(), dtype, *([True] if checkpointed else []))
-    )
+    got = memory_breakdown(variant, *(SIZES | sizes).values(), dtype, *([True] if checkpointed else []))
+    return as_breakdown(variant, got)
 
 
 @cache
