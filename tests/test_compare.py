@@ -207,3 +207,16 @@ def test_raises():
     assert message(lambda: assert_raises(ValueError, lambda: 7, when="for X")) == "no ValueError for X; it returned 7"
     with pytest.raises(KeyError):
         assert_raises((ValueError, TypeError), lambda: fail(KeyError("x")), when="for X")
+
+
+def test_rows_that_are_wrong_throughout_are_told():
+    want = np.random.default_rng(1).standard_normal((2, 7, 5)).astype(np.float32)
+    got = want.copy()
+    got[:, 4:] = 3e37
+    told = message(lambda: assert_close("O", got, want, plain=want)).splitlines()
+    assert told[1].endswith("30 of 70 elements are off: rows 4 to 6, no others")
+    assert told[2].startswith("Usual cause: nothing is written there")
+    got[0, 1, 1] = 5
+    assert "rows" not in message(lambda: assert_close("O", got, want, plain=want))
+    got[0, 1, 1], got[:, 4:] = want[0, 1, 1], np.nan
+    assert "rows 4 to 6" in message(lambda: assert_close("O", got, want, plain=want))

@@ -23,6 +23,7 @@ NAN_HINT = (
     "inf − inf or 0/0, from a row or a block whose keys are all masked or an exp that overflowed; "
     "or memory of `empty` that was never written"
 )
+NOT_WRITTEN = "nothing is written there, and what `empty` found in memory stays; or a loop ends too early"
 FLOOR_EPSILONS = 8
 SLACK = 4
 """Times the loss of a plain computation. Arrays are small here, so that a few elements decide about the largest error:
@@ -78,11 +79,14 @@ def assert_close(
     if worst <= allowed:
         return
     at = np.unravel_index(int(error.argmax()), error.shape)
-    n_off = int((error > allowed).sum())
+    wrong = error > allowed
+    rows = _whole_rows(wrong)
     lines = [
         f"{name} is off by {worst:.3g}{place(at)}; rounding explains {allowed:.2g}",
-        f"{got_and_expected(computed[at], reference[at])}; {share(n_off, error.size)} off",
-        _cause_line(_fitting(computed, reference, allowed, worst, as_mapping(suspects)), hint),
+        f"{got_and_expected(computed[at], reference[at])}; {share(int(wrong.sum()), error.size)} off{rows}",
+        _cause_line(
+            _fitting(computed, reference, allowed, worst, as_mapping(suspects)), hint or (NOT_WRITTEN if rows else "")
+        ),
     ]
     _fail("\n".join(line for line in lines if line))
 
@@ -261,7 +265,7 @@ def _assert_finite_alike(
             at = np.unravel_index(int(wrong.argmax()), wrong.shape)
             lines = [
                 f"{name} is {what}{place(at)}, expected {reference[at]:.6g}; "
-                f"{share(int(wrong.sum()), wrong.size)} {what}"
+                f"{share(int(wrong.sum()), wrong.size)} {what}{_whole_rows(wrong)}"
             ]
             if what == "NaN":
                 lines.append(_cause_line(_not_a_number(computed, as_mapping(suspects)), nan_hint))
@@ -270,6 +274,17 @@ def _assert_finite_alike(
         if absent.any():
             at = np.unravel_index(int(absent.argmax()), absent.shape)
             _fail(f"{name} is {computed[at]:.6g}{place(at)}, expected {what}")
+
+
+def _whole_rows(wrong: npt.NDArray[np.bool_]) -> str:
+    """Where some rows, of all entries of a batch, are wrong throughout and no other is: which, in words."""
+    if wrong.ndim < 2 or not wrong.size:
+        return ""
+    by_row = np.moveaxis(wrong, -2, 0).reshape(wrong.shape[-2], -1)
+    found = np.flatnonzero(by_row.any(axis=1))
+    if not by_row[found].all() or len(found) in (0, len(by_row)) or found[-1] - found[0] != len(found) - 1:
+        return ""
+    return f": row {found[0]}, and nothing else" if len(found) == 1 else f": rows {found[0]} to {found[-1]}, no others"
 
 
 def _not_a_number(computed: npt.NDArray, suspects: Mapping[str, Any]) -> str:
