@@ -28,6 +28,8 @@ FLOOR_EPSILONS = 8
 SLACK = 4
 """Times the loss of a plain computation. Arrays are small here, so that a few elements decide about the largest error:
 twice the loss refused three of 28 right runs of Lab 05. `labstaff.calibrate` tells."""
+HALF_SLACK = 2
+"""The same where sums of half-precision inputs are kept in float32: more would let pass sums that are not."""
 FAR_BELOW = 0.1
 """A suspect is named when it lies within this share of the error: an error just over the tolerance fits many."""
 RIVALS = 4
@@ -40,6 +42,7 @@ def assert_close(
     want: npt.ArrayLike,
     *,
     plain: npt.ArrayLike | Sequence[npt.ArrayLike],
+    slack: float = SLACK,
     dtype: Any = None,
     suspects: Suspects | None = None,
     hint: str = "",
@@ -54,6 +57,7 @@ def assert_close(
 
     Args:
         name: what the quantity is called in the handout.
+        slack: how often the loss of `plain` is allowed.
         dtype: the dtype `got` must have; None leaves it free.
         suspects: usual mistakes and the value each leads to; one that matches is named as the cause.
         hint: what usually causes an error here, for when no suspect matches.
@@ -73,7 +77,7 @@ def assert_close(
     error = np.zeros_like(reference)
     np.subtract(computed, reference, out=error, where=finite)
     error = np.abs(error)
-    allowed = tolerance(reference, plain)
+    allowed = tolerance(reference, plain, slack)
     worst = float(error.max(initial=0.0))
     margins.note(name, worst, allowed, "tolerance")
     if worst <= allowed:
@@ -91,17 +95,17 @@ def assert_close(
     _fail("\n".join(line for line in lines if line))
 
 
-def tolerance(want: npt.ArrayLike, plain: npt.ArrayLike | Sequence[npt.ArrayLike]) -> float:
-    """The largest error allowed: four times that of the worst `plain`, plus eight roundings of the largest value."""
+def tolerance(want: npt.ArrayLike, plain: npt.ArrayLike | Sequence[npt.ArrayLike], slack: float = SLACK) -> float:
+    """The largest error allowed: `slack` times that of the worst `plain`, plus eight roundings of the largest value."""
     if isinstance(plain, list | tuple):
-        return max(tolerance(want, each) for each in plain)
+        return max(tolerance(want, each, slack) for each in plain)
     reference, baseline = np.asarray(want, dtype=np.float64), np.asarray(plain)
     finite = np.isfinite(reference)
     if not finite.any():
         return 0.0
     lost = float(np.abs(baseline.astype(np.float64)[finite] - reference[finite]).max())
     rounding = float(np.finfo(baseline.dtype).eps) * float(np.abs(reference[finite]).max())
-    return SLACK * lost + FLOOR_EPSILONS * rounding
+    return slack * lost + FLOOR_EPSILONS * rounding
 
 
 def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = None, hint: str = "") -> None:

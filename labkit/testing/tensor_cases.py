@@ -13,7 +13,7 @@ import torch
 
 from labkit.testing.cases import Case as ArrayCase
 from labkit.testing.cases import later_keys
-from labkit.testing.compare import NAN_HINT, Suspects, as_mapping, assert_close, assert_type
+from labkit.testing.compare import HALF_SLACK, NAN_HINT, SLACK, Suspects, as_mapping, assert_close, assert_type
 from labkit.testing.reference import orders, random_qkv
 from labkit.testing.tensor_reference import attention, gradients
 
@@ -66,6 +66,11 @@ class Case:
     def precise(self) -> torch.dtype:
         """The dtype of L and of sums: float32 for half precision, otherwise that of the inputs."""
         return torch.float32 if self.Q.dtype.itemsize == 2 else self.Q.dtype
+
+    @property
+    def slack(self) -> float:
+        """How often the loss of a plain computation is allowed."""
+        return HALF_SLACK if self.Q.dtype.itemsize == 2 else SLACK
 
     @property
     def arrays(self) -> ArrayCase:
@@ -137,9 +142,15 @@ class Case:
         own = lambda: {text: _named(value, name) for text, value in as_mapping(suspects).items()}  # noqa: E731
         got = got.detach().to("cpu", torch.float64)
         with np.errstate(all="ignore"):
-            plain = self.plain[name]
             assert_close(
-                name, got, self.want[name], plain=plain, suspects=own, hint=hint, nan_hint=nan_hint or NAN_HINT
+                name,
+                got,
+                self.want[name],
+                plain=self.plain[name],
+                slack=self.slack,
+                suspects=own,
+                hint=hint,
+                nan_hint=nan_hint or NAN_HINT,
             )
 
     @property

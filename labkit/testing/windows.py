@@ -237,8 +237,8 @@ class WindowCase(Case):
             "a query that sees no key of the first tile it looks at: its maximum is −inf, and −inf − (−inf) is NaN; "
             "or memory of `empty` that was never written"
         )
-        assert_close(name, got.detach().double(), self.want[there], plain=self.plain[there], suspects=usual, hint=hint,
-                     nan_hint=nan_hint)  # fmt: skip
+        assert_close(name, got.detach().double(), self.want[there], plain=self.plain[there], slack=self.slack,
+                     suspects=usual, hint=hint, nan_hint=nan_hint)  # fmt: skip
         if got.dtype.itemsize == 2:
             self._compare_scatter(name, numbers(got), hint)
 

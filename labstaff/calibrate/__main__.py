@@ -47,7 +47,7 @@ def main(
         found = found_in(kept.of(jobs))
     if table:
         (table / "limits.csv").write_text(found.table(), encoding="utf-8")
-        (table / "README.md").write_text(_page(found, sys.argv[1:]), encoding="utf-8")
+        (table / "README.md").write_text(_page(found, sorted({lab.label for lab in chosen})), encoding="utf-8")
     typer.echo(f"{found.n_right.total()} right runs judged, {len(found.refused)} tests refused one")
     for kind, lines in (("refused", found.refused), ("tight", found.too_tight()), ("near", found.too_wide())):
         for line in lines:
@@ -55,19 +55,18 @@ def main(
     raise typer.Exit(1 if found.refused else 0)
 
 
-def _page(found: Found, arguments: Sequence[str]) -> str:
+def _page(found: Found, labs: Sequence[str]) -> str:
     """What the runs were, and what they found, for somebody who wonders about limits.csv."""
-    labs = sorted({lab for lab, _ in found.n_right})
     rows = [f"| {lab} | {found.n_right[lab, 'plain']} | {found.n_right[lab, 'sandboxed']} |" for lab in labs]
     right = [each.right for each in found.shares.values() if each.right]
     mistaken = [each.mistaken for each in found.shares.values() if each.mistaken is not None]
+    smallest = f"the smallest is {min(mistaken):.2f}" if mistaken else "no mistakes were judged in this run"
     lists = [("Refused", found.refused), ("Above", found.too_tight()), ("Below", found.too_wide())]
     return "\n".join(
         [
             "# How close answers come to the limits of the suites",
             "",
-            f"Calibrated on {datetime.datetime.now(datetime.UTC).date()} by",
-            f"`python -m labstaff.calibrate {' '.join(arguments)}`.",
+            f"Calibrated on {datetime.datetime.now(datetime.UTC).date()} by `python -m labstaff.calibrate`.",
             "",
             f"**{found.n_right.total()} judged right runs, {len(found.refused)} refusals.** A run is the solution or a "
             "right answer, judged by its lab's suite at one",
@@ -81,7 +80,9 @@ def _page(found: Found, arguments: Sequence[str]) -> str:
             f"[limits.csv](limits.csv) has a line for each of {len(found.shares)} limits: how much of it right answers "
             f"used at most, which must stay below {MOST_USED:g}",
             f"(the largest is {max(right, default=0):.2f}), and the smallest amount by which a mistake that is found "
-            f"by it was, at least {LEAST_USED:g} (the smallest is {min(mistaken, default=0):.2f}).",
+            f"by it was, at least {LEAST_USED:g} ({smallest}).",
+            "A share of exactly 1 of a count is the count that was asked for: of tiles, say, each computed once. Less "
+            "would be wrong.",
             "A limit that has no mistake stands beside one, in the same test or another, that is broken by more.",
             *(line for name, lines in lists if lines for line in ("", f"## {name}", "", *(f"- {x}" for x in lines))),
             "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from io import StringIO
 from typing import NamedTuple
 
 from labkit.labs.catalog import find_labs
+from labkit.testing.margins import Margin
 from labstaff.calibrate.runs import Outcome
 
 MOST_USED, LEAST_USED = 0.75, 1.30
@@ -19,7 +21,7 @@ COLUMNS = ("lab", "task", "test", "what", "limit", "right at most", "by", "mista
 
 
 class Limit(NamedTuple):
-    """A comparison of a suite: parameters of the test left out."""
+    """A comparison of a suite: the test's parameters, and numbers in the name of what is compared, left out."""
 
     lab: str
     test: str
@@ -89,16 +91,20 @@ def found_in(outcomes: Iterable[Outcome]) -> Found:
             found.n_right[outcome.lab, outcome.mode] += 1
             found.refused += [f"{outcome.lab}, {outcome}: {test}" for test in outcome.failed]
             for test, margin in outcome.each():
-                shares = found.shares[Limit(outcome.lab, test, margin.what, margin.kind)]
+                shares = found.shares[_limit(outcome, test, margin)]
                 if margin.share >= shares.right:
                     shares.right, shares.by = margin.share, str(outcome)
             continue
         worst: dict[str, tuple[float, Limit]] = {}
         for test, margin in outcome.each():
-            limit = Limit(outcome.lab, test, margin.what, margin.kind)
+            limit = _limit(outcome, test, margin)
             worst[test] = max(worst.get(test, (0.0, limit)), (margin.share, limit))
         for share, limit in worst.values():
             shares = found.shares[limit]
             if share > 1 and (shares.mistaken is None or share < shares.mistaken):
                 shares.mistaken, shares.mistake = share, f"{outcome.answer}, seed {outcome.seed}"
     return found
+
+
+def _limit(outcome: Outcome, test: str, margin: Margin) -> Limit:
+    return Limit(outcome.lab, test, re.sub(r"\d[\d,.]*(?= |$|,)", "n", margin.what), margin.kind)
