@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from importlib.abc import Loader
 from pathlib import Path
 
@@ -20,8 +19,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attention labs")
     group.addoption("--solutions", action="store_true", help="judge the course's solutions instead of labs/*/src")
     group.addoption("--answer", type=Path, metavar="FILE", help="judge a right/ answer from solutions/")
-    group.addoption("--drawn", action="store_true", help="run only tests whose inputs are drawn at random")
-    group.addoption("--margins", type=Path, metavar="FILE", help="write how close each comparison came to its limit")
     group.addoption("--sandboxed", action="store_true", help="judge the code in a process of its own, in a sandbox")
 
 
@@ -52,29 +49,6 @@ def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Answe
     if sandbox is not Sandbox.current:
         config.add_cleanup(sandbox.close)
     return client_loader(config, sandbox)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--drawn`, leave out what is the same at every seed."""
-    if config.option.drawn:
-        items[:] = [item for item in items if "rng" in getattr(item, "fixturenames", ())]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """With `--margins`, keep what the test's comparisons used of their limits."""
-    if item.config.option.margins is None:
-        return (yield)
-    from labkit.testing import margins
-
-    margins.kept = []
-    try:
-        return (yield)
-    finally:
-        test = "::".join(item.nodeid.split("::")[1:])
-        with item.config.option.margins.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps([test, *each]) + "\n" for each in margins.kept)
-        margins.kept = None
 
 
 def variant_text(lab: Lab, variant: Path) -> str:

@@ -1,4 +1,6 @@
-"""A plugin for one lab's suite: gives its drawn, exact tests every public function of labkit in the student's place.
+"""A plugin for one lab's suite: tries what a student's tree holds in the student's place, in its drawn, exact tests.
+
+Tried are the public functions of labkit, and all of other labs' stubs.
 
 Nothing of these tests passing, nothing is earned: see `labkit.suite.results.task_points`. `answer_of` is the answer to
 be judged, whose every name stands for what is being tried. The file named by PASTING_RESULT gets a line for each test
@@ -21,9 +23,10 @@ from typing import Any
 
 import pytest
 
-from labkit.labs.catalog import find_lab, solution_file
+from labkit.labs.catalog import find_lab, find_labs, solution_file
 from labkit.labs.manifest import Lab
 from labkit.suite.limits import TookTooLong, time_limit
+from labstaff.derive.build import derive_stub
 
 ROOMS = ("labkit.testing", "labkit.meters", "labkit.bench", "labkit.simulated_memory")
 """What knows of attention and its memory. The others run suites and commands, and take no array."""
@@ -72,6 +75,22 @@ def candidates(signature: inspect.Signature | None) -> dict[str, Any]:
                 own = getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
                 if own and (inspect.isclass(value) if signature is None else _accepts(value, signature)):
                     found[f"{module.__name__}.{name}"] = value
+    return found | _of_stubs(signature)
+
+
+def _of_stubs(signature: inspect.Signature | None) -> dict[str, Any]:
+    """What other labs' stubs give away, private or not: whoever pastes can rename."""
+    found = {}
+    for lab in find_labs():
+        if lab.draft or lab.label == os.environ[LAB]:
+            continue
+        text = derive_stub(lab)
+        namespace: dict[str, Any] = {"__name__": f"stub_of_{lab.module}"}
+        exec(compile(text, f"{lab.module}.py", "exec"), namespace)
+        for name, value in namespace.items():
+            own = getattr(value, "__module__", "") == namespace["__name__"]
+            if own and (inspect.isclass(value) if signature is None else _accepts(value, signature)):
+                found[f"{namespace['__name__']}.{name}"] = value
     return found
 
 

@@ -46,7 +46,7 @@ def test_close_says_how_far_where_and_what():
     got[1, 2] = 6.5
     said = message(lambda: close(got, hint="the last column is special")).splitlines()
     assert said == [
-        "O is off by 0.5 at [1, 2]; rounding explains 2.9e-06",
+        "O is off by 0.5 at [1, 2]; rounding explains 5.7e-06",
         "got 6.5, expected 6; 1 of 6 elements are off",
         "Usual cause: the last column is special",
     ]
@@ -107,7 +107,7 @@ def test_close_of_numbers_that_do_not_depend_on_the_largest():
         message(lambda want=want: assert_close("O", want * (1 + 1e-5), want, plain=want.astype(np.float32)))
 
 
-def test_tolerance_is_about_twice_what_the_precision_loses():
+def test_tolerance_is_about_four_times_what_the_precision_loses():
     rng = np.random.default_rng(0)
     for dtype in (np.float16, np.float32):
         Q, K, V = random_qkv(rng, n_queries=129, d=64, dtype=dtype)
@@ -115,7 +115,7 @@ def test_tolerance_is_about_twice_what_the_precision_loses():
         plain = attention(Q, K, V, dtype=dtype).output
         lost = np.abs(plain - want).max()
         eps = np.finfo(dtype).eps
-        assert 2 * lost <= tolerance(want, plain) <= 2 * lost + 5 * eps * np.abs(want).max()
+        assert 4 * lost <= tolerance(want, plain) <= 4 * lost + 9 * eps * np.abs(want).max()
 
 
 def test_tolerance_of_nothing_finite_is_zero():
@@ -207,3 +207,16 @@ def test_raises():
     assert message(lambda: assert_raises(ValueError, lambda: 7, when="for X")) == "no ValueError for X; it returned 7"
     with pytest.raises(KeyError):
         assert_raises((ValueError, TypeError), lambda: fail(KeyError("x")), when="for X")
+
+
+def test_rows_that_are_wrong_throughout_are_told():
+    want = np.random.default_rng(1).standard_normal((2, 7, 5)).astype(np.float32)
+    got = want.copy()
+    got[:, 4:] = 3e37
+    told = message(lambda: assert_close("O", got, want, plain=want)).splitlines()
+    assert told[1].endswith("30 of 70 elements are off: rows 4 to 6, no others")
+    assert told[2].startswith("Usual cause: nothing is written there")
+    got[0, 1, 1] = 5
+    assert "rows" not in message(lambda: assert_close("O", got, want, plain=want))
+    got[0, 1, 1], got[:, 4:] = want[0, 1, 1], np.nan
+    assert "rows 4 to 6" in message(lambda: assert_close("O", got, want, plain=want))

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-kept: list[tuple[str, float]] | None = None
-"""What was compared, and the share of its limit that was used up: 1 is the limit itself."""
+from typing import NamedTuple
 
 
-def note(what: str, used: float, limit: float) -> None:
-    """Keep how much of `limit` was used, if anybody wants to know; a limit of 0 leaves nothing to say."""
+class Margin(NamedTuple):
+    """What was compared, what kind of limit it has, and the share of the limit that was used up: 1 is the limit."""
+
+    what: str
+    kind: str
+    share: float
+
+
+kept: list[Margin] | None = None
+
+
+def note(what: str, used: float, limit: float, kind: str) -> None:
+    """Keep how much of `limit` was used, if anybody wants to know; a limit of 0 leaves nothing to say.
+
+    `kind` is "tolerance", or the unit of what is counted.
+    """
     if kept is not None and limit > 0:
-        kept.append((what, float(used) / float(limit)))
+        kept.append(Margin(what, kind, float(used) / float(limit)))

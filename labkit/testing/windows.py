@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import permutations
 from typing import Any
@@ -237,8 +237,8 @@ class WindowCase(Case):
             "a query that sees no key of the first tile it looks at: its maximum is −inf, and −inf − (−inf) is NaN; "
             "or memory of `empty` that was never written"
         )
-        assert_close(name, got.detach().double(), self.want[there], plain=self.plain[there], suspects=usual, hint=hint,
-                     nan_hint=nan_hint)  # fmt: skip
+        assert_close(name, got.detach().double(), self.want[there], plain=self.plain[there], slack=self.slack,
+                     suspects=usual, hint=hint, nan_hint=nan_hint)  # fmt: skip
         if got.dtype.itemsize == 2:
             self._compare_scatter(name, numbers(got), hint)
 
@@ -249,6 +249,36 @@ class WindowCase(Case):
         scatter = _scatter(got - want) / lost
         what = f"the scatter of {name}'s errors, by one rounding at the end,"
         assert_at_most(what, scatter, MOST_SCATTER, unit="times", hint=f"Usual cause: {hint}")
+
+    def penalty_gradients(self) -> tuple[torch.Tensor, ...]:
+        """The gradients by q, k and v of the squared length of the gradient by q."""
+        leaves = [x.clone().requires_grad_() for x in self.inputs]
+        out = attention(*leaves, mask=self.hidden).output
+        (slope,) = torch.autograd.grad((out * self.dO).sum(), leaves[:1], create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), leaves)
+
+
+class WindowStepCase(WindowCase):
+    """A case of somebody's `attend`, forward and backward."""
+
+    attend: Callable[..., Any]
+
+    def check_step(self, hint: str = "", nan_hint: str = "", names: Sequence[str] = ("dq", "dk", "dv")) -> None:
+        """One training step, compared with the reference."""
+        out, leaves = self.apply()
+        self.compare("out", out, hint, nan_hint)
+        (out * self.dO).sum().backward()
+        for name, leaf in zip(("dq", "dk", "dv"), leaves, strict=True):
+            require(leaf.grad is not None, f"{name} never arrived: what autograd was to follow was cut by a detach")
+            if name in names:
+                self.compare(name, leaf.grad, hint, nan_hint)
+
+    def apply(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The output, and the leaves that it came from."""
+        leaves = [x.clone(memory_format=torch.preserve_format).requires_grad_() for x in self.inputs]
+        out = self.attend(*leaves, self.window, self.block)
+        require(isinstance(out, torch.Tensor) and out.requires_grad, "out does not require grad, though q, k and v do")
+        return out, leaves
 
 
 def _in_words(dtype: torch.dtype) -> str:

@@ -6,7 +6,6 @@ answer's way to run a function, and the test itself without checkpoints.
 
 import itertools
 import math
-import types
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from checkpointing import Checkpoint, checkpoint, checkpoint_cost, checkpoint_sequential, plan_segments
 
+from labkit.meters.chains import deep, mixed, sequence
 from labkit.meters.passes import watch_passes
+from labkit.meters.recomputed import QUESTIONS, noted
 from labkit.meters.saved import kept_by_forward
 from labkit.testing.compare import (
     assert_at_most,
@@ -28,53 +29,40 @@ from labkit.testing.compare import (
 )
 from labkit.testing.gradients import assert_gradients, copies, gradients, numbers
 from labkit.testing.programs import program
+from labkit.testing.recomputation import (
+    NO_WAY_BACK,
+    Chain,
+    above_one,
+    assert_mask,
+    assert_ran,
+    chained,
+    cost_suspects,
+    draw_seed,
+    plan_suspects,
+    random,
+    root_above,
+    same_states,
+    split_suspects,
+    why_other_number,
+)
 
 ROOM_FOR_STATE = 16 * 1024
 """Bytes: the CPU generator's state is 5,056."""
-
-NO_WAY_BACK = "no graph leads from the result to it: is Checkpoint.apply given the arguments themselves, grad mode on?"
-
-
-@program
-def deep(x):
-    """Eight steps, each of which saves a tensor of x's size when autograd looks on."""
-    for _ in range(8):
-        x = torch.tanh(x)
-    return x
-
-
-@program
-def mixed(a, power, b, names, frozen, rows, flag):
-    """Tensors of all kinds between other arguments; two results of different shapes, and one of integers."""
-    if not isinstance(names, tuple) or flag is not None:
-        raise TypeError("fn was not given its arguments in their order")
-    product = a**power @ b
-    return product * frozen, torch.sin(a[rows]).sum(-1) * b.sum(), product.argmax(-1)
 
 
 @program
 def counted(task):
     """The answer's way to run a function, and a list that grows with each of the functions' calls."""
-    ran, theirs = [], Checkpoint.apply if task == "Checkpoint" else checkpoint
-
-    def run(fn, *args):
-        tensors = []
-
-        def noted(*args):
-            ran.append(task)
-            result = fn(*args)
-            tensors.append(isinstance(result, torch.Tensor))
-            return result
-
-        result = theirs(noted, *args)
-        if all(tensors) and not isinstance(result, torch.Tensor):
-            raise TypeError(f"the result is of type {type(result).__name__} where fn returns a tensor")
-        return result
-
-    return run, ran
+    return noted(Checkpoint.apply if task == "Checkpoint" else checkpoint)
 
 
-WITHIN_REACH = program([F])  # what lines name, they must find
+@program
+def asked(question, task, *args):
+    """What comes of a question of `labkit.meters.recomputed`, asked of the answer's way to run a function."""
+    return QUESTIONS[question](*counted(task), *args)
+
+
+WITHIN_REACH = program([F, deep, mixed])  # what lines name, they must find
 
 
 @program
@@ -105,103 +93,8 @@ def plainly(line):
     return lambda args: eval(line, globals() | args | {"run": lambda fn, *rest: fn(*rest)})
 
 
-def random(rng, *shape, grad=True):
-    return torch.from_numpy(rng.standard_normal(shape)).float().requires_grad_(grad)
-
-
-def above_one(rng, *shape):
-    """Numbers that a mask can be divided out of."""
-    return torch.from_numpy(rng.uniform(1, 2, shape)).float()
-
-
-def draw_seed(rng):
-    return int(rng.integers(2**31))
-
-
-def assert_ran(calls, times, when):
-    """Fail unless the functions ran as often as that."""
-    usual = "keep the arguments, not the results, and run fn once in each pass"
-    if calls < times:
-        usual = "the forward pass kept what backward needs, in place of having fn run again"
-    assert_equal(f"the number of times fn has run {when}", calls, times, hint=usual)
-
-
-def same_states(some, others):
-    """Whether the random generators stood alike."""
-    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
-
-
 ONE_DROPOUT = "run(lambda x: F.dropout(x, 0.5), x)"
 TWO_DROPOUTS = f"({ONE_DROPOUT}, {ONE_DROPOUT}, torch.rand(3, device=x.device))[:2]"
-
-
-@program
-def fails_when_run_again(task, x):
-    """What comes out of a backward pass in which fn draws, and raises; whether the generator is as it was."""
-    run, ran = counted(task)
-
-    def fn(x):
-        y = F.dropout(x, 0.5)
-        return y if len(ran) == 1 else {}["the second run"]
-
-    y = run(fn, x)
-    torch.rand(3)
-    before = torch.get_rng_state()
-    try:
-        y.sum().backward()
-    except KeyError as error:
-        return error.args[0], torch.equal(before, torch.get_rng_state())
-    return "no error", False
-
-
-@program
-def penalised(task, by, x, w):
-    """The gradient of x for y + (∂y/∂x)², y = w·x², None where there is an error."""
-    run, _ = counted(task)
-    x, w = (torch.tensor(value, requires_grad=True) for value in (x, w))
-    y = run(lambda x: w * x**2, x)
-    try:
-        if by == "grad":
-            (first,) = torch.autograd.grad(y, x, create_graph=True)
-        else:
-            y.backward(create_graph=True)
-            first, x.grad = x.grad, None
-        (y + first**2).backward()
-    except RuntimeError:
-        return None
-    return float(x.grad)
-
-
-@program
-def asked_by_grad(task, x, w):
-    """The gradient of x by torch.autograd.grad, None where there is an error, and w's .grad, which is not asked for."""
-    run, _ = counted(task)
-    y = run(lambda x: w * x, x).sum()
-    try:
-        (gradient,) = torch.autograd.grad(y, x)
-    except RuntimeError:
-        gradient = None
-    return gradient, w.grad
-
-
-@program
-def under_autocast(task, x, weight):
-    """The dtypes of a product in both passes, the gradient of x, and what it is without a checkpoint."""
-    run, _ = counted(task)
-    dtypes, found = [], []
-
-    def fn(x):
-        product = x @ weight
-        dtypes.append(str(product.dtype))
-        return torch.sin(product)
-
-    for way in (run, lambda fn, x: fn(x)):
-        x.grad = None
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y = way(fn, x)
-        y.float().sum().backward()
-        found.append(x.grad)
-    return dtypes[:2], *found
 
 
 @program
@@ -212,38 +105,6 @@ def node(fn, args):
     saved = getattr(y.grad_fn, "saved_tensors", ())
     theirs = isinstance(Checkpoint, type) and issubclass(Checkpoint, torch.utils.checkpoint.CheckpointFunction)
     return type(y.grad_fn).__name__, theirs, [places.get(tensor.data_ptr()) for tensor in saved]
-
-
-@program
-def noting(called, name, function):
-    def noted(*args, **kwargs):
-        called.append(name)
-        return function(*args, **kwargs)
-
-    return noted
-
-
-@program
-def borrowed(task, x):
-    """The names of what the answer calls of torch.utils.checkpoint in both passes of a sine."""
-    theirs, called = torch.utils.checkpoint, []
-    before = {
-        name: thing
-        for name, thing in vars(theirs).items()
-        if isinstance(thing, types.FunctionType) and "checkpoint" in name
-    }
-    function = theirs.CheckpointFunction
-    try:
-        for name, thing in before.items():
-            setattr(theirs, name, noting(called, name, thing))
-        apply = noting(called, "CheckpointFunction", function.apply)
-        theirs.CheckpointFunction = types.SimpleNamespace(apply=apply)
-        passes(task, "run(torch.sin, x)", {"x": x})
-    finally:
-        for name, thing in before.items():
-            setattr(theirs, name, thing)
-        theirs.CheckpointFunction = function
-    return called
 
 
 INSIDE = {name: f"the {name} inside fn" for name in ("weight", "bias", "scale")}
@@ -403,15 +264,7 @@ class Recomputation:
         torch.set_rng_state(made.before[0])
         anew = F.dropout(F.dropout(torch.ones_like(x), 0.5), 0.3)
         hint = "the state of the generator is to be taken before fn runs, and set before it runs again"
-        self.assert_mask("two dropouts", made, x, hint=hint, suspects={"backward draws a new mask": numbers(anew)})
-
-    def assert_mask(self, name, made, x, **options):
-        """Compare the gradient of dropouts with what they multiplied `x` by."""
-        require(made.calls, f"fn was not run in the forward pass of {name}")
-        want = sum(map(numbers, made.results)) if isinstance(made.results, tuple) else numbers(made.results)
-        require(made.gradients, f"the gradient of x is None\nUsual cause: {NO_WAY_BACK}")
-        name = f"the gradient of {name}, which is the mask,"
-        assert_close(name, made.gradients[-1][0], want / numbers(x), plain=want / numbers(x), **options)
+        assert_mask("two dropouts", made, x, hint=hint, suspects={"backward draws a new mask": numbers(anew)})
 
     def test_generator_goes_on_as_if_nothing_was_recomputed(self, rng):
         x, seed = random(rng, 8, 8), draw_seed(rng)
@@ -435,7 +288,7 @@ class Recomputation:
 
     @pytest.mark.kind("robust")
     def test_generator_after_an_error(self, rng):
-        error, same = fails_when_run_again(self.TASK, random(rng, 8))
+        error, same = asked("fails_when_run_again", self.TASK, random(rng, 8))
         require(error == "the second run", f"fn raised a KeyError when it was run again; what came out is {error}")
         hint = "put it back in every case: torch.random.fork_rng, or `try … finally`"
         require(same, f"fn raised when it was run again, and the random generator stays changed\nUsual cause: {hint}")
@@ -500,7 +353,7 @@ class Recomputation:
     def test_second_derivatives(self, rng, by):
         """Right, or an error: of y = w·x² and the penalty (∂y/∂x)²."""
         x, w = (float(value) for value in rng.uniform(1, 2, 2))
-        gradient, want = penalised(self.TASK, by, x, w), 2 * w * x + 8 * w**2 * x
+        gradient, want = asked("penalised", self.TASK, by, x, w), 2 * w * x + 8 * w**2 * x
         require(
             gradient is None or abs(gradient - want) < 1e-3,
             f"the gradient of y + (∂y/∂x)², y = w·x², is {gradient}, expected {want:.6g} or a RuntimeError\n"
@@ -510,7 +363,7 @@ class Recomputation:
     def test_torch_autograd_grad(self, rng):
         """Right, or an error; in neither case has a parameter that was not asked for a gradient."""
         x, w = random(rng, 4), random(rng, 4)
-        gradient, of_parameter = asked_by_grad(self.TASK, x, w)
+        gradient, of_parameter = asked("asked_by_grad", self.TASK, x, w)
         require(
             of_parameter is None,
             "torch.autograd.grad(result, x) has filled the .grad of a parameter inside fn, which nobody asked for\n"
@@ -521,7 +374,7 @@ class Recomputation:
             assert_close("the gradient of x by torch.autograd.grad", gradient, numbers(w), plain=numbers(w))
 
     def test_autocast(self, rng):
-        dtypes, gradient, want = under_autocast(self.TASK, random(rng, 6, 5), random(rng, 5, 4, grad=False))
+        dtypes, gradient, want = asked("under_autocast", self.TASK, random(rng, 6, 5), random(rng, 5, 4, grad=False))
         hint = "take the autocast state before fn runs, and set it (torch.autocast) when fn runs again"
         assert_equal("the dtypes that fn computes in, in the two passes,", dtypes, ["torch.bfloat16"] * 2, hint=hint)
         assert_close("the gradient of x under autocast", gradient, numbers(want), plain=numbers(want), hint=hint)
@@ -540,7 +393,7 @@ class Recomputation:
         x = above_one(rng, 40, 50).cuda().requires_grad_()
         made = self.passes(TWO_DROPOUTS, options={"seed": draw_seed(rng)}, x=x)
         hint = "a GPU has a random generator of its own: torch.cuda.get_rng_state"
-        self.assert_mask("two dropouts on CUDA", made, x, hint=hint)
+        assert_mask("two dropouts on CUDA", made, x, hint=hint)
         require(same_states(made.before, made.after), "backward leaves the GPU's generator changed")
 
 
@@ -635,7 +488,7 @@ class TestCheckpoint(Recomputation):
 
     def test_is_not_borrowed(self, rng):
         x = random(rng, 3)
-        called = borrowed(self.TASK, x)
+        called = asked("borrowed", self.TASK, x)
         require(not called, "torch.utils.checkpoint was called: write checkpoint with your own Function")
         self.check("run(torch.sin, x)", [torch.ones(3)], args={"x": x})
 
@@ -656,52 +509,6 @@ def kept_by_sequence(kind, parameters, segments, x):
     return kept_by_forward(checkpoint_sequential, functions, segments, x)
 
 
-@program
-def sequence(kind, parameters, ran):
-    """The functions, which note their numbers in `ran`, and the leaves they use."""
-    if kind == "dropout":
-        return [lambda x: F.dropout(x, parameters[0])] * len(parameters), []
-    if kind == "module":
-        layers = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
-        with torch.no_grad():
-            for own, given in zip(layers.parameters(), parameters, strict=True):
-                own.copy_(given)
-        return layers, list(layers.parameters())
-
-    def shifted(i, shift):
-        def step(x):
-            ran.append(i)
-            return torch.tanh(x + shift) if x.shape[-1] == shift.shape[-1] else torch.tanh(x)
-
-        return step
-
-    return [shifted(i, shift) for i, shift in enumerate(parameters)], list(parameters)
-
-
-class Chain:
-    """The parameters of functions that note their numbers when they run; each saves one activation of x's size."""
-
-    def __init__(self, rng, n, width=6):
-        self.shifts = [random(rng, width) for _ in range(n)]
-
-    def passes(self, segments, x, factors=None, **options):
-        """What came out of the student's checkpoint_sequential."""
-        return SimpleNamespace(**sequence_passes("chain", self.shifts, segments, x, factors=factors, **options))
-
-    def assert_gradients(self, made, x, factors, **words):
-        """Compare the gradients of x and of all parameters with plain autograd's."""
-        n = len(self.shifts)
-        shifts = {f"the parameter of function {i} (of 0 … {n - 1})": shift for i, shift in enumerate(self.shifts)}
-        found = made.gradients[-1] if made.gradients else None
-        assert_gradients(found, lambda args: chained(*args.values()), {"x": x, **shifts}, factors, **words)
-
-
-def chained(x, *shifts):
-    for shift in shifts:
-        x = torch.tanh(x + shift) if x.shape[-1] == shift.shape[-1] else torch.tanh(x)
-    return x
-
-
 SPLITS = [(10, 4), (9, 4), (7, 3), (5, 5), (6, 1), (1, 1), (16, 4), (11, 6)]
 
 
@@ -710,29 +517,22 @@ class TestCheckpointSequential:
 
     @pytest.mark.parametrize(("n", "segments"), SPLITS)
     def test_result_and_gradients(self, rng, n, segments):
-        chain, x, factors = Chain(rng, n), random(rng, 5, 6), [random(rng, 5, 6, grad=False)]
-        made = chain.passes(segments, x, factors)
-        wrong = {"the functions are applied in the opposite order": chain.shifts[::-1]}
-        wrong |= {
-            f"the last {left_out} of the functions are left out": chain.shifts[:-left_out] for left_out in range(1, n)
-        }
-        for k in {segments, -(-n // segments)}:
-            every_kth = [shift for start in range(k) for shift in chain.shifts[start::k]]
-            wrong[f"a segment takes every function of {k}, not neighbours"] = every_kth
+        chain, x, factors = Chain(sequence_passes, rng, n), random(rng, 5, 6), [random(rng, 5, 6, grad=False)]
+        made, wrong = chain.passes(segments, x, factors), split_suspects(chain.shifts, segments)
         assert_close(
             f"the result of {n} functions in {segments} segments",
             made.results,
             numbers(chained(x.double(), *(shift.double() for shift in chain.shifts))),
             plain=numbers(chained(x, *chain.shifts)),
             dtype=torch.float32,
-            suspects={text: numbers(chained(x, *shifts)) for text, shifts in wrong.items()},
+            suspects={cause: numbers(chained(x, *shifts)) for cause, shifts in wrong.items()},
         )
         hint = "each segment's functions are fixed when it is checkpointed. A lambda made in a loop sees the last ones"
         chain.assert_gradients(made, x, factors, hint=hint, lost="what one segment hands to the next was detached")
 
     @pytest.mark.parametrize(("n", "segments"), SPLITS)
     def test_every_function_runs_once_more(self, rng, n, segments):
-        made = Chain(rng, n).passes(segments, random(rng, 5, 6))
+        made = Chain(sequence_passes, rng, n).passes(segments, random(rng, 5, 6))
         forward = made.ran[: made.n_forward]
         assert_equal("the order in which the functions run in the forward pass", forward, list(range(n)))
         extra = sorted(made.ran[n:])
@@ -748,7 +548,7 @@ class TestCheckpointSequential:
 
     @pytest.mark.parametrize(("n", "segments"), SPLITS)
     def test_segments_are_contiguous_and_equal(self, rng, n, segments):
-        again = Chain(rng, n).passes(segments, random(rng, 5, 6)).ran[n:]
+        again = Chain(sequence_passes, rng, n).passes(segments, random(rng, 5, 6)).ran[n:]
         starts = [i for i in range(len(again)) if i == 0 or again[i] != again[i - 1] + 1]
         lengths = [stop - start for start, stop in itertools.pairwise([*starts, len(again)])]
         require(
@@ -763,7 +563,11 @@ class TestCheckpointSequential:
         )
 
     def test_first_parameters_when_x_is_data(self, rng):
-        chain, x, factors = Chain(rng, 6), random(rng, 5, 6, grad=False), [random(rng, 5, 6, grad=False)]
+        chain, x, factors = (
+            Chain(sequence_passes, rng, 6),
+            random(rng, 5, 6, grad=False),
+            [random(rng, 5, 6, grad=False)],
+        )
         made = chain.passes(3, x, factors)
         require(
             made.requires_grad,
@@ -776,12 +580,8 @@ class TestCheckpointSequential:
     def test_dropout(self, rng):
         x = above_one(rng, 30, 20).requires_grad_()
         made = SimpleNamespace(**sequence_passes("dropout", [0.2] * 5, 2, x, seed=draw_seed(rng)))
-        want = numbers(made.results) / numbers(x)
-        require((want == 0).any(), "five dropouts in a row drop nothing: their functions are not run")
-        require(made.gradients, f"the gradient of x is None\nUsual cause: {NO_WAY_BACK}")
         hint = "every segment draws its own masks again: keep the generator's state with each"
-        name = "the gradient of five dropouts, which is their mask,"
-        assert_close(name, made.gradients[-1][0], want, plain=want, hint=hint)
+        assert_mask("five dropouts", made, x, hint=hint)
         require(same_states(made.before, made.after), "backward leaves the random generator changed")
 
     def test_a_module_is_a_sequence_too(self, rng):
@@ -795,7 +595,7 @@ class TestCheckpointSequential:
     @pytest.mark.kind("small")
     @pytest.mark.parametrize(("n", "segments"), [(16, 4), (24, 3), (12, 6), (16, 16)])
     def test_peak_is_the_model_s(self, rng, n, segments):
-        chain, x = Chain(rng, n, width=1), random(rng, 64, 256)
+        chain, x = Chain(sequence_passes, rng, n, width=1), random(rng, 64, 256)
         made = chain.passes(segments, x, measured=True)
         chain.assert_gradients(made, x, [torch.ones(64, 256)])
         peak = math.ceil(made.peak_bytes / (64 * 256 * 4))
@@ -805,7 +605,7 @@ class TestCheckpointSequential:
 
     @pytest.mark.kind("small")
     def test_between_the_passes_only_segments_inputs(self, rng):
-        kept_bytes = kept_by_sequence("chain", Chain(rng, 12, width=1).shifts, 4, random(rng, 64, 256))
+        kept_bytes = kept_by_sequence("chain", Chain(sequence_passes, rng, 12, width=1).shifts, 4, random(rng, 64, 256))
         limit = 3 * 64 * 256 * 4 + 4 * ROOM_FOR_STATE
         hint = "x is the caller's, so three inputs of segments remain; plain autograd keeps twelve activations"
         assert_at_most("what 12 functions in 4 segments keep between the passes", kept_bytes, limit, hint=hint)
@@ -821,39 +621,14 @@ class TestCheckpointSequential:
         )
 
 
-def why_other_number(n, segments, lengths):
-    if not lengths:
-        return "nothing is checkpointed"
-    if len(lengths) == 1:
-        return "all functions are in one segment"
-    if len(lengths) == n:
-        return "every function is a segment of its own"
-    if len(lengths) == segments - 1 and sum(lengths) < n:
-        return "the last segment is not checkpointed"
-    if len(lengths) < segments:
-        return "the number given is not used, or steps of ⌈n / segments⌉ reach the end too early"
-    return "what the division leaves over is a segment of its own"
-
-
-def root_above(n):
-    """⌈√n⌉, by counting."""
-    return next(k for k in itertools.count(1) if k * k >= n)
-
-
 class TestPlanSegments:
     """⌈√n⌉."""
 
     @pytest.mark.parametrize("layers", [23, 17, 16, 100, 1, 2, 3, 4, 5, 12, 24, 37, 96, 101, 1000, 9999, 10_001])
     def test_root_rounded_up(self, layers):
-        suspects = {
-            "√layers is rounded to the nearest": round(math.sqrt(layers)),
-            "√layers is rounded down": math.isqrt(layers),
-            "⌊√layers⌋ + 1 is taken, also for squares": math.isqrt(layers) + 1,
-            "the logarithm is taken": math.ceil(math.log2(layers)),
-            "half of the layers are taken": layers // 2,
-            "the number of segments is that of the layers": layers,
-        }
-        assert_equal(f"plan_segments({layers})", plan_segments(layers), root_above(layers), suspects=suspects)
+        assert_equal(
+            f"plan_segments({layers})", plan_segments(layers), root_above(layers), suspects=plan_suspects(layers)
+        )
 
     def test_every_small_chain(self):
         for layers in range(1, 150):
@@ -885,25 +660,8 @@ class TestCheckpointCost:
         got = assert_tuple(
             "checkpoint_cost's result", checkpoint_cost(layers, segments), ("peak_activations", "extra_forwards")
         )
-        longest, shortest = -(-layers // segments), layers // segments
-        peaks = {
-            "layers / segments is rounded down": segments + shortest,
-            "the longest segment is left out": segments,
-            "what the segments keep is left out": longest,
-            "the last segment's input is not counted": segments - 1 + longest,
-            "the two are multiplied": segments * longest,
-            "the best number of segments is used in place of the one given": root_above(layers)
-            + -(-layers // root_above(layers)),
-        }
-        extras = {
-            "the last segment is taken as not recomputed": layers - longest,
-            "the last segment, a short one, is taken as not recomputed": layers - shortest,
-            "only one segment is taken as recomputed": longest,
-            "the plain step's own forward is counted as extra": 2 * layers,
-            "the segments are counted, not the layers in them": segments,
-            "a layer is taken as recomputed once for each segment": layers * segments,
-            "all but the first of each segment are taken as recomputed": layers - segments,
-        }
+        longest = -(-layers // segments)
+        peaks, extras = cost_suspects(layers, segments)
         call = f"checkpoint_cost({layers}, {segments})"
         if got == (layers, segments + longest) and layers != segments + longest:
             raise AssertionError(f"{call} gives the two numbers in the opposite order: peak_activations comes first")
