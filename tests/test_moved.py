@@ -60,9 +60,8 @@ def test_assignment_by_index_writes_what_is_assigned():
     assert moved.read == {"y": 0}
 
 
-def test_reading_again_counts_again_and_the_largest_is_kept():
+def test_reading_again_counts_again():
     with MovedBytes(x=X) as moved:
         X[0].sum()
         X.sum()
     assert moved.read == {"x": 30 * ONE}
-    assert moved.largest_read == {"x": 24 * ONE}

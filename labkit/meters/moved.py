@@ -13,8 +13,7 @@ class MovedBytes(TorchDispatchMode):
 
     `read` counts, for each of the named tensors, the bytes of its memory that operators load: an element once an
     operator, however often a view repeats it, and of what an index picks from only what is picked. `written` counts
-    what they store, whether in place or in new memory. Views move nothing. `largest_read` is the most that a single
-    operator loads of one of the tensors.
+    what they store, whether in place or in new memory. Views move nothing.
     """
 
     def __init__(self, **tensors: torch.Tensor) -> None:
@@ -22,7 +21,6 @@ class MovedBytes(TorchDispatchMode):
         self._names = {x.untyped_storage()._cdata: name for name, x in tensors.items()}
         self._held = list(tensors.values())  # so that no other memory takes the place of theirs
         self.read = dict.fromkeys(tensors, 0)
-        self.largest_read = dict.fromkeys(tensors, 0)
         self.written = 0
 
     @classmethod
@@ -50,9 +48,7 @@ class MovedBytes(TorchDispatchMode):
             if watched is None or (id(x) in written_to and name in _OVERWRITING):
                 continue
             picked = name in _PICKING and place == 0
-            n_bytes = distinct_bytes(out) if picked else distinct_bytes(x)
-            self.read[watched] += n_bytes
-            self.largest_read[watched] = max(self.largest_read[watched], n_bytes)
+            self.read[watched] += distinct_bytes(out if picked else x)
 
     @staticmethod
     def _written_to(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from labkit.testing.compare import assert_equal, require
 from labkit.testing.paging import WrittenBlocks
 
-any_deeds = settings(derandomize=True, deadline=None, database=None, max_examples=25, stateful_step_count=25,
+any_deeds = settings(derandomize=True, deadline=None, database=None, max_examples=15, stateful_step_count=25,
                      phases=(Phase.generate,), suppress_health_check=list(HealthCheck), print_blob=False,
                      report_multiple_bugs=False)  # fmt: skip
 
@@ -99,43 +100,63 @@ def follow_any_deeds(make: Callable[[int, int], Any]) -> None:
     """Have hypothesis invent deeds for a manager, the same in every run."""
 
     class AnyDeeds(RuleBasedStateMachine):
-        """Sequences come, grow, fork and go; blocks and tokens are few, so that beginnings meet and blocks run out."""
+        """Sequences come, grow, fork and go; blocks and tokens are few, so that beginnings meet and blocks run out.
 
-        tokens = st.lists(st.integers(0, 1), min_size=1, max_size=9)
-        which = st.integers(0, 10**6)
+        What a deed is done to follows from a number and from how many deeds came before: small numbers, of which
+        hypothesis is fond, do not choose the same sequence every time.
+        """
 
-        def __init__(self):
+        number = st.integers(0, 2**32 - 1)
+
+        def __init__(self) -> None:
             super().__init__()
-            self.managed, self.n_named = Managed(make, 7, 2), 0
+            self.managed, self.n_deeds = Managed(make, 8, 2), 0
+            self.texts: list[list[int]] = [[]]
 
-        def one_of(self, which):
-            living = sorted(self.managed.written.texts)
-            return living[which % len(living)]
+        def chance(self, number: int) -> Random:
+            self.n_deeds += 1
+            return Random(number * 1000 + self.n_deeds)
 
-        def some_live(self):
+        def living(self) -> list[Any]:
+            return sorted(self.managed.written.texts)
+
+        def some_live(self) -> bool:
             return bool(self.managed.written.texts)
 
-        @rule(tokens=tokens)
-        def allocate(self, tokens):
-            self.n_named += 1
-            self.managed.allocate(self.n_named, tokens)
+        @rule(number=number)
+        def come(self, number: int) -> None:
+            chance = self.chance(number)
+            earlier = chance.choice(self.texts)
+            text = earlier[: chance.randint(0, len(earlier))] + chance.choices((0, 1), k=chance.randint(1, 5))
+            while self.managed.allocate(self.n_deeds, text) is None and self.living():
+                self.leave(chance.choice(self.living()))
+            self.texts.append(text)
 
         @precondition(some_live)
-        @rule(which=which, token=st.integers(0, 1), times=st.integers(1, 3))
-        def append(self, which, token, times):
-            seq_id = self.one_of(which)
-            for _ in range(times):
+        @rule(number=number)
+        def grow(self, number: int) -> None:
+            chance = self.chance(number)
+            seq_id = chance.choice(self.living())
+            for token in chance.choices((0, 1), k=chance.randint(1, 3)):
                 self.managed.append(seq_id, token)
 
         @precondition(some_live)
-        @rule(which=which)
-        def fork(self, which):
-            self.n_named += 1
-            self.managed.fork(self.one_of(which), self.n_named)
+        @rule(number=number)
+        def fork(self, number: int) -> None:
+            chance = self.chance(number)
+            parent = chance.choice(self.living())
+            self.managed.fork(parent, self.n_deeds)
+            for seq_id in chance.sample([parent, self.n_deeds], 2):
+                self.managed.append(seq_id, chance.randint(0, 1))
 
         @precondition(some_live)
-        @rule(which=which)
-        def free(self, which):
-            self.managed.free(self.one_of(which))
+        @rule(number=number)
+        def go(self, number: int) -> None:
+            chance = self.chance(number)
+            self.leave(chance.choice(self.living()))
+
+        def leave(self, seq_id: Any) -> None:
+            self.texts.append(list(self.managed.written.texts[seq_id]))
+            self.managed.free(seq_id)
 
     run_state_machine_as_test(AnyDeeds, settings=any_deeds)

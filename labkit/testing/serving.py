@@ -93,8 +93,8 @@ def slots_used(*, requests: Requests, num_slots: int, policy: str, block_size: i
     def release(request: int) -> None:
         owner[:] = [None if each == request else each for each in owner]
 
-    while waiting or running:
-        for request in list(running):
+    while running or waiting:
+        for request in running[:]:
             while request in running and policy == "paged" and not fill(request, tokens[request] + 1):
                 last = running.pop()
                 release(last)

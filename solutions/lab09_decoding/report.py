@@ -70,8 +70,8 @@ for number, (name, sizes) in enumerate(lines.items()):
         ax.plot(16 * GIB / a_token, 16, "o", color=f"C{number}")
         print(f"{name} outgrows 16 GiB at {16 * GIB // a_token:,} tokens")
 ax.axhline(16, color="0.4", linestyle=":", label="16 GiB")
-ax.set_xscale("log", base=2)
-ax.set_yscale("log", base=2)
+for set_scale in (ax.set_xscale, ax.set_yscale):
+    set_scale("log", base=2)
 ax.set(xlabel="tokens of one sequence", ylabel="cache of one sequence (GiB)")
 ax.grid(alpha=0.3)
 ax.legend(fontsize=8)
@@ -191,8 +191,9 @@ for policy in ("max", "pow2", "oracle", "paged"):
 # reserved for tokens still to come, and external. paged: nearly nothing but what is free when the queue is empty or
 # the next prompt does not fit. The oracle knows the length of an output beforehand: no server does.
 #
-# (b) max: 8 at once (16,384 / 2,048); paged: all that the tokens leave room for, about 80 with 200 tokens each. The
-# weights are read once a step for all of them: ten times as many tokens for the same bytes.
+# (b) max: 8 at once (16,384 / 2,048); paged: all that the tokens leave room for, about 60 with 200 tokens each (three
+# quarters of the slots hold one). The weights are read once a step for all of them: seven times as many tokens for the
+# same bytes.
 #
 # (c) Half a block a sequence: 8 of about 200 tokens, 4 %; 128 of 200, 64 %. A block of one token makes the table as
 # long as the text, and each read a few hundred bytes: blocks keep what is read together together.

@@ -2,11 +2,13 @@
 
 
 def kv_cache_bytes(layers, kv_heads, head_dim, tokens=1, dtype_bytes=2, window=None, latent_dim=0, rope_dim=0):
-    least = {"layers": 1, "kv_heads": 1, "head_dim": 1, "dtype_bytes": 1, "tokens": 0, "latent_dim": 0, "rope_dim": 0}
-    given = locals()
-    for name, bound in least.items():
-        if given[name] < bound:
-            raise ValueError(f"{name}={given[name]} is below {bound}")
+    given = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim, "dtype_bytes": dtype_bytes}
+    for name, number in given.items():
+        if number < 1:
+            raise ValueError(f"{name}={number} is below 1")
+    for name, number in (("tokens", tokens), ("latent_dim", latent_dim), ("rope_dim", rope_dim)):
+        if number < 0:
+            raise ValueError(f"{name}={number} is below 0")
     if window is not None and window < 1:
         raise ValueError(f"window={window} is below 1")
     if rope_dim > 0 and latent_dim == 0:

@@ -447,8 +447,8 @@ def simulate_serving(
     it fits: `limit` slots; the prompt and the least power of two that holds the output, cut at `limit`; prompt +
     output. "paged" gives blocks of `block_size`, ⌈tokens / block_size⌉ at any time, of num_slots // block_size. Where
     one is needed and none is free, the request placed last gives its blocks back and waits again, as the first, to
-    begin anew; until its step ends well, the one in need asks again. Requests get their tokens in the order in which
-    they were placed.
+    begin anew; then the one before it, until there is a block (the request in need may itself be the last). Requests
+    get their tokens in the order in which they were placed.
 
     Returns:
         shares of all slots over all steps, which add up to 1: "token", slots that hold a token; "reserved", given out
