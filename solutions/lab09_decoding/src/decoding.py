@@ -417,12 +417,12 @@ def paged_attention(
         and 1, and o is 4.
     """
     ### BEGIN SOLUTION
-    block_size = k_cache.shape[1]
+    block_size, lengths = k_cache.shape[1], [int(n) for n in context_lens]
     group = _group_size(q.shape[-2], q, k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-    if max(context_lens.tolist(), default=0) > block_table.shape[1] * block_size:
-        raise ValueError(f"context_lens {context_lens.tolist()} do not fit into {block_table.shape[1]} blocks a row")
+    if max(lengths, default=0) > block_table.shape[1] * block_size:
+        raise ValueError(f"context_lens {lengths} do not fit into {block_table.shape[1]} blocks a row")
     o = q.new_zeros(*q.shape[:-1], v_cache.shape[-1])
-    for sequence, length in enumerate(context_lens.tolist()):
+    for sequence, length in enumerate(lengths):
         blocks = block_table[sequence, : -(-length // block_size)]
         k, v = (cache[blocks].flatten(0, 1)[:length].transpose(0, 1) for cache in (k_cache, v_cache))
         part, _ = _attend(q[sequence].unflatten(0, (-1, group)), k, v)
