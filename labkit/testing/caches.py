@@ -1,28 +1,94 @@
-"""A bounded cache of masks, held to a plain model of what it must keep."""
+"""Caches of keys and values, compared deed by deed with a list of all tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from labkit.testing.compare import assert_equal, require
-from labkit.testing.windows import assert_codes
+import numpy as np
+import torch
+
+from labkit.testing.compare import assert_equal, assert_raises, require
+
+KV_HEADS = 2
+Deed = tuple[Any, ...]
+"""("append", k, v) or ("truncate", n)."""
+
+Session = Callable[..., tuple[list[dict[str, Any]], int]]
+"""Called with the kind of cache, its arguments and deeds: what is told of each deed, and the bytes alive at the end."""
 
 
-def assert_least_recent_goes(maxsize: int, deeds: Sequence[tuple[Any, ...]], told: Sequence[dict[str, Any]]) -> None:
-    """Fail unless a session (`labkit.meters.caches`) gave up the least recently used mask each time, and no other."""
-    made: dict[Any, int] = {}  # key → the deed that made the mask now held, the least recently used first
-    for step, ((kind, *given), one) in enumerate(zip(deeds, told, strict=True)):
-        before = f"{kind}{given[0] if given else '()'} when {', '.join(map(str, made)) or 'nothing'} is held "
-        before += f"(maxsize {maxsize})"
-        if kind == "clear":
-            made = {}
-        elif kind == "get":
-            assert_codes(before, one["mask"], given[0])
-            want = made.pop(given[0], step)
-            require(one["tensor"] == want,
-                    f"{before} {'makes the mask again' if one['tensor'] == step else 'gives an older mask'}\nUsual "
-                    "cause: another mask than the least recently used one was given up")  # fmt: skip
-            made[given[0]] = want
-            made = dict(list(made.items())[-maxsize:])
-        assert_equal(f"len(cache) after {before}", one["len"], len(made))
+def follow(
+    session: Session,
+    kind: str,
+    capacity: int,
+    deeds: Sequence[Deed],
+    *,
+    dtype: torch.dtype = torch.float32,
+    head_dim: int = 3,
+) -> tuple[list[dict[str, Any]], int]:
+    """Run deeds, and compare after each with a cache that keeps all tokens in a list; returns what was told."""
+    told, life = session(kind, (capacity, KV_HEADS, head_dim, dtype), deeds)
+    seen = [torch.zeros(KV_HEADS, 0, head_dim, dtype=dtype) for _ in range(2)]
+    for number, (deed, one) in enumerate(zip(deeds, told, strict=True)):
+        if deed[0] == "append":
+            seen = [torch.cat([old, new], 1) for old, new in zip(seen, deed[1:], strict=True)]
+            what = f"append of {deed[1].shape[1]} tokens"
+        else:
+            seen = [x[:, : deed[1]] for x in seen]
+            what = f"truncate({deed[1]})"
+        kept = seen if kind == "KVCache" else [x[:, max(0, x.shape[1] - capacity) :] for x in seen]
+        assert_held(f"after {what}, deed {number + 1} with {kind}({capacity}, …),", one, *kept)
+    return told, life
+
+
+def appends(rng: np.random.Generator, sizes: Iterable[int], **options: Any) -> list[Deed]:
+    """Deeds that append so many tokens each."""
+    return [("append", *some_tokens(rng, n, **options)) for n in sizes]
+
+
+def some_tokens(
+    rng: np.random.Generator, n: int, head_dim: int = 3, dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    """Keys and values of n tokens."""
+    return [torch.from_numpy(rng.standard_normal((KV_HEADS, n, head_dim))).to(dtype) for _ in range(2)]
+
+
+def assert_held(when: str, told: Mapping[str, Any], k: torch.Tensor, v: torch.Tensor) -> None:
+    """Fail unless a cache holds these tokens, in order."""
+    require(told["error"] is None, f"{when} raises a ValueError: {told['error']}")
+    for name, got, want in (("keys", told["keys"], k), ("values", told["values"], v)):
+        require(got is not None, f"{name} is no tensor {when}: it is a property, read without parentheses")
+        require(got.dtype == want.dtype, f"{name} is {got.dtype} {when}, expected {want.dtype}")
+        require(got.shape == want.shape, f"{name} has shape {tuple(got.shape)} {when}, expected {tuple(want.shape)}")
+        if not torch.equal(got, want):
+            where = int((got != want).any(-1).any(0).nonzero()[0])
+            require(False, f"{name} is wrong {when}, first for token {where} of {want.shape[1]}" + _why(got, want))
+    assert_equal(f"len {when}", told["len"], k.shape[1])
+
+
+def _why(got: torch.Tensor, want: torch.Tensor) -> str:
+    order = [next((j for j in range(want.shape[1]) if torch.equal(got[:, i], want[:, j])), None)
+             for i in range(got.shape[1])]  # fmt: skip
+    if None in order:
+        return f"\nUsual cause: {'an older token' if sum(i is None for i in order) else 'another token'} lies there"
+    return "\nThe tokens are those of the window, in another order: the oldest comes first, also across the seam"
+
+
+def assert_refuses_tokens(rng: np.random.Generator, make: Callable[..., Any], capacity: str) -> None:
+    """Fail unless a cache refuses sizes of 0, its first one called `capacity`, and tokens that do not fit."""
+    for place, name in enumerate((capacity, "kv_heads", "head_dim")):
+        sizes = [4, 2, 3]
+        sizes[place] = 0
+        assert_raises(ValueError, partial(make, *sizes, torch.float32), when=f"for {name}=0", mentions=[name])
+    (k, v), cache = some_tokens(rng, 2), make(4, 2, 3, torch.float32)
+    bad = {
+        "for keys of one head": (k[:1], v),
+        "for values of another width": (k, v[..., :2]),
+        "when k and v differ in tokens": (k, v[:, :1]),
+        "for keys of another dtype": (k.double(), v),
+    }
+    for when, wrong in bad.items():
+        assert_raises(ValueError, partial(cache.append, *wrong), when=when)
+    assert_equal("len after appends that failed", len(cache), 0)

@@ -15,7 +15,7 @@ from labkit.labs.manifest import MANIFEST_NAME, Lab, read_manifest
 from labstaff.derive.build import build
 
 CHAPTERS = Path("docs", "README.md")
-LAST_CHAPTER = re.compile(r"((?:^\| \d+ \| \[.*\|\n)+)", re.MULTILINE)
+CHAPTER_ROW = re.compile(r"^\| \d+ \| \[.*\|\n", re.MULTILINE)
 
 
 class NewLabError(ValueError):
@@ -197,5 +197,6 @@ def _chapters_row(root: Path, lab: Lab, chapter: str) -> Path:
     text = page.read_text(encoding="utf-8")
     row = f"| {int(lab.number)} | [{lab.title}]({chapter}) | What is its question? | "
     row += f"[{lab.number}](../labs/{lab.folder.name}/README.md) |\n"
-    page.write_text(LAST_CHAPTER.sub(lambda found: found[1] + row, text, count=1), encoding="utf-8")
+    end = max((found.end() for found in CHAPTER_ROW.finditer(text)), default=len(text))
+    page.write_text(text[:end] + row + text[end:], encoding="utf-8")
     return page

@@ -10,7 +10,7 @@ from sliding_window import BlockMaskCache, classify_tiles, memory_breakdown, sli
 
 from labkit.meters.arrays import measure_arrays
 from labkit.meters.audit import flex_calls, flops_of_a_step, penalty_gradients, profiled_peak, step_taken, watched
-from labkit.meters.caches import session_of
+from labkit.meters.mask_caches import session_of
 from labkit.meters.tensors import measure_peak
 from labkit.testing.audit import (
     SIZES,
@@ -28,7 +28,6 @@ from labkit.testing.audit import (
     shape_of,
     some_inputs,
 )
-from labkit.testing.caches import assert_least_recent_goes
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -38,6 +37,7 @@ from labkit.testing.compare import (
     assert_unchanged,
     require,
 )
+from labkit.testing.mask_caches import assert_least_recent_goes
 from labkit.testing.programs import program
 from labkit.testing.tensor_cases import numbers, strided
 from labkit.testing.windows import WindowStepCase, area, assert_attends, assert_codes, assert_mask, assert_tiles
@@ -374,7 +374,7 @@ OTHERS = {
 
 @program
 def cache_session(maxsize, deeds):
-    """What a new cache does, deed by deed: see `labkit.meters.caches`."""
+    """What a new cache does, deed by deed: see `labkit.meters.mask_caches`."""
     return session_of(BlockMaskCache(maxsize), deeds)
 
 

@@ -1,0 +1,162 @@
+"""A block manager under test, driven deed by deed, and by deeds that hypothesis invents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from labkit.testing.compare import assert_equal, require
+from labkit.testing.paging import WrittenBlocks
+
+any_deeds = settings(derandomize=True, deadline=None, database=None, max_examples=15, stateful_step_count=25,
+                     phases=(Phase.generate,), suppress_health_check=list(HealthCheck), print_blob=False,
+                     report_multiple_bugs=False)  # fmt: skip
+
+
+class Managed:
+    """A block manager under test, and beside it what its blocks hold; every deed is checked as soon as it is done."""
+
+    def __init__(self, make: Callable[[int, int], Any], num_blocks: int, block_size: int) -> None:
+        self.manager = make(num_blocks, block_size)
+        self.written = WrittenBlocks(num_blocks, block_size)
+
+    def tables(self) -> dict[Any, list[int]]:
+        """The tables of all sequences."""
+        found = {seq_id: self.manager.block_table(seq_id) for seq_id in self.written.texts}
+        for seq_id, table in found.items():
+            require(isinstance(table, list), f"block_table({seq_id!r}) is {table!r}, expected a list")
+        return found
+
+    def check(self) -> None:
+        """Fail unless every sequence finds its text, and no block is lost."""
+        self.written.assert_intact(self.tables(), self.manager.num_free_blocks())
+
+    def allocate(self, seq_id: Any, token_ids: list[int], hint: str = "") -> int | None:
+        """Allocates if can_allocate says so, and sees that it is right in that; the tokens found, or None."""
+        fits = self.manager.can_allocate(token_ids)
+        try:
+            table = self.manager.allocate(seq_id, token_ids)
+        except RuntimeError as error:
+            if isinstance(error, NotImplementedError):
+                raise
+            require(not fits, f"can_allocate says that {token_ids} fit after {self.written.story or 'nothing'}, and "
+                    f"allocate raises: {error}\nUsual cause: a block that is found, and free, counts as found and as "
+                    "free")  # fmt: skip
+            self.check()
+            return None
+        require(
+            fits,
+            f"can_allocate says that {token_ids} do not fit after {self.written.story or 'nothing'}, and allocate "
+            "finds room for them\nUsual cause: blocks shared with living sequences are counted as needed",
+        )
+        n_cached = self.manager.num_cached_tokens(seq_id)
+        self.written.compute_prompt(seq_id, token_ids, table, n_cached, hint)
+        self.check()
+        return n_cached
+
+    def append(self, seq_id: Any, token_id: int) -> Any:
+        """The copy that was asked for; False where there was no block."""
+        before = self.manager.block_table(seq_id)
+        try:
+            copy = self.manager.append(seq_id, token_id)
+        except RuntimeError as error:
+            if isinstance(error, NotImplementedError):
+                raise
+            assert_equal(f"the free blocks where append({seq_id!r}, …) finds none,", self.manager.num_free_blocks(), 0)
+            assert_equal(
+                f"the table of {seq_id!r} after an append that failed", self.manager.block_table(seq_id), before
+            )
+            return False
+        self.written.compute_token(seq_id, token_id, self.manager.block_table(seq_id), copy)
+        self.check()
+        return copy
+
+    def fork(self, parent: Any, child: Any) -> None:
+        """Forks."""
+        self.manager.fork(parent, child)
+        self.written.fork(parent, child)
+        self.check()
+
+    def free(self, seq_id: Any) -> None:
+        """Frees."""
+        self.manager.free(seq_id)
+        self.written.free(seq_id)
+        self.check()
+
+
+def assert_found(managed: Managed, seq_id: Any, token_ids: list[int], want: int, hint: str) -> None:
+    """Fail unless a new sequence finds so many of its tokens; `hint` says why it may not."""
+    got = managed.allocate(seq_id, token_ids, hint)
+    require(got is not None, f"no room for {token_ids} after {managed.written.story}: {hint}")
+    assert_equal(f"the tokens found after {managed.written.story}", got, want, hint=hint)
+
+
+def follow_any_deeds(make: Callable[[int, int], Any]) -> None:
+    """Have hypothesis invent deeds for a manager, the same in every run."""
+
+    class AnyDeeds(RuleBasedStateMachine):
+        """Sequences come, grow, fork and go; blocks and tokens are few, so that beginnings meet and blocks run out.
+
+        What a deed is done to follows from a number and from how many deeds came before: small numbers, of which
+        hypothesis is fond, do not choose the same sequence every time.
+        """
+
+        number = st.integers(0, 2**32 - 1)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.managed, self.n_deeds = Managed(make, 8, 2), 0
+            self.texts: list[list[int]] = [[]]
+
+        def chance(self, number: int) -> Random:
+            self.n_deeds += 1
+            return Random(number * 1000 + self.n_deeds)
+
+        def living(self) -> list[Any]:
+            return sorted(self.managed.written.texts)
+
+        def some_live(self) -> bool:
+            return bool(self.managed.written.texts)
+
+        @rule(number=number)
+        def come(self, number: int) -> None:
+            chance = self.chance(number)
+            earlier = chance.choice(self.texts)
+            text = earlier[: chance.randint(0, len(earlier))] + chance.choices((0, 1), k=chance.randint(1, 5))
+            while self.managed.allocate(self.n_deeds, text) is None and self.living():
+                self.leave(chance.choice(self.living()))
+            self.texts.append(text)
+
+        @precondition(some_live)
+        @rule(number=number)
+        def grow(self, number: int) -> None:
+            chance = self.chance(number)
+            seq_id = chance.choice(self.living())
+            for token in chance.choices((0, 1), k=chance.randint(1, 3)):
+                self.managed.append(seq_id, token)
+
+        @precondition(some_live)
+        @rule(number=number)
+        def fork(self, number: int) -> None:
+            chance = self.chance(number)
+            parent = chance.choice(self.living())
+            self.managed.fork(parent, self.n_deeds)
+            for seq_id in chance.sample([parent, self.n_deeds], 2):
+                self.managed.append(seq_id, chance.randint(0, 1))
+
+        @precondition(some_live)
+        @rule(number=number)
+        def go(self, number: int) -> None:
+            chance = self.chance(number)
+            self.leave(chance.choice(self.living()))
+
+        def leave(self, seq_id: Any) -> None:
+            self.texts.append(list(self.managed.written.texts[seq_id]))
+            self.managed.free(seq_id)
+
+    run_state_machine_as_test(AnyDeeds, settings=any_deeds)
