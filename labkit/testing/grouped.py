@@ -125,7 +125,7 @@ class GroupedCase(Case):
                 usual |= as_mapping(lse_suspects(self))
             with np.errstate(all="ignore"):
                 want, plain = self.want[there], self.plain[there]
-                told = {"nan_hint": nan_hint} if nan_hint else {}
+                told: dict[str, Any] = {"nan_hint": nan_hint} if nan_hint else {}
                 number = value.detach().to(torch.float64)
                 assert_close(name, number, want, plain=plain, suspects=usual, hint=hint, **told)
             assert_dtype(name, value, self.precise if name == "lse" else self.Q.dtype)

@@ -10,7 +10,7 @@ from labkit.testing.windows import assert_codes
 
 
 def assert_least_recent_goes(maxsize: int, deeds: Sequence[tuple[Any, ...]], told: Sequence[dict[str, Any]]) -> None:
-    """Fail unless a session (`labkit.meters.mask_caches`) gave up the least recently used mask each time, and no other."""
+    """Fail unless a session of `labkit.meters.mask_caches` gave up the least recently used mask each time."""
     made: dict[Any, int] = {}  # key → the deed that made the mask now held, the least recently used first
     for step, ((kind, *given), one) in enumerate(zip(deeds, told, strict=True)):
         before = f"{kind}{given[0] if given else '()'} when {', '.join(map(str, made)) or 'nothing'} is held "

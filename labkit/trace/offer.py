@@ -12,6 +12,9 @@ OTHERS = frozenset(
         "checkpoint",
         "checkpoint_sequential",
         "sliding_window_attention",
+        "grouped_query_attention",
+        "split_kv_decode",
+        "paged_attention",
     }
 )
 """Their arguments are not just tensors called q, k, v or x: `labkit.trace.targets.INPUTS` has some."""

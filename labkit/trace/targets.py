@@ -159,6 +159,25 @@ def _window(shape: tuple[int, ...], device: str) -> Sequence[Any]:
     return *_tensors(device, shape, shape, shape), 64, 64
 
 
+def _grouped(shape: tuple[int, ...], device: str) -> Sequence[Any]:
+    *batch, heads, length, width = shape
+    return _tensors(device, shape, *[(*batch, max(heads // 4, 1), length, width)] * 2)
+
+
+def _split(shape: tuple[int, ...], device: str) -> Sequence[Any]:
+    q, k, v = _grouped(shape, device)
+    return q[..., -1:, :].detach(), k.detach(), v.detach(), 4
+
+
+def _paged(shape: tuple[int, ...], device: str) -> Sequence[Any]:
+    heads, length, width = shape[-3:]
+    block_size, kv_heads = 16, max(heads // 4, 1)
+    n_blocks = -(-length // block_size)
+    q, k, v = _tensors(device, (1, heads, width), *[(n_blocks, block_size, kv_heads, width)] * 2)
+    table = torch.arange(n_blocks).flip(0)[None]
+    return q.detach(), k.detach(), v.detach(), table, torch.tensor([length])
+
+
 INPUTS: dict[str, Callable[[tuple[int, ...], str], Sequence[Any]]] = {
     "flash_forward": lambda shape, device: [x.detach() for x in _tensors(device, shape, shape, shape)],
     "flash_backward": _flash_backward,
@@ -167,6 +186,9 @@ INPUTS: dict[str, Callable[[tuple[int, ...], str], Sequence[Any]]] = {
     "checkpoint": lambda shape, device: [_deep, *_tensors(device, shape)],
     "checkpoint_sequential": _sequence,
     "sliding_window_attention": _window,
+    "grouped_query_attention": _grouped,
+    "split_kv_decode": _split,
+    "paged_attention": _paged,
 }
 """Arguments of the labs' tasks that take more than tensors; see `labkit.trace.offer`."""
 
