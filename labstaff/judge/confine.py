@@ -19,7 +19,8 @@ SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
 
 
 MEMORY_BYTES = 3 << 30
-CPU_SECONDS = 180
+CPU_SECONDS = 600
+"""The wall behind the limits of tests and of a whole suite, which stop an answer long before, and say so."""
 FILE_BYTES = 16 << 20
 MOST_FILES = 64
 MOST_THREADS = 64
