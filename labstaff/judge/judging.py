@@ -208,7 +208,7 @@ def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
 def _hidden_memory(task: Task, run: SuiteRun) -> str:
     """What the meters in the answer's process did not see, though the kernel did; nothing where they agree."""
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
-    inside = [verdict for verdict in verdicts if verdict.kind == Kind.SMALL and not verdict.outside]
+    inside = [verdict for verdict in verdicts if verdict.kind is Kind.SMALL and not verdict.outside]
     for verdict in verdicts:
         too_much = [line for line in verdict.lines if NEEDS_MORE in line]
         if verdict.outside and too_much and inside and all(each.passed for each in inside):
