@@ -26,7 +26,10 @@ from labkit.suite.prefork import WarmRunner
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.testing.outside import needs_more
+from labstaff.course import suite_outputs
+from labstaff.course.suite_outputs import check_outputs
 from labstaff.grading.many import find_submissions, judge_all
+from labstaff.grading.run import grade_submitted
 from labstaff.judge import sandbox
 from labstaff.judge.judging import judged_run
 from labstaff.judge.submission import MOST_BYTES, read_submission
@@ -171,6 +174,31 @@ def test_memory_hidden_from_the_meters_costs_the_task_and_is_told():
     open_about_it = judged_run(lab, "", SuiteRun([replace(seen, state=State.WRONG), right, outside], 3))
     assert open_about_it.tasks["flash_forward"] > 0
     assert not open_about_it.flags
+
+
+def test_what_is_hidden_earns_nothing_and_stands_in_summary_and_feedback(tmp_path):
+    """`lab grade`, with blocks joined in a workspace that was there before any meter looked."""
+    lab = find_lab("03")
+    folder = tmp_path / "submitted" / "ann" / lab.folder.name / "src"
+    folder.mkdir(parents=True)
+    text = solution_file(lab).read_text(encoding="utf-8")
+    (folder / f"{lab.module}.py").write_text(f"{text}\nWORKSPACE = np.ones(1 << 23)\n", encoding="utf-8")
+    said: list[str] = []
+    (outcome,) = grade_submitted(tmp_path / "submitted", [lab], say=said.append, workers=1)
+    judged = outcome.judged
+    hiding = [
+        task for task in lab.tasks if any(f"{task.tests}::" in name and "outside" in name for name in judged.tests)
+    ]
+    assert len(hiding) == 3
+    for task in lab.tasks:
+        assert judged.tasks[task.name] == (0 if task in hiding else task.points)
+        told = [line for line in said if line.startswith(f"look at: ann: {task.name}: no points: its memory is hidden")]
+        assert len(told) == (task in hiding)
+        page = check_outputs(lab, task, task.points, judged)[0]["text"]
+        assert (f"{task.name} needs more than" in page) == (task in hiding)
+        assert f"{lab.label} · {task.name} · {judged.tasks[task.name]:g} of" in page
+    cell = suite_outputs._notes_cell(judged.flags)
+    assert cell["outputs"][0]["text"].count("no points: its memory is hidden from the meters") == 3
 
 
 def submit(tmp_path, **files):
