@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 from pathlib import Path
 
 import msgspec
@@ -113,6 +115,27 @@ def test_a_process_that_ends_is_noticed_and_the_next_one_is_new(box):
     second = Inside(box)
     assert second("tried", "one_thread") == "[1]"
     second.cell.end()
+
+
+@pytest.mark.parametrize("n_bytes", [0, 3, 200_000])
+def test_a_message_without_room_leaves_the_stream_in_order(n_bytes, monkeypatch):
+    """A cell that is out of memory says so, and hears what comes next."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        buffers = [memoryview(bytes(n_bytes))] if n_bytes else []
+        sending = threading.Thread(target=framing.send, args=(ours, b"too much", buffers))
+        sending.start()
+        monkeypatch.setattr(framing, "_pages", no_room)
+        with pytest.raises(MemoryError):
+            framing.receive(theirs)
+        monkeypatch.undo()
+        sending.join()
+        framing.send(ours, b"next")
+        assert bytes(framing.receive(theirs)[0]) == b"next"
+
+
+def no_room(n_bytes):
+    raise OSError(12, "Cannot allocate memory")
 
 
 def test_what_never_ends_is_ended_from_outside(box):

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from labkit.suite import limits
-from labkit.suite.limits import TookTooLong, clock_stopped, cpu_seconds_of, time_limit
+from labkit.suite.limits import TookTooLong, clock_stopped, cpu_seconds_of, not_interrupted, time_limit
 from labkit.suite.verdict import State, explain
 
 MANY = 300_000_000
@@ -37,6 +37,21 @@ def spin_and_catch():
 def test_an_endless_loop_is_stopped(endless):
     with pytest.raises(TookTooLong, match=r"still running after 0\.1 s of CPU time"), time_limit(0.1):
         endless()
+
+
+def test_what_may_not_be_cut_in_two_ends_first():
+    done = []
+
+    def half_and_half():
+        with not_interrupted(), not_interrupted():
+            spin(3_000_000)
+            done.append("inside")
+        done.append("after it")
+        spin()
+
+    with pytest.raises(TookTooLong), time_limit(0.02):
+        half_and_half()
+    assert done == ["inside"]
 
 
 def test_what_ends_in_time_is_not_stopped_and_leaves_no_alarm():

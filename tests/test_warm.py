@@ -6,10 +6,11 @@ import pytest
 from student import LAB, solution_text, stub_text
 
 from labkit.suite.prefork import WarmRunner
-from labkit.suite.verdict import State
+from labkit.suite.verdict import Kind, State
 
 ONE = ("TestEstimateAttentionMemory::test_odd_sizes",)
-HEAD = "def estimate_attention_memory(seq_len, d_model, dtype_bytes=4, batch_size=1):\n"
+ONE_TASK = "estimate_attention_memory"
+HEAD = f"def {ONE_TASK}(seq_len, d_model, dtype_bytes=4, batch_size=1):\n"
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,20 @@ def judge(warm, folder, source, **options):
 def test_each_run_reads_the_file_again(warm, tmp_path):
     assert [v.state for v in judge(warm, tmp_path, stub_text()).verdicts] == [State.NOT_STARTED]
     assert [v.state for v in judge(warm, tmp_path, solution_text()).verdicts] == [State.PASSED]
+
+
+def test_a_verdict_comes_back_as_it_was(warm, tmp_path):
+    """Told as each is reached, and together at the end: a kind is one of `Kind`, and no text like it."""
+    (tmp_path / LAB.answer_file.name).write_text(solution_text(), encoding="utf-8")
+    tests = (*ONE, "TestEstimateAttentionMemory::test_nothing_is_allocated")
+    whole = warm.run(LAB.label, "--src", str(tmp_path), tests=tests).verdicts
+    ends = f"{solution_text()}\n\nestimate = {ONE_TASK}\n\n\n{HEAD}    import os\n    if seq_len == 1500: os._exit(0)\n"
+    ends += "    return estimate(seq_len, d_model, dtype_bytes, batch_size)\n"
+    (tmp_path / LAB.answer_file.name).write_text(ends, encoding="utf-8")
+    part = warm.run(LAB.label, "--src", str(tmp_path), tests=tests).verdicts
+    assert [verdict.kind for verdict in whole] == [Kind.EXACT, Kind.SMALL]
+    assert part == whole[:1]
+    assert all(type(verdict.kind) is Kind and type(verdict.state) is State for verdict in (*whole, *part))
 
 
 @pytest.mark.parametrize(

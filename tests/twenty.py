@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from student import LAB, solution_text, stub_text, with_function
 
+from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.verdict import State
 
 ATTENTION, ESTIMATE = "standard_attention", "estimate_attention_memory"
@@ -18,6 +19,17 @@ WHOLE = {task.name: task.points for task in LAB.tasks if task.name in HEADS}
 """The points of the two tasks that are judged: the others cost time and say nothing more."""
 TESTS = tuple(task.tests for task in LAB.tasks if task.name in WHOLE)
 ALL = frozenset(WHOLE)
+
+OTHER = find_lab("03")
+BESIDE_TESTS = {task.name: task.tests for task in OTHER.tasks if task.name in ("safe_softmax", "online_softmax_stats")}
+"""What is judged of another lab in the same run: the task's name, and its class."""
+
+_beside = solution_file(OTHER).read_text(encoding="utf-8")
+BESIDE = {
+    "": f"{_beside}\n\ndef online_softmax_stats(x_blocks):\n    return x_blocks.nothing\n".encode(),
+    "endless": f"{_beside}\n\ndef online_softmax_stats(x_blocks):\n    while True: pass\n".encode(),
+}
+"""The other lab's file, by the name of the answer that it lies beside: two endless tasks share nothing."""
 
 
 @dataclass(frozen=True)

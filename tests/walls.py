@@ -95,6 +95,15 @@ def shared_memory_folder(): open("/dev/shm/x", "w")
 def root_folder(): open("/x", "w")
 def judge_folder(): open("/judge/labstaff/judge/server.py", "a")
 def packages(): open(os.__file__, "a")
+def kept_bytecode(): open(os.path.join(os.path.dirname(os.__file__), "__pycache__", "x.pyc"), "wb")
+def own_bytecode(): os.mkdir("/judge/labstaff/judge/__pycache__")
+def locale_of_the_machine(): open("/usr/lib/locale/C.utf8/LC_CTYPE", "r+b")
+def priority_of_others(): os.setpriority(os.PRIO_USER, 0, 19)
+def own_group(): os.setpgid(0, 0)
+def own_session(): os.setsid()
+def profile_of_everybody(): raw(298, bytes(128), -1, 0, -1, 0)
+def names_of_the_host(): socket.sethostname("x")
+def clock(): raw(227, 0, bytes(16))
 def passwords(): return open("/etc/passwd").read()
 def leave_a_file():
     with open("/scratch/left", "w") as file:
@@ -173,7 +182,8 @@ REFUSED = (
     "fork_by_clone fork_by_clone3 fork_by_x32 program program_by_descriptor program_by_spawn root namespace "
     "namespace_of_mounts namespace_by_clone mount unmount change_root rings keys userfault kernel_program core_pattern "
     "out_of_memory_score memory_of_the_first shared_memory_folder root_folder judge_folder packages passwords "
-    "temporary_folder "
+    "temporary_folder kept_bytecode own_bytecode locale_of_the_machine priority_of_others own_group own_session "
+    "profile_of_everybody names_of_the_host clock "
     "shared_mapping shared_mapping_by_call growing_stack huge_pages file_in_memory file_in_memory_by_number segment "
     "secret_memory pipe sockets queue_of_messages counted network network_by_number"
 ).split()

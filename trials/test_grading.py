@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import shutil
@@ -13,13 +14,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
-from labkit.suite.prefork import OVERTIME
-from labkit.suite.run import SuiteRun
+from labkit.suite.prefork import WarmRunner
+from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.suite.verdict import State, Verdict
 from labstaff.answers.mistakes import find_mistake
 from labstaff.grading import many
@@ -28,7 +30,7 @@ from labstaff.grading.similar import similar_groups
 from labstaff.grading.summary import summary_lines, write_table
 from labstaff.judge import version as versions
 from labstaff.judge.examine import examine
-from labstaff.judge.judging import ALWAYS, NOT_JUDGED, SUITE_SECONDS, TASK_SECONDS, Judge
+from labstaff.judge.judging import ALWAYS, NOT_JUDGED, SUITE_CPU_SECONDS, TASK_CPU_SECONDS, Judge
 from labstaff.judge.kept import FILE
 from labstaff.judge.results import JudgedSubmission, load, path_of, save
 from labstaff.judge.submission import Submission, read_submission
@@ -185,7 +187,7 @@ def test_a_task_that_ends_its_process_leaves_the_others_their_tests(monkeypatch)
     left_out = (f"AnswerError: its process ended 40 times: {NOT_JUDGED}",)
 
     class Spent(CutShort):
-        def run(self, lab, *options, tests, seconds):
+        def run(self, lab, *options, tests, cpu_seconds, seconds):
             first, *others = LAB.tasks
             slow = [Verdict("test_it", first.name, State.TOO_SLOW, ("still running",), drawn=True)]
             if tests:
@@ -245,15 +247,15 @@ class CutShort:
     def __init__(self, modules, prepare):
         self.asked = []
 
-    def run(self, lab, *options, tests, seconds):
-        self.asked.append((tests, seconds))
+    def run(self, lab, *options, tests, cpu_seconds, seconds):
+        self.asked.append((cpu_seconds, seconds))
         first, second, *_ = LAB.tasks
         verdicts = {task.name: [Verdict("test_it", task.name, State.PASSED, drawn=True)] for task in LAB.tasks}
         if not tests:
-            return SuiteRun(verdicts[first.name] + verdicts[second.name], 20, f"{OVERTIME} within 300 s")
+            return SuiteRun(verdicts[first.name] + verdicts[second.name], 20, f"{OVERTIME} within 300 s of CPU time")
         (task,) = [task for task in LAB.tasks if (task.tests,) == tests]
         if task is second:
-            return SuiteRun(verdicts[second.name], 4, f"{OVERTIME} within 60 s")
+            return SuiteRun(verdicts[second.name], 4, f"{OVERTIME} within 60 s of CPU time")
         return SuiteRun(verdicts[task.name], 1)
 
     def close(self):
@@ -265,16 +267,40 @@ def test_an_endless_task_costs_its_own_points(monkeypatch):
     monkeypatch.setattr("labstaff.judge.judging.WarmRunner", CutShort)
     with Judge(unsafe=True) as judge:
         result = judge.judge(Submission(LAB, b"x = 1"), 1)
-        seconds = [each for _, each in judge._runner.asked]
+        asked = judge._runner.asked
     endless = LAB.tasks[1]
     assert {name: points for name, points in result.tasks.items() if name != endless.name} == {
         task.name: task.points for task in LAB.tasks if task is not endless
     }
     assert result.tasks[endless.name] == endless.points / 4, "one of its four tests was reached"
     assert result.status == "judged"
-    assert result.flags == ["its suite was cut short: the run did not end within 300 s"]
+    assert result.flags == ["its suite was cut short: the run did not end within 300 s of CPU time"]
     assert sum("did not end within 60 s" in message for message in result.messages.values()) == 3
-    assert seconds == [SUITE_SECONDS] + [TASK_SECONDS] * (len(LAB.tasks) - 1)
+    assert [cpu_seconds for cpu_seconds, _ in asked] == [SUITE_CPU_SECONDS] + [TASK_CPU_SECONDS] * (len(LAB.tasks) - 1)
+    assert all(seconds >= 10 * cpu_seconds for cpu_seconds, seconds in asked), "the clock's guard is far behind"
+
+
+def test_a_busy_machine_takes_no_points(monkeypatch):
+    """Judging takes more by the clock than its limit in CPU time: the clock goes on by 10 s at each look."""
+    looked = itertools.count()
+    monkeypatch.setattr("labkit.suite.prefork.time", SimpleNamespace(monotonic=lambda: 10.0 * next(looked)))
+    with Judge(unsafe=True) as judge:
+        result = judge.judge(Submission(LAB, SOLUTION.encode()), 1)
+    assert 10.0 * next(looked) > SUITE_CPU_SECONDS
+    assert result.points == LAB.points, (result.flags, result.messages)
+    assert not result.flags
+
+
+@pytest.mark.parametrize("options", [(), ("--sandboxed",)], ids=["here", "in_a_box"])
+def test_an_endless_answer_ends_by_its_cpu_time(options, monkeypatch, tmp_path):
+    """Of its own process or of its cell's: no further test is begun, and the verdicts that there are stay."""
+    monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "0.5")
+    (tmp_path / "profiling.py").write_text(f"{SOLUTION}\n\ndef standard_attention(*_):\n    while True: pass\n")
+    with WarmRunner(prepare="labstaff.judge.sandbox:keep_unboxed" if options else "") as runner:
+        run = runner.run("lab01", "--src", str(tmp_path), *options, cpu_seconds=0.75)
+    assert run.problem == f"{OVERTIME} within 0.75 s of CPU time"
+    assert 1 <= len(run.verdicts) <= 3 < run.n_collected
+    assert {verdict.state for verdict in run.verdicts} <= {State.TOO_SLOW, State.PASSED}
 
 
 def test_the_summary(outcomes, tmp_path):
@@ -311,7 +337,7 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
         def __init__(self, modules, prepare):
             made.append(modules)
 
-        def run(self, lab, *options, tests, seconds):
+        def run(self, lab, *options, tests, cpu_seconds, seconds):
             return SuiteRun(problem=OVERTIME)
 
         def close(self):

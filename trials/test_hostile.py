@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import unicodedata
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +21,27 @@ from hostile import (
     STUB,
     WASTEFUL,
 )
+from hostile_values import SECOND_SET
+from spellings import SPELT
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.prefork import WarmRunner
+from labkit.suite.results import task_points
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.testing.outside import needs_more
+from labstaff.course import suite_outputs
+from labstaff.course.suite_outputs import check_outputs
 from labstaff.grading.many import find_submissions, judge_all
+from labstaff.grading.run import grade_submitted
 from labstaff.judge import sandbox
+from labstaff.judge.examine import examine
 from labstaff.judge.judging import judged_run
+from labstaff.judge.plain_text import STEERING
 from labstaff.judge.submission import MOST_BYTES, read_submission
 
 LAB = find_lab("01")
+EVERYTHING = [*CORPUS, *SECOND_SET]
 HONEST = {
     "a_honest_one": "{}",
     "byte_order_mark": "\ufeff{}",
@@ -57,7 +67,7 @@ def outcomes(tmp_path_factory, canary):
     """All submissions judged in one run, the honest ones first and last; short limits, so that what hangs ends soon."""
     course = tmp_path_factory.mktemp("hostile")
     solution = solution_file(LAB).read_text(encoding="utf-8")
-    texts = {hostile.name: hostile.source.replace("{canary}", str(canary)) for hostile in CORPUS}
+    texts = {hostile.name: hostile.source.replace("{canary}", str(canary)) for hostile in EVERYTHING}
     for name, around in HONEST.items():
         texts[name] = around.replace("{}", solution, 1)
     for name, text in texts.items():
@@ -71,7 +81,7 @@ def outcomes(tmp_path_factory, canary):
         return {outcome.handed_in.student: outcome for outcome in found}
 
 
-@pytest.mark.parametrize("hostile", CORPUS, ids=[hostile.name for hostile in CORPUS])
+@pytest.mark.parametrize("hostile", EVERYTHING, ids=[hostile.name for hostile in EVERYTHING])
 def test_it_earns_nothing_and_the_grader_is_told(hostile, outcomes, canary):
     outcome = outcomes[hostile.name]
     assert outcome.judged is not None, outcome.problem
@@ -83,6 +93,48 @@ def test_it_earns_nothing_and_the_grader_is_told(hostile, outcomes, canary):
     assert told.strip(), "nothing is said about it"
     assert hostile.says in told, f"the grader is told:\n{told[:2000]}"
     assert not canary.exists() and not canary.with_suffix(".png").exists(), "it wrote a file"
+
+
+@pytest.fixture(scope="module")
+def one_test(tmp_path_factory):
+    """Judges a file by the task's first tests alone: what holds for one call holds for all."""
+    tests = ("TestStandardAttention::test_worked_example", "TestStandardAttention::test_odd_lengths")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTENTION_LABS_TEST_SECONDS", "3")
+        patch.setenv("ATTENTION_LABS_CELL_BYTES", str(MEMORY))
+        with WarmRunner(prepare="labstaff.judge.sandbox:keep_boxed") as runner:
+
+            def judge(source):
+                folder = tmp_path_factory.mktemp("spelt")
+                (folder / "profiling.py").write_text(source, encoding="utf-8")
+                return runner.run(LAB.label, "--src", str(folder), "--sandboxed", tests=tests)
+
+            yield judge
+
+
+def test_every_attack_fails_in_other_spellings_too(one_test, canary):
+    let_in = {}
+    for hostile in SPELT:
+        run = one_test(hostile.source.replace("{canary}", str(canary)))
+        assert not run.problem, hostile.name
+        if task_points(LAB.tasks[0], run.verdicts):
+            let_in[hostile.name] = hostile.tries
+    assert not let_in
+    assert not canary.exists() and not canary.with_suffix(".png").exists(), "it wrote a file"
+
+
+@pytest.mark.parametrize("hostile", SECOND_SET, ids=[hostile.name for hostile in SECOND_SET])
+def test_nothing_steers_who_reads_it(hostile, outcomes):
+    result = outcomes[hostile.name].judged
+    told = "".join([result.reason, *result.flags, *result.messages.values()])
+    assert not {character for character in told if unicodedata.category(character) in STEERING} - {"\n", "\t"}
+
+
+def test_an_encoding_that_a_text_names_hides_nothing():
+    """What is examined is the text that is judged, and not what a reader of bytes would make of it."""
+    text = SOLUTION.read_text(encoding="utf-8")
+    cookie = b"# coding: utf-7\n"
+    assert examine(cookie + text.encode(), LAB.module).runs == examine(b"#\n" + text.encode(), LAB.module).runs
 
 
 def test_honest_ones_keep_their_points(outcomes):
@@ -171,6 +223,31 @@ def test_memory_hidden_from_the_meters_costs_the_task_and_is_told():
     open_about_it = judged_run(lab, "", SuiteRun([replace(seen, state=State.WRONG), right, outside], 3))
     assert open_about_it.tasks["flash_forward"] > 0
     assert not open_about_it.flags
+
+
+def test_what_is_hidden_earns_nothing_and_stands_in_summary_and_feedback(tmp_path):
+    """`lab grade`, with blocks joined in a workspace that was there before any meter looked."""
+    lab = find_lab("03")
+    folder = tmp_path / "submitted" / "ann" / lab.folder.name / "src"
+    folder.mkdir(parents=True)
+    text = solution_file(lab).read_text(encoding="utf-8")
+    (folder / f"{lab.module}.py").write_text(f"{text}\nWORKSPACE = np.ones(1 << 23)\n", encoding="utf-8")
+    said: list[str] = []
+    (outcome,) = grade_submitted(tmp_path / "submitted", [lab], say=said.append, workers=1)
+    judged = outcome.judged
+    hiding = [
+        task for task in lab.tasks if any(f"{task.tests}::" in name and "outside" in name for name in judged.tests)
+    ]
+    assert len(hiding) == 3
+    for task in lab.tasks:
+        assert judged.tasks[task.name] == (0 if task in hiding else task.points)
+        told = [line for line in said if line.startswith(f"look at: ann: {task.name}: no points: its memory is hidden")]
+        assert len(told) == (task in hiding)
+        page = check_outputs(lab, task, task.points, judged)[0]["text"]
+        assert (f"{task.name} needs more than" in page) == (task in hiding)
+        assert f"{lab.label} · {task.name} · {judged.tasks[task.name]:g} of" in page
+    cell = suite_outputs._notes_cell(judged.flags)
+    assert cell["outputs"][0]["text"].count("no points: its memory is hidden from the meters") == 3
 
 
 def submit(tmp_path, **files):

@@ -68,7 +68,8 @@ METERS = {
 
 REFUSED_PARTS = frozenset(
     # from an object to everything else, and code from text
-    "gc.get_objects gc.get_referrers gc.get_referents operator.attrgetter operator.methodcaller string.Formatter "
+    "gc.callbacks gc.get_objects gc.get_referrers gc.get_referents operator.attrgetter operator.methodcaller "
+    "string.Formatter "
     "types.FunctionType types.CodeType types.CellType types.FrameType types.new_class "
     "typing.get_type_hints typing.ForwardRef enum.global_enum dataclasses.make_dataclass numpy.testing.runstring "
     "numpy.testing.rundocs "

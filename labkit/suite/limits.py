@@ -41,16 +41,16 @@ class _Limit:
 
     cpu_seconds: float
     wall_seconds: float
-    cpu_began: float = field(default_factory=lambda: _cpu_now())
+    cpu_began: float = field(default_factory=lambda: cpu_seconds_now())
     wall_began: float = field(default_factory=time.monotonic)
 
     def seconds_left(self) -> float:
         """The least time on the wall before it can be exceeded; not above 0 when it is."""
-        cpu_left = self.cpu_seconds - (_cpu_now() - self.cpu_began)
+        cpu_left = self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
         return min(cpu_left, self.wall_seconds - (time.monotonic() - self.wall_began))
 
     def error(self) -> TookTooLong:
-        waited = _cpu_now() - self.cpu_began < self.cpu_seconds
+        waited = cpu_seconds_now() - self.cpu_began < self.cpu_seconds
         error = TookTooLong(self.wall_seconds if waited else self.cpu_seconds, waited=waited)
         error.limit = self
         return error
@@ -62,10 +62,12 @@ class _Limit:
         return error
 
     def cpu_seconds_left(self) -> float:
-        return self.cpu_seconds - (_cpu_now() - self.cpu_began)
+        return self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
 
 
 _active: list[_Limit] = []
+_held, _is_due = 0, False
+"""How many bodies may not be interrupted now, and whether the alarm has gone off in them."""
 
 
 @contextlib.contextmanager
@@ -112,10 +114,10 @@ def stop_clocks() -> Callable[[], None]:
         return lambda: None
     signal.setitimer(signal.ITIMER_REAL, 0)
     stopped = list(_active)
-    cpu_began, wall_began = _cpu_now(), time.monotonic()
+    cpu_began, wall_began = cpu_seconds_now(), time.monotonic()
 
     def resume() -> None:
-        cpu_seconds, wall_seconds = _cpu_now() - cpu_began, time.monotonic() - wall_began
+        cpu_seconds, wall_seconds = cpu_seconds_now() - cpu_began, time.monotonic() - wall_began
         for limit in stopped:
             limit.cpu_began += cpu_seconds
             limit.wall_began += wall_seconds
@@ -123,6 +125,20 @@ def stop_clocks() -> Callable[[], None]:
             _wait_for_next()
 
     return resume
+
+
+@contextlib.contextmanager
+def not_interrupted() -> Iterator[None]:
+    """Raise what becomes due in the body, which takes no time of its own, at its end: half a message is none."""
+    global _held, _is_due
+    _held += 1
+    try:
+        yield
+    finally:
+        _held -= 1
+    if _is_due and not _held:
+        _is_due = False
+        _look(signal.SIGALRM, None)
 
 
 def seconds_for_another() -> float | None:
@@ -160,6 +176,10 @@ def cpu_seconds_of(pid: int) -> float:
 
 def _look(_signum: int, _frame: FrameType | None) -> None:
     """The alarm has gone off: raise the outermost limit that is exceeded, or set the alarm again."""
+    global _is_due
+    if _held:
+        _is_due = True
+        return
     for limit in _active:
         if limit.seconds_left() <= 0:
             signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
@@ -173,5 +193,6 @@ def _wait_for_next() -> None:
     signal.setitimer(signal.ITIMER_REAL, max(left, LEAST_SECONDS))
 
 
-def _cpu_now() -> float:
+def cpu_seconds_now() -> float:
+    """The CPU seconds that limits count: of this thread, and of `clocks_elsewhere`."""
     return time.thread_time() + sum(clock() for clock in clocks_elsewhere)

@@ -17,13 +17,13 @@ from typing import Any
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.allowed import HEAVY
 from labkit.suite.forkserver import Child, ForkServer, ServerEnded, serve, warm_up
-from labkit.suite.run import SuiteRun, run_suite
+from labkit.suite.run import OVERTIME, SuiteRun, run_suite
 from labkit.suite.verdict import Verdict, how_it_ended, verdict_from
 
 SUITE_SECONDS = 3600.0
 """For what no test's own limit can end. It goes by the clock, so it must be far behind them."""
-DIED, OVERTIME = "the run ended without a result", "the run did not end"
-"""How `problem` begins for a run whose process died, and for one that was killed when its time was over."""
+DIED = "the run ended without a result"
+"""How `problem` begins for a run whose process died."""
 
 ALWAYS = ("numpy", "pytest", "hypothesis")
 
@@ -50,15 +50,26 @@ class WarmRunner:
         command = [sys.executable, "-m", "labkit.suite.prefork", prepare, ",".join([*ALWAYS, *modules])]
         self._server = ForkServer(command, env={**os.environ, **limits, "PYTHONPATH": path})
 
-    def run(self, lab: str, *options: str, tests: tuple[str, ...] = (), seconds: float = SUITE_SECONDS) -> SuiteRun:
+    def run(
+        self,
+        lab: str,
+        *options: str,
+        tests: tuple[str, ...] = (),
+        cpu_seconds: float | None = None,
+        seconds: float = SUITE_SECONDS,
+    ) -> SuiteRun:
         """Run the suite of `lab` (its label) as `run_suite` does; killed after `seconds`, which `problem` then says.
 
         A run that dies or is killed keeps the verdicts that it had reached.
 
+        Args:
+            cpu_seconds: see `run_suite`.
+            seconds: by the clock.
+
         Raises:
             RuntimeError: the parent is gone.
         """
-        job = {"lab": lab, "options": options, "tests": tests}
+        job = {"lab": lab, "options": options, "tests": tests, "cpu_seconds": cpu_seconds}
         ours, theirs = socket.socketpair()
         with ours:
             try:
@@ -102,7 +113,7 @@ def _heard(channel: socket.socket, child: Child, seconds: float) -> SuiteRun:
                 child.kill()
                 return SuiteRun(list(map(verdict_from, told["verdicts"])), told["n_collected"], told["problem"])
     child.kill()
-    run.problem = f"{OVERTIME} within {seconds:g} s"
+    run.problem = f"{OVERTIME} within {seconds:g} s by the clock"
     return run
 
 
@@ -121,7 +132,13 @@ def _live(request: bytes, descriptors: list[int]) -> None:
     def on_verdict(verdict: Verdict, n_collected: int) -> None:
         tell({"verdict": asdict(verdict), "n_collected": n_collected})
 
-    run = run_suite(find_lab(job["lab"]), *job["options"], tests=job["tests"], on_verdict=on_verdict)
+    run = run_suite(
+        find_lab(job["lab"]),
+        *job["options"],
+        tests=job["tests"],
+        on_verdict=on_verdict,
+        cpu_seconds=job["cpu_seconds"],
+    )
     tell(asdict(run))
 
 

@@ -161,10 +161,10 @@ def _task_result(name: str, verdicts: Sequence[Verdict]) -> TaskResult:
 
 
 def _most_share(verdicts: Sequence[Verdict]) -> float:
-    telling = [verdict for verdict in verdicts if verdict.drawn and verdict.kind == Kind.EXACT]
+    telling = [verdict for verdict in verdicts if verdict.drawn and verdict.kind is Kind.EXACT]
     if telling and not any(verdict.passed for verdict in telling):
         return 0.0
-    return min((MOST_SHARE[Kind(verdict.kind)] for verdict in verdicts if not verdict.passed), default=1.0)
+    return min((MOST_SHARE[verdict.kind] for verdict in verdicts if not verdict.passed), default=1.0)
 
 
 def _path(lab: Lab) -> Path:

@@ -13,7 +13,11 @@ from typing import TextIO
 import pytest
 
 from labkit.labs.manifest import Lab
+from labkit.suite.limits import cpu_seconds_now
 from labkit.suite.verdict import Verdict
+
+OVERTIME = "the run did not end"
+"""How `problem` begins for a run that was stopped when its time was over."""
 
 QUICK = (
     "-q",
@@ -43,6 +47,7 @@ def run_suite(
     tests: Sequence[str] = (),
     on_verdict: Callable[[Verdict, int], None] = lambda verdict, n_collected: None,
     show_prints: bool = False,
+    cpu_seconds: float | None = None,
 ) -> SuiteRun:
     """Run `lab`'s suite with pytest's `options`.
 
@@ -50,15 +55,17 @@ def run_suite(
         tests: which tests, as `TestClass` or `TestClass::test_name`; all when empty.
         on_verdict: called after each test with its verdict and the number of tests collected.
         show_prints: let what the answer prints, and a debugger that it opens, have the terminal.
+        cpu_seconds: begin no further test when this run, its answer's processes included, has used so much CPU time;
+            `problem` then begins with `OVERTIME`.
     """
-    recorder = _Recorder(lab, on_verdict, sys.stdout if show_prints else None)
+    recorder = _Recorder(lab, on_verdict, sys.stdout if show_prints else None, cpu_seconds)
     targets = [f"{lab.suite_file}::{test}" for test in tests] or [str(lab.suite_file)]
     arguments = [*targets, *options, *QUICK, "-c", str(_house(lab) / "pyproject.toml")]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         status = pytest.main([*arguments, "-s"] if show_prints else arguments, plugins=[recorder])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        recorder.run.problem = said.getvalue().strip() or f"pytest ended with {status!r}"
+        recorder.run.problem = recorder.overtime or said.getvalue().strip() or f"pytest ended with {status!r}"
     return recorder.run
 
 
@@ -69,9 +76,17 @@ class NoDebugger(Exception):
 class _Recorder:
     """A pytest plugin that keeps the verdicts which labkit's plugin reached."""
 
-    def __init__(self, lab: Lab, on_verdict: Callable[[Verdict, int], None], terminal: TextIO | None) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        on_verdict: Callable[[Verdict, int], None],
+        terminal: TextIO | None,
+        cpu_seconds: float | None,
+    ) -> None:
         self.run = SuiteRun()
+        self.overtime = ""
         self._lab, self._on_verdict, self._terminal = lab, on_verdict, terminal
+        self._cpu_seconds, self._cpu_began = cpu_seconds, cpu_seconds_now()
 
     def pytest_sessionstart(self) -> None:
         if self._terminal is not None:  # pytest's reporter has been made by now, and keeps what it was given
@@ -90,6 +105,11 @@ class _Recorder:
             return (yield)
         finally:
             sys.breakpointhook = usual
+
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        if self._cpu_seconds is None or nextitem is None or cpu_seconds_now() - self._cpu_began < self._cpu_seconds:
+            return
+        self.overtime = item.session.shouldstop = f"{OVERTIME} within {self._cpu_seconds:g} s of CPU time"
 
     def pytest_enter_pdb(self) -> None:
         if self._terminal is None:

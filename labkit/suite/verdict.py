@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import signal
 import textwrap
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from labkit.suite.limits import SLOWEST_RIGHT_SECONDS, TookTooLong
 
 LONGEST_LINE = 160
 MOST_LINES = 12
+OBJECT_OF_THE_TEST = re.compile(r"^ *self=<.*>,\n", re.MULTILINE)
+"""In the call that Hypothesis quotes: says nothing to a student, and has another address in each run."""
 
 
 class State(StrEnum):
@@ -126,7 +129,7 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
     said = str(error).strip()
     kind = type(error).__name__
     if mine:
-        hints = getattr(error, "__notes__", [])
+        hints = [OBJECT_OF_THE_TEST.sub("", note) for note in getattr(error, "__notes__", [])]
         return State.CRASHED, _clip(
             "\n".join(
                 (

@@ -29,13 +29,13 @@ def stays_within(mib: float, function: Callable[..., Any], *args: Any, **kwargs:
     if hasattr(function, "__within__"):
         return function.__within__(mib, args, kwargs)
     torch = sys.modules.get("torch")
-    if torch is None or not any(isinstance(x, torch.Tensor) for x in args):
+    if torch is None:
         measured = measure_arrays(function, *args, warm=False, **kwargs)
         n_bytes = measured.peak_bytes
     else:
         from labkit.meters.tensors import measure_peak
 
-        measure_peak(torch.neg, args[0])  # what its first use imports is nobody's allocation
+        measure_peak(torch.neg, torch.zeros(1))  # what its first use imports is nobody's allocation
         measured = measure_arrays(measure_peak, function, *args, warm=False, **kwargs)
         of_tensors = measured.result
         n_bytes = measured.peak_bytes + of_tensors.peak_bytes
@@ -46,11 +46,13 @@ def stays_within(mib: float, function: Callable[..., Any], *args: Any, **kwargs:
 
 
 def needs_more(name: str, mib: float, args: Sequence[Any]) -> str:
-    """What a student reads; where the first two arguments are queries and keys, with what the whole matrix takes."""
+    """What a student reads; where the first two arguments are queries and keys of a matrix beyond that, its size."""
     said = f"{name} {NEEDS_MORE} {mib:g} MiB over its arguments"
     matrices = [x for x in args[:2] if len(getattr(x, "shape", ())) >= 2]
     if len(matrices) < 2:
         return said
     n_q, n_k = (x.shape[-2] for x in matrices)
     whole = n_q * n_k * matrices[0].dtype.itemsize / 2**20
+    if whole < mib:
+        return said
     return f"{said} at {n_q} × {n_k}; one {n_q} × {n_k} array is {whole:g} MiB"

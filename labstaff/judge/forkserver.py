@@ -17,7 +17,7 @@ from pathlib import Path
 
 from labkit.suite.forkserver import serve, warm_up
 from labstaff.judge import server
-from labstaff.judge.confine import SCRATCH, SCRATCH_BYTES, bound_memory, confine, libc
+from labstaff.judge.confine import SCRATCH, SCRATCH_BYTES, bound_memory, confine, give_memory_back, libc
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
@@ -42,6 +42,8 @@ def main(modules: str, walls: str, control: str) -> None:
     def live(request: bytes, descriptors: list[int]) -> None:
         asked = json.loads(request)
         channel = socket.socket(fileno=descriptors[0])
+        if asked["is_measured"]:
+            give_memory_back()
         bound_memory(asked["memory_bytes"])  # while /proc is there to be asked
         if walls:
             wall_in(first_user + asked["number"] % N_USERS if walls == "users" else None)

@@ -42,17 +42,19 @@ def receive(channel: socket.socket, seconds: float | None = None) -> tuple[memor
     Raises:
         EOFError: the other side has gone.
         CodecError: the message is longer than any may be.
+        MemoryError: there is no room for it; it was taken from the stream all the same.
         TimeoutError: it was not there within `seconds`.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     length, n_buffers = HEADER.unpack(_exactly(channel, bytearray(HEADER.size), deadline))
     if length > MOST_HEAD or n_buffers > MOST_BUFFERS:
         raise CodecError(f"a message of {length + n_buffers:,} bytes, {MOST_HEAD:,} and {MOST_BUFFERS:,} may cross")
-    head = _exactly(channel, bytearray(length), deadline)
-    if not n_buffers:
-        return head, memoryview(b"")
-    pages = mmap.mmap(-1, n_buffers, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # taken as data comes
-    return head, _exactly(channel, pages, deadline)
+    try:
+        head, pages = bytearray(length), _pages(n_buffers)
+    except (MemoryError, OSError):
+        _pass_over(channel, length + n_buffers, deadline)
+        raise MemoryError(f"no room for a message of {length + n_buffers:,} bytes") from None
+    return _exactly(channel, head, deadline), _exactly(channel, pages, deadline)
 
 
 def padded(length: int) -> int:
@@ -60,7 +62,23 @@ def padded(length: int) -> int:
     return -(-length // ALIGNED) * ALIGNED
 
 
-def _exactly(channel: socket.socket, memory: bytearray | mmap.mmap, deadline: float | None) -> memoryview:
+def _pages(n_bytes: int) -> bytearray | mmap.mmap:
+    """Memory that is taken as data comes."""
+    if not n_bytes:
+        return bytearray()
+    return mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _pass_over(channel: socket.socket, n_bytes: int, deadline: float | None) -> None:
+    while n_bytes:
+        n_bytes -= len(_exactly(channel, memoryview(_passed_over)[:n_bytes], deadline))
+
+
+_passed_over = bytearray(1 << 16)
+"""Where it goes: made before there is want of memory."""
+
+
+def _exactly(channel: socket.socket, memory: bytearray | mmap.mmap | memoryview, deadline: float | None) -> memoryview:
     view, n_read = memoryview(memory), 0
     while n_read < len(view):
         if deadline is not None:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.prefork import DIED, OVERTIME, WarmRunner, heavy_modules
+from labkit.suite.prefork import DIED, WarmRunner, heavy_modules
 from labkit.suite.results import task_points
-from labkit.suite.run import SuiteRun
+from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.testing.outside import NEEDS_MORE
 from labstaff.judge.examine import Examined, examine
@@ -26,12 +26,17 @@ from labstaff.judge.submission import Submission, read_submission
 from labstaff.judge.version import version_of
 
 ALWAYS = ("labstaff.judge.proxy",)
-SUITE_SECONDS = 300.0
-"""How long one submission's suite may run; then the tasks that were not reached are judged one by one."""
+SUITE_CPU_SECONDS = 300.0
+"""CPU time of one submission's suite, its answer's processes included, after which no further test of it is begun.
 
-TASK_SECONDS = 60.0
-"""How long each of those may take: `SUITE_SECONDS` and as often this is what a submission can cost at most."""
+Then the tasks that were not reached are judged one by one. A busy machine takes none of it away: see `WALL_FACTOR`.
+"""
 
+TASK_CPU_SECONDS = 60.0
+"""The same for each of those: both, and what the last test takes in each run, is what a submission costs at most."""
+
+WALL_FACTOR = 10.0
+"""How often as long a run may last by the clock: for an answer that waits for what never comes, at no CPU time."""
 
 NOT_JUDGED = "the rest is not judged"
 """What a test says that was left out, since the answer's process had ended too often (`labstaff.judge.client`)."""
@@ -69,7 +74,7 @@ class Judge:
         lab, key = submission.lab, submission.key
         if submission.problem:
             return _refused(submission, submission.problem)
-        run = self._judged(lab, submission.source, seed)
+        run = self._judged(lab, submission.source, seed, (), SUITE_CPU_SECONDS)
         flags = []
         if unfinished := _unfinished(lab, run):
             why = run.problem.splitlines()[0] if run.problem else "its process ended too often"
@@ -92,12 +97,11 @@ class Judge:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _judged(
-        self, lab: Lab, source: bytes, seed: int, tests: tuple[str, ...] = (), seconds: float = SUITE_SECONDS
-    ) -> SuiteRun:
+    def _judged(self, lab: Lab, source: bytes, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
         with tempfile.TemporaryDirectory(prefix="judged-") as folder:
             (Path(folder) / f"{lab.module}.py").write_bytes(source)
-            return self._run(lab, "--src", folder, "--sandboxed", "--seed", str(seed), tests=tests, seconds=seconds)
+            options = ("--src", folder, "--sandboxed", "--seed", str(seed))
+            return self._run(lab, *options, tests=tests, cpu_seconds=cpu_seconds)
 
     def _task_by_task(self, lab: Lab, source: bytes, seed: int, cut: SuiteRun, unfinished: Sequence[Task]) -> SuiteRun:
         """A run that was cut short, with the tasks that it did not finish judged again, each in a run of its own.
@@ -107,7 +111,7 @@ class Judge:
         again = {task.name for task in unfinished}
         verdicts = [verdict for verdict in cut.verdicts if verdict.task not in again]
         for task in unfinished:
-            run = self._judged(lab, source, seed, (task.tests,), TASK_SECONDS)
+            run = self._judged(lab, source, seed, (task.tests,), TASK_CPU_SECONDS)
             verdicts += run.verdicts
             if run.problem:
                 why = (f"not reached: {run.problem.splitlines()[0]}",)
@@ -115,16 +119,17 @@ class Judge:
                     verdicts.append(Verdict(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
         return SuiteRun(verdicts, len(verdicts))
 
-    def _run(self, lab: Lab, *options: str, tests: tuple[str, ...], seconds: float) -> SuiteRun:
+    def _run(self, lab: Lab, *options: str, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
         """One run of the suite. What breaks the judge, and not the answer's own process, is tried again in a new box.
 
         An answer can end its own cell, which its tests then tell. A box that has ended, a cell that could not be had
         and a suite's process that died are the judge's failures, whoever's turn it was.
         """
+        limits = {"cpu_seconds": cpu_seconds, "seconds": WALL_FACTOR * cpu_seconds}
         why = ""
         for _attempt in range(2):
             try:
-                run = self._runner_for(lab).run(lab.label, *options, tests=tests, seconds=seconds)
+                run = self._runner_for(lab).run(lab.label, *options, tests=tests, **limits)
             except RuntimeError as error:
                 why = str(error)
             else:
@@ -203,7 +208,7 @@ def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
 def _hidden_memory(task: Task, run: SuiteRun) -> str:
     """What the meters in the answer's process did not see, though the kernel did; nothing where they agree."""
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
-    inside = [verdict for verdict in verdicts if verdict.kind == Kind.SMALL and not verdict.outside]
+    inside = [verdict for verdict in verdicts if verdict.kind is Kind.SMALL and not verdict.outside]
     for verdict in verdicts:
         too_much = [line for line in verdict.lines if NEEDS_MORE in line]
         if verdict.outside and too_much and inside and all(each.passed for each in inside):

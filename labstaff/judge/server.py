@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.meters.arrays import only_what_stays
 from labkit.suite.allowed import METERS
-from labkit.suite.limits import time_limit
+from labkit.suite.limits import not_interrupted, time_limit
 from labstaff.judge import framing, messages, remote_machine
 from labstaff.judge.loading import NotRun, load_answer
 from labstaff.judge.messages import Described, Message
@@ -23,6 +23,7 @@ from labstaff.judge.packing import pack
 from labstaff.judge.tracking import Arrays
 from labstaff.judge.unpacking import unpacker_of
 
+MOST_CAUSES = 10
 unpack = unpacker_of(messages.FromSuite)
 
 
@@ -91,6 +92,7 @@ class Server:
             packed = pack(reply, self._encode)
             del reply
         except BaseException as error:  # whatever an answer raises is news for the suite, SystemExit included
+            _let_go(error)
             packed = pack(messages.Raised(described(error), []))
         del request
         framing.send(self.channel, *packed)
@@ -98,8 +100,9 @@ class Server:
     def ask(self, asking: Callable[[], Message]) -> Any:
         """Have the suite's side do something with one of its own objects."""
         with only_what_stays():
-            self.say(asking())
-            head, buffers = framing.receive(self.channel)
+            with not_interrupted():
+                self.say(asking())
+                head, buffers = framing.receive(self.channel)
             buffers = memoryview(bytearray(buffers))  # what is given counts, and lies where meters see it
             given = unpack(head, buffers, self._decode, self.arrays)
             del buffers
@@ -113,8 +116,10 @@ class Server:
     def operate(self, operation: str, name: str, args: Any, kwargs: Any) -> Any:
         """Have the suite's side do something with a simulated machine."""
         with only_what_stays():
-            self.say(messages.Operate(operation, name, args, kwargs, self.machines.released()))
-            given = unpack(*framing.receive(self.channel), self._decode)
+            with not_interrupted():
+                self.say(messages.Operate(operation, name, args, kwargs, self.machines.released()))
+                received = framing.receive(self.channel)
+            given = unpack(*received, self._decode)
         if isinstance(given, messages.Refused):
             raise remote_machine.error_of(given.kind, given.said)
         return given.value
@@ -254,6 +259,20 @@ def described(error: BaseException) -> Described:
         said = ""
     kinds = [f"{kind.__module__}:{kind.__name__}"[:200] for kind in type(error).__mro__[:8]]
     return Described(kinds, said, places[-40:])
+
+
+def _let_go(error: BaseException) -> None:
+    """Free what the frames of an error hold: when there is no memory left, telling of it needs some."""
+    seen: BaseException | None = error
+    for _ in range(MOST_CAUSES):
+        if seen is None:
+            return
+        entry = seen.__traceback__
+        while entry is not None:
+            with contextlib.suppress(RuntimeError):  # one that still runs
+                entry.tb_frame.clear()
+            entry = entry.tb_next
+        seen = seen.__context__
 
 
 @contextlib.contextmanager

@@ -253,6 +253,28 @@ class OverBlocks:
         self.check(blocks, passing(blocks))
 
 
+class Far:
+    """Blocks of rows that are tens of MiB together and are made when they are asked for, the same ones each time."""
+
+    def __init__(self, rng, shape, n_blocks=128):
+        self.shape, self.seeds = shape, rng.integers(0, 2**32, n_blocks)
+
+    def once(self):
+        return iter(self.again())
+
+    def again(self):
+        return (np.random.default_rng(seed).standard_normal(self.shape, dtype=np.float32) for seed in self.seeds)
+
+    def __str__(self):
+        return f"{len(self.seeds)} blocks of {' × '.join(map(str, self.shape))}"
+
+
+def softmax_of_rows(block):
+    """m and l of one block's rows, in float64."""
+    m = block.max(axis=-1).astype(np.float64)
+    return m, np.exp(block - m[..., None]).sum(axis=-1)
+
+
 class TestOnlineSoftmaxStats(OverBlocks):
     task = online_softmax_stats
     example = [1, 2], [4], [3, -np.inf]
@@ -290,6 +312,17 @@ class TestOnlineSoftmaxStats(OverBlocks):
             hint=f"That is room for 14 of the {n_blocks} blocks. Usual cause: blocks or their copies are kept",
         )
 
+    @small
+    @pytest.mark.outside(mib=8)
+    def test_many_blocks_seen_from_outside(self, rng, outside):
+        blocks = Far(rng, (8, 2**13))
+        m, l = assert_tuple("online_softmax_stats's result", outside(online_softmax_stats, blocks.once()), ("m", "l"))
+        m_of_each, l_of_each = zip(*map(softmax_of_rows, blocks.again()), strict=True)
+        want_m = np.max(m_of_each, axis=0)
+        want_l = np.sum(np.exp(m_of_each - want_m) * l_of_each, axis=0)
+        close = np.allclose(m, want_m, rtol=0) and np.allclose(l, want_l, rtol=1e-4)
+        require(close, f"within that bound m and l are not right, of {blocks}")
+
 
 class TestOnlineSoftmax(OverBlocks):
     task = online_softmax
@@ -324,6 +357,16 @@ class TestOnlineSoftmax(OverBlocks):
             int(2.5 * n_blocks * n * 4) + 14 * n * 4 + BOOKKEEPING_BYTES,
             hint="That is 2.5 times the result. Usual cause: the row is joined first, or scaled out of place",
         )
+
+    @small
+    @pytest.mark.outside(mib=46)
+    def test_many_blocks_seen_from_outside(self, rng, outside):
+        blocks = Far(rng, (2, 2**16), n_blocks=32)
+        got = outside(online_softmax, blocks.once())
+        x = np.concatenate(list(blocks.again()), axis=-1)[1].astype(np.float64)
+        want = np.exp(x - x.max())
+        close = getattr(got, "shape", ()) == (2, len(x)) and np.allclose(got[1], want / want.sum(), rtol=1e-3)
+        require(close, f"within that bound the softmax is not right, of {blocks}")
 
 
 # Attention of one query
@@ -499,6 +542,18 @@ class TestOnlineAttention:
             24 * n * 4 + BOOKKEEPING_BYTES,
             hint=f"That is room for 24 of the {2 * n_blocks} blocks. Usual cause: blocks are kept, or all their scores",
         )
+
+    @small
+    @pytest.mark.outside(mib=8)
+    def test_many_blocks_seen_from_outside(self, rng, outside):
+        K, V = Far(rng, (2, 2**12, 16), n_blocks=64), Far(rng, (2, 2**12, 8), n_blocks=64)
+        q = rng.standard_normal((2, 16), dtype=np.float32)
+        got = outside(online_attention, q, K.once(), V.once())
+        scores = np.concatenate([(k[1] @ q[1] / 4).astype(np.float64) for k in K.again()])
+        weights = np.split(np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum(), 64)
+        want = sum(w @ v[1] for w, v in zip(weights, V.again(), strict=True))
+        close = getattr(got, "shape", ()) == (2, 8) and np.allclose(got[1], want, rtol=0, atol=1e-4)
+        require(close, f"within that bound the output is not right, of {K} and as many of values")
 
     @robust
     def test_arguments_are_left_alone(self, rng):

@@ -81,6 +81,38 @@ def kept(task, line, args):
     return kept_by_forward(lambda: eval(line, globals() | args | {"run": run})), len(ran)
 
 
+@program
+def far_step(task, x):
+    """A training step through 6 functions of 8 steps each: the result, and x's gradient."""
+    run, _ = counted(task)
+    y = x = x.detach().requires_grad_()
+    for _ in range(6):
+        y = run(deep, y)
+    y.sum().backward()
+    return y.detach(), x.grad
+
+
+@program
+def far_sequence(n, segments, x):
+    """A training step through `checkpoint_sequential` of n tanh: the result, and x's gradient."""
+    x = x.detach().requires_grad_()
+    y = checkpoint_sequential([torch.tanh] * n, segments, x)
+    y.sum().backward()
+    return y.detach(), x.grad
+
+
+def assert_right_within(outside, step, *args):
+    """Within the bound of the test's mark, a step of 48 tanh in all has the right result and gradient."""
+    x = torch.linspace(-1, 1, 2**17).reshape(256, 512)
+    got = outside(step, *args, x)
+    y, gradient = x.double(), torch.ones(256, 512, dtype=torch.float64)
+    for _ in range(48):
+        y = torch.tanh(y)
+        gradient *= 1 - y**2
+    close = all(torch.allclose(a.double(), b, 1e-3, 1e-6) for a, b in zip(got, (y, gradient), strict=True))
+    require(close, "within that bound the result or the gradient is not right, of 48 steps on 0.5 MiB")
+
+
 @pytest.fixture(autouse=True)
 def generator():
     """Whatever a test does to torch's own generator is undone."""
@@ -248,6 +280,11 @@ class Recomputation:
         )
         peak = math.ceil(made.peak_bytes / size)
         assert_at_most("the peak of both passes", peak, 6 + 8 + 3, unit="activations", hint=hint)
+
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=16)
+    def test_step_seen_from_outside(self, outside):
+        assert_right_within(outside, far_step, self.TASK)
 
     def test_no_arithmetic_for_gradients_nobody_needs(self, rng):
         args = {"x": random(rng, 32, 32), "frozen": random(rng, 32, 32, grad=False)}
@@ -609,6 +646,11 @@ class TestCheckpointSequential:
         limit = 3 * 64 * 256 * 4 + 4 * ROOM_FOR_STATE
         hint = "x is the caller's, so three inputs of segments remain; plain autograd keeps twelve activations"
         assert_at_most("what 12 functions in 4 segments keep between the passes", kept_bytes, limit, hint=hint)
+
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=16)
+    def test_step_seen_from_outside(self, outside):
+        assert_right_within(outside, far_sequence, 48, 6)
 
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize(("n", "segments"), [(4, 0), (4, 5), (4, -1)])

@@ -209,6 +209,18 @@ def assert_grows_by_the_output_only(rng, task, name, d, d_v, lengths, *options):
     return peaks
 
 
+def assert_right_within(outside, route, rng, n, d, *options, causal=True):
+    """Within the bound of the test's mark, the last queries' output is right: they see most keys."""
+    q, k, v = inputs(rng, n, d, d)
+    got = outside(route, q, k, v, *options)
+    seen = torch.ones(8, n, dtype=torch.float64).tril(n - 8 if causal else n)
+    want = divided(weights_of(q[-8:].double(), k.double()), v.double(), 1e-6, seen)
+    right = (
+        isinstance(got, torch.Tensor) and got.shape == v.shape and torch.allclose(got[-8:].double(), want, 1e-3, 1e-3)
+    )
+    require(right, f"within that bound the output is not right, at N = {n}, d = {d}")
+
+
 def assert_linear_work(rng, task, name, *options):
     """Twice the positions, about twice the arithmetic of matrix products."""
     work = [measured(task, rng, n, 16, 16, *options)["flops"] for n in (256, 512)]
@@ -335,6 +347,11 @@ class TestLinearAttention:
         require(ratio <= 2.1, f"twice as many tokens take {ratio:.3g} times the arithmetic, expected 2\n"
                 "Usual cause: φ(q) φ(k)ᵀ is multiplied first")  # fmt: skip
 
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=24)
+    def test_memory_seen_from_outside(self, rng, outside):
+        assert_right_within(outside, linear_attention, rng, 4096, 64, causal=False)
+
 
 class Causal:
     """Tests of a causal route, whichever it is."""
@@ -422,6 +439,11 @@ class TestCumsum(Causal):
         assert_at_most(f"the peak over the inputs for N = {n}, d = {d}", peak, n * n // 2, unit="elements",
                        hint="Usual cause: N × N weights: this route sums φ(k) vᵀ over the positions")  # fmt: skip
 
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=50)
+    def test_memory_seen_from_outside(self, rng, outside):
+        assert_right_within(outside, self.route, rng, 1024, 64)
+
 
 class TestRecurrent(Causal):
     task = "causal_linear_attention_recurrent"
@@ -445,6 +467,11 @@ class TestRecurrent(Causal):
                 "Usual cause: each step goes back to the keys before it: the state holds all of them")  # fmt: skip
         require(steps[1] >= steps[0] + 24, "no loop over the positions runs: this route goes one by one")
         require(touched[1] <= 2.2 * touched[0] + 64, "a tensor grows faster than N: that is no recurrence")
+
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=10)
+    def test_memory_seen_from_outside(self, rng, outside):
+        assert_right_within(outside, self.route, rng, 128, 192)
 
 
 class TestChunked(CausalInChunks):
@@ -471,6 +498,11 @@ class TestChunked(CausalInChunks):
         limit = 60 * (128 // 16) + 60
         assert_at_most("the number of operators for 8 chunks", counts[1], limit, unit="operators",
                        hint="Usual cause: a loop over positions: a chunk is four matrix products")  # fmt: skip
+
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=10)
+    def test_memory_seen_from_outside(self, rng, outside):
+        assert_right_within(outside, self.route, rng, 1024, 192, 8)
 
 
 class TestScan(CausalInChunks):
@@ -512,6 +544,11 @@ class TestScan(CausalInChunks):
         assert_at_most(f"what autograd keeps for N = {n} in chunks of {c}, d = {d}", kept, limit, unit="elements",
                        hint=f"Usual cause: a state for each position ({n * d * d:,}) or a copy of the states for each "
                        "step of the scan is saved: adding saves nothing, multiplying saves both factors")  # fmt: skip
+
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=32)
+    def test_memory_seen_from_outside(self, rng, outside):
+        assert_right_within(outside, self.route, rng, 4096, 64)
 
 
 # The model

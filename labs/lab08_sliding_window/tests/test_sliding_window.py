@@ -1,6 +1,7 @@
 """Lab 08's suite: windows and their tiles, what attention through them takes, a bounded cache, and an audit."""
 
 import importlib
+import math
 from functools import cache
 
 import numpy as np
@@ -86,6 +87,13 @@ class TestWindowMask:
         hint = "i − j for all pairs at once is int64, 8 bytes a pair: compare a column with a row, or cut bytes"
         assert_at_most(f"the peak of window_mask({n}, 33)", peak, 4 * n * n + 64 * n, hint=hint)
 
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=24)
+    def test_bytes_seen_from_outside(self, outside):
+        mask = outside(window_mask, 2048, 33)
+        right = tuple(mask.shape) == (2048, 2048) and (~mask).sum(-1).tolist() == [*range(1, 33), *[33] * 2016]
+        require(right, "within that bound the mask is not right, at N = 2048, window 33")
+
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize(("seq_len", "window", "named"), [(4, 0, "window"), (4, -2, "window"), (0, 3, "seq_len")])
     def test_bad_arguments(self, seq_len, window, named):
@@ -131,6 +139,11 @@ class TestClassifyTiles:
         hint = "2048² pairs are 4 MiB even as bytes: a tile's first and last row and column tell what it holds"
         assert_at_most("the peak of classify_tiles(2048, 300, 128)", arrays.peak_bytes + peak, 256 * 1024, hint=hint)
 
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=10)
+    def test_without_the_mask_seen_from_outside(self, outside):
+        assert_tiles(outside(classify_tiles, 4096, 300, 128), 4096, 300, 128)
+
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize(
         ("arguments", "named"), [((0, 3, 2), "seq_len"), ((4, 0, 2), "window"), ((4, 3, 0), "block")]
@@ -155,6 +168,15 @@ class StepCase(WindowStepCase):
 def measured_step(q, k, v, d_out, window, block):
     """A training step's output, its arithmetic in each pass, the bytes kept between them, and the whole's memory."""
     return step_taken(lambda q, k, v: sliding_window_attention(q, k, v, window, block), [q, k, v], d_out)
+
+
+@program
+def plain_step(q, k, v, d_out, window, block):
+    """A training step: the output, and the gradients of q, k and v."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = sliding_window_attention(*leaves, window, block)
+    (out * d_out).sum().backward()
+    return out.detach(), *(x.grad for x in leaves)
 
 
 @cache
@@ -338,6 +360,24 @@ class TestSlidingWindowAttention:
         assert_at_most("what is kept between the passes (N=1000, window=40, block=32)", kept,
                        4 * 1000 * (4 * (40 + 2 * 32) + 64), hint=hint)  # fmt: skip
 
+    @pytest.mark.kind("small")
+    @pytest.mark.seconds(60)
+    @pytest.mark.outside(mib=32)
+    def test_step_seen_from_outside(self, outside):
+        generator = torch.Generator().manual_seed(8)
+        q, k, v, d_out = (torch.randn(4096, 16, generator=generator) for _ in range(4))
+        out, dq, *_ = outside(plain_step, q, k, v, d_out, 64, 64)
+        last = slice(-64, None)  # its queries see the last 127 keys
+        near = slice(-127, None)
+        scores = (q[last] @ k[near].mT / 4).double()
+        hidden = ~(torch.ones(64, 127).tril(63).triu() > 0)
+        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        want = weights @ v[near].double()
+        slopes = d_out[last].double() @ v[near].mT.double()
+        want_dq = weights * (slopes - (weights * slopes).sum(-1, keepdim=True)) @ k[near].double() / 4
+        close = all(torch.allclose(a[last].double(), b, 0, 1e-4) for a, b in ((out, want), (dq, want_dq)))
+        require(close, "within that bound out or dq is not right, at N = 4096, window 64, block 64")
+
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize(("window", "block", "named"), [(0, 4, "window"), (-1, 4, "window"), (3, 0, "block")])
     def test_bad_window_or_block(self, window, block, named):
@@ -376,6 +416,15 @@ OTHERS = {
 def cache_session(maxsize, deeds):
     """What a new cache does, deed by deed: see `labkit.meters.mask_caches`."""
     return session_of(BlockMaskCache(maxsize), deeds)
+
+
+@program
+def number_held(maxsize, n_windows):
+    """How many masks a cache of `maxsize` holds after as many windows as that, each mask 0.25 MiB."""
+    cache = BlockMaskCache(maxsize)
+    for window in range(1, n_windows + 1):
+        cache.get(4096, window, 8)
+    return len(cache)
 
 
 class TestBlockMaskCache:
@@ -481,6 +530,12 @@ class TestBlockMaskCache:
                      hint="another list or cache still holds them, a functools.lru_cache for instance")  # fmt: skip
         assert_codes(f"get{ONE_KEY} after clear()", again["mask"], ONE_KEY)
         assert_equal("len(cache) after clear() and one get", again["len"], 1)
+
+    @pytest.mark.kind("small")
+    @pytest.mark.outside(mib=44)
+    def test_masks_seen_from_outside(self, outside):
+        n_masks = outside(number_held, 2, 32)
+        assert_equal("len(cache), maxsize 2, after 32 masks", n_masks, 2)
 
     @pytest.mark.kind("robust")
     def test_clear_leaves_what_others_hold(self):
