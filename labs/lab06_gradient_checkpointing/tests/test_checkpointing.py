@@ -104,6 +104,7 @@ def far_sequence(n, segments, x):
 def assert_right_within(outside, step, *args):
     """Within the bound of the test's mark, a step of 48 tanh in all has the right result and gradient."""
     x = torch.linspace(-1, 1, 2**17).reshape(256, 512)
+    step(*args, torch.zeros(1))  # what its first use imports is nobody's allocation
     got = outside(step, *args, x)
     y, gradient = x.double(), torch.ones(256, 512, dtype=torch.float64)
     for _ in range(48):

@@ -362,21 +362,21 @@ class TestSlidingWindowAttention:
 
     @pytest.mark.kind("small")
     @pytest.mark.seconds(60)
-    @pytest.mark.outside(mib=32)
+    @pytest.mark.outside(mib=44)
     def test_step_seen_from_outside(self, outside):
         generator = torch.Generator().manual_seed(8)
         q, k, v, d_out = (torch.randn(4096, 16, generator=generator) for _ in range(4))
-        out, dq, *_ = outside(plain_step, q, k, v, d_out, 64, 64)
-        last = slice(-64, None)  # its queries see the last 127 keys
-        near = slice(-127, None)
+        out, dq, *_ = outside(plain_step, q, k, v, d_out, 128, 128)
+        last = slice(-128, None)  # its queries see the last 255 keys
+        near = slice(-255, None)
         scores = (q[last] @ k[near].mT / 4).double()
-        hidden = ~(torch.ones(64, 127).tril(63).triu() > 0)
+        hidden = ~(torch.ones(128, 255).tril(127).triu() > 0)
         weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
         want = weights @ v[near].double()
         slopes = d_out[last].double() @ v[near].mT.double()
         want_dq = weights * (slopes - (weights * slopes).sum(-1, keepdim=True)) @ k[near].double() / 4
         close = all(torch.allclose(a[last].double(), b, 0, 1e-4) for a, b in ((out, want), (dq, want_dq)))
-        require(close, "within that bound out or dq is not right, at N = 4096, window 64, block 64")
+        require(close, "within that bound out or dq is not right, at N = 4096, window 128, block 128")
 
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize(("window", "block", "named"), [(0, 4, "window"), (-1, 4, "window"), (3, 0, "block")])
