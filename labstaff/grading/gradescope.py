@@ -1,0 +1,100 @@
+"""Writes what the judge found as Gradescope reads it: a `results.json` for each submission.
+
+Gradescope runs an autograder once for each submission and reads one file of it. So the form is a file for each: the one
+that is named where there is one submission, and in a folder one under each student and lab where there are many.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from labkit.labs.manifest import Lab, Task
+from labstaff.grading.many import Outcome
+from labstaff.grading.told import earned, task_lines
+from labstaff.judge.plain_text import one_line
+from labstaff.judge.results import JudgedSubmission, write_whole
+
+RESULTS_FILE = "results.json"
+
+
+class Visibility(StrEnum):
+    """When Gradescope shows something to the student, in its own words."""
+
+    HIDDEN = "hidden"
+    AFTER_DUE_DATE = "after_due_date"
+    AFTER_PUBLISHED = "after_published"
+    VISIBLE = "visible"
+
+
+class CannotExport(Exception):
+    """Why nothing was written; the message says what to name instead."""
+
+
+def write_results(
+    path: Path, outcomes: Sequence[Outcome], visibility: Visibility = Visibility.AFTER_PUBLISHED
+) -> list[Path]:
+    """Write the results of all submissions that were judged; returns the files.
+
+    Args:
+        path: a file, `….json`, for a single submission; else a folder, for `STUDENT/LAB/results.json`.
+        visibility: when students see points and messages, which may hold numbers of hidden inputs.
+
+    Raises:
+        CannotExport: a file is named for more submissions than one.
+        OSError: a file cannot be written.
+    """
+    single = path.suffix == ".json"
+    if single and len(outcomes) != 1:
+        raise CannotExport(f"{path} would hold one submission, and there are {len(outcomes)}: name a folder")
+    written = []
+    for outcome in outcomes:
+        if outcome.judged is None:
+            continue
+        lab = outcome.handed_in.lab
+        target = path if single else path / outcome.handed_in.student / lab.folder.name / RESULTS_FILE
+        target.parent.mkdir(parents=True, exist_ok=True)
+        told = results(lab, outcome.judged, visibility)
+        write_whole(target, json.dumps(told, ensure_ascii=False, allow_nan=False, indent=1).encode())
+        written.append(target)
+    return written
+
+
+def results(lab: Lab, judged: JudgedSubmission, visibility: Visibility) -> dict[str, Any]:
+    """One submission as data: points, and for each task its points and what its tests say.
+
+    What a grader should look at is a test without points that students never see.
+    """
+    tests = [_of_task(lab, number, task, judged, visibility) for number, task in enumerate(lab.tasks, 1)]
+    score = round(sum(test["score"] for test in tests), 2)
+    output = f"{lab.label} · {lab.title}: {score:g} of {lab.points:g} points"
+    if judged.status != "judged":
+        output += f"\nnot judged: {judged.reason}"
+    if judged.flags:
+        flags = "\n".join(one_line(flag) for flag in judged.flags)
+        tests.append({"name": "for the grader", **_text(flags), "visibility": Visibility.HIDDEN})
+    return {"score": score, "visibility": visibility, **_text(output), "tests": tests}
+
+
+def _of_task(lab: Lab, number: int, task: Task, judged: JudgedSubmission, visibility: Visibility) -> dict[str, Any]:
+    """Gradescope takes a test with a status for passed or failed, and otherwise guesses it from the points."""
+    states = [state for name, state in judged.tests.items() if name.split("::")[0] == task.tests]
+    points = earned(judged, task.name, task.points)
+    done = judged.status == "judged" and bool(states) and set(states) == {"passed"} and points == task.points
+    return {
+        "number": f"{lab.number}.{number}",
+        "name": task.name,
+        "score": points,
+        "max_score": float(task.points),
+        "status": "passed" if done else "failed",
+        **_text("\n".join(task_lines(task, judged))),
+        "visibility": visibility,
+    }
+
+
+def _text(output: str) -> dict[str, str]:
+    """An output that Gradescope shows as it is: no Markdown, no HTML."""
+    return {"output": output.encode("utf-8", "replace").decode("utf-8"), "output_format": "text"}

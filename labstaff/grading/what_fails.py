@@ -1,0 +1,111 @@
+"""Which tests a class fails most, and with which message: what to teach again. No student is named in it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from labkit.labs.manifest import Lab, Task
+from labstaff.answers.mistakes import Mistake, mistakes_of
+from labstaff.grading.gist import Words
+from labstaff.grading.many import HandedIn
+from labstaff.judge.judging import kept_at
+from labstaff.judge.results import JudgedSubmission, load
+from labstaff.judge.submission import read_submission
+
+MOST_MESSAGES = 3
+NOT_STARTED = "still raises NotImplementedError"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What failures of a test came to, how many submissions read it, and which known mistakes say the same."""
+
+    gist: str
+    count: int
+    mistakes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TestFailures:
+    """How many of those who began a task fail one of its tests, whatever its parameters; the commonest messages first.
+
+    `began` counts submissions in which the task was written at all and the file could be used.
+    """
+
+    lab: Lab
+    task: str
+    test: str
+    began: int
+    failed: int
+    said: tuple[Said, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """Which part of those who began fails it."""
+        return self.failed / self.began if self.began else 0.0
+
+
+@dataclass
+class _Count:
+    failed: int = 0
+    gists: Counter[str] = field(default_factory=Counter)
+    mistakes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+
+def kept_results(found: Iterable[HandedIn], results: Path, seed: int) -> tuple[list[JudgedSubmission], int]:
+    """What was judged of these submissions, a result each, and of how many nothing is kept that still holds."""
+    judged = [load(kept_at(results, read_submission(each.lab, each.place), seed)) for each in found]
+    return [each for each in judged if each is not None], judged.count(None)
+
+
+def failures_of(lab: Lab, results: Sequence[JudgedSubmission]) -> list[TestFailures]:
+    """Every test of the lab that somebody fails, the one that most fail first."""
+    words, mistakes = Words(lab), mistakes_of(lab)
+    told: list[TestFailures] = []
+    for task in lab.tasks:
+        began = [each for each in results if _began(task, each)]
+        counts: dict[str, _Count] = defaultdict(_Count)
+        for result in began:
+            for test, messages in _failed(task, result).items():
+                known = [mistake for mistake in mistakes if f"{task.tests}::{test}" in mistake.killed_by]
+                _enter(counts[test], messages, words, known)
+        for test, count in counts.items():
+            said = tuple(
+                Said(gist, n, tuple(sorted(count.mistakes[gist]))) for gist, n in count.gists.most_common(MOST_MESSAGES)
+            )
+            told.append(TestFailures(lab, task.name, test, len(began), count.failed, said))
+    return sorted(told, key=lambda each: (-each.failed, -each.share, each.task, each.test))
+
+
+def _began(task: Task, result: JudgedSubmission) -> bool:
+    """Whether there is something of the task to judge: it is written, and the file is one that can be used."""
+    mine = {name: state for name, state in result.tests.items() if name.split("::")[0] == task.tests}
+    if result.status != "judged" or not mine:
+        return False
+    everywhere = {result.messages.get(name, "") for name in result.tests}
+    unusable = len(everywhere) == 1 and "passed" not in result.tests.values()
+    untouched = all(NOT_STARTED in result.messages.get(name, "") for name in mine)
+    return not unusable and not untouched
+
+
+def _failed(task: Task, result: JudgedSubmission) -> dict[str, list[str]]:
+    """The messages of the task's failed tests, by the test's name without its parameters."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, state in result.tests.items():
+        group, _, test = name.partition("::")
+        if group == task.tests and state != "passed":
+            found[test.split("[")[0]].append(result.messages.get(name, "") or f"the test is {state}")
+    return found
+
+
+def _enter(count: _Count, messages: Sequence[str], words: Words, mistakes: Sequence[Mistake]) -> None:
+    """One submission that fails the test: each thing that it was told counts once."""
+    count.failed += 1
+    for gist in dict.fromkeys(words.gist(message) for message in messages):
+        count.gists[gist] += 1
+    for message in messages:
+        known = {mistake.name for mistake in mistakes if mistake.says and mistake.says in message}
+        count.mistakes[words.gist(message)] |= known
