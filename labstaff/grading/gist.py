@@ -1,7 +1,7 @@
 """What a message of a failed test comes to, in the course's own words alone: nothing in it is a student's.
 
-A message may quote an answer: a line of code, an exception's text, a value that came back, and with them a name. What is
-told of a class keeps of it only words that stand in the course itself; numbers, which differ from one to the next, go.
+A message may quote an answer: a line of code, an exception's text, a value that came back, and with them a name. What
+is told of a class keeps only words that stand in the course itself; numbers, which differ from one to the next, go.
 """
 
 from __future__ import annotations

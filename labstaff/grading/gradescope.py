@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -31,36 +32,50 @@ class Visibility(StrEnum):
 
 
 class CannotExport(Exception):
-    """Why nothing was written; the message says what to name instead."""
+    """Why nothing is written; the message says what to name instead."""
 
 
-def write_results(
-    path: Path, outcomes: Sequence[Outcome], visibility: Visibility = Visibility.AFTER_PUBLISHED
-) -> list[Path]:
-    """Write the results of all submissions that were judged; returns the files.
+@dataclass(frozen=True)
+class Export:
+    """Where results are to be written, and when students see points and messages.
 
-    Args:
-        path: a file, `….json`, for a single submission; else a folder, for `STUDENT/LAB/results.json`.
-        visibility: when students see points and messages, which may hold numbers of hidden inputs.
-
-    Raises:
-        CannotExport: a file is named for more submissions than one.
-        OSError: a file cannot be written.
+    `path` is a file, `….json`, for a single submission; else a folder, for `STUDENT/LAB/results.json`. Messages may
+    hold numbers of hidden inputs.
     """
-    single = path.suffix == ".json"
-    if single and len(outcomes) != 1:
-        raise CannotExport(f"{path} would hold one submission, and there are {len(outcomes)}: name a folder")
-    written = []
-    for outcome in outcomes:
-        if outcome.judged is None:
-            continue
-        lab = outcome.handed_in.lab
-        target = path if single else path / outcome.handed_in.student / lab.folder.name / RESULTS_FILE
-        target.parent.mkdir(parents=True, exist_ok=True)
-        told = results(lab, outcome.judged, visibility)
-        write_whole(target, json.dumps(told, ensure_ascii=False, allow_nan=False, indent=1).encode())
-        written.append(target)
-    return written
+
+    path: Path
+    visibility: Visibility = Visibility.AFTER_PUBLISHED
+
+    @property
+    def is_of_one(self) -> bool:
+        """Whether a file is named."""
+        return self.path.suffix == ".json"
+
+    def require(self, n_submissions: int) -> None:
+        """Raise `CannotExport` when a file is named and there is not one submission."""
+        if self.is_of_one and n_submissions != 1:
+            raise CannotExport(f"{self.path} holds one submission, and there are {n_submissions}: name a folder")
+
+    def write(self, outcomes: Sequence[Outcome]) -> list[Path]:
+        """Write the results of those that were judged; returns the files.
+
+        Raises:
+            CannotExport: see `require`.
+            OSError: a file cannot be written.
+        """
+        self.require(len(outcomes))
+        written = []
+        for outcome in outcomes:
+            if outcome.judged is None:
+                continue
+            lab = outcome.handed_in.lab
+            folder = self.path / outcome.handed_in.student / lab.folder.name
+            target = self.path if self.is_of_one else folder / RESULTS_FILE
+            target.parent.mkdir(parents=True, exist_ok=True)
+            told = results(lab, outcome.judged, self.visibility)
+            write_whole(target, json.dumps(told, ensure_ascii=False, allow_nan=False, indent=1).encode())
+            written.append(target)
+        return written
 
 
 def results(lab: Lab, judged: JudgedSubmission, visibility: Visibility) -> dict[str, Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit.labs.manifest import Lab, Task
 from labstaff.answers.mistakes import Mistake, mistakes_of
 from labstaff.grading.gist import Words
-from labstaff.grading.many import HandedIn
-from labstaff.judge.judging import kept_at
+from labstaff.grading.many import find_submissions
+from labstaff.grading.run import NothingToGrade
+from labstaff.judge.judging import hidden_seed, kept_at
+from labstaff.judge.kept import results_of
 from labstaff.judge.results import JudgedSubmission, load
 from labstaff.judge.submission import read_submission
 
@@ -29,7 +31,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class TestFailures:
+class FailedTest:
     """How many of those who began a task fail one of its tests, whatever its parameters; the commonest messages first.
 
     `began` counts submissions in which the task was written at all and the file could be used.
@@ -55,16 +57,40 @@ class _Count:
     mistakes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
 
-def kept_results(found: Iterable[HandedIn], results: Path, seed: int) -> tuple[list[JudgedSubmission], int]:
-    """What was judged of these submissions, a result each, and of how many nothing is kept that still holds."""
-    judged = [load(kept_at(results, read_submission(each.lab, each.place), seed)) for each in found]
-    return [each for each in judged if each is not None], judged.count(None)
+@dataclass(frozen=True)
+class ClassFailures:
+    """What a class fails of one lab; `n_judged` submissions are in it, and `n_left_out` have no result that holds."""
+
+    lab: Lab
+    failures: Sequence[FailedTest]
+    n_judged: int
+    n_left_out: int = 0
 
 
-def failures_of(lab: Lab, results: Sequence[JudgedSubmission]) -> list[TestFailures]:
+def class_failures(submitted: Path, labs: Sequence[Lab]) -> list[ClassFailures]:
+    """What the judge has found of the submissions in `submitted`, lab by lab; nothing is judged here.
+
+    Raises:
+        NothingToGrade: there are no submissions of these labs.
+    """
+    found = find_submissions(submitted, list(labs)) if submitted.is_dir() else []
+    if not found:
+        raise NothingToGrade(f"{submitted} holds no STUDENT/LAB folder for {', '.join(lab.label for lab in labs)}")
+    results, seed = results_of(submitted.parent), hidden_seed(submitted.parent)
+    told = []
+    for lab in labs:
+        mine = [each for each in found if each.lab == lab]
+        kept = [load(kept_at(results, read_submission(lab, each.place), seed)) for each in mine]
+        judged = [each for each in kept if each is not None]
+        if mine:
+            told.append(ClassFailures(lab, failures_of(lab, judged), len(judged), len(mine) - len(judged)))
+    return told
+
+
+def failures_of(lab: Lab, results: Sequence[JudgedSubmission]) -> list[FailedTest]:
     """Every test of the lab that somebody fails, the one that most fail first."""
     words, mistakes = Words(lab), mistakes_of(lab)
-    told: list[TestFailures] = []
+    told: list[FailedTest] = []
     for task in lab.tasks:
         began = [each for each in results if _began(task, each)]
         counts: dict[str, _Count] = defaultdict(_Count)
@@ -76,7 +102,7 @@ def failures_of(lab: Lab, results: Sequence[JudgedSubmission]) -> list[TestFailu
             said = tuple(
                 Said(gist, n, tuple(sorted(count.mistakes[gist]))) for gist, n in count.gists.most_common(MOST_MESSAGES)
             )
-            told.append(TestFailures(lab, task.name, test, len(began), count.failed, said))
+            told.append(FailedTest(lab, task.name, test, len(began), count.failed, said))
     return sorted(told, key=lambda each: (-each.failed, -each.share, each.task, each.test))
 
 
