@@ -11,7 +11,7 @@ import pytest
 from labkit.labs.catalog import find_lab
 from labstaff.answers.mistakes import find_mistake
 from labstaff.grading.gist import Words
-from labstaff.grading.what_fails import NOT_STARTED, ClassFailures, failures_of
+from labstaff.grading.what_fails import NOT_STARTED, ClassFailures, causes_of, failures_of
 from labstaff.grading.what_to_teach import NOTHING_ACTS, table_lines, write_csv, write_page
 from labstaff.judge.results import JudgedSubmission
 
@@ -20,7 +20,7 @@ FIRST, SECOND, *_ = LAB.tasks
 NO_SCALE = find_mistake(LAB, "attention_without_scale")
 TEST = NO_SCALE.killed_by[0].split("::")[1]
 UNTOUCHED = f"profiling.py:10 {NOT_STARTED}"
-SCALE_IS_MISSING = f"output: off by 0.25 at [3, 1]\nthe scores are {NO_SCALE.says}"
+SCALE_IS_MISSING = f"output: off by 0.25 at [3, 1]\nThat is exactly what comes out when the scores are {NO_SCALE.says}"
 NAMES = ("Zebediah", "Quux-Fitzgerald", "s1234567", "黒沢", "zeb@example.org")
 ACTS = "<img src=x onerror=alert(1)><script>alert(2)</script><a href='javascript:alert(3)'>"
 
@@ -64,8 +64,16 @@ def test_who_fails_what_of_those_who_began():
     (said,) = told[TEST].said
     assert said.count == 2, "a submission counts once, whatever its numbers and however many parameters"
     assert NO_SCALE.says in said.gist
-    assert said.mistakes == (NO_SCALE.name,)
-    assert told["test_other"].said[0].mistakes == ()
+
+
+def test_what_the_suite_takes_for_the_mistake():
+    """The one thing to explain, in however many tests it was told."""
+    slow = f"{FIRST.name} was still running after 10 s, last seen at profiling.py:7: Zebediah()"
+    (scale, late) = causes_of(LAB, [*a_class(), result({OTHER: slow, SECONDS: UNTOUCHED})])
+    assert (scale.task, scale.count, scale.began) == (FIRST.name, 2, 4)
+    assert scale.told == f"the scores are {NO_SCALE.says}"
+    assert scale.mistakes == (NO_SCALE.name,)
+    assert (late.told, late.count, late.mistakes) == (f"{FIRST.name} was still running after # s", 1, ())
 
 
 MESSAGES = {
@@ -85,13 +93,14 @@ def test_a_message_in_the_courses_words(message, gist):
 
 def told_of(messages: list[str]) -> ClassFailures:
     results = [result({OTHER: message}, (SECONDS,)) for message in messages]
-    return ClassFailures(LAB, failures_of(LAB, results), len(results))
+    return ClassFailures(LAB, causes_of(LAB, results), failures_of(LAB, results), len(results))
 
 
 def hostile() -> list[str]:
     quoted = [f"expected a dict, found {name!r}" for name in NAMES]
     raised = [f"standard_attention raised RuntimeError: {name} {ACTS}\nat profiling.py:7: # {name}" for name in NAMES]
-    return [*quoted, *raised, ACTS, f"=HYPERLINK({NAMES[0]})", "=1+1", "+1", "@SUM", "\t=1", "-1"]
+    guessed = [f"off\nUsual cause: {name} {ACTS}" for name in NAMES]
+    return [*quoted, *raised, *guessed, ACTS, f"=HYPERLINK({NAMES[0]})", "=1+1", "+1", "@SUM", "\t=1", "-1"]
 
 
 class Elements(HTMLParser):
@@ -134,10 +143,11 @@ def test_no_cell_is_a_formula(tmp_path):
 
 
 def test_a_known_mistake_is_named_to_look_it_up(tmp_path):
-    told = ClassFailures(LAB, failures_of(LAB, a_class()), 6, n_left_out=2)
+    told = ClassFailures(LAB, causes_of(LAB, a_class()), failures_of(LAB, a_class()), 6, n_left_out=2)
     write_page(tmp_path / "page.html", [told])
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert f"uv run lab mistake 01 {NO_SCALE.name}" in page
     lines = list(table_lines(told))
     assert lines[0].endswith("6 submissions; 2 are not judged as they are now: lab grade")
-    assert lines[1].strip() == f"2 of 3 fail {FIRST.name} · {TEST}"
+    assert lines[1].strip() == f"2 of 3 were told in {FIRST.name}: the scores are {NO_SCALE.says}"
+    assert f"    2 of 3 fail {FIRST.name} · {TEST}" in lines

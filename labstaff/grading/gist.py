@@ -20,6 +20,9 @@ RAISED = re.compile(r"(\w+ raised \w+)\b.*")
 SEEN_AT = re.compile(r", last seen at .*")
 CODE = re.compile(r"\s*at \S+:\d+: ")
 SEVERAL_LEFT_OUT = re.compile(rf"{LEFT_OUT}(?:[\W_]*{LEFT_OUT})+")
+KNOWN_CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)")
+"""The suites' words before what they take for the mistake: `labkit.testing.compare` and others."""
+ENDED = re.compile(r"^\w+ raised \w+$|still running after|process ended")
 LONGEST = 400
 
 
@@ -42,6 +45,13 @@ class Words:
         line = NUMBER.sub("#", "".join(each if each in self.characters else LEFT_OUT for each in line))
         line = WORD.sub(lambda found: found[0] if found[0] in self.words else LEFT_OUT, line)
         return SEVERAL_LEFT_OUT.sub(LEFT_OUT, line)
+
+
+def cause(gist: str) -> str:
+    """What a gist says of why: the suite's own guess, or how the code ended; nothing where it says only what is off."""
+    if found := KNOWN_CAUSE.search(" ".join(gist.splitlines())):
+        return found[1]
+    return next((line for line in gist.splitlines() if ENDED.search(line)), "")
 
 
 def _cut(text: str) -> str:

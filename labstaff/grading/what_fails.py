@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit.labs.manifest import Lab, Task
-from labstaff.answers.mistakes import Mistake, mistakes_of
-from labstaff.grading.gist import Words
+from labstaff.answers.mistakes import mistakes_of
+from labstaff.grading.gist import Words, cause
 from labstaff.grading.many import find_submissions
 from labstaff.grading.run import NothingToGrade
 from labstaff.judge.judging import hidden_seed, kept_at
@@ -23,10 +23,23 @@ NOT_STARTED = "still raises NotImplementedError"
 
 @dataclass(frozen=True)
 class Said:
-    """What failures of a test came to, how many submissions read it, and which known mistakes say the same."""
+    """What failures of a test came to, and how many submissions read it."""
 
     gist: str
     count: int
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What the suite takes for the mistake, in whichever tests of a task, and how many submissions it told so.
+
+    `mistakes` are the known ones of which it says the same.
+    """
+
+    task: str
+    told: str
+    count: int
+    began: int
     mistakes: tuple[str, ...] = ()
 
 
@@ -54,7 +67,6 @@ class FailedTest:
 class _Count:
     failed: int = 0
     gists: Counter[str] = field(default_factory=Counter)
-    mistakes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class ClassFailures:
     """What a class fails of one lab; `n_judged` submissions are in it, and `n_left_out` have no result that holds."""
 
     lab: Lab
+    causes: Sequence[Cause]
     failures: Sequence[FailedTest]
     n_judged: int
     n_left_out: int = 0
@@ -83,25 +96,43 @@ def class_failures(submitted: Path, labs: Sequence[Lab]) -> list[ClassFailures]:
         kept = [load(kept_at(results, read_submission(lab, each.place), seed)) for each in mine]
         judged = [each for each in kept if each is not None]
         if mine:
-            told.append(ClassFailures(lab, failures_of(lab, judged), len(judged), len(mine) - len(judged)))
+            n_left_out = len(mine) - len(judged)
+            told.append(ClassFailures(lab, causes_of(lab, judged), failures_of(lab, judged), len(judged), n_left_out))
     return told
+
+
+def causes_of(lab: Lab, results: Sequence[JudgedSubmission]) -> list[Cause]:
+    """What the suite takes for the mistakes of a class, the commonest first; a submission counts once for each."""
+    words, mistakes = Words(lab), mistakes_of(lab)
+    told: list[Cause] = []
+    for task in lab.tasks:
+        began = [each for each in results if _began(task, each)]
+        counts: Counter[str] = Counter()
+        known: dict[str, set[str]] = defaultdict(set)
+        for result in began:
+            messages = [message for of_test in _failed(task, result).values() for message in of_test]
+            causes = {message: cause(words.gist(message)) for message in messages}
+            counts.update({each for each in causes.values() if each})
+            for message, why in causes.items():
+                known[why] |= {m.name for m in mistakes if m.task == task.name and m.says and m.says in message}
+        for why, count in counts.items():
+            told.append(Cause(task.name, why, count, len(began), tuple(sorted(known[why]))))
+    return sorted(told, key=lambda each: (-each.count, each.task, each.told))
 
 
 def failures_of(lab: Lab, results: Sequence[JudgedSubmission]) -> list[FailedTest]:
     """Every test of the lab that somebody fails, the one that most fail first."""
-    words, mistakes = Words(lab), mistakes_of(lab)
+    words = Words(lab)
     told: list[FailedTest] = []
     for task in lab.tasks:
         began = [each for each in results if _began(task, each)]
         counts: dict[str, _Count] = defaultdict(_Count)
         for result in began:
             for test, messages in _failed(task, result).items():
-                known = [mistake for mistake in mistakes if f"{task.tests}::{test}" in mistake.killed_by]
-                _enter(counts[test], messages, words, known)
+                counts[test].failed += 1
+                counts[test].gists.update({words.gist(message) for message in messages})
         for test, count in counts.items():
-            said = tuple(
-                Said(gist, n, tuple(sorted(count.mistakes[gist]))) for gist, n in count.gists.most_common(MOST_MESSAGES)
-            )
+            said = tuple(Said(gist, n) for gist, n in count.gists.most_common(MOST_MESSAGES))
             told.append(FailedTest(lab, task.name, test, len(began), count.failed, said))
     return sorted(told, key=lambda each: (-each.failed, -each.share, each.task, each.test))
 
@@ -125,13 +156,3 @@ def _failed(task: Task, result: JudgedSubmission) -> dict[str, list[str]]:
         if group == task.tests and state != "passed":
             found[test.split("[")[0]].append(result.messages.get(name, "") or f"the test is {state}")
     return found
-
-
-def _enter(count: _Count, messages: Sequence[str], words: Words, mistakes: Sequence[Mistake]) -> None:
-    """One submission that fails the test: each thing that it was told counts once."""
-    count.failed += 1
-    for gist in dict.fromkeys(words.gist(message) for message in messages):
-        count.gists[gist] += 1
-    for message in messages:
-        known = {mistake.name for mistake in mistakes if mistake.says and mistake.says in message}
-        count.mistakes[words.gist(message)] |= known
