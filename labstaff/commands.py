@@ -1,4 +1,4 @@
-"""The instructor's commands: `lab build`, `lab mistake`, `lab release`, `lab site`, `lab course` and `lab grade`."""
+"""The instructor's commands of `lab`, up to grading; `labstaff.course.commands` has those after it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from labkit.labs.catalog import ROOT, find_lab, find_labs
+from labstaff.course.commands import add_commands as add_commands_after_grading
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -20,6 +21,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command(rich_help_panel="instructors")(site)
     app.command(rich_help_panel="instructors")(course)
     app.command(rich_help_panel="instructors")(grade)
+    add_commands_after_grading(app)
 
 
 def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None) -> None:
@@ -140,6 +142,12 @@ def grade(
     workers: Annotated[int, typer.Option(help="how many to judge at once on this machine")] = 2,
     scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address: its workers judge")] = "",
     table: Annotated[Path | None, typer.Option("--csv", help="write the points to this file")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="write results as Gradescope reads them: a .json of one submission, or a folder")
+    ] = None,
+    visibility: Annotated[
+        str, typer.Option(help="when Gradescope shows them: hidden, after_due_date, after_published, visible")
+    ] = "after_published",
     unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="judge without bubblewrap")] = False,
     force: Annotated[bool, typer.Option("--force", help="judge and record again what was graded before")] = False,
 ) -> None:
@@ -149,10 +157,13 @@ def grade(
     when something was not graded, or 3 when all was, and some submissions hold nothing that can be judged.
     """
     from labstaff.course.grade import grade as grade_folder
+    from labstaff.grading.gradescope import CannotExport, Export, Visibility
     from labstaff.grading.run import NothingToGrade
     from labstaff.judge.sandbox import SandboxMissing
 
     labs = [find_lab(name) for name in lab or []] or find_labs()
+    if visibility not in [*Visibility]:
+        sys.exit(f"lab grade: --visibility: expected one of {', '.join(Visibility)}, found {visibility!r}")
     try:
         status = grade_folder(
             submitted.resolve(),
@@ -162,9 +173,10 @@ def grade(
             scheduler=scheduler,
             unsafe=unsafe,
             table=table,
+            export=Export(export, Visibility(visibility)) if export else None,
             force=force,
             say=typer.echo,
         )
-    except (NothingToGrade, SandboxMissing, OSError) as error:
+    except (NothingToGrade, SandboxMissing, CannotExport, OSError) as error:
         sys.exit(f"lab grade: {error}")
     raise typer.Exit(status)

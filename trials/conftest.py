@@ -10,6 +10,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # trials run side by side: torch'
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """With `-n`, keep a file's trials together: they share what takes long to make.
+
+    In `addopts` the switch would be unknown wherever plugins are not loaded: in every run of a lab's suite.
+    """
+    if getattr(config.option, "dist", "") == "no" and config.option.numprocesses:
+        config.option.dist = "loadfile"
+
+
 @pytest.fixture(scope="session")
 def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A course of Lab 01 as `lab course` makes it, to be copied."""

@@ -14,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from own_word import LAB, answer, answer_file, hand_in, judge_by_its_word
 
@@ -193,6 +194,25 @@ def test_refused_ones_are_flagged_in_formgrader(course, nbgrader):
     assert f"not judged: bob: there is no src/{LAB.module}.py, as a regular file" in said
     flagged = {student: flag for student, _, flag, _ in gradebook(course)["submitted"]}
     assert flagged == {"ann": 0, "bob": 1, "cec": 0}
+
+
+def test_what_a_person_should_look_at_is_flagged_in_formgrader(course, nbgrader, monkeypatch):
+    """Also where there are points: nobody opens every submission in search of a note."""
+
+    def judge(self, submission, seed):
+        judged = judge_by_its_word(self, submission, seed)
+        looks_odd = submission.source == answer(POINTS["bob"]).encode()
+        return msgspec.structs.replace(judged, flags=["imports nowhere"]) if looks_odd else judged
+
+    monkeypatch.setattr(Judge, "judge", judge)
+    (course / "submitted" / "cec" / NAME / "timestamp.txt").write_text("2010-01-01 12:00:00 UTC")
+    kept = json.loads((course / FILE).read_text(encoding="utf-8"))
+    (course / FILE).write_text(json.dumps({**kept, "made": "2026-01-01"}), encoding="utf-8")
+    said = graded(course)
+    assert {line.split(": ")[1] for line in said if line.startswith("look at")} == {"bob", "cec"}
+    assert first_scores(course) == POINTS
+    flagged = {student: flag for student, _, flag, _ in gradebook(course)["submitted"]}
+    assert flagged == {"ann": 0, "bob": 1, "cec": 1}
 
 
 def test_no_folder_is_one_line(tmp_path):

@@ -61,6 +61,18 @@ def test_everything_a_student_needs(released):
     assert "://" not in (released / "uv.lock").read_text(encoding="utf-8")
 
 
+def test_an_editor_and_a_container_find_their_settings(released):
+    """The container without the instructor's tools, and without the powers that judging in it takes."""
+    assert (released / ".vscode" / "settings.json").is_file()
+    ours, theirs = (json.loads((tree / ".devcontainer/devcontainer.json").read_text()) for tree in (ROOT, released))
+    assert ours.keys() - theirs.keys() == {"capAdd", "securityOpt"}
+    dockerfile = (released / ".devcontainer" / "Dockerfile").read_text(encoding="utf-8")
+    assert "uv" in dockerfile
+    assert "bubblewrap" not in dockerfile + json.dumps(theirs)
+    assert "chromium" not in dockerfile
+    assert "instructors:" not in dockerfile
+
+
 def test_links_of_the_documents_lead_somewhere(released):
     gone = []
     for page in released.rglob("*.md"):

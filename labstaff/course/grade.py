@@ -15,6 +15,7 @@ from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.paths import CONFIG_FILE, submissions
 from labstaff.course.ready import make_ready, timestamp_flags
 from labstaff.course.record import Recorded, record
+from labstaff.grading.gradescope import Export
 from labstaff.grading.many import Outcome
 from labstaff.grading.run import grade_submitted
 from labstaff.judge.plain_text import one_line
@@ -32,6 +33,7 @@ def grade(
     scheduler: str = "",
     unsafe: bool = False,
     table: Path | None = None,
+    export: Export | None = None,
     force: bool = False,
     say: Callable[[str], None] = print,
 ) -> int:
@@ -41,6 +43,7 @@ def grade(
 
     Raises:
         NothingToGrade: there are no submissions.
+        CannotExport: `export` names one file, and there are more submissions.
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
     """
     course = submitted.parent
@@ -56,6 +59,7 @@ def grade(
                 scheduler=scheduler,
                 unsafe=unsafe,
                 table=table,
+                export=export,
                 force=force,
                 flags=flags,
                 say=say,

@@ -7,15 +7,17 @@ import math
 from pathlib import Path
 from typing import Any
 
-from nbgrader.api import MissingEntry
 from nbgrader.plugins import BasePlugin, ExportPlugin
 from traitlets import Float
 
+from labstaff.course.gradebook import Graded, cells_of, grades
 from labstaff.judge.plain_text import cell
 
 SECONDS_PER_DAY = 86_400
 COLUMNS = ("assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email")
 SCORES = ("raw_score", "late_submission_penalty", "score", "max_score")
+STATES = ("waiting", "flagged", "extension_days")
+"""How many answers wait for a person, whether formgrader shows a flag, and by how much the due date was moved."""
 
 
 class LatePenalty(BasePlugin):
@@ -34,36 +36,29 @@ class LatePenalty(BasePlugin):
 
 
 class QuotedCsv(ExportPlugin):
-    """`nbgrader export`: nbgrader's own columns, quoted, so that a name may hold a comma; no cell is a formula."""
+    """`nbgrader export`: nbgrader's own columns, and one a task and question; no cell is a formula.
+
+    It is quoted, so that a name may hold a comma. A task's column is empty where the line is of another assignment.
+    """
 
     def export(self, gradebook: Any) -> None:
         """Write a row for each assignment and student; one who handed nothing in has 0."""
         path = Path(self.to or "grades.csv")
         self.log.info("Exporting grades to %s", path)
+        wanted = [[str(each) for each in named] for named in (self.assignment, self.student)]
+        told = list(grades(gradebook, *wanted))
+        parts = list(dict.fromkeys(name for assignment, _ in told for name in cells_of(assignment)))
         with path.open("w", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, [*COLUMNS, *SCORES])
-            table.writeheader()
-            for assignment in gradebook.assignments:
-                for student in gradebook.students if _wanted(assignment.name, self.assignment) else ():
-                    if _wanted(student.id, self.student):
-                        table.writerow(self._row(gradebook, assignment, student))
-
-    @staticmethod
-    def _row(gradebook: Any, assignment: Any, student: Any) -> dict[str, Any]:
-        row = {"assignment": assignment.name, "duedate": assignment.duedate, "student_id": student.id}
-        row |= {name: getattr(student, name) for name in ("last_name", "first_name", "email")}
-        try:
-            submission = gradebook.find_submission(assignment.name, student.id)
-        except MissingEntry:
-            scores = dict.fromkeys(SCORES, 0.0)
-        else:
-            penalty = submission.late_submission_penalty or 0.0
-            row["timestamp"] = submission.timestamp
-            scores = {"raw_score": submission.score, "late_submission_penalty": penalty}
-            scores["score"] = max(0.0, submission.score - penalty)
-        texts = {name: "" if row.get(name) is None else cell(row[name]) for name in COLUMNS}
-        return {**texts, **scores, "max_score": assignment.max_score}
+            table = csv.writer(file)
+            table.writerow([*COLUMNS, *SCORES, *STATES, *parts])
+            for _, of_assignment in told:
+                for graded in of_assignment:
+                    table.writerow([*_row(graded), *(graded.cells.get(part, "") for part in parts)])
 
 
-def _wanted(name: str, named: list[Any]) -> bool:
-    return not named or name in [str(each) for each in named]
+def _row(graded: Graded) -> list[Any]:
+    texts = [graded.assignment, graded.due, graded.timestamp, graded.student]
+    texts += [graded.last_name, graded.first_name, graded.email]
+    scores = [graded.raw_score, graded.penalty, graded.score, graded.max_score]
+    states = [graded.waiting, int(graded.flagged), f"{graded.extension_days:g}"]
+    return [*("" if text is None else cell(text) for text in texts), *scores, *states]

@@ -95,7 +95,7 @@ def fingerprint(places: Places) -> str:
     submission = read_submission(lab, places.submitted)
     judged = kept_at(places.results, submission, hidden_seed(places.course))
     submitted = (places.submitted / name for name in (NOTEBOOK, TIMESTAMP, NOTES_FILE))
-    digest = hashlib.sha256(repr(_due_date(places)).encode())
+    digest = hashlib.sha256(repr(_due(places)).encode())
     for file in (judged, *submitted, places.released / NOTEBOOK, places.course / CONFIG_FILE):
         digest.update(hashlib.sha256(read_regular(file, MOST_NOTEBOOK_BYTES) or b"").digest())
     return digest.hexdigest()
@@ -134,10 +134,22 @@ def students_with_scores(course: Path, lab: Lab) -> set[str]:
     return set()
 
 
-def _due_date(places: Places) -> object:
+def _due(places: Places) -> tuple[object, object]:
+    """When a submission was due: the assignment's date, and by how much it was moved for this student."""
+    found: list[object] = [None, None]
+    asked = (
+        ("select duedate from assignment where name = ?", (places.assignment,)),
+        (
+            "select extension from submitted_assignment join assignment "
+            "on submitted_assignment.assignment_id = assignment.id where assignment.name = ? and student_id = ?",
+            (places.assignment, places.student),
+        ),
+    )
     with _gradebook(places.course) as database:
-        return database.execute("select duedate from assignment where name = ?", (places.assignment,)).fetchone()
-    return None
+        for i, (question, names) in enumerate(asked):
+            row = database.execute(question, names).fetchone()
+            found[i] = row[0] if row else None
+    return found[0], found[1]
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from nbgrader.api import Gradebook
@@ -15,11 +14,11 @@ from labstaff.course.ready import timestamp_flags
 from labstaff.course.record import RECORDED, fingerprint
 from labstaff.course.restore import NOTES
 from labstaff.course.shown import listing
+from labstaff.grading.told import earned, task_lines
 from labstaff.judge.judging import judge_submission
 from labstaff.judge.plain_text import one_line
 from labstaff.judge.results import JudgedSubmission
 
-MOST_TOLD = 5
 LONGEST_NOTE = 400
 
 
@@ -38,18 +37,21 @@ class SuiteOutputs(NbGraderPreprocessor):
                 cell.outputs = check_outputs(lab, tasks[grading["grade_id"]], float(grading["points"]), judged)
         first_check = next(i for i, cell in enumerate(nb.cells) if cell.metadata.get("nbgrader", {}).get("locked"))
         nb.cells.insert(first_check, listing(places.submitted / "src" / f"{lab.module}.py"))
-        notes = [*nb.metadata.get(NOTES, []), *timestamp_flags(places), *judged.flags]
-        if judged.status != "judged":
-            notes.insert(0, f"the judge refused this submission: {judged.reason}")
+        refused = [f"the judge refused this submission: {judged.reason}"] if judged.status != "judged" else []
+        to_look_at = [*timestamp_flags(places), *judged.flags]
+        if refused or to_look_at:
             _raise_flag(resources["nbgrader"])
-        if notes:
+        if notes := [*refused, *nb.metadata.get(NOTES, []), *to_look_at]:
             nb.cells.insert(0, _notes_cell(notes))
         nb.metadata[RECORDED] = fingerprint(places)  # written after the scores are saved: whoever has it is recorded
         return nb, resources
 
 
 def _raise_flag(names: dict[str, str]) -> None:
-    """Formgrader shows a flag beside the submission in its lists."""
+    """Formgrader shows a flag beside the submission in its lists: `lab grade` says `look at` or `not judged` of it.
+
+    It stays until a person takes it down: nbgrader does not say who has raised it.
+    """
     with Gradebook(names["db_url"]) as gradebook:
         notebook = gradebook.find_submission_notebook(names["notebook"], names["assignment"], names["student"])
         notebook.flagged = True
@@ -61,37 +63,11 @@ def check_outputs(lab: Lab, task: Task, max_points: float, judged: JudgedSubmiss
     from nbformat import v4
 
     points = earned(judged, task.name, max_points)
-    lines = [f"{lab.label} · {task.name} · {points:g} of {max_points:g} points", *_told(task, judged)]
+    lines = [f"{lab.label} · {task.name} · {points:g} of {max_points:g} points", *task_lines(task, judged)]
     return [
         v4.new_output("stream", name="stdout", text=_writable("\n".join(lines) + "\n")),
         v4.new_output("execute_result", data={"text/plain": repr(points)}),
     ]
-
-
-def earned(judged: JudgedSubmission, task: str, max_points: float) -> float:
-    """The points of a task: a number from 0 to `max_points`, to two decimals; 0 for anything else, and when refused."""
-    points = judged.tasks.get(task, 0.0) if judged.status == "judged" else 0.0
-    if isinstance(points, bool) or not isinstance(points, int | float) or not math.isfinite(points):
-        return 0.0
-    return float(min(max(round(float(points), 2), 0.0), max_points))
-
-
-def _told(task: Task, judged: JudgedSubmission) -> list[str]:
-    """How the task's tests went: how many passed, and what the first failures say."""
-    if judged.status != "judged":
-        return [f"not judged: {judged.reason}"]
-    tests = {name: state for name, state in judged.tests.items() if name.split("::")[0] == task.tests}
-    failed = [name for name, state in tests.items() if state != "passed"]
-    lines = [f"{len(tests) - len(failed)} of {len(tests)} tests pass"]
-    said: set[str] = set()
-    for name in failed:
-        message = judged.messages.get(name, "") or f"the test is {tests[name]}"
-        if message not in said and len(said) < MOST_TOLD:
-            said.add(message)
-            lines += [f"✗ {name.split('::')[-1]}", *(f"    {line}" for line in message.splitlines())]
-    if len(failed) > len(said):
-        lines.append(f"✗ and {len(failed) - len(said)} more")
-    return lines
 
 
 def _writable(text: str) -> str:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from labkit.labs.manifest import Lab
+from labstaff.grading.gradescope import Export
 from labstaff.grading.many import Outcome, Running, find_submissions, judge_all
 from labstaff.grading.summary import summary_lines, write_table
 from labstaff.judge.kept import keep_results_at, kept, results_of
@@ -30,6 +31,7 @@ def grade_submitted(
     scheduler: str = "",
     unsafe: bool = False,
     table: Path | None = None,
+    export: Export | None = None,
     force: bool = False,
     flags: dict[tuple[str, str], list[str]] | None = None,
     say: Callable[[str], None] = print,
@@ -41,11 +43,13 @@ def grade_submitted(
             where they were kept before, or `judged` beside `submitted`.
         workers, scheduler, unsafe, force: as in `judge_all`.
         table: a CSV file to be written.
+        export: what Gradescope is to be given.
         flags: what to say besides of a submission, by student and lab.
 
     Raises:
         NothingToGrade: there are no submissions.
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
+        CannotExport: `export` names one file, and there are more submissions.
     """
     if not submitted.is_dir():
         raise NothingToGrade(f"there is no folder {submitted}")
@@ -53,6 +57,8 @@ def grade_submitted(
     if not found:
         names = ", ".join(lab.folder.name for lab in labs)
         raise NothingToGrade(f"{submitted} holds no STUDENT/LAB folder for {names}")
+    if export:
+        export.require(len(found))
     course = submitted.parent
     if results is not None:
         keep_results_at(course, results.resolve())
@@ -83,6 +89,8 @@ def grade_submitted(
     if table:
         write_table(table, outcomes)
         say(f"wrote {table}")
+    if export:
+        say(f"wrote {len(export.write(outcomes))} results to {export.path}")
     return outcomes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -15,8 +16,10 @@ from labstaff.derive.build import derived_files
 from labstaff.release.leaks import find_leaks
 
 RELEASED = (
+    ".devcontainer",
     ".gitattributes",
     ".gitignore",
+    ".vscode",
     "LICENSE",
     "README.md",
     "docs",
@@ -32,7 +35,19 @@ REGION = re.compile(
     r"^[ \t]*(?:#|<!--) instructors: begin(?: -->)?[ \t]*\n.*?^[ \t]*(?:#|<!--) instructors: end(?: -->)?[ \t]*\n",
     re.MULTILINE | re.DOTALL,
 )
+FOR_THE_SANDBOX = ("capAdd", "securityOpt")
+"""What a container may do so that submissions can be judged in it: nothing that a student's needs."""
+
+
+def without_powers(text: str) -> str:
+    """A devcontainer.json, `text`, for a container like any other."""
+    settings = {key: value for key, value in json.loads(text).items() if key not in FOR_THE_SANDBOX}
+    return json.dumps(settings, indent=2) + "\n"
+
+
 CHANGED: dict[str, Callable[[str], str]] = {
+    ".devcontainer/Dockerfile": partial(REGION.sub, ""),
+    ".devcontainer/devcontainer.json": without_powers,
     "README.md": partial(REGION.sub, ""),
     "pyproject.toml": partial(REGION.sub, ""),
     "uv.lock": clean,
@@ -48,8 +63,8 @@ class ReleaseError(RuntimeError):
 def release(house: Path, out: Path) -> list[Path]:
     """Write the students' tree to `out`, which must not exist; returns the files, relative to it.
 
-    Stubs and reports are derived afresh, whatever stands in the working copy. Regions of README.md and
-    pyproject.toml between `instructors: begin` and `instructors: end` are left out.
+    Stubs and reports are derived afresh, whatever stands in the working copy. Regions of README.md, pyproject.toml
+    and the container's Dockerfile between `instructors: begin` and `instructors: end` are left out.
 
     Raises:
         ReleaseError: `out` exists, or a passage of a solution was found in the result.

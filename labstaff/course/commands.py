@@ -1,0 +1,115 @@
+"""The instructor's commands after grading: `lab export`, `lab extend` and `lab statistics`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit.labs.catalog import find_lab, find_labs
+
+Course = Annotated[Path, typer.Argument(metavar="COURSE", help="the folder that `lab course` made")]
+LabNames = Annotated[list[str] | None, typer.Option("--lab", help="a lab's number; all when none is named")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add these commands to `lab`."""
+    for command in (export, extend, statistics):
+        app.command(rich_help_panel="instructors")(command)
+
+
+def export(
+    course: Course,
+    to: Annotated[Path, typer.Argument(metavar="TO", help="the CSV file to write")],
+    mapping: Annotated[
+        str, typer.Option("--for", help="table, canvas, moodle, or a TOML file of your own with the platform's names")
+    ] = "table",
+    roster: Annotated[
+        Path | None, typer.Option(help="the platform's own CSV of the class: its students are written")
+    ] = None,
+    lab: LabNames = None,
+) -> None:
+    """Write the gradebook as a CSV: a column a task and question, or as a learning platform imports it."""
+    from labstaff.course.gradebook import NoGradebook
+    from labstaff.course.mapping import MappingError, read_mapping
+    from labstaff.course.platforms import export_grades
+
+    try:
+        names = [find_lab(name).folder.name for name in lab or []]
+        done = export_grades(course, read_mapping(mapping), to, roster=roster, assignments=names)
+    except (MappingError, NoGradebook) as error:
+        sys.exit(f"lab export: {error}")
+    for remark in done.remarks:
+        typer.echo(remark)
+    typer.echo(f"wrote {done.n_students} students to {to}")
+
+
+def extend(
+    course: Course,
+    students: Annotated[list[str] | None, typer.Argument(metavar="[STUDENT]...", help="whose due date")] = None,
+    lab: LabNames = None,
+    days: Annotated[
+        float | None, typer.Option(help="how many days later it is due for them; 0 takes an extension back")
+    ] = None,
+    late_days: Annotated[
+        int | None, typer.Option(help="cover lateness in whole days, up to so many a student in all labs together")
+    ] = None,
+) -> None:
+    """Move due dates, or spend late days; without either, list who was late or has an extension.
+
+    The next `lab grade` records what it changes.
+    """
+    from labstaff.course.extensions import CannotExtend, extend_all, extension_lines, spend_late_days
+    from labstaff.course.gradebook import NoGradebook
+
+    labs = [find_lab(name) for name in lab or []]
+    if days is not None and late_days is not None:
+        sys.exit("lab extend: either --days or --late-days")
+    if days is not None and not (labs and students):
+        sys.exit("lab extend: --days needs a --lab and students")
+    if late_days is not None and labs:
+        sys.exit("lab extend: --late-days are of all labs together: leave --lab out")
+    try:
+        if days is not None:
+            done = extend_all(course, labs, students or [], days)
+        elif late_days is not None:
+            done = spend_late_days(course, students or [], late_days)
+        else:
+            done = extension_lines(course, [each.folder.name for each in labs], students or [])
+    except (CannotExtend, NoGradebook) as error:
+        sys.exit(f"lab extend: {error}")
+    for line in done:
+        typer.echo(line)
+    if days is None and late_days is None:
+        return
+    again = " ".join(f"--lab {each.number}" for each in labs)
+    typer.echo(f"lab grade {course / 'submitted'} {again}".rstrip() + " records it" if done else "nothing to change")
+
+
+def statistics(
+    submitted: Annotated[Path, typer.Argument(metavar="SUBMITTED", help="what `lab grade` was given")],
+    lab: LabNames = None,
+    table: Annotated[Path | None, typer.Option("--csv", help="write it to this file")] = None,
+    page: Annotated[Path | None, typer.Option("--page", help="write it as a page, to this HTML file")] = None,
+) -> None:
+    """Say which tests the class fails most, and with which message: what to teach again. Nobody is named."""
+    from labstaff.grading.run import NothingToGrade
+    from labstaff.grading.what_fails import class_failures
+    from labstaff.grading.what_to_teach import table_lines, write_csv, write_page
+
+    labs = [find_lab(name) for name in lab or []] or find_labs()
+    try:
+        told = class_failures(submitted.resolve(), labs)
+    except NothingToGrade as error:
+        sys.exit(f"lab statistics: {error}")
+    for each in told:
+        for line in table_lines(each):
+            typer.echo(line)
+    if table:
+        write_csv(table, told)
+        typer.echo(f"wrote {table}")
+    if page:
+        write_page(page, told)
+        typer.echo(f"wrote {page}")

@@ -1,0 +1,37 @@
+"""What an editor's test panel asks pytest for, as a plugin: the tree of tests, and of each that fails the message.
+
+`-p panel --panel FILE` writes it as JSON. VS Code's own plugin takes the same from the same hooks: each item's parents
+when tests are collected, and `report.longreprtext` when one has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+told: dict[str, object] = {"tests": {}, "messages": {}, "imports_torch": False}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where to write it."""
+    parser.addoption("--panel", type=Path)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The path to each test through the tree."""
+    above = {item.nodeid: [node.name for node in item.listchain() if node.name][-3:] for item in session.items}
+    told.update(tests=above, imports_torch="torch" in sys.modules)
+
+
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
+    """What the panel shows beside a test that has failed."""
+    if report.when == "call" and report.failed:
+        told["messages"][report.nodeid] = report.longreprtext  # type: ignore[index]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand it over."""
+    session.config.option.panel.write_text(json.dumps(told), encoding="utf-8")
