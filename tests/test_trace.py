@@ -18,6 +18,7 @@ from labkit.trace.offer import can_be_traced
 from labkit.trace.page import page, write
 from labkit.trace.record import record
 from labkit.trace.targets import INPUTS, CannotTrace, find_target
+from labstaff.traces import FOLDER, TRACES
 
 CODE = """
 import torch
@@ -246,3 +247,15 @@ def test_pictures_are_drawn_without_operators(tmp_path):
     made = record(lambda: None, [])
     write(tmp_path / "none.svg", [("none", made)])
     assert made.peak_bytes == 0
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_chapters_traces_are_what_the_code_gives_now(name):
+    kept = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
+    assert kept == page(TRACES[name]()), "make them again: uv run python -m labstaff.traces"
+
+
+def test_every_trace_is_linked_from_a_chapter():
+    chapters = "".join(file.read_text(encoding="utf-8") for file in FOLDER.parents[1].glob("*.md"))
+    assert {file.stem for file in FOLDER.glob("*")} == set(TRACES)
+    assert all(f'<a href="_static/traces/{name}.html">' in chapters for name in TRACES)

@@ -1,0 +1,87 @@
+"""The traces that chapters 2, 5 and 6 link to, in docs/_static/traces: `uv run python -m labstaff.traces` makes them.
+
+Labs 05's and 06's solutions are traced, so they can be made again only where `solutions/` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labkit.labs.catalog import find_lab, solution_file
+from labkit.meters.tracing import Trace
+from labkit.trace.page import page
+from labkit.trace.record import record
+from labkit.trace.targets import find_target
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "_static" / "traces"
+SHAPE = (256, 32)
+"""Positions and width of the attentions, one head."""
+LAYERS, SEGMENTS, ACTIVATION = 16, 4, (64, 64)
+
+
+def softmax_written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention whose softmax is four operators."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    shifted = scores - scores.amax(-1, keepdim=True)
+    powers = shifted.exp()
+    weights = powers / powers.sum(-1, keepdim=True)
+    return weights @ v
+
+
+def softmax_built_in(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same with torch's own softmax."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    weights = scores.softmax(-1)
+    return weights @ v
+
+
+def plain_chain(functions: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> torch.Tensor:
+    """The functions one after the other, everything kept."""
+    for function in functions:
+        x = function(x)
+    return x
+
+
+def inputs(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Leaves of these shapes, without numbers: a trace is of sizes."""
+    return [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
+
+
+def solved(number: str, name: str) -> Callable[..., Any]:
+    """A function of a lab's solution."""
+    return find_target([f"{solution_file(find_lab(number))}:{name}"]).function
+
+
+def step() -> list[tuple[str, Trace]]:
+    """Chapter 2: one training step, its softmax in four operators and in one."""
+    forms = {"softmax, written out": softmax_written_out, "softmax, built in": softmax_built_in}
+    return [(name, record(form, inputs(SHAPE, SHAPE, SHAPE))) for name, form in forms.items()]
+
+
+def attention() -> list[tuple[str, Trace]]:
+    """Chapter 5: the textbook's attention, and Lab 05's solution."""
+    forms = {"attention, weights kept": softmax_built_in, "FlashAttention": solved("05", "FlashAttention.apply")}
+    return [(name, record(form, inputs(SHAPE, SHAPE, SHAPE))) for name, form in forms.items()]
+
+
+def chain() -> list[tuple[str, Trace]]:
+    """Chapter 6: sixteen functions, kept and in four segments."""
+    functions = [torch.tanh] * LAYERS
+    forms = {
+        f"{LAYERS} functions, all kept": partial(plain_chain, functions),
+        f"in {SEGMENTS} checkpointed segments": partial(solved("06", "checkpoint_sequential"), functions, SEGMENTS),
+    }
+    return [(name, record(form, inputs(ACTIVATION))) for name, form in forms.items()]
+
+
+TRACES = {"02_step": step, "05_attention": attention, "06_chain": chain}
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, make in TRACES.items():
+        (FOLDER / f"{name}.html").write_text(page(make()), encoding="utf-8")
