@@ -67,9 +67,9 @@ def spend_late_days(course: Path, students: Collection[str], late_days: int) -> 
     Raises:
         NoGradebook: `course` is none.
     """
-    grace = datetime.timedelta(minutes=_grace_minutes(course))
     done = []
     with opened(course) as gradebook, alone(course, COMMANDS_LOCK):
+        grace = datetime.timedelta(minutes=_grace_minutes(course))
         for student, mine in _by_student(gradebook, students).items():
             left = late_days - sum(math.ceil(each.extension_days) for each in mine)
             for each in sorted(mine, key=lambda each: (each.due or datetime.datetime.max, each.assignment)):
