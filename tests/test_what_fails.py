@@ -82,6 +82,8 @@ MESSAGES = {
     "scale was still running after 10 s, last seen at profiling.py:7: Zebediah()": "scale was still running after # s",
     "expected keys 'total_memory', found 'Zebediah', 'Fitzgerald'": "expected keys 'total_memory', found '…'",
     "Zebediah": "…",
+    "scale raised KeyError: max\nsum\nat x.py:7: x\nUsual cause: K.T": "scale raised KeyError\nUsual cause: K.T",
+    "Usual cause: e is raised to the slope": "Usual cause: e is raised to the slope",
     "": "…",
 }
 

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import datetime
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -270,9 +271,10 @@ def test_minutes_of_grace_take_no_late_day(course):
     assert spend_late_days(course, ["ann"], 5) == []
 
 
-def command(*arguments) -> subprocess.CompletedProcess[str]:
+def command(*arguments, folder=ROOT) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "labkit.commands.cli", *map(str, arguments)]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    path = {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(line, cwd=folder, env={**os.environ, **path}, capture_output=True, text=True, timeout=300)
 
 
 def test_the_commands(course, tmp_path):
@@ -286,9 +288,13 @@ def test_the_commands(course, tmp_path):
         done = command(*arguments)
         assert done.returncode == 0, done.stderr
         assert says in done.stdout
+    here = command("extend", ".", "--late-days", "9", folder=course)
+    assert here.returncode == 0, here.stderr
+    assert f"cec: {NAME}: 4 late days spent, 4 left" in here.stdout
     for arguments, says in (
         (("export", course, tmp_path / "b.csv", "--for", "nowhere"), "there is no mapping nowhere"),
         (("export", tmp_path, tmp_path / "b.csv"), "holds no gradebook.db"),
+        (("extend", tmp_path, "--late-days", "2"), "holds no gradebook.db"),
         (("extend", course, "--days", "2"), "--days needs a --lab and students"),
         (("extend", course, "nobody", "--lab", "01", "--days", "2"), "knows no student 'nobody'"),
         (("statistics", tmp_path), "holds no STUDENT/LAB folder"),

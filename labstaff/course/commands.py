@@ -38,7 +38,7 @@ def export(
 
     try:
         names = [find_lab(name).folder.name for name in lab or []]
-        done = export_grades(course, read_mapping(mapping), to, roster=roster, assignments=names)
+        done = export_grades(course.resolve(), read_mapping(mapping), to, roster=roster, assignments=names)
     except (MappingError, NoGradebook) as error:
         sys.exit(f"lab export: {error}")
     for remark in done.remarks:
@@ -64,7 +64,7 @@ def extend(
     from labstaff.course.extensions import CannotExtend, extend_all, extension_lines, spend_late_days
     from labstaff.course.gradebook import NoGradebook
 
-    labs = [find_lab(name) for name in lab or []]
+    course, labs = course.resolve(), [find_lab(name) for name in lab or []]
     if days is not None and late_days is not None:
         sys.exit("lab extend: either --days or --late-days")
     if days is not None and not (labs and students):

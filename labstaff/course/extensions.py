@@ -48,7 +48,8 @@ def extend_all(course: Path, labs: Sequence[Lab], students: Sequence[str], days:
         for lab in labs:
             for student in students:
                 gradebook.update_or_create_student(student)
-                gradebook.update_or_create_submission(lab.folder.name, student)
+                with gradebook.db.no_autoflush:  # nbgrader puts a submission together piece by piece
+                    gradebook.update_or_create_submission(lab.folder.name, student)
                 gradebook.grant_extension(lab.folder.name, student, days=days)
     moved = f"due {days:g} days later" if days else "due as for everybody"
     return [f"{one_line(student)}: {lab.label}: {moved}" for lab in labs for student in students]
@@ -66,9 +67,9 @@ def spend_late_days(course: Path, students: Collection[str], late_days: int) -> 
     Raises:
         NoGradebook: `course` is none.
     """
-    grace = datetime.timedelta(minutes=_grace_minutes(course))
     done = []
     with opened(course) as gradebook, alone(course, COMMANDS_LOCK):
+        grace = datetime.timedelta(minutes=_grace_minutes(course))
         for student, mine in _by_student(gradebook, students).items():
             left = late_days - sum(math.ceil(each.extension_days) for each in mine)
             for each in sorted(mine, key=lambda each: (each.due or datetime.datetime.max, each.assignment)):

@@ -16,7 +16,8 @@ from labstaff.derive.build import derive_stub
 LEFT_OUT = "…"
 NUMBER = re.compile(r"(?<!\w)[-+−]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?(?!\w)", re.IGNORECASE)
 WORD = re.compile(r"\w+")
-RAISED = re.compile(r"(\w+ raised \w+)\b.*")
+RAISED = re.compile(r"\A(\w+ raised \w+)(?::.*?)?(?=\n\s*at \S+:\d+: |\Z)", re.DOTALL)
+"""How `labkit.suite.verdict` begins what it says of an exception; then comes what the answer has said."""
 SEEN_AT = re.compile(r", last seen at .*")
 CODE = re.compile(r"\s*at \S+:\d+: ")
 SEVERAL_LEFT_OUT = re.compile(rf"{LEFT_OUT}(?:[\W_]*{LEFT_OUT})+")
@@ -37,8 +38,8 @@ class Words:
 
     def gist(self, message: str) -> str:
         """The lines of `message`, without numbers and without any word that the course does not say."""
-        lines = [line for line in message.splitlines() if line.strip() and not CODE.match(line)]
-        told = [self._line(SEEN_AT.sub("", RAISED.sub(r"\1", line)).strip()) for line in lines]
+        lines = [line for line in RAISED.sub(r"\1", message).splitlines() if line.strip() and not CODE.match(line)]
+        told = [self._line(SEEN_AT.sub("", line).strip()) for line in lines]
         return _cut("\n".join(dict.fromkeys(line for line in told if line.strip(f"{LEFT_OUT} "))) or LEFT_OUT)
 
     def _line(self, line: str) -> str:
