@@ -22,7 +22,7 @@ from labkit.suite.results import task_points
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import State, Verdict
 from labstaff.course.grade import grade
-from labstaff.course.suite_outputs import MOST_TOLD
+from labstaff.grading.told import MOST_TOLD
 from labstaff.judge.judging import kept_at
 from labstaff.judge.kept import FILE
 from labstaff.judge.results import JudgedSubmission, load

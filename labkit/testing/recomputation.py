@@ -102,9 +102,9 @@ def assert_mask(name: str, made: Any, x: torch.Tensor, **options: Any) -> None:
     assert_close(name, made.gradients[-1][0], want / numbers(x), plain=want / numbers(x), **options)
 
 
-def root_above(n: int) -> int:
-    """⌈√n⌉, by counting."""
-    return next(k for k in itertools.count(1) if k * k >= n)
+def roots_above(*numbers: int) -> list[int]:
+    """⌈√n⌉ of each, by counting."""
+    return [next(k for k in itertools.count(1) if k * k >= n) for n in numbers]
 
 
 def plan_suspects(layers: int) -> dict[str, int]:
@@ -122,14 +122,14 @@ def plan_suspects(layers: int) -> dict[str, int]:
 def cost_suspects(layers: int, segments: int) -> tuple[dict[str, int], dict[str, int]]:
     """Usual mistakes in a peak, and in the work → the number that each leads to."""
     longest, shortest = -(-layers // segments), layers // segments
+    (best,) = roots_above(layers)
     peaks = {
         "layers / segments is rounded down": segments + shortest,
         "the longest segment is left out": segments,
         "what the segments keep is left out": longest,
         "the last segment's input is not counted": segments - 1 + longest,
         "the two are multiplied": segments * longest,
-        "the best number of segments is used in place of the one given": root_above(layers)
-        + -(-layers // root_above(layers)),
+        "the best number of segments is used in place of the one given": best + -(-layers // best),
     }
     extras = {
         "the last segment is taken as not recomputed": layers - longest,
