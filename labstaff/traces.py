@@ -1,11 +1,13 @@
 """The traces that chapters 2, 5 and 6 link to, in docs/_static/traces: `uv run python -m labstaff.traces` makes them.
 
-Labs 05's and 06's solutions are traced, so they can be made again only where `solutions/` is.
+Labs 05's and 06's solutions are traced, so they can be made again only where `solutions/` is. Of a solution's lines
+the pages tell the function and the number: students read them too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,11 @@ def solved(number: str, name: str) -> Callable[..., Any]:
     return find_target([f"{solution_file(find_lab(number))}:{name}"]).function
 
 
+def untold(trace: Trace) -> Trace:
+    """A trace of a solution without the text of its lines."""
+    return replace(trace, lines=[replace(line, text="") for line in trace.lines])
+
+
 def step() -> list[tuple[str, Trace]]:
     """Chapter 2: one training step, its softmax in four operators and in one."""
     forms = {"softmax, written out": softmax_written_out, "softmax, built in": softmax_built_in}
@@ -65,18 +72,17 @@ def step() -> list[tuple[str, Trace]]:
 
 def attention() -> list[tuple[str, Trace]]:
     """Chapter 5: the textbook's attention, and Lab 05's solution."""
-    forms = {"attention, weights kept": softmax_built_in, "FlashAttention": solved("05", "FlashAttention.apply")}
-    return [(name, record(form, inputs(SHAPE, SHAPE, SHAPE))) for name, form in forms.items()]
+    textbook = record(softmax_built_in, inputs(SHAPE, SHAPE, SHAPE))
+    flash = record(solved("05", "FlashAttention.apply"), inputs(SHAPE, SHAPE, SHAPE))
+    return [("attention, weights kept", textbook), ("FlashAttention", untold(flash))]
 
 
 def chain() -> list[tuple[str, Trace]]:
     """Chapter 6: sixteen functions, kept and in four segments."""
     functions = [torch.tanh] * LAYERS
-    forms = {
-        f"{LAYERS} functions, all kept": partial(plain_chain, functions),
-        f"in {SEGMENTS} checkpointed segments": partial(solved("06", "checkpoint_sequential"), functions, SEGMENTS),
-    }
-    return [(name, record(form, inputs(ACTIVATION))) for name, form in forms.items()]
+    kept = record(partial(plain_chain, functions), inputs(ACTIVATION))
+    again = record(partial(solved("06", "checkpoint_sequential"), functions, SEGMENTS), inputs(ACTIVATION))
+    return [(f"{LAYERS} functions, all kept", kept), (f"in {SEGMENTS} checkpointed segments", untold(again))]
 
 
 TRACES = {"02_step": step, "05_attention": attention, "06_chain": chain}

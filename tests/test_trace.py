@@ -18,6 +18,7 @@ from labkit.trace.offer import can_be_traced
 from labkit.trace.page import page, write
 from labkit.trace.record import record
 from labkit.trace.targets import INPUTS, CannotTrace, find_target
+from labstaff.release.leaks import find_leaks
 from labstaff.traces import FOLDER, TRACES
 
 CODE = """
@@ -259,3 +260,7 @@ def test_every_trace_is_linked_from_a_chapter():
     chapters = "".join(file.read_text(encoding="utf-8") for file in FOLDER.parents[1].glob("*.md"))
     assert {file.stem for file in FOLDER.glob("*")} == set(TRACES)
     assert all(f'<a href="_static/traces/{name}.html">' in chapters for name in TRACES)
+
+
+def test_the_chapters_traces_give_no_solution_away():
+    assert find_leaks(find_labs(), FOLDER.glob("*.html")) == []
