@@ -318,6 +318,16 @@ class TestRows:
         with pytest.raises(RuntimeError, match="no CUDA device here"):
             benchmark_rows([16], [256], device="cuda")
 
+    @pytest.mark.gpu
+    def test_a_gpu_saves_what_the_simulation_says(self):
+        here = [benchmark_rows([64], [256, 4096], device=device, steps=2) for device in ("cuda", "meta")]
+        for measured, simulated in zip(*here, strict=True):
+            assert measured["fwd_ms"] > 0
+            assert measured["add_mem_MB"] == pytest.approx(simulated["add_mem_MB"], abs=2)  # blocks that were not split
+        (row,) = benchmark_rows([64], [4096], device="cuda", steps=1, capacity_bytes=GIB // 2)
+        assert row["status"] == "oom"
+        assert benchmark_rows([64], [256], device="cuda:0", steps=1)[0]["status"] == "success"
+
     def test_bad_arguments(self):
         with pytest.raises(ValueError, match="impl 'mine' is none of written_out, built_in, sdpa"):
             benchmark_rows([16], [256], impl="mine")

@@ -31,7 +31,7 @@ from labstaff.judge.submission import read_submission
 SEED = 0
 """Of the random inputs, in each mode: a student's runs have this one."""
 
-TEST_SECONDS = "1"
+TEST_SECONDS = "3"
 ENDS_WITH_THE_ANSWER = ("pytest",)
 """Modes in which an answer that ends its process ends the run."""
 

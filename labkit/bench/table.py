@@ -122,7 +122,8 @@ def _cuda_memory(run: _Run) -> Row:
     meter = CudaMeter(run.device)
     total_bytes = torch.cuda.get_device_properties(run.device).total_memory
     allowed_bytes = total_bytes if run.capacity_bytes is None else min(total_bytes, run.capacity_bytes)
-    torch.cuda.set_per_process_memory_fraction(allowed_bytes / total_bytes, run.device)
+    index = torch.device(run.device).index  # None: whichever GPU is the current one
+    torch.cuda.set_per_process_memory_fraction(allowed_bytes / total_bytes, index)
     return _memory(run, meter, torch.cuda.memory_allocated(run.device))
 
 
