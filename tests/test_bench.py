@@ -318,6 +318,16 @@ class TestRows:
         with pytest.raises(RuntimeError, match="no CUDA device here"):
             benchmark_rows([16], [256], device="cuda")
 
+    def test_an_h100_measured_what_the_simulation_says(self):
+        measured = read_csv(Path(__file__).parents[1] / "docs/figures/02_h100.csv")
+        assert len(measured) == 80
+        for row in measured:
+            (simulated,) = benchmark_rows([row["d_model"]], [row["seq_len"]], impl=row["impl"])
+            n = row["seq_len"]
+            masks_MB = (8 * n * n + 8 * n + 512) / MIB if row["impl"] == "sdpa" else 0  # within one operator
+            assert row["add_mem_MB"] == simulated["add_mem_MB"]
+            assert row["mem_max_MB"] == simulated["mem_max_MB"] + masks_MB
+
     @pytest.mark.gpu
     def test_a_gpu_saves_what_the_simulation_says(self):
         here = [benchmark_rows([64], [256, 4096], device=device, steps=2) for device in ("cuda", "meta")]
