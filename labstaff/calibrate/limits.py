@@ -17,6 +17,8 @@ from labstaff.calibrate.runs import Outcome
 MOST_USED, LEAST_USED = 0.75, 1.30
 """Of a limit: what a right answer may use at most, and what a mistake that it is there for must use at least."""
 
+CAPACITY = "bytes of SRAM"
+"""The kind of a limit that good answers come close to: blocks are chosen to fill a memory."""
 COLUMNS = ("lab", "task", "test", "what", "limit", "right at most", "by", "mistakes at least", "mistake")
 
 
@@ -50,7 +52,7 @@ class Found:
 
     def too_tight(self) -> list[str]:
         """A line for each limit of which right answers use too much, the worst first."""
-        tight = sorted((-each.right, limit, each) for limit, each in self.shares.items() if each.right > MOST_USED)
+        tight = sorted((-each.right, limit, each) for limit, each in self.shares.items() if _is_tight(limit, each))
         return [
             f"{' '.join(limit)}: a right answer used {each.right:.2f} of it ({each.by})" for _, limit, each in tight
         ]
@@ -104,6 +106,12 @@ def found_in(outcomes: Iterable[Outcome]) -> Found:
             if share > 1 and (shares.mistaken is None or share < shares.mistaken):
                 shares.mistaken, shares.mistake = share, f"{outcome.answer}, seed {outcome.seed}"
     return found
+
+
+def _is_tight(limit: Limit, shares: Shares) -> bool:
+    """More than its share, of what is no capacity (made to be used up) nor a count that was asked for, exactly."""
+    is_the_count = shares.right == 1 and limit.kind != "tolerance"
+    return shares.right > MOST_USED and not is_the_count and limit.kind != CAPACITY
 
 
 def _limit(outcome: Outcome, test: str, margin: Margin) -> Limit:

@@ -574,7 +574,7 @@ class TestNaiveTraffic(EitherTraffic):
 
 SRAMS = [(8_192, 16), (32_768, 64), (65_536, 64), (100_001, 32), (131_072, 128), (1 << 20, 64)]
 by_sram = pytest.mark.parametrize(("sram_bytes", "d"), SRAMS)
-WASTE = 3
+WASTE = 4
 
 
 def blocks_of(sram_bytes, d, **options):
