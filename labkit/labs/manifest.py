@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -101,18 +102,22 @@ def read_manifest(path: Path) -> Lab:
     if not FOLDER_PATTERN.fullmatch(path.parent.name):
         raise ManifestError(f"{path}: the folder must be named labNN_name, not {path.parent.name!r}")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        written = _decoded(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ManifestError(f"{path}: not valid TOML: {error}") from None
-    try:
-        written = msgspec.convert(data, _Written)
     except msgspec.ValidationError as error:
         raise ManifestError(f"{path}: {_located(str(error))}") from None
+    except ValueError as error:
+        raise ManifestError(f"{path}: not valid TOML: {error}") from None
     lab = Lab(folder=path.parent, **msgspec.structs.asdict(written))
     _check(path, lab)
     return lab
+
+
+@functools.lru_cache(maxsize=64)
+def _decoded(text: str) -> _Written:
+    """What a manifest says: the same text, which a grader asks for dozens of times, is read once."""
+    return msgspec.convert(tomllib.loads(text), _Written)
 
 
 def _located(message: str) -> str:
