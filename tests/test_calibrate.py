@@ -14,7 +14,8 @@ TEST = "TestMergeStates::test_precisions"
 
 
 def outcome(answer, seed, *margins, right=True, state="s"):
-    return Outcome("lab03", answer, state, seed, "plain", right, [], [(TEST, *margin) for margin in margins])
+    failed = [] if right else [TEST]
+    return Outcome("lab03", answer, state, seed, "plain", right, failed, [(TEST, *margin) for margin in margins])
 
 
 def test_a_record_goes_on_where_it_was(tmp_path):
@@ -48,6 +49,20 @@ def test_the_worst_of_right_answers_and_the_nearest_mistake():
     assert found.shares[limit._replace(what="o")].mistaken is None, "the mistake is found by l"
     assert [len(found.too_tight()), len(found.too_wide()), found.n_right.total()] == [1, 1, 2]
     assert "merge_states,test_precisions,l of n,tolerance,0.800" in found.table()
+
+
+def test_counts_that_were_asked_for_and_memories_to_fill_are_not_tight():
+    shares = {"tolerance": 1.0, "tiles": 1.0, "bytes of SRAM": 0.99, "bytes": 0.99}
+    found = found_in([outcome("solution", 1, *((kind, kind, share) for kind, share in shares.items()))])
+    assert [line.split(": a right")[0].split()[-1] for line in found.too_tight()] == ["tolerance", "bytes"]
+    assert found.exact() == 1
+
+
+def test_a_mistake_that_nothing_finds_is_told():
+    missed = outcome("near", 2, right=False)
+    missed.failed.clear()
+    found = found_in([outcome("near", 1, right=False), missed])
+    assert (found.n_mistaken, found.let_pass) == (2, ["lab03, near, seed 2, plain"])
 
 
 def test_a_run_at_many_seeds_draws_what_each_alone_would(tmp_path):

@@ -2,7 +2,7 @@
 
 The solution and every right answer are judged plain and sandboxed, and every mistake by its named tests at a few
 seeds. For each comparison the largest share of the limit that a right answer used is found, and the smallest by which
-a mistake was. It ends with 1 when a right answer was refused.
+a mistake was. It ends with 1 when a right answer was refused or a mistake let pass.
 """
 
 from __future__ import annotations
@@ -49,19 +49,30 @@ def main(
         (table / "limits.csv").write_text(found.table(), encoding="utf-8")
         (table / "README.md").write_text(_page(found, sorted({lab.label for lab in chosen})), encoding="utf-8")
     typer.echo(f"{found.n_right.total()} right runs judged, {len(found.refused)} tests refused one")
-    for kind, lines in (("refused", found.refused), ("tight", found.too_tight()), ("near", found.too_wide())):
+    if found.n_mistaken:
+        typer.echo(f"{found.n_mistaken} runs of mistakes, {len(found.let_pass)} let pass")
+    for kind, lines in _lists(found).items():
         for line in lines:
             typer.echo(f"  {kind}: {line}")
-    raise typer.Exit(1 if found.refused else 0)
+    raise typer.Exit(1 if found.refused or found.let_pass else 0)
+
+
+def _lists(found: Found) -> dict[str, list[str]]:
+    """What somebody should look at, by what is the matter with it."""
+    return {
+        "refused": found.refused,
+        "let pass": found.let_pass,
+        "tight": found.too_tight(),
+        "near": found.too_wide(),
+    }
 
 
 def _page(found: Found, labs: Sequence[str]) -> str:
     """What the runs were, and what they found, for somebody who wonders about limits.csv."""
     rows = [f"| {lab} | {found.n_right[lab, 'plain']} | {found.n_right[lab, 'sandboxed']} |" for lab in labs]
-    right = [each.right for each in found.shares.values() if each.right]
     mistaken = [each.mistaken for each in found.shares.values() if each.mistaken is not None]
     smallest = f"the smallest is {min(mistaken):.2f}" if mistaken else "no mistakes were judged in this run"
-    lists = [("Refused", found.refused), ("Above", found.too_tight()), ("Below", found.too_wide())]
+    lists = {kind.capitalize(): lines for kind, lines in _lists(found).items()}
     return "\n".join(
         [
             "# How close answers come to the limits of the suites",
@@ -77,14 +88,23 @@ def _page(found: Found, labs: Sequence[str]) -> str:
             "|---|---:|---:|",
             *rows,
             "",
+            f"**{found.n_mistaken} runs of mistakes, {len(found.let_pass)} let pass.** A run is the solution with one "
+            "mistake, judged at one seed by the tests that name it.",
+            "",
             f"[limits.csv](limits.csv) has a line for each of {len(found.shares)} limits: how much of it right answers "
-            f"used at most, which must stay below {MOST_USED:g}",
-            f"(the largest is {max(right, default=0):.2f}), and the smallest amount by which a mistake that is found "
-            f"by it was, at least {LEAST_USED:g} ({smallest}).",
-            "A share of exactly 1 of a count is the count that was asked for: of tiles, say, each computed once. Less "
-            "would be wrong.",
-            "A limit that has no mistake stands beside one, in the same test or another, that is broken by more.",
-            *(line for name, lines in lists if lines for line in ("", f"## {name}", "", *(f"- {x}" for x in lines))),
+            f"used at most, which must stay below {MOST_USED:g},",
+            "and the smallest amount by which a mistake that is found by it was, at least "
+            f"{LEAST_USED:g} ({smallest}).",
+            f"Of {found.exact()} right answers use exactly 1: a count that was asked for, of tiles, say, each computed "
+            "once. Less would be wrong.",
+            "Of a memory that blocks are chosen to fill, they use what they can. A limit that has no mistake stands "
+            "beside one, in the same test or another, that is broken by more.",
+            *(
+                line
+                for name, lines in lists.items()
+                if lines
+                for line in ("", f"## {name}", "", *(f"- {each}" for each in lines))
+            ),
             "",
         ]
     )

@@ -49,6 +49,9 @@ class Found:
     n_right: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Judged right runs by lab and mode."""
     refused: list[str] = field(default_factory=list)
+    n_mistaken: int = 0
+    let_pass: list[str] = field(default_factory=list)
+    """Mistakes that no test found, at which seed."""
 
     def too_tight(self) -> list[str]:
         """A line for each limit of which right answers use too much, the worst first."""
@@ -65,6 +68,10 @@ class Found:
             for share, limit, each in sorted(near, key=lambda one: one[:2])
             if share < LEAST_USED
         ]
+
+    def exact(self) -> int:
+        """Of how many limits right answers use all: the count that was asked for."""
+        return sum(each.right == 1 and limit.kind != "tolerance" for limit, each in self.shares.items())
 
     def table(self) -> str:
         """A line of CSV for each limit, those of which right answers use most first."""
@@ -97,6 +104,9 @@ def found_in(outcomes: Iterable[Outcome]) -> Found:
                 if margin.share >= shares.right:
                     shares.right, shares.by = margin.share, str(outcome)
             continue
+        found.n_mistaken += 1
+        if not outcome.failed:
+            found.let_pass.append(f"{outcome.lab}, {outcome}")
         worst: dict[str, tuple[float, Limit]] = {}
         for test, margin in outcome.each():
             limit = _limit(outcome, test, margin)
@@ -110,8 +120,9 @@ def found_in(outcomes: Iterable[Outcome]) -> Found:
 
 def _is_tight(limit: Limit, shares: Shares) -> bool:
     """More than its share, of what is no capacity (made to be used up) nor a count that was asked for, exactly."""
-    is_the_count = shares.right == 1 and limit.kind != "tolerance"
-    return shares.right > MOST_USED and not is_the_count and limit.kind != CAPACITY
+    if limit.kind == CAPACITY or (shares.right == 1 and limit.kind != "tolerance"):
+        return False
+    return shares.right > MOST_USED
 
 
 def _limit(outcome: Outcome, test: str, margin: Margin) -> Limit:
