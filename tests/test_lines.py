@@ -70,6 +70,22 @@ class TestFollow:
 
         test(10)
 
+    def test_in_a_class_those_with_a_docstring_are_lines(self):
+        @LINES.follow
+        class Tests:
+            def test_of_lines(self):
+                """
+                with MemoryTracker() as tracker:
+                    x = torch.zeros(10)  # current 44
+                """
+
+            def test_of_its_own(self):
+                return "as it is"
+
+        assert Tests().test_of_its_own() == "as it is"
+        with pytest.raises(AssertionError, match="is 40, expected 44"):
+            Tests().test_of_lines()
+
     @pytest.mark.parametrize(
         ("lines", "told"),
         [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import csv
 import html
@@ -14,170 +13,22 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import zipfile
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from student import LAB, solution_text, stub_text, with_function
+from handed_in import ANSWERS, CHECKS, EARNED, EVIL, HONEST, HOSTILE, PIXEL, half
+from student import LAB, solution_text, stub_text
 
-from labkit.labs.catalog import ROOT, find_labs
+from labkit.labs.catalog import ROOT
 from labstaff.course.make import CourseError, make_course
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.record import record
-from labstaff.course.shown import TAGS, as_html, as_typed, is_plain
 from labstaff.grading.run import grade_submitted
 from labstaff.release.leaks import find_leaks
 
 NAME = LAB.folder.name
-CHECKS = {task.name: task.points for task in LAB.tasks}
-ANSWERS = {question.id: question.points for question in LAB.questions}
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
-EVIL = '<img src="x" onerror="fetch(\'/formgrader/api/grade\')">'
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-LOOP = '''
-def analyze_scaling(results):
-    """Never ends."""
-    while True:
-        pass
-'''
-
-
-def half() -> str:
-    """Lab 01 with the last three tasks untouched."""
-    source = solution_text()
-    for task in LAB.tasks[3:]:
-        source = with_function(source, task.name, f"def {task.name}(*_, **__):\n    raise NotImplementedError")
-    return source
-
-
-def answered(notebook: dict) -> dict:
-    """The released notebook with a written answer and a figure."""
-    for cell in notebook["cells"]:
-        grade_id = cell["metadata"].get("nbgrader", {}).get("grade_id")
-        if grade_id == "why_quadratic":
-            cell["source"] = "The weights: $N^2$ of them, and `a<b` stays as it is."
-        if grade_id == "figure_scaling":
-            cell["source"] = "plot()"
-            cell["outputs"] = [
-                {"output_type": "display_data", "data": {"image/png": PIXEL, "text/html": EVIL}, "metadata": {}}
-            ]
-    return notebook
-
-
-def cell_of(notebook: dict, grade_id: str) -> dict:
-    """The cell with this grade_id."""
-    return next(c for c in notebook["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") == grade_id)
-
-
-def edited_checks(notebook: dict) -> dict:
-    """Every check cell gives itself full marks, and says so in its saved output."""
-    for task, points in CHECKS.items():
-        cell = cell_of(notebook, task)
-        cell["source"] = f"{points}"
-        cell["outputs"] = [
-            {
-                "output_type": "execute_result",
-                "data": {"text/plain": f"{points}"},
-                "metadata": {},
-                "execution_count": 1,
-            }
-        ]
-    return notebook
-
-
-def deleted_cells(notebook: dict) -> dict:
-    """Nothing that is graded is left."""
-    notebook["cells"] = [c for c in notebook["cells"] if "nbgrader" not in c["metadata"]]
-    return notebook
-
-
-def redefined(notebook: dict) -> dict:
-    """An extra cell replaces the check function, another calls itself a check."""
-    source = "import labkit.notebook\nlabkit.notebook.check = lambda *a: 20"
-    notebook["cells"].insert(0, {"cell_type": "code", "metadata": {}, "source": source, "outputs": []})
-    made_up = {
-        "grade": True,
-        "grade_id": "bonus",
-        "locked": True,
-        "points": 100,
-        "schema_version": 3,
-        "solution": False,
-    }
-    notebook["cells"].append({"cell_type": "code", "metadata": {"nbgrader": made_up}, "source": "100", "outputs": []})
-    return notebook
-
-
-def duplicated(notebook: dict) -> dict:
-    """Each graded cell three times, one of them moved to the front, as another kind of cell."""
-    graded = [c for c in notebook["cells"] if "nbgrader" in c["metadata"]]
-    turned = [{**c, "cell_type": "markdown" if c["cell_type"] == "code" else "code", "outputs": []} for c in graded]
-    notebook["cells"] = [*turned, *notebook["cells"], *graded]
-    return notebook
-
-
-def other_points(notebook: dict) -> dict:
-    """More points, scores written into the metadata, answers that call themselves checks."""
-    for grade_id in (*CHECKS, *ANSWERS):
-        planted = {"points": 1000, "score": 1000, "manual_score": 1000, "auto_score": 1000, "extra_credit": 1000}
-        cell_of(notebook, grade_id)["metadata"]["nbgrader"].update(planted, solution=False, grade=True)
-    notebook["metadata"]["nbgrader"] = {"score": 1000}
-    return notebook
-
-
-def active(notebook: dict) -> dict:
-    """Markdown and outputs that would act in the grader's browser."""
-    cell_of(notebook, "why_quadratic")["source"] = f"Look: {EVIL} ```` and [this](javascript:alert(1))"
-    cell_of(notebook, "alive_at_once")["source"] = "![x](attachment:nothing.png)"
-    pixels = "![](/logout) ![](https://example.org/x.png) <b id='standard_attention'>x</b>"
-    notebook["cells"].append({"cell_type": "markdown", "metadata": {}, "source": pixels})
-    cell_of(notebook, "figure_scaling")["outputs"] = [
-        {
-            "output_type": "display_data",
-            "data": {"text/html": EVIL, "application/javascript": "evil()"},
-            "metadata": {},
-        },
-        {"output_type": "display_data", "data": {"image/png": f'"{EVIL}'}, "metadata": {"width": EVIL}},
-        {"output_type": "stream", "name": "stdout", "text": EVIL},
-    ]
-    notebook["metadata"]["widgets"] = {"application/vnd.jupyter.widget-state+json": {"x": EVIL}}
-    return notebook
-
-
-def huge(notebook: dict) -> dict:
-    """Outputs without end."""
-    outputs = [{"output_type": "stream", "name": "stdout", "text": "x" * 2_000_000}] * 6
-    big = base64.b64encode(base64.b64decode(PIXEL) + bytes(6_000_000)).decode()
-    picture = {"output_type": "display_data", "data": {"image/png": big}, "metadata": {}}
-    cell_of(notebook, "figure_scaling")["outputs"] = [*outputs, picture]
-    return notebook
-
-
-NO_JSON = "\x00 this is no notebook {"
-ODD = json.dumps({"cells": [None, 3, {"cell_type": []}, {"cell_type": "code", "source": {"a": 1}, "metadata": 7}]})
-HONEST: dict[str, tuple[str, object]] = {
-    "perfect": (solution_text(), answered),
-    "half": (half(), answered),
-    "stub": (stub_text(), None),
-    "import_error": ("import no_such_module\n" + solution_text(), None),
-    "endless_loop": (with_function(solution_text(), "analyze_scaling", LOOP), None),
-}
-HOSTILE: dict[str, object] = {
-    "edited_checks": edited_checks,
-    "deleted_cells": deleted_cells,
-    "redefined": redefined,
-    "duplicated": duplicated,
-    "other_points": other_points,
-    "active": active,
-    "huge": huge,
-    "no_json": NO_JSON,
-    "odd": ODD,
-    "deep": "[" * 200_000,
-    "no_notebook": "",
-    "refused": None,
-}
-EARNED = {"perfect": 60.0, "half": 35.0, "stub": 0.0, "import_error": 0.0, "endless_loop": 50.0}
 
 
 @dataclass
@@ -396,86 +247,6 @@ def test_a_score_by_hand_survives_a_second_round(cycle):
     answer.write_text(solution_text(), encoding="utf-8")
 
 
-def pack(archive: Path, files: dict[str, str | bytes]) -> None:
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as content:
-        for name, text in files.items():
-            content.writestr(name, text)
-
-
-def test_archives_are_collected(made_course, cycle, tmp_path):
-    """However they are packed; what lacks something is in a list at the end; a second run changes nothing."""
-    course = tmp_path / "course"
-    shutil.copytree(made_course, course)
-    archive = course / "downloaded" / NAME / "archive"
-    archive.mkdir(parents=True)
-    report = (course / "release" / NAME / "report.ipynb").read_bytes()
-    answer, notebook = f"src/{LAB.module}.py", "report.ipynb"
-    both = {notebook: report, answer: "x = 1"}
-    pack(archive / "plain.zip", both)
-    tree = {f"me/labs/{NAME}/{name}": text for name, text in both.items()}
-    other = {f"me/labs/lab02_peak_memory/{name}": "other" for name in (notebook, answer)}
-    venv = {f"me/.venv/{i}.py": "" for i in range(10_001)}
-    more = {"me/conftest.py": "raise SystemExit", f"me/labs/{NAME}/timestamp.txt": "2020-01-01 00:00:00 UTC"}
-    pack(archive / "tree.zip", {**venv, **other, **tree, **more})
-    pack(archive / "no_report.zip", {answer: "x = 2"})
-    pack(archive / "no_answer.zip", {notebook: report})
-    pack(archive / "nothing.zip", {"other.py": "x"})
-    pack(archive / "large.zip", {**both, answer: "0" * (2 << 20)})
-    pack(archive / "upwards.zip", {"../../submitted/plain/x/src/profiling.py": "x", answer: "x = 3"})
-    pack(archive / "ada[1].zip", both)
-    (archive / "broken.zip").write_bytes((archive / "plain.zip").read_bytes()[:60])
-    (archive / "notes.txt").write_text("x")
-    (course / "submitted" / "absent" / "lab02_peak_memory").mkdir(parents=True)
-    done = cycle.nbgrader(course, "zip_collect", NAME)
-    assert done.status == 0, done.output
-    listed = done.output.strip().splitlines()[-12:]
-    assert listed[0] == "collected: 6 new or changed, 0 unchanged"
-    assert [line.partition(": ")[::2] for line in listed[1:]] == [
-        ("look at", "large.zip: profiling.py is larger than 1 MiB, and left out"),
-        ("look at", f"large.zip: it holds no {answer}"),
-        ("look at", f"no_answer.zip: it holds no {answer}"),
-        ("look at", f"no_report.zip: it holds no {notebook}"),
-        ("look at", "upwards.zip: the archive names '../../submitted/plain/x/src/profiling.py': left aside"),
-        ("look at", f"upwards.zip: it holds no {notebook}"),
-        ("nothing collected", "ada[1].zip: nbgrader takes no such name: rename the folder, in plain characters and "
-         "without any of * ? [ ]"),
-        ("nothing collected", "broken.zip: not a zip archive"),
-        ("nothing collected", "notes.txt: not a zip archive"),
-        ("nothing collected", f"nothing.zip: it holds neither {notebook} nor {answer}"),
-        ("nothing collected", "absent: there is no archive"),
-    ]  # fmt: skip
-    submitted = course / "submitted"
-    assert (submitted / "tree" / NAME / answer).read_text() == "x = 1"
-    files = {str(path.relative_to(submitted)) for path in submitted.rglob("*") if path.is_file()}
-    assert files == {f"{who}/{NAME}/{name}" for who in ("plain", "tree") for name in (notebook, answer)} | {
-        *(f"{who}/{NAME}/{answer}" for who in ("no_report", "upwards")),
-        *(f"{who}/{NAME}/{notebook}" for who in ("no_answer", "large")),
-    }
-    (submitted / "plain" / NAME / "timestamp.txt").write_text("2027-03-01 20:15:00 UTC")
-    pack(archive / "no_report.zip", {answer: "x = 22"})
-    again = cycle.nbgrader(course, "zip_collect", NAME)
-    assert again.status == 0, again.output
-    assert "collected: 1 new or changed, 5 unchanged" in again.output
-    assert "nothing collected: absent: there is no archive" in again.output
-    assert (submitted / "no_report" / NAME / answer).read_text() == "x = 22"
-    assert (submitted / "plain" / NAME / "timestamp.txt").is_file(), "what an instructor wrote is gone"
-
-
-def test_two_archives_of_one_student_are_not_guessed_at(made_course, cycle, tmp_path):
-    course = tmp_path / "course"
-    shutil.copytree(made_course, course)
-    config = course / "nbgrader_config.py"
-    config.write_text(config.read_text().replace(r"(?P<student_id>.+)", r"(?P<student_id>[a-z]+)(_\d)?"))
-    archive = course / "downloaded" / NAME / "archive"
-    archive.mkdir(parents=True)
-    for name in ("ann_1", "ann_2", "bob"):
-        pack(archive / f"{name}.zip", {f"src/{LAB.module}.py": name})
-    done = cycle.nbgrader(course, "zip_collect", NAME)
-    assert done.status == 0, done.output
-    assert "nothing collected: ann_1.zip: ann_2.zip is ann's too" in done.output
-    assert [path.name for path in (course / "submitted").iterdir()] == ["bob"]
-
-
 @pytest.mark.parametrize("where", ["notebook", "file"])
 def test_a_leak_stops_generate_assignment(cycle, where):
     source = cycle.course / "source" / NAME
@@ -503,92 +274,6 @@ def test_a_failed_course_leaves_nothing(cycle, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
     with pytest.raises(CourseError, match="exists already"):
         make_course([LAB], tmp_path, cycle.nbgrader)
-
-
-@pytest.mark.parametrize(
-    ("text", "plain"),
-    [
-        ("**bold**, `a<b`, $a < b$, a table:\n\n| a | b |\n|---|:-:|\n| 1 | 2 |\n", True),
-        ("```python\nif a < b: pass\n```\n\n- [ ] x\n\n<https://example.org> <br> x<sup>2</sup>", True),
-        ("# A heading\n\n[text](https://example.org 'title') and [up](#A-heading)", True),
-        ("<details open><summary>x</summary>y</details>", True),
-        ("![figure](figure.png)", False),
-        ("![](/logout)", False),
-        ("![](https://example.org/seen.png)", False),
-        ('<img alt="x" src="data:image/svg+xml;base64,PHN2Zz4=">', False),
-        ("[x](/logout)", False),
-        ("[x](files/javascript:alert(1))", False),  # nbconvert takes `files/` out of links
-        ("<script>alert(1)</script>", False),
-        ("<style>body { display: none }</style>", False),
-        ('<p style="position: fixed; top: 0">x</p>', False),
-        ('<form action="/logout"><button>x</button></form>', False),
-        ('<meta http-equiv="refresh" content="0; url=/logout">', False),
-        ('<link rel="prefetch" href="/logout">', False),
-        ('<video src="/logout" autoplay>', False),
-        ('<svg><image href="/logout"/></svg>', False),
-        ('<math><mtext><img src="/logout"></mtext></math>', False),
-        ('<table background="/logout"><tr><td>x</table>', False),
-        ('<b id="standard_attention" name="score">x</b>', False),
-        ("<img src=x onerror=alert(1)", True),  # not a tag: the renderer escapes it
-        ("a\n<p onclick=alert(1)\n\nb>", False),  # not a tag for the renderer, one for a browser
-        ('`<a title="`<img src=x onerror=alert(1)>`">`', False),
-        ("[x](javascript:alert(1))", False),
-        ("[x](java&Tab;script:alert(1))", False),
-        ("[x](data:text/html,evil)", False),
-        ('<a href="JaVaScRiPt:alert(1)">x</a>', False),
-        ('<div class="nbgrader_cell">', False),
-        ("<!-- --!><script>", False),
-        ("$\\href{javascript:alert(1)}{x}$", False),
-        ("```mermaid\n<img src=x onerror=alert(1)>\n```", False),
-        ('<input type="text" class="score">', False),
-        ("![x](attachment:nothing.png)", False),
-        ("x" * 60_000, False),
-        (">" * 5_000, False),
-        ("Tensor<float> of [a](b)", False),
-    ],
-)
-def test_what_may_be_rendered(text, plain):
-    """What is taken out makes the whole text be shown as typed; and what is shown can do nothing, whatever it was."""
-    if len(text) != 5_000:  # as deep as a renderer goes differs from one to the next
-        assert is_plain(text) is plain
-    seen = Seen()
-    for shown in (as_html(text), as_html(as_typed(text))):
-        seen.feed(shown)
-    seen.close()
-    assert seen.tags <= TAGS
-    assert (
-        not seen.attributes
-        - {"align", "alt", "checked", "class", "colspan", "disabled", "height", "href"}
-        - {*("open", "rel", "rowspan", "src", "start", "style", "title", "type", "width")}
-    )
-    assert all(re.match("https?://|mailto:|#", link) for link in seen.links)
-    assert all(picture.startswith("data:image/p") for picture in seen.pictures)
-
-
-class Seen(HTMLParser):
-    """What a page is made of."""
-
-    def __init__(self):
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.links: list[str] = []
-        self.pictures: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        self.links += [value or "" for name, value in attrs if name == "href"]
-        self.pictures += [value or "" for name, value in attrs if name == "src"]
-
-
-def test_the_courses_own_texts_are_plain():
-    """Reports and handouts are shown by the same rules."""
-    for lab in find_labs():
-        for held in json.loads((lab.folder / "report.ipynb").read_text(encoding="utf-8"))["cells"]:
-            if held["cell_type"] == "markdown":
-                text = "".join(held["source"])
-                assert is_plain(text), text
 
 
 @pytest.fixture(scope="module")

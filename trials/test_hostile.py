@@ -11,16 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hostile import (
-    BEFORE_NUMPY,
-    BEFORE_TORCH,
-    CORPUS,
-    HIDING_NUMPY,
-    HIDING_TORCH,
-    ON_THE_MACHINE,
-    STUB,
-    WASTEFUL,
-)
+from hostile import CORPUS, STUB
+from hostile_counts import BEFORE_NUMPY, BEFORE_TORCH, HIDING_NUMPY, HIDING_TORCH, ON_THE_MACHINE, WASTEFUL
 from hostile_values import SECOND_SET
 from spellings import SPELT
 

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from labkit.bench.accounting import (
     CUDA_ROUNDING_BYTES,
     CUDA_WORKSPACE_BYTES,
@@ -14,6 +16,9 @@ from labkit.bench.accounting import (
     attention_memory,
     longest_that_fits,
 )
+from labkit.bench.columns import COLUMNS
+from labkit.bench.variants import written_out
+from labkit.meters.allocation import AllocationMeter
 from labkit.testing.compare import assert_equal, assert_keys, assert_type, require
 from labkit.testing.lines import assert_bytes
 
@@ -80,6 +85,47 @@ def assert_longest(got: Any, capacity: int, batch: int, d: int, itemsize: int, d
     name = f"the longest sequence in {capacity:,} bytes {where}"
     assert_type(name, got, int, "an int")
     assert_equal(name, got, by(), suspects=suspects, hint="the answer is exact: it fits, and one token more does not")
+
+
+def measured_step(shape: Shape) -> dict[str, int]:
+    """What a second training step of attention takes, measured as CUDA counts: "saved", "forward_peak", "step_peak"."""
+    with AllocationMeter(round_to=CUDA_ROUNDING_BYTES) as meter:
+        q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+        for _ in range(2):
+            before = meter.live_bytes
+            meter.reset()
+            loss = written_out(q, k, v).sum()
+            saved, forward_peak = meter.live_bytes - before, meter.peak_bytes
+            loss.backward()
+    peaks = {"forward_peak": forward_peak, "step_peak": meter.peak_bytes}
+    return {"saved": saved} | {name: nbytes + CUDA_WORKSPACE_BYTES for name, nbytes in peaks.items()}
+
+
+def saved_suspects(shape: Shape) -> Suspects:
+    """Usual mistakes in what attention keeps for its backward pass on the CPU → the bytes that each comes to."""
+    batch, n, _ = shape
+    square, column = 4 * batch * n * n, batch * n
+    want = step_memory(shape, "saved", **EXACT)
+    return {
+        "the scores and the weights are taken to be what is saved, and the columns are forgotten": 2 * square,
+        "the positions of the maxima, int64, are forgotten": want - 8 * column,
+        "the positions of the maxima are taken for float32": want - 4 * column,
+        "each time a tensor is saved counts": want + square,
+    }
+
+
+def as_asked(rows: Any, d_models: Sequence[int], seq_lens: Sequence[int], **asked: Any) -> list[dict[str, Any]]:
+    """The rows that `benchmark_attention` gave, if they are those asked for, in their order and with their columns."""
+    assert_type("benchmark_attention's result", rows, list, "a list of rows")
+    pairs = [(d, n) for d in d_models for n in seq_lens]
+    assert_equal("the number of rows", len(rows), len(pairs), hint="a row for every d_model and every seq_len")
+    for number, (row, pair) in enumerate(zip(rows, pairs, strict=True)):
+        assert_keys(f"row {number}", row, COLUMNS)
+        hint = "every d_model in turn, and for each of them every seq_len"
+        assert_equal(f"(d_model, seq_len) of row {number}", (row["d_model"], row["seq_len"]), pair, hint=hint)
+        for name, value in {"batch_size": 8, "warmup_steps": 5, "steps": 100, "device": "cpu", **asked}.items():
+            assert_equal(f"{name} of row {number}", row[name], value, hint="as asked for")
+    return rows
 
 
 def assert_memory_columns(row: Mapping[str, Any], printed: Sequence[str] | None = None) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.meters.allocation import AllocationMeter
@@ -20,6 +21,26 @@ def measured(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
         result = fn(*args)
     counts = {"flops": products.flops, "fused": products.fused}
     return result, counts | {"peak_bytes": memory.peak_bytes, "largest_bytes": memory.largest_bytes}
+
+
+class OperatorsSeen(TorchDispatchMode):
+    """Notes the names of the operators that run, one after the other, and the kinds of devices of what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[str] = []
+        self.devices: set[str] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operators.append(func._schema.name.removeprefix("aten::"))
+        made = out if isinstance(out, tuple | list) else (out,)
+        self.devices |= {x.device.type for x in made if isinstance(x, torch.Tensor)}
+        return out
 
 
 class UninitialisedIsNaN(TorchDispatchMode):

@@ -111,6 +111,18 @@ class SmallDevice(TorchDispatchMode):
         return out
 
 
+def out_of_memory(where: str) -> Exception:
+    """What is raised where memory is out: on "CUDA", by the allocator of the "CPU", or by that of "CPU_on_Windows"."""
+    if where == "CUDA":
+        return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    said = {
+        "CPU": "alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 65536 "
+        "bytes. Error code 12 (Cannot allocate memory)",
+        "CPU_on_Windows": "alloc_cpu.cpp:116] data. DefaultCPUAllocator: not enough memory: you",
+    }
+    return RuntimeError(f"[enforce fail at {said[where]}")
+
+
 class OnCuda(torch.Tensor):
     """A tensor on the CPU that says it is on a GPU."""
 

@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 from labkit.meters.profiler import profile_memory
-from labkit.testing.compare import assert_keys, assert_type, require
+from labkit.testing.compare import assert_equal, assert_keys, assert_type, require
 
 PARTS = ("mask", "output", "saved", "gradients", "workspace")
 SIZES = {"batch": 1, "heads": 2, "seq_len": 256, "head_dim": 16, "window": 48, "block": 32}
@@ -46,6 +46,17 @@ def shape_of(sizes: Mapping[str, int]) -> tuple[int, ...]:
 def own_bytes(dtype: torch.dtype = torch.float32, **sizes: int) -> int:
     """The bytes of q, `sizes` in place of those of `SIZES`."""
     return math.prod(shape_of(SIZES | sizes)) * dtype.itemsize
+
+
+def assert_own_bytes(got: Mapping[str, int], text: str, q_bytes: int, hint: str = "") -> None:
+    """Fail unless the output is as large as q, and the gradients as large as q, k and v."""
+    assert_equal(f"output {text}", got["output"], q_bytes, hint=hint)
+    assert_equal(f"gradients {text}", got["gradients"], 3 * q_bytes, hint=hint)
+
+
+def assert_at_least(name: str, got: int, least: float, why: str) -> None:
+    """Fail unless so many bytes are there: nothing was measured otherwise, or not all of it."""
+    require(got >= least, f"{name} is {got:,} bytes: {why}")
 
 
 def score_bytes(**sizes: int) -> int:

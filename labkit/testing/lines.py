@@ -39,18 +39,18 @@ class Lines:
     def __init__(self, run: Callable[..., list[Any]]) -> None:
         self.run = run
 
-    def follow(self, test: Callable[..., Any]) -> Callable[..., None]:
-        """Make a test of a docstring: lines, some with a comment that says what a tracker has to read after them.
+    def follow(self, tests: Any) -> Any:
+        """Make tests of the docstrings of a class's tests, or of one: lines with what a tracker has to read after them.
 
         `# current 4000, peak 8000 — why` is about the tracker called `tracker`, `# inner: peak 4000` about another. A
         comment behind `with …:` is about the moment of entering, one alone on its line about that after the block.
         Comments below it, `# 40: what is counted then`, name usual mistakes. What the test's body returns, a dict, are
         names that the lines know; a number in braces is one of them.
         """
-        return self._of_docstring(test, self.assert_readings)
+        return self._of_docstrings(tests, self.assert_readings)
 
-    def gives(self, task: str, part: int | None = None) -> Callable[..., Callable[..., None]]:
-        """Make tests of docstrings: lines, some with a comment that says how many bytes `task` gives for that line.
+    def gives(self, task: str, part: int | None = None) -> Callable[[Any], Any]:
+        """As `follow`, for lines some of which have a comment that says how many bytes `task` gives for that line.
 
         `x.exp().sum()  # 4000 — why`: called with a function that computes the line, and with what it uses of the names
         before it, `task` has to give 4000; or, with `part`, that part of a pair. The rest is as in `follow`.
@@ -63,7 +63,7 @@ class Lines:
                     got = assert_tuple(f"{task}'s result", got, ("peak_bytes", "result"))[part]
                 _assert_reading(f"what {task} gives for {reading.line}", got, reading, "")
 
-        return lambda test: self._of_docstring(test, assert_given)
+        return lambda tests: self._of_docstrings(tests, assert_given)
 
     def assert_readings(self, lines: str, **names: Any) -> None:
         """Run lines that are written as `follow` says, and compare."""
@@ -92,6 +92,14 @@ class Lines:
         yield
         (found,) = self.run("note(left_on())")
         require(not found, f"after {after} {' and '.join(found)} still looks on\nUsual cause: {NOT_LEFT}")
+
+    def _of_docstrings(self, tests: Any, compare: Callable[..., None]) -> Any:
+        if not isinstance(tests, type):
+            return self._of_docstring(tests, compare)
+        for name, test in list(vars(tests).items()):
+            if name.startswith("test") and test.__doc__:
+                setattr(tests, name, self._of_docstring(test, compare))
+        return tests
 
     def _of_docstring(self, test: Callable[..., Any], compare: Callable[..., None]) -> Callable[..., None]:
         lines = textwrap.dedent(test.__doc__ or "").strip("\n")

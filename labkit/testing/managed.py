@@ -6,16 +6,14 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from labkit.testing.any_inputs import any_inputs
 from labkit.testing.compare import assert_equal, require
 from labkit.testing.paging import WrittenBlocks
 
-any_deeds = settings(derandomize=True, deadline=None, database=None, max_examples=15, stateful_step_count=25,
-                     phases=(Phase.generate,), suppress_health_check=list(HealthCheck), print_blob=False,
-                     report_multiple_bugs=False)  # fmt: skip
+any_deeds = any_inputs(15, stateful_step_count=25, print_blob=False)
 
 
 class Managed:

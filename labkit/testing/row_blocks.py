@@ -7,11 +7,14 @@ of exp(score − m), and the sum of exp(score − m) · value.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from labkit.testing.cases import Case
+from labkit.testing.suspects import pass_suspects, scale_suspects
 
 Parts = tuple[npt.NDArray, ...]
 Blocks = Sequence[npt.NDArray]
@@ -39,6 +42,24 @@ def fresh(rng: np.random.Generator, n_blocks: int, shape: Any, made: list[Any]) 
     for _ in range(n_blocks):
         made.append(shape)
         yield rng.standard_normal(shape, dtype=np.float32)
+
+
+class Far:
+    """Blocks of rows that are tens of MiB together and are made when they are asked for, the same ones each time."""
+
+    def __init__(self, rng: np.random.Generator, shape: tuple[int, ...], n_blocks: int = 128) -> None:
+        self.shape, self.seeds = shape, rng.integers(0, 2**32, n_blocks)
+
+    def once(self) -> Iterator[npt.NDArray]:
+        """The blocks, to be gone through once."""
+        return iter(self.again())
+
+    def again(self) -> Iterator[npt.NDArray]:
+        """The same blocks, as often as asked for."""
+        return (np.random.default_rng(seed).standard_normal(self.shape, dtype=np.float32) for seed in self.seeds)
+
+    def __str__(self) -> str:
+        return f"{len(self.seeds)} blocks of {' × '.join(map(str, self.shape))}"
 
 
 def some_masked(rng: np.random.Generator, x: npt.NDArray, share: float = 0.4) -> npt.NDArray:
@@ -175,6 +196,18 @@ def merge_suspects(state_a: Sequence[Any], state_b: Sequence[Any], want: Sequenc
         "m is the first state's": (m_a, l, o),
         "m is the log-sum-exp": (m + np.log(np.where(l == 0, 1, l)), np.ones_like(l), o),
     }
+
+
+def output_suspects(case: Case, lengths: Sequence[int]) -> dict[str, Callable[[], npt.NDArray]]:
+    """What usual mistakes make of one query's output, whose keys come in blocks of these lengths."""
+    ends = np.cumsum(lengths)
+    found = pass_suspects(case, [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)])
+    found |= {cause: functools.partial(case.other, scale=scale) for cause, scale in scale_suspects(case).items()}
+    if len(lengths) > 1:
+        last = np.arange(case.n_keys) >= ends[-2]
+        found["the last block is dropped"] = lambda: case.other(hidden=case.hidden | last)
+        found["only the last block is kept"] = lambda: case.other(hidden=case.hidden | ~last)
+    return {cause: lambda made=made: made().output[..., 0, :] for cause, made in found.items()}  # type: ignore[misc]
 
 
 def _powers_when_they_came(blocks: Blocks) -> list[npt.NDArray]:

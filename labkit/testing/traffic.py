@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from labkit.simulated_memory import HBMArray, Machine
 from labkit.testing.compare import assert_at_most, assert_equal, require
 from labkit.testing.io_formulas import keys_outside_traffic, queries_outside_traffic
+
+WASTE = 4
+"""How many times what the best blocks move is still good use of SRAM."""
 
 
 class Run:
@@ -45,6 +50,47 @@ class Run:
     def told(self) -> str:
         """How often each array was loaded, in words."""
         return ", ".join(self.rounds(name, array) for name, array in zip("QKV", self.arrays, strict=True))
+
+
+def moved_on_machine(
+    function: Callable[..., Any],
+    arrays: Sequence[npt.NDArray],
+    blocks: Any,
+    sram_bytes: int,
+    *,
+    sealed: bool = True,
+    used: bool = False,
+) -> dict[str, Any]:
+    """Call tiled_traffic or naive_traffic on a fresh machine: what the call moved, and its output, as `Run` takes it.
+
+    `blocks` are (block_q, block_k), or a dict to pass them by name. A sealed machine gets handles of the arrays, any
+    other the arrays themselves. With `used`, the machine has counted something before.
+    """
+    machine = Machine(sram_bytes, sealed=sealed)
+    given: list[Any] = [machine.hbm(array) for array in arrays] if sealed else list(arrays)
+    positional, named = ((), blocks) if isinstance(blocks, dict) else (blocks, {})
+    if used:
+        machine.store(given[0], np.s_[:], machine.load(given[0], np.s_[:]))
+
+    def counts() -> dict[str, int]:
+        of_each = {name: machine.loaded_from(array) for name, array in zip("qkv", given, strict=True)}
+        return {"loaded": machine.loaded, "stored": machine.stored} | of_each
+
+    before = counts()
+    result = function(machine, *given, *positional, **named)
+    moved = {name: now - before[name] for name, now in counts().items()}
+    is_handle = isinstance(result, HBMArray)
+    state = {"in_use": machine.in_use, "high_water": machine.high_water, "host_read": machine.host_read}
+    told = {"is_handle": is_handle, "kind": type(result).__name__, "stored_to_output": machine.stored_to(result)}
+    return {**moved, **state, **told, "output": result.numpy() if is_handle else result}
+
+
+def what_was_loaded(machines: Sequence[Machine]) -> list[tuple[tuple[int, ...], int, int]]:
+    """Of each machine that was used: (shape of the first input loaded from, sram_bytes, traffic)."""
+    loaded = [(machine, [each for each in machine._ledger.moved.values() if each.loaded]) for machine in machines]
+    inputs = [(machine, [each.hbm for each in moved if not each.stored]) for machine, moved in loaded]
+    first = [(machine, arrays[0].shape) for machine, arrays in inputs if arrays]  # type: ignore[attr-defined]
+    return [(shape, machine.sram_bytes, machine.traffic) for machine, shape in first]
 
 
 def assert_tiled_bytes(run: Run) -> None:
@@ -136,6 +182,20 @@ def assert_fits(blocks: tuple[int, int], sram_bytes: int, d: int, dtype_bytes: i
         unit="bytes of SRAM",
         hint=f"Q, the output, one block of keys, the scores ({scores:,} B), m and l. Usual cause: the scores or d are "
         "left out, or elements are taken for bytes",
+    )
+
+
+def assert_makes_use(blocks: tuple[int, int], sram_bytes: int, d: int, dtype_bytes: int) -> None:
+    """For a long sequence, one order of the loops must move little with these blocks."""
+    N = 1 << 16
+    moved = min(form(N, N, d, d, *blocks).total for form in (queries_outside_traffic, keys_outside_traffic))
+    assert_at_most(
+        f"the traffic with blocks of {blocks[0]} × {blocks[1]}, {sram_bytes:,} B of SRAM, d = {d}, in units of what "
+        "the best blocks move,",
+        round(moved / least_traffic(N, sram_bytes, d, dtype_bytes), 2),
+        WASTE,
+        unit="",
+        hint="One block size decides the traffic (block_q with queries outside): it must grow as SRAM does",
     )
 
 

@@ -16,6 +16,7 @@ from labkit.testing.suspects import scale_suspects
 from labkit.testing.tensor_cases import Case, Results, numbers
 from labkit.testing.tensor_reference import attention
 from labkit.testing.tensor_suspects import gradients_by_formulas
+from labkit.testing.wording import dtype_name
 
 Hidden = npt.NDArray[np.bool_]
 MOST_SCATTER = 1.35
@@ -87,6 +88,23 @@ def area(seq_len: int, window: int, block: int) -> tuple[int, int]:
     return int((visited * size[:, None] * size).sum()), int(np.count_nonzero(~hidden))
 
 
+def last_queries_are_right(out: torch.Tensor, dq: torch.Tensor, inputs: Sequence[torch.Tensor], window: int) -> bool:
+    """Whether out and dq are, for the last `window` queries: they see keys of the last 2 · window − 1 alone.
+
+    `inputs` are q, k, v and the gradient of out, each (N, d).
+    """
+    q, k, v, d_out = inputs
+    q, d_out = q[-window:].double(), d_out[-window:].double()
+    k, v = k[1 - 2 * window :].double(), v[1 - 2 * window :].double()
+    seen = torch.ones(window, 2 * window - 1).tril(window - 1).triu() > 0
+    scale = q.shape[-1] ** -0.5
+    weights = (scale * q @ k.mT).masked_fill(~seen, -torch.inf).softmax(-1)
+    slopes = d_out @ v.mT
+    d_scores = weights * (slopes - (weights * slopes).sum(-1, keepdim=True))
+    pairs = ((out, weights @ v), (dq, scale * d_scores @ k))
+    return all(torch.allclose(got[-window:].double(), want, 0, 1e-4) for got, want in pairs)
+
+
 RESULTS = {"out": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}
 """What the handout calls a result → what the reference calls it."""
 
@@ -95,7 +113,7 @@ def assert_mask(got: Any, seq_len: int, window: int) -> None:
     """Fail unless `got` is the mask of `window_mask(seq_len, window)`."""
     name = f"window_mask({seq_len}, {window})"
     assert_type(name, got, torch.Tensor, "a tensor")
-    require(got.dtype == torch.bool, f"{name} is {_in_words(got.dtype)}, expected bool")
+    require(got.dtype == torch.bool, f"{name} is {dtype_name(got.dtype)}, expected bool")
     want = hidden_pairs(seq_len, window)
     require(tuple(got.shape) == want.shape, f"{name} has shape {tuple(got.shape)}, expected {want.shape}")
     found = got.numpy()
@@ -139,7 +157,7 @@ def assert_codes(name: str, got: Any, arguments: tuple[int, int, int]) -> None:
     seq_len, window, block = arguments
     kinds = tiles(hidden_pairs(seq_len, window), block)
     want = np.select([kinds == "full", kinds == "partial"], [2, 1], 0)
-    require(got.dtype == torch.int8, f"{name} is {_in_words(got.dtype)}, expected int8")
+    require(got.dtype == torch.int8, f"{name} is {dtype_name(got.dtype)}, expected int8")
     require(tuple(got.shape) == want.shape, f"{name} has shape {tuple(got.shape)}, expected {want.shape}: one code a "
             "tile, whatever the batch and the heads")  # fmt: skip
     found = got.numpy()
@@ -250,12 +268,20 @@ class WindowCase(Case):
         what = f"the scatter of {name}'s errors, by one rounding at the end,"
         assert_at_most(what, scatter, MOST_SCATTER, unit="times", hint=f"Usual cause: {hint}")
 
-    def penalty_gradients(self) -> tuple[torch.Tensor, ...]:
-        """The gradients by q, k and v of the squared length of the gradient by q."""
+    def check_penalty_gradients(self, got: Sequence[Any]) -> None:
+        """Compare the gradients by q, k and v of the squared length of the gradient by q with the reference."""
         leaves = [x.clone().requires_grad_() for x in self.inputs]
         out = attention(*leaves, mask=self.hidden).output
         (slope,) = torch.autograd.grad((out * self.dO).sum(), leaves[:1], create_graph=True)
-        return torch.autograd.grad(slope.square().sum(), leaves)
+        want = torch.autograd.grad(slope.square().sum(), leaves)
+        hint = (
+            "autograd differentiates the backward pass as if what it saved were constants: mark it "
+            "@once_differentiable, so that asking is an error"
+        )
+        for name, value, right in zip("qkv", got, map(numbers, want), strict=True):
+            name = f"the second derivative (|dq|² by {name}, create_graph=True)"
+            require(isinstance(value, torch.Tensor), f"{name} is None\nUsual cause: {hint}")
+            assert_close(name, value, right, plain=right + 1e-10, hint=hint)
 
 
 class WindowStepCase(WindowCase):
@@ -279,10 +305,6 @@ class WindowStepCase(WindowCase):
         out = self.attend(*leaves, self.window, self.block)
         require(isinstance(out, torch.Tensor) and out.requires_grad, "out does not require grad, though q, k and v do")
         return out, leaves
-
-
-def _in_words(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _rounded(array: npt.NDArray, dtype: torch.dtype) -> npt.NDArray[np.floating]:

@@ -24,6 +24,11 @@ def times(ratio: float, text: str) -> str:
     return text.format(told) if 1e-3 < abs(ratio) < 1e3 and told != "1" else ""
 
 
+def dtype_name(dtype: Any) -> str:
+    """What a dtype is called, torch's without its module: `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def share(n: int, total: int) -> str:
     """How many of the elements, as the beginning of a sentence."""
     if total == 1:

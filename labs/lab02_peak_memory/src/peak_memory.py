@@ -37,11 +37,7 @@ class MemoryTracker:
     moment, and after it; what is allocated after the block does not count. An exception inside the block passes.
 
     Example:
-        with MemoryTracker() as tracker:
-            x = torch.zeros(1000)          # 4000 bytes
-            y = (x + 1).view(10, 100)      # 4000 more
-            del x
-        tracker.current_allocated() is 4000, tracker.peak_allocated() is 8000.
+        x = torch.zeros(1000), then y = (x + 1).view(10, 100), then del x: 4000 bytes are alive, and the peak is 8000.
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
@@ -131,9 +127,7 @@ def attention_training_memory(batch: int, seq_len: int, d_model: int, dtype_byte
     Every tensor is rounded up to a multiple of 512 bytes by itself, as CUDA's allocator does.
 
     Args:
-        batch: B.
-        seq_len: N.
-        d_model: d.
+        batch, seq_len, d_model: B, N and d.
         dtype_bytes: bytes of one element of q, k, v and all that is computed from them (float32: 4).
 
     Returns:
@@ -161,9 +155,7 @@ def largest_seq_len(
 
     Args:
         capacity_bytes: what the device has; any size.
-        batch: B.
-        d_model: d.
-        dtype_bytes: as in `attention_training_memory`.
+        batch, d_model, dtype_bytes: as in `attention_training_memory`.
         peak: which of its totals has to fit: "forward_peak", "step_peak" or "saved".
 
     Returns:
@@ -189,14 +181,13 @@ def benchmark_attention(
 ) -> list[dict[str, Any]]:
     """Measure training steps of `attention`: one row for every d_model and, within it, every seq_len.
 
-    A step is `loss = attention(q, k, v).sum(); loss.backward()`, on float32 inputs of shape (batch_size, seq_len,
-    d_model) that keep their gradients from step to step; the last loss is alive until the next one is there.
+    A step is that of `attention_training_memory`, with gradients and the last loss kept alike, on float32 inputs of
+    shape (batch_size, seq_len, d_model).
 
     Args:
         d_models, seq_lens: what to vary.
         batch_size: B.
-        warmup_steps: steps before those that are timed; may be 0.
-        steps: steps that are timed, at least 1.
+        warmup_steps, steps: those before the ones that are timed, may be 0; those timed, at least 1.
         device: "cpu", "cuda", or "meta", which simulates CUDA's memory: each storage rounded up to 512 bytes by
             itself, and 64 MiB of workspace. The CPU has neither.
 

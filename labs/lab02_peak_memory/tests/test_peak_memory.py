@@ -1,10 +1,12 @@
 """Lab 02's suite: bytes counted while they live, bytes kept for the backward pass, and bytes predicted.
 
-Most tests are lines of Python, which `run` runs where the answer is: under a tracker, with what it must read then in
-comments (`LINES.follow`), or around a call (`LINES.call`).
+Most tests are lines of Python, which `run` runs where the answer is. In the first three classes a test's docstring is
+such lines, with what must be read then in comments: of a tracker (`LINES.follow`), or as what a call of the task gives
+for a line (`LINES.gives`).
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -20,19 +22,21 @@ from peak_memory import (
 import labkit.meters.examples as examples
 import labkit.meters.stand_ins as stand_ins
 from labkit.bench.accounting import attention_memory
-from labkit.bench.columns import COLUMNS
+from labkit.bench.published import ADD_MEM, LENGTHS, MEM_MAX
 from labkit.bench.step_assertions import (
     EXACT,
+    as_asked,
     assert_longest,
     assert_memory_columns,
     assert_prediction,
     assert_time_columns,
+    measured_step,
+    saved_suspects,
     step_memory,
 )
-from labkit.bench.variants import written_out
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.lines import left_on, read, run_lines
-from labkit.testing.compare import assert_equal, assert_keys, assert_raises, assert_tuple, assert_type, require
+from labkit.testing.compare import assert_equal, assert_raises, assert_tuple, require
 from labkit.testing.lines import Lines, assert_bytes, random_lines
 from labkit.testing.programs import program
 
@@ -56,8 +60,8 @@ peak = LINES.gives("measure_memory", part=0)
 saved = LINES.gives("saved_for_backward")
 
 
+@LINES.follow
 class TestMemoryTracker:
-    @LINES.follow
     def test_worked_example(self):
         """
         with MemoryTracker() as tracker:  # current 0, peak 0
@@ -67,7 +71,6 @@ class TestMemoryTracker:
         # current 4000, peak 8000
         """
 
-    @LINES.follow
     def test_a_temporary_raises_the_peak(self):
         """
         x = torch.ones(1000)
@@ -75,7 +78,6 @@ class TestMemoryTracker:
             y = ((x + 1) * 2).sum()  # current 4, peak 8000 — x + 1 is alive while it is doubled, and not afterwards
         """
 
-    @LINES.follow
     def test_the_peak_is_of_one_moment(self):
         """
         with MemoryTracker() as tracker:
@@ -88,7 +90,6 @@ class TestMemoryTracker:
         """
 
     @pytest.mark.parametrize("device", ["cpu", "meta"])
-    @LINES.follow
     def test_views_share_their_storage(self, device):
         """
         with MemoryTracker(device) as tracker:
@@ -101,7 +102,6 @@ class TestMemoryTracker:
         """
         return {"device": device}
 
-    @LINES.follow
     def test_a_view_counts_with_its_whole_storage(self):
         """
         with MemoryTracker() as tracker:
@@ -113,7 +113,6 @@ class TestMemoryTracker:
             # 24000: elements are counted in place of the storage
         """
 
-    @LINES.follow
     def test_results_in_place_add_nothing(self):
         """
         with MemoryTracker() as tracker:
@@ -123,7 +122,6 @@ class TestMemoryTracker:
             x[:5] = 3  # current 4000, peak 4000 — an operator in place returns its operand
         """
 
-    @LINES.follow
     def test_what_was_there_before_adds_nothing(self):
         """
         x, gone = torch.zeros(1000), torch.zeros(500)
@@ -135,7 +133,6 @@ class TestMemoryTracker:
             del gone, x, views  # current 4000, peak 4000 — releasing what was never counted takes nothing off
         """
 
-    @LINES.follow
     def test_several_results(self):
         """
         x = torch.arange(24.0).reshape(4, 6)
@@ -152,7 +149,6 @@ class TestMemoryTracker:
             lines.append(f"    kept += [torch.zeros(77, dtype=torch.{dtype})]  # current {total} — bytes, unrounded")
         LINES.assert_readings("\n".join(lines))
 
-    @LINES.follow
     def test_reset(self):
         """
         with MemoryTracker() as tracker:
@@ -182,7 +178,6 @@ class TestMemoryTracker:
             assert_raises(KeyError, lambda: run(lines, tracker=tracker), when="where one was raised inside the block")
         LINES.assert_readings("x = torch.zeros(1000)  # peak 400 — an exception ends the block too", tracker=tracker)
 
-    @LINES.follow
     def test_entering_again_starts_from_zero(self):
         """
         tracker = MemoryTracker()
@@ -193,7 +188,6 @@ class TestMemoryTracker:
             del x  # current 40, peak 40
         """
 
-    @LINES.follow
     def test_one_inside_another(self):
         """
         with MemoryTracker() as outer:
@@ -207,7 +201,6 @@ class TestMemoryTracker:
     def test_any_order(self, rng):
         LINES.assert_readings(random_lines(rng))
 
-    @LINES.follow
     def test_what_autograd_keeps(self):
         """
         x = torch.ones(1000, requires_grad=True)
@@ -218,7 +211,6 @@ class TestMemoryTracker:
             x.grad = None  # current 4
         """
 
-    @LINES.follow
     def test_a_training_step_of_attention(self):
         """
         with MemoryTracker() as tracker:
@@ -232,7 +224,6 @@ class TestMemoryTracker:
         moments = ("live_after_forward", "forward_peak", "step_peak")
         return {name: step_memory((2, 37, 12), name, **EXACT) for name in moments}
 
-    @LINES.follow
     def test_meta_tensors(self):
         """
         with MemoryTracker("meta") as tracker:
@@ -257,7 +248,6 @@ with stand_ins.without_a_gpu():
         assert_raises(ValueError, lambda: MemoryTracker("mps"), when="for MemoryTracker('mps')", mentions=["mps"])
 
     @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-    @LINES.follow
     def test_statistics_of_cuda(self, device):
         """
         with stand_ins.CudaStandIn() as gpu:
@@ -278,7 +268,6 @@ with stand_ins.without_a_gpu():
         return {"device": device}
 
     @pytest.mark.gpu
-    @LINES.follow
     def test_on_a_gpu(self):
         """
         MemoryTracker()
@@ -299,8 +288,14 @@ def measure(text, **args):
     return assert_pair(LINES.call("measure_memory", text, **args))
 
 
+WHERE_TO_MEASURE = {  # the arguments of a function that takes 300 bytes of a GPU and 40 of the CPU
+    **dict.fromkeys(("{'x': [on_cuda]}", "5, on_cuda, on_cpu", "y=on_cuda"), 300),
+    **dict.fromkeys(("on_cpu, on_cuda", "on_cpu, y=on_cuda", "5"), 40),
+}
+
+
+@peak
 class TestMeasureMemory:
-    @peak
     def test_worked_example(self):
         """
         x = torch.zeros(1000)
@@ -327,9 +322,8 @@ for value in ([torch.zeros(3)], None):
             assert_pair(got)
             require(is_handed_on, f"fn returned {name}; measure_memory returned something else")
         _, result = measure("x.exp()", x=torch.ones(5, requires_grad=True))
-        require(
-            result.requires_grad, "the result of x.exp() has lost its graph: fn must run as it would without a tracker"
-        )
+        lost = "the result of x.exp() has lost its graph: fn must run as it would without a tracker"
+        require(result.requires_grad, lost)
 
     def test_arguments_are_handed_on(self):
         lines = """
@@ -347,7 +341,6 @@ measure_memory(fn, x, 2, 3, scale=0.5, other=y)
         assert_pair(measure_memory(calls.append, 1))
         assert_equal("the number of calls of fn", len(calls), 1)
 
-    @peak
     def test_a_function_that_allocates_nothing(self):
         """
         x = torch.zeros(1000)
@@ -361,7 +354,6 @@ measure_memory(fn, x, 2, 3, scale=0.5, other=y)
         hint = "what an earlier call left belongs to the baseline"
         assert_bytes("the peak of the second", assert_pair(second)[0], 4000, hint=hint)
 
-    @peak
     def test_the_peak_of_a_smaller_call_after_a_larger_one(self):
         """
         n = 5000
@@ -382,13 +374,13 @@ note(meter.peak_bytes)
 
     def test_attention(self):
         inputs = {name: torch.randn(3, 29, 17) for name in "qkv"}
-        for text, softmax in (
-            ("examples.attention(q, k, v)", "written_out"),
-            ("examples.attention_built_in(q, k, v)", "built_in"),
-        ):
+        for function, softmax in (("attention", "written_out"), ("attention_built_in", "built_in")):
             parts = attention_memory(3, 29, 17, definition="inference_peak", softmax=softmax, **EXACT)
-            want = sum(parts.values()) - parts["inputs"]
-            assert_bytes(f"the peak of attention, its softmax {softmax},", measure(text, **inputs)[0], want)
+            want, (peak_bytes, _) = (
+                sum(parts.values()) - parts["inputs"],
+                measure(f"examples.{function}(q, k, v)", **inputs),
+            )
+            assert_bytes(f"the peak of attention, its softmax {softmax},", peak_bytes, want)
 
     def test_a_training_step(self):
         shape = (2, 31, 8)
@@ -415,17 +407,7 @@ note(meter.peak_bytes)
         with LINES.nothing_left_on("a measurement"):
             measure("torch.zeros(n)", n=5)
 
-    @pytest.mark.parametrize(
-        ("arguments", "bytes_there"),
-        [
-            ("{'x': [on_cuda]}", 300),
-            ("5, on_cuda, on_cpu", 300),
-            ("y=on_cuda", 300),
-            ("on_cpu, on_cuda", 40),
-            ("on_cpu, y=on_cuda", 40),
-            ("5", 40),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "bytes_there"), [*WHERE_TO_MEASURE.items()])
     def test_no_bytes_without_a_gpu(self, arguments, bytes_there):
         measure("torch.zeros(n)", n=5)
         lines = f"""
@@ -438,16 +420,13 @@ with stand_ins.CudaStandIn() as gpu:
         return torch.zeros(10)
     note(measure_memory(fn, {arguments}))
 """
-        assert_bytes(
-            f"the peak of fn({arguments}), which takes 40 bytes of the CPU and 300 of a GPU (played by a stand-in),",
-            assert_pair(run(lines)[0])[0],
-            bytes_there,
-            hint="the first tensor among the arguments, also inside lists and dicts, says which device to measure",
-        )
+        name = f"the peak of fn({arguments}), which takes 40 bytes of the CPU and 300 of a GPU (played by a stand-in),"
+        hint = "the first tensor among the arguments, also inside lists and dicts, says which device to measure"
+        assert_bytes(name, assert_pair(run(lines)[0])[0], bytes_there, hint=hint)
 
 
+@saved
 class TestSavedForBackward:
-    @saved
     def test_worked_example(self):
         """
         x = examples.leaf(1000)
@@ -459,7 +438,6 @@ class TestSavedForBackward:
         # 4000: the input is counted
         """
 
-    @saved
     def test_a_storage_counts_once(self):
         """
         x = examples.leaf(1000)
@@ -470,7 +448,6 @@ class TestSavedForBackward:
 
     @simulated
     @pytest.mark.parametrize("device", ["cpu", "meta"])
-    @saved
     def test_views_of_one_storage(self, device):
         """
         x = examples.leaf(30, 40, device=device)
@@ -478,7 +455,6 @@ class TestSavedForBackward:
         """
         return {"device": device}
 
-    @saved
     def test_a_view_keeps_the_whole_storage(self):
         """
         x = examples.leaf(1000)
@@ -486,14 +462,12 @@ class TestSavedForBackward:
         # 40: the elements saved are counted, not the storage that they keep alive
         """
 
-    @saved
     def test_views_of_inputs_are_inputs(self):
         """
         x, w = examples.leaf(6, 7), examples.leaf(5, 7)
         (x @ w.T + (x[1:] * x[:-1]).sum()).sum()  # 0 — a view of an input is the input: its storage was there before
         """
 
-    @saved
     def test_views_of_the_output_are_output(self):
         """
         x = examples.leaf(6, 7)
@@ -501,7 +475,6 @@ class TestSavedForBackward:
         x.exp()[1:]  # 0 — the output's storage is left out, whatever view of it is returned
         """
 
-    @saved
     def test_inputs_and_outputs_in_containers(self):
         """
         x, w = examples.leaf(100), examples.leaf(100)
@@ -511,7 +484,6 @@ class TestSavedForBackward:
         (x.exp(), x.exp())  # 0 — every tensor that fn returns is output
         """
 
-    @saved
     def test_every_dtype_counts(self):
         """
         x = examples.leaf(10, 100)
@@ -529,14 +501,12 @@ class TestSavedForBackward:
             (got,) = run(f"note(saved_for_backward({module}.eval(), x))", x=torch.ones(7, 20, requires_grad=True))
             assert_bytes(f"what is saved for {name}", got, 0, hint=hint)
 
-    @saved
     def test_functions_with_a_backward_of_their_own(self):
         """
         x = examples.leaf(100)
         examples.Doubled.apply(x).sum()  # 400 — what ctx.save_for_backward is given counts too
         """
 
-    @saved
     def test_without_gradients(self):
         """
         x, y = torch.ones(1000), examples.leaf(1000)
@@ -546,31 +516,22 @@ class TestSavedForBackward:
 
     def test_attention(self, rng):
         shape = tuple(int(rng.integers(*bounds)) for bounds in ((1, 4), (20, 60), (5, 30)))
-        square, column = 4 * shape[0] * shape[1] ** 2, shape[0] * shape[1]
-        want = step_memory(shape, "saved", **EXACT)
-        usual = {
-            "the scores and the weights are taken to be what is saved, and the columns are forgotten": 2 * square,
-            "the positions of the maxima, int64, are forgotten": want - 8 * column,
-            "the positions of the maxima are taken for float32": want - 4 * column,
-            "each time a tensor is saved counts": want + square,
-        }
+        square, want = 4 * shape[0] * shape[1] ** 2, step_memory(shape, "saved", **EXACT)
         inputs = {name: torch.ones(shape, requires_grad=True) for name in "qkv"}
-        for text, nbytes in (
-            ("examples.attention(q, k, v).sum()", want),
-            ("examples.attention(q, k, v)", want),
-            ("examples.attention_built_in(q, k, v).sum()", square),
-        ):
+        for text, nbytes in {
+            "examples.attention(q, k, v).sum()": want,
+            "examples.attention(q, k, v)": want,
+            "examples.attention_built_in(q, k, v).sum()": square,
+        }.items():
             got = LINES.call("saved_for_backward", text, **inputs)
-            assert_bytes(f"what is saved for {text} on {shape}", got, nbytes, suspects=usual)
+            assert_bytes(f"what is saved for {text} on {shape}", got, nbytes, suspects=saved_suspects(shape))
         line = "note(saved_for_backward(lambda q, k, v: examples.attention(q * scale, k, v).sum(), q, k, v))"
         tall, scale = 4 * math.prod(shape), torch.ones(shape[1:])
-        assert_bytes(
-            f"what is saved for attention on {shape} of q * scale, where fn closes over scale,",
-            run(line, **inputs, scale=scale)[0],
-            want + tall + scale.nbytes,
-            suspects={"scale, which is neither among args nor in the output, is left out": want + tall},
-            hint="q * scale is kept for k's gradient, and scale for q's",
-        )
+        name = f"what is saved for attention on {shape} of q * scale, where fn closes over scale,"
+        suspects = {"scale, which is neither among args nor in the output, is left out": want + tall}
+        hint = "q * scale is kept for k's gradient, and scale for q's"
+        got = run(line, **inputs, scale=scale)[0]
+        assert_bytes(name, got, want + tall + scale.nbytes, suspects=suspects, hint=hint)
 
     def test_fn_is_called_once_and_no_backward_pass_runs(self):
         lines = """
@@ -588,22 +549,18 @@ note((len(calls), x.grad))
         with LINES.nothing_left_on("a call of saved_for_backward"):
             for text in ("x.exp().sin() * 2", "x.exp()"):
                 alive = LINES.alive_after(f"saved_for_backward(lambda x: {text}, x)", x=x)
-                require(
-                    alive == 0,
-                    f"{alive:,} bytes are still alive after saved_for_backward has returned\n"
-                    "Usual cause: pack returns the very tensor it was given; where that is the output, the graph holds "
-                    "itself (return tensor.detach()). Or storages are collected in a global",
-                )
+                told = f"{alive:,} bytes are still alive after saved_for_backward has returned"
+                cause = "pack returns the very tensor it was given; where that is the output, the graph holds "
+                cause += "itself (return tensor.detach()). Or storages are collected in a global"
+                require(alive == 0, f"{told}\nUsual cause: {cause}")
         asked_twice = LINES.call("saved_for_backward", "x.exp().sum()", times=2, x=x)
         assert_equal("what is saved for x.exp().sum(), asked a second time,", asked_twice[1], 4000)
 
     @pytest.mark.kind("robust")
     def test_hooks_go_when_fn_raises(self):
-        text = "[x.exp().sum(), {}['inside']]"
+        call = partial(LINES.call, "saved_for_backward", "[x.exp().sum(), {}['inside']]", x=torch.ones(10))
         with LINES.nothing_left_on("an exception"):
-            assert_raises(
-                KeyError, lambda: LINES.call("saved_for_backward", text, x=torch.ones(10)), when="where fn raised one"
-            )
+            assert_raises(KeyError, call, when="where fn raised one")
 
 
 class TestAttentionTrainingMemory:
@@ -650,16 +607,7 @@ note(meter.peak_bytes)
     def test_the_tracker_agrees(self):
         shape = (8, 16, 16)
         got = attention_training_memory(*shape)
-        with AllocationMeter(round_to=512) as meter:
-            inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
-            for _ in range(2):
-                before = meter.live_bytes
-                meter.reset()
-                loss = written_out(*inputs).sum()
-                measured = {"saved": meter.live_bytes - before, "forward_peak": meter.peak_bytes + WORKSPACE_BYTES}
-                loss.backward()
-        measured["step_peak"] = meter.peak_bytes + WORKSPACE_BYTES
-        for name, want in measured.items():
+        for name, want in measured_step(shape).items():
             assert_bytes(f"{name} of {shape}, beside a measured step,", got[name], want)
 
     @pytest.mark.parametrize("position", range(4))
@@ -669,8 +617,8 @@ note(meter.peak_bytes)
         for value in (0, -3):
             sizes = [2, 3, 4, 4]
             sizes[position] = value
-            when = f"for {name} {value}"
-            assert_raises(ValueError, lambda: attention_training_memory(*sizes), when=when, mentions=[name])  # noqa: B023
+            call = partial(attention_training_memory, *sizes)
+            assert_raises(ValueError, call, when=f"for {name} {value}", mentions=[name])
 
 
 class TestLargestSeqLen:
@@ -727,18 +675,10 @@ class TestLargestSeqLen:
 
     @pytest.mark.kind("refuses")
     def test_an_unknown_peak_is_refused(self):
-        call = lambda: largest_seq_len(10**9, 1, 1, peak="peek")  # noqa: E731
+        call = partial(largest_seq_len, 10**9, 1, 1, peak="peek")
         assert_raises(ValueError, call, when="for peak='peek'", mentions=["peek"])
 
 
-LENGTHS = (256, 1024, 4096, 8192, 16384)
-ADD_MEM = ("4.02344", "64.0938", "1024.38", "4096.75", "16385.5")
-MEM_MAX = {
-    16: ("72.7739", "195.094", "2124.38", "8280.75", "32881.5"),
-    32: ("73.5239", "198.094", "2136.38", "8304.75", "32929.5"),
-    64: ("75.0239", "204.094", "2160.38", "8352.75", "33025.5"),
-    128: ("78.0239", "216.094", "2208.38", "8448.75", "33217.5"),
-}
 ONE_STEP = {"batch_size": 1, "warmup_steps": 0, "steps": 1}
 
 
@@ -747,28 +687,14 @@ class TestBenchmarkAttention:
         """The rows, which must be those asked for; `within` is what the call stands in, lines that end in `with …:`."""
         lines = f"note(benchmark_attention({d_models}, {seq_lens}, **asked))"
         (rows,) = run(f"{within}\n    {lines}" if within else lines, asked=asked)
-        return self.as_asked(rows, d_models, seq_lens, **asked)
-
-    def as_asked(self, rows, d_models, seq_lens, **asked):
-        assert_type("benchmark_attention's result", rows, list, "a list of rows")
-        pairs = [(d, n) for d in d_models for n in seq_lens]
-        assert_equal("the number of rows", len(rows), len(pairs), hint="a row for every d_model and every seq_len")
-        for number, (row, pair) in enumerate(zip(rows, pairs, strict=True)):
-            assert_keys(f"row {number}", row, COLUMNS)
-            hint = "every d_model in turn, and for each of them every seq_len"
-            assert_equal(f"(d_model, seq_len) of row {number}", (row["d_model"], row["seq_len"]), pair, hint=hint)
-            for name, value in {"batch_size": 8, "warmup_steps": 5, "steps": 100, "device": "cpu", **asked}.items():
-                assert_equal(f"{name} of row {number}", row[name], value, hint="as asked for")
-        return rows
+        return as_asked(rows, d_models, seq_lens, **asked)
 
     @simulated
     def test_the_published_table(self):
         for number, row in enumerate(self.rows(list(MEM_MAX), list(LENGTHS), device="meta")):
             for name in ("fwd_ms", "bwd_ms"):
-                require(
-                    row[name] is None,
-                    f"{name} of row {number} is {row[name]}, expected None: a simulation has no times",
-                )
+                told = f"{name} of row {number} is {row[name]}, expected None: a simulation has no times"
+                require(row[name] is None, told)
             assert_memory_columns(row, printed=(MEM_MAX[row["d_model"]][number % 5], ADD_MEM[number % 5]))
 
     @simulated
@@ -780,11 +706,9 @@ class TestBenchmarkAttention:
     @simulated
     def test_simulated_rows_are_measured(self):
         _, counts, _ = self.counted([16, 32], [64], batch_size=2, steps=1, device="meta")
-        require(
-            counts["exp"] >= 4 and counts["bmm"] >= 20,
-            f"for two rows, {counts['exp']} forward passes ran on meta tensors, expected two steps of each\n"
-            "Usual cause: the numbers are worked out by a formula, or copied: this table is to be measured",
-        )
+        told = f"for two rows, {counts['exp']} forward passes ran on meta tensors, expected two steps of each"
+        cause = "the numbers are worked out by a formula, or copied: this table is to be measured"
+        require(counts["exp"] >= 4 and counts["bmm"] >= 20, f"{told}\nUsual cause: {cause}")
 
     def counted(self, d_models, seq_lens, **asked):
         """Rows, how many "exp" and "bmm" ran for them, and how many of them with no tracker looking on."""
@@ -794,7 +718,7 @@ with stand_ins.OperatorCount() as count:
 note((count.counts, count.unwatched))
 """
         rows, counts = run(lines, asked=asked)
-        return self.as_asked(rows, d_models, seq_lens, **asked), *counts
+        return as_asked(rows, d_models, seq_lens, **asked), *counts
 
     def test_the_cpu_rounds_nothing(self):
         for row in self.rows([17, 300], [63, 5], batch_size=3, warmup_steps=0, steps=1):
@@ -808,15 +732,13 @@ note((count.counts, count.unwatched))
         n_steps = {asked: counts["exp"] for asked, counts in ran.items()}
         assert_equal("the number of forward passes that three steps more bring", n_steps[0, 5] - n_steps[0, 2], 3)
         assert_equal("the number of forward passes that three warm-up steps bring", n_steps[3, 2] - n_steps[0, 2], 3)
-        require(
-            ran[0, 5]["bmm"] - ran[0, 2]["bmm"] == 18,
-            "a step has 2 products in the forward pass and 4 in the backward pass; those of three steps are not there",
+        told = (
+            "a step has 2 products in the forward pass and 4 in the backward pass; those of three steps are not there"
         )
-        require(
-            unwatched[0, 5]["exp"] >= 5,
-            f"of 5 timed steps, {unwatched[0, 5]['exp']} ran without a tracker looking on\n"
-            "A tracker slows every operator down: measure memory in steps of their own, and time without it",
-        )
+        require(ran[0, 5]["bmm"] - ran[0, 2]["bmm"] == 18, told)
+        told = f"of 5 timed steps, {unwatched[0, 5]['exp']} ran without a tracker looking on"
+        why = "A tracker slows every operator down: measure memory in steps of their own, and time without it"
+        require(unwatched[0, 5]["exp"] >= 5, f"{told}\n{why}")
 
     def test_times_of_the_cpu(self, rng):
         warmup, steps = 2, 5
@@ -830,22 +752,13 @@ with stand_ins.PacedSteps(*costs.values(), getattr(benchmark_attention, "__globa
 note(paced.taken_ms)
 """
         rows, taken_ms = run(lines, costs=costs)
-        (row,) = self.as_asked(rows, [4], [16], batch_size=2, warmup_steps=warmup, steps=steps)
+        (row,) = as_asked(rows, [4], [16], batch_size=2, warmup_steps=warmup, steps=steps)
         assert_time_columns(row, taken_ms)
 
-    @pytest.mark.parametrize(
-        "error",
-        [
-            "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')",
-            "RuntimeError('[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can\\'t allocate memory: "
-            "you tried to allocate 65536 bytes. Error code 12 (Cannot allocate memory)')",
-            "RuntimeError('[enforce fail at alloc_cpu.cpp:116] data. DefaultCPUAllocator: not enough memory: you')",
-        ],
-        ids=["CUDA", "CPU", "CPU_on_Windows"],
-    )
+    @pytest.mark.parametrize("where", ["CUDA", "CPU", "CPU_on_Windows"])
     @pytest.mark.kind("robust")
-    def test_rows_that_run_out_of_memory(self, error):
-        device = f"with stand_ins.SmallDevice(4 * 100 * 100, lambda: {error}):"
+    def test_rows_that_run_out_of_memory(self, where):
+        device = f"with stand_ins.SmallDevice(4 * 100 * 100, lambda: stand_ins.out_of_memory({where!r})):"
         try:
             rows = self.rows([4], [40, 128, 41], within=device, **ONE_STEP)
         except RuntimeError as uncaught:
@@ -865,12 +778,9 @@ note(paced.taken_ms)
     @pytest.mark.kind("robust")
     def test_other_errors_pass(self, kind, text):
         device = f"with stand_ins.SmallDevice(4 * 100 * 100, lambda: {kind.__name__}({text!r})):"
+        call = lambda: [row["status"] for row in self.rows([4], [128], within=device, **ONE_STEP)]  # noqa: E731
         with LINES.nothing_left_on("an error inside"):
-            assert_raises(
-                kind,
-                lambda: [row["status"] for row in self.rows([4], [128], within=device, **ONE_STEP)],
-                when="where attention raised one that is not about memory",
-            )
+            assert_raises(kind, call, when="where attention raised one that is not about memory")
 
     @pytest.mark.kind("small")
     def test_nothing_stays_alive(self):
@@ -879,16 +789,12 @@ note(paced.taken_ms)
 
     @pytest.mark.kind("refuses")
     def test_without_a_gpu_cuda_is_refused(self):
-        def rows():
-            return self.rows([4], [8], within="with stand_ins.without_a_gpu():", steps=1, device="cuda")
-
+        rows = partial(self.rows, [4], [8], within="with stand_ins.without_a_gpu():", steps=1, device="cuda")
         assert_raises(RuntimeError, rows, when="for device='cuda' without a GPU")
 
     @pytest.mark.kind("refuses")
     def test_other_devices_are_refused(self):
-        def rows():
-            return benchmark_attention([4], [8], steps=1, device="mps")
-
+        rows = partial(benchmark_attention, [4], [8], steps=1, device="mps")
         assert_raises(ValueError, rows, when="for device='mps'", mentions=["mps"])
 
     @pytest.mark.gpu
@@ -897,12 +803,8 @@ note(paced.taken_ms)
         require(row["status"] == "success", f"status is {row['status']!r}, expected 'success'")
         require(row["fwd_ms"] > 0 and row["bwd_ms"] > 0, "a time is not above 0")
         saved = step_memory((8, 2048, 64), "saved") / MIB
-        require(
-            abs(row["add_mem_MB"] - saved) <= 2,
-            f"add_mem_MB is {row['add_mem_MB']:.6g} on a GPU; the allocator may add 1 MiB a block to {saved:.6g}",
-        )
+        told = f"add_mem_MB is {row['add_mem_MB']:.6g} on a GPU; the allocator may add 1 MiB a block to {saved:.6g}"
+        require(abs(row["add_mem_MB"] - saved) <= 2, told)
         least = step_memory((8, 2048, 64), "forward_peak", workspace_bytes=0) / MIB
-        require(
-            least <= row["mem_max_MB"] <= least + 140,
-            f"mem_max_MB is {row['mem_max_MB']:.6g} on a GPU, expected {least:.6g} and at most 140 for workspaces",
-        )
+        told = f"mem_max_MB is {row['mem_max_MB']:.6g} on a GPU, expected {least:.6g} and at most 140 for workspaces"
+        require(least <= row["mem_max_MB"] <= least + 140, told)

@@ -5,11 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from online_softmax import merge_states, online_attention, online_softmax, online_softmax_stats, safe_softmax
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
+from labkit.testing.any_inputs import any_inputs
 from labkit.testing.cases import Case, looser
 from labkit.testing.compare import (
     NAN_HINT,
@@ -25,12 +26,14 @@ from labkit.testing.compare import (
 )
 from labkit.testing.reference import random_qkv
 from labkit.testing.row_blocks import (
+    Far,
     axis_suspects,
     cut,
     fresh,
     in_float64,
     merge_suspects,
     no_keys,
+    output_suspects,
     passing,
     softmax_of_row,
     some_masked,
@@ -40,7 +43,6 @@ from labkit.testing.row_blocks import (
     two_states,
     weights_suspects,
 )
-from labkit.testing.suspects import pass_suspects, scale_suspects
 
 robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))
 SPLITS = {
@@ -55,15 +57,8 @@ by_split = pytest.mark.parametrize(
     "lengths", [pytest.param(cut, id=name, marks=robust if 0 in cut else ()) for name, cut in SPLITS.items()]
 )
 by_dtype = pytest.mark.parametrize("dtype", [pytest.param(np.float16, marks=robust), np.float32, np.float64])
-any_case = settings(
-    derandomize=True,
-    deadline=None,
-    database=None,
-    max_examples=20,
-    report_multiple_bugs=False,
-    phases=(Phase.generate,),
-    suppress_health_check=list(HealthCheck),
-)
+any_dtype = pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+any_case = any_inputs(20)
 seeds = st.integers(0, 2**32 - 1)
 splits = st.lists(st.integers(0, 12), min_size=1, max_size=7)
 ranges = st.sampled_from([0.1, 1.0, 30.0, 1e4])
@@ -110,7 +105,7 @@ class TestSafeSoftmax:
 
     @robust
     @pytest.mark.parametrize("size", [1e4, -3e4])
-    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    @any_dtype
     def test_large_logits(self, rng, size, dtype):
         x = (size + 8 * rng.integers(-2, 3, (4, 21))).astype(dtype)
         self.check(x, hint="exp overflows or vanishes: take the row's maximum from every number first")
@@ -192,7 +187,7 @@ class OverBlocks:
 
     @robust
     @pytest.mark.parametrize("size", [1e4, -3e4])
-    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    @any_dtype
     def test_large_logits(self, rng, size, dtype):
         x = (size + 8 * rng.integers(-2, 3, 29)).astype(dtype)
         self.check(cut(x, (8, 8, 8, 5)), hint=OVERFLOW)
@@ -253,26 +248,14 @@ class OverBlocks:
         self.check(blocks, passing(blocks))
 
 
-class Far:
-    """Blocks of rows that are tens of MiB together and are made when they are asked for, the same ones each time."""
-
-    def __init__(self, rng, shape, n_blocks=128):
-        self.shape, self.seeds = shape, rng.integers(0, 2**32, n_blocks)
-
-    def once(self):
-        return iter(self.again())
-
-    def again(self):
-        return (np.random.default_rng(seed).standard_normal(self.shape, dtype=np.float32) for seed in self.seeds)
-
-    def __str__(self):
-        return f"{len(self.seeds)} blocks of {' × '.join(map(str, self.shape))}"
-
-
-def softmax_of_rows(block):
-    """m and l of one block's rows, in float64."""
-    m = block.max(axis=-1).astype(np.float64)
-    return m, np.exp(block - m[..., None]).sum(axis=-1)
+def peak_over_blocks(task, rng, n_blocks, shape, *before, n_iterables=1):
+    """The peak bytes of a call with iterables of blocks, which are made when asked for, and must all be asked for."""
+    task(*before, *(fresh(rng, 3, shape, []) for _ in range(n_iterables)))
+    made = []
+    blocks = [fresh(rng, n_blocks, shape, made) for _ in range(n_iterables)]
+    peak = measure_arrays(task, *before, *blocks, warm=False).peak_bytes
+    assert_equal("the number of blocks asked for", len(made), n_iterables * n_blocks)
+    return peak
 
 
 class TestOnlineSoftmaxStats(OverBlocks):
@@ -301,24 +284,18 @@ class TestOnlineSoftmaxStats(OverBlocks):
 
     @small
     def test_memory_of_a_few_blocks(self, rng):
-        online_softmax_stats(fresh(rng, 3, 8, []))
-        n_blocks, n, made = 64, 4096, []
-        blocks = fresh(rng, n_blocks, (64, n // 64), made)  # few columns: answers that take one at a time are right
-        peak = measure_arrays(online_softmax_stats, blocks, warm=False).peak_bytes
-        assert_equal("the number of blocks asked for", len(made), n_blocks)
-        assert_at_most(
-            "the peak",
-            peak,
-            14 * n * 4 + BOOKKEEPING_BYTES,
-            hint=f"That is room for 14 of the {n_blocks} blocks. Usual cause: blocks or their copies are kept",
-        )
+        n_blocks, n = 64, 4096
+        few_columns = (64, n // 64)  # answers that take one at a time are right
+        peak = peak_over_blocks(online_softmax_stats, rng, n_blocks, few_columns)
+        hint = f"That is room for 14 of the {n_blocks} blocks. Usual cause: blocks or their copies are kept"
+        assert_at_most("the peak", peak, 14 * n * 4 + BOOKKEEPING_BYTES, hint=hint)
 
     @small
     @pytest.mark.outside(mib=8)
     def test_many_blocks_seen_from_outside(self, rng, outside):
         blocks = Far(rng, (512, 2**7))
         m, l = assert_tuple("online_softmax_stats's result", outside(online_softmax_stats, blocks.once()), ("m", "l"))
-        m_of_each, l_of_each = zip(*map(softmax_of_rows, blocks.again()), strict=True)
+        m_of_each, l_of_each = zip(*(softmax_of_row(block)[1:] for block in blocks.again()), strict=True)
         want_m = np.max(m_of_each, axis=0)
         want_l = np.sum(np.exp(m_of_each - want_m) * l_of_each, axis=0)
         close = np.allclose(m, want_m, rtol=0) and np.allclose(l, want_l, rtol=1e-4)
@@ -334,10 +311,8 @@ class TestOnlineSoftmax(OverBlocks):
         got = online_softmax(list(blocks) if given is None else given)
         x = np.concatenate(blocks, axis=-1)
         want, plain = softmax_of_row(x)[0], softmax_of_row(x, x.dtype)[0]
-        require(
-            as_array("the softmax", got).size or not x.shape[-1],
-            "the softmax is empty\nUsual cause: the blocks are gone through twice; a generator is used up",
-        )
+        empty = "the softmax is empty\nUsual cause: the blocks are gone through twice; a generator is used up"
+        require(as_array("the softmax", got).size or not x.shape[-1], empty)
         plain = looser(plain, want, len(blocks))
         compare("the softmax", got, want, plain, lambda: weights_suspects(blocks), hint, x.dtype)
 
@@ -348,16 +323,11 @@ class TestOnlineSoftmax(OverBlocks):
 
     @small
     def test_memory_of_the_result(self, rng):
-        online_softmax(fresh(rng, 3, 8, []))
-        n_blocks, n, made = 64, 1024, []
-        memory = measure_arrays(online_softmax, fresh(rng, n_blocks, n, made), warm=False)
-        assert_equal("the number of blocks asked for", len(made), n_blocks)
-        assert_at_most(
-            "the peak",
-            memory.peak_bytes,
-            int(2.5 * n_blocks * n * 4) + 14 * n * 4 + BOOKKEEPING_BYTES,
-            hint="That is 2.5 times the result. Usual cause: the row is joined first, or scaled out of place",
-        )
+        n_blocks, n = 64, 1024
+        peak = peak_over_blocks(online_softmax, rng, n_blocks, n)
+        limit = int(2.5 * n_blocks * n * 4) + 14 * n * 4 + BOOKKEEPING_BYTES
+        hint = "That is 2.5 times the result. Usual cause: the row is joined first, or scaled out of place"
+        assert_at_most("the peak", peak, limit, hint=hint)
 
     @small
     @pytest.mark.outside(mib=46)
@@ -395,18 +365,6 @@ def integer_row(rng, size, dtype=np.float32):
     K = np.stack([np.full(29, size // 64), rng.integers(-4, 5, 29), rng.integers(-9, 9, 29)], -1)
     V = rng.standard_normal((29, 5))
     return q, *(cut(x.astype(dtype), (8, 8, 8, 5), 0) for x in (K, V))
-
-
-def output_suspects(case, lengths):
-    """What usual mistakes make of one row's output, which comes in blocks of these lengths."""
-    ends = np.cumsum(lengths)
-    found = pass_suspects(case, [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)])
-    found |= {cause: functools.partial(case.other, scale=scale) for cause, scale in scale_suspects(case).items()}
-    if len(lengths) > 1:
-        last = np.arange(case.n_keys) >= ends[-2]
-        found["the last block is dropped"] = lambda: case.other(hidden=case.hidden | last)
-        found["only the last block is kept"] = lambda: case.other(hidden=case.hidden | ~last)
-    return {cause: lambda made=made: made().output[..., 0, :] for cause, made in found.items()}
 
 
 def assert_attention(q, K_blocks, V_blocks, scale=None, given=None, hint=""):
@@ -457,7 +415,7 @@ class TestOnlineAttention:
 
     @robust
     @pytest.mark.parametrize("size", [9984, -29952])
-    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    @any_dtype
     def test_large_logits(self, rng, size, dtype):
         assert_attention(*integer_row(rng, size, dtype), 1.0, hint="take the maximum from the scores before exp")
 
@@ -523,26 +481,18 @@ class TestOnlineAttention:
 
         assert_attention(q, K, V, given=(blocks("K", K), blocks("V", V)))
         assert_equal("the order in which blocks were asked for", "".join(sorted(asked)), "KKKKVVVV")
-        require(
-            max(ahead) == 1,
-            f"one of the two is {max(ahead)} blocks ahead of the other, 1 is allowed: K's and V's blocks come in turn\n"
-            "Usual cause: all keys are gone through before the first value",
+        told = (
+            f"one of the two is {max(ahead)} blocks ahead of the other, 1 is allowed: K's and V's blocks come in turn"
         )
+        require(max(ahead) == 1, f"{told}\nUsual cause: all keys are gone through before the first value")
 
     @small
     def test_memory_of_a_few_blocks(self, rng):
         q = rng.standard_normal(1).astype(np.float32)
-        online_attention(q, fresh(rng, 3, (8, 1), []), fresh(rng, 3, (8, 1), []))
-        n_blocks, n, made = 96, 128, []
-        blocks = [fresh(rng, n_blocks, (n, 1), made) for _ in "KV"]
-        peak = measure_arrays(online_attention, q, *blocks, warm=False).peak_bytes
-        assert_equal("the number of blocks asked for", len(made), 2 * n_blocks)
-        assert_at_most(
-            "the peak",
-            peak,
-            24 * n * 4 + BOOKKEEPING_BYTES,
-            hint=f"That is room for 24 of the {2 * n_blocks} blocks. Usual cause: blocks are kept, or all their scores",
-        )
+        n_blocks, n = 96, 128
+        peak = peak_over_blocks(online_attention, rng, n_blocks, (n, 1), q, n_iterables=2)
+        hint = f"That is room for 24 of the {2 * n_blocks} blocks. Usual cause: blocks are kept, or all their scores"
+        assert_at_most("the peak", peak, 24 * n * 4 + BOOKKEEPING_BYTES, hint=hint)
 
     @small
     @pytest.mark.outside(mib=8)
@@ -567,9 +517,8 @@ class TestOnlineAttention:
     def assert_refused(self, shapes, when, mentions=()):
         """Expect an error for a query and blocks of keys and values, by turns, of these shapes."""
         q, *blocks = (np.ones(shape, np.float32) for shape in shapes)
-        assert_raises(
-            ValueError, lambda: online_attention(q, blocks[::2], blocks[1::2]), when=when, mentions=map(str, mentions)
-        )
+        call = functools.partial(online_attention, q, blocks[::2], blocks[1::2])
+        assert_raises(ValueError, call, when=when, mentions=map(str, mentions))
 
     @refuses
     @pytest.mark.parametrize(
@@ -596,11 +545,8 @@ class TestOnlineAttention:
     @pytest.mark.parametrize(("n_keys", "n_values"), [(3, 2), (2, 3)], ids=["more_keys", "more_values"])
     def test_more_blocks_of_one(self, rng, n_keys, n_values):
         q, K, V = row(rng, (4, 4, 4))
-        assert_raises(
-            ValueError,
-            lambda: online_attention(q, iter(K[:n_keys]), iter(V[:n_values])),
-            when=f"for {n_keys} blocks of keys and {n_values} of values",
-        )
+        call = functools.partial(online_attention, q, iter(K[:n_keys]), iter(V[:n_values]))
+        assert_raises(ValueError, call, when=f"for {n_keys} blocks of keys and {n_values} of values")
 
     @refuses
     def test_no_block_at_all(self):
@@ -690,7 +636,7 @@ class TestMergeStates:
 
     @robust
     @by_side
-    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    @any_dtype
     def test_no_keys_as_plain_numbers(self, rng, side, dtype):
         a, _, _ = two_states(rng, batch=(2,), dtype=dtype)
         none = (-np.inf, 0.0, 0.0)

@@ -12,7 +12,8 @@ from tiling import choose_blocks, count_tiles, tiled_attention
 
 from labkit.meters.array_tiles import score_tiles
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
-from labkit.simulated_memory import HBMArray, Machine, SRAMOverflow, watch_machines
+from labkit.meters.played_traffic import played_traffic
+from labkit.simulated_memory import SRAMOverflow, watch_machines
 from labkit.testing.cases import DTYPES, Case, worked_example
 from labkit.testing.compare import (
     as_array,
@@ -25,12 +26,21 @@ from labkit.testing.compare import (
     require,
 )
 from labkit.testing.exponents import PowerLaw, StandIns, assert_exponents
-from labkit.testing.io_formulas import keys_outside_traffic, queries_outside_traffic
 from labkit.testing.programs import program
 from labkit.testing.reference import attention, random_qkv
 from labkit.testing.suspects import attention_suspects
 from labkit.testing.tile_counts import count_suspects, tiles_with_an_entry
-from labkit.testing.traffic import Run, assert_fits, assert_naive_bytes, assert_tiled_bytes, least_traffic
+from labkit.testing.traffic import (
+    WASTE,
+    Run,
+    assert_fits,
+    assert_makes_use,
+    assert_naive_bytes,
+    assert_tiled_bytes,
+    least_traffic,
+    moved_on_machine,
+    what_was_loaded,
+)
 from labkit.testing.work import assert_tile_sizes, entries, entries_seen
 
 CUTS = {
@@ -50,6 +60,7 @@ by_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 by_bad_block = pytest.mark.parametrize(("size", "name"), [*itertools.product([0, -2], ["block_q", "block_k"])])
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+OTHER_BLOCKS = "Usual cause: the block sizes given are not the ones used"
 
 
 class TestCountTiles:
@@ -116,6 +127,12 @@ def assert_attention(Q, K, V, block_q, block_k, causal=False, mask=None, got=Non
 def tiles_computed(*args, **options):
     """The output of tiled_attention, and the tiles of its scores, (queries, keys)."""
     return score_tiles(tiling.tiled_attention, *args, **options)
+
+
+TILES_TOO_MANY = (
+    "tiles without a visible entry are computed and then masked; a block of keys is left out one too late;\n"
+    "the rule for leaving them out holds for square tiles only; or other block sizes are used than the ones given"
+)
 
 
 class TestTiledAttention:
@@ -248,13 +265,9 @@ class TestTiledAttention:
             with np.errstate(all="ignore"):
                 got = as_array("the output", tiled_attention(Q, K_trap, V_trap, block_q, block_k, causal=True))
             n_spoilt = int(np.isnan(got[:stop]).any(axis=-1).sum())
-            require(
-                not n_spoilt,
-                f"NaN laid into keys {unseen} and up reaches {n_spoilt} of the queries 0 to {stop - 1}, whose tiles of "
-                f"{block_q} × {block_k} end at key {unseen - 1}\nUsual cause: tiles without a visible entry are "
-                "computed and then masked; a block of keys is left out one too late;\nthe rule for leaving them out "
-                "holds for square tiles only; or other block sizes are used than the ones given",
-            )
+            told = f"NaN laid into keys {unseen} and up reaches {n_spoilt} of the queries 0 to {stop - 1}, whose tiles "
+            told += f"of {block_q} × {block_k} end at key {unseen - 1}"
+            require(not n_spoilt, f"{told}\nUsual cause: {TILES_TOO_MANY}")
             assert_attention(Q[:stop], K, V, block_q, block_k, causal=True, got=got[:stop])
 
     @pytest.mark.parametrize("mode", ["", "causal", "mask", "causal and mask"])
@@ -272,16 +285,13 @@ class TestTiledAttention:
             return  # computed from copies: then memory alone tells
         assert_tile_sizes("tiled_attention" + f" with {mode}" * bool(mode), found, N_q, N_k, blocks, causal)
         asked = entries_seen(*cut) if causal else N_q * N_k
-        hint = (
-            f"The tiles to visit have {asked:,} entries. Usual cause: the scores of a tile are computed before it is "
-        )
         name = f"the scores computed {where}{mode and ', '}{mode}"
-        assert_at_most(name, entries(found), asked, unit="entries", hint=hint + "skipped, or twice")
-        require(
-            causal or entries(found) == asked,
-            f"{name} are {entries(found):,}, expected {asked:,}\n"
-            "Usual cause: tiles that the mask hides as a whole are left out: a mask leaves none out",
-        )
+        cause = "the scores of a tile are computed before it is skipped, or twice"
+        hint = f"The tiles to visit have {asked:,} entries. Usual cause: {cause}"
+        assert_at_most(name, entries(found), asked, unit="entries", hint=hint)
+        cause = "tiles that the mask hides as a whole are left out: a mask leaves none out"
+        told = f"{name} are {entries(found):,}, expected {asked:,}\nUsual cause: {cause}"
+        require(causal or entries(found) == asked, told)
 
     @pytest.mark.parametrize(
         ("N", "d", "batch", "blocks", "mode"),
@@ -300,13 +310,9 @@ class TestTiledAttention:
         tiled_attention(Q[..., :8, :], K[..., :8, :], V[..., :8, :], 4, 4, **small)
         peak = measure_arrays(tiled_attention, Q, K, V, *blocks, warm=False, **options).peak_bytes
         matrix = 4 * math.prod(batch) * N * N
-        assert_at_most(
-            f"the peak at N = {N}, d = {d}, blocks of {blocks[0]} × {blocks[1]}{mode and ', '}{mode}",
-            peak,
-            4 * Q.nbytes,
-            hint="The limit is 4·N·d elements, the output included; one N × N array of the scores would be "
-            f"{matrix:,} bytes, one of booleans {matrix // 4:,}",
-        )
+        name = f"the peak at N = {N}, d = {d}, blocks of {blocks[0]} × {blocks[1]}{mode and ', '}{mode}"
+        hint = "The limit is 4·N·d elements, the output included; one N × N array of the scores would be "
+        assert_at_most(name, peak, 4 * Q.nbytes, hint=f"{hint}{matrix:,} bytes, one of booleans {matrix // 4:,}")
 
     @pytest.mark.parametrize(
         "cut", [(256, 256, 8, 256), (256, 256, 256, 8), (64, 2048, 64, 16), (2048, 64, 16, 64)], ids=str
@@ -318,13 +324,10 @@ class TestTiledAttention:
         tiled_attention(Q, K, V, *blocks)
         peak = measure_arrays(tiled_attention, Q, K, V, *blocks, warm=False).peak_bytes
         tile, copies = 8 * math.prod(blocks), 6 * 8 * 4 * (max(N_q, N_k) + sum(blocks))
-        assert_at_most(
-            f"the peak at N_q = {N_q}, N_k = {N_k}, d = 2, blocks of {blocks[0]} × {blocks[1]}, float64",
-            peak,
-            6 * tile + copies + BOOKKEEPING_BYTES,
-            hint=f"A tile of scores has {tile:,} bytes\n"
-            "Usual cause: block sizes of your own, one of the two used for both, or whole rows of scores",
-        )
+        name = f"the peak at N_q = {N_q}, N_k = {N_k}, d = 2, blocks of {blocks[0]} × {blocks[1]}, float64"
+        cause = "block sizes of your own, one of the two used for both, or whole rows of scores"
+        hint = f"A tile of scores has {tile:,} bytes\nUsual cause: {cause}"
+        assert_at_most(name, peak, 6 * tile + copies + BOOKKEEPING_BYTES, hint=hint)
 
     @small
     def test_one_block_is_one_tile(self, rng):
@@ -332,11 +335,8 @@ class TestTiledAttention:
         Q, K, V = random_qkv(rng, n_queries=N, d=4, dtype=np.float64)
         tiled_attention(Q[:8], K, V, 8, 8)
         peak = measure_arrays(tiled_attention, Q, K, V, N, N, warm=False).peak_bytes
-        require(
-            peak >= 8 * N * N,
-            f"the peak with blocks of {N} × {N} is {peak:,} bytes, but one tile of scores has {8 * N * N:,}\n"
-            "Usual cause: the block sizes given are not the ones used",
-        )
+        told = f"the peak with blocks of {N} × {N} is {peak:,} bytes, but one tile of scores has {8 * N * N:,}"
+        require(peak >= 8 * N * N, f"{told}\n{OTHER_BLOCKS}")
 
     @by_bad_block
     @refuses
@@ -375,32 +375,9 @@ class TestTiledAttention:
 # The machine: inputs in a sealed HBM, so that nothing can be computed from what was not loaded
 
 
-def on_machine(function, arrays, blocks, sram_bytes, sealed=True, used=False):
-    """Call tiled_traffic or naive_traffic, by its name, on a fresh machine: what the call moved, and its output.
-
-    `blocks` are (block_q, block_k), or a dict to pass them by name. A sealed machine gets handles of the arrays, any
-    other the arrays themselves. With `used`, the machine has counted something before.
-    """
-    machine = Machine(sram_bytes, sealed=sealed)
-    given = [machine.hbm(array) for array in arrays] if sealed else list(arrays)
-    positional, named = ((), blocks) if isinstance(blocks, dict) else (blocks, {})
-    if used:
-        machine.store(given[0], np.s_[:], machine.load(given[0], np.s_[:]))
-
-    def counts():
-        return {
-            "loaded": machine.loaded,
-            "stored": machine.stored,
-            **{name: machine.loaded_from(array) for name, array in zip("qkv", given, strict=True)},
-        }
-
-    before = counts()
-    result = getattr(tiling, function)(machine, *given, *positional, **named)
-    moved = {name: now - before[name] for name, now in counts().items()}
-    is_handle = isinstance(result, HBMArray)
-    state = {"in_use": machine.in_use, "high_water": machine.high_water, "host_read": machine.host_read}
-    told = {"is_handle": is_handle, "kind": type(result).__name__, "stored_to_output": machine.stored_to(result)}
-    return {**moved, **state, **told, "output": result.numpy() if is_handle else result}
+def on_machine(function, *args, **options):
+    """Call tiled_traffic or naive_traffic, by its name, on a fresh machine: see `labkit.testing.traffic`."""
+    return moved_on_machine(getattr(tiling, function), *args, **options)
 
 
 AMPLE = 1 << 20
@@ -476,10 +453,8 @@ class EitherTraffic:
         before = [array.copy() for array in arrays]
         told = on_machine(self.function, arrays, (6, 4), AMPLE, sealed=False)
         assert_attention(*arrays, 6, 4, got=told["output"])
-        require(
-            told["stored_to_output"] >= told["output"].nbytes,  # it lies in an array here, in which anybody may write
-            "the output was not written by machine.store",
-        )
+        stored = told["stored_to_output"] >= told["output"].nbytes  # in an array here, in which anybody may write
+        require(stored, "the output was not written by machine.store")
         for name, now, then in zip("QKV", arrays, before, strict=True):
             assert_unchanged(name, now, then)
 
@@ -492,23 +467,16 @@ class EitherTraffic:
     def test_blocks_too_large_overflow(self, rng):
         arrays = trip_arrays(rng, (64, 64, 8, 8))
         self.run(arrays, (4, 4), sram_bytes=8192)
-        assert_raises(
-            SRAMOverflow,
-            lambda: self.run(arrays, (64, 64), sram_bytes=8192),
-            when="for blocks of 64 × 64 in an SRAM of 8192 B, where the scores alone take 16,384",
-        )
+        when = "for blocks of 64 × 64 in an SRAM of 8192 B, where the scores alone take 16,384"
+        assert_raises(SRAMOverflow, lambda: self.run(arrays, (64, 64), sram_bytes=8192), when=when)
 
     @by_bad_block
     @refuses
     def test_block_sizes_below_one(self, rng, name, size):
         arrays = trip_arrays(rng, (6, 6, 4, 4))
         blocks = {"block_q": 4, "block_k": 4} | {name: size}
-        assert_raises(
-            ValueError,
-            lambda: on_machine(self.function, arrays, blocks, AMPLE, sealed=False)["output"],
-            when=f"for {name}={size}",
-            mentions=[name],
-        )
+        call = lambda: on_machine(self.function, arrays, blocks, AMPLE, sealed=False)["output"]  # noqa: E731
+        assert_raises(ValueError, call, when=f"for {name}={size}", mentions=[name])
 
 
 class TestTiledTraffic(EitherTraffic):
@@ -518,24 +486,14 @@ class TestTiledTraffic(EitherTraffic):
     def test_smaller_blocks_move_more(self, rng):
         arrays = trip_arrays(rng, (48, 48, 8, 8))
         moved = [run.loaded + run.stored for run in (self.run(arrays, (b, b)) for b in (4, 8, 16, 24))]
-        require(
-            sorted(set(moved), reverse=True) == moved,
-            f"blocks of 4, 8, 16 and 24 move {moved} bytes: smaller blocks must move more\n"
-            "Usual cause: the block sizes given are not the ones used",
-        )
+        told = f"blocks of 4, 8, 16 and 24 move {moved} bytes: smaller blocks must move more"
+        require(sorted(set(moved), reverse=True) == moved, f"{told}\n{OTHER_BLOCKS}")
 
     @small
     def test_sram_does_not_grow_with_the_sequence(self, rng):
-        high = []
-        for n in (3, 12):
-            run = self.run(trip_arrays(rng, (8 * n, 8 * n, 4, 4)), (8, 8))
-            high.append(run.high_water)
-        assert_at_most(
-            "SRAM in use at once with 12 blocks",
-            high[1],
-            high[0],
-            hint=f"With 3 blocks of the same size it was {high[0]:,}. Usual cause: tiles are kept from round to round",
-        )
+        few, many = (self.run(trip_arrays(rng, (n, n, 4, 4)), (8, 8)).high_water for n in (24, 96))
+        hint = f"With 3 blocks of the same size it was {few:,}. Usual cause: tiles are kept from round to round"
+        assert_at_most("SRAM in use at once with 12 blocks", many, few, hint=hint)
 
     @pytest.mark.parametrize("blocks", [(16, 16), (16, 4), (4, 16)], ids=str)
     @small
@@ -543,20 +501,14 @@ class TestTiledTraffic(EitherTraffic):
         block_q, block_k = blocks
         N, d = 64, 8
         run = self.run(trip_arrays(rng, (N, N, d, d)), blocks)
+        name = f"SRAM in use at once with blocks of {block_q} × {block_k}, d = {d}"
         room = 4 * (7 * block_q * d + 4 * block_k * d + 4 * block_q * block_k + 8 * block_q)
-        assert_at_most(
-            f"SRAM in use at once with blocks of {block_q} × {block_k}, d = {d}",
-            run.high_water,
-            room,
-            hint=f"That is room for 7 tiles of {block_q} × {d}, 4 of {block_k} × {d}, 4 of scores and 8 columns\n"
-            "Usual cause: names of the last round keep its tiles alive beside this round's: del them",
-        )
+        hint = f"That is room for 7 tiles of {block_q} × {d}, 4 of {block_k} × {d}, 4 of scores and 8 columns\n"
+        hint += "Usual cause: names of the last round keep its tiles alive beside this round's: del them"
+        assert_at_most(name, run.high_water, room, hint=hint)
         least = 4 * (block_q * d + block_k * d + block_q * block_k)
-        require(
-            run.high_water >= least,
-            f"SRAM held {run.high_water:,} bytes at most; Q's tile of {block_q} × {d}, K's of {block_k} × {d} "
-            f"and their product take {least:,}\nUsual cause: the block sizes given are not the ones used",
-        )
+        told = f"SRAM held {run.high_water:,} bytes at most; Q's tile of {block_q} × {d}, K's of {block_k} × {d}"
+        require(run.high_water >= least, f"{told} and their product take {least:,}\n{OTHER_BLOCKS}")
 
 
 class TestNaiveTraffic(EitherTraffic):
@@ -574,7 +526,6 @@ class TestNaiveTraffic(EitherTraffic):
 
 SRAMS = [(8_192, 16), (32_768, 64), (65_536, 64), (100_001, 32), (131_072, 128), (1 << 20, 64)]
 by_sram = pytest.mark.parametrize(("sram_bytes", "d"), SRAMS)
-WASTE = 4
 
 
 def blocks_of(sram_bytes, d, **options):
@@ -611,11 +562,9 @@ class TestChooseBlocks:
         try:
             on_machine("tiled_traffic", (Q, K, K), (block_q, block_k), sram_bytes, sealed=False)
         except SRAMOverflow as overflow:
-            require(
-                False,
-                f"your tiled_traffic overflows with your blocks of {block_q} × {block_k}, d = {d}:\n{overflow}\n"
-                "Usual cause: a temporary is not counted, like the product of weights and values before it is added",
-            )
+            told = f"your tiled_traffic overflows with your blocks of {block_q} × {block_k}, d = {d}:\n{overflow}"
+            cause = "a temporary is not counted, like the product of weights and values before it is added"
+            require(False, f"{told}\nUsual cause: {cause}")
 
     @pytest.mark.parametrize("dtype_bytes", [2, 4])
     @by_sram
@@ -629,29 +578,20 @@ class TestChooseBlocks:
     def assert_well_used(self, sram_bytes, d, dtype_bytes):
         blocks = blocks_of(sram_bytes, d, dtype_bytes=dtype_bytes)
         assert_fits(blocks, sram_bytes, d, dtype_bytes)
-        N = 1 << 16
-        moved = min(form(N, N, d, d, *blocks).total for form in (queries_outside_traffic, keys_outside_traffic))
-        assert_at_most(
-            f"the traffic with blocks of {blocks[0]} × {blocks[1]}, {sram_bytes:,} B of SRAM, d = {d}, in units of "
-            "what the best blocks move,",
-            round(moved / least_traffic(N, sram_bytes, d, dtype_bytes), 2),
-            WASTE,
-            unit="",
-            hint="One block size decides the traffic (block_q with queries outside): it must grow as SRAM does",
-        )
+        assert_makes_use(blocks, sram_bytes, d, dtype_bytes)
 
     def test_serves_your_own_loop(self):
         sram_bytes, d, N = 65_536, 32, 1024
         blocks = blocks_of(sram_bytes, d)
         Q = np.ones((N, d), np.float32)
         told = on_machine("tiled_traffic", (Q, Q, Q), blocks, sram_bytes, sealed=False)
-        assert_at_most(
-            f"what your tiled_traffic moves with your blocks of {blocks[0]} × {blocks[1]} in {sram_bytes:,} B of SRAM",
-            told["loaded"] + told["stored"],
-            round(WASTE * least_traffic(N, sram_bytes, d, 4)),
-            hint="Usual cause: the wrong one of the two block sizes is large. Which one decides how often K and V "
-            "(or Q) are loaded in your order of the loops?",
+        name = (
+            f"what your tiled_traffic moves with your blocks of {blocks[0]} × {blocks[1]} in {sram_bytes:,} B of SRAM"
         )
+        limit = round(WASTE * least_traffic(N, sram_bytes, d, 4))
+        hint = "Usual cause: the wrong one of the two block sizes is large. Which one decides how often K and V "
+        hint += "(or Q) are loaded in your order of the loops?"
+        assert_at_most(name, told["loaded"] + told["stored"], limit, hint=hint)
 
     @pytest.mark.parametrize("d", [8, 64, 128])
     @robust
@@ -662,10 +602,8 @@ class TestChooseBlocks:
                 blocks = choose_blocks(sram_bytes, d)
             except ValueError:
                 enough = 4 * 12 * d
-                require(
-                    sram_bytes < enough,
-                    f"a ValueError for sram_bytes={sram_bytes}, d={d}: {enough} B are enough for 1 × 1",
-                )
+                told = f"a ValueError for sram_bytes={sram_bytes}, d={d}: {enough} B are enough for 1 × 1"
+                require(sram_bytes < enough, told)
             else:
                 assert_tuple("choose_blocks's result", blocks, ("block_q", "block_k"))
                 require(min(blocks) >= 1, f"choose_blocks({sram_bytes}, {d}) is {blocks}: expected ValueError")
@@ -683,44 +621,16 @@ class TestChooseBlocks:
 
 @program
 def exponents_of_stand_ins(arguments, called, chosen):
-    """io_exponents with stand-ins for the two functions that it calls; `arguments` are its own, by name.
-
-    `chosen(sram_bytes, d, dtype_bytes)` says what choose_blocks returns. `called(how)` is told how tiled_traffic was
-    called and says what it then moves: (loads, stores, elements of a row of Q moved each time).
-    """
-
-    def tiled_traffic(machine, Q, K, V, block_q, block_k):
-        how = {
-            "shapes": [x.shape for x in (Q, K, V)],
-            "dtypes": [str(x.dtype) for x in (Q, K, V)],
-            "blocks": (block_q, block_k),
-            "sram_bytes": machine.sram_bytes,
-            "traffic_before": machine.traffic,
-        }
-        n_loads, n_stores, width = called(how)
-        O = machine.allocate((1, width), np.float32)
-        for n in range(n_loads):
-            tile = machine.load(Q, np.s_[:1, :width])
-            if n < n_stores:
-                machine.store(O, np.s_[:], tile)
-        return machine.allocate(Q.shape, np.float32)
-
-    own = tiling.tiled_traffic, tiling.choose_blocks
-    tiling.tiled_traffic = tiled_traffic
-    tiling.choose_blocks = lambda sram_bytes, d, dtype_bytes=4: chosen(sram_bytes, d, dtype_bytes)
-    try:
+    """io_exponents, its arguments by name, with stand-ins for the two functions that it calls."""
+    with played_traffic(tiling, called, chosen):
         return tiling.io_exponents(**arguments)
-    finally:
-        tiling.tiled_traffic, tiling.choose_blocks = own
 
 
 def exponents_and_machines(Ns, ds, sram_sizes):
     """io_exponents, and of each machine it used (shape of the first input loaded from, sram_bytes, traffic)."""
     with watch_machines() as machines:
         exponents = tiling.io_exponents(Ns, ds, sram_sizes)
-    loaded = [(machine, [each for each in machine._ledger.moved.values() if each.loaded]) for machine in machines]
-    inputs = [(machine, [each.hbm for each in moved if not each.stored]) for machine, moved in loaded]
-    return exponents, [(arrays[0].shape, machine.sram_bytes, machine.traffic) for machine, arrays in inputs if arrays]
+    return exponents, what_was_loaded(machines)
 
 
 def exponents_of(stand_ins, Ns, ds, sram_sizes):
@@ -768,23 +678,16 @@ class TestIoExponents:
         counted = {(*shape, sram_bytes): traffic for shape, sram_bytes, traffic in machines}
         missing = set(itertools.product(*grid)) - set(counted)
         require(not missing, f"{len(missing)} of 8 combinations moved no bytes on a machine of their own")
-        assert_exponents(
-            got, {setting: counted[setting] for setting in itertools.product(*grid)}, "the fit of what was counted"
-        )
-        require(
-            1.5 < got["N"] < 2.1 and -1.5 < got["M"] < -0.4,
-            f"the exponents are N {got['N']:.2f} and M {got['M']:.2f}; the paper's theorem has 2 and −1\n"
-            "Usual cause: choose_blocks does not use what SRAM there is, or the block sizes have no influence",
-        )
+        wanted = {setting: counted[setting] for setting in itertools.product(*grid)}
+        assert_exponents(got, wanted, "the fit of what was counted")
+        told = f"the exponents are N {got['N']:.2f} and M {got['M']:.2f}; the paper's theorem has 2 and −1"
+        cause = "choose_blocks does not use what SRAM there is, or the block sizes have no influence"
+        require(1.5 < got["N"] < 2.1 and -1.5 < got["M"] < -0.4, f"{told}\nUsual cause: {cause}")
 
     @pytest.mark.parametrize("name", ["Ns", "ds", "sram_sizes"])
     @pytest.mark.parametrize("values", [[64], [64, 64], []], ids=["one", "equal", "none"])
     @refuses
     def test_fewer_than_two_different_values(self, stand_ins, name, values):
         arguments = {"Ns": [32, 64], "ds": [4, 8], "sram_sizes": [1024, 2048]} | {name: values}
-        assert_raises(
-            ValueError,
-            lambda: exponents_of(stand_ins, **arguments),
-            when=f"for {name}={values}: no line through one point",
-            mentions=[name],
-        )
+        when = f"for {name}={values}: no line through one point"
+        assert_raises(ValueError, lambda: exponents_of(stand_ins, **arguments), when=when, mentions=[name])

@@ -23,9 +23,11 @@ from labkit.testing.compare import (
     require,
 )
 from labkit.testing.programs import program
+from labkit.testing.saved import assert_saved
 from labkit.testing.tensor_cases import Case, numbers, strided
 from labkit.testing.tensor_reference import attention, gradients
 from labkit.testing.tensor_suspects import backward_suspects, forward_suspects, lse_suspects
+from labkit.testing.wording import dtype_name
 from labkit.testing.work import (
     WHOLE_MATRIX,
     assert_largest_stays,
@@ -217,12 +219,10 @@ class EitherPass(EveryTask):
         case = Case(rng, n=20, dtype=dtype)
         for name, got in run(self.task, case, 8, 8).items():
             expected = case.precise if name == "L" else dtype
-            require(
-                got.dtype == expected,
-                f"{name} is {_short(got.dtype)}, expected {_short(expected)} for inputs in {_short(dtype)}"
-                + "\nL is float32 for half precision: what it is off by, every weight of the backward pass is off by"
-                * (name == "L"),
-            )
+            found, wanted, given = map(dtype_name, (got.dtype, expected, dtype))
+            why = "\nL is float32 for half precision: what it is off by, every weight of the backward pass is off by"
+            told = f"{name} is {found}, expected {wanted} for inputs in {given}"
+            require(got.dtype == expected, told + (why if name == "L" else ""))
 
     @pytest.mark.parametrize(("n_queries", "n_keys", "blocks"), [(8, 512, (8, 4)), (512, 8, (4, 8))])
     @robust
@@ -241,11 +241,9 @@ class EitherPass(EveryTask):
         for name, got in run(self.task, case, 8, 8).items():
             want = case.want[name]
             off = float(np.nan_to_num(np.abs(numbers(got) - want), nan=np.inf).max())
-            require(
-                off <= 1e-3 * np.abs(want).max(),
-                f"{name} is off by {off:.3g} where all scores are about {-logit_scale / math.sqrt(8):.0e}\n"
-                "Usual cause: a large negative number stands for −inf; beside scores that are lower still it is large",
-            )
+            told = f"{name} is off by {off:.3g} where all scores are about {-logit_scale / math.sqrt(8):.0e}"
+            cause = "a large negative number stands for −inf; beside scores that are lower still it is large"
+            require(off <= 1e-3 * np.abs(want).max(), f"{told}\nUsual cause: {cause}")
 
     @robust
     def test_arguments_are_left_alone(self, rng):
@@ -274,15 +272,10 @@ class EitherPass(EveryTask):
             ((Q, K, V[:4]), "when K and V differ in N_k", ("(5, 8)", "(4, 8)")),
         ]
         for inputs, when, shapes in wrong:
-            assert_raises(ValueError, lambda inputs=inputs: call(*inputs, *rest), when=when, mentions=shapes)
+            assert_raises(ValueError, functools.partial(call, *inputs, *rest), when=when, mentions=shapes)
         for name, size in itertools.product(("block_q", "block_k"), (0, -1)):
-            blocks = {name: size}
-            assert_raises(
-                ValueError,
-                lambda blocks=blocks: call(Q, K, V, *rest, **blocks),
-                when=f"for {name}={size}",
-                mentions=(name,),
-            )
+            refused = functools.partial(call, Q, K, V, *rest, **{name: size})
+            assert_raises(ValueError, refused, when=f"for {name}={size}", mentions=(name,))
 
     @causal_or_not
     @small
@@ -305,19 +298,13 @@ class EitherPass(EveryTask):
     @pytest.mark.parametrize(("block_q", "block_k"), [(32, 32), (16, 32), (32, 16)])
     @small
     def test_causal_leaves_tiles_out(self, rng, block_q, block_k):
-        n_queries, n_keys = 130, 165
-        full, half = (
-            tiles(self.task, signed_case(rng, n_queries, n_keys, causal), block_q, block_k) for causal in (False, True)
-        )
-        share = entries_seen(n_queries, n_keys, block_q, block_k) / (n_queries * n_keys)
-        assert_at_most(
-            f"with causal, the scores that {self.task} computes",
-            entries(half),
-            round(share * entries(full)),
-            unit="entries",
-            hint=f"of all scores {share:.0%} lie in tiles with a key that some query sees\nUsual cause: tiles above "
-            "the diagonal are computed and then masked: leave them out, the first one too",
-        )
+        cases = [signed_case(rng, 130, 165, causal) for causal in (False, True)]
+        full, half = (entries(tiles(self.task, case, block_q, block_k)) for case in cases)
+        share = entries_seen(130, 165, block_q, block_k) / (130 * 165)
+        hint = f"of all scores {share:.0%} lie in tiles with a key that some query sees\nUsual cause: "
+        hint += "tiles above the diagonal are computed and then masked: leave them out, the first one too"
+        name = f"with causal, the scores that {self.task} computes"
+        assert_at_most(name, half, round(share * full), unit="entries", hint=hint)
 
 
 def far_inputs():
@@ -371,11 +358,9 @@ class TestFlashBackward(EitherPass):
         result = named(self.task, call_on_nan(self.task, *arguments(self.task, case, 8, 16)))
         for name in ("dK", "dV"):
             largest = float(result[name][20:].abs().nan_to_num(math.inf).max())
-            require(
-                largest == 0,
-                f"{name} is {largest:.3g} for keys that come after every query, "
-                "expected 0\nUsual cause: hidden keys get a weight, or the gradient started from `empty`",
-            )
+            told = f"{name} is {largest:.3g} for keys that come after every query, expected 0"
+            cause = "hidden keys get a weight, or the gradient started from `empty`"
+            require(largest == 0, f"{told}\nUsual cause: {cause}")
 
     def test_weights_come_from_the_given_l(self, rng):
         case = Case(rng, n=40, d=8)
@@ -383,11 +368,11 @@ class TestFlashBackward(EitherPass):
         dV = flash_backward(*case.inputs, O, L + math.log(2), case.dO, False, 16, 16)[2]
         half = gradients(*case.inputs, case.dO).dV / 2
         off = float((dV - half).abs().max())
-        require(
-            off < 1e-4,
-            f"with log 2 added to L every weight exp(S − L), and so dV, must be half as large; dV is off by {off:.3g}\n"
-            "Usual cause: the softmax is computed once more from its start, in place of P = exp(S − L)",
+        told = (
+            f"with log 2 added to L every weight exp(S − L), and so dV, must be half as large; dV is off by {off:.3g}"
         )
+        cause = "the softmax is computed once more from its start, in place of P = exp(S − L)"
+        require(off < 1e-4, f"{told}\nUsual cause: {cause}")
 
     def test_d_comes_from_the_given_o(self, rng):
         case = Case(rng, n=40, d=8)
@@ -397,11 +382,9 @@ class TestFlashBackward(EitherPass):
         D = (case.dO.double() * O.double()).sum(-1, keepdim=True)
         change = P * D @ case.K.double() * 8**-0.5
         off = float((dQ[1] - dQ[0] - change).abs().max())
-        require(
-            off < 1e-4,
-            f"with 0 given for O, D is 0 and dQ changes by P ∘ D K/√d; that change is off by {off:.3g}\n"
-            "Usual cause: D is not taken from dO and O (one number a row), or O is computed once more",
-        )
+        told = f"with 0 given for O, D is 0 and dQ changes by P ∘ D K/√d; that change is off by {off:.3g}"
+        cause = "D is not taken from dO and O (one number a row), or O is computed once more"
+        require(off < 1e-4, f"{told}\nUsual cause: {cause}")
 
     @robust
     def test_gradient_of_a_sum(self, rng):
@@ -473,10 +456,8 @@ def apply(case, *needs_gradient):
 
 def assert_output_alone(O):
     """Fail unless `apply` returned one tensor."""
-    require(
-        isinstance(O, torch.Tensor),
-        f"apply returned a {type(O).__name__}, expected O alone: what only backward needs goes into ctx",
-    )
+    told = f"apply returned a {type(O).__name__}, expected O alone: what only backward needs goes into ctx"
+    require(isinstance(O, torch.Tensor), told)
 
 
 def assert_output(case, O, hint="", nan_hint=""):
@@ -553,17 +534,11 @@ class TestFlashAttention(EveryTask):
         total = (attention(*leaves).output * case.dO).sum()
         alone = torch.autograd.grad(total, leaves, create_graph=True)
         want = torch.autograd.grad(total + sum((x**2).sum() for x in alone), leaves)
+        hint = "backward is differentiated too, but L is a constant there: refuse, where torch.is_grad_enabled()"
         for name, got, exact, first in zip(GRADIENTS, told, map(numbers, want), map(numbers, alone), strict=True):
-            assert_close(
-                f"{name} of a loss with a penalty on its own gradients",
-                got,
-                exact,
-                plain=exact + 1e-9 * np.abs(exact).max(),
-                suspects={
-                    "the penalty is left out: backward's results come without a graph, and without an error": first
-                },
-                hint="backward is differentiated too, but L is a constant there: refuse, where torch.is_grad_enabled()",
-            )
+            name, plain = f"{name} of a loss with a penalty on its own gradients", exact + 1e-9 * np.abs(exact).max()
+            left_out = "the penalty is left out: backward's results come without a graph, and without an error"
+            assert_close(name, got, exact, plain=plain, suspects={left_out: first}, hint=hint)
 
     @robust
     def test_one_input_in_three_places(self, rng):
@@ -591,13 +566,10 @@ class TestFlashAttention(EveryTask):
         case = Case(rng, n=40, d=8, causal=True)
         O, inputs = apply(case, *needs)
         loss(O, case).backward()
+        why = "backward returns one value for each argument of forward, with None in the place of those not needed"
         for name, x, needed in zip(GRADIENTS, inputs, needs, strict=True):
             if needed:
-                require(
-                    x.grad is not None,
-                    f"{name} never arrived, though its input needs a gradient\nbackward returns one value for each "
-                    "argument of forward, with None in the place of those not needed",
-                )
+                require(x.grad is not None, f"{name} never arrived, though its input needs a gradient\n{why}")
                 assert_right(case, {name: x.grad}, hint="each gradient must stand in its own argument's place")
             else:
                 require(x.grad is None, f"{name} arrived, though its input needs no gradient")
@@ -621,11 +593,9 @@ class TestFlashAttention(EveryTask):
         loss(O, case).backward()
         for name, twice in arrived([x.grad for x in inputs]).items():
             off = float((twice - 2 * first[name]).abs().max())
-            require(
-                off <= 1e-6 * float(twice.abs().max()),
-                f"{name} of a second backward pass differs from the first's by {off:.3g}\n"
-                "Usual cause: backward changes a saved tensor in place",
-            )
+            told = f"{name} of a second backward pass differs from the first's by {off:.3g}"
+            cause = "backward changes a saved tensor in place"
+            require(off <= 1e-6 * float(twice.abs().max()), f"{told}\nUsual cause: {cause}")
 
     @robust
     def test_arguments_are_left_alone(self, rng):
@@ -653,26 +623,7 @@ class TestFlashAttention(EveryTask):
             O, saved = saved_by_apply(*case.inputs)
             assert_output_alone(O)
             assert_output(case, O)
-            for name in "QKVO":
-                require(
-                    name in [x for x in saved if isinstance(x, str)],
-                    f"{name} is not saved for backward, which cannot do without it\n"
-                    "Usual cause: it is kept elsewhere or computed anew; ctx.save_for_backward takes Q, K, V, O and L",
-                )
-            others, shape = [x for x in saved if not isinstance(x, str)], (*batch, 70)
-            found = ", ".join(f"{_short(x.dtype)} {tuple(x.shape)}" for x in others) or "nothing"
-            require(
-                [tuple(x.shape) for x in others] in ([shape], [(math.prod(batch), 70)]),  # or of heads in a row
-                f"saved besides Q, K, V and O: {found}; expected L alone, {_short(case.precise)} {shape}\n"
-                + _why_too_much(case, others, shape),
-            )
-            (L,) = others
-            require(
-                L.dtype == case.precise,
-                f"the saved L is {_short(L.dtype)}, expected {_short(case.precise)}: one number stands for a whole row "
-                "of weights",
-            )
-            case.check("L", L.reshape(shape), lse_suspects(case))
+            assert_saved(case, saved)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @small
@@ -693,10 +644,9 @@ class TestFlashAttention(EveryTask):
     @small
     def test_no_pass_makes_an_n_by_n_tensor(self, causal):
         # Where 512 tokens show already that tiles are small, 1024 of them would take many tiles and tell no more.
-        if all(
-            counts["largest_bytes"] <= 4 * 2**14 and counts["peak_bytes"] <= 4 * 512 * 512 // 2
-            for counts in long_step(512, causal).values()
-        ):
+        small_enough = {"largest_bytes": 4 * 2**14, "peak_bytes": 4 * 512 * 512 // 2}
+        short = long_step(512, causal).values()
+        if all(counts[name] <= limit for counts in short for name, limit in small_enough.items()):
             return
         for name, counts in long_step(1024, causal).items():
             assert_small(name, counts, largest=LARGEST_TILE, peak=1024 * 1024 // 2)
@@ -722,12 +672,10 @@ class TestFlashAttention(EveryTask):
             shares = {name: half[name]["flops"] / full[name]["flops"] for name in full}
             if max(shares.values()) <= 0.7:
                 return
+        cause = "tiles that lie above the diagonal are computed and then masked: leave them out"
         for name, share in shares.items():
-            require(
-                share <= 0.78,
-                f"with is_causal {name} does {share:.0%} of the full work, though half of the scores are hidden\n"
-                "Usual cause: tiles that lie above the diagonal are computed and then masked: leave them out",
-            )
+            told = f"with is_causal {name} does {share:.0%} of the full work, though half of the scores are hidden"
+            require(share <= 0.78, f"{told}\nUsual cause: {cause}")
 
     @pytest.mark.gpu
     @causal_or_not
@@ -744,26 +692,5 @@ class TestFlashAttention(EveryTask):
             x.grad = None
         with CudaMeter("cuda") as meter:
             loss(FlashAttention.apply(*inputs, True), case).backward()
-        assert_at_most(
-            "the peak memory of a training step on CUDA", meter.peak_bytes, 8192 * 8192 // 2, hint=WHOLE_MATRIX
-        )
-
-
-def _short(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def _why_too_much(case, others, shape):
-    """The usual reason for saving something else than L alone."""
-    matrix = (case.Q.shape[-2], case.K.shape[-2])
-    if not others:
-        return "backward gets P back from S in one step, P = exp(S − L): it needs L, one number a query"
-    if any(tuple(x.shape[-2:]) == matrix for x in others):
-        return "that is the N_q × N_k matrix, or its mask: backward computes P once more, tile by tile, from Q, K and L"
-    if any(tuple(x.shape) == (*shape, 1) for x in others):
-        return "L has the shape (..., N_q), without a last axis of 1"
-    if sum(tuple(x.shape) == shape for x in others) > 1:
-        return "m and l need not both be kept: L = m + log l says all that backward needs"
-    if sum(x.numel() for x in others) >= math.prod(shape[:-1]) * math.prod(matrix):
-        return "together they hold the whole N_q × N_k matrix: nothing of a tile may be kept"
-    return "copies cost bytes until backward has run: save what was given and what is returned"
+        name = "the peak memory of a training step on CUDA"
+        assert_at_most(name, meter.peak_bytes, 8192 * 8192 // 2, hint=WHOLE_MATRIX)

@@ -169,14 +169,10 @@ class Recomputation:
         exact, plain = (numbers(deep(x.to(dtype))) for dtype in (torch.float64, torch.float32))
         assert_close("the result", made.results, exact, plain=plain, dtype=torch.float32)
         require(made.requires_grad, "the result does not require grad though the argument does")
-        self.check(
-            "run(deep, x)",
-            factors,
-            args={"x": x},
-            suspects={"the gradient of the result is taken to be 1": [torch.ones(7, 5)]},
-            hint="fn runs again on the arguments given, detached",
-            lost="no graph in the second run (torch.enable_grad), its gradient not returned, or detached arguments",
-        )
+        suspects = {"the gradient of the result is taken to be 1": [torch.ones(7, 5)]}
+        lost = "no graph in the second run (torch.enable_grad), its gradient not returned, or detached arguments"
+        hint = "fn runs again on the arguments given, detached"
+        self.check("run(deep, x)", factors, args={"x": x}, suspects=suspects, hint=hint, lost=lost)
 
     def test_arguments_and_results_of_all_kinds(self, rng):
         args = {
@@ -185,17 +181,14 @@ class Recomputation:
         }
         factors = [random(rng, 5, 4, grad=False), random(rng, 3, grad=False)]
         none = [0 * factor for factor in factors]
-        made = self.check(
-            "run(mixed, a, power, b, names, frozen, rows, flag)",
-            factors,
-            args=args,
-            suspects={
-                "only the first result's gradient is used": [factors[0], none[1]],
-                "only the last result's gradient is used": [none[0], factors[1]],
-                "the gradients of the results are taken to be 1": [torch.ones(5, 4), torch.ones(3)],
-            },
-            hint="one gradient for each argument, None for what is no tensor, in the arguments' order",
-        )
+        suspects = {
+            "only the first result's gradient is used": [factors[0], none[1]],
+            "only the last result's gradient is used": [none[0], factors[1]],
+            "the gradients of the results are taken to be 1": [torch.ones(5, 4), torch.ones(3)],
+        }
+        line = "run(mixed, a, power, b, names, frozen, rows, flag)"
+        hint = "one gradient for each argument, None for what is no tensor, in the arguments' order"
+        made = self.check(line, factors, args=args, suspects=suspects, hint=hint)
         results = assert_tuple("the result", made.results, ("product", "sums", "positions"))
         exact, plain = mixed(**copies(args, torch.float64)), mixed(**args)
         for name, got, want, rounded in zip(("product", "sums"), results, exact, plain, strict=False):
@@ -219,10 +212,8 @@ class Recomputation:
         except RuntimeError as raised:
             if "second time" not in str(raised):
                 raise
-            raise AssertionError(
-                "backward went on from the argument into the graph it came from, which is not its business\n"
-                f"Usual cause: {hint}"
-            ) from None
+            told = "backward went on from the argument into the graph it came from, which is not its business"
+            raise AssertionError(f"{told}\nUsual cause: {hint}") from None
 
     def test_one_tensor_given_twice(self, rng):
         hint = "each place of an argument has a gradient of its own; autograd adds them"
@@ -231,24 +222,18 @@ class Recomputation:
 
     def test_parameters_inside(self, rng):
         args = {"x": random(rng, 6, 4), "weight": random(rng, 3, 4), "bias": random(rng, 3), "scale": random(rng, 3)}
-        self.check(
-            "run(lambda x: torch.tanh(F.linear(x, weight, bias)) * scale, x)",
-            [random(rng, 6, 3, grad=False)],
-            args=args,
-            hint="torch.autograd.grad(results, args) finds the arguments' gradients only, and not those of what is "
-            "inside fn; torch.autograd.backward finds all",
-        )
+        line = "run(lambda x: torch.tanh(F.linear(x, weight, bias)) * scale, x)"
+        hint = "torch.autograd.grad(results, args) finds the arguments' gradients only, and not those of what is "
+        hint += "inside fn; torch.autograd.backward finds all"
+        self.check(line, [random(rng, 6, 3, grad=False)], args=args, hint=hint)
 
     def test_arguments_are_left_alone(self, rng):
         args = {"x": random(rng, 5), "data": random(rng, 5, grad=False)}
         before = [numbers(tensor).copy() for tensor in args.values()]
         made = self.passes("run(lambda x, data: torch.sin(x) * data, x, data)", **args)
         for (name, tensor), old, needs, needs_now in zip(args.items(), before, (True, False), made.needs, strict=True):
-            require(
-                needs_now is needs,
-                f"requires_grad of {name}, an argument, was changed to {not needs}\n"
-                "The caller's tensors stay as they are: work on a detached one",
-            )
+            told = f"requires_grad of {name}, an argument, was changed to {not needs}"
+            require(needs_now is needs, f"{told}\nThe caller's tensors stay as they are: work on a detached one")
             assert_unchanged(name, tensor, old)
         require(made.gradients, "the result does not require grad though the argument does")
         require(made.gradients[-1][1] is None, "data, an argument that requires no grad, has a .grad after backward")
@@ -275,10 +260,8 @@ class Recomputation:
         args, size = {"x": random(rng, 64, 256)}, 64 * 256 * 4
         line = "run(deep, run(deep, run(deep, run(deep, run(deep, run(deep, x))))))"
         made = self.check(line, [torch.ones(64, 256)], args=args, options={"measured": True})
-        hint = (
-            "six functions of 8 steps: the 6 results between them and the 8 activations of one function at a time\n"
-            "Usual cause: something holds on to what was recomputed (plain autograd keeps all 48)"
-        )
+        hint = "six functions of 8 steps: the 6 results between them and the 8 activations of one function at a time\n"
+        hint += "Usual cause: something holds on to what was recomputed (plain autograd keeps all 48)"
         peak = math.ceil(made.peak_bytes / size)
         assert_at_most("the peak of both passes", peak, 6 + 8 + 3, unit="activations", hint=hint)
 
@@ -310,19 +293,15 @@ class Recomputation:
         F.dropout(x, 0.5)
         after_plain = torch.get_rng_state()
         made = self.passes(ONE_DROPOUT, options={"seed": seed}, x=x)
-        require(
-            torch.equal(made.before[0], after_plain),
-            "after the forward pass the random generator is not where one run of fn leaves it\n"
-            "Usual cause: the state was put back, or set, in the forward pass",
-        )
+        told = "after the forward pass the random generator is not where one run of fn leaves it"
+        cause = "the state was put back, or set, in the forward pass"
+        require(torch.equal(made.before[0], after_plain), f"{told}\nUsual cause: {cause}")
         made = self.passes(TWO_DROPOUTS, options={"seed": seed}, x=x)
         first, second = made.results
         require(not torch.equal(first, second), "two calls draw the same dropout mask: a fixed seed was set")
-        require(
-            same_states(made.before, made.after),
-            "backward leaves the random generator changed: what draws next repeats, or skips, numbers\n"
-            "Usual cause: the state set for the second run is not put back",
-        )
+        told = "backward leaves the random generator changed: what draws next repeats, or skips, numbers"
+        cause = "the state set for the second run is not put back"
+        require(same_states(made.before, made.after), f"{told}\nUsual cause: {cause}")
 
     @pytest.mark.kind("robust")
     def test_generator_after_an_error(self, rng):
@@ -339,9 +318,8 @@ class Recomputation:
     def test_argument_handed_through(self, rng):
         args = {"x": random(rng, 4), "y": random(rng, 4)}
         factors = [random(rng, 4, grad=False), random(rng, 4, grad=False)]
-        hint = (
-            "a result may be an argument as it came: without a grad_fn in the second run, it requires grad all the same"
-        )
+        hint = "a result may be an argument as it came: without a grad_fn in the second run, it requires grad "
+        hint += "all the same"
         self.check("run(lambda x, y: (x, x * y), x, y)", factors, args=args, hint=hint)
 
     def test_nested(self, rng):
@@ -376,12 +354,9 @@ class Recomputation:
         args = {"x": random(rng, 5), "data": random(rng, 5, grad=False)}
         line = "run(lambda x, data: x * data, x, data)"
         self.passes(line, **args)
+        when = "when an argument was changed in place before backward, which would give a wrong gradient"
         try:
-            assert_raises(
-                RuntimeError,
-                lambda: self.passes(f"({line}, data.add_(1))[0]", **args),
-                when="when an argument was changed in place before backward, which would give a wrong gradient",
-            )
+            assert_raises(RuntimeError, lambda: self.passes(f"({line}, data.add_(1))[0]", **args), when=when)
         except AssertionError as error:
             usual = "tensors kept as attributes of ctx. ctx.save_for_backward notices such changes"
             raise AssertionError(f"{error}\nUsual cause: {usual}") from None
@@ -392,22 +367,17 @@ class Recomputation:
         """Right, or an error: of y = w·x² and the penalty (∂y/∂x)²."""
         x, w = (float(value) for value in rng.uniform(1, 2, 2))
         gradient, want = asked("penalised", self.TASK, by, x, w), 2 * w * x + 8 * w**2 * x
-        require(
-            gradient is None or abs(gradient - want) < 1e-3,
-            f"the gradient of y + (∂y/∂x)², y = w·x², is {gradient}, expected {want:.6g} or a RuntimeError\n"
-            "Usual cause: with create_graph=True, grad mode on, a backward that leaves no graph of its own must raise",
-        )
+        told = f"the gradient of y + (∂y/∂x)², y = w·x², is {gradient}, expected {want:.6g} or a RuntimeError"
+        cause = "with create_graph=True, grad mode on, a backward that leaves no graph of its own must raise"
+        require(gradient is None or abs(gradient - want) < 1e-3, f"{told}\nUsual cause: {cause}")
 
     def test_torch_autograd_grad(self, rng):
         """Right, or an error; in neither case has a parameter that was not asked for a gradient."""
         x, w = random(rng, 4), random(rng, 4)
         gradient, of_parameter = asked("asked_by_grad", self.TASK, x, w)
-        require(
-            of_parameter is None,
-            "torch.autograd.grad(result, x) has filled the .grad of a parameter inside fn, which nobody asked for\n"
-            "Usual cause: backward cannot tell whom it works for; torch.autograd._is_checkpoint_valid() can: where it "
-            "is False, raise a RuntimeError",
-        )
+        told = "torch.autograd.grad(result, x) has filled the .grad of a parameter inside fn, which nobody asked for"
+        cause = "backward cannot tell whom it works for; torch.autograd._is_checkpoint_valid() can: where it is False, "
+        require(of_parameter is None, f"{told}\nUsual cause: {cause}raise a RuntimeError")
         if gradient is not None:
             assert_close("the gradient of x by torch.autograd.grad", gradient, numbers(w), plain=numbers(w))
 
@@ -442,22 +412,16 @@ class TestCheckpointFunction(Recomputation):
 
     def test_is_a_function_of_its_own(self, rng):
         name, is_torchs, _ = node("torch.sin", [random(rng, 3)])
-        require(
-            name == "CheckpointBackward",
-            f"the result's grad_fn is {name}, expected CheckpointBackward: the gradient is to come from Checkpoint's "
-            "own backward",
-        )
+        told = f"the result's grad_fn is {name}, expected CheckpointBackward"
+        require(name == "CheckpointBackward", f"{told}: the gradient is to come from Checkpoint's own backward")
         require(not is_torchs, "Checkpoint is PyTorch's own: write the two passes yourself")
 
     def test_saves_the_arguments_themselves(self, rng):
         x, data, rows = random(rng, 6, 3), random(rng, 3, grad=False), torch.tensor([2, 0])
         fn = "lambda x, n, rows, data: torch.sin(x)[rows] * data * n"
         _, _, saved = node(fn, [x, 2, rows, data])
-        require(
-            set(saved) == {0, 2, 3},
-            f"ctx.save_for_backward was given {len(saved)} tensors that are not the 3 tensor arguments\n"
-            "Expected: the arguments themselves, and neither copies nor results",
-        )
+        told = f"ctx.save_for_backward was given {len(saved)} tensors that are not the 3 tensor arguments"
+        require(set(saved) == {0, 2, 3}, f"{told}\nExpected: the arguments themselves, and neither copies nor results")
 
     def test_no_argument_requires_grad(self, rng):
         x = random(rng, 4, grad=False)
@@ -474,11 +438,8 @@ class TestCheckpoint(Recomputation):
 
     @pytest.mark.parametrize("given", ["data", "nothing", "a number", "token ids"])
     def test_parameters_when_no_argument_requires_grad(self, rng, given):
-        args = {
-            "data": random(rng, 6, 4, grad=False),
-            "weight": random(rng, 4, 3),
-            "ids": torch.tensor([3, 0, 0, 1, 2, 3]),
-        }
+        ids = torch.tensor([3, 0, 0, 1, 2, 3])
+        args = {"data": random(rng, 6, 4, grad=False), "weight": random(rng, 4, 3), "ids": ids}
         line = {
             "data": "run(lambda data: torch.tanh(data @ weight), data)",
             "nothing": "run(lambda: torch.tanh(data @ weight))",
@@ -589,29 +550,20 @@ class TestCheckpointSequential:
         again = Chain(sequence_passes, rng, n).passes(segments, random(rng, 5, 6)).ran[n:]
         starts = [i for i in range(len(again)) if i == 0 or again[i] != again[i - 1] + 1]
         lengths = [stop - start for start, stop in itertools.pairwise([*starts, len(again)])]
-        require(
-            len(lengths) == segments,
-            f"{n} functions in {segments} segments: the backward pass recomputes neighbours in runs of the lengths "
-            f"{lengths}\nUsual cause: {why_other_number(n, segments, lengths)}",
-        )
-        require(
-            max(lengths) - min(lengths) <= 1,
-            f"{n} functions in {segments} segments: the lengths are {lengths}, which differ by more than 1\n"
-            "Usual cause: what the division leaves over all goes to one segment",
-        )
+        asked = f"{n} functions in {segments} segments"
+        told = f"{asked}: the backward pass recomputes neighbours in runs of the lengths {lengths}"
+        require(len(lengths) == segments, f"{told}\nUsual cause: {why_other_number(n, segments, lengths)}")
+        told = f"{asked}: the lengths are {lengths}, which differ by more than 1"
+        cause = "what the division leaves over all goes to one segment"
+        require(max(lengths) - min(lengths) <= 1, f"{told}\nUsual cause: {cause}")
 
     def test_first_parameters_when_x_is_data(self, rng):
-        chain, x, factors = (
-            Chain(sequence_passes, rng, 6),
-            random(rng, 5, 6, grad=False),
-            [random(rng, 5, 6, grad=False)],
-        )
+        chain, x = Chain(sequence_passes, rng, 6), random(rng, 5, 6, grad=False)
+        factors = [random(rng, 5, 6, grad=False)]
         made = chain.passes(3, x, factors)
-        require(
-            made.requires_grad,
-            "with x that requires no grad the result requires none, though the parameters do\n"
-            "Usual cause: Checkpoint.apply asks its arguments only: checkpoint handles that",
-        )
+        told = "with x that requires no grad the result requires none, though the parameters do"
+        cause = "Checkpoint.apply asks its arguments only: checkpoint handles that"
+        require(made.requires_grad, f"{told}\nUsual cause: {cause}")
         hint = "x requires no grad, so the first segment's backward is never called: checkpoint handles that"
         chain.assert_gradients(made, x, factors, hint=hint, lost=hint)
 
@@ -656,12 +608,9 @@ class TestCheckpointSequential:
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize(("n", "segments"), [(4, 0), (4, 5), (4, -1)])
     def test_impossible_segments(self, rng, n, segments):
-        assert_raises(
-            ValueError,
-            lambda: tuple(checkpoint_sequential([torch.tanh] * n, segments, random(rng, 5, 6)).shape),
-            when=f"for {segments} segments of {n} functions",
-            mentions=(str(n), str(segments)),
-        )
+        call = lambda: tuple(checkpoint_sequential([torch.tanh] * n, segments, random(rng, 5, 6)).shape)  # noqa: E731
+        when = f"for {segments} segments of {n} functions"
+        assert_raises(ValueError, call, when=when, mentions=(str(n), str(segments)))
 
 
 class TestPlanSegments:
@@ -669,9 +618,8 @@ class TestPlanSegments:
 
     @pytest.mark.parametrize("layers", [23, 17, 16, 100, 1, 2, 3, 4, 5, 12, 24, 37, 96, 101, 1000, 9999, 10_001])
     def test_root_rounded_up(self, layers):
-        assert_equal(
-            f"plan_segments({layers})", plan_segments(layers), roots_above(layers)[0], suspects=plan_suspects(layers)
-        )
+        want, suspects = roots_above(layers)[0], plan_suspects(layers)
+        assert_equal(f"plan_segments({layers})", plan_segments(layers), want, suspects=suspects)
 
     def test_every_small_chain(self):
         for layers in range(1, 150):
@@ -695,15 +643,18 @@ class TestPlanSegments:
 class TestCheckpointCost:
     """The model of memory and work."""
 
+    PARTS = ("peak_activations", "extra_forwards")
+
+    def cost(self, layers, segments):
+        """What checkpoint_cost gives, two values."""
+        return assert_tuple("checkpoint_cost's result", checkpoint_cost(layers, segments), self.PARTS)
+
     @pytest.mark.parametrize(
         ("layers", "segments"),
         [(96, 8), (100, 7), (100, 10), (16, 4), (17, 4), (12, 1), (12, 12), (1, 1), (50, 8), (9, 7)],
     )
     def test_peak_and_work(self, layers, segments):
-        got = assert_tuple(
-            "checkpoint_cost's result", checkpoint_cost(layers, segments), ("peak_activations", "extra_forwards")
-        )
-        longest = -(-layers // segments)
+        got, longest = self.cost(layers, segments), -(-layers // segments)
         peaks, extras = cost_suspects(layers, segments)
         call = f"checkpoint_cost({layers}, {segments})"
         if got == (layers, segments + longest) and layers != segments + longest:
@@ -715,20 +666,16 @@ class TestCheckpointCost:
         for layers in range(1, 20):
             for segments in range(1, layers + 1):
                 want = (segments + -(-layers // segments), layers)
-                got = checkpoint_cost(layers, segments)
-                assert_tuple("checkpoint_cost's result", got, ("peak_activations", "extra_forwards"))
-                assert_equal(f"checkpoint_cost({layers}, {segments})", got, want)
+                assert_equal(f"checkpoint_cost({layers}, {segments})", self.cost(layers, segments), want)
 
     def test_chains_drawn_at_random(self, rng):
         for layers in map(int, rng.integers(40, 10_000, 20)):
             segments = int(rng.integers(1, layers + 1))
-            got = checkpoint_cost(layers, segments)
             want = (segments + -(-layers // segments), layers)
-            assert_equal(f"checkpoint_cost({layers}, {segments})", got, want)
+            assert_equal(f"checkpoint_cost({layers}, {segments})", self.cost(layers, segments), want)
 
     def test_are_whole_numbers(self):
-        got = assert_tuple("checkpoint_cost's result", checkpoint_cost(20, 5), ("peak_activations", "extra_forwards"))
-        for name, value in zip(("peak_activations", "extra_forwards"), got, strict=True):
+        for name, value in zip(self.PARTS, self.cost(20, 5), strict=True):
             assert_type(name, value, int, "an int: activations and layers are counted")
 
     @pytest.mark.kind("refuses")

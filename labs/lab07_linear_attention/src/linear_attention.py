@@ -110,8 +110,7 @@ def causal_linear_attention_cumsum(
     out[i] = Σ_{j≤i} w[i, j]·v[j] / (Σ_{j≤i} w[i, j] + eps) with w[i, j] = φ(q[i])·φ(k[j]).
 
     Args:
-        q: `(..., N, d)`.
-        k: `(..., N, d)`.
+        q, k: `(..., N, d)` each.
         v: `(..., N, d_v)`.
         eps: added to the sum of the weights, once for each query.
 
@@ -134,8 +133,7 @@ def causal_linear_attention_recurrent(
     The same numbers as `causal_linear_attention_cumsum`.
 
     Args:
-        q: `(..., N, d)`.
-        k: `(..., N, d)`.
+        q, k: `(..., N, d)` each.
         v: `(..., N, d_v)`.
         eps: added to the sum of the weights, once for each query.
 
@@ -158,8 +156,7 @@ def causal_linear_attention_chunked(
     The same numbers as `causal_linear_attention_cumsum`, whatever `chunk` is.
 
     Args:
-        q: `(..., N, d)`.
-        k: `(..., N, d)`.
+        q, k: `(..., N, d)` each.
         v: `(..., N, d_v)`.
         chunk: C, how many positions are taken at a time; the last chunk may be shorter, and C larger than N.
         eps: added to the sum of the weights, once for each query.
@@ -187,8 +184,7 @@ def causal_linear_attention_scan(
     The same numbers as `causal_linear_attention_cumsum`, whatever `chunk` is.
 
     Args:
-        q: `(..., N, d)`.
-        k: `(..., N, d)`.
+        q, k: `(..., N, d)` each.
         v: `(..., N, d_v)`.
         chunk: C, how many positions share a state that is kept; N need not be a multiple of C.
         eps: added to the sum of the weights, once for each query.
@@ -212,8 +208,7 @@ def linear_attention_memory(batch: int, heads: int, seq_len: int, d: int, dtype_
     """Peak memory of four attentions, in bytes over their inputs, by the formulas that the handout's steps lead to.
 
     Args:
-        batch: B.
-        heads: H.
+        batch, heads: B and H.
         seq_len: N; for `linear_chunked_peak` at most 64, or a multiple of 64, the chunk.
         d: the width of q, k and v.
         dtype_bytes: bytes of one element: 4 for float32, 2 for float16.
@@ -246,8 +241,7 @@ def profile_attention_memory(
 
     Args:
         seq_lens: the lengths, in the order of the rows.
-        batch: B.
-        heads: H.
+        batch, heads: B and H.
         d: the width of q, k and v.
         dtype: of q, k and v.
         device: "meta" (a simulation), "cpu" or "cuda".

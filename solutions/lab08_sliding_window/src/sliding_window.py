@@ -135,11 +135,10 @@ def sliding_window_attention(
 
 
 class BlockMaskCache:
-    """Keeps the tile masks that were used last, so that a layer need not make one at every step.
+    """Keeps up to `maxsize` tile masks, those used last, so that a layer need not make one at every step.
 
     A tile mask depends on seq_len, window, block and the device it lies on, and not on how many batch entries and heads
-    look through it: one serves all. The cache holds up to `maxsize` of them; when another is needed, the one that was
-    asked for least recently goes.
+    look through it. When one too many is needed, the one that was asked for least recently goes.
 
     Example:
         cache = BlockMaskCache(2); cache.get(6, 4, 2) is [[1, 0, 0], [2, 1, 0], [1, 2, 1]]; after one more get with
@@ -147,14 +146,7 @@ class BlockMaskCache:
     """
 
     def __init__(self, maxsize: int) -> None:
-        """Start empty.
-
-        Args:
-            maxsize: the most masks to hold, at least 1.
-
-        Raises:
-            ValueError: naming maxsize, when it is below 1.
-        """
+        """Start empty; `maxsize` is the most masks to hold. Raises ValueError, naming it, when it is below 1."""
         ### BEGIN SOLUTION
         _check(maxsize=maxsize)
         self._maxsize = maxsize
@@ -165,9 +157,7 @@ class BlockMaskCache:
         """The tile mask for these, made if it is not there.
 
         Args:
-            seq_len: as for `classify_tiles`.
-            window: likewise.
-            block: likewise.
+            seq_len, window, block: as for `classify_tiles`.
             device: where the mask is to lie: "cpu", torch.device("cpu"), "meta", "cuda:0", … Two ways to write one
                 device are one device.
 
@@ -229,12 +219,8 @@ def memory_breakdown(
 
     Args:
         variant: one of the four.
-        batch: B.
-        heads: H.
-        seq_len: N.
-        head_dim: d.
-        window: keys that a query sees, itself included.
-        block: as for `sliding_window_attention`.
+        batch, heads, seq_len, head_dim: B, H, N and d.
+        window, block: as for `sliding_window_attention`.
         dtype: of q, k and v.
         checkpointed: attention runs under `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, the mask made
             outside of it, before. It changes nothing for "flex_block_mask".
