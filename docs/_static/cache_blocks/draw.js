@@ -51,7 +51,7 @@
     return h(
       "div",
       { class: `cb-block cb-${state}${mark}`, "data-block": b, "data-state": state },
-      h("div", { class: "cb-head" }, h("span", {}, findable ? `${b} #` : `${b}`), h("span", {}, references)),
+      h("div", { class: "cb-head" }, h("span", {}, findable ? `${b}#` : `${b}`), h("span", {}, references)),
       h("div", { class: "cb-owners" }, strip),
       h("div", { class: "cb-places", style: tint(owners) }, places),
     );

@@ -6,6 +6,7 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
 
   const { h, say, makePlayer, keepInAddress } = stepPlayer;
   const { SCENARIOS, begin, parse, settingsOf } = cacheBlocks;
+  const SHOWN = 6; // words of a block in a sequence's text
   const KEY = "# a prompt that begins alike finds it. Outlines: orange, taken by this deed; green, found there.";
 
   function start() {
@@ -69,8 +70,12 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
       const sequence = sequences.find((each) => each.name === name);
       if (!sequence) return [];
       const { table, tokens } = sequence;
-      const inBlock = (b, k) => blocks[b].tokens.slice(0, tokens.length - k * blockSize).join(" ");
+      const inBlock = (b, k) => abridged(blocks[b].tokens.slice(0, tokens.length - k * blockSize));
       return [cacheBlocks.badge(name), ...table.map((b, k) => h("span", { class: "cb-piece" }, h("sub", {}, b), inBlock(b, k)))];
+    }
+
+    function abridged(words) {
+      return words.length <= SHOWN ? words.join(" ") : [...words.slice(0, 2), "…", words.at(-1)].join(" ");
     }
 
     function toAddress() {

@@ -29,7 +29,7 @@
       const needs = shared ? `${plural(outcome.more, "block")} besides the ${shared} found` : plural(outcome.more, "block");
       return `${comes}Refused: it needs ${needs}, and ${outcome.missing} ${outcome.missing === 1 ? "is" : "are"} missing. Nothing changes.`;
     }
-    const again = outcome.revived.length ? `, ${outcome.revived.length} of them without an owner until now` : "";
+    const again = outcome.revived.length ? ` (${outcome.revived.join(", ")} without an owner until now)` : "";
     const finds = shared ? `Its first ${plural(shared * blockSize, "token")} ${shared * blockSize === 1 ? "is" : "are"} there: it shares ${blocks(outcome.found)}${again}. ` : "Nothing of it is there. ";
     return `${comes}${finds}It takes ${blocks(outcome.taken)}.${lost(outcome.forgotten)}`;
   }
