@@ -53,6 +53,7 @@ def test_grouped_and_split_are_flex_attention_with_its_log_sum_exp(
     q, k, v = draw(2, heads, n_queries, D), draw(2, kv_heads, n_keys, D), draw(2, kv_heads, n_keys, D)
     below = create_block_mask(lambda b, h, i, j: j <= i + n_keys - n_queries, None, None, n_queries, n_keys, "cpu")
     o, aux = flex_attention(q, k, v, block_mask=below, enable_gqa=True, return_aux=AuxRequest(lse=True))
+    assert aux.lse is not None
     assert_near(lab.grouped_query_attention(q, k, v, causal=True), (o, aux.lse))
     if n_queries == 1:
         for num_splits in (1, 3, n_keys + 2):
