@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.testing.compare import assert_equal, assert_raises, require
+from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require
 
 KV_HEADS = 2
 Deed = tuple[Any, ...]
@@ -66,6 +66,20 @@ def assert_held(when: str, told: Mapping[str, Any], k: torch.Tensor, v: torch.Te
             where = int((got != want).any(-1).any(0).nonzero()[0])
             require(False, f"{name} is wrong {when}, first for token {where} of {want.shape[1]}" + _why(got, want))
     assert_equal(f"len {when}", told["len"], k.shape[1])
+
+
+def assert_appends_write(
+    told: Sequence[Mapping[str, Any]],
+    sizes: Sequence[int],
+    *,
+    written: Callable[[int], int],
+    memory: Callable[[int], int],
+    hint: str,
+) -> None:
+    """Fail where an append of n tokens writes more than `written(n)` bytes, or takes more than `memory(n)`."""
+    for n, one in zip(sizes, told, strict=True):
+        assert_at_most(f"what an append of {n} tokens writes, in bytes,", one["written"], written(n), hint=hint)
+        assert_at_most(f"the memory an append of {n} tokens takes", one["peak_bytes"], memory(n), hint=hint)
 
 
 def _why(got: torch.Tensor, want: torch.Tensor) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -24,6 +25,14 @@ class Managed:
     def __init__(self, make: Callable[[int, int], Any], num_blocks: int, block_size: int) -> None:
         self.manager = make(num_blocks, block_size)
         self.written = WrittenBlocks(num_blocks, block_size)
+
+    def after(self, *, gone: str = "", **prompts: list[int]) -> Managed:
+        """This manager, after sequences came with these prompts, in order, and those named by `gone` went, likewise."""
+        for seq_id, token_ids in prompts.items():
+            self.allocate(seq_id, token_ids)
+        for seq_id in gone:
+            self.free(seq_id)
+        return self
 
     def tables(self) -> dict[Any, list[int]]:
         """The tables of all sequences."""
@@ -59,6 +68,12 @@ class Managed:
         self.check()
         return n_cached
 
+    def assert_finds(self, seq_id: Any, token_ids: list[int], want: int, hint: str) -> None:
+        """Fail unless a new sequence finds so many of its tokens; `hint` says why it may not."""
+        got = self.allocate(seq_id, token_ids, hint)
+        require(got is not None, f"no room for {token_ids} after {self.written.story}: {hint}")
+        assert_equal(f"the tokens found after {self.written.story}", got, want, hint=hint)
+
     def append(self, seq_id: Any, token_id: int) -> Any:
         """The copy that was asked for; False where there was no block."""
         before = self.manager.block_table(seq_id)
@@ -89,11 +104,22 @@ class Managed:
         self.check()
 
 
-def assert_found(managed: Managed, seq_id: Any, token_ids: list[int], want: int, hint: str) -> None:
-    """Fail unless a new sequence finds so many of its tokens; `hint` says why it may not."""
-    got = managed.allocate(seq_id, token_ids, hint)
-    require(got is not None, f"no room for {token_ids} after {managed.written.story}: {hint}")
-    assert_equal(f"the tokens found after {managed.written.story}", got, want, hint=hint)
+def follow_random_deeds(make: Callable[[int, int], Any], rng: np.random.Generator) -> None:
+    """Drive three managers through deeds that are drawn one by one."""
+    for _ in range(3):
+        size = int(rng.integers(2, 5))
+        managed = Managed(make, 12, size)
+        for step in range(40):
+            living = sorted(managed.written.texts)
+            deed = rng.random()
+            if deed < 0.3 or not living:
+                managed.allocate(step, rng.integers(0, 2, int(rng.integers(1, 4 * size))).tolist())
+            elif deed < 0.7:
+                managed.append(living[int(rng.integers(len(living)))], int(rng.integers(2)))
+            elif deed < 0.8:
+                managed.fork(living[int(rng.integers(len(living)))], step)
+            else:
+                managed.free(living[int(rng.integers(len(living)))])
 
 
 def follow_any_deeds(make: Callable[[int, int], Any]) -> None:
