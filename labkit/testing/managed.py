@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from labkit.testing.compare import assert_equal, require
+from labkit.testing.compare import assert_equal, assert_raises, require
 from labkit.testing.paging import WrittenBlocks
 
 any_deeds = settings(derandomize=True, deadline=None, database=None, max_examples=15, stateful_step_count=25,
@@ -102,6 +103,26 @@ class Managed:
         self.manager.free(seq_id)
         self.written.free(seq_id)
         self.check()
+
+
+def assert_names_are_known(make: Callable[[int, int], Any]) -> None:
+    """Fail unless a sequence that is not there, one that is there already and an empty one are refused, by name."""
+    manager = make(6, 2)
+    manager.allocate("a", [1, 2, 3])
+    manager.allocate("gone", [4])
+    manager.free("gone")
+    for what, call in {
+        "free a second time": partial(manager.free, "gone"),
+        "append to": partial(manager.append, "gone", 1),
+        "fork": partial(manager.fork, "gone", "new"),
+        "ask for the table of": partial(manager.block_table, "gone"),
+        "ask what was found of": partial(manager.num_cached_tokens, "gone"),
+    }.items():
+        assert_raises(ValueError, call, when=f"to {what} a sequence that is not there", mentions=["gone"])
+    assert_raises(ValueError, partial(manager.allocate, "a", [1]), when="to allocate 'a' twice", mentions=["a"])
+    assert_raises(ValueError, partial(manager.fork, "a", "a"), when="to fork 'a' to itself", mentions=["a"])
+    assert_raises(ValueError, partial(manager.allocate, "b", []), when="for a prompt without tokens")
+    assert_equal("the free blocks after all that was refused", manager.num_free_blocks(), 4)
 
 
 def follow_random_deeds(make: Callable[[int, int], Any], rng: np.random.Generator) -> None:

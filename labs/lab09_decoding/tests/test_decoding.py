@@ -24,16 +24,18 @@ from labkit.meters.tensors import AllocationMeter
 from labkit.testing.cache_bytes import assert_cache_bytes
 from labkit.testing.caches import (
     appends,
+    assert_apart,
     assert_appends_write,
     assert_held,
+    assert_one_storage,
     assert_refuses_tokens,
     follow,
-    some_tokens,
+    random_deeds,
 )
 from labkit.testing.compare import assert_at_most, assert_equal, assert_keys, assert_raises, assert_unchanged, require
 from labkit.testing.decoding import assert_own_products, assert_read_once, two_results
 from labkit.testing.grouped import GroupedCase
-from labkit.testing.managed import Managed, follow_any_deeds, follow_random_deeds
+from labkit.testing.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
 from labkit.testing.paging import FOREIGN, PagedBatch
 from labkit.testing.programs import program
 from labkit.testing.serving import SHARES, assert_shares, some_requests
@@ -49,9 +51,6 @@ NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, a
 STRIDED = "a tensor whose heads and tokens are exchanged in memory: its rows are not adjacent"
 
 
-# What attention takes
-
-
 @program
 def counted(task, *arguments):
     """What a task returns, the bytes it moves of q, k and v and holds besides, and the shapes of its products."""
@@ -62,8 +61,6 @@ def counted(task, *arguments):
     told = {"read": moved.read, "peak_bytes": memory.peak_bytes}
     return result, told | {"fused": products.fused, "flops": products.flops, "shapes": products.shapes}
 
-
-# The bytes of a cache
 
 MODELS = {
     "Llama-2-7B": ((32, 32, 128), {}, 524_288),
@@ -114,9 +111,6 @@ class TestKvCacheBytes:
         (name, value), *_ = bad.items()
         given = {"layers": 2, "kv_heads": 2, "head_dim": 4} | bad
         assert_raises(ValueError, lambda: kv_cache_bytes(**given), when=f"for {name}={value}", mentions=[name])
-
-
-# Grouped attention
 
 
 def assert_grouped(case, causal=False, hint="", nan_hint="", **options):
@@ -219,9 +213,6 @@ class TestGroupedQueryAttention:
             assert_raises(ValueError, partial(grouped_query_attention, *wrong), when=when, mentions=said)
 
 
-# Caches that grow
-
-
 @program
 def cache_session(kind, arguments, deeds):
     """What a new cache does, deed by deed: see `labkit.meters.kv_caches`."""
@@ -240,16 +231,8 @@ class TestKVCache:
 
     def test_deeds_drawn_at_random(self, rng):
         for _ in range(4):
-            deeds, length, capacity = [], 0, int(rng.integers(10, 40))
-            for _ in range(25):
-                if length and rng.random() < 0.3:
-                    length = int(rng.integers(0, length + 1))
-                    deeds.append(("truncate", length))
-                else:
-                    n = int(rng.integers(0, min(6, capacity - length) + 1))
-                    length += n
-                    deeds += appends(rng, [n])
-            follow_grown(capacity, deeds)
+            capacity = int(rng.integers(10, 40))
+            follow_grown(capacity, random_deeds(rng, capacity))
 
     def test_tokens_after_truncating_take_the_place_of_those_cut_off(self, rng):
         deeds = [*appends(rng, [6]), ("truncate", 2), *appends(rng, [3]), ("truncate", 0), *appends(rng, [8])]
@@ -262,11 +245,7 @@ class TestKVCache:
 
     @robust
     def test_two_caches_are_apart(self, rng):
-        cache, other = KVCache(4, 2, 3, torch.float32), KVCache(4, 2, 3, torch.float32)
-        cache.append(*some_tokens(rng, 3))
-        told = f"after 3 tokens in one of two caches they hold {len(cache)} and {len(other)}"
-        cause = "what belongs to the instance is kept by the class"
-        require((len(cache), len(other)) == (3, 0), f"{told}\nUsual cause: {cause}")
+        assert_apart(rng, KVCache)
 
     @small
     def test_an_append_writes_its_tokens_and_nothing_else(self, rng):
@@ -278,11 +257,7 @@ class TestKVCache:
     @small
     def test_one_storage_for_life(self, rng):
         told, life = follow_grown(64, [*appends(rng, [3, 1, 1]), ("truncate", 2), *appends(rng, [50])])
-        elsewhere = "keys or values lie in other memory than before: the storage is made once, and what is handed out "
-        copied = "keys and values are copies: a slice of the storage is a view"
-        for one in told:
-            require(all(one["stays"]), elsewhere + "is a view of it")
-            assert_at_most("the memory that reading keys and values takes", one["reading_bytes"], 0, hint=copied)
+        assert_one_storage(told)
         what = "the bytes a cache holds, 64 tokens of 2 heads and 3 numbers, keys and values"
         assert_at_most(what, life, 2 * 64 * 2 * 3 * 4)
 
@@ -365,9 +340,6 @@ class TestRollingKVCache:
         require(told[1]["error"] is not None, "no ValueError for truncate(4) of 3 tokens")
 
 
-# Split decoding
-
-
 def one_query(rng, *, logit_scale=1.0, **sizes):
     """A case with one query a head; q is given without its axis."""
     return GroupedCase(rng, n_queries=1, logit_scale=logit_scale, **({"kv_heads": 2, "group": 3, "d": 8} | sizes))
@@ -434,9 +406,7 @@ class TestSplitKvDecode:
         hint = f"a split has ⌈{n_keys} / {num_splits}⌉ keys: are they split at all?"
         assert_at_most("the most keys that one product meets", longest, max(part, d), unit="keys", hint=hint)
         partials, scores = 4 * num_splits * 8 * (d + 1), 4 * 8 * n_keys
-        hint = (
-            "K or V is copied: a split is a slice; beyond scores, partial outputs are splits · H_q · (d_v + 1) numbers"
-        )
+        hint = "K or V is copied: a split is a slice; beyond scores there are splits · H_q · (d_v + 1) numbers"
         assert_at_most(f"the peak of {name}", told["peak_bytes"], 4 * partials + 4 * scores, hint=hint)
 
     @refuses
@@ -449,9 +419,6 @@ class TestSplitKvDecode:
             ((q, k, v[:, :4], 2), "when k and v differ in N_k", []),
         ]:
             assert_raises(ValueError, partial(split_kv_decode, *wrong), when=when, mentions=said)
-
-
-# How many splits
 
 
 class TestNumSplitsHeuristic:
@@ -487,9 +454,6 @@ class TestNumSplitsHeuristic:
         given[place] = 0
         name = ("total_mblocks", "num_sms", "num_n_blocks", "max_splits")[place]
         assert_raises(ValueError, lambda: num_splits_heuristic(*given), when=f"for {name}=0", mentions=[name])
-
-
-# Blocks
 
 
 COLLIDING = 2**61 - 1
@@ -552,9 +516,7 @@ class TestBlockManager:
 
     def test_what_is_found_is_not_taken_for_something_else(self):
         managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3], b=[7, 7, 7], gone="ab")
-        hint = (
-            "the block that is found is the next free one, and was taken for the new tokens: take what is shared first"
-        )
+        hint = "the block that is found is the next free one, and was taken for new tokens: take what is shared first"
         managed.assert_finds("c", [1, 2, 9, 9, 9], 2, hint)
 
     def test_a_twin_does_not_take_the_place_of_what_is_found(self):
@@ -623,30 +585,12 @@ class TestBlockManager:
 
     @refuses
     def test_unknown_and_known_names(self):
-        manager = BlockManager(6, 2)
-        manager.allocate("a", [1, 2, 3])
-        manager.allocate("gone", [4])
-        manager.free("gone")
-        for what, call in {
-            "free a second time": partial(manager.free, "gone"),
-            "append to": partial(manager.append, "gone", 1),
-            "fork": partial(manager.fork, "gone", "new"),
-            "ask for the table of": partial(manager.block_table, "gone"),
-            "ask what was found of": partial(manager.num_cached_tokens, "gone"),
-        }.items():
-            assert_raises(ValueError, call, when=f"to {what} a sequence that is not there", mentions=["gone"])
-        assert_raises(ValueError, lambda: manager.allocate("a", [1]), when="to allocate 'a' twice", mentions=["a"])
-        assert_raises(ValueError, lambda: manager.fork("a", "a"), when="to fork 'a' to itself", mentions=["a"])
-        assert_raises(ValueError, lambda: manager.allocate("b", []), when="for a prompt without tokens")
-        assert_equal("the free blocks after all that was refused", manager.num_free_blocks(), 4)
+        assert_names_are_known(BlockManager)
 
     @refuses
     @pytest.mark.parametrize(("sizes", "name"), [((0, 2), "num_blocks"), ((2, 0), "block_size")])
     def test_bad_sizes(self, sizes, name):
         assert_raises(ValueError, lambda: BlockManager(*sizes), when=f"for {name}=0", mentions=[name])
-
-
-# Attention over blocks
 
 
 def assert_paged(batch, hint="", nan_hint=FOREIGN):
@@ -729,9 +673,6 @@ class TestPagedAttention:
         ]:
             call = partial(paged_attention, heads, k_cache, v_cache, table, context)
             assert_raises(ValueError, call, when=when, mentions=said)
-
-
-# What slots are used for
 
 
 POLICIES = ("max", "pow2", "oracle", "paged")
