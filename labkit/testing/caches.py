@@ -93,7 +93,7 @@ def assert_appends_write(
 ) -> None:
     """Fail where an append of n tokens writes more than `written(n)` bytes, or takes more than `memory(n)`."""
     for n, one in zip(sizes, told, strict=True):
-        assert_at_most(f"what an append of {n} tokens writes, in bytes,", one["written"], written(n), hint=hint)
+        assert_at_most(f"what an append of {n} tokens writes", one["written"], written(n), hint=hint)
         assert_at_most(f"the memory an append of {n} tokens takes", one["peak_bytes"], memory(n), hint=hint)
 
 
