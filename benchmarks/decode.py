@@ -2,8 +2,8 @@
 
 Float32 on one thread, so that splitting wins no hands: what it wins there is that its pieces are small. A step of a
 model meets the caches of its layers one after the other and finds none of them in the caches of the CPU; so every
-candidate goes through those of several layers in turn. Memory is the CPU allocator's own record of one call (`torch.profiler`), its
-peak over the inputs.
+candidate goes through those of several layers in turn. Memory is the CPU allocator's own record of one call
+(`torch.profiler`), its peak over the inputs.
 """
 
 from __future__ import annotations
