@@ -42,6 +42,11 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
       take({ ...state, ...values, at: page.player.at() });
     }
 
+    function step() {
+      page.player.pause();
+      page.player.goTo(page.player.at() + 1);
+    }
+
     function showScenario(scenario) {
       page.player.pause();
       take(begin(scenario));
@@ -60,6 +65,7 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
       say(page.scene, `${SCENARIOS[state.scenario].title}, ${cacheBlocks.sceneInWords(scenes, at)}`);
       say(page.setting, cacheBlocks.settingInWords(settings));
       page.controls.sync(state);
+      page.guess.sync(here, positions[at + 1] ?? null);
       if (started) address.save();
       return cacheBlocks.stepInWords(here, settings);
     }
@@ -98,6 +104,7 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
       const text = h("p", { class: "cb-text", "data-out": "text" });
       const traffic = h("ul", { class: "cb-traffic" });
       const controls = cacheBlocks.makeControls({ change, show: showScenario });
+      const guess = cacheBlocks.makeGuess({ step });
       const root = h("section", { "aria-label": "A paged cache, deed by deed" });
       const last = () => view.positions.length - 1;
       const player = makePlayer({ show, last, leap, leapName: "scene", picture: pool, keysIn: root });
@@ -111,9 +118,10 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
           h("div", { class: "pl-panel cb-of-sequences" }, h("h3", {}, "Block tables"), tables, text),
         ),
         h("div", { class: "pl-panel" }, h("h3", {}, "Bytes, in Llama-3-8B"), setting, traffic),
+        guess.element,
         controls.element,
       );
-      return { root, setting, scene, pool, sums, tables, text, traffic, controls, player };
+      return { root, setting, scene, pool, sums, tables, text, traffic, controls, guess, player };
     }
   }
 

@@ -21,6 +21,20 @@
     }
   }
 
+  /* A deed before it is done. */
+  function deedInWords([what, name, given]) {
+    switch (what) {
+      case "allocate":
+        return `${name} comes with ${plural(given.length, "token")}, “${given.join(" ")}”`;
+      case "append":
+        return `${name} gets “${given}”`;
+      case "fork":
+        return `${given} begins as a copy of ${name}`;
+      default:
+        return `${name} goes`;
+    }
+  }
+
   function promptInWords(name, tokens, outcome, blockSize) {
     if (outcome.refused === "there already") return `${name} is there already: its prompt is skipped.`;
     const comes = `${name} comes with ${plural(tokens.length, "token")}. `;
@@ -73,5 +87,5 @@
     return `${k + 1} of ${scenes.length}: ${scenes[k].title}`;
   }
 
-  globalThis.cacheBlocks = { ...globalThis.cacheBlocks, stepInWords, settingInWords, sceneInWords };
+  globalThis.cacheBlocks = { ...globalThis.cacheBlocks, stepInWords, deedInWords, settingInWords, sceneInWords };
 })();
