@@ -46,6 +46,16 @@ def test_grouped_is_the_built_in_one(
     assert_near(o, functional.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True))
 
 
+def test_gradients_of_grouped_are_the_built_in_ones(lab: ModuleType, draw: Callable) -> None:
+    q, k, v = given = [draw(2, heads, n, D).requires_grad_() for heads, n in ((6, 5), (2, 29), (2, 29))]
+    o, lse = lab.grouped_query_attention(q, k, v, causal=True)
+    wanted = functional.scaled_dot_product_attention(q, k, v, causal_lower_right(5, 29), enable_gqa=True)
+    along = draw(*o.shape)
+    got, want = (torch.autograd.grad(each, given, along, retain_graph=True) for each in (o, wanted))
+    assert_near(got, want)
+    assert torch.autograd.grad(lse.sum(), given[0])[0].isfinite().all()
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "n_queries", "n_keys"), SHAPES)
 def test_grouped_and_split_are_flex_attention_with_its_log_sum_exp(
     lab: ModuleType, draw: Callable, heads: int, kv_heads: int, n_queries: int, n_keys: int

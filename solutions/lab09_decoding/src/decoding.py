@@ -668,7 +668,8 @@ def _attend(rows, k, v, scale=None, hidden=None):
 
 def _powers(scores, axis):
     """exp(score − largest) in the scores' place, their sum (1 where nothing is seen), and the log-sum-exp."""
-    top = scores.amax(axis, keepdim=True) if scores.shape[axis] else scores.sum(axis, keepdim=True) - torch.inf
+    fixed = scores.detach()  # neither result depends on the largest score, and so no gradient needs it
+    top = fixed.amax(axis, keepdim=True) if fixed.shape[axis] else fixed.sum(axis, keepdim=True) - torch.inf
     weights = scores.sub_(top.masked_fill(top.isneginf(), 0)).exp_()
     total = weights.sum(axis, keepdim=True)
     return weights, total.masked_fill(total == 0, 1), top + total.log()
