@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.testing.compare import assert_equal, assert_raises, require
+from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require
 
 KV_HEADS = 2
 Deed = tuple[Any, ...]
@@ -48,6 +48,21 @@ def appends(rng: np.random.Generator, sizes: Iterable[int], **options: Any) -> l
     return [("append", *some_tokens(rng, n, **options)) for n in sizes]
 
 
+def random_deeds(rng: np.random.Generator, capacity: int) -> list[Deed]:
+    """Appends of few tokens, and truncations, in an order that is drawn; nothing is asked that cannot be."""
+    deeds: list[Deed] = []
+    length = 0
+    for _ in range(25):
+        if length and rng.random() < 0.3:
+            length = int(rng.integers(0, length + 1))
+            deeds.append(("truncate", length))
+        else:
+            n = int(rng.integers(0, min(6, capacity - length) + 1))
+            length += n
+            deeds += appends(rng, [n])
+    return deeds
+
+
 def some_tokens(
     rng: np.random.Generator, n: int, head_dim: int = 3, dtype: torch.dtype = torch.float32
 ) -> list[torch.Tensor]:
@@ -66,6 +81,38 @@ def assert_held(when: str, told: Mapping[str, Any], k: torch.Tensor, v: torch.Te
             where = int((got != want).any(-1).any(0).nonzero()[0])
             require(False, f"{name} is wrong {when}, first for token {where} of {want.shape[1]}" + _why(got, want))
     assert_equal(f"len {when}", told["len"], k.shape[1])
+
+
+def assert_appends_write(
+    told: Sequence[Mapping[str, Any]],
+    sizes: Sequence[int],
+    *,
+    written: Callable[[int], int],
+    memory: Callable[[int], int],
+    hint: str,
+) -> None:
+    """Fail where an append of n tokens writes more than `written(n)` bytes, or takes more than `memory(n)`."""
+    for n, one in zip(sizes, told, strict=True):
+        assert_at_most(f"what an append of {n} tokens writes", one["written"], written(n), hint=hint)
+        assert_at_most(f"the memory an append of {n} tokens takes", one["peak_bytes"], memory(n), hint=hint)
+
+
+def assert_one_storage(told: Sequence[Mapping[str, Any]]) -> None:
+    """Fail where keys or values were moved to other memory, or are copied when they are read."""
+    moved = "keys or values lie in other memory than before: the storage is made once, and what is handed out is a view"
+    copied = "keys and values are copies: a slice of the storage is a view"
+    for one in told:
+        require(all(one["stays"]), f"{moved} of it")
+        assert_at_most("the memory that reading keys and values takes", one["reading_bytes"], 0, hint=copied)
+
+
+def assert_apart(rng: np.random.Generator, make: Callable[..., Any]) -> None:
+    """Fail where one cache knows of another's tokens."""
+    cache, other = (make(4, KV_HEADS, 3, torch.float32) for _ in range(2))
+    cache.append(*some_tokens(rng, 3))
+    told = f"after 3 tokens in one of two caches they hold {len(cache)} and {len(other)}"
+    cause = "what belongs to the instance is kept by the class"
+    require((len(cache), len(other)) == (3, 0), f"{told}\nUsual cause: {cause}")
 
 
 def _why(got: torch.Tensor, want: torch.Tensor) -> str:

@@ -130,6 +130,15 @@ class GroupedCase(Case):
                 assert_close(name, number, want, plain=plain, suspects=usual, hint=hint, **told)
             assert_dtype(name, value, self.precise if name == "lse" else self.Q.dtype)
 
+    def check_split(self, got: dict[str, Any], num_splits: int, *, hint: str = "", nan_hint: str = "") -> None:
+        """The same of one query a head, whose keys were to be cut into so many parts."""
+        for name, x in got.items():
+            assert_type(name, x, torch.Tensor, "a tensor")
+        n_keys = self.k.shape[-2]
+        usual = split_suspects(self, num_splits) if n_keys and num_splits <= n_keys else grouped_suspects(self)
+        with_queries = {"o": got["o"][..., None, :], "lse": got["lse"][..., None]}
+        self.check_results(with_queries, usual, hint=hint, nan_hint=nan_hint)
+
 
 def _named(results: Callable[[], Results], name: str) -> npt.NDArray[np.floating]:
     return results()[name]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from labkit.testing.any_inputs import any_inputs
-from labkit.testing.compare import assert_equal, require
+from labkit.testing.compare import assert_equal, assert_raises, require
 from labkit.testing.paging import WrittenBlocks
 
 any_deeds = any_inputs(15, stateful_step_count=25, print_blob=False)
@@ -22,6 +24,14 @@ class Managed:
     def __init__(self, make: Callable[[int, int], Any], num_blocks: int, block_size: int) -> None:
         self.manager = make(num_blocks, block_size)
         self.written = WrittenBlocks(num_blocks, block_size)
+
+    def after(self, *, gone: str = "", **prompts: list[int]) -> Managed:
+        """This manager, after sequences came with these prompts, in order, and those named by `gone` went, likewise."""
+        for seq_id, token_ids in prompts.items():
+            self.allocate(seq_id, token_ids)
+        for seq_id in gone:
+            self.free(seq_id)
+        return self
 
     def tables(self) -> dict[Any, list[int]]:
         """The tables of all sequences."""
@@ -57,6 +67,12 @@ class Managed:
         self.check()
         return n_cached
 
+    def assert_finds(self, seq_id: Any, token_ids: list[int], want: int, hint: str) -> None:
+        """Fail unless a new sequence finds so many of its tokens; `hint` says why it may not."""
+        got = self.allocate(seq_id, token_ids, hint)
+        require(got is not None, f"no room for {token_ids} after {self.written.story}: {hint}")
+        assert_equal(f"the tokens found after {self.written.story}", got, want, hint=hint)
+
     def append(self, seq_id: Any, token_id: int) -> Any:
         """The copy that was asked for; False where there was no block."""
         before = self.manager.block_table(seq_id)
@@ -87,11 +103,42 @@ class Managed:
         self.check()
 
 
-def assert_found(managed: Managed, seq_id: Any, token_ids: list[int], want: int, hint: str) -> None:
-    """Fail unless a new sequence finds so many of its tokens; `hint` says why it may not."""
-    got = managed.allocate(seq_id, token_ids, hint)
-    require(got is not None, f"no room for {token_ids} after {managed.written.story}: {hint}")
-    assert_equal(f"the tokens found after {managed.written.story}", got, want, hint=hint)
+def assert_names_are_known(make: Callable[[int, int], Any]) -> None:
+    """Fail unless a sequence that is not there, one that is there already and an empty one are refused, by name."""
+    manager = make(6, 2)
+    manager.allocate("a", [1, 2, 3])
+    manager.allocate("gone", [4])
+    manager.free("gone")
+    for what, call in {
+        "free a second time": partial(manager.free, "gone"),
+        "append to": partial(manager.append, "gone", 1),
+        "fork": partial(manager.fork, "gone", "new"),
+        "ask for the table of": partial(manager.block_table, "gone"),
+        "ask what was found of": partial(manager.num_cached_tokens, "gone"),
+    }.items():
+        assert_raises(ValueError, call, when=f"to {what} a sequence that is not there", mentions=["gone"])
+    assert_raises(ValueError, partial(manager.allocate, "a", [1]), when="to allocate 'a' twice", mentions=["a"])
+    assert_raises(ValueError, partial(manager.fork, "a", "a"), when="to fork 'a' to itself", mentions=["a"])
+    assert_raises(ValueError, partial(manager.allocate, "b", []), when="for a prompt without tokens")
+    assert_equal("the free blocks after all that was refused", manager.num_free_blocks(), 4)
+
+
+def follow_random_deeds(make: Callable[[int, int], Any], rng: np.random.Generator) -> None:
+    """Drive three managers through deeds that are drawn one by one."""
+    for _ in range(3):
+        size = int(rng.integers(2, 5))
+        managed = Managed(make, 12, size)
+        for step in range(40):
+            living = sorted(managed.written.texts)
+            deed = rng.random()
+            if deed < 0.3 or not living:
+                managed.allocate(step, rng.integers(0, 2, int(rng.integers(1, 4 * size))).tolist())
+            elif deed < 0.7:
+                managed.append(living[int(rng.integers(len(living)))], int(rng.integers(2)))
+            elif deed < 0.8:
+                managed.fork(living[int(rng.integers(len(living)))], step)
+            else:
+                managed.free(living[int(rng.integers(len(living)))])
 
 
 def follow_any_deeds(make: Callable[[int, int], Any]) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.testing.compare import require
+from labkit.testing.compare import assert_type, require
 from labkit.testing.grouped import GroupedCase
+
+FOREIGN = "the table is ignored, or −1 is used as an index: a block that no sequence owns was read"
 
 
 class WrittenBlocks:
@@ -167,3 +169,13 @@ class PagedBatch:
     def arguments(self) -> tuple[torch.Tensor, ...]:
         """What the student is given."""
         return self.q, self.k_cache, self.v_cache, self.block_table, self.context_lens
+
+    def check(self, got: Any, hint: str = "", nan_hint: str = FOREIGN, empty_hint: str = "") -> None:
+        """Compare an output with every sequence's own; `empty_hint` says why one without tokens may be NaN."""
+        assert_type("o", got, torch.Tensor, "a tensor")
+        want = (*self.q.shape[:-1], self.v_cache.shape[-1])
+        require(tuple(got.shape) == want, f"o has shape {tuple(got.shape)}, expected {want}")
+        for number, (case, o) in enumerate(zip(self.cases, got, strict=True)):
+            n = case.k.shape[-2]
+            told = f"sequence {number} of {n} tokens. {hint}"
+            case.check_results({"o": o[:, None]}, hint=told, nan_hint=nan_hint if n else empty_hint)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from labkit.testing.compare import assert_keys, assert_type, require
 
 Requests = Sequence[tuple[int, int, int]]
@@ -47,6 +49,12 @@ def assert_shares(answer: Callable[..., Any], requests: Requests, num_slots: int
         cause = f"\nThe five add up to {total:.6g}, not to 1: a slot is counted twice, or not at all"
     require(False, f"{off[0]} is {got[off[0]]:.6g}, expected {want[off[0]]:.6g} ({text})"
             + (f"; so are {', '.join(off[1:])} off" if off[1:] else "") + cause)  # fmt: skip
+
+
+def some_requests(rng: np.random.Generator, count: int) -> Requests:
+    """Requests of up to 40 tokens."""
+    pairs = rng.integers(1, 18, (count, 2)).tolist()
+    return [(prompt, output, min(40, prompt + output + int(rng.integers(8)))) for prompt, output in pairs]
 
 
 def slots_used(*, requests: Requests, num_slots: int, policy: str, block_size: int, **mistakes: bool) -> dict[str, int]:

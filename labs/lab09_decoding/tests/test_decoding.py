@@ -1,7 +1,7 @@
 """Lab 09's suite: what a cache weighs and holds, attention that reads it grouped, split and paged, and its blocks."""
 
 import math
-from typing import ClassVar
+from functools import partial
 
 import pytest
 import torch
@@ -17,38 +17,38 @@ from decoding import (
     split_kv_decode,
 )
 
+from labkit.meters.kv_caches import session_of
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
 from labkit.meters.tensors import AllocationMeter
 from labkit.testing.cache_bytes import assert_cache_bytes
-from labkit.testing.caches import appends, assert_held, assert_refuses_tokens, follow, some_tokens
-from labkit.testing.compare import (
-    assert_at_most,
-    assert_equal,
-    assert_keys,
-    assert_raises,
-    assert_tuple,
-    assert_type,
-    assert_unchanged,
-    require,
+from labkit.testing.caches import (
+    appends,
+    assert_apart,
+    assert_appends_write,
+    assert_held,
+    assert_one_storage,
+    assert_refuses_tokens,
+    follow,
+    random_deeds,
 )
-from labkit.testing.grouped import GroupedCase, grouped_suspects, split_suspects
-from labkit.testing.managed import Managed, assert_found, follow_any_deeds
-from labkit.testing.paging import PagedBatch
+from labkit.testing.compare import assert_at_most, assert_equal, assert_keys, assert_raises, assert_unchanged, require
+from labkit.testing.decoding import assert_own_products, assert_read_once, two_results
+from labkit.testing.grouped import GroupedCase
+from labkit.testing.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
+from labkit.testing.paging import FOREIGN, PagedBatch
 from labkit.testing.programs import program
-from labkit.testing.serving import SHARES, assert_shares
+from labkit.testing.serving import SHARES, assert_shares, some_requests
 from labkit.testing.splits import assert_heuristic
 from labkit.testing.tensor_cases import strided
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
-HALF = [torch.float16, torch.bfloat16]
+by_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+HEADS = [(2, 3), (3, 2), (1, 4), (4, 1)]
 OVERFLOW = "exp overflows: no score and no log-sum-exp may enter exp without a maximum taken from it"
 SHORT_SUMS = "sums of half-precision inputs belong in float32"
 NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, and so is 0 / 0"
 STRIDED = "a tensor whose heads and tokens are exchanged in memory: its rows are not adjacent"
-
-
-# What attention takes
 
 
 @program
@@ -61,25 +61,6 @@ def counted(task, *arguments):
     told = {"read": moved.read, "peak_bytes": memory.peak_bytes}
     return result, told | {"fused": products.fused, "flops": products.flops, "shapes": products.shapes}
 
-
-def assert_own_products(name, told):
-    """Fail where torch's own attention does the work, or where products cannot be seen."""
-    require(not told["fused"], f"{name} calls torch's own attention ({', '.join(told['fused'])}): write it")
-    require(told["flops"] > 0, f"{name} makes no matrix product: write products with @, so that they can be counted")
-
-
-def assert_read_once(name, told, k, v, hint):
-    for which, x in (("K", k), ("V", v)):
-        read = told["read"][which.lower()]
-        assert_at_most(f"what {name} reads of {which}, which holds {x.nbytes:,} bytes,", read, x.nbytes, hint=hint)
-        require(read >= x.nbytes, f"{name} reads {read:,} of {x.nbytes:,} bytes of {which}: every key counts")
-
-
-def two_results(name, got):
-    return dict(zip(("o", "lse"), assert_tuple(f"{name}'s result", got, ("o", "lse")), strict=True))
-
-
-# The bytes of a cache
 
 MODELS = {
     "Llama-2-7B": ((32, 32, 128), {}, 524_288),
@@ -108,21 +89,15 @@ class TestKvCacheBytes:
 
     def test_sizes_drawn_at_random(self, rng):
         for _ in range(20):
-            layers, kv_heads, head_dim, tokens, dtype_bytes, window = rng.integers(1, 60, 6).tolist()
-            assert_cache_bytes(
-                kv_cache_bytes, layers, kv_heads, head_dim, tokens=tokens, dtype_bytes=dtype_bytes, window=window
-            )
-            assert_cache_bytes(kv_cache_bytes, layers, kv_heads, head_dim, tokens=tokens, dtype_bytes=dtype_bytes)
+            *sizes, tokens, dtype_bytes, window = rng.integers(1, 60, 6).tolist()
+            assert_cache_bytes(kv_cache_bytes, *sizes, tokens=tokens, dtype_bytes=dtype_bytes, window=window)
+            assert_cache_bytes(kv_cache_bytes, *sizes, tokens=tokens, dtype_bytes=dtype_bytes)
 
     def test_latent_vectors_drawn_at_random(self, rng):
         for _ in range(10):
-            layers, kv_heads, head_dim, tokens, latent, rope, window = rng.integers(2, 60, 7).tolist()
-            assert_cache_bytes(
-                kv_cache_bytes, layers, kv_heads, head_dim, tokens=tokens, latent_dim=latent, rope_dim=rope
-            )
-            assert_cache_bytes(
-                kv_cache_bytes, layers, kv_heads, head_dim, tokens=tokens, latent_dim=latent, window=window
-            )
+            *sizes, tokens, latent, rope, window = rng.integers(2, 60, 7).tolist()
+            assert_cache_bytes(kv_cache_bytes, *sizes, tokens=tokens, latent_dim=latent, rope_dim=rope)
+            assert_cache_bytes(kv_cache_bytes, *sizes, tokens=tokens, latent_dim=latent, window=window)
 
     @robust
     def test_no_tokens_and_very_many(self):
@@ -138,15 +113,9 @@ class TestKvCacheBytes:
         assert_raises(ValueError, lambda: kv_cache_bytes(**given), when=f"for {name}={value}", mentions=[name])
 
 
-# Grouped attention
-
-
 def assert_grouped(case, causal=False, hint="", nan_hint="", **options):
     got = two_results("grouped_query_attention", grouped_query_attention(*case.given, causal=causal, **options))
     case.check_results(got, hint=hint, nan_hint=nan_hint)
-
-
-HEADS = [(2, 3), (3, 2), (1, 4), (4, 1)]
 
 
 class TestGroupedQueryAttention:
@@ -174,10 +143,8 @@ class TestGroupedQueryAttention:
 
     def test_sizes_drawn_at_random(self, rng):
         for _ in range(5):
-            kv_heads, group, n_queries, n_keys, d, d_v = rng.integers(
-                (2, 2, 1, 2, 2, 2), (5, 5, 12, 40, 20, 20)
-            ).tolist()
-            sizes = {"kv_heads": kv_heads, "group": group, "n_queries": n_queries, "n_keys": n_keys, "d": d, "d_v": d_v}
+            names = ("kv_heads", "group", "n_queries", "n_keys", "d", "d_v")
+            sizes = dict(zip(names, rng.integers((2, 2, 1, 2, 2, 2), (5, 5, 12, 40, 20, 20)).tolist(), strict=True))
             causal = bool(rng.integers(2))
             assert_grouped(GroupedCase(rng, **sizes, causal=causal), causal=causal, nan_hint=NO_KEYS)
 
@@ -189,7 +156,7 @@ class TestGroupedQueryAttention:
         case.check_results(got, hint="a scale that is given takes the place of 1/√d")
 
     @robust
-    @pytest.mark.parametrize("dtype", [*HALF, torch.float64])
+    @by_dtype
     def test_other_dtypes(self, rng, dtype):
         case = GroupedCase(rng, kv_heads=2, group=2, n_queries=3, n_keys=200, d=16, dtype=dtype)
         assert_grouped(case, hint=SHORT_SUMS)
@@ -217,8 +184,10 @@ class TestGroupedQueryAttention:
         case.check_results(two_results("grouped_query_attention", got))
         name = "grouped_query_attention (8 heads on 2, N_k = 1024, d = 128)"
         assert_own_products(name, told)
-        hint = ("K and V are expanded to H_q heads, by repeat_interleave or by a product that broadcasts them: let the "
-                "queries of a group be rows of one product with their K")  # fmt: skip
+        hint = (
+            "K and V are expanded to H_q heads, by repeat_interleave or by a product that broadcasts them: let the "
+            "queries of a group be rows of one product with their K"
+        )
         assert_at_most(f"the peak of {name}", told["peak_bytes"], case.k.nbytes // 2, hint=hint)
         hint = "each query head reads its K again: the heads of a group share one read"
         assert_read_once(name, told, case.k, case.v, hint)
@@ -241,117 +210,63 @@ class TestGroupedQueryAttention:
             ((q, k, torch.zeros(2, 4, 3)), "when k and v differ in N_k", ("(2, 5, 6)", "(2, 4, 3)")),
             ((q, torch.zeros(2, 5, 7), v), "when q and k differ in d", ("(4, 2, 6)", "(2, 5, 7)")),
         ]:
-            assert_raises(ValueError, lambda wrong=wrong: grouped_query_attention(*wrong), when=when, mentions=said)
-
-
-# Caches that grow
+            assert_raises(ValueError, partial(grouped_query_attention, *wrong), when=when, mentions=said)
 
 
 @program
 def cache_session(kind, arguments, deeds):
-    """What a new cache does, deed by deed: ("append", k, v) or ("truncate", n); and the bytes alive at its end.
-
-    Told of each deed: the error that it raised, `keys` and `values` afterwards (None where that is no tensor), `len`,
-    the bytes written and held by the deed, those that reading the keys takes, and whether keys and values lie in the
-    memory in which they lay first.
-    """
-    with AllocationMeter() as life:
-        cache = {"KVCache": KVCache, "RollingKVCache": RollingKVCache}[kind](*arguments)
-        first = [x.untyped_storage() if isinstance(x, torch.Tensor) else None for x in (cache.keys, cache.values)]
-        told = [_deed(cache, deed, first) for deed in deeds]
-    copies = [x for one in told for x in (one["keys"], one["values"]) if x is not None]
-    return told, life.live_bytes - sum(x.nbytes for x in copies)
+    """What a new cache does, deed by deed: see `labkit.meters.kv_caches`."""
+    made = {"KVCache": KVCache, "RollingKVCache": RollingKVCache}[kind]
+    return session_of(lambda: made(*arguments), deeds)
 
 
-@program
-def _deed(cache, deed, first):
-    error = None
-    with MovedBytes() as moved, AllocationMeter() as memory:
-        try:
-            getattr(cache, deed[0])(*deed[1:])
-        except ValueError as raised:
-            error = str(raised)
-    with AllocationMeter() as reading:
-        found = cache.keys, cache.values
-    told = {"error": error, "len": len(cache), "written": moved.written, "peak_bytes": memory.peak_bytes}
-    told["reading_bytes"] = reading.peak_bytes
-    told["stays"] = [
-        isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() == old.data_ptr()
-        for x, old in zip(found, first, strict=True)
-    ]
-    for name, x in zip(("keys", "values"), found, strict=True):
-        told[name] = x.clone() if isinstance(x, torch.Tensor) else None
-    return told
+follow_grown, follow_rolling = (partial(follow, cache_session, kind) for kind in ("KVCache", "RollingKVCache"))
 
 
 class TestKVCache:
     """One storage for life, written a token at a time."""
 
     def test_appends(self, rng):
-        follow(cache_session, "KVCache", 20, appends(rng, [5, 1, 1, 0, 3, 10]))
+        follow_grown(20, appends(rng, [5, 1, 1, 0, 3, 10]))
 
     def test_deeds_drawn_at_random(self, rng):
         for _ in range(4):
-            deeds, length, capacity = [], 0, int(rng.integers(10, 40))
-            for _ in range(25):
-                if length and rng.random() < 0.3:
-                    length = int(rng.integers(0, length + 1))
-                    deeds.append(("truncate", length))
-                else:
-                    n = int(rng.integers(0, min(6, capacity - length) + 1))
-                    length += n
-                    deeds += appends(rng, [n])
-            follow(cache_session, "KVCache", capacity, deeds)
+            capacity = int(rng.integers(10, 40))
+            follow_grown(capacity, random_deeds(rng, capacity))
 
     def test_tokens_after_truncating_take_the_place_of_those_cut_off(self, rng):
-        follow(
-            cache_session,
-            "KVCache",
-            8,
-            [*appends(rng, [6]), ("truncate", 2), *appends(rng, [3]), ("truncate", 0), *appends(rng, [8])],
-        )
+        deeds = [*appends(rng, [6]), ("truncate", 2), *appends(rng, [3]), ("truncate", 0), *appends(rng, [8])]
+        follow_grown(8, deeds)
 
     @robust
-    @pytest.mark.parametrize("dtype", [*HALF, torch.float64])
+    @by_dtype
     def test_other_dtypes(self, rng, dtype):
-        follow(cache_session, "KVCache", 9, appends(rng, [4, 1, 1], dtype=dtype), dtype=dtype)
+        follow_grown(9, appends(rng, [4, 1, 1], dtype=dtype), dtype=dtype)
 
     @robust
     def test_two_caches_are_apart(self, rng):
-        cache, other = KVCache(4, 2, 3, torch.float32), KVCache(4, 2, 3, torch.float32)
-        cache.append(*some_tokens(rng, 3))
-        require((len(cache), len(other)) == (3, 0), f"after 3 tokens in one of two caches they hold {len(cache)} and "
-                f"{len(other)}\nUsual cause: what belongs to the instance is kept by the class")  # fmt: skip
+        assert_apart(rng, KVCache)
 
     @small
     def test_an_append_writes_its_tokens_and_nothing_else(self, rng):
-        told, _ = follow(cache_session, "KVCache", 600, appends(rng, [500, 1, 1, 7], head_dim=32), head_dim=32)
-        for n, one in zip([500, 1, 1, 7], told, strict=True):
-            n_bytes = 2 * 2 * n * 32 * 4
-            hint = "the history is written again, as torch.cat does: write into one storage that is made once"
-            assert_at_most(f"what an append of {n} tokens, {n_bytes:,} bytes, writes", one["written"], n_bytes + 64,
-                           hint=hint)  # fmt: skip
-            assert_at_most(f"the memory an append of {n} tokens takes", one["peak_bytes"], 64, hint=hint)
+        sizes, token_bytes = [500, 1, 1, 7], 2 * 2 * 32 * 4
+        told, _ = follow_grown(600, appends(rng, sizes, head_dim=32), head_dim=32)
+        hint = "the history is written again, as torch.cat does: write into one storage that is made once"
+        assert_appends_write(told, sizes, written=lambda n: n * token_bytes + 64, memory=lambda n: 64, hint=hint)
 
     @small
     def test_one_storage_for_life(self, rng):
-        told, life = follow(
-            cache_session, "KVCache", 64, [*appends(rng, [3, 1, 1]), ("truncate", 2), *appends(rng, [50])]
-        )
-        for one in told:
-            require(all(one["stays"]), "keys or values lie in other memory than before: the storage is made once, and "
-                    "what is handed out is a view of it")  # fmt: skip
-            assert_at_most("the memory that reading keys and values takes", one["reading_bytes"], 0,
-                           hint="keys and values are copies: a slice of the storage is a view")  # fmt: skip
-        assert_at_most("the bytes a cache holds, 64 tokens of 2 heads and 3 numbers, keys and values", life,
-                       2 * 64 * 2 * 3 * 4)  # fmt: skip
+        told, life = follow_grown(64, [*appends(rng, [3, 1, 1]), ("truncate", 2), *appends(rng, [50])])
+        assert_one_storage(told)
+        what = "the bytes a cache holds, 64 tokens of 2 heads and 3 numbers, keys and values"
+        assert_at_most(what, life, 2 * 64 * 2 * 3 * 4)
 
     @refuses
     def test_no_room(self, rng):
         deeds = appends(rng, [5, 4, 3])
         told, _ = cache_session("KVCache", (8, 2, 3, torch.float32), deeds)
-        require(told[1]["error"] is not None, "no ValueError when 4 tokens come to 5 with max_len 8\nUsual cause: the "
-                "index wraps, or a slice is cut off at the end without a word")  # fmt: skip
+        wrapped = "\nUsual cause: the index wraps, or a slice is cut off at the end without a word"
+        require(told[1]["error"] is not None, "no ValueError when 4 tokens come to 5 with max_len 8" + wrapped)
         require("8" in told[1]["error"], f"the ValueError does not name max_len, 8; it says: {told[1]['error']}")
         kept = [torch.cat([deeds[0][i], deeds[2][i]], 1) for i in (1, 2)]
         assert_held("after 5 tokens, 4 that do not fit, and 3", told[2], *kept)
@@ -374,41 +289,38 @@ class TestRollingKVCache:
 
     @pytest.mark.parametrize("sizes", [[1] * 9, [2, 2, 2, 2], [3, 4, 5], [7], [4, 1], [1, 8, 1]])
     def test_appends(self, rng, sizes):
-        follow(cache_session, "RollingKVCache", 4, appends(rng, sizes))
+        follow_rolling(4, appends(rng, sizes))
 
     def test_appends_drawn_at_random(self, rng):
         for _ in range(6):
-            follow(
-                cache_session, "RollingKVCache", int(rng.integers(1, 12)), appends(rng, rng.integers(0, 20, 8).tolist())
-            )
+            window, sizes = int(rng.integers(1, 12)), rng.integers(0, 20, 8).tolist()
+            follow_rolling(window, appends(rng, sizes))
 
     def test_a_prompt_longer_than_the_window(self, rng):
-        told, _ = follow(cache_session, "RollingKVCache", 5, appends(rng, [23, 1, 1]))
+        told, _ = follow_rolling(5, appends(rng, [23, 1, 1]))
         assert_equal("len after a prompt of 23 tokens with window 5", told[0]["len"], 5)
 
     def test_truncating_before_anything_is_overwritten(self, rng):
         deeds = [*appends(rng, [4, 1]), ("truncate", 3), *appends(rng, [2, 1]), ("truncate", 6), ("truncate", 0)]
-        follow(cache_session, "RollingKVCache", 6, [*deeds, *appends(rng, [7, 1])])
+        follow_rolling(6, [*deeds, *appends(rng, [7, 1])])
 
     @robust
-    @pytest.mark.parametrize("dtype", [*HALF, torch.float64])
+    @by_dtype
     def test_other_dtypes(self, rng, dtype):
-        follow(cache_session, "RollingKVCache", 3, appends(rng, [2, 1, 1, 5], dtype=dtype), dtype=dtype)
+        follow_rolling(3, appends(rng, [2, 1, 1, 5], dtype=dtype), dtype=dtype)
 
     @small
     def test_an_append_writes_its_tokens_and_nothing_else(self, rng):
-        sizes, window = [100, 400, 1, 1, 7], 256
-        told, life = follow(cache_session, "RollingKVCache", window, appends(rng, sizes, head_dim=32), head_dim=32)
-        token = 2 * 2 * 32 * 4
-        for n, one in zip(sizes, told, strict=True):
-            n_bytes = token * min(n, window)
-            hint = "what stays is moved, or tokens are written that are overwritten at once: write the last ones, once"
-            spare = 256 + 32 * n  # numbers of places
-            assert_at_most(f"what an append of {n} tokens with window {window} writes", one["written"],
-                           2 * n_bytes + spare, hint=hint)  # fmt: skip
-            assert_at_most(f"the memory an append of {n} tokens takes", one["peak_bytes"], n_bytes + spare, hint=hint)
-        assert_at_most(f"the bytes a cache with window {window} holds after {sum(sizes)} tokens", life,
-                       2 * window * token, hint="tokens that have left the window are kept")  # fmt: skip
+        sizes, window, token = [100, 400, 1, 1, 7], 256, 2 * 2 * 32 * 4
+        told, life = follow_rolling(window, appends(rng, sizes, head_dim=32), head_dim=32)
+        hint = "what stays is moved, or tokens are written that are overwritten at once: write the last ones, once"
+
+        def bounded(times):  # and the numbers of places
+            return lambda n: times * token * min(n, window) + 256 + 32 * n
+
+        assert_appends_write(told, sizes, written=bounded(2), memory=bounded(1), hint=hint)
+        what = f"the bytes a cache with window {window} holds after {sum(sizes)} tokens"
+        assert_at_most(what, life, 2 * window * token, hint="tokens that have left the window are kept")
 
     @refuses
     @pytest.mark.parametrize("sizes", [[6], [3, 1, 1, 1], [5, 4]])
@@ -416,9 +328,9 @@ class TestRollingKVCache:
         deeds = [*appends(rng, sizes), ("truncate", 2), ("truncate", 4)]
         told, _ = cache_session("RollingKVCache", (5, 2, 3, torch.float32), deeds)
         for number, one in zip((2, 4), told[-2:], strict=True):
-            require(one["error"] is not None, f"truncate({number}) succeeds after {sum(sizes)} tokens with window 5: "
-                    f"what token {number - 1} could see then has been overwritten, so that what is left is not the "
-                    "beginning of the sequence")  # fmt: skip
+            told_so = f"truncate({number}) succeeds after {sum(sizes)} tokens with window 5: what token {number - 1} "
+            why = "could see then has been overwritten, so that what is left is not the beginning of the sequence"
+            require(one["error"] is not None, told_so + why)
         assert_equal("len after a truncate that failed", told[-1]["len"], 5)
 
     @refuses
@@ -426,9 +338,6 @@ class TestRollingKVCache:
         assert_refuses_tokens(rng, RollingKVCache, "window")
         told, _ = cache_session("RollingKVCache", (5, 2, 3, torch.float32), [*appends(rng, [3]), ("truncate", 4)])
         require(told[1]["error"] is not None, "no ValueError for truncate(4) of 3 tokens")
-
-
-# Split decoding
 
 
 def one_query(rng, *, logit_scale=1.0, **sizes):
@@ -439,16 +348,7 @@ def one_query(rng, *, logit_scale=1.0, **sizes):
 def assert_split(case, num_splits, hint="", nan_hint=""):
     q, k, v = case.given
     got = two_results("split_kv_decode", split_kv_decode(q[..., 0, :], k, v, num_splits))
-    assert_split_results(case, got, num_splits, hint, nan_hint)
-
-
-def assert_split_results(case, got, num_splits, hint="", nan_hint=""):
-    for name, x in got.items():
-        assert_type(name, x, torch.Tensor, "a tensor")
-    n_keys = case.k.shape[-2]
-    usual = split_suspects(case, num_splits) if n_keys and num_splits <= n_keys else grouped_suspects(case)
-    with_queries = {"o": got["o"][..., None, :], "lse": got["lse"][..., None]}
-    case.check_results(with_queries, usual, hint=hint, nan_hint=nan_hint)
+    case.check_split(got, num_splits, hint=hint, nan_hint=nan_hint)
 
 
 class TestSplitKvDecode:
@@ -480,7 +380,7 @@ class TestSplitKvDecode:
         assert_split(one_query(rng, n_keys=40, logit_scale=logit_scale), 5, hint=OVERFLOW, nan_hint=OVERFLOW)
 
     @robust
-    @pytest.mark.parametrize("dtype", [*HALF, torch.float64])
+    @by_dtype
     def test_other_dtypes(self, rng, dtype):
         hint = "partial outputs and log-sum-exps of half-precision inputs are float32, rounded once, when merged"
         assert_split(one_query(rng, n_keys=200, dtype=dtype), 9, hint=hint)
@@ -498,37 +398,27 @@ class TestSplitKvDecode:
         case = one_query(rng, group=4, n_keys=n_keys, d=d, d_v=d)
         q, k, v = case.given
         got, told = counted("split", q[..., 0, :], k, v, num_splits)
-        assert_split_results(case, two_results("split_kv_decode", got), num_splits)
+        case.check_split(two_results("split_kv_decode", got), num_splits)
         name = f"split_kv_decode (8 heads on 2, N_k = {n_keys}, {num_splits} splits)"
         assert_own_products(name, told)
         assert_read_once(name, told, k, v, "keys are read again: once in all, each split its own part")
-        longest = max(max(shape) for shape in told["shapes"])
-        allowed = max(-(-n_keys // num_splits), d)
-        assert_at_most("the most keys that one product meets", longest, allowed, unit="keys",
-                       hint=f"a split has ⌈{n_keys} / {num_splits}⌉ keys: are they split at all?")  # fmt: skip
-        partials = 4 * num_splits * 8 * (d + 1)
-        scores = 4 * 8 * n_keys
-        hint = (
-            "K or V is copied: a split is a slice; beyond scores, partial outputs are splits · H_q · (d_v + 1) numbers"
-        )
+        longest, part = max(max(shape) for shape in told["shapes"]), -(-n_keys // num_splits)
+        hint = f"a split has ⌈{n_keys} / {num_splits}⌉ keys: are they split at all?"
+        assert_at_most("the most keys that one product meets", longest, max(part, d), unit="keys", hint=hint)
+        partials, scores = 4 * num_splits * 8 * (d + 1), 4 * 8 * n_keys
+        hint = "K or V is copied: a split is a slice; beyond scores there are splits · H_q · (d_v + 1) numbers"
         assert_at_most(f"the peak of {name}", told["peak_bytes"], 4 * partials + 4 * scores, hint=hint)
 
     @refuses
     def test_bad_arguments(self):
         q, k, v = torch.zeros(4, 6), torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
-        for splits in (0, -1):
-            assert_raises(
-                ValueError,
-                lambda splits=splits: split_kv_decode(q, k, v, splits),
-                when=f"for {splits} splits",
-                mentions=["num_splits"],
-            )
-        assert_raises(ValueError, lambda: split_kv_decode(torch.zeros(5, 6), k, v, 2), when="for 5 query heads on 2",
-                      mentions=("5", "2"))  # fmt: skip
-        assert_raises(ValueError, lambda: split_kv_decode(q, k, v[:, :4], 2), when="when k and v differ in N_k")
-
-
-# How many splits
+        for wrong, when, said in [
+            ((q, k, v, 0), "for 0 splits", ["num_splits"]),
+            ((q, k, v, -1), "for -1 splits", ["num_splits"]),
+            ((torch.zeros(5, 6), k, v, 2), "for 5 query heads on 2", ["5", "2"]),
+            ((q, k, v[:, :4], 2), "when k and v differ in N_k", []),
+        ]:
+            assert_raises(ValueError, partial(split_kv_decode, *wrong), when=when, mentions=said)
 
 
 class TestNumSplitsHeuristic:
@@ -566,9 +456,6 @@ class TestNumSplitsHeuristic:
         assert_raises(ValueError, lambda: num_splits_heuristic(*given), when=f"for {name}=0", mentions=[name])
 
 
-# Blocks
-
-
 COLLIDING = 2**61 - 1
 """Added to a token it changes the token and not its hash in Python."""
 
@@ -579,26 +466,13 @@ class TestBlockManager:
     def test_worked_example(self):
         manager = BlockManager(4, 2)
         assert_equal("the table of the first sequence", manager.allocate("a", [5, 6, 7]), [0, 1])
-        assert_equal("the table of the second", manager.allocate("b", [5, 6, 8]), [0, 2],
-                     hint="the block with 5 and 6 is there already")  # fmt: skip
+        hint = "the block with 5 and 6 is there already"
+        assert_equal("the table of the second", manager.allocate("b", [5, 6, 8]), [0, 2], hint=hint)
         assert_equal("num_cached_tokens of the second", manager.num_cached_tokens("b"), 2)
 
     @pytest.mark.seconds(60)
     def test_deeds_drawn_at_random(self, rng):
-        for _ in range(3):
-            size = int(rng.integers(2, 5))
-            managed = Managed(BlockManager, 12, size)
-            for step in range(40):
-                living = sorted(managed.written.texts)
-                deed = rng.random()
-                if deed < 0.3 or not living:
-                    managed.allocate(step, rng.integers(0, 2, int(rng.integers(1, 4 * size))).tolist())
-                elif deed < 0.7:
-                    managed.append(living[int(rng.integers(len(living)))], int(rng.integers(2)))
-                elif deed < 0.8:
-                    managed.fork(living[int(rng.integers(len(living)))], step)
-                else:
-                    managed.free(living[int(rng.integers(len(living)))])
+        follow_random_deeds(BlockManager, rng)
 
     @pytest.mark.seconds(60)
     def test_any_deeds(self):
@@ -610,129 +484,80 @@ class TestBlockManager:
             managed.allocate("first", [*text, 99])
             for n in range(1, 4 * size + 1):
                 hint = f"blocks of {size}: full ones at the beginning are shared, and never the one with the last token"
-                assert_found(managed, n, text[:n], (n - 1) // size * size, hint)
+                managed.assert_finds(n, text[:n], (n - 1) // size * size, hint)
                 managed.free(n)
 
     def test_something_is_left_to_compute(self):
-        managed = Managed(BlockManager, 8, 2)
-        managed.allocate("a", [1, 2, 3, 4])
-        assert_found(managed, "b", [1, 2, 3, 4], 2, "all was found, and one token must be computed: the last block is "
-                     "the sequence's own")  # fmt: skip
+        hint = "all was found, and one token must be computed: the last block is the sequence's own"
+        Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4]).assert_finds("b", [1, 2, 3, 4], 2, hint)
 
     def test_a_block_is_what_precedes_it_too(self):
-        managed = Managed(BlockManager, 8, 2)
-        managed.allocate("a", [1, 2, 3, 4, 5])
+        managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4, 5])
         hint = "the key of a block leaves out what lies before it: keys and values depend on all of the text"
-        assert_found(managed, "b", [3, 4, 7], 0, hint)
-        assert_found(managed, "c", [9, 9, 3, 4, 5], 0, hint)
+        managed.assert_finds("b", [3, 4, 7], 0, hint)
+        managed.assert_finds("c", [9, 9, 3, 4, 5], 0, hint)
 
     def test_a_partly_filled_block_is_its_owner_s(self):
-        managed = Managed(BlockManager, 8, 2)
-        managed.allocate("a", [1, 2, 3])
-        assert_found(
-            managed,
-            "b",
-            [1, 2, 3, 4],
-            2,
-            "only full blocks are shared: in one that is still being filled the next token of each would cost a copy",
-        )
+        hint = "only full blocks are shared: in one that is still being filled the next token of each would cost a copy"
+        Managed(BlockManager, 8, 2).after(a=[1, 2, 3]).assert_finds("b", [1, 2, 3, 4], 2, hint)
 
     def test_what_was_freed_is_found_until_it_is_needed(self):
-        managed = Managed(BlockManager, 4, 2)
-        managed.allocate("a", [1, 2, 3, 4, 5])
-        managed.free("a")
-        assert_found(managed, "b", [1, 2, 3, 4, 6], 4, "freed blocks keep what they hold as long as nobody takes them")
-        managed.free("b")
-        managed.allocate("c", [7] * 8)
-        managed.free("c")
-        assert_found(
-            managed, "d", [1, 2, 3], 0, "a block was given to somebody else, and its old content is still found"
-        )
+        managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3, 4, 5], gone="a")
+        managed.assert_finds("b", [1, 2, 3, 4, 6], 4, "freed blocks keep what they hold as long as nobody takes them")
+        hint = "a block was given to somebody else, and its old content is still found"
+        managed.after(gone="b").after(c=[7] * 8, gone="c").assert_finds("d", [1, 2, 3], 0, hint)
 
     def test_the_longest_free_goes_first(self):
-        managed = Managed(BlockManager, 6, 2)
-        managed.allocate("a", [1, 2, 3, 4, 5])
-        managed.allocate("b", [6, 7, 8])
-        managed.free("a")
-        managed.free("b")
+        managed = Managed(BlockManager, 6, 2).after(a=[1, 2, 3, 4, 5], b=[6, 7, 8], gone="ab")
+        what = "when 5 was never used and a sequence with blocks 0, 1 and 2 went before one with 3 and 4"
+        hint = "free blocks are taken in the order in which they became free, those of one sequence from its last"
         table = managed.manager.allocate("c", [9] * 3)
-        assert_equal(
-            "the blocks of a new sequence, when 5 was never used and a sequence with blocks 0, 1 and 2 went "
-            "before one with 3 and 4,",
-            table,
-            [5, 2],
-            hint="free blocks are taken in the order in which they became free, those of one sequence from its last",
-        )
+        assert_equal(f"the blocks of a new sequence, {what},", table, [5, 2], hint=hint)
 
     def test_what_is_found_is_not_taken_for_something_else(self):
-        managed = Managed(BlockManager, 4, 2)
-        managed.allocate("a", [1, 2, 3])
-        managed.allocate("b", [7, 7, 7])
-        managed.free("a")
-        managed.free("b")
-        assert_found(
-            managed,
-            "c",
-            [1, 2, 9, 9, 9],
-            2,
-            "the block that is found is the next free one, and was taken for the new tokens: take what is shared first",
-        )
+        managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3], b=[7, 7, 7], gone="ab")
+        hint = "the block that is found is the next free one, and was taken for new tokens: take what is shared first"
+        managed.assert_finds("c", [1, 2, 9, 9, 9], 2, hint)
 
     def test_a_twin_does_not_take_the_place_of_what_is_found(self):
-        managed = Managed(BlockManager, 8, 2)
-        managed.allocate("a", [1, 2, 3])
-        managed.allocate("b", [1, 2])
-        managed.free("b")
-        managed.allocate("c", [7] * 12)  # takes all that is free, the twin's block too
-        managed.free("c")
-        assert_found(
-            managed,
-            "d",
-            [1, 2, 4],
-            2,
-            "two blocks held the same; the second took the place of the first in "
-            "the map, and when it was reused, the first, which lives, was forgotten",
+        managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3], b=[1, 2], gone="b")
+        managed.after(c=[7] * 12, gone="c")  # takes all that is free, the twin's block too
+        hint = (
+            "two blocks held the same; the second took the place of the first in the map, and when it was reused, the "
+            "first, which lives, was forgotten"
         )
+        managed.assert_finds("d", [1, 2, 4], 2, hint)
 
     def test_room_is_counted_exactly(self):
-        managed = Managed(BlockManager, 4, 2)
-        managed.allocate("a", [1, 2, 3, 4, 5])
-        assert_found(
-            managed, "b", [1, 2, 3, 4, 6], 4, "four tokens lie in blocks of a living sequence: one block is enough"
-        )
-        managed.free("a")
-        managed.free("b")
-        require(
-            managed.allocate("c", [1, 2, 3, 4, 5, 6, 7, 8, 9]) is None,
-            "5 blocks were given out of 4: what is found in free blocks takes them from the free ones",
-        )
+        managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3, 4, 5])
+        hint = "four tokens lie in blocks of a living sequence: one block is enough"
+        managed.assert_finds("b", [1, 2, 3, 4, 6], 4, hint)
+        given = managed.after(gone="ab").allocate("c", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+        cause = "what is found in free blocks takes them from the free ones"
+        require(given is None, f"5 blocks were given out of 4: {cause}")
 
     def test_a_block_comes_with_its_first_token(self):
-        managed = Managed(BlockManager, 5, 3)
-        managed.allocate("a", [1, 2])
+        managed = Managed(BlockManager, 5, 3).after(a=[1, 2])
         sizes = []
         for token in range(3, 11):
             managed.append("a", token)
             sizes.append(len(managed.manager.block_table("a")))
-        assert_equal("the blocks after 3, 4, … 10 tokens in blocks of 3", sizes, [1, 2, 2, 2, 3, 3, 3, 4],
-                     hint="a block is needed for the first token that it holds")  # fmt: skip
-        assert_found(managed, "b", [*range(1, 10), 11], 9, "blocks that fill up token by token are shared as well")
+        hint = "a block is needed for the first token that it holds"
+        assert_equal("the blocks after 3, 4, … 10 tokens in blocks of 3", sizes, [1, 2, 2, 2, 3, 3, 3, 4], hint=hint)
+        managed.assert_finds("b", [*range(1, 10), 11], 9, "blocks that fill up token by token are shared as well")
 
     def test_a_fork_copies_one_block_and_only_when_it_writes(self):
-        managed = Managed(BlockManager, 6, 2)
-        managed.allocate("a", [1, 2, 3])
+        managed = Managed(BlockManager, 6, 2).after(a=[1, 2, 3])
         managed.fork("a", "b")
         assert_equal("the table of a fork", managed.manager.block_table("b"), [0, 1], hint="it shares all blocks")
         assert_equal("num_cached_tokens of a fork", managed.manager.num_cached_tokens("b"), 3)
         copies = [managed.append(seq_id, token) for seq_id, token in (("b", 4), ("a", 5), ("b", 6), ("a", 7))]
         hint = "the first that writes into a shared block copies it; then the other owns it alone"
-        assert_equal(
-            "the copies of four appends to a sequence and its fork", copies, [(1, 2), None, None, None], hint=hint
-        )
+        what = "the copies of four appends to a sequence and its fork"
+        assert_equal(what, copies, [(1, 2), None, None, None], hint=hint)
 
     def test_a_fork_at_a_full_block_copies_nothing(self):
-        managed = Managed(BlockManager, 6, 2)
-        managed.allocate("a", [1, 2])
+        managed = Managed(BlockManager, 6, 2).after(a=[1, 2])
         managed.fork("a", "b")
         assert_equal("the copies of two appends", [managed.append("a", 3), managed.append("b", 4)], [None, None])
         managed.free("a")
@@ -742,19 +567,17 @@ class TestBlockManager:
 
     @robust
     def test_equal_hashes_are_not_equal_tokens(self):
-        managed = Managed(BlockManager, 12, 2)
-        managed.allocate("a", [1, 2, 3, 4, 5])
-        for name, text in (("b", [1 + COLLIDING, 2, 3, 4, 5]), ("c", [1, 2, 3 + COLLIDING, 4, 5])):
-            want = 0 if name == "b" else 2
-            hint = (f"hash({text[0] if name == 'b' else text[2]}) is hash({1 if name == 'b' else 3}) in Python: equal "
-                    "hashes say that tokens may be equal, and then they must be compared")  # fmt: skip
-            assert_found(managed, name, text, want, hint)
+        managed = Managed(BlockManager, 12, 2).after(a=[1, 2, 3, 4, 5])
+        for token, place, want in ((1, 0, 0), (3, 2, 2)):
+            text = [1, 2, 3, 4, 5]
+            text[place] += COLLIDING
+            same = f"hash({text[place]}) is hash({token}) in Python"
+            hint = f"{same}: equal hashes say that tokens may be equal, and then they must be compared"
+            managed.assert_finds(token, text, want, hint)
 
     @robust
     def test_no_block_for_a_token(self):
-        managed = Managed(BlockManager, 3, 2)
-        managed.allocate("a", [1, 2])
-        managed.allocate("b", [3, 4, 5])
+        managed = Managed(BlockManager, 3, 2).after(a=[1, 2], b=[3, 4, 5])
         require(managed.append("a", 6) is False, "append gave a block, and all are in use")
         managed.append("b", 7)
         managed.free("b")
@@ -762,22 +585,7 @@ class TestBlockManager:
 
     @refuses
     def test_unknown_and_known_names(self):
-        manager = BlockManager(6, 2)
-        manager.allocate("a", [1, 2, 3])
-        manager.allocate("gone", [4])
-        manager.free("gone")
-        for what, call in {
-            "free a second time": lambda: manager.free("gone"),
-            "append to": lambda: manager.append("gone", 1),
-            "fork": lambda: manager.fork("gone", "new"),
-            "ask for the table of": lambda: manager.block_table("gone"),
-            "ask what was found of": lambda: manager.num_cached_tokens("gone"),
-        }.items():
-            assert_raises(ValueError, call, when=f"to {what} a sequence that is not there", mentions=["gone"])
-        assert_raises(ValueError, lambda: manager.allocate("a", [1]), when="to allocate 'a' twice", mentions=["a"])
-        assert_raises(ValueError, lambda: manager.fork("a", "a"), when="to fork 'a' to itself", mentions=["a"])
-        assert_raises(ValueError, lambda: manager.allocate("b", []), when="for a prompt without tokens")
-        assert_equal("the free blocks after all that was refused", manager.num_free_blocks(), 4)
+        assert_names_are_known(BlockManager)
 
     @refuses
     @pytest.mark.parametrize(("sizes", "name"), [((0, 2), "num_blocks"), ((2, 0), "block_size")])
@@ -785,20 +593,8 @@ class TestBlockManager:
         assert_raises(ValueError, lambda: BlockManager(*sizes), when=f"for {name}=0", mentions=[name])
 
 
-# Attention over blocks
-
-FOREIGN = "the table is ignored, or −1 is used as an index: a block that no sequence owns was read"
-
-
-def assert_paged(batch, hint="", got=None, nan_hint=FOREIGN):
-    got = paged_attention(*batch.arguments) if got is None else got
-    assert_type("o", got, torch.Tensor, "a tensor")
-    want = (*batch.q.shape[:-1], batch.v_cache.shape[-1])
-    require(tuple(got.shape) == want, f"o has shape {tuple(got.shape)}, expected {want}")
-    for number, (case, o) in enumerate(zip(batch.cases, got, strict=True)):
-        n = case.k.shape[-2]
-        told = f"sequence {number} of {n} tokens. {hint}"
-        case.check_results({"o": o[:, None]}, hint=told, nan_hint=NO_KEYS if n == 0 else nan_hint)
+def assert_paged(batch, hint="", nan_hint=FOREIGN):
+    batch.check(paged_attention(*batch.arguments), hint, nan_hint, NO_KEYS)
 
 
 class TestPagedAttention:
@@ -807,8 +603,8 @@ class TestPagedAttention:
     def test_worked_example(self):
         k_cache, v_cache = torch.zeros(4, 2, 1, 1), torch.arange(1.0, 9.0).view(4, 2, 1, 1)
         got = paged_attention(torch.ones(1, 1, 1), k_cache, v_cache, torch.tensor([[2, 0, -1]]), torch.tensor([3]))
-        require(got.shape == (1, 1, 1) and abs(float(got) - 4) < 1e-6, f"o is {got.tolist()}, expected [[[4.0]]]: the "
-                "values 5, 6 and 1")  # fmt: skip
+        right = got.shape == (1, 1, 1) and abs(float(got) - 4) < 1e-6
+        require(right, f"o is {got.tolist()}, expected [[[4.0]]]: the values 5, 6 and 1")
 
     @pytest.mark.parametrize("lengths", [(8, 16), (1, 5, 23), (7,), (17, 3, 16, 31)])
     def test_lengths(self, rng, lengths):
@@ -838,7 +634,7 @@ class TestPagedAttention:
         assert_paged(batch)
 
     @robust
-    @pytest.mark.parametrize("dtype", [*HALF, torch.float64])
+    @by_dtype
     def test_other_dtypes(self, rng, dtype):
         assert_paged(PagedBatch(rng, (100, 7), block_size=8, dtype=dtype), SHORT_SUMS)
 
@@ -857,7 +653,7 @@ class TestPagedAttention:
         lengths, size, d = (128, 120, 128, 97, 128, 128, 3, 128), 8, 32
         batch = PagedBatch(rng, lengths, block_size=size, kv_heads=2, group=4, d=d)
         got, told = counted("paged", *batch.arguments)
-        assert_paged(batch, got=got)
+        batch.check(got)
         assert_own_products("paged_attention", told)
         longest = 2 * max(lengths) * 2 * d * 4
         hint = "the keys of the whole batch are gathered into one dense tensor: that is what a table does without"
@@ -871,17 +667,12 @@ class TestPagedAttention:
     def test_bad_arguments(self, rng):
         q, k_cache, v_cache, table, lens = PagedBatch(rng, (9, 4), block_size=4).arguments
         places = table.shape[1] * 4
-        assert_raises(
-            ValueError,
-            lambda: paged_attention(q, k_cache, v_cache, table, lens + places),
-            when=f"for a context longer than the {places} places of a row",
-            mentions=["context_lens"],
-        )
-        assert_raises(ValueError, lambda: paged_attention(q[:, :3], k_cache, v_cache, table, lens),
-                      when="for 3 query heads on 2", mentions=("3", "2"))  # fmt: skip
-
-
-# What slots are used for
+        for heads, context, when, said in [
+            (q, lens + places, f"for a context longer than the {places} places of a row", ["context_lens"]),
+            (q[:, :3], lens, "for 3 query heads on 2", ["3", "2"]),
+        ]:
+            call = partial(paged_attention, heads, k_cache, v_cache, table, context)
+            assert_raises(ValueError, call, when=when, mentions=said)
 
 
 POLICIES = ("max", "pow2", "oracle", "paged")
@@ -891,21 +682,19 @@ by_policy = pytest.mark.parametrize("policy", POLICIES)
 class TestSimulateServing:
     """Every slot of every step, once."""
 
-    WORKED: ClassVar = {"max": (7, 1, 8), "pow2": (7, 1, 0), "oracle": (7, 1, 0), "paged": (7, 1, 0)}
-
     @by_policy
     def test_worked_example(self, policy):
         got = assert_keys("the result", simulate_serving([(2, 2, 8)], 8, policy, 4), SHARES)
-        token, reserved, internal = self.WORKED[policy]
-        want = {"token": token / 16, "reserved": reserved / 16, "internal": internal / 16, "external": 0.0}
-        want["free"] = 1 - sum(want.values())
+        internal = 8 if policy == "max" else 0
+        sixteenths = {"token": 7, "reserved": 1, "internal": internal, "external": 0, "free": 8 - internal}
+        want = {name: count / 16 for name, count in sixteenths.items()}
         off = [name for name in SHARES if abs(got[name] - want[name]) > 1e-9]
         require(not off, f"[(2, 2, 8)], 8 slots, {policy!r}: {got}, expected {want}")
 
     @by_policy
     def test_traces_drawn_at_random(self, rng, policy):
         for _ in range(4):
-            requests = self.trace(rng, 12)
+            requests = some_requests(rng, 12)
             assert_shares(simulate_serving, requests, int(rng.integers(48, 90)), policy, int(rng.integers(1, 7)))
 
     @by_policy
@@ -928,28 +717,22 @@ class TestSimulateServing:
 
     @robust
     def test_blocks_that_do_not_divide_the_slots(self, rng):
-        assert_shares(simulate_serving, self.trace(rng, 8), 50, "paged", 7)
+        assert_shares(simulate_serving, some_requests(rng, 8), 50, "paged", 7)
 
     @refuses
     def test_another_policy(self):
-        assert_raises(ValueError, lambda: simulate_serving([(2, 2, 8)], 8, "buddy", 4), when="for the policy 'buddy'",
-                      mentions=POLICIES)  # fmt: skip
+        call = partial(simulate_serving, [(2, 2, 8)], 8, "buddy", 4)
+        assert_raises(ValueError, call, when="for the policy 'buddy'", mentions=POLICIES)
 
     @refuses
     @by_policy
     def test_what_can_never_be_served(self, policy):
         for request in [(0, 2, 8), (2, 0, 8), (5, 4, 8), (9, 8, 20)]:
-            assert_raises(ValueError, lambda request=request: simulate_serving([(1, 1, 8), request], 16, policy, 4),
-                          when=f"for the request {request} and 16 slots", mentions=map(str, request))  # fmt: skip
+            call, when = partial(simulate_serving, [(1, 1, 8), request], 16, policy, 4), f"for {request} and 16 slots"
+            assert_raises(ValueError, call, when=when, mentions=map(str, request))
 
     @refuses
     @pytest.mark.parametrize(("sizes", "name"), [((0, 4), "num_slots"), ((8, 0), "block_size")])
     def test_bad_sizes(self, sizes, name):
-        assert_raises(ValueError, lambda: simulate_serving([(2, 2, 8)], sizes[0], "paged", sizes[1]),
-                      when=f"for {name}=0", mentions=[name])  # fmt: skip
-
-    @staticmethod
-    def trace(rng, count):
-        """Requests of up to 40 tokens."""
-        pairs = rng.integers(1, 18, (count, 2)).tolist()
-        return [(prompt, output, min(40, prompt + output + int(rng.integers(8)))) for prompt, output in pairs]
+        call = partial(simulate_serving, [(2, 2, 8)], sizes[0], "paged", sizes[1])
+        assert_raises(ValueError, call, when=f"for {name}=0", mentions=[name])

@@ -233,11 +233,9 @@ def split_kv_decode(
     bounds = [k.shape[-2] * split // num_splits for split in range(num_splits + 1)]
     parts = [_attend(rows, k[..., start:end, :], v[..., start:end, :]) for start, end in itertools.pairwise(bounds)]
     o, lse = (torch.stack(each) for each in zip(*parts, strict=True))
-    top = lse.amax(0)
-    weights = torch.exp(lse - top.masked_fill(top.isneginf(), 0))
-    total = weights.sum(0)
-    o = (weights[..., None] * o).sum(0) / total.masked_fill(total == 0, 1)[..., None]
-    return o.flatten(-3, -2).to(q.dtype), (top + total.log()).flatten(-2, -1)
+    weights, total, lse = _powers(lse, 0)
+    o = ((weights / total)[..., None] * o).sum(0)
+    return o.flatten(-3, -2).to(q.dtype), lse[0].flatten(-2, -1)
     ### END SOLUTION
 
 
@@ -663,10 +661,18 @@ def _attend(rows, k, v, scale=None, hidden=None):
     scale = rows.shape[-1] ** -0.5 if scale is None else scale
     scores = (scale * rows.to(precise)) @ k.to(precise).mT
     if hidden is not None:
-        scores = scores.masked_fill(hidden, -torch.inf)
-    lse = scores.logsumexp(-1)
-    weights = scores.softmax(-1).masked_fill(lse.isneginf()[..., None], 0)
-    return weights @ v.to(precise), lse
+        scores.masked_fill_(hidden, -torch.inf)
+    weights, total, lse = _powers(scores, -1)
+    return weights @ v.to(precise) / total, lse.squeeze(-1)
+
+
+def _powers(scores, axis):
+    """exp(score − largest) in the scores' place, their sum (1 where nothing is seen), and the log-sum-exp."""
+    fixed = scores.detach()  # neither result depends on the largest score, and so no gradient needs it
+    top = fixed.amax(axis, keepdim=True) if fixed.shape[axis] else fixed.sum(axis, keepdim=True) - torch.inf
+    weights = scores.sub_(top.masked_fill(top.isneginf(), 0)).exp_()
+    total = weights.sum(axis, keepdim=True)
+    return weights, total.masked_fill(total == 0, 1), top + total.log()
 
 
 def _group_size(heads, q, k, v):
