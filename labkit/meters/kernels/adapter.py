@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -257,7 +257,7 @@ def to_ptx(kernel: Any, signature: dict[str, str], constants: dict[str, Any], di
     return made, int(told["shared"])
 
 
-def _with_names(names: dict[str, tuple[str, ...]]) -> dict[str, ModuleType]:
+def _with_names(names: Mapping[str, tuple[str, ...]]) -> dict[str, ModuleType]:
     found = {}
     for module, parts in names.items():
         try:

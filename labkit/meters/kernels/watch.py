@@ -35,13 +35,15 @@ def guarded(x: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
 
     Integers lie among large numbers.
     """
+    once = tuple(0 if stride == 0 else slice(None) for stride in x.stride())  # an expanded axis lies there once
     extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
     nothing = float("nan") if x.is_floating_point() else torch.iinfo(x.dtype).max // 3
     storage = torch.full((BAND + extent + BAND,), nothing, dtype=x.dtype)
     own = torch.zeros(storage.shape, dtype=torch.bool)
     copy = storage.as_strided(x.shape, x.stride(), BAND)
-    copy.copy_(x)
-    own.as_strided(x.shape, x.stride(), BAND).fill_(True)
+    if x.numel():
+        copy[once].copy_(x[once])
+        own.as_strided(x.shape, x.stride(), BAND)[once].fill_(True)
     return copy, own.numpy()
 
 
@@ -190,9 +192,7 @@ class Watch:
             self.problems.append({"kernel": self._kernel, **known})
 
 
-def watched(
-    function: Callable[..., Any], given: dict[str, Any], *more: Any, garbage: bool = True
-) -> tuple[Any, Watch]:
+def watched(function: Callable[..., Any], given: dict[str, Any], *more: Any, garbage: bool = True) -> tuple[Any, Watch]:
     """What `function(*given.values(), *more)` returns, with the tensors of `given` guarded, and what its kernels did.
 
     Args:
