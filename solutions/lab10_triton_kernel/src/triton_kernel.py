@@ -48,6 +48,8 @@ def softmax_kernel(x, out, x_row, x_column, out_row, out_column, n_columns, BLOC
     total = tl.sum(powers, 0)
     weights = powers / tl.where(total == 0.0, 1.0, total)
     tl.store(out + row * out_row + columns * out_column, weights.to(out.dtype.element_ty), mask=inside)
+
+
 ### END SOLUTION
 
 
@@ -122,7 +124,7 @@ def forward_kernel(
     acc = tl.zeros((BLOCK_Q, BLOCK_V), tl.float32)
     last = n_keys
     if CAUSAL:  # no query of this block sees a key from here on
-        last = tl.minimum(n_keys, (tl.program_id(0) + 1) * BLOCK_Q)
+        last = tl.minimum(n_keys, tl.minimum(n_queries, (tl.program_id(0) + 1) * BLOCK_Q))
     for start in range(0, last, BLOCK_K):
         columns = start + tl.arange(0, BLOCK_K)
         k_inside = (columns[None, :] < n_keys) & (wide[:, None] < d)
@@ -146,6 +148,8 @@ def forward_kernel(
     o = (acc / l[:, None]).to(O.dtype.element_ty)
     tl.store(O + head * n_queries * d_v + rows[:, None] * d_v + wide_v[None, :], o, mask=o_inside)
     tl.store(L + head * n_queries + rows, m + tl.log(l), mask=rows < n_queries)
+
+
 ### END SOLUTION
 
 
@@ -162,7 +166,7 @@ def flash_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of Σ O ∘ dO with respect to Q, K and V, from what the forward pass left.
 
-    With p[i, j] = exp(s[i, j] − L[i]), D[i] = Σ_c dO[i, c] O[i, c] and ds[i, j] = p[i, j] (Σ_c dO[i, c] V[j, c] − D[i]):
+    With p[i, j] = exp(s[i, j] − L[i]), D[i] = Σ_c dO[i, c] O[i, c], ds[i, j] = p[i, j] (Σ_c dO[i, c] V[j, c] − D[i]):
     dV[j] = Σ_i p[i, j] dO[i], dQ[i] = Σ_j ds[i, j] K[j] / √d, dK[j] = Σ_i ds[i, j] Q[i] / √d.
 
     Args:
@@ -267,7 +271,7 @@ def queries_kernel(
     dq = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
     last = n_keys
     if CAUSAL:
-        last = tl.minimum(n_keys, (tl.program_id(0) + 1) * BLOCK_Q)
+        last = tl.minimum(n_keys, tl.minimum(n_queries, (tl.program_id(0) + 1) * BLOCK_Q))
     for start in range(0, last, BLOCK_K):
         columns = start + tl.arange(0, BLOCK_K)
         k_inside = (columns[:, None] < n_keys) & (wide[None, :] < d)
@@ -284,6 +288,8 @@ def queries_kernel(
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
     dq = (dq * scale).to(dQ.dtype.element_ty)
     tl.store(dQ + head * n_queries * d + rows[:, None] * d + wide[None, :], dq, mask=q_inside)
+
+
 ### END SOLUTION
 
 
@@ -403,6 +409,8 @@ def merge_kernel(parts, lse, o, n_heads, num_splits, d_v, SPLITS: tl.constexpr, 
     total = tl.sum(weights, 0)
     merged = tl.sum(weights[:, None] * part, 0) / tl.where(total == 0.0, 1.0, total)
     tl.store(o + head * d_v + wide_v, merged.to(o.dtype.element_ty), mask=wide_v < d_v)
+
+
 ### END SOLUTION
 
 
@@ -431,7 +439,7 @@ def choose_config(head_dim: int, dtype_bytes: int, arch: int) -> tuple[int, int,
         if value not in known:
             raise ValueError(f"{name} must be one of {known}, found {value}")
     if dtype_bytes == 4:  # products without tensor cores: the tiles of both factors lie in registers too
-        return (32, 32, 4, 2) if head_dim < 128 else (32, 16, 4, 2)
+        return (32, 32, 4, 2) if head_dim < 128 else (32, 16, 8, 2)
     return (128, 64, 8, 2) if head_dim == 128 else (64, 64, 4, 3)
     ### END SOLUTION
 
@@ -457,4 +465,6 @@ def _check(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, block_q: int, bloc
     for name, size in (("block_q", block_q), ("block_k", block_k)):
         if size < 16 or size & (size - 1):
             raise ValueError(f"{name} must be a power of two from 16 on, found {size}")
+
+
 ### END SOLUTION
