@@ -11,7 +11,7 @@ def softmax_rows(x: torch.Tensor) -> torch.Tensor:
     Computed by one kernel, which loads each element of x once and stores each of out once.
 
     Args:
-        x: (rows, columns), float32 or float16, any strides.
+        x: (rows, columns), float32 or float16, any strides; at most 2¹⁷ columns.
 
     Returns:
         (rows, columns) in x's dtype, from sums in float32. A row of −inf alone gives zeros.
@@ -366,7 +366,8 @@ def split_kernel(
     q_inside = (members[:, None] < group) & (wide[None, :] < d)
     query = tl.load(q + heads[:, None] * d + wide[None, :], mask=q_inside, other=0.0)
     n_tokens = tl.load(context_lens + sequence).to(tl.int32)
-    first, last = n_tokens * split // num_splits, n_tokens * (split + 1) // num_splits
+    length = (n_tokens + num_splits - 1) // num_splits
+    first, last = split * length, tl.minimum(n_tokens, (split + 1) * length)
     m = tl.full((GROUP,), float("-inf"), tl.float32)
     l = tl.zeros((GROUP,), tl.float32)
     acc = tl.zeros((GROUP, BLOCK_V), tl.float32)
