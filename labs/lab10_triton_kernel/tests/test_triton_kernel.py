@@ -247,11 +247,11 @@ class EitherPass:
 
     @robust
     def test_sums_of_half_precision_are_kept_in_float32(self, rng):
-        n_queries, n_keys = (17, 300) if self.task == "flash_forward" else (150, 150)
+        n_queries, n_keys = (17, 300) if self.task == "flash_forward" else (200, 60)
         case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=16, dtype=torch.float16)
         case.Q, case.K, case.V, case.dO = (x.abs() + 1 for x in (case.Q, case.K, case.V, case.dO))
         case.Q /= 8
-        case.V[: n_keys // 2] += 4
+        case.V[: n_keys // 2] += 4  # so that a sum first grows, then shrinks: what it lost on the way stays lost
         self.check(case, 16, 16, hint=SHORT_SUMS)
 
     @robust
@@ -289,7 +289,7 @@ class EitherPass:
     @small
     def test_float32_is_multiplied_exactly(self, rng):
         case = Case(rng, n=16, d=32)
-        made = compiled_for(self.task, [80], {}, given(self.task, case), False, 32, 32)[80]
+        made = compiled_for(self.task, [80], {}, given(self.task, case), False, 16, 16)[80]
         assert_compiles(made, 80, products=False, spills=True, exact=True)
 
 
@@ -545,19 +545,19 @@ class TestPagedDecode:
 # What the compiler says of the blocks
 
 
-CONFIGURATIONS = [(64, 2), (128, 2), (128, 4)]
+CONFIGURATIONS = [(64, 2), (128, 2), (64, 4)]
 PARTS = ("block_q", "block_k", "num_warps", "num_stages")
 
 
 @functools.cache
-def configured(head_dim, dtype_bytes, arch):
+def configured(head_dim, dtype_bytes, arch, causal=True):
     """What is chosen, and what the compiler and the assembler make of the forward kernel with it."""
     chosen = choose_config(head_dim, dtype_bytes, arch)
     block_q, block_k, num_warps, num_stages = assert_tuple("the configuration", chosen, PARTS)
     dtype = torch.float16 if dtype_bytes == 2 else torch.float32
-    case = Case(np.random.default_rng(0), n=16, d=head_dim, dtype=dtype, causal=True)
+    case = Case(np.random.default_rng(0), n=16, d=head_dim, dtype=dtype, causal=causal)
     options = {"num_warps": num_warps, "num_stages": num_stages}
-    made = compiled_for("flash_forward", [arch], options, given("flash_forward", case), True, block_q, block_k)
+    made = compiled_for("flash_forward", [arch], options, given("flash_forward", case), causal, block_q, block_k)
     return chosen, assert_compiles(made[arch], arch, products=dtype_bytes == 2, exact=True), made[arch]
 
 
@@ -584,6 +584,10 @@ class TestChooseConfig:
         chosen, taken, _ = configured(head_dim, dtype_bytes, arch)
         shared = max(each.shared for each in taken)
         require(shared <= SHARED_BYTES[arch], f"{chosen}: {shared:,} B of shared memory are too much for sm_{arch}")
+
+    def test_drawn_at_random(self, rng):
+        head_dim, dtype_bytes = [(32, 2), (32, 4), *CONFIGURATIONS][rng.integers(5)]
+        configured(head_dim, dtype_bytes, list(TARGETS)[rng.integers(2)], causal=bool(rng.integers(2)))
 
     @pytest.mark.parametrize("head_dim", [64, 128])
     def test_hopper_multiplies_by_warpgroups(self, head_dim):

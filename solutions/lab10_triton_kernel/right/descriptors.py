@@ -76,3 +76,11 @@ def described_forward(
         m = m_new
     output.store([first, 0], (acc / l[:, None]).to(O.dtype.element_ty))
     tl.store(L + head * n_queries + rows, m + tl.log(l), mask=rows < n_queries)
+
+
+def choose_config(head_dim, dtype_bytes, arch):
+    if head_dim not in (32, 64, 128) or dtype_bytes not in (2, 4) or arch not in (80, 90):
+        raise ValueError(f"head_dim {head_dim}, dtype_bytes {dtype_bytes}, arch {arch}: one of them is not known")
+    if dtype_bytes == 4:
+        return 32, 16, 8, 2
+    return (64, 64, 4, 2) if arch == 80 else (128, 64, 8, 3)
