@@ -2,6 +2,8 @@
 
 import functools
 import math
+import sys
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from triton_kernel import choose_config, flash_backward, flash_forward, paged_decode, softmax_rows
 
+from labkit.kernels.device import on_device
 from labkit.kernels.resources import SHARED_BYTES, TARGETS
 from labkit.meters.kernels.calls import compiled_call, kernel_call
 from labkit.meters.kernels.far import ROW_STRIDE, call_on_far_rows
@@ -41,6 +44,7 @@ GRADIENTS = ("dQ", "dK", "dV")
 RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
 CACHE = ("q", "k_cache", "v_cache", "block_table", "context_lens")
 
+ON_A_DEVICE = "the interpreter agrees with the reference: is anything read or written by two programs, or past an end?"
 OVERFLOW = "exp overflows: no score may enter exp without the row's maximum, or L, taken from it"
 SHORT_SUMS = "sums of float16 belong in float32: accumulators made with tl.float32, one .to(…) at the end"
 NO_TOKENS = "without tokens the largest score is −inf, −inf − (−inf) is NaN, and so is 0 / 0"
@@ -161,6 +165,11 @@ class TestSoftmaxRows:
 
 
 # Attention
+
+
+def own_file():
+    """Where the answer lies: it is called in another process, where kernels are compiled."""
+    return Path(sys.modules["triton_kernel"].__file__)
 
 
 def given(task, case):
@@ -352,6 +361,17 @@ class TestFlashForward(EitherPass):
         case = Case(rng, n=16, d=64, dtype=torch.float16, causal=True)
         assert_compiles(compiled_for(self.task, [arch], {}, given(self.task, case), True, 64, 64)[arch], arch)
 
+    @pytest.mark.gpu
+    @causal_or_not
+    def test_on_a_device(self, rng, causal):
+        case = Case(rng, n=500, d=64, batch=(2, 3), dtype=torch.float16, causal=causal)
+        O, L = on_device(own_file(), self.task, case.inputs, causal, 64, 64)
+        case.check("O", O, hint=ON_A_DEVICE)
+        case.check("L", L, hint=ON_A_DEVICE)
+        built_in = torch.nn.functional.scaled_dot_product_attention(*(x.cuda() for x in case.inputs), is_causal=causal)
+        off = float((O - built_in.cpu()).abs().max())
+        require(off < 4e-3, f"O differs from scaled_dot_product_attention on the same device by {off:.3g}")
+
     @small
     def test_smallest_tiles_compile(self, rng):
         case = Case(rng, n=16, d=5, d_v=3, dtype=torch.float16)
@@ -426,6 +446,14 @@ class TestFlashBackward(EitherPass):
     def test_compiles_without_spilling(self, rng, arch):
         case = Case(rng, n=16, d=64, dtype=torch.float16, causal=True)
         assert_compiles(compiled_for(self.task, [arch], {}, given(self.task, case), True, 32, 32)[arch], arch)
+
+    @pytest.mark.gpu
+    @causal_or_not
+    def test_on_a_device(self, rng, causal):
+        case = Case(rng, n=300, d=64, batch=(2,), dtype=torch.float16, causal=causal)
+        result = on_device(own_file(), self.task, list(given(self.task, case).values()), causal, 32, 32)
+        for name, got in zip(GRADIENTS, result, strict=True):
+            case.check(name, got, hint=ON_A_DEVICE)
 
 
 # Decoding
@@ -532,6 +560,13 @@ class TestPagedDecode:
         batch = PagedBatch(rng, (40,), block_size=16, d=64, d_v=64, group=4, dtype=torch.float16)
         tensors = dict(zip(CACHE, batch.arguments, strict=True))
         assert_compiles(compiled_for("paged_decode", [arch], {}, tensors, 2)[arch], arch)
+
+    @pytest.mark.gpu
+    def test_on_a_device(self, rng):
+        batch = PagedBatch(rng, (300, 5, 77), block_size=16, d=64, d_v=64, group=4, dtype=torch.float16)
+        (got,) = on_device(own_file(), "paged_decode", batch.arguments, 4)
+        for case, o in zip(batch.cases, got, strict=True):
+            case.check_results({"o": o[:, None]}, hint=ON_A_DEVICE)
 
     @refuses
     def test_bad_arguments(self, rng):

@@ -105,7 +105,7 @@ def flash_forward(
         forward_kernel[grid](
             Q.contiguous(), K.contiguous(), V.contiguous(), O, L, n_queries, n_keys, d, d_v, d**-0.5,
             CAUSAL=causal, BLOCK_Q=block_q, BLOCK_K=block_k, BLOCK_D=_width(d), BLOCK_V=_width(d_v),
-            num_warps=4, num_stages=2,
+            num_warps=4 if block_q <= 64 else 8, num_stages=2,
         )  # fmt: skip
     return O, L
     ### END SOLUTION
