@@ -62,13 +62,8 @@ KERNELS = frozenset({"triton_kernel"})
 OTHERWISE = TORCH | NUMPY | MATPLOTLIB
 """The same for labs not named above."""
 
-HEAVY = {
-    "triton": "labkit.meters.kernels.interpreted",
-    "torch": "labkit.suite.prefork_torch",
-    "matplotlib": "matplotlib.pyplot",
-}
-"""What takes long to import, by the name under which a text mentions it, in the order in which it must be: torch
-imports Triton, where it is there, and Triton's interpreter is switched on before that or not at all."""
+HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
+"""What takes long to import, by the name under which a text mentions it."""
 
 METERS = {
     "measure_arrays": "labkit.meters.arrays",
