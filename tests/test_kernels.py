@@ -266,3 +266,17 @@ class TestAllowed:
         assert refusals(f"{HEAD}x = tl.math.exp2\n", LAB) == []
         stub = Path(LAB.answer_file).read_text(encoding="utf-8")
         assert refusals(stub, LAB) == []
+
+
+class TestFarRows:
+    """Rows further apart than int32 can say, in a memory that holds three of them."""
+
+    def test_what_is_returned_may_be_the_rows_themselves(self):
+        import torch
+
+        from labkit.meters.kernels.far import call_on_far_rows
+
+        x = torch.arange(15.0).reshape(3, 5)
+        got, outside = call_on_far_rows(lambda rows: rows, x)
+        assert torch.equal(got, x)
+        assert outside == []

@@ -20,7 +20,7 @@ def call_on_far_rows(function: Callable[..., Any], x: torch.Tensor) -> tuple[Any
     """What `function(x)` returns for x, (rows, columns), with its rows `ROW_STRIDE` elements apart.
 
     Beside it the offsets, in elements from the first row, of what its kernels load outside of the rows: one of each
-    load, which gets 0 for them. All memory between the rows can be read, takes no room, and holds 0.
+    load, which gets 0 for them. All memory between the rows can be read, takes no room, and holds 0. It is kept.
     """
     n_bytes = x.shape[0] * ROW_STRIDE * x.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -39,13 +39,10 @@ def call_on_far_rows(function: Callable[..., Any], x: torch.Tensor) -> tuple[Any
     far = torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, (ROW_STRIDE, 1))
     far.copy_(x)
     watch = _Offsets(start, n_bytes, x.itemsize)
-    try:
-        with watching(watch):
-            result = function(far)
-    finally:
-        del far
-        libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(n_bytes))
-    return result, watch.outside
+    with watching(watch):
+        result = function(far)
+    # What came back may be a view of these rows: they stay, for a few pages of memory.
+    return result.clone() if isinstance(result, torch.Tensor) else result, watch.outside
 
 
 class _Offsets:
