@@ -124,6 +124,11 @@ class TestWatch:
         assert shift(load, open_load)[0][:4].isnan().tolist() == [False, False, False, True]
         assert shift(load, open_load, garbage=False)[0][:4].tolist() == [1, 2, 3, 1]
 
+    def test_what_a_kernel_raises_comes_as_it_is_and_from_its_line(self, shift):
+        with pytest.raises(NameError, match="nothing_of_this_name") as raised:
+            shift("places < n", "places < nothing_of_this_name")
+        assert raised.traceback[-1].lineno == 8  # counted from 0
+
     def test_an_expanded_tensor_can_be_guarded(self):
         import torch
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-KNOWN_VERSIONS = ("3.6", "3.9")
+KNOWN_VERSIONS = ("3.9",)
 """Versions of Triton, as far as their second number, under which all of this was tried."""
 
 SWITCH = "TRITON_INTERPRET"
@@ -29,7 +29,7 @@ INTERPRETER_NAMES = {
     "triton.runtime.interpreter": (
         *("InterpretedFunction.run", "InterpreterBuilder.create_masked_load", "InterpreterBuilder.create_masked_store"),
         *("InterpreterBuilder.create_atomic_rmw", "InterpreterBuilder.create_atomic_cas"),
-        *("InterpreterBuilder.create_dot", "TensorHandle", "interpreter_builder"),
+        *("InterpreterBuilder.create_dot", "TensorHandle", "interpreter_builder", "InterpreterError"),
     )
 }
 COMPILER_NAMES = {
@@ -104,7 +104,7 @@ def interpreter() -> ModuleType:
 
 @contextlib.contextmanager
 def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[None]:
-    """Have `handler` told what kernels do in the interpreter.
+    """Have `handler` told what kernels do in the interpreter. What a kernel raises comes as it is.
 
     Args:
         unwritten_is_nan: what a load without `other` gives where its mask is False: NaN, or the 0 that Triton's
@@ -160,10 +160,19 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
     builder.create_dot, function.run = multiply, launch
     try:
         yield
+    except module.InterpreterError as error:
+        raise _kernels_own(error, module.InterpreterError) from None
     finally:
         builder.create_masked_load, builder.create_masked_store = load, store
         builder.create_atomic_rmw, builder.create_atomic_cas = rmw, cas
         builder.create_dot, function.run = dot, run
+
+
+def _kernels_own(error: BaseException, wrapper: type[BaseException]) -> BaseException:
+    """What a kernel raised, and where, out of what the interpreter wraps around it at each launch and call."""
+    while isinstance(error, wrapper) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 _second: list[Compiler] = []
