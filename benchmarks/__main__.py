@@ -15,7 +15,7 @@ from rich.table import Table as Printed
 
 from benchmarks.harness import Table, save_tables
 
-NAMES = ("tiling", "flash", "linear", "window", "decode", "feedback", "grading")
+NAMES = ("tiling", "flash", "linear", "window", "decode", "kernel", "feedback", "grading")
 
 
 def main(

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from labkit.labs.manifest import Lab
-from labkit.suite.finder import file_problem
+from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.results import StoredResult, fingerprint, lab_points, load, next_task, unreadable
 from labkit.suite.words import points_text
 
@@ -49,7 +49,7 @@ def problem_lines(labs: list[Lab]) -> list[Text]:
     """What keeps a lab from being judged, or its results from being known, a line each."""
     told = []
     for lab in labs:
-        if problem := file_problem(lab.answer_file):
+        if problem := platform_problem(lab) or file_problem(lab.answer_file):
             told.append(f"{lab.label}: {problem}")
         if problem := unreadable(lab):
             told.append(f"{lab.label}: {problem}: uv run lab check {lab.number} makes it anew")

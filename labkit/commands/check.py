@@ -13,7 +13,7 @@ from rich.text import Text
 
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.apart import OnVerdict, run_apart
-from labkit.suite.finder import file_problem
+from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.results import add_up, store, stored
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
@@ -32,7 +32,7 @@ def check_lab(lab: Lab, tasks: Sequence[Task] = (), *, everything: bool = False,
         show_prints: let what the file prints, and a debugger that it opens, have the terminal.
     """
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
-    if problem := file_problem(lab.answer_file):
+    if problem := platform_problem(lab) or file_problem(lab.answer_file):
         print_lines(console, unusable_lines(lab, problem))
         return 1
     print_lines(console, refused_lines(lab))

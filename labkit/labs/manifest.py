@@ -6,7 +6,7 @@ import functools
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ MISSING = re.compile(r"Object (?:missing required|contains unknown) field `(\w+)
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_]\w*$")]
+Setting = Annotated[str, msgspec.Meta(pattern=r"^[A-Z][A-Z0-9_]*=")]
 Positive = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -49,6 +50,8 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     module: Identifier
     hours: Positive
     draft: bool = False
+    platform: Literal["", "linux"] = ""
+    environment: tuple[Setting, ...] = ()
     requires: tuple[Text, ...] = ()
     read: tuple[Text, ...] = ()
     tasks: Annotated[tuple[Task, ...], msgspec.Meta(min_length=1)]
@@ -58,7 +61,8 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class Lab(_Written, frozen=True, kw_only=True):
     """One lab as its manifest describes it, and the folder where that lies.
 
-    A draft is still being written: it is not released, and how many mistakes it has is not asked.
+    A draft is still being written: it is not released, and how many mistakes it has is not asked. `platform` is what
+    its libraries need, "" for any; `environment` what must be set, `NAME=value`, before an answer is imported.
     """
 
     folder: Path

@@ -10,6 +10,7 @@ refuses.
 from __future__ import annotations
 
 import ast
+import builtins
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ TORCH = frozenset(
     "torch.optim torch.profiler torch.random torch.special torch.storage torch.testing torch.types torch.utils "
     "torch.utils._pytree torch.utils.checkpoint torch.utils.weak".split()
 )
+TRITON = frozenset({"triton", "triton.language", "triton.language.math"})
 MACHINE = frozenset({"labkit.simulated_memory", "labkit.hierarchy"})
 """Modules of the course that stand in for a library."""
 
@@ -50,8 +52,12 @@ LIBRARIES = {
     "linear_attention": TORCH | NUMPY | MATPLOTLIB | {"torch.utils._python_dispatch"},
     "online_softmax": NUMPY,
     "tiling": NUMPY | MATPLOTLIB | MACHINE,
+    "triton_kernel": TORCH | NUMPY | MATPLOTLIB | TRITON,
 }
 """What the answer to a lab may import besides Python's own modules, by the lab's module."""
+
+KERNELS = frozenset({"triton_kernel"})
+"""Modules of labs whose answers hold kernels in Triton."""
 
 OTHERWISE = TORCH | NUMPY | MATPLOTLIB
 """The same for labs not named above."""
@@ -79,6 +85,13 @@ REFUSED_PARTS = frozenset(
     "torch.builtins torch.ctypes torch.inspect torch.threading".split()
 )
 """Public parts of modules that an answer may not use."""
+
+OF_TRITON = frozenset("triton.jit triton.cdiv triton.next_power_of_2 triton.language triton.language.math".split())
+"""What an answer may use of Triton itself; of its language, what is public and no module."""
+
+MODULES_OF_TRITON = frozenset(
+    f"triton.language.{name}" for name in "core extra random semantic standard target_info".split()
+)
 
 BUILTINS_REFUSED = frozenset("eval exec compile open input breakpoint globals locals vars help __import__".split())
 """Builtins that an answer does not find: files, and code made from text."""
@@ -180,6 +193,9 @@ class _Rules:
         self.bound = frozenset(name for node in ast.walk(tree) for name in _bound(node))
         rebound = {name for node in ast.walk(tree) if not isinstance(node, ast.ClassDef) for name in _bound(node)}
         classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        imported = {name for node in ast.walk(tree) for name in _imported(node)}
+        self.known = self.bound | imported | set(dir(builtins)) | {"__name__", "__file__"}
+        self.roots = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         self.plain_classes = {node.name for node in classes if _is_plain(node)} - rebound
 
     def broken_by(self, node: ast.AST) -> Iterator[str]:
@@ -196,10 +212,19 @@ class _Rules:
             builtin = node.id in BUILTINS_REFUSED and node.id not in self.bound
             if builtin or (node.id.startswith("__") and node.id.endswith("__") and not may_name(node.id)):
                 yield f"uses {node.id}"
+            elif self.module in KERNELS:
+                yield from self._in_a_kernel(node)
         elif isinstance(node, ast.MatchClass):
             yield from (f"uses {name}" for name in node.kwd_attrs if not may_name(name, self.own))
             if node.patterns and not self._matches_by_position(node.cls):
                 yield "matches a class by position that is neither Python's own nor this file's"
+
+    def _in_a_kernel(self, node: ast.Name) -> Iterator[str]:
+        """What a name may not be where Triton runs the text of functions anew, without the guards of a graded run."""
+        if isinstance(node.ctx, ast.Load) and node.id not in self.known:
+            yield f"uses {node.id}, which it does not define"
+        elif self.libraries.get(node.id) in TRITON and id(node) not in self.roots:
+            yield f"uses {node.id} as a value"
 
     def _taken(self, node: ast.ImportFrom) -> Iterator[str]:
         name = "." * node.level + (node.module or "")
@@ -210,7 +235,12 @@ class _Rules:
             whole = f"{name}.{alias.name}"
             if may_import(whole, self.module) or name == self.module:
                 continue
-            if whole in REFUSED_PARTS or not may_name(alias.name) or self._is_foreign_module(name, alias.name):
+            if (
+                whole in REFUSED_PARTS
+                or _is_hidden_of_triton(whole)
+                or not may_name(alias.name)
+                or self._is_foreign_module(name, alias.name)
+            ):
                 yield f"uses {whole}"
 
     def _attribute(self, node: ast.Attribute) -> Iterator[str]:
@@ -223,7 +253,8 @@ class _Rules:
             return
         if may_import(whole, self.module) or whole.startswith("torch.ops.aten."):
             return
-        if whole in REFUSED_PARTS or not may_name(node.attr) or self._is_foreign_module(library, node.attr):
+        hidden = _is_hidden_of_triton(whole)
+        if whole in REFUSED_PARTS or hidden or not may_name(node.attr) or self._is_foreign_module(library, node.attr):
             yield f"uses {whole}"
         elif isinstance(node.ctx, ast.Store | ast.Del):
             yield f"changes {whole}, which is not its own"
@@ -234,6 +265,15 @@ class _Rules:
 
     def _matches_by_position(self, cls: ast.expr) -> bool:
         return isinstance(cls, ast.Name) and cls.id in self.plain_classes | (MATCHED_BY_POSITION - self.bound)
+
+
+def _is_hidden_of_triton(whole: str) -> bool:
+    parts = whole.split(".")
+    if parts[0] != "triton":
+        return False
+    if parts[:2] == ["triton", "language"]:
+        return ".".join(parts[:3]) in MODULES_OF_TRITON
+    return whole not in OF_TRITON
 
 
 def _asks_for_main(test: ast.expr) -> bool:
@@ -270,8 +310,15 @@ def _libraries_of(node: ast.AST) -> dict[str, str]:
         }
     if isinstance(node, ast.ImportFrom) and not node.level:
         candidates = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        return {name: whole for name, whole in candidates.items() if whole in STANDARD | OTHERWISE | MACHINE}
+        return {name: whole for name, whole in candidates.items() if whole in STANDARD | OTHERWISE | MACHINE | TRITON}
     return {}
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.name
 
 
 def _bound(node: ast.AST) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -63,7 +64,13 @@ class AnswerFinder(MetaPathFinder):
         return importlib.util.spec_from_loader(name, (self.loader or _AnswerLoader)(answer), origin=str(answer.file))
 
     def install(self) -> None:
-        """Go first in `sys.meta_path`, and forget modules of these names that were imported before."""
+        """Go first in `sys.meta_path`, and forget modules of these names that were imported before.
+
+        What the labs ask of the environment is set, unless it is already: libraries may be imported from here on.
+        """
+        for answer in self.answers.values():
+            for name, _, value in (setting.partition("=") for setting in answer.lab.environment):
+                os.environ.setdefault(name, value)
         sys.meta_path.insert(0, self)
         self._forget()
 
@@ -86,12 +93,19 @@ class _AnswerLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__file__ = str(self.answer.file)
-        problem = _run(self.answer.file, module.__dict__)
+        problem = platform_problem(self.answer.lab) or _run(self.answer.file, module.__dict__)
         for task in self.answer.lab.tasks:
             if problem:
                 setattr(module, task.name, Absent(problem))
             elif task.name not in module.__dict__:
                 setattr(module, task.name, not_defined(module.__name__, task.name))
+
+
+def platform_problem(lab: Lab) -> str | None:
+    """Why nothing of `lab` can run on this machine, as one line; None where it can."""
+    if not lab.platform or sys.platform.startswith(lab.platform):
+        return None
+    return f"needs {lab.platform.capitalize()}, and this is {sys.platform}: open the course in its container"
 
 
 def file_problem(file: Path) -> str | None:

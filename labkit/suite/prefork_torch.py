@@ -1,12 +1,18 @@
 """Importing this imports torch, and what its first uses would import: a meta tensor, a backward pass, FlexAttention.
 
-It computes nothing on the CPU: a parent that is to fork must not have started torch's threads.
+It computes nothing on the CPU: a parent that is to fork must not have started torch's threads. Triton's interpreter is
+switched on first, since FlexAttention imports Triton, and from then on it is too late.
 """
 
 import importlib
 
 import torch
 
-for _module in ("torch.fx.experimental.symbolic_shapes", "functorch.compile", "torch.nn.attention.flex_attention"):
+for _module in (
+    "labkit.meters.kernels.interpreted",
+    "torch.fx.experimental.symbolic_shapes",
+    "functorch.compile",
+    "torch.nn.attention.flex_attention",
+):
     importlib.import_module(_module)
 _ = (torch.ones(1, 1, device="meta") @ torch.ones(1, 1, device="meta")).exp()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import linecache
 import re
 import string
 import sys
@@ -57,6 +58,7 @@ def load_answer(module: types.ModuleType, file: str, text: str) -> None:
         raise NotRun(f"is no text of Python: {error}") from None
     except (RecursionError, MemoryError):
         raise NotRun(TOO_DEEP) from None
+    linecache.cache[file] = len(text), None, text.splitlines(True), file  # Triton reads the text of kernels
     module.__dict__["__builtins__"] = _builtins(module.__name__, own)
     exec(code, module.__dict__)
 

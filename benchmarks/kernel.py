@@ -1,0 +1,92 @@
+"""Lab 10's kernels on a CUDA device, compiled, against the built-in attention: the only benchmark that needs a GPU.
+
+Float16, causal and not. Times are by the clock, with the device's work awaited on both sides of each call; memory is
+CUDA's own peak over the inputs. Run it without TRITON_INTERPRET in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import typer
+from torch.nn import functional
+
+from benchmarks.harness import Table, answer_module, rows, time_in_turn
+
+BUILT_IN = "built-in"
+GOAL = 0.8
+"""How many times as fast as the built-in attention the forward kernel is meant to be on an H100 or H200."""
+
+Call = Callable[[], object]
+
+
+def tables(*, n: int = 4096, d: int = 64, rounds: int = 30) -> Iterator[Table]:
+    """The forward pass, causal and not, the backward pass, and decoding; nothing where there is no device."""
+    if not torch.cuda.is_available():
+        typer.echo("kernel: needs a CUDA device, and there is none: not run", err=True)
+        return
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        typer.echo("kernel: TRITON_INTERPRET is set, and the interpreter is no kernel: not run", err=True)
+        return
+    lab = answer_module("10")
+    arch = 90 if torch.cuda.get_device_capability()[0] >= 9 else 80
+    block_q, block_k, _, _ = lab.choose_config(d, 2, arch)
+    generator = torch.Generator("cuda").manual_seed(0)
+    Q, K, V, dO = (torch.randn(4, 16, n, d, generator=generator, device="cuda").half() for _ in range(4))
+    setting = f"4 × 16 heads, N={n}, d={d}, float16, {torch.cuda.get_device_name()}, torch {torch.__version__}"
+    for causal in (False, True):
+        calls = forward(lab, Q, K, V, causal, block_q, block_k)
+        told = f"{setting}, blocks {block_q} × {block_k}; goal {GOAL} of {BUILT_IN}"
+        yield _table("forward, causal" if causal else "forward", told, calls, rounds)
+        yield _table("backward, causal" if causal else "backward", setting, backward(lab, Q, K, V, dO, causal), rounds)
+
+
+def forward(
+    lab: object, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, causal: bool, block_q: int, block_k: int
+) -> dict[str, Call]:
+    """The built-in attention and the kernel, whose results must agree."""
+    built_in = partial(functional.scaled_dot_product_attention, Q, K, V, is_causal=causal)
+    kernel = partial(lab.flash_forward, Q, K, V, causal, block_q, block_k)  # type: ignore[attr-defined]
+    torch.testing.assert_close(kernel()[0], built_in(), rtol=0, atol=4e-3)
+    return {BUILT_IN: built_in, "kernel": kernel}
+
+
+def backward(
+    lab: object, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, dO: torch.Tensor, causal: bool
+) -> dict[str, Call]:
+    """The built-in attention's backward pass and the two kernels, whose results must agree."""
+    leaves = q, k, v = [x.detach().requires_grad_() for x in (Q, K, V)]
+    out = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    O, L = lab.flash_forward(Q, K, V, causal)  # type: ignore[attr-defined]
+    built_in = partial(torch.autograd.grad, out, leaves, dO, retain_graph=True)
+    kernels = partial(lab.flash_backward, Q, K, V, O, L, dO, causal, 64, 32)  # type: ignore[attr-defined]
+    for got, want in zip(kernels(), built_in(), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=1e-2)
+    return {BUILT_IN: built_in, "kernels": kernels}
+
+
+def _table(title: str, setting: str, calls: dict[str, Call], rounds: int) -> Table:
+    awaited = {name: partial(_awaited, call) for name, call in calls.items()}
+    times = time_in_turn(awaited, rounds, clock=time.perf_counter, warm=5)
+    return Table(
+        "kernel", title, f"{setting}, {rounds} rounds", rows=rows(times, (BUILT_IN,), lambda name: _peak(calls[name]))
+    )
+
+
+def _awaited(call: Call) -> None:
+    call()
+    torch.cuda.synchronize()
+
+
+def _peak(call: Call) -> float:
+    """MiB over what was there before."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    torch.cuda.synchronize()
+    del result
+    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 3)

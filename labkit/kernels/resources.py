@@ -1,0 +1,141 @@
+"""What a kernel takes of a multiprocessor, as NVIDIA's assembler says: it reads PTX, and needs no GPU.
+
+The PTX may be of an answer that is judged: the assembler sees that text and, where bubblewrap is there, no other file.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
+"""Shared memory that one thread block may ask for, by architecture (CUDA C++ Programming Guide, compute capabilities).
+"""
+
+MOST_REGISTERS = 255
+"""32-bit registers that a thread can have, on both."""
+
+TARGETS = {80: "sm_80", 90: "sm_90a"}
+SECONDS = 60
+MEMORY_BYTES = 4 << 30
+PRODUCTS = re.compile(r"^\s*(?:@\S+\s+)?((?:mma\.sync|wgmma\.mma_async)\.\S+)", re.MULTILINE)
+
+
+class AssemblerMissing(RuntimeError):
+    """There is no ptxas here, or it does not work; the message is a sentence."""
+
+
+class Resources(NamedTuple):
+    """Per thread: `registers`, and bytes of `stack` in global memory for what did not fit into them.
+
+    `shared` bytes are the thread block's. `products` are the instructions of tensor cores, and `tf32` those of them
+    that round float32 to 10 bits of mantissa first.
+    """
+
+    registers: int
+    stack: int
+    shared: int
+    products: int
+    tf32: int
+
+    def fits(self, arch: int) -> bool:
+        """Whether a multiprocessor of sm_`arch` takes a thread block of this."""
+        return self.shared <= SHARED_BYTES[arch]
+
+
+def resources(ptx: str, shared: int, arch: int) -> Resources:
+    """What `ptx`, for sm_`arch`, takes; `shared` is what its compiler asks for at the launch.
+
+    Raises:
+        AssemblerMissing: there is no assembler.
+        ValueError: it refuses the text; the message is its first complaint.
+    """
+    said = assembled(ptx, arch)
+    stack = re.search(r"(\d+) bytes stack frame", said)
+    registers = re.search(r"Used (\d+) registers", said)
+    if stack is None or registers is None:
+        raise AssemblerMissing("ptxas does not say what a kernel takes in the words that are known here")
+    own = re.search(r"(\d+) bytes smem", said)
+    products = PRODUCTS.findall(ptx)
+    return Resources(
+        registers=int(registers[1]),
+        stack=int(stack[1]),
+        shared=shared + (int(own[1]) if own else 0),
+        products=len(products),
+        tf32=sum(".tf32" in each for each in products),
+    )
+
+
+def assembled(ptx: str, arch: int) -> str:
+    """What `ptxas -v` says of `ptx`. Raises as `resources`."""
+    ptxas = assembler()
+    with tempfile.TemporaryDirectory(prefix="ptx-") as folder:
+        text = Path(folder, "kernel.ptx")
+        text.write_text(ptx, encoding="utf-8")
+        command = [*_walls(ptxas, text), str(ptxas), "-v", f"--gpu-name={TARGETS[arch]}", str(text), "-o", "/dev/null"]
+        try:
+            run = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS * 10,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=_bounded,
+            )
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"ptxas did not come to an end within {SECONDS * 10} s") from None
+    if run.returncode:
+        lines = (run.stdout + run.stderr).splitlines()
+        first = next(
+            (line for line in lines if re.search(r"\berror\b", line)),
+            lines[0] if lines else f"it ended with {run.returncode}",
+        )
+        raise ValueError(f"ptxas refuses the kernel: {first.replace(str(text), 'the PTX')}")
+    return run.stdout + run.stderr
+
+
+@functools.cache
+def assembler() -> Path:
+    """The assembler that comes with Triton, which is not imported. Raises `AssemblerMissing`."""
+    triton = importlib.util.find_spec("triton")
+    if triton is None or triton.origin is None:
+        raise AssemblerMissing("Triton is not installed here: it comes with torch for Linux, and brings ptxas")
+    found = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    if not found.exists():
+        raise AssemblerMissing("this Triton brings no ptxas")
+    return found
+
+
+@functools.cache
+def _boxed() -> bool:
+    """Whether bubblewrap is there and works."""
+    if shutil.which("bwrap") is None:
+        return False
+    tried = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--", "/usr/bin/true"]
+    return subprocess.run(tried, capture_output=True).returncode == 0
+
+
+def _walls(ptxas: Path, text: Path) -> list[str]:
+    """What stands before the assembler's command: a box with itself, the system's libraries and the text."""
+    if not _boxed():
+        return []
+    shown = [
+        path for path in map(Path, ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")) if path.exists()
+    ]
+    bound = [part for path in (*shown, ptxas, text) for part in ("--ro-bind", str(path), str(path))]
+    walls = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    return [*walls, *bound, "--tmpfs", "/tmp", *bound[-3:], "--dev", "/dev", "--"]
+
+
+def _bounded() -> None:
+    import resource  # not on Windows, where nothing gets here
+
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))

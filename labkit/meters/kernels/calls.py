@@ -1,0 +1,43 @@
+"""One call of a function that launches kernels: what it returns, and what it did, in plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from labkit.meters.calls import UninitialisedIsNaN
+from labkit.meters.kernels.compiled import compiled
+from labkit.meters.kernels.watch import watched
+from labkit.meters.products import ProductMeter
+
+
+def kernel_call(
+    function: Callable[..., Any], given: dict[str, Any], *more: Any, garbage: bool = True
+) -> tuple[Any, dict[str, Any]]:
+    """What `function(*given.values(), *more)` returns, and what its kernels did.
+
+    `loaded` and `stored` bytes by tensor, `products`, [rows, inner, columns, how often], `problems` as `Watch` finds
+    them, `launches`, and `outside_kernels`: the matrix products and kernels of attention that torch computed itself.
+    Memory that nobody has written holds NaN.
+    """
+    with UninitialisedIsNaN(), ProductMeter() as products:
+        result, seen = watched(function, given, *more, garbage=garbage)
+    return result, {
+        "loaded": dict(seen.loaded),
+        "stored": dict(seen.stored),
+        "products": [[*shape, times] for shape, times in seen.products.items()],
+        "problems": seen.problems,
+        "launches": len(seen.launches),
+        "outside_kernels": ["a matrix product"] * bool(products.flops) + sorted(set(products.fused)),
+    }
+
+
+def compiled_call(
+    function: Callable[..., Any], given: dict[str, Any], *more: Any, archs: Iterable[int], **options: int
+) -> dict[int, list[dict[str, Any]]]:
+    """The kernels that `function(*given.values(), *more)` launches, compiled for each of `archs`: see `compiled`.
+
+    A kernel launched twice with arguments of the same kind is compiled twice.
+    """
+    _, seen = watched(function, given, *more)
+    return {arch: compiled(seen.launches, arch, **options) for arch in archs}

@@ -1,0 +1,10 @@
+"""Importing this imports Triton with its interpreter, unless the environment says otherwise: before any answer does."""
+
+import contextlib
+import os
+
+from labkit.meters.kernels.adapter import SWITCH
+
+os.environ.setdefault(SWITCH, "1")
+with contextlib.suppress(ImportError):
+    import triton.runtime.interpreter  # noqa: F401
