@@ -118,7 +118,15 @@ def bytes_suspects(*given: Any, backward: bool = False) -> dict[str, Any]:
             found["dK and dV travel as sums, of 4 bytes a number at least"] = (ranks - 1) * block * e + (
                 ranks if method == "ring" else ranks - 1
             ) * block * e
-    return {text: value for text, value in found.items() if value != right}
+    return _one_text_a_value({text: value for text, value in found.items() if value != right})
+
+
+def _one_text_a_value(found: Mapping[str, int]) -> dict[str, int]:
+    """Mistakes that lead to the same number are told together: none of them is sure."""
+    texts: dict[int, list[str]] = {}
+    for text, value in found.items():
+        texts.setdefault(value, []).append(text)
+    return {"; or when ".join(several): value for value, several in texts.items()}
 
 
 def assert_bytes(function: Callable[..., Any], *given: Any, backward: bool = False) -> None:
@@ -139,6 +147,7 @@ def assert_traffic(case: RingCase, told: Mapping[str, Any], method: str, backwar
     if method == "ring":
         names[f"K and V make P = {P} hops: the last one carries them home, where they are already"] = want + block
         names["K and V make one hop too few"] = want - block
+    names = _one_text_a_value({text: value for text, value in names.items() if value != want})
     for rank, sent in enumerate(told["sent_bytes"]):
         about = f"what rank {rank} of {P} sends in the {'backward' if backward else 'forward'} pass, in bytes,"
         assert_equal(about, sent, want, suspects=names)
@@ -174,7 +183,10 @@ def block_bytes(case: RingCase) -> int:
 
 def assert_held(case: RingCase, found: Mapping[str, Any], blocks: int) -> None:
     """Fail where a rank holds more than so many of the blocks that it receives."""
-    hint = "every block that passed by is kept: the ring needs the one at hand and the one that comes (a third may still be named)"
+    hint = (
+        "every block that passed by is kept: the ring needs the one at hand and the one that comes (a third may still "
+        "have a name)"
+    )
     for rank, held in enumerate(found["held_bytes"]):
         about = f"what rank {rank} of {case.world_size} holds of what it received, a block is {block_bytes(case):,},"
         assert_at_most(about, held, blocks * block_bytes(case), hint=hint)

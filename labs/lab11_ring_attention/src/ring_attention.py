@@ -1,6 +1,7 @@
 """Lab 11: attention over a sequence that no rank has: who sends what to whom, how many bytes, and who waits."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import torch
 
@@ -11,8 +12,8 @@ def shard(x: torch.Tensor, world_size: int, layout: str = "contiguous", dim: int
     """What each rank holds of a tensor whose axis `dim` is a sequence of N tokens; each rank holds n = N / world_size.
 
     - "contiguous": rank r holds tokens r · n to (r + 1) · n − 1.
-    - "zigzag": the sequence is cut into 2 · world_size equal runs; rank r holds run r and run 2 · world_size − 1 − r, in
-      this order.
+    - "zigzag": the sequence is cut into 2 · world_size equal runs; rank r holds run r and run 2 · world_size − 1 − r,
+      in this order.
     - "striped": rank r holds tokens r, r + world_size, r + 2 · world_size, …
 
     Args:
@@ -132,8 +133,8 @@ def ring_attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of Σ O ∘ dO over the whole sequence with respect to this rank's q, k and v.
 
-    Keys and values make P − 1 hops as in the forward pass. The sums dK and dV of a block travel with it, one hop behind
-    its last use: P hops, the last of which brings them home. With p = exp(s − lse), the weights of the whole row,
+    Keys and values make P − 1 hops as in the forward pass. The sums dK and dV of a block follow it from rank to rank,
+    P hops, the last of which brings them home. With p = exp(s − lse), the weights of the whole row,
     D = rowsum(dO ∘ o) and ds = p ∘ (dO vᵀ − D): dV = pᵀ dO, dQ = ds K / √d, dK = dsᵀ Q / √d.
 
     Args:
@@ -245,8 +246,8 @@ def communication_bytes(
 
     - "ring": K and V, world_size − 1 hops. Backward: again, and dK and dV, as sums, world_size hops.
     - "all_gather": K and V to every other rank. Backward: again, and to each its part of dK and dV, as sums.
-    - "ulysses": for each other rank its heads' share of q, k and v, and of o and lse on the way back. Backward: of q, k,
-      v, dO, lse and D (like lse one number a row), and on the way back of dq, dk and dv, which are complete.
+    - "ulysses": for each other rank its heads' share of q, k and v, and of o and lse on the way back. Backward: of q,
+      k, v, dO, lse and D (like lse one number a row), and on the way back of dq, dk and dv, which are complete.
 
     Args:
         method: one of the three.
@@ -277,8 +278,8 @@ def minimal_block(flops: float, bandwidth: float) -> int:
     """The smallest number of tokens on a rank for which the ring's transfer is hidden behind its computing.
 
     In a step a rank with c tokens computes 4 · c² · d FLOPs a head and sends a block of K and one of V, 2 · c · d
-    numbers of two bytes a head: forward, nothing hidden, as many key heads as query heads. Both take the time that their
-    speed allows and run side by side.
+    numbers of two bytes a head: forward, nothing hidden, as many key heads as query heads. Both take the time that
+    their speed allows and run side by side.
 
     Args:
         flops: FLOP/s of a rank.
