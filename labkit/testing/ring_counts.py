@@ -142,11 +142,18 @@ def assert_traffic(case: RingCase, told: Mapping[str, Any], method: str, backwar
     heads, (n, d), P = case.Q.shape[-3], case.Q.shape[-2:], case.world_size
     given: Any = (method, P, n, heads, case.kv_heads, d, case.Q.itemsize)
     want = batch * sent_bytes(*(*given, backward))
-    names = {text: batch * value for text, value in bytes_suspects(*given, backward=backward).items()}
-    block = batch * 2 * (n // P) * case.kv_heads * d * case.Q.itemsize
+    block = batch * 2 * (n // P) * case.kv_heads * d
+    e, sums = case.Q.itemsize, max(case.Q.itemsize, 4)
+    expanded = batch * sent_bytes(method, P, n, heads, heads, d, e, backward)
+    names = {"keys and values are expanded to all query heads before they travel": expanded}
     if method == "ring":
-        names[f"K and V make P = {P} hops: the last one carries them home, where they are already"] = want + block
-        names["K and V make one hop too few"] = want - block
+        names[f"K and V make P = {P} hops: the last one carries them home, where they are already"] = want + block * e
+        names["K and V make one hop too few"] = want - block * e
+    if backward:
+        names["dK and dV travel in the inputs' dtype: they are sums, of 4 bytes a number at least"] = (
+            want - P * block * (sums - e)
+        )
+        names[f"dK and dV make P − 1 hops: {P} bring them home"] = want - block * sums
     names = _one_text_a_value({text: value for text, value in names.items() if value != want})
     for rank, sent in enumerate(told["sent_bytes"]):
         about = f"what rank {rank} of {P} sends in the {'backward' if backward else 'forward'} pass, in bytes,"
