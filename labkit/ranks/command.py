@@ -163,7 +163,7 @@ class Whole:
         import torch
 
         from labkit.ranks.processes import RankFailed, run_processes
-        from labkit.testing.ring_counts import sent_bytes
+        from labkit.testing.ring_counts import Sizes, sent_bytes
         from labkit.testing.rings import cut, positions
 
         s = self.setting
@@ -181,7 +181,8 @@ class Whole:
                 return Row(job.function, ranks, problem=f"{name} has shape {tuple(got.shape)}, in the whole sequence")
             errors = (got.double() - self.want[name]).abs().nan_to_num(nan=float("inf"))
             worst_error = max(worst_error, float(errors.max()))
-        formula = sent_bytes(method, ranks, s.seq_len, s.heads, s.kv_heads, s.head_dim, 4, backward)
+        sizes = Sizes(method, ranks, s.seq_len, s.heads, s.kv_heads, s.head_dim, 4)
+        formula = sent_bytes(sizes, backward)
         sent = [each.sent_bytes for each in ran.traffic]
         worst = max(sent, key=lambda n_bytes: abs(n_bytes - formula))
         return Row(job.function, ranks, worst_error, worst, formula, max(ran.peak_bytes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,17 +45,21 @@ def tiles_not_hidden(seq_len: int, world_size: int, layout: str) -> npt.NDArray[
     return seen
 
 
-def sent_bytes(
-    method: str,
-    world_size: int,
-    seq_len: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype_bytes: int,
-    backward: bool = False,
-) -> int:
+class Sizes(NamedTuple):
+    """An attention that ranks share, as `communication_bytes` is asked for it."""
+
+    method: str
+    world_size: int
+    seq_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype_bytes: int
+
+
+def sent_bytes(sizes: Sizes, backward: bool) -> int:
     """The bytes that a rank sends, part by part; what is no whole number of tokens or heads is not asked for."""
+    method, world_size, seq_len, heads, kv_heads, head_dim, dtype_bytes = sizes
     n, sums = seq_len // world_size, max(dtype_bytes, 4)
     block = 2 * n * kv_heads * head_dim
     hops = world_size - 1
@@ -75,25 +79,19 @@ def sent_bytes(
     return hops * sum(parts)
 
 
-def bytes_suspects(*given: Any, backward: bool = False) -> dict[str, Any]:
+def bytes_suspects(sizes: Sizes, backward: bool) -> dict[str, Any]:
     """Usual mistakes with the bytes, and what they come to."""
-    method, ranks, seq_len, heads, kv_heads, d, e = given
-    right = sent_bytes(*(*given, backward))
-
-    names = ("method", "world_size", "seq_len", "heads", "kv_heads", "head_dim", "dtype_bytes")
-    arguments: dict[str, Any] = {**dict(zip(names, given, strict=True)), "backward": backward}
-
-    def other(**changed: Any) -> int:
-        return sent_bytes(**(arguments | changed))
-
+    method, ranks, seq_len, heads, kv_heads, d, e = sizes
+    right, forward = sent_bytes(sizes, backward), sent_bytes(sizes, False)
+    of_query_heads, of_all_tokens = sizes._replace(kv_heads=heads), sizes._replace(seq_len=seq_len * ranks)
     found = {
         "the bytes of all ranks are counted: those that one rank sends are asked for": right * ranks,
         "bits are counted": 8 * right,
         "numbers are counted, not bytes": right // e,
-        "query heads are counted for keys and values, where H_kv is meant": other(kv_heads=heads),
-        "the whole sequence is counted where a rank sends its own N / P tokens": other(seq_len=seq_len * ranks),
-        "the forward pass is counted in place of the backward pass": sent_bytes(*given),
-        "forward and backward are added up": right + sent_bytes(*given),
+        "query heads are counted for keys and values, where H_kv is meant": sent_bytes(of_query_heads, backward),
+        "the whole sequence is counted where a rank sends its own N / P tokens": sent_bytes(of_all_tokens, backward),
+        "the forward pass is counted in place of the backward pass": forward,
+        "forward and backward are added up": right + forward,
     }
     if ranks > 1:
         found["what stays with the rank is counted: it sends to P − 1 others"] = right * ranks // (ranks - 1)
@@ -132,19 +130,20 @@ def _one_text_a_value(found: Mapping[str, int]) -> dict[str, int]:
 def assert_bytes(function: Callable[..., Any], *given: Any, backward: bool = False) -> None:
     """Compare `communication_bytes` with the closed form."""
     call = f"communication_bytes({', '.join(map(repr, given))}{', backward=True' if backward else ''})"
-    want = sent_bytes(*(*given, backward))
-    assert_equal(call, function(*given, backward=backward), want, suspects=bytes_suspects(*given, backward=backward))
+    sizes = Sizes(*given)
+    got = function(*given, backward=backward)
+    assert_equal(call, got, sent_bytes(sizes, backward), suspects=bytes_suspects(sizes, backward))
 
 
 def assert_traffic(case: RingCase, told: Mapping[str, Any], method: str, backward: bool = False) -> None:
     """Fail unless every rank sends what the closed form says, in as many tensors at most."""
     batch = int(np.prod(case.Q.shape[:-3]))
     heads, (n, d), P = case.Q.shape[-3], case.Q.shape[-2:], case.world_size
-    given: Any = (method, P, n, heads, case.kv_heads, d, case.Q.itemsize)
-    want = batch * sent_bytes(*(*given, backward))
+    sizes = Sizes(method, P, n, heads, case.kv_heads, d, case.Q.itemsize)
+    want = batch * sent_bytes(sizes, backward)
     block = batch * 2 * (n // P) * case.kv_heads * d
     e, sums = case.Q.itemsize, max(case.Q.itemsize, 4)
-    expanded = batch * sent_bytes(method, P, n, heads, heads, d, e, backward)
+    expanded = batch * sent_bytes(sizes._replace(kv_heads=heads), backward)
     names = {"keys and values are expanded to all query heads before they travel": expanded}
     if method == "ring":
         names[f"K and V make P = {P} hops: the last one carries them home, where they are already"] = want + block * e
