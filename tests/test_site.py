@@ -64,13 +64,15 @@ class TestSite:
         (stub,) = {Path(href) for href in re.findall(r'href="([^"]+)"', html) if href.endswith(f"/{lab.module}.py")}
         assert (site / HANDOUTS[0]).parent.joinpath(stub).read_bytes() == lab.answer_file.read_bytes()
 
-    def test_only_its_own_page_loads_the_tile_loop(self, site: Path) -> None:
-        scripts = re.compile(r'<script [^>]*src="[./]*_static/((?:tile_loop|player)/\w+\.js)')
+    def test_only_its_own_page_loads_what_is_played(self, site: Path) -> None:
+        scripts = re.compile(r'<script [^>]*src="[./]*_static/((?:tile_loop|ring|player)/\w+\.js)')
         loading = {path.stem: scripts.findall(path.read_text(encoding="utf-8")) for path in site.glob("*.html")}
-        alone = (ROOT / "docs" / "_static" / "tile_loop" / "index.html").read_text(encoding="utf-8")
-        named = [posixpath.normpath(f"tile_loop/{name}") for name in re.findall(r'<script src="([^"]+)"', alone)]
-        assert {page: found for page, found in loading.items() if found} == {"tile_loop": named}
-        assert named[0] == "player/player.js"
+        named = {}
+        for page in ("tile_loop", "ring"):
+            alone = (ROOT / "docs" / "_static" / page / "index.html").read_text(encoding="utf-8")
+            named[page] = [posixpath.normpath(f"{page}/{name}") for name in re.findall(r'<script src="([^"]+)"', alone)]
+            assert named[page][0] == "player/player.js"
+        assert {page: found for page, found in loading.items() if found} == named
 
     def test_only_the_search_page_loads_the_texts_that_it_quotes(self, site: Path) -> None:
         loading = [path for path in site.rglob("*.html") if TEXTS in path.read_text(encoding="utf-8")]
