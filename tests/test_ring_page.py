@@ -29,7 +29,8 @@ TRACE = """s => {
   const ring = ringPage.makeRing(s);
   const all = [];
   for (let p = 0; p <= ring.last; p++) all.push(ring.at(p));
-  return {...ring, all, beyond: ring.at(ring.last + 5), steps: ring.owner.map((_, q) => ring.owner.map((_, k) => ring.stepOf(q, k)))};
+  const steps = ring.owner.map((_, query) => ring.owner.map((_, key) => ring.stepOf(query, key)));
+  return {...ring, all, steps, beyond: ring.at(ring.last + 5)};
 }"""
 MISTAKES = {
     "the ring turns the other way": ("rank - step) % ranks", "rank + step) % ranks"),
@@ -100,6 +101,12 @@ def check(page: Page, ranks: int, each: int, layout: str, causal: bool) -> None:
             assert way["block"] == told["of"][way["from"]]["holds"]
 
 
+def check_all(page: Page) -> None:
+    """`check` for all settings."""
+    for setting in SETTINGS:
+        check(page, *setting)
+
+
 @pytest.fixture(scope="module")
 def page() -> Page:
     return Page()
@@ -131,5 +138,4 @@ def test_a_mistake_in_the_page_is_found(name):
 
     broken = Page(change)
     with pytest.raises(AssertionError):
-        for setting in SETTINGS:
-            check(broken, *setting)
+        check_all(broken)
