@@ -65,10 +65,10 @@ class TestSite:
         assert (site / HANDOUTS[0]).parent.joinpath(stub).read_bytes() == lab.answer_file.read_bytes()
 
     def test_only_pages_to_play_with_load_their_scripts(self, site: Path) -> None:
-        scripts = re.compile(r'<script [^>]*src="[./]*_static/((?:tile_loop|cache_blocks|player)/\w+\.js)')
+        scripts = re.compile(r'<script [^>]*src="[./]*_static/((?:tile_loop|cache_blocks|ring|player)/\w+\.js)')
         loading = {path.stem: scripts.findall(path.read_text(encoding="utf-8")) for path in site.glob("*.html")}
         named = {}
-        for page in ("tile_loop", "cache_blocks"):
+        for page in ("tile_loop", "cache_blocks", "ring"):
             alone = (ROOT / "docs" / "_static" / page / "index.html").read_text(encoding="utf-8")
             named[page] = [posixpath.normpath(f"{page}/{name}") for name in re.findall(r'<script src="([^"]+)"', alone)]
             assert named[page][0] == "player/player.js"

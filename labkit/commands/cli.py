@@ -14,6 +14,7 @@ from labkit.bench.commands import add_commands as add_bench_commands
 from labkit.commands.kernel import kernel_app
 from labkit.labs.catalog import ROOT, UnknownLab, find_lab, find_labs, find_task
 from labkit.labs.manifest import Lab, ManifestError
+from labkit.ranks.command import ring
 from labkit.trace.command import trace
 
 app = typer.Typer(
@@ -117,6 +118,7 @@ def labs_named(names: list[str]) -> list[Lab]:
 add_bench_commands(app)
 app.command()(trace)
 app.add_typer(kernel_app, name="kernel")
+app.command()(ring)
 if (ROOT / "labstaff").is_dir():  # comes with the instructor's tree, and brings its own commands
     importlib.import_module("labstaff.commands").add_commands(app)
 

@@ -21,7 +21,7 @@ from labkit.suite.limits import TookTooLong, time_limit
 
 IMPORT_SECONDS = min(30.0, TEST_SECONDS)
 """CPU seconds that importing an answer may take."""
-OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy"}
+OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy", "labkit.ranks.comm"}
 
 
 class AnswerMissing(Exception):

@@ -43,7 +43,7 @@ POWERS = {
 """What the process that makes cells keeps to do so, by the walls around them: see `forkserver`."""
 
 INSIDE = (
-    *("labkit/__init__.py", "labkit/meters", "labkit/suite/__init__.py", "labkit/suite/allowed.py"),
+    *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/suite/__init__.py", "labkit/suite/allowed.py"),
     *("labkit/suite/forkserver.py", "labkit/suite/limits.py", "labkit/suite/prefork_torch.py", "labstaff/__init__.py"),
     *(
         f"labstaff/judge/{name}.py"

@@ -1,0 +1,143 @@
+"""What lies between ranks that share one process: posted sends and receives, matched, poisoned and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from labkit.ranks.comm import RanksStuck, Traffic, described
+
+HERE = str(Path(__file__).parent)
+
+
+@dataclass(eq=False)
+class Parcel:
+    """A send or a receive that a rank has asked for; `other` is the rank that it goes to or comes from.
+
+    `content` is what lies on the wire for a receive: a copy, made when both sides have asked, that no meter sees.
+    """
+
+    rank: int
+    other: int
+    is_send: bool
+    tensors: tuple[torch.Tensor, ...]
+    line: int
+    versions: tuple[int, ...] = ()
+    is_matched: bool = False
+    content: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.versions = versions_of(self.tensors)
+
+    def refuse_changes(self) -> None:
+        """Raise RanksStuck where the rank has written into what it had no right to touch yet."""
+        if versions_of(self.tensors) == self.versions:
+            return
+        what = "what it was sending" if self.is_send else "a buffer it was receiving into"
+        raise RanksStuck(
+            f"rank {self.rank} changed {what} before wait() had returned (send_recv in line {self.line})\n"
+            "A transfer reads and writes its tensors until wait(): work on others meanwhile"
+        )
+
+
+@dataclass
+class Mail:
+    """All that is under way between ranks, and what each has sent and received."""
+
+    world_size: int
+    traffic: list[Traffic] = field(default_factory=list)
+    open: dict[tuple[int, int, bool], deque[Parcel]] = field(default_factory=lambda: defaultdict(deque))
+    """Parcels whose other side has not asked yet, by sender, receiver, and whether they are sends."""
+
+    def __post_init__(self) -> None:
+        self.traffic = [Traffic() for _ in range(self.world_size)]
+        self._held = [0] * self.world_size
+
+    def post(self, parcel: Parcel) -> None:
+        """Take a parcel, and match it with the first of the other side that waits for it."""
+        sender, receiver = (parcel.rank, parcel.other) if parcel.is_send else (parcel.other, parcel.rank)
+        others = self.open[sender, receiver, not parcel.is_send]
+        if not others:
+            self.open[sender, receiver, parcel.is_send].append(parcel)
+            return
+        sent, wanted = (parcel, others.popleft()) if parcel.is_send else (others.popleft(), parcel)
+        if described(sent.tensors) != described(wanted.tensors):
+            raise RanksStuck(
+                f"rank {receiver} expects {described(wanted.tensors)} from rank {sender} (line {wanted.line}), "
+                f"which sends {described(sent.tensors)} (line {sent.line})"
+            )
+        wanted.content = unseen_copies(sent.tensors)
+        sent.is_matched = wanted.is_matched = True
+        if sender != receiver:
+            self.count(sender, receiver, sent.tensors)
+
+    def count(self, sender: int, receiver: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Note that tensors went from one rank to another."""
+        n_bytes = sum(x.nbytes for x in tensors)
+        self.traffic[sender].messages += len(tensors)
+        self.traffic[sender].sent_bytes += n_bytes
+        self.traffic[receiver].received_bytes += n_bytes
+
+    def buffers(self, rank: int, like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Poisoned tensors to receive into, which count as held by the rank until nobody has them any more.
+
+        The rank's own thread makes them, so that its meters see them.
+        """
+        made = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in like)
+        for x in made:
+            with unseen():
+                x.fill_(math.nan if x.is_floating_point() else -1)
+            self._hold(rank, x)
+        return made
+
+    def _hold(self, rank: int, x: torch.Tensor) -> None:
+        storage, n_bytes = x.untyped_storage(), x.nbytes
+        self._held[rank] += n_bytes
+        self.traffic[rank].held_bytes = max(self.traffic[rank].held_bytes, self._held[rank])
+        weakref.finalize(storage, self._let_go, rank, n_bytes)
+
+    def _let_go(self, rank: int, n_bytes: int) -> None:
+        self._held[rank] -= n_bytes
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Let no meter see what the body does: what lies on the wire is no rank's memory and no rank's work."""
+    with _disable_current_modes(), torch.no_grad():
+        yield
+
+
+def unseen_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that no meter sees."""
+    with unseen():
+        return [x.detach().clone() for x in tensors]
+
+
+def fill(buffers: Sequence[torch.Tensor], content: Sequence[torch.Tensor]) -> None:
+    """Write what came into the buffers that wait for it."""
+    with unseen():
+        for buffer, came in zip(buffers, content, strict=True):
+            buffer.copy_(came)
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """How often each tensor has been written in place."""
+    return tuple(x._version for x in tensors)
+
+
+def line_of_caller() -> int:
+    """The line outside of this room from which it was called; 0 where there is none."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(HERE):
+        frame = frame.f_back
+    return frame.f_lineno if frame is not None else 0

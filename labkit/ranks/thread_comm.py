@@ -1,0 +1,137 @@
+"""A rank's connection with the others where ranks are threads that take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from labkit.ranks.comm import RanksStuck, checked_rank, checked_tensors, described
+from labkit.ranks.mail import Mail, Parcel, fill, line_of_caller, unseen_copies
+
+
+@dataclass
+class Call:
+    """A call that all ranks must make, and what each has brought."""
+
+    name: str
+    brought: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+
+class Turns(Protocol):
+    """What a connection needs of the run that it belongs to."""
+
+    mail: Mail
+
+    def wait(self, rank: int, line: int, parcels: Sequence[Parcel]) -> None:
+        """Return when all of `parcels` are matched; let others run until then."""
+
+    def meet(self, rank: int, name: str, brought: list[torch.Tensor]) -> Call:
+        """Return when all ranks are in this call, their next one."""
+
+    def note(self, rank: int, kind: str, **more: Any) -> None:
+        """Note what a rank does next."""
+
+
+class ThreadHandle:
+    """A transfer of one rank: see `labkit.ranks.comm.Handle`."""
+
+    def __init__(self, comm: ThreadComm, number: int, parcels: list[Parcel], buffers: tuple[torch.Tensor, ...]) -> None:
+        self.tensors = buffers
+        self._comm, self._number, self._parcels = comm, number, parcels
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        """Return when what was sent is taken and what was asked for is here."""
+        if self._parcels:
+            self._comm._finish(self._number, self._parcels)
+            self._parcels = []
+        return self.tensors
+
+
+class ThreadComm:
+    """A rank's connection with the others in a run of `run_ranks`: see `labkit.ranks.comm.Comm`."""
+
+    def __init__(self, world: Turns, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._world, self._rank = world, rank
+        self._loose: list[Parcel] = []
+        self._n_transfers = 0
+
+    def send_recv(self, tensors: Sequence[torch.Tensor], to: int | None, from_: int | None) -> ThreadHandle:
+        """Begin to send to one rank and to receive from one."""
+        given = checked_tensors("send_recv", tensors)
+        world, line = self._world, line_of_caller()
+        receiver = checked_rank("to", to, self.world_size)
+        sender = checked_rank("from_", from_, self.world_size)
+        parcels: list[Parcel] = []
+        buffers: tuple[torch.Tensor, ...] = ()
+        if receiver is not None:
+            parcels.append(Parcel(self._rank, receiver, True, given, line))
+        if sender is not None:
+            buffers = world.mail.buffers(self._rank, given)
+            parcels.append(Parcel(self._rank, sender, False, buffers, line))
+        for parcel in parcels:
+            world.mail.post(parcel)
+        self._loose += parcels
+        number, self._n_transfers = self._n_transfers, self._n_transfers + 1
+        leaving = sum(x.nbytes for x in given) if receiver not in (None, self._rank) else 0
+        world.note(self._rank, "asks", transfer=number, to=receiver, from_=sender, sends=leaving)
+        return ThreadHandle(self, number, parcels, buffers)
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's tensor, rank by rank; the own one is the one that was given."""
+        (given,) = checked_tensors("all_gather", [tensor])
+        brought = unseen_copies([given])
+        others = self._exchange("all_gather", brought, [given] * self.world_size, lambda theirs: theirs[0])
+        return [given if rank == self._rank else others[rank] for rank in range(self.world_size)]
+
+    def all_to_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What every rank has for this one, rank by rank; what it has for itself is what was given."""
+        given = checked_tensors("all_to_all", tensors, self.world_size)
+        if len({described([x]) for x in given}) > 1:
+            raise ValueError(f"all_to_all takes tensors of one shape and dtype, got {described(given)}")
+        others = self._exchange("all_to_all", unseen_copies(given), given, lambda theirs: theirs[self._rank])
+        return [given[rank] if rank == self._rank else others[rank] for rank in range(self.world_size)]
+
+    def _exchange(
+        self,
+        name: str,
+        brought: list[torch.Tensor],
+        given: Sequence[torch.Tensor],
+        mine: Callable[[list[torch.Tensor]], torch.Tensor],
+    ) -> dict[int, torch.Tensor]:
+        world, me = self._world, self._rank
+        others = [rank for rank in range(self.world_size) if rank != me]
+        leaving = sum(given[rank].nbytes for rank in others)
+        number, self._n_transfers = self._n_transfers, self._n_transfers + 1
+        world.note(me, "asks", transfer=number, sends=leaving)
+        call = world.meet(me, name, brought)
+        came = {}
+        for rank in others:
+            (came[rank],) = world.mail.buffers(me, [given[rank]])
+            fill([came[rank]], [mine(call.brought[rank])])
+            world.mail.count(me, rank, [given[rank]])
+        world.note(me, "waits", transfer=number)
+        return came
+
+    def _finish(self, number: int, parcels: list[Parcel]) -> None:
+        world = self._world
+        world.note(self._rank, "waits", transfer=number)
+        world.wait(self._rank, line_of_caller(), parcels)
+        for parcel in parcels:
+            parcel.refuse_changes()
+            if not parcel.is_send:
+                fill(parcel.tensors, parcel.content)
+            parcel.tensors, parcel.content = (), []
+            self._loose.remove(parcel)
+
+    def refuse_loose_ends(self) -> None:
+        """Raise where the rank returns and has not waited for everything."""
+        for parcel in self._loose:
+            what = f"sends to rank {parcel.other}" if parcel.is_send else f"receives from rank {parcel.other}"
+            raise RanksStuck(
+                f"rank {self._rank} returned without wait() for what it {what} (send_recv in line {parcel.line})\n"
+                "Until wait() nothing is sure to have left, and buffers hold what they like"
+            )

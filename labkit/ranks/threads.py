@@ -1,0 +1,214 @@
+"""Ranks as threads of one process that take turns: each runs until it must wait, so that every run is the same run."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from labkit.meters.allocation import AllocationMeter
+from labkit.meters.products import ProductMeter
+from labkit.ranks.clock import counted
+from labkit.ranks.comm import RanksStuck, Traffic, described
+from labkit.ranks.mail import Mail, Parcel, line_of_caller
+from labkit.ranks.stuck import Waiting, explained
+from labkit.ranks.thread_comm import Call, ThreadComm
+
+END_SECONDS = 10.0
+ASK_AGAIN_SECONDS = 0.5
+
+
+@dataclass
+class Deed:
+    """What a rank did next: "asks" for a transfer, "waits" for it, or "ends"; after how many FLOPs of products.
+
+    `transfer` tells the rank's transfers apart, `to` and `from_` are the other ranks, `sends` the bytes that leave.
+    """
+
+    kind: str
+    flops: int
+    transfer: int = -1
+    to: int | None = None
+    from_: int | None = None
+    sends: int = 0
+
+
+@dataclass
+class Ran:
+    """What ranks have returned and what that took, each a list by rank.
+
+    `peak_bytes` are those over a rank's arguments, what it receives included; `flops` those of its matrix products,
+    and `fused` the kernels that do a whole attention at once.
+    """
+
+    results: list[Any]
+    traffic: list[Traffic]
+    peak_bytes: list[int]
+    largest_bytes: list[int]
+    flops: list[int]
+    fused: list[list[str]]
+    deeds: list[list[Deed]]
+
+
+def run_ranks(function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> Ran:
+    """Call `function(comm, *arguments[rank])` on a rank for each entry of `arguments`, until all have returned.
+
+    One thread runs at a time, until it has to wait, then the next: what ranks see of one another depends on no clock.
+    A transfer's numbers arrive with its `wait()`, and its buffers hold NaN until then. Autograd is off.
+
+    Raises:
+        RanksStuck: ranks wait for one another in vain, or one breaks a rule of `Comm`.
+        Exception: what the first rank to fail has raised.
+    """
+    return _World(function, arguments).run()
+
+
+class _Ended(BaseException):
+    """Raised in ranks that are to end because the run has failed."""
+
+
+class _World:
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> None:
+        self.function, self.arguments = function, arguments
+        self.world_size = len(arguments)
+        self.mail = Mail(self.world_size)
+        self.turns = [threading.Semaphore(0) for _ in arguments]
+        self.over = threading.Event()
+        self.waiting: dict[int, Waiting] = {}
+        self.returned: set[int] = set()
+        self.failure: BaseException | None = None
+        self.interrupted: BaseException | None = None
+        self.running = 0
+        self.calls: list[Call] = []
+        self.n_calls = [0] * self.world_size
+        self.memory = [AllocationMeter() for _ in arguments]
+        self.products = [ProductMeter() for _ in arguments]
+        self.deeds: list[list[Deed]] = [[] for _ in arguments]
+        self.results: list[Any] = [None] * self.world_size
+        self.threads = [
+            threading.Thread(target=self.live, args=(rank,), daemon=True) for rank in range(self.world_size)
+        ]
+
+    # from outside
+
+    def run(self) -> Ran:
+        with counted():
+            for thread in self.threads:
+                thread.start()
+            self.turns[0].release()
+            try:
+                while not self.over.wait(3600):
+                    pass
+            except BaseException as error:  # a time limit, or Ctrl-C: it comes up here, and must end the ranks too
+                self.end(error)
+                raise error.with_traceback(self.interrupted.__traceback__ if self.interrupted else None) from None
+            self.end(None)
+        if self.failure is not None:
+            raise self.failure
+        return Ran(
+            results=self.results,
+            traffic=self.mail.traffic,
+            peak_bytes=[meter.peak_bytes for meter in self.memory],
+            largest_bytes=[meter.largest_bytes for meter in self.memory],
+            flops=[meter.flops for meter in self.products],
+            fused=[meter.fused for meter in self.products],
+            deeds=self.deeds,
+        )
+
+    def end(self, why: BaseException | None) -> None:
+        """Let every rank end: those that wait when they have their turn, one that runs by an exception from outside."""
+        self.failure = self.failure or why
+        runs = self.threads[self.running]
+        for turn in self.turns:
+            turn.release()
+        deadline = time.monotonic() + END_SECONDS
+        for thread in self.threads:
+            while thread.is_alive() and time.monotonic() < deadline:
+                if why is not None and thread is runs and thread.ident is not None:
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Ended))
+                thread.join(ASK_AGAIN_SECONDS)
+
+    # in a rank's thread
+
+    def live(self, rank: int) -> None:
+        """A rank's life."""
+        self.turns[rank].acquire()
+        try:
+            if self.failure is None:
+                comm = ThreadComm(self, rank, self.world_size)
+                with torch.no_grad(), self.products[rank], self.memory[rank]:
+                    self.results[rank] = self.function(comm, *self.arguments[rank])
+                comm.refuse_loose_ends()
+        except _Ended as error:
+            if rank == self.running:
+                self.interrupted = error
+        except BaseException as error:
+            self.failure = self.failure or error
+        self.note(rank, "ends")
+        self.returned.add(rank)
+        self.pass_on(rank)
+
+    def wait(self, rank: int, line: int, parcels: Sequence[Parcel]) -> None:
+        """Return when all of `parcels` are matched; let others run until then."""
+        while not all(parcel.is_matched for parcel in parcels):
+            self.waiting[rank] = Waiting(line, tuple(parcels))
+            self.yield_turn(rank)
+
+    def meet(self, rank: int, name: str, brought: list[torch.Tensor]) -> Call:
+        """Return when all ranks are in this call, their next one."""
+        number, line = self.n_calls[rank], line_of_caller()
+        self.n_calls[rank] += 1
+        if number == len(self.calls):
+            self.calls.append(Call(name))
+        call = self.calls[number]
+        if call.name != name:
+            raise RanksStuck(f"rank {rank} calls {name} (line {line}), other ranks call {call.name} at the same place")
+        for other, theirs in call.brought.items():
+            if described(theirs) != described(brought):
+                raise RanksStuck(
+                    f"in {name} rank {rank} has {described(brought)} (line {line}), rank {other} {described(theirs)}"
+                )
+        call.brought[rank] = brought
+        while len(call.brought) < self.world_size:
+            absent = tuple(other for other in range(self.world_size) if other not in call.brought)
+            self.waiting[rank] = Waiting(line, call=name, absent=absent)
+            self.yield_turn(rank)
+        return call
+
+    def yield_turn(self, rank: int) -> None:
+        """Let the next rank run that can, and come back when this one can."""
+        self.pass_on(rank)
+        self.turns[rank].acquire()
+        if self.failure is not None:
+            raise _Ended
+        self.waiting.pop(rank, None)
+
+    def pass_on(self, rank: int) -> None:
+        """Give the turn to the next rank that can go on; where none can, all is done or stuck."""
+        if self.failure is None:
+            for step in range(1, self.world_size + 1):
+                other = (rank + step) % self.world_size
+                if other not in self.returned and self.can_go_on(other):
+                    self.running = other
+                    self.turns[other].release()
+                    return
+            if len(self.returned) < self.world_size:
+                told = {each: self.mail.traffic[each].messages for each in self.returned}
+                self.failure = RanksStuck(explained(self.waiting, told))
+        self.over.set()
+
+    def can_go_on(self, rank: int) -> bool:
+        what = self.waiting.get(rank)
+        if what is None:
+            return True
+        if what.call:
+            return all(other in self.calls[self.n_calls[rank] - 1].brought for other in what.absent)
+        return all(parcel.is_matched for parcel in what.parcels)
+
+    def note(self, rank: int, kind: str, **more: Any) -> None:
+        self.deeds[rank].append(Deed(kind, self.products[rank].flops, **more))
