@@ -1,7 +1,6 @@
 """Lab 11: attention over a sequence that no rank has: who sends what to whom, how many bytes, and who waits."""
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 import torch
 

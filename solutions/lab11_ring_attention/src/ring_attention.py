@@ -1,7 +1,6 @@
 """Lab 11: attention over a sequence that no rank has: who sends what to whom, how many bytes, and who waits."""
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 import torch
 
@@ -381,6 +380,8 @@ def minimal_block(flops: float, bandwidth: float) -> int:
         312 · 10¹² FLOP/s and 12.5 · 10⁹ bytes/s: 24,960.
     """
     ### BEGIN SOLUTION
+    from fractions import Fraction
+
     for name, number in (("flops", flops), ("bandwidth", bandwidth)):
         if not number > 0:
             raise ValueError(f"{name}={number} is not above 0")
