@@ -449,7 +449,7 @@ def choose_config(head_dim: int, dtype_bytes: int, arch: int) -> tuple[int, int,
             raise ValueError(f"{name} must be one of {known}, found {value}")
     if dtype_bytes == 4:  # products without tensor cores: the tiles of both factors lie in registers too
         return (32, 32, 4, 2) if head_dim < 128 else (32, 16, 8, 2)
-    return (128, 64, 8, 2) if head_dim == 128 else (64, 64, 4, 3)
+    return (128, 64, 8, 2) if head_dim == 128 and arch == 80 else (64, 64, 4, 3)
     ### END SOLUTION
 
 
