@@ -6,9 +6,11 @@ LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453
 def flash_forward(Q, K, V, causal=False, block_q=64, block_k=64):
     _check(Q, K, V, block_q, block_k)
     (n_queries, d), (n_keys, d_v) = Q.shape[-2:], V.shape[-2:]
-    O = torch.zeros((*Q.shape[:-1], d_v), dtype=Q.dtype, device=Q.device)
-    L = torch.full(Q.shape[:-1], float("-inf"), dtype=torch.float32, device=Q.device)
-    if O.numel() and n_keys:
+    O = torch.empty((*Q.shape[:-1], d_v), dtype=Q.dtype, device=Q.device)
+    L = torch.empty(Q.shape[:-1], dtype=torch.float32, device=Q.device)
+    if not n_keys:
+        return O.zero_(), L.fill_(float("-inf"))
+    if O.numel():
         two_loops[(triton.cdiv(n_queries, block_q), L.numel() // n_queries)](
             Q.contiguous(), K.contiguous(), V.contiguous(), O, L, n_queries, n_keys, d, d_v, d**-0.5,
             CAUSAL=causal, PADDED=d != _width(d) or d_v != _width(d_v),
