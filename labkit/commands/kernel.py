@@ -61,8 +61,8 @@ def report(
     form: Annotated[Form, typer.Option("--format", help="of the table")] = Form.text,
 ) -> None:
     """Compile a kernel for sm_80 and sm_90: shared memory, registers, spills, tensor-core instructions."""
-    from labkit.kernels.table import DTYPES, CannotReport, rows_of
     from labkit.kernels.resources import AssemblerMissing
+    from labkit.kernels.table import DTYPES, CannotReport, rows_of
     from labkit.meters.kernels.adapter import UnknownTriton
     from labkit.suite.finder import platform_problem
 
