@@ -36,7 +36,7 @@ SHIFT = HEAD + (
 @pytest.fixture
 def shift(tmp_path):
     """A function that loads the module above with a change made in it, and runs `shift` on 37 numbers."""
-    from labkit.kernels.report import load_target
+    from labkit.kernels.table import load_target
     from labkit.meters.kernels.calls import kernel_call
 
     def run(old="", new="", **options):
@@ -202,7 +202,7 @@ class TestAssembler:
             resources("hello", 0, 80)
 
     def test_the_products_of_tensor_cores_are_found(self):
-        from labkit.kernels.report import example_launches, rows_of
+        from labkit.kernels.table import example_launches, rows_of
 
         half, single = (next(rows_of(example_launches(32, 32, dtype), {}, 80, 4, 2)) for dtype in ("fp16", "fp32"))
         assert half.products > 0

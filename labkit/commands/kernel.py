@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from labkit.kernels.report import Row
+    from labkit.kernels.table import Row
     from labkit.meters.kernels.watch import Launch
 
 kernel_app = typer.Typer(no_args_is_help=True, help="Kernels in Triton, compiled without a GPU.")
@@ -61,8 +61,8 @@ def report(
     form: Annotated[Form, typer.Option("--format", help="of the table")] = Form.text,
 ) -> None:
     """Compile a kernel for sm_80 and sm_90: shared memory, registers, spills, tensor-core instructions."""
-    from labkit.kernels.report import DTYPES, CannotReport, rows_of
     from labkit.kernels.resources import AssemblerMissing
+    from labkit.kernels.table import DTYPES, CannotReport, rows_of
     from labkit.meters.kernels.adapter import UnknownTriton
     from labkit.suite.finder import platform_problem
 
@@ -101,7 +101,7 @@ def _to_compile(
     target: str | None, blocks: str, head_dim: int, dtype: str, causal: bool, types: list[str], constants: list[str]
 ) -> Iterator[tuple[dict[str, Any], list[Launch]]]:
     """The launches to compile, each with what was chosen for it."""
-    from labkit.kernels.report import (
+    from labkit.kernels.table import (
         CannotReport,
         attention_launches,
         combinations,

@@ -130,7 +130,7 @@ def _walls(ptxas: Path, text: Path) -> list[str]:
     ]
     bound = [part for path in (*shown, ptxas, text) for part in ("--ro-bind", str(path), str(path))]
     walls = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
-    return [*walls, *bound, "--tmpfs", "/tmp", *bound[-3:], "--dev", "/dev", "--"]
+    return [*walls, "--tmpfs", "/tmp", "--dev", "/dev", *bound, "--"]  # an environment may lie below /tmp, and be shown
 
 
 def _bounded() -> None:

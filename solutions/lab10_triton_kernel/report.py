@@ -9,7 +9,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from labkit.kernels.report import attention_launches, rows_of
+from labkit.kernels.table import attention_launches, rows_of
 from labkit.meters.kernels.calls import kernel_call
 from labkit.notebook import student_module
 
