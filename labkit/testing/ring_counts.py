@@ -32,16 +32,15 @@ def tiles_not_hidden(seq_len: int, world_size: int, layout: str) -> npt.NDArray[
     is taken for a run.
     """
     n, seen = seq_len // world_size, np.zeros((world_size, world_size), dtype=np.int64)
-    for rank in range(world_size):
-        for step in range(world_size):
-            source = (rank - step) % world_size
-            if layout == "contiguous":
-                seen[rank, step] = n * n if source <= rank else 0
-            elif layout == "striped":
-                seen[rank, step] = n * n
-            else:
-                mine, theirs = ((each, 2 * world_size - 1 - each) for each in (rank, source))
-                seen[rank, step] = sum(key <= query for query in mine for key in theirs) * (n // 2) ** 2
+    for rank, step in np.ndindex(world_size, world_size):
+        source = (rank - step) % world_size
+        if layout == "contiguous":
+            seen[rank, step] = n * n if source <= rank else 0
+        elif layout == "striped":
+            seen[rank, step] = n * n
+        else:
+            mine, theirs = ((each, 2 * world_size - 1 - each) for each in (rank, source))
+            seen[rank, step] = sum(key <= query for query in mine for key in theirs) * (n // 2) ** 2
     return seen
 
 
