@@ -610,7 +610,7 @@ class TestProfile:
         try:
             rows = profile_on_a_small_device(4 * 100 * 100, where, [64, 128, 32], 1, 1, 4, torch.float32, "cpu")
         except RuntimeError as uncaught:
-            require("memory" not in str(uncaught), f"out of memory ends the profile: {str(uncaught)[:70]}")
+            require("memory" not in str(uncaught), f"out of memory ends the profile: {str(uncaught)[:100]}")
             raise
         rows_of(rows, [64, 128, 32])
         found = [[math.isnan(row["standard_memory_mb"]), math.isnan(row["linear_bidir_memory_mb"])] for row in rows]
