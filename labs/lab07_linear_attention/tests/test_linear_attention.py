@@ -122,9 +122,10 @@ class TestFeatureMap:
         feature_map(x).sum().backward()
         require(x.grad is not None, "no gradient reaches x: it was detached on the way")
         want = numbers(x.detach().clamp(max=0).exp())
-        assert_close("the derivative of φ at −3000, −2, −0.5, 0.5, 3 and 3000", x.grad, want, plain=want + AGREEMENT,
-                     nan_hint="inf · 0: `where` hands a gradient of 0 to the branch not taken, whose exp overflowed: "
-                     "clamp what goes into it")  # fmt: skip
+        name = "the derivative of φ at −3000, −2, −0.5, 0.5, 3 and 3000"
+        nan_hint = "inf · 0: `where` hands a gradient of 0 to the branch not taken, whose exp overflowed: "
+        nan_hint += "clamp what goes into it"
+        assert_close(name, x.grad, want, plain=want + AGREEMENT, nan_hint=nan_hint)
 
     @pytest.mark.kind("robust")
     def test_argument_stays(self, rng):
@@ -210,9 +211,9 @@ class Route:
         weights = weights_of(q.double(), k.double())
         want = divided(weights.tril() if self.causal else weights, v.double(), 1e-6)
         right = isinstance(got, torch.Tensor) and got.shape == want.shape
-        require(right and torch.allclose(got.double(), want, 1e-3, 1e-3),
-                f"memory and work are counted for N = {n}, d = {d}, d_v = {d_v}, and there the output is wrong\n"
-                "What is wrong with it, test_values tells or test_chunks")  # fmt: skip
+        right = right and torch.allclose(got.double(), want, 1e-3, 1e-3)
+        told = f"memory and work are counted for N = {n}, d = {d}, d_v = {d_v}, and there the output is wrong"
+        require(right, f"{told}\nWhat is wrong with it, test_values tells or test_chunks")
         return counts
 
     def peak(self, rng, n, d, d_v, *options):
@@ -262,15 +263,15 @@ class TestLinearAttention(Route):
         usual = f"N × d × d_v = {n * d * d_v:,} products are made before they are summed: φ(k)ᵀ v is one matrix product"
         if peak >= n * n:
             usual = f"the weights, N × N = {n * n:,} numbers, are made: multiply φ(k)ᵀ and v first"
-        assert_at_most(f"the peak over the inputs for N = {n:,}, d = {d}, d_v = {d_v}", peak, 6 * n * d + 4 * d * d_v,
-                       unit="elements", hint=f"Usual cause: {usual}")  # fmt: skip
+        name, limit = f"the peak over the inputs for N = {n:,}, d = {d}, d_v = {d_v}", 6 * n * d + 4 * d * d_v
+        assert_at_most(name, peak, limit, unit="elements", hint=f"Usual cause: {usual}")
 
     @pytest.mark.kind("small")
     def test_work_is_linear(self, rng):
         work = [self.counts(rng, n, 16, 16)["flops"] for n in (200, 400)]
         ratio = work[1] / max(work[0], 1)
-        require(ratio <= 2.1, f"twice as many tokens take {ratio:.3g} times the arithmetic, expected 2\n"
-                "Usual cause: φ(q) φ(k)ᵀ is multiplied first")  # fmt: skip
+        told = f"twice as many tokens take {ratio:.3g} times the arithmetic, expected 2"
+        require(ratio <= 2.1, f"{told}\nUsual cause: φ(q) φ(k)ᵀ is multiplied first")
 
     @pytest.mark.kind("small")
     @pytest.mark.outside(mib=24)
@@ -306,16 +307,17 @@ class InChunks(Route):
             none = "makes no matrix product: the weights of a chunk are one, φ(q) times φ(k) transposed"
             require(work[0] > 0, f"{self.called} {none}")
             ratio = work[1] / work[0]
-            require(ratio <= 2.2, f"twice as many positions take {ratio:.3g} times the arithmetic, expected about 2\n"
-                    "Usual cause: each chunk, or each state, goes back to all the keys before it")  # fmt: skip
+            told = f"twice as many positions take {ratio:.3g} times the arithmetic, expected about 2"
+            cause = "each chunk, or each state, goes back to all the keys before it"
+            require(ratio <= 2.2, f"{told}\nUsual cause: {cause}")
 
     @pytest.mark.kind("refuses")
     def test_impossible_chunk(self, rng):
         q, k, v = inputs(rng, 5, 2, 2)
         self.route(q, k, v)
         for chunk in (0, -3):
-            assert_raises(ValueError, lambda chunk=chunk: tuple(self.route(q, k, v, chunk).shape),
-                          when=f"for chunk = {chunk}", mentions=("chunk",))  # fmt: skip
+            call = lambda chunk=chunk: tuple(self.route(q, k, v, chunk).shape)  # noqa: E731
+            assert_raises(ValueError, call, when=f"for chunk = {chunk}", mentions=("chunk",))
 
 
 class TestCumsum(Route):
@@ -325,8 +327,9 @@ class TestCumsum(Route):
     @pytest.mark.kind("small")
     def test_no_loop(self, rng):
         counts = [len(self.counts(rng, n, 4, 5)["operators"]) for n in (16, 64)]
-        require(counts[1] <= counts[0] + 5, f"{counts[0]} operators run for 16 positions and {counts[1]} for 64\n"
-                "Usual cause: a loop over positions: cumsum takes them all at once")  # fmt: skip
+        told = f"{counts[0]} operators run for 16 positions and {counts[1]} for 64"
+        cause = "a loop over positions: cumsum takes them all at once"
+        require(counts[1] <= counts[0] + 5, f"{told}\nUsual cause: {cause}")
 
     @pytest.mark.kind("small")
     @pytest.mark.parametrize(("n", "d", "d_v"), [(300, 12, 12), (200, 8, 24)])
@@ -344,8 +347,9 @@ class TestCumsum(Route):
     def test_no_weights(self, rng):
         n, d = 400, 4
         peak = self.peak(rng, n, d, d)
-        assert_at_most(f"the peak over the inputs for N = {n}, d = {d}", peak, n * n // 2, unit="elements",
-                       hint="Usual cause: N × N weights: this route sums φ(k) vᵀ over the positions")  # fmt: skip
+        hint = "Usual cause: N × N weights: this route sums φ(k) vᵀ over the positions"
+        name = f"the peak over the inputs for N = {n}, d = {d}"
+        assert_at_most(name, peak, n * n // 2, unit="elements", hint=hint)
 
     @pytest.mark.kind("small")
     @pytest.mark.outside(mib=50)
@@ -361,8 +365,8 @@ class TestRecurrent(Route):
     def test_one_state(self, rng):
         peaks = self.check_grows_by_the_output_only(rng, "the recurrence", 16, 4, (24, 72))
         limit = 2 * 24 * 4 + 5 * 16 * 5 + 64
-        assert_at_most("its peak for 24 positions, d = 16, d_v = 4", peaks[0], limit, unit="elements",
-                       hint="beside the output: one state of d·d_v, while it is replaced two or three")  # fmt: skip
+        hint = "beside the output: one state of d·d_v, while it is replaced two or three"
+        assert_at_most("its peak for 24 positions, d = 16, d_v = 4", peaks[0], limit, unit="elements", hint=hint)
 
     @pytest.mark.kind("small")
     def test_work_of_a_step_stays(self, rng):
@@ -371,8 +375,9 @@ class TestRecurrent(Route):
         products = [run["flops"] for run in counts]
         steps = [len(run["operators"]) for run in counts]
         ratio = max(products[1] / max(products[0], 1), steps[1] / steps[0])
-        require(ratio <= 2.2, f"twice as many positions take {ratio:.3g} times the work, expected 2\n"
-                "Usual cause: each step goes back to the keys before it: the state holds all of them")  # fmt: skip
+        told = f"twice as many positions take {ratio:.3g} times the work, expected 2"
+        cause = "each step goes back to the keys before it: the state holds all of them"
+        require(ratio <= 2.2, f"{told}\nUsual cause: {cause}")
         require(steps[1] >= steps[0] + 24, "no loop over the positions runs: this route goes one by one")
         require(touched[1] <= 2.2 * touched[0] + 64, "a tensor grows faster than N: that is no recurrence")
 
@@ -393,19 +398,20 @@ class TestChunked(InChunks):
         d, d_v, c = 24, 8, 16
         peaks = self.check_grows_by_the_output_only(rng, "the chunked route", d, d_v, (64, 512), c)
         limit = 2 * 64 * d_v + 4 * d * (d_v + 1) + 5 * c * (d + d_v) + 3 * c * c
-        usual = f"a state for each position of a chunk: C·d·d_v is {c * d * d_v:,}" if peaks[0] > c * d * d_v else ""
-        assert_at_most(f"its peak for 64 positions in chunks of {c}, d = {d}, d_v = {d_v}", peaks[0], limit,
-                       unit="elements", hint=f"Usual cause: {usual or 'several chunks are alive at once'}")  # fmt: skip
+        usual = "several chunks are alive at once"
+        if peaks[0] > c * d * d_v:
+            usual = f"a state for each position of a chunk: C·d·d_v is {c * d * d_v:,}"
+        name = f"its peak for 64 positions in chunks of {c}, d = {d}, d_v = {d_v}"
+        assert_at_most(name, peaks[0], limit, unit="elements", hint=f"Usual cause: {usual}")
 
     @pytest.mark.kind("small")
     def test_chunk_is_used(self, rng):
         counts = [len(self.counts(rng, 128, 4, 4, c)["operators"]) for c in (4, 16)]
-        require(counts[0] >= 3 * counts[1] - 40 and counts[0] > counts[1],
-                f"chunks of 4 take {counts[0]} operators and chunks of 16 take {counts[1]}: the number must fall\n"
-                "Usual cause: `chunk` is not used, or the loop is over positions")  # fmt: skip
-        limit = 60 * (128 // 16) + 60
-        assert_at_most("the number of operators for 8 chunks", counts[1], limit, unit="operators",
-                       hint="Usual cause: a loop over positions: a chunk is four matrix products")  # fmt: skip
+        told = f"chunks of 4 take {counts[0]} operators and chunks of 16 take {counts[1]}: the number must fall"
+        cause = "`chunk` is not used, or the loop is over positions"
+        require(counts[0] >= 3 * counts[1] - 40 and counts[0] > counts[1], f"{told}\nUsual cause: {cause}")
+        limit, hint = 60 * (128 // 16) + 60, "Usual cause: a loop over positions: a chunk is four matrix products"
+        assert_at_most("the number of operators for 8 chunks", counts[1], limit, unit="operators", hint=hint)
 
     @pytest.mark.kind("small")
     @pytest.mark.outside(mib=10)
@@ -426,9 +432,9 @@ class TestScan(InChunks):
         names = ", ".join(ready[:3])
         require(not ready, f"{names} is called: the scan over chunks is yours to write, in sums of pairs")
         more = len(runs[1]) - len(runs[0])
-        require(more <= 5 * 45, f"16 chunks take {len(runs[0])} operators and 512 take {more} more; five "
-                "doublings explain some 5 · 20\nUsual cause: a loop over the chunks: in a parallel scan every step "
-                "works on all of them")  # fmt: skip
+        told = f"16 chunks take {len(runs[0])} operators and 512 take {more} more; five doublings explain some 5 · 20"
+        cause = "a loop over the chunks: in a parallel scan every step works on all of them"
+        require(more <= 5 * 45, f"{told}\nUsual cause: {cause}")
 
     @pytest.mark.kind("small")
     def test_states_of_chunks_only(self, rng):
@@ -438,8 +444,8 @@ class TestScan(InChunks):
         usual = f"weights of N × N = {n * n:,}: a query needs those of its own chunk"
         if peak >= n * d * d:
             usual = f"a state for each position, N·d·d_v = {n * d * d:,}"
-        assert_at_most(f"the peak over the inputs for N = {n} in chunks of {c}, d = {d}", peak, limit, unit="elements",
-                       hint=f"Usual cause: {usual}")  # fmt: skip
+        name = f"the peak over the inputs for N = {n} in chunks of {c}, d = {d}"
+        assert_at_most(name, peak, limit, unit="elements", hint=f"Usual cause: {usual}")
 
     @pytest.mark.kind("small")
     def test_keeps_states_of_chunks_only(self, rng):
@@ -447,9 +453,10 @@ class TestScan(InChunks):
         q, k, v = (x.requires_grad_() for x in inputs(rng, n, d, d))
         kept = kept_by_forward(self.route, q, k, v, c) // 4
         limit = 10 * n * d + 3 * n * c + 6 * n // c * d * (d + 1)
-        assert_at_most(f"what autograd keeps for N = {n} in chunks of {c}, d = {d}", kept, limit, unit="elements",
-                       hint=f"Usual cause: a state for each position ({n * d * d:,}) or a copy of the states for each "
-                       "step of the scan is saved: adding saves nothing, multiplying saves both factors")  # fmt: skip
+        name = f"what autograd keeps for N = {n} in chunks of {c}, d = {d}"
+        hint = f"Usual cause: a state for each position ({n * d * d:,}) or a copy of the states for each step of the "
+        hint += "scan is saved: adding saves nothing, multiplying saves both factors"
+        assert_at_most(name, kept, limit, unit="elements", hint=hint)
 
     @pytest.mark.kind("small")
     @pytest.mark.outside(mib=32)
@@ -539,8 +546,8 @@ class TestProfile:
         rows = rows_of(got, lengths)
         for row, n in zip(rows, lengths, strict=True):
             self.check(row, (1, heads, n, d), dtype)
-        assert_equal("the devices of the tensors made with device='cpu'", devices, ["cpu"],
-                     hint="the device asked for is not used")  # fmt: skip
+        hint = "the device asked for is not used"
+        assert_equal("the devices of the tensors made with device='cpu'", devices, ["cpu"], hint=hint)
 
     @pytest.mark.kind("robust")
     def test_any_iterable_of_lengths(self):
@@ -561,16 +568,20 @@ class TestProfile:
                 self.check(row, (1, 2, int(row["seq_len"]), 4), torch.float32)
 
     def test_the_large_rows(self):
-        want = {"standard": 545.260, "linear_bidir": 34.080, "linear_causal": 1115.947}
         (row,) = rows_of(profile_attention_memory([2048]), [2048])
-        for name, value in want.items():
+        for name, value, what in (
+            ("standard", 545.260, "scores and weights of 268 MB each, and the output"),
+            ("linear_bidir", 34.080, "about 4 N·d"),
+            ("linear_causal", 1115.947, "two N·d² of 537 MB each"),
+        ):
             got = row[f"{name}_memory_mb"]
-            usual = {"standard": "scores and weights of 268 MB each, and the output", "linear_bidir": "about 4 N·d",
-                     "linear_causal": "two N·d² of 537 MB each"}  # fmt: skip
             near = got <= 1.25 * value and (name != "standard" or got >= 0.99 * value)
-            require(near, f"{name}_memory_mb for N = 2048 is {got:,.1f}, expected about {value:,.1f}: {usual[name]}")
-        assert_at_most("linear_chunked_memory_mb for N = 2048", row["linear_chunked_memory_mb"], 18.0, unit="MB",
-                       hint="the output is 8.4 MB, twice that at most while pieces are put together")  # fmt: skip
+            require(near, f"{name}_memory_mb for N = 2048 is {got:,.1f}, expected about {value:,.1f}: {what}")
+        name, hint = (
+            "linear_chunked_memory_mb",
+            "the output is 8.4 MB, twice that at most while pieces are put together",
+        )
+        assert_at_most(f"{name} for N = 2048", row[name], 18.0, unit="MB", hint=hint)
 
     def test_capacity(self):
         shape, arguments = (1, 2, 128, 16), ([128], 1, 2, 16, torch.float32)
@@ -583,13 +594,14 @@ class TestProfile:
                 (row,) = rows_of(profile_attention_memory(*arguments, capacity_bytes=room), [128])
                 got = row[f"{name}_memory_mb"]
                 what = f"{name}_memory_mb, for which inputs and peak need {need:,} bytes, with room for {room:,}"
-                require(math.isnan(got) != fits, f"{what}, is {got:.6g}, expected {'a number' if fits else 'nan'}\n"
-                        "Usual cause: inputs and peak together must fit, and may fill the memory exactly")  # fmt: skip
-                assert_mb(f"{name}_theoretical_mb, out of memory or not,", row[f"{name}_theoretical_mb"],
-                          want[f"{name}_peak"])  # fmt: skip
+                told = f"{what}, is {got:.6g}, expected {'a number' if fits else 'nan'}"
+                cause = "inputs and peak together must fit, and may fill the memory exactly"
+                require(math.isnan(got) != fits, f"{told}\nUsual cause: {cause}")
+                predicted = row[f"{name}_theoretical_mb"]
+                assert_mb(f"{name}_theoretical_mb, out of memory or not,", predicted, want[f"{name}_peak"])
         (row,) = rows_of(profile_attention_memory(*arguments, capacity_bytes=1), [128])
-        require(math.isnan(row["savings_bidir"]), f"savings_bidir is {row['savings_bidir']} where the standard form "
-                "is out of memory, expected nan")  # fmt: skip
+        told = f"savings_bidir is {row['savings_bidir']} where the standard form is out of memory, expected nan"
+        require(math.isnan(row["savings_bidir"]), told)
 
     @pytest.mark.kind("robust")
     @pytest.mark.parametrize("where", ["CUDA", "CPU", "CPU_on_Windows"])
@@ -598,12 +610,12 @@ class TestProfile:
         try:
             rows = profile_on_a_small_device(4 * 100 * 100, where, [64, 128, 32], 1, 1, 4, torch.float32, "cpu")
         except RuntimeError as uncaught:
-            require("memory" not in str(uncaught), f"out of memory ends the profile: {str(uncaught)[:70]}")
+            require("memory" not in str(uncaught), f"out of memory ends the profile: {str(uncaught)[:100]}")
             raise
         rows_of(rows, [64, 128, 32])
         found = [[math.isnan(row["standard_memory_mb"]), math.isnan(row["linear_bidir_memory_mb"])] for row in rows]
-        assert_equal("whether (standard, bidirectional) are nan in three rows, where N × N of the second is too much,",
-                     found, [[False, False], [True, False], [False, False]])  # fmt: skip
+        name = "whether (standard, bidirectional) are nan in three rows, where N × N of the second is too much,"
+        assert_equal(name, found, [[False, False], [True, False], [False, False]])
         require(math.isnan(rows[1]["savings_bidir"]), "savings_bidir is a number where the standard form has none")
 
     @pytest.mark.kind("robust")
@@ -613,5 +625,5 @@ class TestProfile:
         def run():
             return profile_on_a_small_device(4 * 100 * 100, "", [128], 1, 1, 4, torch.float32, "cpu")
 
-        assert_raises(RuntimeError, run, when="where an attention raised one that is not about memory",
-                      mentions=("mat1 and mat2",))  # fmt: skip
+        when = "where an attention raised one that is not about memory"
+        assert_raises(RuntimeError, run, when=when, mentions=("mat1 and mat2",))

@@ -1,7 +1,7 @@
 """Lab 08's suite: windows and their tiles, what attention through them takes, a bounded cache, and an audit."""
 
 import importlib
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -212,8 +212,8 @@ class TestSlidingWindowAttention:
         got, want = sliding_window_attention(q, k, v, 2, 2), [[1.0], [1.5], [4.0]]
         assert_type("out", got, torch.Tensor, "a tensor")
         near = got.shape == (3, 1) and float((got - torch.tensor(want)).abs().max()) < 1e-6
-        seen = "query 1 sees keys 0 and 1, query 2 sees keys 1 and 2"
-        require(near, f"out is {got.tolist()}, expected {want}: {seen}")
+        told = f"out is {got.tolist()}, expected {want}"
+        require(near, f"{told}: query 1 sees keys 0 and 1, query 2 sees keys 1 and 2")
 
     @pytest.mark.parametrize(("seq_len", "window", "block"), CASES)
     def test_output_and_gradients(self, rng, seq_len, window, block):
@@ -298,11 +298,11 @@ class TestSlidingWindowAttention:
             hint = "tiles in which no query sees a key are computed and then masked: leave them out"
             if done > 0.9 * n * n * unit * (4 / 7 if name == "backward" else 1):
                 hint = "all N² scores are computed and then masked: a query block needs the keys of its window only"
-            assert_at_most(f"the arithmetic of the {name} pass's products (N={n}, {window=}, {block=})", done,
-                           int(1.25 * visited * unit), unit="FLOPs", hint=hint)  # fmt: skip
+            what = f"the arithmetic of the {name} pass's products (N={n}, {window=}, {block=})"
+            assert_at_most(what, done, int(1.25 * visited * unit), unit="FLOPs", hint=hint)
             least = seen * 2 * d * min(products, 4)
-            require(done >= least, f"the {name} pass's products do {done:,} FLOPs, and the pairs that are seen need "
-                    f"{least:,}\nWrite products with @, so that they can be counted")  # fmt: skip
+            told = f"the {name} pass's products do {done:,} FLOPs, and the pairs that are seen need {least:,}"
+            require(done >= least, f"{told}\nWrite products with @, so that they can be counted")
 
     @pytest.mark.kind("small")
     @pytest.mark.parametrize("block", [20, 30])
@@ -310,11 +310,10 @@ class TestSlidingWindowAttention:
         shapes = taken(120, 37, block)["shapes"]
         fitting = [shape for shape in shapes if block in shape]
         others = sorted(set(shapes) - set(fitting))
-        told = f"{len(fitting)} have {block} rows or columns; others are "
-        told += ", ".join(f"{m} × {n}" for m, n in others[:4])
+        told = f"of {len(shapes)} products (N=120, window=37, {block=}) {len(fitting)} have {block} rows or columns; "
+        told += f"others are {', '.join(f'{m} × {n}' for m, n in others[:4])}"
         cause = "`block` is checked and not used: queries are taken a block at a time"
-        require(len(fitting) >= len(shapes) / 2 and shapes,
-                f"of {len(shapes)} products (N=120, window=37, {block=}) {told}\nUsual cause: {cause}")  # fmt: skip
+        require(len(fitting) >= len(shapes) / 2 and shapes, f"{told}\nUsual cause: {cause}")
 
     @pytest.mark.kind("small")
     def test_work_grows_with_n(self):
@@ -328,8 +327,8 @@ class TestSlidingWindowAttention:
     def test_memory_grows_with_n(self):
         short, long = taken(250, 40, 32), taken(1000, 40, 32)
         hint = "something of N × N is alive, the mask perhaps: each block of queries needs a mask of its own tile only"
-        assert_at_most("the largest tensor of a step (N=1000, window=40, block=32)", long["largest_bytes"],
-                       2 * 4 * 1000 * (40 + 2 * 32), hint=hint)  # fmt: skip
+        name, limit = "the largest tensor of a step (N=1000, window=40, block=32)", 2 * 4 * 1000 * (40 + 2 * 32)
+        assert_at_most(name, long["largest_bytes"], limit, hint=hint)
         ratio = long["peak_bytes"] / short["peak_bytes"]
         told = f"with 4 times the tokens a step's peak is {ratio:.1f} times as large"
         require(ratio <= 4.8, f"{told}\nUsual cause: {hint}")
@@ -338,8 +337,8 @@ class TestSlidingWindowAttention:
     def test_between_the_passes(self):
         kept = taken(1000, 40, 32)["kept_bytes"]
         hint = "N² scores, weights or masks are kept for the backward pass: keep what lies in the window at most"
-        assert_at_most("what is kept between the passes (N=1000, window=40, block=32)", kept,
-                       4 * 1000 * (4 * (40 + 2 * 32) + 64), hint=hint)  # fmt: skip
+        limit = 4 * 1000 * (4 * (40 + 2 * 32) + 64)
+        assert_at_most("what is kept between the passes (N=1000, window=40, block=32)", kept, limit, hint=hint)
 
     @pytest.mark.kind("small")
     @pytest.mark.outside(mib=44)
@@ -353,18 +352,17 @@ class TestSlidingWindowAttention:
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize(("window", "block", "named"), [(0, 4, "window"), (-1, 4, "window"), (3, 0, "block")])
     def test_bad_window_or_block(self, window, block, named):
-        q, k, v = torch.zeros(10, 6), torch.zeros(10, 6), torch.zeros(10, 3)
-        assert_raises(ValueError, lambda: sliding_window_attention(q, k, v, window, block),
-                      when=f"for {named} below 1", mentions=(named,))  # fmt: skip
+        inputs = torch.zeros(10, 6), torch.zeros(10, 6), torch.zeros(10, 3)
+        call = partial(sliding_window_attention, *inputs, window, block)
+        assert_raises(ValueError, call, when=f"for {named} below 1", mentions=(named,))
 
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize("wrong", BAD_SHAPES)
     def test_bad_shapes(self, wrong):
         shapes = dict(zip("qkv", ((2, 10, 6), *BAD_SHAPES[wrong]), strict=True))
         apart = "kv" if wrong == "length of v" else "qk"
-        inputs = [torch.zeros(shape) for shape in shapes.values()]
-        assert_raises(ValueError, lambda: sliding_window_attention(*inputs, 3, 4), when=f"for another {wrong}",
-                      mentions=[str(shapes[name]) for name in apart])  # fmt: skip
+        call = partial(sliding_window_attention, *map(torch.zeros, shapes.values()), 3, 4)
+        assert_raises(ValueError, call, when=f"for another {wrong}", mentions=[str(shapes[name]) for name in apart])
 
 
 # The cache
@@ -409,8 +407,9 @@ class TestBlockMaskCache:
         assert_codes(f"get{ONE_KEY}", first["mask"], ONE_KEY)
         hint = "it is made again, or copied: is it kept, and under a key that comes out the same the next time?"
         require(again["memory"] == 0, f"a second get{ONE_KEY} gives another tensor\nUsual cause: {hint}")
-        require(again["tensor"] == 0, f"a second get{ONE_KEY} gives another tensor on the same memory\nUsual cause: a "
-                "view or a detach of what is held: the very same tensor is asked for, which `is` can tell")  # fmt: skip
+        cause = "a view or a detach of what is held: the very same tensor is asked for, which `is` can tell"
+        told = f"a second get{ONE_KEY} gives another tensor on the same memory"
+        require(again["tensor"] == 0, f"{told}\nUsual cause: {cause}")
         assert_at_most(f"the memory that a second get{ONE_KEY} takes", again["peak_bytes"], 0, hint=hint)
         assert_equal("len(cache) after the same get twice", again["len"], 1)
 
@@ -451,9 +450,9 @@ class TestBlockMaskCache:
             hint = "when there is one too many, one must go, and none before"
             name = f"len(cache) with maxsize {maxsize} after {step + 1} masks"
             assert_equal(name, one["len"], min(step + 1, maxsize), hint=hint)
-        assert_equal(f"the masks whose memory is held, of {len(keys)} asked for in turn with maxsize {maxsize},",
-                     told[-1]["alive"], list(range(5, maxsize + 5)),
-                     hint="what the cache gives up, nothing else may hold")  # fmt: skip
+        name = f"the masks whose memory is held, of {len(keys)} asked for in turn with maxsize {maxsize},"
+        hint = "what the cache gives up, nothing else may hold"
+        assert_equal(name, told[-1]["alive"], list(range(5, maxsize + 5)), hint=hint)
 
     def test_least_recently_used_goes(self):
         order, keys = "abacac", {"a": (64, 1, 8), "b": (64, 2, 8), "c": (64, 3, 8)}
@@ -486,8 +485,8 @@ class TestBlockMaskCache:
         *_, cleared, again = cache_session(4, [*deeds, ("clear",), ("get", ONE_KEY)])
         assert_equal("len(cache) after clear()", cleared["len"], 0)
         left = [deeds[number][1][1] for number in cleared["alive"]]
-        assert_equal("the windows whose masks are still in memory after clear()", left, [],
-                     hint="another list or cache still holds them, a functools.lru_cache for instance")  # fmt: skip
+        hint = "another list or cache still holds them, a functools.lru_cache for instance"
+        assert_equal("the windows whose masks are still in memory after clear()", left, [], hint=hint)
         assert_codes(f"get{ONE_KEY} after clear()", again["mask"], ONE_KEY)
         assert_equal("len(cache) after clear() and one get", again["len"], 1)
 
@@ -505,8 +504,8 @@ class TestBlockMaskCache:
     def test_two_caches_are_apart(self):
         first, second = BlockMaskCache(2), BlockMaskCache(1)
         first.get(*ONE_KEY)
-        assert_equal("len of a cache that nobody asked, while another was,", len(second), 0,
-                     hint="each cache has masks of its own: an attribute of the class is common to all")  # fmt: skip
+        hint = "each cache has masks of its own: an attribute of the class is common to all"
+        assert_equal("len of a cache that nobody asked, while another was,", len(second), 0, hint=hint)
         second.get(*ONE_KEY)
         second.clear()
         assert_equal("len of a cache after another one's clear()", len(first), 1)
@@ -521,8 +520,8 @@ class TestBlockMaskCache:
         cache = BlockMaskCache(1)
         cache.get(*ONE_KEY)
         assert_raises(ValueError, lambda: cache.get(64, 0, 8), when="for window 0", mentions=("window",))
-        assert_equal("len(cache), maxsize 1, after a get that failed", len(cache), 1,
-                     hint="a mask goes, or a place is taken, before the arguments are checked")  # fmt: skip
+        hint = "a mask goes, or a place is taken, before the arguments are checked"
+        assert_equal("len(cache), maxsize 1, after a get that failed", len(cache), 1, hint=hint)
 
 
 # The audit
@@ -597,12 +596,12 @@ class TestMemoryBreakdown:
             runs = max(1, flops // ((8 if checkpointed else 6) * flops_of_scores(shape)))
             limit = runs * masks_of_one_call(shape, SMALL["window"])
             name = f"the number of N × N masks made in {runs} run of 'naive_mask'"
-            assert_at_most(name, n_masks, limit, unit="arrays",
-                           hint="the mask is made again in the forward pass: it was made before, once")  # fmt: skip
+            hint = "the mask is made again in the forward pass: it was made before, once"
+            assert_at_most(name, n_masks, limit, unit="arrays", hint=hint)
         if variant == "tiled_window" and not checkpointed:
             step = flops_of_one_step(shape, SMALL["window"], SMALL["block"])
-            require(flops and flops % step == 0, f"{flops:,} FLOPs of products run under 'tiled_window', where a step "
-                    f"with the same window and block does {step:,}\nUsual cause: another window or block")  # fmt: skip
+            told = f"{flops:,} FLOPs of products run under 'tiled_window', where a step with the same window and block"
+            require(flops and flops % step == 0, f"{told} does {step:,}\nUsual cause: another window or block")
 
     @pytest.mark.parametrize("checkpointed", [False, True])
     @pytest.mark.parametrize("variant", TRAINED)
@@ -647,11 +646,11 @@ class TestMemoryBreakdown:
         assert_at_most(f"saved of {variant!r} with checkpointed=True", again["saved"], STATE, hint=hint)
         kept = "checkpoint keeps a state of 5,056 bytes\nUsual cause: it is not measured"
         assert_at_least(f"saved of {variant!r} with checkpointed=True", again["saved"], 1024, kept)
-        require(again["mask"] == plain["mask"], f"mask of {variant!r} is {again['mask']:,} with and {plain['mask']:,} "
-                "without checkpointed: it is made outside, and stays")  # fmt: skip
+        told = f"mask of {variant!r} is {again['mask']:,} with and {plain['mask']:,} without checkpointed"
+        require(again["mask"] == plain["mask"], f"{told}: it is made outside, and stays")
         if variant == "naive_mask":
-            require(again["total"] >= 0.9 * plain["total"], "checkpointed=True lowers the total of 'naive_mask': what "
-                    "is made again is alive again, so the backward pass must be measured too")  # fmt: skip
+            told = "checkpointed=True lowers the total of 'naive_mask': what is made again is alive again"
+            require(again["total"] >= 0.9 * plain["total"], f"{told}, so the backward pass must be measured too")
 
     @pytest.mark.parametrize("checkpointed", [False, True])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -674,8 +673,8 @@ class TestMemoryBreakdown:
         got, n = measured("flex_block_mask"), SIZES["seq_len"]
         want = block_mask_bytes()
         hint = "a BlockMask is no tensor; what it holds are eight small ones, kept until attention has run"
-        suspects = {"there is a mask for every head": want * SIZES["heads"] * SIZES["batch"],
-                    "the peak of making it is taken for what stays": got["mask_building"]}  # fmt: skip
+        suspects = {"the peak of making it is taken for what stays": got["mask_building"]}
+        suspects["there is a mask for every head"] = want * SIZES["heads"] * SIZES["batch"]
         assert_equal("mask of 'flex_block_mask'", got["mask"], want, suspects=suspects, hint=hint)
         made = f"on the way create_block_mask makes several bytes a pair, {n * n:,} pairs"
         assert_at_least("mask_building of 'flex_block_mask'", got["mask_building"], 2 * n * n, made)
@@ -696,5 +695,5 @@ class TestMemoryBreakdown:
 
     @pytest.mark.kind("refuses")
     def test_other_variant(self):
-        assert_raises(ValueError, lambda: memory_breakdown("flash", *SIZES.values(), torch.float32),
-                      when="for the variant 'flash'", mentions=("naive_mask", "tiled_window"))  # fmt: skip
+        call = partial(memory_breakdown, "flash", *SIZES.values(), torch.float32)
+        assert_raises(ValueError, call, when="for the variant 'flash'", mentions=("naive_mask", "tiled_window"))
