@@ -73,6 +73,10 @@ def logit_suspects(case: LogitCase) -> Made:
     nothing = torch.full_like(sink, -torch.inf)
     v = case.v.double()
     found: Made = {
+        "lse leaves the sink out: it is the logarithm of the whole denominator": lambda: {
+            "o": case.want["o"],
+            "lse": case.made(in_lse=False)["lse"],
+        },
         "the sink is left out": lambda: case.made(sink=nothing),
         "the sink is scaled by 1/√d: only products of q and k are": lambda: case.made(sink=sink * d**-0.5),
         "the sink itself is added to the denominator: its exponential is": lambda: case.made(sink=sink.log()),
@@ -80,10 +84,6 @@ def logit_suspects(case: LogitCase) -> Made:
         "the sink has the wrong sign": lambda: case.made(sink=-sink),
         "the scores are not divided by √d": lambda: case.made(scale=1.0),
         "the maximum is taken from the scores alone, and the sink's power overflows": lambda: case.made(bare=True),
-        "lse leaves the sink out: it is the logarithm of the whole denominator": lambda: {
-            "o": case.want["o"],
-            "lse": case.made(in_lse=False)["lse"],
-        },
     }
     if case.k.shape[-2]:
         found["the sink is in the numerator too, with the mean of the values: it has no value"] = lambda: case.made(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.testing.compare import assert_close, assert_dtype, assert_type
+from labkit.testing.compare import assert_close, assert_dtype, assert_type, require
 from labkit.testing.reference import orders
 from labkit.testing.tensor_cases import Results, numbers
 
@@ -71,6 +71,8 @@ class TwoResults:
             assert_type(name, got[name], torch.Tensor, "a tensor")
             usual = {text: lambda made=made, name=name: made()[name] for text, made in suspects.items()}
             told: dict[str, Any] = {"nan_hint": nan_hint} if nan_hint else {}
+            endless = bool(got[name].isposinf().any())
+            require(not endless, f"{name} is +inf somewhere" + (f"\nUsual cause: {nan_hint}" if nan_hint else ""))
             with np.errstate(all="ignore"):
                 value, want = got[name].detach().to(torch.float64), self.want[name]
                 assert_close(name, value, want, plain=self.plain[name], suspects=usual, hint=hint, **told)
