@@ -85,23 +85,25 @@ class LatentCase:
         """What plain computations in float32 get, with keys made or not, in several orders; rounded at the end."""
         if not self.c_kv.shape[-2]:
             return [self.want]
-        made = [self._in_float32(turn, absorbed) for turn in range(len(orders(1))) for absorbed in (False, True)]
+        ways = ("keys", "powers", "lse")
+        made = [self._in_float32(turn, way) for turn in range(len(orders(1))) for way in ways]
         if self.q_nope.dtype != torch.float64:
             return made
         shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
         return [self.want + (x - self.want) * shrink for x in made]
 
-    def _in_float32(self, turn: int, absorbed: bool) -> Numbers:
+    def _in_float32(self, turn: int, way: str) -> Numbers:
         tokens, latent = (torch.from_numpy(orders(n)[turn].copy()) for n in self.c_kv.shape[-2:])
         q_nope, q_rope, c_kv, k_rope, W_UK, W_UV = (x.float() for x in self.arguments)
         c_kv, k_rope = c_kv[..., tokens, :][..., latent], k_rope[..., tokens, :]
         W_UK, W_UV = W_UK[..., latent], W_UV[..., latent]
         scale = (q_nope.shape[-1] + q_rope.shape[-1]) ** -0.5
         turned = q_rope @ k_rope.mT
-        if absorbed:
+        if way != "keys":
             scores = scale * (torch.einsum("...hn,hnc->...hc", q_nope, W_UK) @ c_kv.mT + turned)
-            powers = torch.exp(scores - scores.amax(-1, keepdim=True))
-            sums = powers @ c_kv / powers.sum(-1, keepdim=True)
+            top = scores.amax(-1, keepdim=True) if way == "powers" else scores.logsumexp(-1, keepdim=True)
+            powers = torch.exp(scores - top)
+            sums = powers @ c_kv / (powers.sum(-1, keepdim=True) if way == "powers" else 1)
             o = torch.einsum("...hc,hvc->...hv", sums, W_UV)
         else:
             keys, values = (torch.einsum("...nc,hwc->...hnw", c_kv, W) for W in (W_UK, W_UV))

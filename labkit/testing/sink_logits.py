@@ -64,7 +64,18 @@ class LogitCase(TwoResults):
 
     def in_float32(self) -> list[Results]:
         """The results in float32, the keys in several orders."""
-        return [self.made(dtype=torch.float32, turn=turn) for turn in range(len(orders(1)))]
+        turns = range(len(orders(1)))
+        return [self.made(dtype=torch.float32, turn=turn) for turn in turns] + [self._by_lse(turn) for turn in turns]
+
+    def _by_lse(self, turn: int) -> Results:
+        """As a right answer may: attention as it was, by its own log-sum-exp, and the share that keys have of it."""
+        order = torch.from_numpy(orders(self.k.shape[-2])[turn].copy())
+        q, k, v = self.q.float(), self.k.float()[..., order, :], self.v.float()[..., order, :]
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        lse = scores.logsumexp(-1)
+        both = torch.logaddexp(lse, self.sink.float()[:, None])
+        share = torch.exp(lse - both).nan_to_num(0)[..., None]
+        return {"o": numbers(share * (torch.exp(scores - lse[..., None]) @ v)), "lse": numbers(both)}
 
 
 def logit_suspects(case: LogitCase) -> Made:

@@ -146,9 +146,9 @@ class SinkCase(TwoResults):
         return {"o": numbers(o), "lse": numbers(lse)}
 
     def in_float32(self) -> list[Results]:
-        """The results in float32: from each query's own cache, and from one product with all keys."""
+        """The results in float32: from each query's own cache, and from one product with all keys, in two ways."""
         return [self.made(dtype=torch.float32, turn=turn) for turn in range(len(orders(1)))] + [
-            _by_text_in_float32(self)
+            _by_text_in_float32(self, by_lse) for by_lse in (False, True)
         ]
 
 
@@ -161,7 +161,7 @@ def turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
-def _by_text_in_float32(case: SinkCase) -> Results:
+def _by_text_in_float32(case: SinkCase, by_lse: bool) -> Results:
     """As a right answer may: the window's keys turned by their positions in the text, which lie as far apart."""
     q, k, v = (x.float() for x in (case.q, case.k, case.v))
     text, p = torch.arange(k.shape[-2]), torch.arange(q.shape[-2]) + k.shape[-2] - q.shape[-2]
@@ -171,7 +171,8 @@ def _by_text_in_float32(case: SinkCase) -> Results:
     scores = torch.where(text < case.num_sinks, far, near) * q.shape[-1] ** -0.5
     scores = scores.masked_fill(hidden, -torch.inf)
     lse = scores.logsumexp(-1)
-    o = scores.softmax(-1).masked_fill(lse.isneginf()[..., None], 0) @ v
+    weights = torch.exp(scores - lse[..., None]) if by_lse else scores.softmax(-1)
+    o = weights.masked_fill(lse.isneginf()[..., None], 0) @ v
     return {"o": numbers(o), "lse": numbers(lse)}
 
 
