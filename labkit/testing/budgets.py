@@ -28,7 +28,8 @@ def drawn_model(rng: np.random.Generator, schemes: list[Scheme], *, heads: int =
     q = logit_scale * rng.standard_normal((heads, n_queries, d))
     k[:, 0] += 0.5 * q.mean(1)
     tensors = {name: torch.from_numpy(x).float() for name, x in (("q", q), ("k", k), ("v", v))}
-    return {"layers": layers, "dtype_bytes": dtype_bytes, "schemes": schemes, **tensors}
+    own = [dict(scheme) for scheme in schemes]
+    return {"layers": layers, "dtype_bytes": dtype_bytes, "schemes": own, **tensors}
 
 
 def scheme_bytes(scheme: Scheme, model: Mapping[str, Any], tokens: int) -> int:

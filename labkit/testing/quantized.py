@@ -116,33 +116,37 @@ def _assert_codes(name: str, got: Mapping[str, Any], x: torch.Tensor, axis: int,
     if not wrong.any():
         return
     at = tuple(int(i) for i in wrong.nonzero()[0])
-    causes = {
-        "the order of the codes in a byte is another: the first of the neighbours lies in the lowest bits": unpacked(
-            got[name], bits
-        ).unflatten(-1, (-1, 8 // bits)).flip(-1).flatten(-2, -1),
-    }  # fmt: skip
-    why = next((text for text, other in causes.items() if bool(((other - steps.clamp(0, levels)).abs() <= TIE).all())),
-               "")  # fmt: skip
-    if not why and bool(((codes - steps.clamp(0, levels).floor()).abs() <= 1e-3).double().mean() > 0.99):
-        why = "the fraction is cut off: the nearest whole number is taken (round)"
-    if not why and bits < 8 and bool((codes[..., 1:] == 0).all()):
-        why = "codes before the last are lost in their byte: shift each to its place, then add"
+    why = _usual_of_codes(codes, steps.clamp(0, levels), bits) or hint
     require(
         False,
         f"the code of {name}[{', '.join(map(str, at))}] = {float(x[at]):.6g} is {int(codes[at])}; with the zero and "
         f"the scale that are kept it lies at {float(steps[at]):.4f} steps; {int(wrong.sum())} of {wrong.numel()} codes "
-        "are not the nearest" + (f"\nUsual cause: {why or hint}" if why or hint else ""),
+        "are not the nearest" + (f"\nUsual cause: {why}" if why else ""),
     )
 
 
-def assert_restored(got: Any, cache: Mapping[str, Any], *, hint: str = "", names: tuple[str, str] = ("k", "v")) -> None:
+def _usual_of_codes(codes: torch.Tensor, steps: torch.Tensor, bits: int) -> str:
+    """The usual mistake that explains every one of these codes, if there is one."""
+    if bool(((_turned(codes, bits) - steps).abs() <= TIE).all()):
+        return "the order of the codes in a byte is another: the first of the neighbours lies in the lowest bits"
+    if bool(((steps - codes) > -1e-3).all() and ((steps - codes) < 1 + 1e-3).all()):
+        return "the fraction is cut off: the nearest whole number is taken (round)"
+    return ""
+
+
+def _turned(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes (..., d) with those of each byte in the opposite order."""
+    return codes.unflatten(-1, (codes.shape[-1] * bits // 8, 8 // bits)).flip(-1).flatten(-2, -1)
+
+
+def assert_restored(got: Any, cache: Mapping[str, Any], *, hint: str = "") -> None:
     """Compare what `dequantize_kv` made of a cache, and name a usual mistake where one fits."""
     require(
         isinstance(got, tuple) and len(got) == 2,
         f"dequantize_kv returns {type(got).__name__}, expected the pair (k, v)",
     )
     want, usual = restored(cache), restoring_suspects(cache)
-    for place, (name, value) in enumerate(zip(names, got, strict=True)):
+    for place, (name, value) in enumerate(zip("kv", got, strict=True)):
         assert_type(name, value, torch.Tensor, "a tensor")
         suspects = {text: lambda made=made, place=place: made()[place].numpy() for text, made in usual.items()}
         plain = _in_float32(cache)[place]
@@ -159,7 +163,7 @@ def restoring_suspects(cache: Mapping[str, Any]) -> dict[str, Callable[[], tuple
         for name, axis in PARTS:
             codes = unpacked(cache[name], bits)
             if turn:
-                codes = codes.unflatten(-1, (codes.shape[-1] * bits // 8, 8 // bits)).flip(-1).flatten(-2, -1)
+                codes = _turned(codes, bits)
             if signed:
                 codes = torch.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes)
             times = [1] * codes.dim()
