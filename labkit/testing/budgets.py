@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from labkit.testing.compare import assert_equal, assert_keys, assert_type, require, require_at_most
-from labkit.testing.quantized import quantized, restored
+from labkit.testing.quantized import QuantizedCase, restored
 
 Scheme = dict[str, Any]
 NEAR = 1e-3
@@ -55,15 +55,6 @@ def scheme_error(scheme: Scheme, model: Mapping[str, Any]) -> float:
     return _relative(model, *_kept(scheme, model["k"].double(), model["v"].double()))
 
 
-def chosen(model: Mapping[str, Any], nbytes: int, tokens: int) -> Scheme:
-    """The scheme to choose."""
-    found = [
-        scheme | {"bytes": scheme_bytes(scheme, model, tokens), "error": round(scheme_error(scheme, model), 9)}
-        for scheme in model["schemes"]
-    ]
-    return min((each for each in found if each["bytes"] <= nbytes), key=lambda each: (each["error"], each["bytes"]))
-
-
 def apart(model: Mapping[str, Any]) -> bool:
     """Whether no two schemes have errors so near one another that rounding could decide between them."""
     errors = sorted(scheme_error(scheme, model) for scheme in model["schemes"])
@@ -72,7 +63,7 @@ def apart(model: Mapping[str, Any]) -> bool:
 
 def assert_scheme(answer: Callable[..., Any], model: Mapping[str, Any], nbytes: int, tokens: int) -> None:
     """Compare what `answer` chooses with the reference: which scheme, its bytes, its error."""
-    want, got = chosen(model, nbytes, tokens), answer(model, nbytes, tokens)
+    want, got = _chosen(model, nbytes, tokens), answer(model, nbytes, tokens)
     when = f"for {nbytes:,} bytes and {tokens} tokens"
     require(isinstance(got, dict), f"cache_under_budget returns {type(got).__name__} {when}, expected a dict")
     name = _told(want)
@@ -94,6 +85,15 @@ def assert_scheme(answer: Callable[..., Any], model: Mapping[str, Any], nbytes: 
         f"the error of {name} is {got['error']:.6g}, expected {want['error']:.6g}"
         + (f"\nUsual cause: {why}" if why else ""),
     )
+
+
+def _chosen(model: Mapping[str, Any], nbytes: int, tokens: int) -> Scheme:
+    """The scheme to choose."""
+    found = [
+        scheme | {"bytes": scheme_bytes(scheme, model, tokens), "error": round(scheme_error(scheme, model), 9)}
+        for scheme in model["schemes"]
+    ]
+    return min((each for each in found if each["bytes"] <= nbytes), key=lambda each: (each["error"], each["bytes"]))
 
 
 def _told(scheme: Mapping[str, Any]) -> str:
@@ -208,7 +208,7 @@ def _kept(scheme: Scheme, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tenso
         both = near.unflatten(1, (2 * heads, k.shape[2])).transpose(0, 1)
         return both[:heads], both[heads:]
     if kind == "quantized":
-        return restored(quantized(k, v, scheme["bits"], scheme["group"]))  # type: ignore[return-value]
+        return restored(QuantizedCase(k, v, scheme["bits"], scheme["group"]).cache)  # type: ignore[return-value]
     return k, v
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,23 @@ TIE = 0.501
 """How far a number may lie from its code: half a step, and what rounding in float32 explains."""
 
 
-def quantized(k: torch.Tensor, v: torch.Tensor, bits: int, group: int) -> dict[str, Any]:
-    """The cache of keys (..., N, d) and values (..., N, d_v) as the handout defines it, computed in float64."""
-    cache: dict[str, Any] = {"bits": bits, "group": group}
-    for (name, axis), x in zip(PARTS, (k, v), strict=True):
-        low, high = _extremes(x, group, axis)
-        scale, zero = ((high - low) / (2**bits - 1)).half(), low.half()
-        steps = _steps(x, scale, zero, group, axis)
-        codes = steps.round().clamp(0, 2**bits - 1).to(torch.int64)
-        cache |= {name: packed(codes, bits), f"{name}_scale": scale, f"{name}_zero": zero}
-    return cache
+class QuantizedCase:
+    """Keys (..., N, d) and values (..., N, d_v) and what the handout makes of them, computed in float64."""
+
+    def __init__(self, k: torch.Tensor, v: torch.Tensor, bits: int, group: int) -> None:
+        self.k, self.v, self.bits, self.group = k, v, bits, group
+
+    @cached_property
+    def cache(self) -> dict[str, Any]:
+        """All parts of the cache, by their names."""
+        found: dict[str, Any] = {"bits": self.bits, "group": self.group}
+        for (name, axis), x in zip(PARTS, (self.k, self.v), strict=True):
+            low, high = _extremes(x, self.group, axis)
+            scale, zero = ((high - low) / (2**self.bits - 1)).half(), low.half()
+            steps = _steps(x, scale, zero, self.group, axis)
+            codes = steps.round().clamp(0, 2**self.bits - 1).to(torch.int64)
+            found |= {name: packed(codes, self.bits), f"{name}_scale": scale, f"{name}_zero": zero}
+        return found
 
 
 def restored(cache: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -59,7 +67,7 @@ def assert_quantized(got: Any, k: torch.Tensor, v: torch.Tensor, bits: int, grou
     assert_keys("what quantize_kv returns", got, NAMES)
     for name, number in (("bits", bits), ("group", group)):
         assert_equal(name, got[name], number)
-    want = quantized(k, v, bits, group)
+    want = QuantizedCase(k, v, bits, group).cache
     for (name, axis), x in zip(PARTS, (k, v), strict=True):
         for part, kind in ((name, torch.uint8), (f"{name}_scale", torch.float16), (f"{name}_zero", torch.float16)):
             assert_type(part, got[part], torch.Tensor, "a tensor")

@@ -27,7 +27,7 @@ from labkit.testing.compare import (
 )
 from labkit.testing.latent import LatentCase
 from labkit.testing.programs import program
-from labkit.testing.quantized import assert_quantized, assert_restored, quantized
+from labkit.testing.quantized import QuantizedCase, assert_quantized, assert_restored
 from labkit.testing.sink_logits import LogitCase, logit_suspects
 from labkit.testing.sinks import SinkCase, sink_suspects
 from labkit.testing.tensor_cases import strided
@@ -324,7 +324,7 @@ class TestDequantizeKv:
     @by_bits
     @pytest.mark.parametrize("group", [4, 8, 16])
     def test_groups(self, rng, bits, group):
-        cache = quantized(*keys_and_values(rng), bits, group)
+        cache = QuantizedCase(*keys_and_values(rng), bits, group).cache
         assert_restored(dequantize_kv(cache), cache)
 
     @by_bits
@@ -332,17 +332,17 @@ class TestDequantizeKv:
         for _ in range(4):
             group, n, d, wide, *batch = rng.integers((2, 2, 1, 1, 1, 1), (7, 6, 5, 5, 3, 3)).tolist()
             sizes = {"n_tokens": group * n, "d": 4 * d, "d_v": 4 * group * wide, "batch": tuple(batch)}
-            cache = quantized(*keys_and_values(rng, **sizes), bits, group)
+            cache = QuantizedCase(*keys_and_values(rng, **sizes), bits, group).cache
             assert_restored(dequantize_kv(cache), cache)
 
     def test_no_leading_axes(self, rng):
-        cache = quantized(*keys_and_values(rng, batch=()), 4, 8)
+        cache = QuantizedCase(*keys_and_values(rng, batch=()), 4, 8).cache
         assert_restored(dequantize_kv(cache), cache)
 
     @robust
     @by_bits
     def test_numbers_far_from_zero(self, rng, bits):
-        cache = quantized(*keys_and_values(rng, offset=1000), bits, 4)
+        cache = QuantizedCase(*keys_and_values(rng, offset=1000), bits, 4).cache
         hint = "code · scale + zero is computed in float32: float16 has steps of 0.5 at 1000"
         assert_restored(dequantize_kv(cache), cache, hint=hint)
 
@@ -350,17 +350,17 @@ class TestDequantizeKv:
     def test_groups_of_equal_numbers(self, rng):
         k, v = keys_and_values(rng)
         k[..., 3], v[..., 5, :] = 2.5, -1.0
-        cache = quantized(k, v, 4, 8)
+        cache = QuantizedCase(k, v, 4, 8).cache
         assert_restored(dequantize_kv(cache), cache)
 
     @robust
     def test_no_tokens(self, rng):
-        cache = quantized(*keys_and_values(rng, n_tokens=0), 4, 8)
+        cache = QuantizedCase(*keys_and_values(rng, n_tokens=0), 4, 8).cache
         assert_restored(dequantize_kv(cache), cache)
 
     @robust
     def test_the_cache_stays(self, rng):
-        cache = quantized(*keys_and_values(rng), 4, 8)
+        cache = QuantizedCase(*keys_and_values(rng), 4, 8).cache
         before = {name: x.clone() for name, x in cache.items() if isinstance(x, torch.Tensor)}
         assert_restored(dequantize_kv(cache), cache)
         for name, old in before.items():
