@@ -37,6 +37,7 @@ def another_course(tmp_path, monkeypatch):
         "labkit/suite/results.py",
         "labkit/meters/arrays.py",
         "labkit/simulated_memory.py",
+        "labkit/bench/step_assertions.py",
         "labstaff/judge/sandbox.py",
         f"labs/{LAB.folder.name}/lab.toml",
         f"labs/{LAB.folder.name}/tests/test_profiling.py",

@@ -13,10 +13,13 @@ from pathlib import Path
 from labkit.labs.catalog import ROOT
 from labkit.labs.manifest import Lab
 
-CODE = ("labkit/*.py", "labkit/labs", "labkit/suite", "labkit/testing", "labkit/meters", "labstaff/judge")
-"""The rooms that take part in judging. The others (boards, benchmarks, the site, recording) change no result."""
+CODE = (
+    *("labkit/*.py", "labkit/labs", "labkit/suite", "labkit/testing", "labkit/meters", "labkit/bench"),
+    *("labkit/kernels", "labkit/ranks", "labstaff/judge"),
+)
+"""The rooms that take part in judging. The others (boards, traces, the site, recording) change no result."""
 
-LIBRARIES = ("numpy", "torch", "matplotlib", "pytest", "hypothesis")
+LIBRARIES = ("numpy", "torch", "triton", "matplotlib", "pytest", "hypothesis")
 LIMITS = ("ATTENTION_LABS_TEST_SECONDS", "ATTENTION_LABS_CELL_BYTES")
 """Environment variables that set a limit."""
 
