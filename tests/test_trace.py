@@ -108,7 +108,7 @@ def test_the_peak_is_the_meters(code, name, device):
 @pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
 def test_solutions_of_all_tasks_that_are_offered(lab):
     for task in lab.tasks:
-        if not can_be_traced(task):
+        if not can_be_traced(lab, task):
             continue
         target = find_target([f"{solution_file(lab)}:{task.name}"])
         function = getattr(target.function, "apply", target.function)
@@ -121,7 +121,7 @@ def test_solutions_of_all_tasks_that_are_offered(lab):
 
 
 def test_every_task_with_inputs_is_offered():
-    offered = {task.name for lab in find_labs() for task in lab.tasks if can_be_traced(task)}
+    offered = {task.name for lab in find_labs() for task in lab.tasks if can_be_traced(lab, task)}
     assert set(INPUTS) <= offered
 
 
@@ -242,6 +242,8 @@ def test_a_check_offers_what_can_be_traced():
     assert trace_lines(lab, [large]) == ["see its memory: uv run lab trace 05 flash_backward"]
     assert trace_lines(lab, [Verdict("test_x", "flash_backward", State.WRONG, (), True, Kind.EXACT)]) == []
     assert trace_lines(find_lab("04"), [Verdict("test_x", "tiled_attention", State.WRONG, (), True, Kind.SMALL)]) == []
+    kernel = Verdict("test_x", "flash_forward", State.WRONG, (), True, Kind.SMALL)
+    assert trace_lines(find_lab("10"), [kernel]) == [], "what kernels do, no operator shows"
 
 
 def test_pictures_are_drawn_without_operators(tmp_path):

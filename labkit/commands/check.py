@@ -56,7 +56,7 @@ def print_lines(console: Console, lines: Sequence[str]) -> None:
 def trace_lines(lab: Lab, verdicts: Sequence[Verdict]) -> list[str]:
     """Where to look at the memory of tasks that need too much of it."""
     large = {v.task for v in verdicts if v.kind is Kind.SMALL and v.state is State.WRONG}
-    tasks = [task for task in lab.tasks if task.name in large and can_be_traced(task)]
+    tasks = [task for task in lab.tasks if task.name in large and can_be_traced(lab, task)]
     return [f"see its memory: uv run lab trace {lab.number} {task.name}" for task in tasks]
 
 

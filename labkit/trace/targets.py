@@ -67,12 +67,12 @@ def _of_lab(number: str, name: str) -> Target:
     function = _function(lab.answer_file, task.name)
     if isinstance(function, type) and issubclass(function, torch.autograd.Function):
         function = function.apply
-    if maker := INPUTS.get(task.name):
-        return Target(f"{lab.label} {task.name}", function, lambda shapes, device: maker(_shape(shapes), device))
-    if not can_be_traced(task):
+    if not can_be_traced(lab, task):
         raise CannotTrace(
             f"{lab.label} {task.name} takes no tensors of torch that are known here: --inputs FILE:FUNCTION gives some"
         )
+    if maker := INPUTS.get(task.name):
+        return Target(f"{lab.label} {task.name}", function, lambda shapes, device: maker(_shape(shapes), device))
     return Target(f"{lab.label} {task.name}", function, _by_parameters(str(lab.answer_file), task.name))
 
 
@@ -178,6 +178,13 @@ def _paged(shape: tuple[int, ...], device: str) -> Sequence[Any]:
     return q.detach(), k.detach(), v.detach(), table, torch.tensor([length])
 
 
+def _latent(shape: tuple[int, ...], device: str) -> Sequence[Any]:
+    *batch, heads, length, width = shape
+    cache = [(*batch, length, 2 * width), (*batch, length, width)]
+    queries, matrices = [(*batch, heads, width)] * 2, [(heads, width, 2 * width)] * 2
+    return [x.detach() for x in _tensors(device, *queries, *cache, *matrices)]
+
+
 INPUTS: dict[str, Callable[[tuple[int, ...], str], Sequence[Any]]] = {
     "flash_forward": lambda shape, device: [x.detach() for x in _tensors(device, shape, shape, shape)],
     "flash_backward": _flash_backward,
@@ -189,6 +196,13 @@ INPUTS: dict[str, Callable[[tuple[int, ...], str], Sequence[Any]]] = {
     "grouped_query_attention": _grouped,
     "split_kv_decode": _split,
     "paged_attention": _paged,
+    "mla_decode": _latent,
+    "quantize_kv": lambda shape, device: [*(x.detach() for x in _tensors(device, shape, shape)), 4, 16],
+    "attention_with_sinks": lambda shape, device: [*_tensors(device, shape, shape, shape), 64, 4],
+    "attention_sink_logit": lambda shape, device: [
+        *_tensors(device, shape, shape, shape),
+        *_tensors(device, shape[-3:-2]),
+    ],
 }
 """Arguments of the labs' tasks that take more than tensors; see `labkit.trace.offer`."""
 
