@@ -217,6 +217,18 @@ class TestPlatform:
         assert finder.platform_problem(LAB) == "needs Linux, and this is darwin: open the course in its container"
         assert finder.platform_problem(find_lab("01")) is None
 
+    @pytest.mark.parametrize(("there", "told"), [("3.2.0", "there is 3.2.0 here"), (None, "there is none here")])
+    def test_an_older_triton_is_told(self, monkeypatch, there, told):
+        def version(name):
+            if there is None:
+                raise finder.PackageNotFoundError(name)
+            return there
+
+        monkeypatch.setattr(finder, "version", version)
+        assert told in finder.platform_problem(LAB)
+        monkeypatch.setattr(finder, "version", lambda name: "3.10.0")
+        assert finder.platform_problem(LAB) is None
+
     def test_elsewhere_every_task_fails_with_it(self, monkeypatch):
         monkeypatch.setattr(finder.sys, "platform", "darwin")
         served = finder.AnswerFinder([finder.student_answer(LAB)])

@@ -57,9 +57,9 @@ def test_reads_what_is_written(tmp_path):
 
 
 def test_platform_and_environment(tmp_path):
-    more = 'platform = "linux"\nenvironment = ["TRITON_INTERPRET=1"]\n'
+    more = 'platform = "linux"\nlibraries = ["triton>=3.6"]\nenvironment = ["TRITON_INTERPRET=1"]\n'
     lab = read_manifest(write(tmp_path, GOOD.replace("hours = 1.5\n", f"hours = 1.5\n{more}")))
-    assert (lab.platform, lab.environment) == ("linux", ("TRITON_INTERPRET=1",))
+    assert (lab.platform, lab.libraries, lab.environment) == ("linux", ("triton>=3.6",), ("TRITON_INTERPRET=1",))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ MISSING = re.compile(r"Object (?:missing required|contains unknown) field `(\w+)
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_]\w*$")]
 Setting = Annotated[str, msgspec.Meta(pattern=r"^[A-Z][A-Z0-9_]*=")]
+Least = Annotated[str, msgspec.Meta(pattern=r"^[a-z_]+>=\d+(\.\d+)*$")]
 Positive = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -51,6 +52,7 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     hours: Positive
     draft: bool = False
     platform: Literal["", "linux"] = ""
+    libraries: tuple[Least, ...] = ()
     environment: tuple[Setting, ...] = ()
     requires: tuple[Text, ...] = ()
     read: tuple[Text, ...] = ()
@@ -62,7 +64,8 @@ class Lab(_Written, frozen=True, kw_only=True):
     """One lab as its manifest describes it, and the folder where that lies.
 
     A draft is still being written: it is not released, and how many mistakes it has is not asked. `platform` is what
-    its libraries need, "" for any; `environment` what must be set, `NAME=value`, before an answer is imported.
+    its libraries need, "" for any; `libraries` the least versions, `triton>=3.6`, of those that the project itself
+    allows in older ones; `environment` what must be set, `NAME=value`, before an answer is imported.
     """
 
     folder: Path

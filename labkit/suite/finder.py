@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -103,9 +105,28 @@ class _AnswerLoader(Loader):
 
 def platform_problem(lab: Lab) -> str | None:
     """Why nothing of `lab` can run on this machine, as one line; None where it can."""
-    if not lab.platform or sys.platform.startswith(lab.platform):
-        return None
-    return f"needs {lab.platform.capitalize()}, and this is {sys.platform}: open the course in its container"
+    if lab.platform and not sys.platform.startswith(lab.platform):
+        return f"needs {lab.platform.capitalize()}, and this is {sys.platform}: open the course in its container"
+    for name, _, least in (needed.partition(">=") for needed in lab.libraries):
+        found = _installed(name)
+        if _numbers(found) < _numbers(least):
+            return (
+                f"needs {name} {least} or later, and there is {found or 'none'} here: `uv sync` brings the course's own"
+            )
+    return None
+
+
+def _installed(name: str) -> str:
+    """The version of a library, without importing it; "" where there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _numbers(version_text: str) -> tuple[int, ...]:
+    """`3.10.1` as numbers, which compare as versions do."""
+    return tuple(map(int, re.findall(r"\d+", version_text)[:3]))
 
 
 def file_problem(file: Path) -> str | None:

@@ -21,6 +21,7 @@ import typer
 
 from labkit.labs.catalog import ROOT, find_lab, find_labs
 from labkit.labs.manifest import Lab
+from labkit.suite.finder import platform_problem
 from labkit.suite.prefork import WarmRunner, heavy_modules
 from labstaff.answers.mistakes import Mistake, mistakes_of
 from labstaff.answers.show import is_found
@@ -47,7 +48,14 @@ class Tried(NamedTuple):
 
 
 def judge_here(labs: list[Lab], mistakes_a_task: int) -> Tried:
-    """Judge every solution here, and the first mistakes of each task by the tests that must find them."""
+    """Judge every solution here, and the first mistakes of each task by the tests that must find them.
+
+    A lab that says that it needs later libraries than these is left out, which is printed.
+    """
+    for lab in labs:
+        if problem := platform_problem(lab):
+            typer.echo(f"{lab.label} is left out: it {problem}", err=True)
+    labs = [lab for lab in labs if not platform_problem(lab)]
     sample = [mistake for lab in labs for mistake in _sample(lab, mistakes_a_task)]
     idle: Queue[WarmRunner] = Queue()
     for _ in range(RUNNERS):
