@@ -26,6 +26,8 @@ from labkit.ranks.comm import Traffic, checked_rank, checked_tensors, described
 
 SECONDS = 300.0
 """How long a run may last by the clock, for ranks that wait for what never comes."""
+GRACE_SECONDS = 2.0
+"""How long the others may still tell what became of them, once one has failed."""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -214,23 +216,37 @@ def _error_in(file: Path, error: BaseException) -> str:
 
 
 def _heard(lines: list[Any], processes: list[Any], deadline: float) -> list[dict[str, Any]]:
-    """What every rank tells; the first that fails ends the others."""
+    """What every rank tells.
+
+    One that fails takes its neighbours along, and theirs may be heard first: the others have a moment to tell, and
+    what was no consequence is raised.
+    """
     told: dict[int, dict[str, Any]] = {}
-    while len(told) < len(lines):
-        waiting = [line for rank, line in enumerate(lines) if rank not in told]
+    failed: dict[int, str] = {}
+    while len(told) + len(failed) < len(lines):
+        waiting = [line for rank, line in enumerate(lines) if rank not in told and rank not in failed]
         ready: Any = multiprocessing.connection.wait(waiting, max(0.0, deadline - time.monotonic()))
         if not ready:
-            late = ", ".join(str(rank) for rank in range(len(lines)) if rank not in told)
-            raise RankFailed(f"rank {late} did not end in time: ranks that wait for one another never do")
+            break
         for line in ready:
             rank = lines.index(line)
             try:
-                told[rank] = line.recv()
+                said = line.recv()
             except EOFError:
                 processes[rank].join(1)
-                raise RankFailed(f"rank {rank} ended with status {processes[rank].exitcode}") from None
-            if "error" in told[rank]:
-                raise RankFailed(f"rank {rank}: {told[rank]['error']}")
+                failed[rank] = f"rank {rank} ended with status {processes[rank].exitcode}"
+            else:
+                if "error" in said:
+                    failed[rank] = f"rank {rank}: {said['error']}"
+                else:
+                    told[rank] = said
+        if failed:
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+    if failed:
+        raise RankFailed(min(failed.values(), key=lambda why: "gloo" in why))  # gloo tells of a neighbour that is gone
+    if len(told) < len(lines):
+        late = ", ".join(str(rank) for rank in range(len(lines)) if rank not in told)
+        raise RankFailed(f"rank {late} did not end in time: ranks that wait for one another never do")
     return [told[rank] for rank in range(len(lines))]
 
 

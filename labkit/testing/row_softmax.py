@@ -19,11 +19,11 @@ def assert_softmax(got: Any, x: torch.Tensor, *, hint: str = "", nan_hint: str =
     exact = x.double().numpy()
     half = x.itemsize == 2
     with np.errstate(all="ignore"):
-        plain = row_softmax(exact.astype(np.float32)).astype(np.float16 if half else np.float32)
+        plain = _softmax(exact.astype(np.float32)).astype(np.float16 if half else np.float32)
         assert_close(
             "the result",
             got.double(),
-            row_softmax(exact),
+            _softmax(exact),
             plain=plain,
             slack=HALF_SLACK if half else SLACK,
             suspects=lambda: _suspects(exact),
@@ -33,7 +33,7 @@ def assert_softmax(got: Any, x: torch.Tensor, *, hint: str = "", nan_hint: str =
     assert_dtype("the result", got, x.dtype)
 
 
-def row_softmax(x: Rows, behind: int = 0, score: float = 0.0) -> Rows:
+def _softmax(x: Rows, behind: int = 0, score: float = 0.0) -> Rows:
     """Softmax of each row in x's precision, as if `behind` more elements stood there with that score."""
     longer = np.concatenate([x, np.full((len(x), behind), score, x.dtype)], 1)
     if not longer.shape[1]:
@@ -52,8 +52,8 @@ def _suspects(x: Rows) -> dict[str, Rows]:
     found = {
         "the powers are not divided by their sum": powers,
         "the sum is taken over all rows, or over columns": powers / powers.sum(0, keepdims=True),
-        "the logarithm of the softmax": np.log(row_softmax(x)),
+        "the logarithm of the softmax": np.log(_softmax(x)),
     }
     if behind:
-        found["the lanes behind a row's end score 0 and weigh something: other=-inf"] = row_softmax(x, behind)
+        found["the lanes behind a row's end score 0 and weigh something: other=-inf"] = _softmax(x, behind)
     return found
