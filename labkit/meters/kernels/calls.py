@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from labkit.meters.calls import UninitialisedIsNaN
+from labkit.meters.calls import OperatorsSeen, UninitialisedIsNaN
 from labkit.meters.kernels.compiled import compiled
 from labkit.meters.kernels.watch import watched
 from labkit.meters.products import ProductMeter
+
+EXPONENTIALS = frozenset(
+    {"exp", "exp2", "expm1", "pow", "sinh", "cosh", "tanh", "sigmoid", "logsumexp", "logaddexp", "logaddexp2"}
+    | {"softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax", "logcumsumexp"}
+)
+"""Operators of torch from which a softmax could be had: a kernel that only copies would pass otherwise."""
 
 
 def kernel_call(
@@ -17,10 +23,10 @@ def kernel_call(
     """What `function(*given.values(), *more)` returns, and what its kernels did.
 
     `loaded` and `stored` bytes by tensor, `products`, [rows, inner, columns, how often], `problems` as `Watch` finds
-    them, `launches`, and `outside_kernels`: the matrix products and kernels of attention that torch computed itself.
+    them, `launches`, and `outside_kernels`: the products, exponentials and kernels of attention that torch computed.
     Memory that nobody has written holds NaN.
     """
-    with UninitialisedIsNaN(), ProductMeter() as products:
+    with UninitialisedIsNaN(), ProductMeter() as products, OperatorsSeen() as seen_outside:
         result, seen = watched(function, given, *more, garbage=garbage)
     return result, {
         "loaded": dict(seen.loaded),
@@ -28,7 +34,11 @@ def kernel_call(
         "products": [[*shape, times] for shape, times in seen.products.items()],
         "problems": seen.problems,
         "launches": len(seen.launches),
-        "outside_kernels": ["a matrix product"] * bool(products.flops) + sorted(set(products.fused)),
+        "outside_kernels": [
+            *["a matrix product"] * bool(products.flops),
+            *["an exponential"] * any(name.rstrip("_") in EXPONENTIALS for name in seen_outside.operators),
+            *sorted(set(products.fused)),
+        ],
     }
 
 

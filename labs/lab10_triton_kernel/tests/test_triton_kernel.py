@@ -462,7 +462,7 @@ def paged(batch, num_splits=2, hint="", nan_hint=GARBAGE):
     """A call of paged_decode, right and sound; what it did."""
     got, seen = called("paged_decode", dict(zip(CACHE, batch.arguments, strict=True)), num_splits)
     assert_type("o", got, torch.Tensor, "a tensor")
-    assert_sound(seen)
+    assert_sound(seen, outside=["an exponential"])  # of a few log-sum-exps: parts may be merged by torch
     shape = (*batch.q.shape[:-1], batch.v_cache.shape[-1])
     require(tuple(got.shape) == shape, f"o has shape {tuple(got.shape)}, expected {shape}")
     for number, (case, o) in enumerate(zip(batch.cases, got, strict=True)):
