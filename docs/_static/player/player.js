@@ -181,6 +181,8 @@ script, no module: a browser refuses those to a page opened from disk. tile_loop
       reading = true;
       read(wanted);
       reading = false;
+      // The browser's own smooth scroll to the part so named is lost now and then, when another one is under way.
+      document.getElementById(window.location.hash.slice(1))?.scrollIntoView();
     });
     return { given, save };
   }
