@@ -7,6 +7,7 @@ a benchmark says otherwise: what other programs take from the core is not counte
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import time
@@ -96,6 +97,13 @@ def rows(
         gain = times.times_as_fast(name, made[-1].name) if made and name.startswith("+") else 0.0
         made.append(Row(name, round(times.ms(name), 2), fast, round(gain, 3), peak_mib(name)))
     return made
+
+
+def tables_of(name: str, given: Mapping[str, int]) -> list[Table]:
+    """The tables of one benchmark; settings that it does not have are left out."""
+    function = importlib.import_module(f"benchmarks.{name}").tables
+    known = function.__kwdefaults__ or {}
+    return list(function(**{key: value for key, value in given.items() if key in known}))
 
 
 def answer_module(number: str, other: str | None = "") -> ModuleType:
