@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from built_site import CHROMIUM, a_browser
 from tile_loop_reference import Moment, Setting, row_states, run
 
 from labkit.labs.catalog import ROOT
@@ -21,21 +21,16 @@ if TYPE_CHECKING:
 
 FOLDER = ROOT / "docs" / "_static"
 ADDRESS = (FOLDER / "tile_loop" / "index.html").as_uri()
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FRESH = itertools.count()  # a new query makes it a new document, where a new hash alone does not
 SMALL = "#n=16&d=4&bq=4&bk=4&sram=512&order=queries&causal=1"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed, which these tests drive")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no browser here: install Debian's package chromium")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with a_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
