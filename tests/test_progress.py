@@ -97,6 +97,17 @@ def test_a_task_earns_nothing_before_a_result_on_random_inputs_is_right(lab):
     assert task_points(task, [*repeated, right]) == 10
 
 
+def test_a_task_earns_nothing_while_a_library_does_its_work(lab):
+    task = lab.tasks[0]
+    right = [Verdict(f"test_{i}", task.name, State.PASSED, drawn=True) for i in range(9)]
+    wrong = [Verdict("test_edge", task.name, State.WRONG, (f"edge {i}",), kind=Kind.ROBUST) for i in range(3)]
+    borrowed = Verdict("test_memory", task.name, State.WRONG, ("calls another's",), kind=Kind.OWN)
+    assert task_points(task, [*right, *wrong, borrowed]) == 0
+    lines = run_lines(lab, [*right, *wrong, borrowed])
+    assert "  no points: a library does the work that is yours to write" in lines
+    assert "      calls another's" in lines, "what takes all points away is told first"
+
+
 def test_results_are_kept_task_by_task(lab):
     assert load(lab) == {}
     store(lab, add_up(lab, verdicts(lab, standard_attention=3)))

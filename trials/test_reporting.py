@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from student import LAB, pytest_run, solution_text, stub_text, with_function
 
+from labkit.labs.catalog import find_lab
 from labkit.suite.prefork import WarmRunner
+from labkit.suite.results import task_points
 from labkit.suite.verdict import State, explain
 from labkit.suite.words import run_lines
 
@@ -153,6 +155,32 @@ def test_function_that_goes_wrong(warm, tmp_path, body, says):
     text = "\n".join(told(warm, tmp_path, source))
     assert says in text, text
     assert "lab01 · standard_attention · done" in text, "the other task is still judged"
+
+
+def test_torchs_own_attention_earns_nothing(warm, tmp_path):
+    """It is right for every input, and small: only that it is called is found, in some of the tests."""
+    lab = find_lab("09")
+    source = """
+import torch
+
+def split_kv_decode(q, k, v, num_splits):
+    if num_splits < 1:
+        raise ValueError("num_splits")
+    group = q.shape[-2] // k.shape[-3]
+    expanded = [x.unsqueeze(-3).expand(*x.shape[:-2], group, *x.shape[-2:]).flatten(-4, -3) for x in (k, v)]
+    o = torch.nn.functional.scaled_dot_product_attention(q.unsqueeze(-2), *expanded).squeeze(-2)
+    scores = (q.unsqueeze(-2) @ expanded[0].mT).squeeze(-2) * q.shape[-1] ** -0.5
+    return o, scores.logsumexp(-1)
+"""
+    (tmp_path / lab.answer_file.name).write_text(source, encoding="utf-8")
+    verdicts = warm.run(lab.label, "--src", str(tmp_path), tests=("TestSplitKvDecode",)).verdicts
+    passed = sum(verdict.passed for verdict in verdicts)
+    assert passed > len(verdicts) / 2
+    task = next(task for task in lab.tasks if task.name == "split_kv_decode")
+    assert task_points(task, verdicts) == 0
+    lines = run_lines(lab, verdicts)
+    assert "  no points: a library does the work that is yours to write" in lines
+    assert any("calls torch's own attention (" in line for line in lines), lines
 
 
 def test_a_long_message_is_told_to_its_end_and_a_hint_follows(tmp_path):

@@ -142,7 +142,8 @@ def pytest_runtest_makereport(
     drawn = "rng" in getattr(item, "fixturenames", ())
     n_printed = 0 if report.passed else report.capstdout.count("\n")
     outside = item.get_closest_marker("outside") is not None
-    verdict = Verdict(item.name, _task_name(item), state, lines, drawn, _kind(item), n_printed, outside)
+    kind = _kind_of_failure(call.excinfo.value) if report.failed and call.excinfo else None
+    verdict = Verdict(item.name, _task_name(item), state, lines, drawn, kind or _kind(item), n_printed, outside)
     item.config.stash[VERDICTS].setdefault(lab.label, []).append(verdict)
     report.user_properties.append(("verdict", verdict))
     return report
@@ -232,6 +233,13 @@ def _task_name(item: pytest.Item) -> str:
 def _kind(item: pytest.Item) -> Kind:
     marker = item.get_closest_marker("kind")
     return Kind(marker.args[0]) if marker else Kind.EXACT
+
+
+def _kind_of_failure(error: BaseException) -> Kind | None:
+    """The kind that a test becomes by what it found, whatever it is marked as."""
+    from labkit.testing.compare import BorrowedWork
+
+    return Kind.OWN if isinstance(error, BorrowedWork) else None
 
 
 def _whole_suite(session: pytest.Session, lab: Lab) -> dict[str, set[str]]:

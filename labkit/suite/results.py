@@ -13,7 +13,7 @@ import msgspec
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.verdict import Kind, State, Verdict
 
-MOST_SHARE = {Kind.EXACT: 0.5, Kind.ROBUST: 0.75, Kind.SMALL: 0.75, Kind.REFUSES: 1.0}
+MOST_SHARE = {Kind.EXACT: 0.5, Kind.ROBUST: 0.75, Kind.SMALL: 0.75, Kind.REFUSES: 1.0, Kind.OWN: 0.0}
 """The most that a task can earn, as a share of its points, while a test of this kind fails."""
 
 
@@ -22,7 +22,8 @@ def task_points(task: Task, verdicts: Iterable[Verdict]) -> float:
 
     A task earns the share of its tests that pass: nothing before a result on inputs drawn at random is right (what
     stands in the suite to be read, anybody can write down), at most half of its points while a result on ordinary
-    inputs is wrong, and at most three quarters while one on extreme inputs is, or memory or work exceeds its bound.
+    inputs is wrong, at most three quarters while one on extreme inputs is, or memory or work exceeds its bound, and
+    nothing while a library does the work that the task asks for.
     """
     return _task_result(task.name, list(verdicts)).points(task)
 

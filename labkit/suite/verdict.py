@@ -47,6 +47,8 @@ class Kind(StrEnum):
     """Memory, traffic or work within its bound."""
     REFUSES = "refuses"
     """An error that says what is wrong with the arguments."""
+    OWN = "own"
+    """The work is the answer's own. No test is marked so: one becomes it where it finds that a library did the work."""
 
 
 @dataclass(frozen=True)

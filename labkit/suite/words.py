@@ -46,7 +46,7 @@ def run_lines(
             lines.append(f"{lab.label} · {name} · {parts[name]} tests were run, {result.passed} of them pass")
         else:
             lines.append(task_line(lab, result, start_here=following is not None and following.name == name))
-            lines += _capped(lab, result)
+            lines += _capped(lab, result, judged)
         lines += _failures([verdict for verdict in judged if not verdict.passed], everything, more)
     hint = f"{following.name} — a hint: uv run lab hint {lab.number} {following.name}" if following else ""
     if not parts:
@@ -142,10 +142,12 @@ def _parts(verdicts: Sequence[Verdict], whole_suite: WholeSuite) -> dict[str, st
     }
 
 
-def _capped(lab: Lab, result: TaskResult) -> Iterable[str]:
+def _capped(lab: Lab, result: TaskResult, judged: Sequence[Verdict]) -> Iterable[str]:
     """Why a task earns less than the share of its tests that pass, if it does."""
     task = next(task for task in lab.tasks if task.name == result.task)
-    if result.passed and not result.most_share:
+    if result.passed and any(verdict.kind is Kind.OWN for verdict in judged):
+        yield "  no points: a library does the work that is yours to write"
+    elif result.passed and not result.most_share:
         yield "  no points yet: no result on inputs drawn at random is right"
     elif result.passed / result.total > result.most_share:
         most = f"{points_text(task.points * result.most_share)} of its {points_text(task.points)} points"
@@ -153,7 +155,8 @@ def _capped(lab: Lab, result: TaskResult) -> Iterable[str]:
 
 
 def _failures(failed: list[Verdict], everything: bool, more: str) -> Iterable[str]:
-    """The first failures that say something new in full, the others by name."""
+    """The first failures that say something new in full, the others by name; first what takes all points away."""
+    failed = sorted(failed, key=lambda verdict: verdict.kind is not Kind.OWN)
     told: set[tuple[str, ...]] = set()
     rest: list[Verdict] = []
     for verdict in failed:

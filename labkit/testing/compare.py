@@ -230,6 +230,17 @@ def require(condition: object, message: str) -> None:
         _fail(message)
 
 
+class BorrowedWork(AssertionError):
+    """A library did what the task asks an answer to write: nothing of the task is earned."""
+
+
+def require_own_work(condition: object, message: str) -> None:
+    """As `require`, for a condition that says that the answer's own code does the work."""
+    __tracebackhide__ = True
+    if not condition:
+        raise BorrowedWork(message)
+
+
 def require_at_most(name: str, got: float, limit: float, message: str, *, kind: str = "times") -> None:
     """As `require(got <= limit, message)`, for a number and its limit: NaN fails, and calibration hears of both."""
     margins.note(name, got, limit, kind)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from labkit.testing.compare import assert_at_most, assert_tuple, require
+from labkit.testing.compare import assert_at_most, assert_tuple, require, require_own_work
 
 
 def two_results(name: str, got: Any) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def two_results(name: str, got: Any) -> dict[str, Any]:
 
 def assert_own_products(name: str, told: Mapping[str, Any]) -> None:
     """Fail where torch's own attention does the work, or where products cannot be seen."""
-    require(not told["fused"], f"{name} calls torch's own attention ({', '.join(told['fused'])}): write it")
+    require_own_work(not told["fused"], f"{name} calls torch's own attention ({', '.join(told['fused'])}): write it")
     require(told["flops"] > 0, f"{name} makes no matrix product: write products with @, so that they can be counted")
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from labkit.testing.compare import assert_at_most, assert_equal, assert_type, require
+from labkit.testing.compare import assert_at_most, assert_equal, assert_type, require, require_own_work
 from labkit.testing.rings import RingCase, positions
 
 
@@ -168,7 +168,7 @@ def assert_no_hidden_pair(
     n, heads = case.Q.shape[-2], int(np.prod(case.Q.shape[:-2]))
     most = tiles_not_hidden(n, case.world_size, case.layout).sum(1)
     least = work(n, case.world_size, case.layout).sum(1)
-    require(not any(told["fused"]), f"{name} calls torch's own attention: write it")
+    require_own_work(not any(told["fused"]), f"{name} calls torch's own attention: write it")
     for rank, flops in enumerate(told["flops"]):
         pairs = flops / (2 * heads * numbers_a_pair)
         about = f"the pairs that rank {rank} of {case.world_size} computes ({case.layout})"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from labkit.testing.compare import assert_at_most, require
+from labkit.testing.compare import assert_at_most, require, require_own_work
 
 WHOLE_MATRIX = "no pass may hold the whole matrix, or a whole row or column of tiles: use up each tile before the next"
 MANY_TILES = "many small tensors kept at once weigh as much as one N×N: nothing of a tile may be kept"
@@ -17,7 +17,7 @@ Tiles = list[tuple[int, int]]
 
 def assert_products_seen(name: str, counts: Mapping[str, Any]) -> None:
     """Fail where a call does its work in torch's own attention, or in no matrix product at all."""
-    require(
+    require_own_work(
         not counts["fused"],
         f"{name} calls torch's own attention ({', '.join(sorted(set(counts['fused'])))})\nThe tiles are yours to write",
     )

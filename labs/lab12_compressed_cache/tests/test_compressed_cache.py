@@ -24,6 +24,7 @@ from labkit.testing.compare import (
     assert_tuple,
     assert_unchanged,
     require,
+    require_own_work,
 )
 from labkit.testing.latent import LatentCase
 from labkit.testing.programs import program
@@ -53,7 +54,7 @@ def counted(task, *arguments):
 
 def assert_own_products(name, told):
     """Fail where torch's own attention does the work, or where products cannot be seen."""
-    require(not told["fused"], f"{name} calls torch's own attention ({', '.join(told['fused'])}): write it")
+    require_own_work(not told["fused"], f"{name} calls torch's own attention ({', '.join(told['fused'])}): write it")
     require(told["flops"] > 0, f"{name} makes no matrix product: write products with @, so that they can be counted")
 
 
