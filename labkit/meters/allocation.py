@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from labkit.meters.engine import EngineWatch
+from labkit.meters.modes import OperatorMode
 from labkit.meters.timeline import Block, Event
 
 
@@ -15,7 +16,7 @@ class SimulatedOutOfMemoryError(torch.OutOfMemoryError):
     """More bytes were alive at once than the `capacity_bytes` a meter was given."""
 
 
-class AllocationMeter(TorchDispatchMode):
+class AllocationMeter(OperatorMode):
     """Counts the storages allocated between entering and leaving, in bytes.
 
     Every operator's outputs are looked up by storage, so views, in-place results and whatever existed before cost
@@ -54,10 +55,6 @@ class AllocationMeter(TorchDispatchMode):
         self._live = self._peak = self._largest = 0
         self._engine = EngineWatch()
         self._pending: _Pending | None = None
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True imports torch._dynamo at the first operator
 
     @property
     def live_bytes(self) -> int:
@@ -104,11 +101,11 @@ class AllocationMeter(TorchDispatchMode):
         super().__enter__()
         return self
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._catch_up()
         _refuse_fake_mode()
         operands = _plain_tensors((args, kwargs))
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
         self._engine.look()
         for tensor in operands:
             storage = tensor.untyped_storage()

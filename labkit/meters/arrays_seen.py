@@ -32,8 +32,8 @@ class ArraysSeen(ProductMeter):
         """The arrays to which a backward pass has brought a gradient."""
         return [x for x in self.arrays.values() if _is_leaf(x) and x.grad is not None]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = super()._see(func, args, kwargs)
         for x in filter(torch.is_tensor, tree_leaves((args, kwargs, out))):
             if x.numel() == math.prod(self.shape) and x.shape[-2:] == self.shape[-2:]:
                 self.arrays[id(x)] = x

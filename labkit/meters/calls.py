@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.meters.allocation import AllocationMeter
+from labkit.meters.modes import OperatorMode
 from labkit.meters.products import ProductMeter
 
 
@@ -23,7 +23,7 @@ def measured(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
     return result, counts | {"peak_bytes": memory.peak_bytes, "largest_bytes": memory.largest_bytes}
 
 
-class OperatorsSeen(TorchDispatchMode):
+class OperatorsSeen(OperatorMode):
     """Notes the names of the operators that run, one after the other, and the kinds of devices of what they make."""
 
     def __init__(self) -> None:
@@ -31,35 +31,27 @@ class OperatorsSeen(TorchDispatchMode):
         self.operators: list[str] = []
         self.devices: set[str] = set()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
         self.operators.append(func._schema.name.removeprefix("aten::"))
         made = out if isinstance(out, tuple | list) else (out,)
         self.devices |= {x.device.type for x in made if isinstance(x, torch.Tensor)}
         return out
 
 
-class UninitialisedIsNaN(TorchDispatchMode):
+class UninitialisedIsNaN(OperatorMode):
     """Fills what `torch.empty` and its like hand out with NaN, which on another day may be there by itself."""
 
     EMPTY: ClassVar = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True imports torch._dynamo at the first operator
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
         if func._schema.name.removeprefix("aten::") in self.EMPTY and out.is_floating_point():
             out.fill_(math.nan)
         return out
 
 
-class ScoreTiles(TorchDispatchMode):
+class ScoreTiles(OperatorMode):
     """Notes the tiles of scores that are computed: the matrix products over a width of `d`.
 
     For each, in `tiles`, (queries, keys), by the signs of the factors: Q must be positive throughout and K negative, or
@@ -73,11 +65,7 @@ class ScoreTiles(TorchDispatchMode):
         self.tiles: list[tuple[int, int]] = []
         self.fused: list[str] = []
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.removeprefix("aten::").rstrip("_")
         if name in MATRIX_PRODUCTS:
             left, right = args[MATRIX_PRODUCTS[name] : MATRIX_PRODUCTS[name] + 2]
@@ -87,7 +75,7 @@ class ScoreTiles(TorchDispatchMode):
                 self.tiles += [shape if queries_first else shape[::-1]] * math.prod(left.shape[:-2])
         elif "attention" in name:
             self.fused.append(name)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 MATRIX_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}

@@ -61,9 +61,13 @@ _FILLING = (
 )
 
 
+OF_MODES = ("__torch_dispatch__", "_see")
+"""The methods of dispatch modes in which an operator runs."""
+
+
 def _called_by_engine() -> bool:
     """Whether nothing in Python but dispatch modes stands between the engine and the operator."""
     frame: Any = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_name == "__torch_dispatch__"):
+    while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_name in OF_MODES):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == "_engine_run_backward"

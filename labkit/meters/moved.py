@@ -4,11 +4,12 @@ import math
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from labkit.meters.modes import OperatorMode
 
-class MovedBytes(TorchDispatchMode):
+
+class MovedBytes(OperatorMode):
     """Between entering and leaving, takes every operator for a machine of its own that loads operands, stores results.
 
     `read` counts, for each of the named tensors, the bytes of its memory that operators load: an element once an
@@ -23,12 +24,7 @@ class MovedBytes(TorchDispatchMode):
         self.read = dict.fromkeys(tensors, 0)
         self.written = 0
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True imports torch._dynamo at the first operator
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
         if any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns):

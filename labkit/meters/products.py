@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from labkit.meters.modes import OperatorMode
 
 
-class ProductMeter(TorchDispatchMode):
+class ProductMeter(OperatorMode):
     """Adds up, between entering and leaving, the floating-point operations of all matrix products.
 
     A product of (m, k) and (k, n) is 2·m·n·k operations, a multiplication and an addition each, whatever its operands
@@ -21,11 +21,7 @@ class ProductMeter(TorchDispatchMode):
         self.fused: list[str] = []
         self.shapes: list[tuple[int, int]] = []
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True imports torch._dynamo at the first operator
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.removeprefix("aten::").rstrip("_")
         if name in _FIRST_FACTOR:
             left, right = args[_FIRST_FACTOR[name] : _FIRST_FACTOR[name] + 2]
@@ -34,7 +30,7 @@ class ProductMeter(TorchDispatchMode):
                 self.shapes.append((left.shape[-2], right.shape[-1]))
         elif "attention" in name:
             self.fused.append(name)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 _FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1, "addmv": 1}

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from labkit.meters.modes import OperatorMode
+
 RESERVED_BYTES = 2 * 2**20
 CLOCKS = ("perf_counter", "monotonic", "time", "process_time", "thread_time")
 """What `time` calls its clocks; each has a sister in nanoseconds, `…_ns`."""
@@ -93,19 +95,15 @@ class PacedSteps(OperatorCount):
         self.now_ns += round(cost_ms * 10**6)
 
 
-class SmallDevice(TorchDispatchMode):
+class SmallDevice(OperatorMode):
     """Raises what `error()` makes when a tensor comes out with more than `capacity_bytes`."""
 
     def __init__(self, capacity_bytes: int, error: Callable[[], Exception]) -> None:
         super().__init__()
         self.capacity_bytes, self.error = capacity_bytes, error
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor) and out.untyped_storage().nbytes() > self.capacity_bytes:
             raise self.error()
         return out

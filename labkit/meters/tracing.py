@@ -124,9 +124,9 @@ class TracingMeter(AllocationMeter):
         super().__enter__()
         return self
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._line = self._line_behind(sys._getframe(1))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return super()._see(func, args, kwargs)
 
     def _record(self, op: str) -> Event:
         self.events.append(Event(op, self._engine.node_name, self._live, self._peak, ()))

@@ -1,0 +1,104 @@
+"""Every meter of tensors sees all operators, in their parts, however torch is told to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from labkit.meters.allocation import AllocationMeter
+from labkit.meters.calls import OperatorsSeen, ScoreTiles
+from labkit.meters.modes import OperatorMode
+from labkit.meters.moved import MovedBytes
+from labkit.meters.products import ProductMeter
+
+N, D = 40, 8
+
+
+def inputs() -> list[torch.Tensor]:
+    q, k = torch.rand(N, D) + 1, -torch.rand(N, D) - 1
+    return [q, k, torch.rand(N, D)]
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.matmul(q, k.mT) * D**-0.5, -1) @ v
+
+
+def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+
+
+METERS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    "flops": (lambda *_: ProductMeter(), lambda meter: meter.flops),
+    "fused": (lambda *_: ProductMeter(), lambda meter: meter.fused),
+    "tiles": (lambda *_: ScoreTiles(D), lambda meter: meter.tiles),
+    "peak": (lambda *_: AllocationMeter(), lambda meter: meter.peak_bytes),
+    "read": (lambda q, k, v: MovedBytes(q=q, k=k, v=v), lambda meter: (meter.read, meter.written)),
+    "operators": (lambda *_: OperatorsSeen(), lambda meter: {"_softmax", "mm"} & {*meter.operators}),
+}
+
+
+@pytest.mark.parametrize("function", [attention, fused])
+@pytest.mark.parametrize("what", METERS)
+def test_inference_mode_hides_nothing(what: str, function: Callable[..., torch.Tensor]) -> None:
+    make, read = METERS[what]
+    counted = []
+    for how in (torch.no_grad, torch.inference_mode):
+        given = inputs()
+        with make(*given) as meter, how():
+            result = function(*given)
+        counted.append(read(meter))
+        torch.testing.assert_close(result, attention(*given))
+    assert counted[1] == counted[0]
+    assert function is fused or what == "fused" or counted[0], "nothing is counted at all"
+
+
+class Hidden(torch.Tensor):
+    """Does the work of others where no dispatch mode looks on."""
+
+    work: Callable[[], torch.Tensor]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls.work()
+
+
+@pytest.mark.parametrize("what", METERS)
+def test_a_tensor_that_answers_operators_itself_is_refused(what: str) -> None:
+    given = inputs()
+    Hidden.work = lambda: attention(*given)
+    torch.testing.assert_close(torch.neg(given[0].as_subclass(Hidden)), attention(*given))
+    with (
+        METERS[what][0](*given),
+        pytest.raises(RuntimeError, match=r"a Hidden answers operators itself, unseen by meters"),
+    ):
+        torch.neg(given[0].as_subclass(Hidden))
+
+
+def test_a_tensor_class_without_a_dispatch_of_its_own_is_counted() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    with ProductMeter() as meter:
+        given = [x.as_subclass(Named) for x in inputs()]
+        attention(*given)
+    assert meter.flops == 2 * 2 * N * N * D
+
+
+def test_modes_inside_each_other_see_the_same_parts() -> None:
+    class Seen(OperatorMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def _see(self, func: Any, args: Any, kwargs: Any) -> Any:
+            self.names.append(func._schema.name)
+            return super()._see(func, args, kwargs)
+
+    with Seen() as outer, Seen() as inner, torch.inference_mode():
+        attention(*inputs())
+    assert outer.names == inner.names
+    assert "aten::mm" in inner.names
+    assert "aten::matmul" not in inner.names
