@@ -6,6 +6,7 @@ import torch
 from attentions import BATCH, SQUARE, N, counted, forward_only, inputs, self_attention, two_steps
 
 from labkit.bench.variants import written_out
+from labkit.meters.allocation import SIZES_AT_ONCE
 from labkit.meters.tensors import AllocationMeter, CudaMeter, SimulatedOutOfMemoryError, measure_peak, meter_for
 
 
@@ -95,6 +96,17 @@ class TestCounting:
             counted(two_steps, written_out, *inputs("meta"), capacity_bytes=need - 1)
         with pytest.raises(torch.OutOfMemoryError):
             counted(forward_only, written_out, *inputs("meta"), capacity_bytes=8 * SQUARE)
+
+    def test_among_many_a_storage_resized_by_hand_is_noticed_some_operators_later(self):
+        with AllocationMeter() as meter:
+            many = [torch.ones(1) for _ in range(3 * SIZES_AT_ONCE)]
+            first = many[0].untyped_storage()
+            first.resize_(4000)
+            for _ in range(4):
+                torch.ones(0)
+            first.resize_(4)
+            assert meter.live_bytes == 4 * len(many)
+        assert meter.peak_bytes == 4 * len(many) + 3996, "it was never seen at its largest"
 
 
 class TestTimeline:

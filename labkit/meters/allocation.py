@@ -1,6 +1,7 @@
 """Counts what torch operators allocate on the CPU and on simulated (`meta`) tensors, in bytes."""
 
 import weakref
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from labkit.meters.engine import EngineWatch
 from labkit.meters.modes import OperatorMode
 from labkit.meters.timeline import Block, Event
+
+SIZES_AT_ONCE = 64
+"""Storages whose size is looked at before an operator runs, so that thousands alive do not slow each one down."""
 
 
 class SimulatedOutOfMemoryError(torch.OutOfMemoryError):
@@ -37,7 +41,8 @@ class AllocationMeter(OperatorMode):
     that `torch.utils.checkpoint` sets aside, and the single number that a Python scalar becomes as an operand. The
     backward of a few other operators (`prod`) goes another way under a dispatch mode. On meta tensors a fused kernel
     is not simulated: `scaled_dot_product_attention` takes its plain form there. Memory resized by hand
-    (`storage.resize_(0)`) is noticed at the next operator or reading.
+    (`storage.resize_(0)`) is noticed at the next operator or reading; among more than `SIZES_AT_ONCE` storages some
+    operators later.
 
     Raises RuntimeError for CUDA tensors (`CudaMeter` reads what they cost), FakeTensors and other wrapper subclasses.
     """
@@ -55,6 +60,7 @@ class AllocationMeter(OperatorMode):
         self._live = self._peak = self._largest = 0
         self._engine = EngineWatch()
         self._pending: _Pending | None = None
+        self._turns: deque[_Held] = deque()
 
     @property
     def live_bytes(self) -> int:
@@ -102,7 +108,7 @@ class AllocationMeter(OperatorMode):
         return self
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._catch_up()
+        self._catch_up(SIZES_AT_ONCE)
         _refuse_fake_mode()
         operands = _plain_tensors((args, kwargs))
         out = func(*args, **kwargs)
@@ -135,7 +141,9 @@ class AllocationMeter(OperatorMode):
             return
         nbytes = self._rounded(storage.nbytes())
         block = Block(nbytes, tuple(tensor.shape), str(tensor.dtype), op, self._engine.node_name)
-        self._alive[key] = _Held(weakref.ref(storage, lambda _: self._release(key)), block, self._engine.node_run)
+        held = _Held(weakref.ref(storage, lambda _: self._release(key)), block, self._engine.node_run)
+        self._alive[key] = held
+        self._turns.append(held)
         self._came(block)
         self._live += nbytes
         self._largest = max(self._largest, nbytes)
@@ -168,13 +176,16 @@ class AllocationMeter(OperatorMode):
         if self.capacity_bytes is not None and live_bytes > self.capacity_bytes:
             raise SimulatedOutOfMemoryError(f"{live_bytes:,} bytes alive, {self.capacity_bytes:,} bytes of memory")
 
-    def _catch_up(self) -> None:
-        """Judge the sum that waits, if any, and take in storages resized by hand."""
+    def _catch_up(self, at_most: int | None = None) -> None:
+        """Judge the sum that waits, if any, and take in storages resized by hand, of all or of `at_most` in turn."""
         pending, self._pending = self._pending, None
         if pending is not None:
             self._judge(pending)
-        for held in list(self._alive.values()):
-            self._take_in_size(held)
+        for _ in range(min(len(self._turns), at_most or len(self._turns))):
+            held = self._turns.popleft()
+            if held.storage() is not None:
+                self._take_in_size(held)
+                self._turns.append(held)
 
     def _take_in_size(self, held: "_Held") -> None:
         """Notice a storage that was resized, by hand or as an `out=` argument."""

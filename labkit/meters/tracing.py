@@ -144,12 +144,6 @@ class TracingMeter(AllocationMeter):
         if not self._over:
             self._life_of[block].died = len(self.events)
 
-    def _catch_up(self) -> None:
-        """Without a look at every storage's size: among thousands alive that would take longer than the run."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self._judge(pending)
-
     def _judge(self, pending: Any) -> None:
         super()._judge(pending)
         if pending.older.storage() is None:  # the sum took its place, in the last step so far
