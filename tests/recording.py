@@ -19,6 +19,7 @@ from own_word import LAB, answer, answer_file, judge_by_its_word
 
 import labstaff.course.grade as grading
 import labstaff.course.nbgrader_process as nbgrader_process
+import labstaff.course.recorder as recorder
 from labstaff.course import suite_outputs  # noqa: F401 — imported before the processes are forked
 from labstaff.course.grade import grade
 from labstaff.judge.judging import Judge
@@ -87,6 +88,7 @@ def ended(child: int) -> int:
 def kill(course: Path, n_kills: int, seed: int) -> None:
     """Change a submission, have whoever grades it killed, and so on; then grade undisturbed."""
     random_ = random.Random(seed)
+    recorder.LEAST_AT_ONCE = 1  # a batch is begun while others are judged
     students = sorted(path.name for path in (course / "submitted").iterdir())
     n_killed, most = 0, 120
     for i in range(n_kills):

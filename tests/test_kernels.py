@@ -78,6 +78,18 @@ class TestAdapter:
         assert got.tolist() == [x + 1 for x in range(37)]
         assert seen["problems"] == []
 
+    def test_the_language_is_patched_once_a_launch(self, shift, monkeypatch):
+        """Triton does it again at each call of a function inside of a kernel: here four a program."""
+        module = adapter.interpreter()
+        of, patch = [], module._patch_lang
+        monkeypatch.setattr(module, "_patch_lang", lambda kernel: (of.append(kernel.__name__), patch(kernel))[1])
+        result, _ = shift(
+            "mask=inside, other=0.0)", "mask=inside, other=0.0) + 0 * (tl.max(n + places) - tl.sum(places))"
+        )
+        assert result.tolist() == [x + 1.0 for x in range(37)]
+        assert of[0] == "shift_kernel"
+        assert len(of) == 2
+
     def test_what_was_hooked_is_let_go(self, shift):
         module = adapter.interpreter()
         before = module.InterpreterBuilder.create_masked_load

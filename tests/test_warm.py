@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from student import LAB, solution_text, stub_text
+import json
+import subprocess
+import sys
 
+import pytest
+from student import LAB, quiet_environment, solution_text, stub_text
+
+from labkit.labs.catalog import ROOT
 from labkit.suite.prefork import WarmRunner
 from labkit.suite.verdict import Kind, State
 
@@ -78,3 +83,28 @@ def test_after_the_parent_has_ended(tmp_path):
     runner.close()
     with pytest.raises((RuntimeError, ValueError)):
         judge(runner, tmp_path, solution_text())
+
+
+REHEARSED = """
+import json, os, sys
+from labkit.suite import prefork
+from labkit.labs.catalog import find_lab
+prefork._rehearse(json.dumps({"lab": "lab01"}).encode())
+there = sorted(name for name in sys.modules if name.split(".")[0] in ("labs", "profiling"))
+before, child = set(sys.modules), os.fork()
+if not child:
+    run = prefork.run_suite(find_lab("01"), "--solutions")
+    assert all(verdict.passed for verdict in run.verdicts) and run.n_collected, run
+    print(json.dumps([there, sorted(name for name in set(sys.modules) - before if name.startswith("labkit"))]))
+    sys.stdout.flush()
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_what_a_suite_needs_is_imported_before_its_runs_and_no_answer_is():
+    command = [sys.executable, "-c", REHEARSED]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=quiet_environment(), timeout=120)
+    left_over, imported_by_the_child = json.loads(done.stdout)
+    assert left_over == []
+    assert imported_by_the_child == []

@@ -133,15 +133,19 @@ def warm_up(modules: Iterable[str]) -> None:
 
 
 def serve(
-    control: socket.socket, live: Callable[[bytes, list[int]], int | None], fork: Callable[[], int] = os.fork
+    control: socket.socket,
+    live: Callable[[bytes, list[int]], int | None],
+    fork: Callable[[], int] = os.fork,
+    before: Callable[[bytes], None] = lambda request: None,
 ) -> None:
     """Answer requests until nobody holds the other end of `control`; then end every child.
 
     Args:
         live: a child's life: called in it with the request and its open files; what it returns is the exit status.
         fork: makes the child, as `os.fork` does.
+        before: called with each request in the server itself, which nobody else's request passes meanwhile.
     """
-    _Server(control, live, fork).run()
+    _Server(control, live, fork, before).run()
 
 
 def receive_exactly(channel: socket.socket, length: int) -> bytes:
@@ -157,9 +161,13 @@ def receive_exactly(channel: socket.socket, length: int) -> bytes:
 
 class _Server:
     def __init__(
-        self, control: socket.socket, live: Callable[[bytes, list[int]], int | None], fork: Callable[[], int]
+        self,
+        control: socket.socket,
+        live: Callable[[bytes, list[int]], int | None],
+        fork: Callable[[], int],
+        before: Callable[[bytes], None],
     ) -> None:
-        self.control, self.live, self.fork = control, live, fork
+        self.control, self.live, self.fork, self.before = control, live, fork, before
         self.lines: dict[int, socket.socket] = {}  # by the child's number
         self.children: dict[int, int] = {}  # by the descriptor of their lines
         self.poll = select.poll()
@@ -199,6 +207,7 @@ class _Server:
         try:
             (length,) = LENGTH.unpack(receive_exactly(held, LENGTH.size))
             request = receive_exactly(held, length)
+            self.before(request)
             child = self.fork()
         except (EOFError, OSError):  # the asker sees its line end without a word
             held.close()

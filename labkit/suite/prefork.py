@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import select
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -142,6 +144,27 @@ def _live(request: bytes, descriptors: list[int]) -> None:
     tell(asdict(run))
 
 
+_rehearsed: set[str] = set()
+
+
+def _rehearse(request: bytes) -> None:
+    """In the parent, before the first run of a suite: collect it once, on no answer.
+
+    What the suite and pytest import on the way is there in every child. The suite itself is imported anew in each.
+    """
+    lab = find_lab(json.loads(request)["lab"])
+    if lab.label in _rehearsed:
+        return
+    _rehearsed.add(lab.label)
+    sys.dont_write_bytecode = False  # pytest keeps the suite it has rewritten, for the children
+    with tempfile.TemporaryDirectory(prefix="no-answer-") as folder:
+        run_suite(lab, "--collect-only", "--src", folder)
+    for name in [name for name in sys.modules if name.split(".")[0] == lab.folder.parent.name]:
+        del sys.modules[name]
+    gc.collect()
+    gc.freeze()
+
+
 def main(prepare: str, modules: str, control: str) -> None:
     """The parent's life: import `modules`, then make a child for each job until nobody can ask for more."""
     names = modules.split(",")
@@ -151,7 +174,7 @@ def main(prepare: str, modules: str, control: str) -> None:
         ready = getattr(importlib.import_module(module), function)(names)
     warm_up(names)
     ready()
-    serve(socket.socket(fileno=int(control)), _live)
+    serve(socket.socket(fileno=int(control)), _live, before=_rehearse)
 
 
 if __name__ == "__main__":

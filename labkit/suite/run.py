@@ -22,7 +22,10 @@ OVERTIME = "the run did not end"
 QUICK = (
     "-q",
     "--disable-plugin-autoload",
-    *(f"-pno:{name}" for name in ("cacheprovider", "doctest", "junitxml", "pastebin", "setupplan", "stepwise")),
+    *(
+        f"-pno:{name}"
+        for name in ("cacheprovider", "doctest", "junitxml", "logging", "pastebin", "setupplan", "stepwise")
+    ),
 )
 
 

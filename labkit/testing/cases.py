@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from labkit.testing.compare import NAN_HINT, Suspects, as_mapping, assert_close
+from labkit.testing.lazily import Lazily
 from labkit.testing.reference import Attention, attention, random_qkv, roundings
 
 DTYPES = (np.float16, np.float32, np.float64)
@@ -79,10 +81,11 @@ class Case:
         return self.other()
 
     @cached_property
-    def plain(self) -> list[Attention]:
+    def plain(self) -> Lazily[Attention]:
         """What correct computations in the inputs' precision give, `n_steps` roundings away from what is right."""
-        orders = roundings(*self.inputs, mask=self.mask, causal=self.causal, scale=self.scale)
-        return [Attention(*(looser(*pair, self.n_steps) for pair in zip(o, self.want, strict=True))) for o in orders]
+        still = [x.copy() for x in self.inputs]  # what is made later must not be made of changed inputs
+        made, want = roundings(*still, mask=self.mask, causal=self.causal, scale=self.scale), self.want
+        return made.map(lambda o: Attention(*(looser(*pair, self.n_steps) for pair in zip(o, want, strict=True))))
 
     def other(self, *, hidden: npt.ArrayLike | None = None, scale: float | None = None) -> Attention:
         """The results in float64 with other keys hidden, or with another scale."""
@@ -108,7 +111,7 @@ class Case:
             name,
             got,
             getattr(self.want, part),
-            plain=[getattr(each, part) for each in self.plain],
+            plain=self.plain.map(attrgetter(part)),
             dtype=dtype,
             suspects=lambda: {text: _part_of(value, part) for text, value in as_mapping(suspects).items()},
             hint=hint,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import torch
 
 from labkit.testing.cases import later_keys
 from labkit.testing.compare import as_mapping, assert_close, assert_dtype, assert_type
+from labkit.testing.lazily import Lazily
 from labkit.testing.reference import orders
 from labkit.testing.suspects import scale_suspects
-from labkit.testing.tensor_cases import Case, Results, numbers
+from labkit.testing.tensor_cases import Case, Results, numbers, scaled_down
 from labkit.testing.tensor_reference import attention
 from labkit.testing.tensor_suspects import lse_suspects
 
@@ -61,24 +63,27 @@ class GroupedCase(Case):
         return self.results()
 
     @cached_property
-    def plain(self) -> dict[str, list[npt.NDArray[np.floating]]]:
+    def plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
         """What plain implementations get: sums in float32, in several orders; half precision is rounded at the end.
 
         Float64 is the reference itself: what is lost in it is float32's loss, scaled down.
         """
         if not self.K.shape[-2]:
-            return {name: [exact] for name, exact in self.want.items()}
-        made = [
-            self._in_float32(place, base, turn)
+            return {name: Lazily([lambda exact=exact: exact]) for name, exact in self.want.items()}  # type: ignore[misc]
+        still = self._as_it_is()
+        made = Lazily(
+            partial(still._in_float32, place, base, turn)
             for turn in range(len(orders(1)))
             for place in ("scores", "queries")
             for base in (math.e, 2.0)
-        ]
-        found = {name: [each[name] for each in made] for name in self.want}
+        )
+        return self._by_name(made)
+
+    def _by_name(self, made: Lazily[Results]) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
+        found = {name: made.map(itemgetter(name)) for name in self.want}
         if self.Q.dtype != torch.float64:
             return found
-        shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-        return {name: [exact + (x - exact) * shrink for x in found[name]] for name, exact in self.want.items()}
+        return {name: scaled_down(found[name], exact) for name, exact in self.want.items()}
 
     def results(
         self,

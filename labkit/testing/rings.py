@@ -12,6 +12,7 @@ import torch
 
 from labkit.testing.compare import NAN_HINT, assert_close, assert_dtype, assert_tuple, assert_type, require
 from labkit.testing.grouped import GroupedCase
+from labkit.testing.lazily import Lazily
 from labkit.testing.reference import orders
 from labkit.testing.tensor_cases import Case, Results
 
@@ -87,21 +88,18 @@ class RingCase(GroupedCase):
         return [list(each) for each in zip(*cuts, strict=True)]
 
     @cached_property
-    def plain(self) -> dict[str, list[npt.NDArray[np.floating]]]:
+    def plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
         """As of `GroupedCase`, and what those get that weigh by exp(score − lse) and merge blocks by their lse.
 
         Where logits are large a log-sum-exp is rounded more coarsely than the difference to a maximum.
         """
-        found = dict(GroupedCase.plain.func(self))  # type: ignore[attr-defined]
+        found: dict[str, Lazily[Any]] = GroupedCase.plain.func(self)  # type: ignore[attr-defined]
+        still = self._as_it_is()
         blocks = [[np.arange(self.Q.shape[-2])], self.places]
-        made = [self._by_log_sum_exps(places, turn) for places in blocks for turn in range(len(orders(1)))]
-        for name, exact in self.want.items():
-            lost = [each[name] for each in made]
-            if self.Q.dtype == torch.float64:  # the reference itself: float32's loss, scaled down
-                shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-                lost = [exact + (x - exact) * shrink for x in lost]
-            found[name] = [*found[name], *lost]
-        return found
+        merged = self._by_name(
+            Lazily(partial(still._by_log_sum_exps, places, turn) for places in blocks for turn in range(len(orders(1))))
+        )
+        return {name: found[name] + merged[name] for name in found}
 
     def _by_log_sum_exps(self, places: Sequence[npt.NDArray[np.int64]], turn: int) -> Results:
         """O and L in float32, merged from blocks of keys at these places."""
@@ -136,10 +134,13 @@ class RingCase(GroupedCase):
         return self.folded(self.whole.want)
 
     @cached_property
-    def gradients_plain(self) -> dict[str, list[npt.NDArray[np.floating]]]:
+    def gradients_plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
         """What plain implementations get of them."""
         plain = self.whole.plain
-        return {name: [self.folded({name: each})[name] for each in plain[name]] for name in ("dQ", "dK", "dV")}
+        return {name: plain[name].map(partial(self._folded, name)) for name in ("dQ", "dK", "dV")}
+
+    def _folded(self, name: str, gradient: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+        return self.folded({name: gradient})[name]
 
     def folded(self, results: Results) -> Results:
         """`results` with the gradients of keys and values summed over the query heads that share them."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from operator import itemgetter
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ import torch
 from labkit.testing.cases import Case as ArrayCase
 from labkit.testing.cases import later_keys
 from labkit.testing.compare import HALF_SLACK, NAN_HINT, SLACK, Suspects, as_mapping, assert_close, assert_type
+from labkit.testing.lazily import Lazily
 from labkit.testing.reference import orders, random_qkv
 from labkit.testing.tensor_reference import attention, gradients
 
@@ -90,7 +93,7 @@ class Case:
         return self.results()
 
     @cached_property
-    def plain(self) -> dict[str, list[npt.NDArray[np.floating]]]:
+    def plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
         """What plain implementations get, of which the worst counts: by autograd, and by the formulas in one tile.
 
         The formulas come with the scale in three places, to base e and 2, where scores are small also with powers that
@@ -99,17 +102,17 @@ class Case:
         """
         is_double = self.Q.dtype == torch.float64
         dtype = torch.float32 if is_double else self.Q.dtype
-        made = [self.results(dtype=dtype)]
+        still = self._as_it_is()
+        makers = [partial(still.results, dtype=dtype)]
+        is_bare = self._scores_are_small
         n_scores = math.prod(self.Q.shape[:-1]) * self.K.shape[-2]
         for turn in range(len(orders(1)) if n_scores <= MANY_SCORES else 1):
             for place in ("scores", "queries", "keys"):
-                made += [self._by_formulas(dtype, place, base, turn) for base in (math.e, 2.0)]
-                made += [self._by_formulas(dtype, place, math.e, turn, bare=True)] if self._scores_are_small else []
-        found = {name: [each[name].astype(np.float32) for each in made] for name in RESULTS}
-        if not is_double:
-            return found
-        shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-        return {name: [exact + (x - exact) * shrink for x in found[name]] for name, exact in self.want.items()}
+                makers += [partial(still._by_formulas, dtype, place, base, turn) for base in (math.e, 2.0)]
+                makers += [partial(still._by_formulas, dtype, place, math.e, turn, bare=True)] * is_bare
+        made = Lazily(makers)
+        found = {name: made.map(itemgetter(name)).map(lambda x: x.astype(np.float32)) for name in RESULTS}
+        return {name: scaled_down(found[name], exact) for name, exact in self.want.items()} if is_double else found
 
     @cached_property
     def forward_result(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,6 +155,13 @@ class Case:
                 hint=hint,
                 nan_hint=nan_hint or NAN_HINT,
             )
+
+    def _as_it_is(self) -> Self:
+        """A copy with the inputs that the results are of: what is made later must not be made of changed ones."""
+        still = copy.copy(self)
+        still.__dict__["want"] = self.want
+        still.Q, still.K, still.V, still.dO = (x.clone() for x in (*self.inputs, self.dO))
+        return still
 
     @property
     def _scores_are_small(self) -> bool:
@@ -212,6 +222,12 @@ class Case:
 def numbers(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
     """The tensor as a NumPy array of float64."""
     return tensor.detach().cpu().double().numpy()
+
+
+def scaled_down(found: Lazily[Any], exact: npt.NDArray[np.floating]) -> Lazily[Any]:
+    """What computations in float32 lose of `exact`, as if they had been made in float64."""
+    shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+    return found.map(lambda x: exact + (x - exact) * shrink)
 
 
 def strided(*tensors: torch.Tensor) -> list[torch.Tensor]:

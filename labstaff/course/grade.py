@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -14,7 +16,8 @@ from labkit.labs.manifest import Lab
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.paths import CONFIG_FILE, submissions
 from labstaff.course.ready import make_ready, timestamp_flags
-from labstaff.course.record import Recorded, record
+from labstaff.course.record import Recorded
+from labstaff.course.recorder import Recorder
 from labstaff.grading.gradescope import Export
 from labstaff.grading.many import Outcome
 from labstaff.grading.run import grade_submitted
@@ -51,7 +54,8 @@ def grade(
         with stopped_by_ctrl_c(say):
             is_course = (course / CONFIG_FILE).exists()
             flags = _made_ready(course, say) if is_course and submitted.is_dir() else {}
-            outcomes = grade_submitted(
+            judge = partial(
+                grade_submitted,
                 submitted,
                 labs,
                 results,
@@ -64,7 +68,13 @@ def grade(
                 flags=flags,
                 say=say,
             )
-            recorded = _recorded(course, labs, outcomes, force=force, say=say) if is_course else True
+            recorded = True
+            if not is_course:
+                outcomes = judge()
+            else:
+                with Recorder(course, _nbgrader, force=force, say=say) as recorder:
+                    outcomes = judge(on_outcome=recorder.judged)
+                    recorded = _recorded(outcomes, recorder.finish(outcomes), say)
     except KeyboardInterrupt:
         say("lab grade: stopped. What was judged is kept; the same command goes on from there.")
         return STOPPED
@@ -99,12 +109,11 @@ def stopped_by_ctrl_c(say: Callable[[str], None] = print) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextlib.contextmanager
-def _unseen_ctrl_c() -> Iterator[None]:
-    """Processes that are started in the body inherit that SIGINT is blocked, as the terminal sends it to all."""
+def _nbgrader() -> AbstractContextManager[Nbgrader]:
+    """nbgrader in a process that has SIGINT blocked from its start, as the terminal sends it to all."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        return Nbgrader()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -116,31 +125,23 @@ def _made_ready(course: Path, say: Callable[[str], None]) -> dict[tuple[str, str
     return {(places.student, places.assignment): timestamp_flags(places) for places in submissions(course)}
 
 
-def _recorded(
-    course: Path, labs: list[Lab], outcomes: Sequence[Outcome], *, force: bool, say: Callable[[str], None]
-) -> bool:
-    """Have nbgrader record all that was judged, and say how many; whether all of it is recorded now."""
-    everything: list[Recorded] = []
-    with _unseen_ctrl_c():
-        started = Nbgrader()
-    with started as nbgrader:
-        for lab in labs:
-            mine = [each.handed_in for each in outcomes if each.judged and each.handed_in.lab == lab]
-            if not mine:
-                continue
-            folders = {each.student for each in mine if each.place.is_dir()}
-            done = record(course, lab, nbgrader, folders, force=force, say=say)
-            done.problems |= {
-                each.student: f"{each.place.name} is an archive: nbgrader records folders (nbgrader zip_collect)"
-                for each in mine
-                if each.student not in folders
-            }
-            for student, problem in sorted(done.problems.items()):
-                say(f"NOT RECORDED: {one_line(student)}: {lab.label}: {problem}")
-            everything.append(done)
-    n_anew, n_passed_over = (sum(len(getattr(each, kind)) for each in everything) for kind in ("anew", "passed_over"))
-    n_not = sum(len(each.problems) for each in everything)
-    n_feedback = sum(len(each.feedback) for each in everything)
+def _recorded(outcomes: Sequence[Outcome], done: dict[Lab, Recorded], say: Callable[[str], None]) -> bool:
+    """Say how many were recorded, and who was not; whether all that was judged is recorded now."""
+    n_not = 0
+    for lab in dict.fromkeys(each.handed_in.lab for each in outcomes):
+        mine = [each.handed_in for each in outcomes if each.judged and each.handed_in.lab == lab]
+        problems = dict(done[lab].problems) if lab in done else {}
+        problems |= {
+            each.student: f"{each.place.name} is an archive: nbgrader records folders (nbgrader zip_collect)"
+            for each in mine
+            if not each.place.is_dir()
+        }
+        for student, problem in sorted(problems.items()):
+            say(f"NOT RECORDED: {one_line(student)}: {lab.label}: {problem}")
+        n_not += len(problems)
+    n_anew, n_passed_over, n_feedback = (
+        sum(len(getattr(each, kind)) for each in done.values()) for kind in ("anew", "passed_over", "feedback")
+    )
     told = [f"{n_anew} recorded", f"{n_passed_over} passed over (recorded before, unchanged)"]
     told += [f"{n_not} NOT recorded"] if n_not else []
     told += [f"feedback of {n_feedback} made again"] if n_feedback else []

@@ -34,6 +34,7 @@ def grade_submitted(
     export: Export | None = None,
     force: bool = False,
     flags: dict[tuple[str, str], list[str]] | None = None,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
     say: Callable[[str], None] = print,
 ) -> list[Outcome]:
     """Judge every submission in `submitted` (see `find_submissions`) and tell the summary of each lab.
@@ -45,6 +46,7 @@ def grade_submitted(
         table: a CSV file to be written.
         export: what Gradescope is to be given.
         flags: what to say besides of a submission, by student and lab.
+        on_outcome: called with each outcome as it comes.
 
     Raises:
         NothingToGrade: there are no submissions.
@@ -73,7 +75,10 @@ def grade_submitted(
         force=force,
         running=running,
     )
-    outcomes = list(_shown(judging, len(found), running))
+    outcomes = []
+    for outcome in _shown(judging, len(found), running):
+        outcomes.append(outcome)
+        on_outcome(outcome)
     n_kept = sum(outcome.was_kept for outcome in outcomes)
     say(f"{len(outcomes)} submissions: {len(outcomes) - n_kept} judged now, {n_kept} were judged before")
     if n_otherwise := sum(outcome.was_otherwise for outcome in outcomes):

@@ -32,7 +32,7 @@ INTERPRETER_NAMES = {
     "triton.runtime.interpreter": (
         *("InterpretedFunction.run", "InterpreterBuilder.create_masked_load", "InterpreterBuilder.create_masked_store"),
         *("InterpreterBuilder.create_atomic_rmw", "InterpreterBuilder.create_atomic_cas"),
-        *("InterpreterBuilder.create_dot", "TensorHandle", "interpreter_builder", "InterpreterError"),
+        *("InterpreterBuilder.create_dot", "TensorHandle", "interpreter_builder", "InterpreterError", "_patch_lang"),
     )
 }
 COMPILER_NAMES = {
@@ -113,11 +113,13 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
         unwritten_is_nan: what a load without `other` gives where its mask is False: NaN, or the 0 that Triton's
             interpreter gives.
     """
-    module = interpreter()
+    module: Any = interpreter()
     builder, function = module.InterpreterBuilder, module.InterpretedFunction
     here = module.interpreter_builder
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas, dot, run = builder.create_atomic_rmw, builder.create_atomic_cas, builder.create_dot, function.run
+    patch = module._patch_lang
+    patched: set[int] = set()
 
     def handle(data: np.ndarray, like: Any) -> Any:
         return module.TensorHandle(data, like.dtype)
@@ -154,13 +156,22 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
         handler.multiplied(left.data.shape, right.data.shape)
         return dot(self, left, right, *rest, **more)
 
+    def patch_once(kernel: FunctionType) -> Any:
+        """Triton does it at each call inside of a kernel, of `tl.max` too, and looks at all of its language again."""
+        if id(kernel.__globals__) in patched:
+            return None
+        patched.add(id(kernel.__globals__))
+        return patch(kernel)
+
     def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         handler.launched(self, args, kwargs, grid)
+        patched.clear()  # a launch undoes at its end what it has patched at its beginning
         return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
     builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
     builder.create_atomic_rmw, builder.create_atomic_cas = atomic_rmw, atomic_cas
     builder.create_dot, function.run = multiply, launch
+    module._patch_lang = patch_once
     try:
         yield
     except module.InterpreterError as error:
@@ -169,6 +180,7 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
         builder.create_masked_load, builder.create_masked_store = load, store
         builder.create_atomic_rmw, builder.create_atomic_cas = rmw, cas
         builder.create_dot, function.run = dot, run
+        module._patch_lang = patch
 
 
 def _kernels_own(error: BaseException, wrapper: type[BaseException]) -> BaseException:

@@ -375,7 +375,7 @@ def assert_attention(q, K_blocks, V_blocks, scale=None, given=None, hint=""):
     masked = np.isneginf(K).any(axis=-1)[..., None, :]
     case = Case(q[..., None, :], K, V, mask=masked, scale=scale, n_steps=len(K_blocks))
     usual = functools.partial(output_suspects, case, [block.shape[-2] for block in K_blocks])
-    plain = [each.output[..., 0, :] for each in case.plain]
+    plain = case.plain.map(lambda each: each.output[..., 0, :])
     compare("the output", got, case.want.output[..., 0, :], plain, usual, hint, q.dtype)
 
 
