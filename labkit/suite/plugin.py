@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except ManifestError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[LABS] = labs
+    config.addinivalue_line("markers", "board: records counts for the lab's board; its parameter is the row's table")
     config.addinivalue_line("markers", "outside(mib): memory is measured from outside, by the fixture of this name")
     config.stash[VERDICTS] = {}
     config.stash[WHOLE] = {}
@@ -142,7 +143,8 @@ def pytest_runtest_makereport(
     drawn = "rng" in getattr(item, "fixturenames", ())
     n_printed = 0 if report.passed else report.capstdout.count("\n")
     outside = item.get_closest_marker("outside") is not None
-    verdict = Verdict(item.name, _task_name(item), state, lines, drawn, _kind(item), n_printed, outside)
+    counts = _counts(item) if state is State.PASSED else {}
+    verdict = Verdict(item.name, _task_name(item), state, lines, drawn, _kind(item), n_printed, outside, counts)
     item.config.stash[VERDICTS].setdefault(lab.label, []).append(verdict)
     report.user_properties.append(("verdict", verdict))
     return report
@@ -232,6 +234,11 @@ def _task_name(item: pytest.Item) -> str:
 def _kind(item: pytest.Item) -> Kind:
     marker = item.get_closest_marker("kind")
     return Kind(marker.args[0]) if marker else Kind.EXACT
+
+
+def _counts(item: pytest.Item) -> dict[str, int]:
+    """What the test has recorded for the lab's board, by pytest's own `record_property("counts", …)`."""
+    return next((value for name, value in item.user_properties if name == "counts" and isinstance(value, dict)), {})
 
 
 def _whole_suite(session: pytest.Session, lab: Lab) -> dict[str, set[str]]:
