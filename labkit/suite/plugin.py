@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except ManifestError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[LABS] = labs
-    config.addinivalue_line("markers", "board: records counts for the lab's board; its parameter is the row's table")
+    config.addinivalue_line("markers", "board: counts for the lab's board, under the name of its parameter")
     config.addinivalue_line("markers", "outside(mib): memory is measured from outside, by the fixture of this name")
     config.stash[VERDICTS] = {}
     config.stash[WHOLE] = {}
@@ -182,6 +182,21 @@ def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture
+def board(request: pytest.FixtureRequest) -> Callable[[Mapping[str, int]], None]:
+    """Takes what a test that is marked `board` has counted, by name; it stands on the lab's board if the test passes.
+
+    Raises ValueError for anything but whole numbers, and when it is called again.
+    """
+
+    def record(counts: Mapping[str, int]) -> None:
+        if not all(type(count) is int for count in counts.values()) or _counts(request.node):
+            raise ValueError(f"a board takes whole numbers, and once from a test: {dict(counts)!r}")
+        request.node.user_properties.append(("counts", dict(counts)))
+
+    return record
+
+
+@pytest.fixture
 def outside(request: pytest.FixtureRequest) -> Callable[..., object]:
     """Calls a function that may need so many MiB over its arguments as the test's mark says: see `stays_within`."""
     from labkit.testing.outside import stays_within
@@ -237,8 +252,8 @@ def _kind(item: pytest.Item) -> Kind:
 
 
 def _counts(item: pytest.Item) -> dict[str, int]:
-    """What the test has recorded for the lab's board, by pytest's own `record_property("counts", …)`."""
-    return next((value for name, value in item.user_properties if name == "counts" and isinstance(value, dict)), {})
+    """What the test has recorded for the lab's board, by the fixture `board`."""
+    return dict(*(value for name, value in item.user_properties if name == "counts"))
 
 
 def _whole_suite(session: pytest.Session, lab: Lab) -> dict[str, set[str]]:
