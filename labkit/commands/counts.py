@@ -212,14 +212,9 @@ def _run_of(lab: Lab, verdicts: Sequence[Verdict]) -> Run:
         file=fingerprint(lab),
         board=counts.board_digest(lab),
         labkit=_labkit_version(),
-        counts={_trace_of(each): each.counts for each in verdicts if each.passed},
-        broke={_trace_of(each): list(each.lines) for each in verdicts if not each.passed},
+        counts={counts.trace_of(each.test): each.counts for each in verdicts if each.passed},
+        broke={counts.trace_of(each.test): list(each.lines) for each in verdicts if not each.passed},
     )
-
-
-def _trace_of(verdict: Verdict) -> str:
-    """`chat` of `test_board[chat]`."""
-    return verdict.test.partition("[")[2].removesuffix("]")
 
 
 def _labkit_version() -> str:

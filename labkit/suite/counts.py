@@ -108,6 +108,11 @@ def board_digest(lab: Lab) -> str:
     return hashlib.sha256((lab.folder / BOARD_FILE).read_bytes()).hexdigest()[:16]
 
 
+def trace_of(test: str) -> str:
+    """`chat` of `test_board[chat]`."""
+    return test.partition("[")[2].removesuffix("]")
+
+
 def best(runs: Iterable[Run], trace: str, board: str) -> Run | None:
     """The run that does best on `trace`, the first of several alike; only runs on the same board can be compared."""
     counted = [run for run in runs if run.board == board and trace in run.counts]
