@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from labkit.testing.bit_blocks import attention, rounded
+
 SPEC: dict[str, int] = {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 64}
 """The model of the traces. Two layers, so that keys and values of the second depend on all that came before."""
 
@@ -50,16 +52,6 @@ class Model:
         return _turned(q, where), _turned(k, where), v
 
 
-def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention of the last n of N tokens, causal from the bottom right: q (n, H, d), k and v (N, H_kv, d)."""
-    n, heads, d = q.shape
-    group = heads // k.shape[1]
-    k, v = (x.repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
-    scores = q.transpose(0, 1) @ k.mT * d**-0.5
-    hidden = torch.ones(n, k.shape[1], dtype=torch.bool).triu(k.shape[1] - n + 1)
-    return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1)
-
-
 def dense_completion(prompt: Sequence[int], max_new: int) -> list[int]:
     """The `max_new` tokens that follow `prompt`, from keys and values that lie whole and beside one another."""
     return list(_completion(tuple(prompt), max_new)[0])
@@ -74,24 +66,13 @@ def least_margin(prompt: Sequence[int], max_new: int, bits: int = 8) -> float:
     tokens = [*prompt, *found[:-1]]
 
     def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return dense_attention(q, rounded(k, bits), rounded(v, bits))
+        return attention(q, rounded(k, bits), rounded(v, bits))
 
     scores = _precise_model().logits(tokens, range(len(tokens)), attend)[len(prompt) - 1 :]
     chosen = torch.tensor(found)[:, None]
     others = scores.scatter(1, chosen, -torch.inf).amax(1)
     leads = (scores.gather(1, chosen)[:, 0] - others) / scores.std(1)
     return min(margin, float(leads.min()))
-
-
-def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """What `bits` bits a number keep of x (..., d): 2^bits steps from the least of each row to its largest.
-
-    The least and the size of a step are rounded to float16 first.
-    """
-    low, high, levels = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True), 2**bits - 1
-    scale, zero = ((high - low) / levels).half().to(x.dtype), low.half().to(x.dtype)
-    steps = torch.where(scale == 0, 0, (x - zero) / torch.where(scale == 0, 1, scale))
-    return steps.round().clamp(0, levels) * scale + zero
 
 
 @functools.lru_cache(maxsize=4096)
@@ -104,7 +85,7 @@ def _completion(prompt: tuple[int, ...], max_new: int) -> tuple[tuple[int, ...],
         if layer in held:
             k, v = (torch.cat([old, new]) for old, new in zip(held[layer], (k, v), strict=True))
         held[layer] = (k, v)
-        return dense_attention(q, k, v)
+        return attention(q, k, v)
 
     found: list[int] = []
     margin, tokens, first = float("inf"), list(prompt), 0
