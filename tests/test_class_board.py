@@ -122,11 +122,14 @@ def test_a_result_holds_the_counts_of_tests_that_passed(lab):
     assert judged_run(lab, "key", cut).counts == {}, "a suite that did not run to its end has counted nothing"
 
 
-def test_counts_of_a_task_that_hides_memory_do_not_stand(lab):
-    inside = verdict("test_peak", kind=Kind.SMALL)
-    outside = verdict("test_outside", f"{NEEDS_MORE} 8 MiB", kind=Kind.SMALL, outside=True)
-    run = SuiteRun([verdict("test_board[chat]", counts=COUNTED), inside, outside], 3)
-    assert judged_run(lab, "key", run).counts == {}
+def test_counts_that_rest_on_too_much_memory_do_not_stand(lab):
+    """What is kept on the side is in no plan."""
+    counted, too_much = verdict("test_board[chat]", counts=COUNTED), verdict("test_held", "9 of 8 B", kind=Kind.SMALL)
+    assert judged_run(lab, "key", SuiteRun([counted, too_much], 2)).counts == {}
+    assert judged_run(lab, "key", SuiteRun([counted, verdict("test_held", "off")], 2)).counts == {CHAT: COUNTED}
+    hidden = verdict("test_outside", f"{NEEDS_MORE} 8 MiB", kind=Kind.ROBUST, outside=True)
+    inside = verdict("test_held", kind=Kind.SMALL)
+    assert judged_run(lab, "key", SuiteRun([counted, inside, hidden], 3)).counts == {}
 
 
 def test_counts_travel_with_a_verdict():

@@ -61,6 +61,11 @@ class Served:
         """Bytes read for each token generated."""
         return Fraction(self.bytes_read, max(self.tokens, 1))
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Everything that is one number, by name: what a board takes."""
+        return {name: value for name, value in vars(self).items() if type(value) is int}
+
 
 class Active(Text):
     """A request that is served: its text so far, and which positions have been computed."""

@@ -207,10 +207,11 @@ def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
 
 
 def _counts(lab: Lab, run: SuiteRun) -> dict[str, dict[str, int]]:
-    """What stands on the lab's board, by test: nothing of a task whose memory is hidden, since counts rest on it."""
-    honest = {task.name for task in lab.tasks if not _hidden_memory(task, run)}
-    counted = [verdict for verdict in run.verdicts if verdict.passed and verdict.counts and verdict.task in honest]
-    return {test_id(lab, verdict): verdict.counts for verdict in counted}
+    """What stands on the lab's board, by test: nothing of a task that takes more memory than it may, or hides some."""
+    too_large = {each.task for each in run.verdicts if each.kind is Kind.SMALL and not each.passed}
+    too_large |= {task.name for task in lab.tasks if _hidden_memory(task, run)}
+    counted = [each for each in run.verdicts if each.passed and each.counts and each.task not in too_large]
+    return {test_id(lab, each): each.counts for each in counted}
 
 
 def _hidden_memory(task: Task, run: SuiteRun) -> str:
