@@ -37,7 +37,8 @@ class TestServe:
     def test_else(self):
         assert serve("chat")["in_time"] < 7
 '''
-COUNTED = {"in_time": 5, "bytes_read": 9000, "tokens": 4, "prefix_tokens": 12, "again": 0, "peak_blocks": 8}
+COUNTED = {"in_time": 5, "bytes_read": 9000, "tokens": 4, "prefix_tokens": 12, "again": 0}
+COUNTED |= {"peak_blocks": 8, "peak_bytes": 10240}
 BOARD = {
     "traces": {"chat": "5 requests, 80 tokens", "documents": "3 requests, 90 tokens"},
     "references": [{"name": "first come, first served", "counts": {"chat": COUNTED, "documents": COUNTED}}],

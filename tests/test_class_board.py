@@ -69,9 +69,9 @@ def test_a_line_a_student_and_trace(course, lab, tmp_path):
     ]
     assert list(rows[0]) == [
         *("student", "lab", "trace", "status", "requests_in_time", "bytes_read_a_token", "prefix_tokens_not_computed"),
-        *("tokens_computed_again", "peak_blocks", "bytes_read", "tokens"),
+        *("tokens_computed_again", "peak_blocks", "peak_bytes", "bytes_read", "tokens"),
     ]
-    assert list(rows[1].values())[4:] == ["2", "2250.25", "12", "0", "8", "9001", "4"]
+    assert list(rows[1].values())[4:] == ["2", "2250.25", "12", "0", "8", "10240", "9001", "4"]
 
 
 def test_what_lies_in_a_submission_is_not_read(course, lab, tmp_path):

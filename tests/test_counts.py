@@ -65,10 +65,10 @@ def test_three_runs_stand_on_the_board_and_in_the_history(lab, serve):
     assert len({each.file for each in kept}) == 3
     assert {each.board for each in kept} == {board_digest(lab)}
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", each.day) for each in kept)
-    assert last_numbers(output, "first come, first served ") == [["5", "2,250", "12", "0", "8"]] * 2
-    assert last_numbers(output, "your best (run 2, ") == [["6", "2,250", "12", "0", "7"]] * 2
-    assert last_numbers(output, "your last (run 3, ") == [["5", "2,250", "12", "0", "8"]] * 2
-    assert last_numbers(output, "against the run before ") == [["-1", "=", "=", "=", "+1"]] * 2
+    assert last_numbers(output, "first come, first served ") == [["5", "2,250", "12", "0", "8", "10,240"]] * 2
+    assert last_numbers(output, "your best, run 2 ") == [["6", "2,250", "12", "0", "7", "10,240"]] * 2
+    assert last_numbers(output, "your last, run 3 ") == [["5", "2,250", "12", "0", "8", "10,240"]] * 2
+    assert last_numbers(output, "against the run before ") == [["-1", "=", "=", "=", "+1", "="]] * 2
     assert "chat: 5 requests, 80 tokens" in output.splitlines()
     assert "Your file is the one of the run before." not in output
     assert "Your file is the one of the run before." in serve(peak_blocks=8, in_time=5)[1]
@@ -78,9 +78,9 @@ def test_what_broke_stands_without_counts(lab, serve):
     serve()
     status, output, _ = serve(said=BROKE)
     assert status == 1
-    assert last_numbers(output, "your last (run 2, ") == [["–"] * 5] * 2
+    assert last_numbers(output, "your last, run 2 ") == [["–"] * 6] * 2
     assert output.count(f"  ✗ {BROKE}") == 2
-    assert "your best (run 1, " in output
+    assert "your best, run 1 " in output
     assert "against the run before" not in output
     kept = kept_runs(lab)[-1]
     assert (kept.counts, kept.broke) == ({}, {"chat": [BROKE], "documents": [BROKE]})
@@ -92,7 +92,7 @@ def test_a_run_on_another_board_is_kept_and_not_compared(lab, serve):
     (lab.folder / "board.json").write_text(json.dumps(BOARD | {"references": []}), encoding="utf-8")
     _, output, _ = serve(in_time=5)
     assert "The course has changed since the run before" in output
-    assert "your best (run 2, " in output
+    assert "your best, run 2 " in output
     assert "against the run before  " not in output
     assert len(kept_runs(lab)) == 2
 
@@ -138,7 +138,7 @@ def test_points_stand_apart_from_the_board(tmp_path):
     assert house.kept() == {"serve": (2, 3)}
     forged = Run("2026-01-01", "", board_digest(lab), counts={"chat": COUNTED | {"in_time": 10**9}})
     command.counts.keep_runs(lab, [forged])
-    assert "your best (run 1, 2026-01-01)" in house.command("board", "90").stdout
+    assert "your best, run 1 " in house.command("board", "90").stdout
     assert house.kept() == {"serve": (2, 3)}
     house.command("check", "90")
     assert house.kept() == {"serve": (2, 3)}
@@ -170,14 +170,14 @@ def test_where_nothing_can_be_kept_the_board_is_shown(lab, serve, history):
     history.parent.write_text("a file where the folder should be")
     status, output, errors = serve()
     assert status == 0
-    assert "your best (run 1, " in output
+    assert "your best, run 1 " in output
     assert errors == "the history of lab90 cannot be read: Not a directory\n"
 
 
 def test_a_history_that_cannot_be_read_is_not_written_over(lab, serve, history):
     history.mkdir(parents=True)
     _, output, errors = serve()
-    assert "your best (run 1, " in output
+    assert "your best, run 1 " in output
     assert errors == "the history of lab90 cannot be read: Is a directory\n"
     assert history.is_dir()
 

@@ -27,7 +27,7 @@ from labkit.suite.words import run_lines, unusable_lines
 
 ONLY_THE_BOARD = ("-m", "board")
 NOTHING = "–"
-NARROW = 84
+NARROW = 90
 """Columns of a terminal on which a table's lines would break: there each number has a line of its own."""
 NOT_A_RUN = (State.NOT_STARTED, State.UNUSABLE, State.MISSING)
 """What says that there is nothing to count yet: it is told, and not kept."""
@@ -94,15 +94,20 @@ def print_rows(console: Console, found: Sequence[Row]) -> None:
         for row in found:
             console.print(Text(row.name, style=row.style))
             for column, cell in zip(COLUMNS, row.cells, strict=True):
-                console.print(Text.assemble(f"  {column.title}: ", cell))
+                console.print(Text.assemble(f"  {spoken(column)}: ", cell))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("")
     for column in COLUMNS:
-        table.add_column(column.title.replace(" ", "\n", 1), justify="right", no_wrap=True)
+        table.add_column(column.title, justify="right", no_wrap=True)
     for row in found:
         table.add_row(Text(row.name), *row.cells, style=row.style)
     console.print(table, soft_wrap=False)
+
+
+def spoken(column: Column) -> str:
+    """A column's title on one line."""
+    return column.title.replace("\n", " ")
 
 
 def broken_lines(trace: str, runs: Sequence[Run]) -> list[str]:
@@ -114,8 +119,10 @@ def broken_lines(trace: str, runs: Sequence[Run]) -> list[str]:
 def legend_lines(runs: Sequence[Run]) -> list[str]:
     """How runs are compared, and what is to be known of the last two."""
     lines = [
-        "Best is the run with most requests in time, of several the one that reads fewest bytes a token, and so on."
+        "Best is who has most requests in time, of several who reads fewest bytes a token, and so on to the right."
     ]
+    if runs:
+        lines.append(f"Your runs so far: {len(runs)}, from {runs[0].day} to {runs[-1].day}.")
     if len(runs) > 1 and runs[-1].file == runs[-2].file:
         lines.append("Your file is the one of the run before.")
     if len(runs) > 1 and runs[-1].board != runs[-2].board:
@@ -166,11 +173,12 @@ def _change_cell(column: Column, before: Counts, now: Counts) -> Text:
     if was == is_now:
         return Text("=", style="dim")
     by = is_now - was
-    return Text(number(by, signed=True), style="green" if by * column.better > 0 else "red")
+    style = ("green" if by * column.better > 0 else "red") if column.better else ""
+    return Text(number(by, signed=True), style=style)
 
 
 def _own(runs: Sequence[Run], run: Run, what: str) -> str:
-    return f"{what} (run {_place(runs, run)}, {run.day})"
+    return f"{what}, run {_place(runs, run)}"
 
 
 def _place(runs: Sequence[Run], run: Run) -> int:

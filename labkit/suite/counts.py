@@ -19,7 +19,11 @@ Day = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
 
 
 class Column(NamedTuple):
-    """One quantity of the board: a count, or the ratio of two; `better` is 1 where more is, and −1 where less is."""
+    """One quantity of the board: a count, or the ratio of two.
+
+    `title` has a place where its line may break. `better` is 1 where more is, −1 where less is, and 0 where a number
+    says little by itself, as blocks do without their size.
+    """
 
     name: str
     title: str
@@ -35,13 +39,14 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("requests_in_time", "requests in time", 1, "in_time"),
-    Column("bytes_read_a_token", "bytes read a token", -1, "bytes_read", "tokens"),
-    Column("prefix_tokens_not_computed", "prefix tokens not computed", 1, "prefix_tokens"),
-    Column("tokens_computed_again", "tokens computed again", -1, "again"),
-    Column("peak_blocks", "most blocks", -1, "peak_blocks"),
+    Column("requests_in_time", "requests\nin time", 1, "in_time"),
+    Column("bytes_read_a_token", "bytes read\na token", -1, "bytes_read", "tokens"),
+    Column("prefix_tokens_not_computed", "prefix tokens\nnot computed", 1, "prefix_tokens"),
+    Column("tokens_computed_again", "computed\nagain", -1, "again"),
+    Column("peak_blocks", "blocks\nat most", 0, "peak_blocks"),
+    Column("peak_bytes", "bytes\nat most", -1, "peak_bytes"),
 )
-"""What a board shows, in the order in which runs are compared: the first that differs says which run is better."""
+"""What a board shows, in the order in which runs are compared: the first that differs says which is better."""
 
 
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
