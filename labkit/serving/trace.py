@@ -45,6 +45,19 @@ def make_trace(kind: str, seed: int) -> list[Request]:
     return [Request(number, arrival, prompt, max_new) for number, (arrival, prompt, max_new) in enumerate(drawn)]
 
 
+def any_requests(
+    rng: np.random.Generator, n: int, *, longest: int = 40, most_new: int = 8, every: int = 2, n_beginnings: int = 3
+) -> list[Request]:
+    """Requests for plans without a model, of which many begin alike; `every` steps at most lie between two."""
+    beginnings = [_text(rng, 1, longest // 2 + 1) for _ in range(n_beginnings)]
+    found, step = [], 0
+    for number in range(n):
+        prompt = (*beginnings[int(rng.integers(n_beginnings))], *_text(rng, 1, longest // 2 + 1))
+        found.append(Request(number, step, prompt, int(rng.integers(1, most_new + 1))))
+        step += int(rng.integers(0, every + 1))
+    return found
+
+
 def describe(trace: Sequence[Request]) -> str:
     """A trace in one sentence: its requests, their tokens, and what of them came before."""
     n_prompt, n_new = (sum(each) for each in zip(*((len(r.prompt), r.max_new) for r in trace), strict=True))
@@ -54,12 +67,15 @@ def describe(trace: Sequence[Request]) -> str:
     )
 
 
-def prefix_tokens(trace: Sequence[Request]) -> int:
-    """How many tokens of prompts stand in a beginning that an earlier request's prompt and answer had already."""
+def prefix_tokens(trace: Sequence[Request], answers: bool = True) -> int:
+    """How many tokens of prompts stand in a beginning that an earlier request had already: its prompt, and its answer.
+
+    Without `answers` those that stand in a beginning of earlier prompts.
+    """
     seen: set[tuple[int, ...]] = set()
     found = 0
     for request in trace:
-        text = (*request.prompt, *dense_completion(request.prompt, request.max_new))
+        text = request.prompt + (tuple(dense_completion(request.prompt, request.max_new)) if answers else ())
         beginnings = [text[: n + 1] for n in range(len(text))]
         found += sum(beginning in seen for beginning in beginnings[: len(request.prompt)])
         seen.update(beginnings)

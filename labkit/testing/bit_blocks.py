@@ -15,7 +15,9 @@ NEAR_A_TIE = 0.01
 """In steps. Vectors with a number so near to the middle between two codes are drawn again: rounding would decide."""
 
 WHERE = "place t % block_size of block block_table[t // block_size] holds token t; the table's order is the text's"
-FOREIGN = "a place that is not the sequence's is read: behind the table's needed blocks, or behind the last query in its block"
+FOREIGN = (
+    "a place that is not the sequence's is read: behind the blocks that are needed, or behind the last query in its own"
+)
 
 
 def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -52,7 +54,7 @@ class BitBlocks:
     def sequence(self, n_tokens: int, *, spread: float = 1.0, offset: float = 0.0) -> Written:
         """A new sequence, keys and values (layers, n_tokens, kv_heads, d), with blocks of its own, in any order."""
         shape = (2, self.layers, n_tokens, self.kv_heads, self.d)
-        k, v = offset + spread * clear_vectors(self.rng, shape, self.bits)
+        k, v = clear_vectors(self.rng, shape, self.bits, spread, offset)
         table = [self.free.pop() for _ in range(-(-n_tokens // self.block_size))]
         return Written(k, v, table)
 
@@ -151,7 +153,7 @@ class Written:
         self.k, self.v, self.table = k, v, table
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int | None = None) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, first: int | None = None) -> torch.Tensor:
     """Attention of n tokens, q (n, H, d), over N, k and v (N, H_kv, d); the first at `first`, N − n if None."""
     n, heads, d = q.shape
     first = len(k) - n if first is None else first
@@ -161,11 +163,17 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int | No
     return (scores.softmax(-1) @ v).transpose(0, 1)
 
 
-def clear_vectors(rng: np.random.Generator, shape: Sequence[int], bits: int) -> torch.Tensor:
+def clear_vectors(
+    rng: np.random.Generator, shape: Sequence[int], bits: int, spread: float = 1.0, offset: float = 0.0
+) -> torch.Tensor:
     """Vectors (..., d) in float32, drawn until no rounding of float32 decides about a code or a scale."""
-    found = torch.from_numpy(rng.standard_normal(tuple(shape))).float()
+
+    def draw(*sizes: int) -> torch.Tensor:
+        return torch.from_numpy(offset + spread * rng.standard_normal(sizes)).float()
+
+    found = draw(*shape)
     while bool((unclear := _unclear(found, bits)).any()):
-        found[unclear] = torch.from_numpy(rng.standard_normal((int(unclear.sum()), shape[-1]))).float()
+        found[unclear] = draw(int(unclear.sum()), shape[-1])
     return found
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from types import ModuleType
 
 import msgspec
 
-from labkit.labs.catalog import find_lab, solution_folder
+from labkit.labs.catalog import find_lab, solution_file, solution_folder
 from labkit.labs.manifest import Lab
-from labkit.suite.apart import run_apart
-from labkit.suite.counts import BOARD_FILE, Board, Reference, trace_of
+from labkit.suite.counts import BOARD_FILE, COLUMNS, Board, Reference
 
 REFERENCES = {
     "first come, first served": "servers/first_come",
@@ -19,21 +20,29 @@ REFERENCES = {
 }
 """The rows, from the top: a file beside the solution that holds what differs from it; nothing for the solution."""
 
-
-class CannotCount(RuntimeError):
-    """One of the course's own servers breaks what the suite asks; the message says which, and how."""
+SEED = 0
+"""The suite's own, unless it is told another."""
 
 
 def counted_board(lab: Lab) -> Board:
-    """The board as the suite counts it now.
+    """The board as the engine counts it now.
 
     Raises:
-        CannotCount: a server does not serve a trace.
+        AssertionError: one of the course's own servers breaks what is asked of any; the message says how.
     """
+    from labkit.serving.engine import serve
+    from labkit.serving.model import SPEC
     from labkit.serving.trace import LIMITS, describe, make_trace
 
-    traces = {kind: describe(make_trace(kind, 0)) for kind in LIMITS}
-    return Board(traces, [_counted(lab, name, other) for name, other in REFERENCES.items()])
+    traces = {kind: make_trace(kind, SEED) for kind in LIMITS}
+    references = []
+    for name, other in REFERENCES.items():
+        make = _module(lab, other).Server
+        served = {
+            kind: serve(make(SPEC, **LIMITS[kind]), trace, SPEC, **LIMITS[kind]) for kind, trace in traces.items()
+        }
+        references.append(Reference(name, {kind: each.counts for kind, each in served.items()}))
+    return Board({kind: describe(trace) for kind, trace in traces.items()}, references)
 
 
 def board_text(board: Board) -> str:
@@ -41,13 +50,9 @@ def board_text(board: Board) -> str:
     return msgspec.json.format(msgspec.json.encode(board), indent=1).decode() + "\n"
 
 
-def _counted(lab: Lab, name: str, other: str) -> Reference:
-    which = ("--answer", str(solution_folder(lab) / f"{other}.py")) if other else ("--solutions",)
-    run = run_apart(lab, *which, "-m", "board")
-    failed = [line for verdict in run.verdicts if not verdict.passed for line in verdict.lines]
-    if run.problem or failed or not run.verdicts:
-        raise CannotCount(f"{lab.label}, {name}: {run.problem or ' / '.join(failed) or 'no test counts for a board'}")
-    return Reference(name, {trace_of(verdict.test): verdict.counts for verdict in run.verdicts})
+def markdown(board: Board) -> str:
+    """The board's tables as the chapter has them: a trace in words, then a row for each server."""
+    return "\n\n".join("\n".join(_table(board, trace)) for trace in board.traces)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,17 +61,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail when the file is out of date")
     only_check = parser.parse_args(arguments).check
     lab = find_lab("13")
-    path = lab.folder / BOARD_FILE
-    text = board_text(counted_board(lab))
+    path, board = lab.folder / BOARD_FILE, counted_board(lab)
     if only_check:
-        is_fresh = path.exists() and path.read_text(encoding="utf-8") == text
+        is_fresh = path.exists() and path.read_text(encoding="utf-8") == board_text(board)
         print(
             f"{path.name}: up to date" if is_fresh else f"{path.name} is out of date: python -m labstaff.answers.board"
         )
         return 0 if is_fresh else 1
-    path.write_text(text, encoding="utf-8")
-    print(f"wrote {path}")
+    path.write_text(board_text(board), encoding="utf-8")
+    print(f"wrote {path.name}; in chapter 13 it reads\n\n{markdown(board)}")
     return 0
+
+
+def _table(board: Board, trace: str) -> Iterator[str]:
+    yield f"*{trace}*: {board.traces[trace]}.\n"
+    yield "| server | " + " | ".join(column.title.replace("\n", " ") for column in COLUMNS) + " |"
+    yield "|---|" + "---:|" * len(COLUMNS)
+    for each in board.references:
+        values = [column.of(each.counts[trace]) for column in COLUMNS]
+        cells = ["–" if value is None else f"{round(value):,}" for value in values]
+        yield f"| {each.name} | {' | '.join(cells)} |"
+
+
+def _module(lab: Lab, other: str) -> ModuleType:
+    """The solution, with what `other` defines in place of its own."""
+    module = ModuleType(lab.module)
+    for file in (solution_file(lab), *([solution_folder(lab) / f"{other}.py"] if other else [])):
+        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
+    return module
 
 
 if __name__ == "__main__":

@@ -207,9 +207,8 @@ def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
 
 
 def _counts(lab: Lab, run: SuiteRun) -> dict[str, dict[str, int]]:
-    """What stands on the lab's board, by test: nothing of a task that takes more memory than it may, or hides some."""
-    too_large = {each.task for each in run.verdicts if each.kind is Kind.SMALL and not each.passed}
-    too_large |= {task.name for task in lab.tasks if _hidden_memory(task, run)}
+    """What stands on the lab's board, by test: nothing of a task that, seen from outside, takes too much memory."""
+    too_large = {each.task for each in run.verdicts if any(NEEDS_MORE in line for line in each.lines)}
     counted = [each for each in run.verdicts if each.passed and each.counts and each.task not in too_large]
     return {test_id(lab, each): each.counts for each in counted}
 
