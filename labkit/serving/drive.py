@@ -53,6 +53,8 @@ class Served:
     """The most blocks that one step's tables named together."""
     peak_bytes: int = 0
     """What these weigh."""
+    cache_bytes: int = 0
+    """What all blocks weigh, as the server's settings say: all bytes that are counted rest on that."""
     history: list[Step] = field(default_factory=list)
     """Every step in which something was computed."""
 

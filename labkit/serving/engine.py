@@ -62,6 +62,7 @@ def serve(
     bits, block_size, num_blocks = settings_of(server, spec, nbytes)
     engine = _Engine(server, trace, Places(num_blocks, block_size), max_tokens, overtaken, horizon)
     engine.token_bytes, engine.run_layer, engine.model = token_bytes(spec, bits), layer, Model(spec)
+    engine.served.cache_bytes = num_blocks * block_size * token_bytes(spec, bits)
     return engine.run(probe)
 
 
