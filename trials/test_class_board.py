@@ -18,46 +18,59 @@ LAB = find_lab("13")
 SOLUTION = solution_file(LAB).read_text(encoding="utf-8")
 SETTINGS = "        return dict(self._settings)\n"
 PLAN = "        return self._scheduler.plan()\n"
+WRITE = "self._cache.write(layer, blocks, places, k, v)"
 HONEST = {
     "first": variant_text(LAB, solution_folder(LAB) / "servers" / "first_come.py"),
     "prefix": variant_text(LAB, solution_folder(LAB) / "right" / "reserving.py"),
     "preemption": SOLUTION,
 }
+FEWER = (SETTINGS, '        return {**self._settings, "bits": 2}\n')
 FORGED = {
-    "says fewer bits": (SETTINGS, '        return {**self._settings, "bits": 2}\n'),
-    "says fewer bits the second time": (
-        SETTINGS,
-        "        global _asked\n        _asked += 1\n"
-        '        return {**self._settings, "bits": 2 if _asked > 1 else 8}\n\n\n_asked = 0\n',
-    ),
-    "says computed": (
-        PLAN,
-        "        plan = self._scheduler.plan()\n"
-        '        plan["work"] = [{**w, "start": w["start"] + len(w["tokens"]) - 1, "tokens": w["tokens"][-1:]}\n'
-        '                        for w in plan["work"]]\n        return plan\n',
-    ),
-    "gives counts of its own": (PLAN, '        return {**self._scheduler.plan(), "counts": {"in_time": 99}}\n'),
+    "says fewer bits": [FEWER],
+    "says fewer bits and makes its cache later": [
+        FEWER,
+        ("self._cache = CACHE(", "self._cache, self._make = None, lambda: CACHE("),
+        (WRITE, f"self._cache = self._cache or self._make()\n        {WRITE}"),
+    ],
+    "says computed": [
+        (
+            PLAN,
+            "        plan = self._scheduler.plan()\n"
+            '        for w in plan["work"]:\n'
+            '            w["start"], w["tokens"] = w["start"] + len(w["tokens"]) - 1, w["tokens"][-1:]\n'
+            "        return plan\n",
+        )
+    ],
+    "gives counts of its own": [(PLAN, '        return {**self._scheduler.plan(), "counts": {"in_time": 99}}\n')],
+}
+BREAKS = {
+    "broken": "of the completion of request",
+    "says fewer bits": "the bytes that the server holds from the beginning",
+    "says fewer bits and makes its cache later": "the bytes that the steps keep beside the cache",
+    "says computed": "and holds nothing",
+    "gives counts of its own": "has counts, which the handout does not name",
 }
 
 
-def with_change(old: str, new: str) -> str:
-    """The solution with one passage changed, which stands there once."""
-    assert SOLUTION.count(old) == 1, old
-    return SOLUTION.replace(old, new)
+def changed(*changes: tuple[str, str]) -> str:
+    """The solution with passages changed, each of which stands there once."""
+    text = SOLUTION
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
 
 
 TEXTS = {
     **HONEST,
-    "broken": with_change(
-        "self._cache.write(layer, blocks, places, k, v)", "self._cache.write(layer, blocks, places, v, k)"
-    ),
-    **{student: with_change(*change) for student, change in FORGED.items()},
+    "broken": changed((WRITE, WRITE.replace("k, v", "v, k"))),
+    **{student: changed(*changes) for student, changes in FORGED.items()},
 }
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    """The table that `lab counts` writes, after the judge has run the board's tests of each submission."""
+def course(tmp_path_factory):
+    """The folder of a course whose submissions the judge has run the board's tests of."""
     course = tmp_path_factory.mktemp("course")
     for student, text in TEXTS.items():
         folder = course / "submitted" / student / LAB.folder.name
@@ -69,6 +82,16 @@ def rows(tmp_path_factory):
         patch.setattr(Judge, "_run", lambda *arguments, **options: run(*arguments, "-m", "board", **options))
         outcomes = list(judge_all(find_submissions(course / "submitted", [LAB]), course / "judged", workers=1))
     assert [outcome.problem for outcome in outcomes] == [""] * len(TEXTS)
+    for outcome in outcomes:
+        expected = BREAKS.get(outcome.handed_in.student, "")
+        assert bool(outcome.judged.messages) == bool(expected)
+        assert all(expected in message for message in outcome.judged.messages.values()), outcome.judged.messages
+    return course
+
+
+@pytest.fixture(scope="module")
+def rows(course):
+    """The table that `lab counts` writes."""
     said = CliRunner().invoke(app, ["counts", str(course / "submitted"), str(course / "counts.csv"), "--lab", "13"])
     assert said.exit_code == 0, said.output
     assert said.output.endswith(f"counts of {len(HONEST)} of {len(TEXTS)} students\n")
@@ -91,7 +114,7 @@ def test_honest_servers_have_their_counts_on_traces_of_the_courses_seed(rows):
     assert {trace: int(mine["first", trace]["tokens"]) for trace in kept} != told, "not the traces that students know"
 
 
-@pytest.mark.parametrize("student", ["broken", *FORGED])
+@pytest.mark.parametrize("student", BREAKS)
 def test_others_have_none(rows, student):
     mine = [row for row in rows if row["student"] == student]
     assert [(row["trace"], row["status"], row["requests_in_time"]) for row in mine] == [
