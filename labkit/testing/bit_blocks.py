@@ -77,16 +77,26 @@ class BitBlocks:
             self.cache.write(layer, blocks, places, nothing, nothing)
 
     def check(
-        self, sequence: Written, start: int, n: int = 1, *, sharp: float = 1.0, hint: str = WHERE, table: Any = None
+        self,
+        sequence: Written,
+        start: int,
+        n: int = 1,
+        *,
+        sharp: float = 1.0,
+        table: Any = None,
+        hint: str = WHERE,
+        nan_hint: str = FOREIGN,
     ) -> None:
         """Compare attention of n queries at `start` in every layer; `table` in place of the sequence's own."""
         heads = self.group * self.kv_heads
         for layer in range(self.layers):
             q = torch.from_numpy(sharp * self.rng.standard_normal((n, heads, self.d))).float()
             got = self.cache.attend(layer, q, list(sequence.table if table is None else table), start)
-            self._compare(got, q, sequence, layer, start, hint)
+            self._compare(got, q, sequence, layer, start, hint, nan_hint)
 
-    def _compare(self, got: Any, q: torch.Tensor, sequence: Written, layer: int, start: int, hint: str) -> None:
+    def _compare(
+        self, got: Any, q: torch.Tensor, sequence: Written, layer: int, start: int, hint: str, nan_hint: str
+    ) -> None:
         name = f"o of queries {start} to {start + len(q) - 1} in layer {layer} ({self.told})"
         assert_type(name, got, torch.Tensor, "a tensor")
         require(tuple(got.shape) == tuple(q.shape), f"{name} has shape {tuple(got.shape)}, expected {tuple(q.shape)}")
@@ -96,7 +106,7 @@ class BitBlocks:
         want = attention(q.double(), *kept)
         plain = attention(q, *(x.float() for x in kept))
         suspects = lambda: self._suspects(q.double(), sequence, layer, end)  # noqa: E731 — made where something is off
-        assert_close(name, got, want.numpy(), plain=plain.numpy(), suspects=suspects, hint=hint, nan_hint=FOREIGN)
+        assert_close(name, got, want.numpy(), plain=plain.numpy(), suspects=suspects, hint=hint, nan_hint=nan_hint)
 
     def _suspects(
         self, q: torch.Tensor, sequence: Written, layer: int, end: int

@@ -267,9 +267,6 @@ class Scheduler:
         # YOUR CODE HERE
         raise NotImplementedError()
 
-    # YOUR CODE HERE
-    raise NotImplementedError()
-
 
 class Server:
     """A scheduler and a cache under a budget of bytes: what the engine serves a trace with.

@@ -94,7 +94,7 @@ class TestBlockManager:
     def test_a_block_is_what_precedes_it_too(self):
         managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4, 5])
         hint = "the key of a block leaves out what lies before it: keys and values depend on all of the text"
-        managed.assert_finds("b", [9, 9, 3, 4, 5], 0, hint)
+        managed.assert_finds("b", [3, 4, 7], 0, hint)
 
     def test_what_was_freed_is_found_until_it_is_needed(self):
         managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3, 4, 5], gone="a")
@@ -273,8 +273,8 @@ class TestQuantizedBlocks:
         text = blocks.sequence(330)
         blocks.write(text)
         hint = "exp overflows: no score may enter exp without a maximum taken from it, that of all blocks so far"
-        blocks.check(text, 329, sharp=200.0, hint=hint)
-        blocks.check(text, 200, 40, sharp=200.0, hint=hint)
+        blocks.check(text, 329, sharp=200.0, hint=hint, nan_hint=hint)
+        blocks.check(text, 200, 40, sharp=200.0, hint=hint, nan_hint=hint)
 
     @robust
     def test_places_of_others_may_hold_anything(self, rng):
@@ -387,11 +387,15 @@ class TestScheduler:
             trace = any_requests(rng, 16, longest=24, most_new=24, every=1)
             assert_served(Scheduler, trace, -(-56 // size), size, int(rng.integers(8, 40)))
 
-    def test_what_is_found_is_not_yet_computed(self, rng):
+    def test_what_is_found_may_never_have_been_computed(self, rng):
         text = tuple(rng.integers(0, 64, 40).tolist())
         for later in (0, 1, 2):
             trace = [Request(0, 0, text, 4), Request(1, later, (*text, 7), 4), Request(2, later + 1, (*text, 9), 4)]
             assert_served(Scheduler, trace, 40, 4, 16)
+        for n in range(20, 40, 2):  # some of them give way in the middle of their prompt
+            for max_tokens in (3, 5, 8):
+                trace = [Request(0, 0, tuple(range(8)), 8), Request(1, 0, text[:n], 4)]
+                assert_served(Scheduler, trace, 12, 4, max_tokens)
 
     def test_a_request_that_gave_way_goes_on_with_all_its_tokens(self):
         trace = [Request(0, 0, tuple(range(8)), 16), Request(1, 0, tuple(range(20, 28)), 16)]
@@ -529,7 +533,7 @@ class TestServer:
         _, block_size, num_blocks = settings_of(server, SPEC, GENEROUS)
         served = serve_plans(server, trace, num_blocks, block_size, 48)
         could = prefix_tokens(trace, answers=False)
-        least = could // 2
+        least = could * 6 // 10
         told = f"{served.prefix_tokens} tokens of prompts were found and not computed, of {could} that came before"
         hint = (
             "blocks are not shared; or they are so large that few are full; or what is found is computed all the same"

@@ -23,6 +23,10 @@ class Scheduler:
         self._admit()
         work, room = [], self.max_tokens
         for id in list(self.computed):
+            if not room:
+                break
+            if self.computed[id] is None:
+                self.computed[id] = self._found(id)
             first, text = self.computed[id], self.tokens[id]
             end = min(len(text), first + room)
             if end == first:
@@ -59,10 +63,14 @@ class Scheduler:
             table = self.blocks.allocate(id, text)
             shared = self.blocks.num_cached_tokens(id) // self.size
             self.ready.update(dict.fromkeys(table[shared:], 0))
-            whole = 0
-            while whole < shared and self.ready[table[whole]] == self.size:
-                whole += 1
-            self.computed[id], self.held[id] = whole * self.size, len(text)
+            self.computed[id], self.held[id] = None, len(text)  # what is there is told when its turn comes
+
+    def _found(self, id):
+        table, whole = self.blocks.block_table(id), 0
+        shared = self.blocks.num_cached_tokens(id) // self.size
+        while whole < shared and self.ready[table[whole]] == self.size:
+            whole += 1
+        return whole * self.size
 
     def _blocks_of(self, n_tokens):
         return (n_tokens + self.size - 1) // self.size

@@ -391,9 +391,7 @@ class Scheduler:
             if len(one.tokens) == one.final:
                 self._running.remove(one)
                 self._blocks.free(one.id)
-        ### END SOLUTION
 
-    ### BEGIN SOLUTION
     def _place(self, one):
         """Give a request blocks for what is known of it; what is found there and has been computed need not be."""
         table = self._blocks.allocate(one.id, one.tokens)
@@ -434,8 +432,7 @@ class Scheduler:
             self._filled[table[place]] = max(self._filled[table[place]], min(self._size, end - place * self._size))
         one.computed = end
         return {"id": one.id, "start": start, "tokens": one.tokens[start:end], "blocks": table}
-
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 class Server:
