@@ -37,11 +37,11 @@ def counted_board(lab: Lab) -> Board:
     traces = {kind: make_trace(kind, SEED) for kind in LIMITS}
     references = []
     for name, other in REFERENCES.items():
-        make = _module(lab, other).Server
-        served = {
-            kind: serve(make(SPEC, **LIMITS[kind]), trace, SPEC, **LIMITS[kind]) for kind, trace in traces.items()
-        }
-        references.append(Reference(name, {kind: each.counts for kind, each in served.items()}))
+        make, counts = _module(lab, other).Server, {}
+        for kind, trace in traces.items():
+            nbytes, max_tokens = LIMITS[kind]["nbytes"], LIMITS[kind]["max_tokens"]
+            counts[kind] = serve(make(SPEC, nbytes, max_tokens), trace, SPEC, nbytes, max_tokens).counts
+        references.append(Reference(name, counts))
     return Board({kind: describe(trace) for kind, trace in traces.items()}, references)
 
 
