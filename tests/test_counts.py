@@ -100,7 +100,7 @@ def test_a_run_on_another_board_is_kept_and_not_compared(lab, serve):
 def test_what_is_not_written_is_told_and_not_kept(lab, serve, history):
     status, output, _ = serve(verdicts=[NOT_STARTED])
     assert status == 1
-    assert "lab90 · serve · not implemented yet — start here" in output
+    assert "lab90 · serve · not implemented yet — start here\nnext: uv run lab check 90\n" in output
     assert last_numbers(output, "first come, first served ")
     assert "your last" not in output
     assert not history.exists()

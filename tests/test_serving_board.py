@@ -7,7 +7,7 @@ import pytest
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.apart import run_apart
 from labkit.suite.counts import BOARD_FILE, COLUMNS, read_board, trace_of
-from labstaff.answers.board import REFERENCES, board_text, counted_board, main, markdown
+from labstaff.answers.board import REFERENCES, board_text, counted_board, main, markdown, server_module
 
 LAB = find_lab("13")
 
@@ -44,6 +44,45 @@ def test_each_server_adds_something(counted):
         assert found.of(first[trace]) == 0 < found.of(shared[trace])
         assert in_time.of(shared[trace]) >= in_time.of(first[trace])
         assert in_time.of(preempting[trace]) > in_time.of(shared[trace])
+
+
+PENCIL = {"servers/first_come": (6, 10, {}), "right/reserving": (6, 8, {}), "": (4, 8, {2: "A", 3: "B"})}
+"""The chapter's example by server: steps, tokens computed, and who is served in some of the steps."""
+
+
+@pytest.mark.parametrize("other", PENCIL)
+def test_the_chapters_pencil(other):
+    """Four blocks of two places, four tokens a step: A with 1 2 3 and B with 1 2 4 want three tokens each."""
+    steps = served_by(other, {"A": [1, 2, 3], "B": [1, 2, 4]}, 3)
+    n_steps, n_tokens, told = PENCIL[other]
+    assert (len(steps), sum(len(tokens) for step in steps for _, tokens in step)) == (n_steps, n_tokens)
+    assert {number: "".join(name for name, _ in steps[number]) for number in told} == told
+
+
+def test_the_chapters_first_question():
+    steps = served_by("", {"A": [1, 2, 3], "B": [1, 2, 4], "C": [1, 2, 5]}, 3)
+    assert steps[0] == [("A", [1, 2, 3]), ("B", [4])]
+    assert [name for name, _ in steps[1]] == ["A", "B", "C"]
+    assert [name for name, _ in steps[2]] == ["A"]
+    assert [(name, tokens[0]) for name, tokens in steps[3] if name == "C"] == [("C", 5)]
+
+
+def served_by(other, texts, max_new):
+    """Which tokens of whom are computed, step by step, until all have got theirs."""
+    scheduler = server_module(LAB, other).Scheduler(4, 2, 4)
+    ends = {name: len(tokens) + max_new for name, tokens in texts.items()}
+    for name, tokens in texts.items():
+        scheduler.submit(name, list(tokens), max_new)
+    steps = []
+    while any(len(texts[name]) < end for name, end in ends.items()):
+        work = scheduler.plan()["work"]
+        steps.append([(piece["id"], list(piece["tokens"])) for piece in work])
+        done = [piece["id"] for piece in work if piece["start"] + len(piece["tokens"]) == len(texts[piece["id"]])]
+        for name in done:
+            texts[name].append(100 * ord(name) + len(texts[name]))
+        scheduler.advance({name: texts[name][-1] for name in done})
+        assert len(steps) < 20
+    return steps
 
 
 def test_a_stale_file_is_said(counted, monkeypatch, capsys):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -63,7 +64,8 @@ def show_counts(lab: Lab, *, as_json: bool = False) -> int:
             print_lines(told, [*broken_lines(trace, runs), ""])
         print_lines(told, legend_lines(runs))
     if nothing_yet := [verdict for verdict in judged.verdicts if verdict.state in NOT_A_RUN]:
-        print_lines(told, ["", *run_lines(lab, nothing_yet)])
+        told_of_task = takewhile(bool, run_lines(lab, nothing_yet))  # points are nothing that a part of a suite knows
+        print_lines(told, ["", *told_of_task, f"next: uv run lab check {lab.number}"])
     return 0 if passed else 1
 
 

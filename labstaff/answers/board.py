@@ -37,7 +37,7 @@ def counted_board(lab: Lab) -> Board:
     traces = {kind: make_trace(kind, SEED) for kind in LIMITS}
     references = []
     for name, other in REFERENCES.items():
-        make, counts = _module(lab, other).Server, {}
+        make, counts = server_module(lab, other).Server, {}
         for kind, trace in traces.items():
             nbytes, max_tokens = LIMITS[kind]["nbytes"], LIMITS[kind]["max_tokens"]
             counts[kind] = serve(make(SPEC, nbytes, max_tokens), trace, SPEC, nbytes, max_tokens).counts
@@ -53,6 +53,14 @@ def board_text(board: Board) -> str:
 def markdown(board: Board) -> str:
     """The board's tables as the chapter has them: a trace in words, then a row for each server."""
     return "\n\n".join("\n".join(_table(board, trace)) for trace in board.traces)
+
+
+def server_module(lab: Lab, other: str) -> ModuleType:
+    """The solution, with what `other` defines in place of its own."""
+    module = ModuleType(lab.module)
+    for file in (solution_file(lab), *([solution_folder(lab) / f"{other}.py"] if other else [])):
+        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
+    return module
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,14 +89,6 @@ def _table(board: Board, trace: str) -> Iterator[str]:
         values = [column.of(each.counts[trace]) for column in COLUMNS]
         cells = ["–" if value is None else f"{round(value):,}" for value in values]
         yield f"| {each.name} | {' | '.join(cells)} |"
-
-
-def _module(lab: Lab, other: str) -> ModuleType:
-    """The solution, with what `other` defines in place of its own."""
-    module = ModuleType(lab.module)
-    for file in (solution_file(lab), *([solution_folder(lab) / f"{other}.py"] if other else [])):
-        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
-    return module
 
 
 if __name__ == "__main__":
