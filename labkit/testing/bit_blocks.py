@@ -104,9 +104,25 @@ class BitBlocks:
         end = start + len(q)
         kept = [rounded(x[layer, :end].double(), self.bits) for x in (sequence.k, sequence.v)]
         want = attention(q.double(), *kept)
-        plain = attention(q, *(x.float() for x in kept))
+        plain = [of(q, *(x.float() for x in kept)).numpy() for of in (attention, self._block_by_block)]
         suspects = lambda: self._suspects(q.double(), sequence, layer, end)  # noqa: E731 — made where something is off
-        assert_close(name, got, want.numpy(), plain=plain.numpy(), suspects=suspects, hint=hint, nan_hint=nan_hint)
+        assert_close(name, got, want.numpy(), plain=plain, suspects=suspects, hint=hint, nan_hint=nan_hint)
+
+    def _block_by_block(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The same in another order of rounding: outputs of blocks, merged by their log-sum-exps."""
+        k, v = (x.repeat_interleave(self.group, 1).transpose(0, 1) for x in (k, v))
+        position = k.shape[1] - len(q) + torch.arange(len(q))[:, None]
+        o, lse = torch.zeros(k.shape[0], len(q), self.d), torch.full((k.shape[0], len(q)), -torch.inf)
+        for first in range(0, k.shape[1], self.block_size):
+            keys, values = (x[:, first : first + self.block_size] for x in (k, v))
+            scores = q.transpose(0, 1) @ keys.mT / self.d**0.5
+            scores.masked_fill_(first + torch.arange(keys.shape[1]) > position, -torch.inf)
+            more = scores.logsumexp(-1)
+            both = torch.logaddexp(lse, more)
+            part = scores.softmax(-1).nan_to_num(0.0) @ values
+            o = o * torch.exp(lse - both)[..., None] + part * torch.exp(more - both)[..., None]
+            lse = both
+        return o.transpose(0, 1)
 
     def _suspects(
         self, q: torch.Tensor, sequence: Written, layer: int, end: int

@@ -319,15 +319,15 @@ class TestQuantizedBlocks:
         kept = num_blocks * size * 2 * heads * (d + 4)
         assert_at_most(f"what attend reads of a cache of {kept:,} bytes", told["read"], kept, hint=hint)
 
-    @pytest.mark.outside(mib=34)
+    @pytest.mark.outside(mib=44)
     @small
     def test_far_from_float32(self, outside):
-        sizes, n_tokens = (256, 16, 2, 8, 256, 4), 4096
+        sizes, n_tokens = (256, 16, 1, 16, 256, 4), 4096
         got = outside(full_cache, sizes, n_tokens, 13)
         generator = torch.Generator().manual_seed(13)
-        drawn = [torch.randn(2, 64, 8, 256, generator=generator) for _ in range(0, n_tokens, 64)]
+        drawn = [torch.randn(2, 64, 16, 256, generator=generator) for _ in range(0, n_tokens, 64)]
         k, v = (rounded(torch.cat([each[i] for each in drawn]), 4) for i in (0, 1))
-        want = attention(torch.randn(1, 16, 256, generator=generator), k, v)
+        want = attention(torch.randn(1, 32, 256, generator=generator), k, v)
         off = float((got - want).abs().max())
         require(off < 1e-3, f"o is off by {off:.3g} with the cache full")
 
