@@ -106,8 +106,8 @@ def test_what_is_not_written_is_told_and_not_kept(lab, serve, history):
     assert not history.exists()
 
 
-def test_an_answer_that_ends_its_process_breaks_what_it_served(tmp_path):
-    """The whole way, in a tree of its own: the suite in a process, and another when an answer has ended it."""
+def test_the_whole_way_from_files_to_the_board(tmp_path):
+    """In a tree of its own: the suite in a process, another when an answer has ended it, and what can't be counted."""
     house = House(tmp_path)
     lab = counting_lab(tmp_path)
     lab.answer_file.write_text(
@@ -118,11 +118,15 @@ def test_an_answer_that_ends_its_process_breaks_what_it_served(tmp_path):
     assert said.stdout.count("✗ its process ended: it left with status 3") == 1
     (kept,) = kept_runs(lab)
     assert kept.counts == {"chat": COUNTED}
+    lab.answer_file.write_text(answer(peak_blocks=9), encoding="utf-8")
+    assert house.command("board", "90").stdout.count(f"  ✗ {BROKE}") == 2
+    _, broken = kept_runs(lab)
+    assert (broken.counts, broken.broke["chat"][0]) == ({}, BROKE), "what a test records before it fails is no count"
     lab.answer_file.write_text("def serve(:\n", encoding="utf-8")
     said = house.command("board", "90")
     assert (said.returncode, said.stderr) == (1, "")
     assert "lab90 · counted.py has a syntax error in line 1" in said.stdout
-    assert kept_runs(lab) == [kept]
+    assert kept_runs(lab) == [kept, broken]
     said = house.command("board", "01")
     assert (said.returncode, said.stdout) == (1, "")
     assert said.stderr == "lab board: lab01 has no board: its points are all that it counts\n"

@@ -222,7 +222,7 @@ def _run_of(lab: Lab, verdicts: Sequence[Verdict]) -> Run:
         file=fingerprint(lab),
         board=counts.board_digest(lab),
         labkit=_labkit_version(),
-        counts={counts.trace_of(each.test): each.counts for each in verdicts if each.passed},
+        counts={counts.trace_of(each.test): each.counts for each in verdicts if each.counts},
         broke={counts.trace_of(each.test): list(each.lines) for each in verdicts if not each.passed},
     )
 
