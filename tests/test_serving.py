@@ -201,7 +201,7 @@ class TestPlaces:
                 second["blocks"] = [*second["blocks"][:-1], first["blocks"][0]]
             return plan
 
-        says = "is read as token \\d+ of request 0, \\d+, but the same step writes token 30 of request 1 there"
+        says = "is read as token \\d+ of request 0, \\d+, but the same step writes token 28 of request 1 there"
         refused(with_plans(into_another_s), TWO, says)
 
     def test_copies_come_first(self):

@@ -15,7 +15,7 @@ SWITCHES = {
     "`CACHE = PlainBlocksCache`": {"QuantizedBlocks": ("CACHE = QuantizedBlocks", "CACHE = PlainBlocksCache")},
 }
 SWITCHES["both"] = {task: lines for switch in SWITCHES.values() for task, lines in switch.items()}
-"""How the handout calls a switch → the tasks whose pieces come from the course, and the line of each, before and after."""
+"""How the handout calls a switch → the tasks whose pieces come from the course, and the line of each, before, after."""
 
 
 def job_of(switch: str) -> Job:
