@@ -114,7 +114,7 @@ def board_digest(lab: Lab) -> str:
 
 
 def trace_of(test: str) -> str:
-    """`chat` of `test_board[chat]`."""
+    """The parameter of a test that is marked `board`: `chat` of `test_traces[chat]`."""
     return test.partition("[")[2].removesuffix("]")
 
 

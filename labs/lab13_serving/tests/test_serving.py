@@ -520,10 +520,12 @@ class TestServer:
     def test_traces_with_room_to_spare(self, rng, kind):
         assert_trace(kind, int(rng.integers(10**6)), GENEROUS, 48)
 
+    @pytest.mark.board
     @small
     @by_kind
-    def test_traces_under_the_budget(self, rng, kind):
-        assert_trace(kind, int(rng.integers(10**6)), **LIMITS[kind])
+    def test_traces_under_the_budget(self, request, board, kind):
+        """The traces of the board, whose seed is the run's: grading draws others."""
+        board(assert_trace(kind, request.config.option.seed, **LIMITS[kind]).counts)
 
     @small
     @by_kind
@@ -564,13 +566,6 @@ class TestServer:
         prompt = [number * 7 % 61 for number in range(1400)]
         n_tokens = outside(served_from_outside, spec, 12 << 20, 128, [(prompt, 2)])
         assert_equal("the tokens computed for a prompt of 1,400 and one that follows", n_tokens, 1401)
-
-    @pytest.mark.board
-    @small
-    @by_kind
-    def test_board(self, request, board, kind):
-        """The board's own traces; grading draws others. Nothing is asked but what holds for any trace."""
-        board(assert_trace(kind, request.config.option.seed, **LIMITS[kind]).counts)
 
     @refuses
     def test_what_can_never_fit(self):
