@@ -28,7 +28,7 @@ from labkit.labs.manifest import Lab
 from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.derive.build import derive_stub
 
-ROOMS = ("labkit.testing", "labkit.meters", "labkit.bench", "labkit.simulated_memory")
+ROOMS = ("labkit.testing", "labkit.meters", "labkit.serving", "labkit.bench", "labkit.simulated_memory")
 """What knows of attention and its memory. The others run suites and commands, and take no array."""
 
 RESULT, LAB, CONTROL = "PASTING_RESULT", "PASTING_LAB", "the solution"

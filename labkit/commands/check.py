@@ -78,12 +78,13 @@ def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool) -> SuiteRun:
     bars = Console(stderr=True)
     if (usual_seconds := stored(lab).suite_seconds) >= LONG_SECONDS and not tasks:
         bars.print(f"{lab.label}: the last run took {usual_seconds:.0f} s", style="dim", highlight=False)
-    with _progress(bars, lab) as on_verdict:
+    with progress(bars, lab) as on_verdict:
         return run_apart(lab, tests=tests, on_verdict=on_verdict)
 
 
 @contextlib.contextmanager
-def _progress(bars: Console, lab: Lab) -> Iterator[OnVerdict]:
+def progress(bars: Console, lab: Lab) -> Iterator[OnVerdict]:
+    """A bar for the tests of a run, where `bars` is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=bars, transient=True, disable=not bars.is_terminal) as progress:
         bar = progress.add_task(f"{lab.label} · importing", total=None)

@@ -80,6 +80,24 @@ def check(
         raise typer.Exit(check_lab(found, chosen, everything=everything, show_prints=show_prints))
 
 
+@app.command(name="board")
+def counts(
+    lab: LabName,
+    as_json: Annotated[bool, typer.Option("--json", help="as data: references, every run, the best")] = False,
+) -> None:
+    """Run what a lab counts beyond its points, and show it beside your best run and the course's."""
+    from labkit.commands.counts import show_counts
+    from labkit.suite.counts import NoBoard
+
+    found = find_lab(lab)
+    with interruptible("board"):
+        try:
+            status = show_counts(found, as_json=as_json)
+        except NoBoard as error:
+            sys.exit(f"lab board: {error}")
+    raise typer.Exit(status)
+
+
 @app.command()
 def hint(
     lab: LabName,

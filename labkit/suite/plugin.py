@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -58,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except ManifestError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[LABS] = labs
+    config.addinivalue_line("markers", "board: counts for the lab's board, under the name of its parameter")
     config.addinivalue_line("markers", "outside(mib): memory is measured from outside, by the fixture of this name")
     config.stash[VERDICTS] = {}
     config.stash[WHOLE] = {}
@@ -142,8 +143,9 @@ def pytest_runtest_makereport(
     drawn = "rng" in getattr(item, "fixturenames", ())
     n_printed = 0 if report.passed else report.capstdout.count("\n")
     outside = item.get_closest_marker("outside") is not None
-    kind = _kind_of_failure(call.excinfo.value) if report.failed and call.excinfo else None
-    verdict = Verdict(item.name, _task_name(item), state, lines, drawn, kind or _kind(item), n_printed, outside)
+    kind = (_kind_of_failure(call.excinfo.value) if report.failed and call.excinfo else None) or _kind(item)
+    counts = _counts(item) if state is State.PASSED else {}
+    verdict = Verdict(item.name, _task_name(item), state, lines, drawn, kind, n_printed, outside, counts)
     item.config.stash[VERDICTS].setdefault(lab.label, []).append(verdict)
     report.user_properties.append(("verdict", verdict))
     return report
@@ -178,6 +180,21 @@ def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     import numpy as np
 
     return np.random.default_rng([request.config.option.seed, zlib.crc32(request.node.nodeid.encode())])
+
+
+@pytest.fixture
+def board(request: pytest.FixtureRequest) -> Callable[[Mapping[str, int]], None]:
+    """Takes what a test that is marked `board` has counted, by name; it stands on the lab's board if the test passes.
+
+    Raises ValueError for anything but whole numbers, and when it is called again.
+    """
+
+    def record(counts: Mapping[str, int]) -> None:
+        if not all(type(count) is int for count in counts.values()) or _counts(request.node):
+            raise ValueError(f"a board takes whole numbers, and once from a test: {dict(counts)!r}")
+        request.node.user_properties.append(("counts", dict(counts)))
+
+    return record
 
 
 @pytest.fixture
@@ -240,6 +257,11 @@ def _kind_of_failure(error: BaseException) -> Kind | None:
     from labkit.testing.compare import BorrowedWork
 
     return Kind.OWN if isinstance(error, BorrowedWork) else None
+
+
+def _counts(item: pytest.Item) -> dict[str, int]:
+    """What the test has recorded for the lab's board, by the fixture `board`."""
+    return dict(*(value for name, value in item.user_properties if name == "counts"))
 
 
 def _whole_suite(session: pytest.Session, lab: Lab) -> dict[str, set[str]]:

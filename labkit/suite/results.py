@@ -112,7 +112,15 @@ def store(lab: Lab, results: Mapping[str, TaskResult], suite_seconds: float = 0.
     known: dict[str, StoredResult] = load(lab)
     known |= {name: StoredResult(**asdict(result), source=source) for name, result in results.items()}
     kept = Stored(list(known.values()), suite_seconds or stored(lab).suite_seconds)
-    path = _path(lab)
+    write_json(_path(lab), kept)
+
+
+def write_json(path: Path, kept: msgspec.Struct) -> None:
+    """Write what is kept between runs, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; what was kept before is still there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         part = Path(file.name)

@@ -57,7 +57,8 @@ class Verdict:
 
     `drawn` says whether the test's inputs are drawn at random, so that another seed gives others.
     `n_printed` is how many lines the answer printed that were not shown. `outside` says whether memory is measured
-    from outside: see `labkit.testing.outside`.
+    from outside: see `labkit.testing.outside`. `counts` is what a test that passed has recorded for the lab's board:
+    numbers by name.
     """
 
     test: str
@@ -68,6 +69,7 @@ class Verdict:
     kind: Kind = Kind.EXACT
     n_printed: int = 0
     outside: bool = False
+    counts: dict[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def passed(self) -> bool:

@@ -183,7 +183,8 @@ def judged_run(lab: Lab, key: str, run: SuiteRun) -> JudgedSubmission:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
     flags += [f"{task.name}: no points: {why}" for task in lab.tasks if (why := _hidden_memory(task, run))]
     tasks = {task.name: _points(task, run, flags) if complete else 0.0 for task in lab.tasks}
-    return JudgedSubmission(lab.folder.name, key, "judged", "", flags, tests, messages, tasks)
+    counts = _counts(lab, run) if complete else {}
+    return JudgedSubmission(lab.folder.name, key, "judged", "", flags, tests, messages, tasks, counts)
 
 
 def test_id(lab: Lab, verdict: Verdict) -> str:
@@ -203,6 +204,13 @@ def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
             "or repeats the examples, passes them too"
         )
     return points
+
+
+def _counts(lab: Lab, run: SuiteRun) -> dict[str, dict[str, int]]:
+    """What stands on the lab's board, by test: nothing of a task that, seen from outside, takes too much memory."""
+    too_large = {each.task for each in run.verdicts if any(NEEDS_MORE in line for line in each.lines)}
+    counted = [each for each in run.verdicts if each.passed and each.counts and each.task not in too_large]
+    return {test_id(lab, each): each.counts for each in counted}
 
 
 def _hidden_memory(task: Task, run: SuiteRun) -> str:

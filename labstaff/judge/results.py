@@ -17,7 +17,8 @@ class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `key` stands for what was handed in, `version` for all else that decides the outcome. `status` is "judged" or
     "refused" (nothing could be judged; `reason` says why, and all points are 0). `flags` are for the grader to look at.
     `tests` maps a test's id (`TestClass::test_name`) to how it went, `messages` a failed test's id to what a student
-    would read, `tasks` a task to the points it earns. `syntax` is what `labstaff.grading.similar` compares.
+    would read, `tasks` a task to the points it earns. `counts` maps a test that passed to what the suite has counted
+    there for the lab's board. `syntax` is what `labstaff.grading.similar` compares.
     """
 
     lab: str
@@ -28,6 +29,7 @@ class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tests: dict[str, Literal["passed", "failed", "missing"]] = {}
     messages: dict[str, str] = {}
     tasks: dict[str, float] = {}
+    counts: dict[str, dict[str, int]] = {}
     version: str = ""
     syntax: list[int] = []
 

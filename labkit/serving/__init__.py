@@ -1,0 +1,1 @@
+"""A server under test: a tiny model, traces of requests, and the engine that serves them and counts."""

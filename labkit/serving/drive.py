@@ -1,0 +1,277 @@
+"""Drives a planner through a trace, step by step: checks every plan, sees that nobody starves, and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from labkit.serving.places import Piece, Places, Text
+from labkit.serving.plans import check_work, read_plan
+from labkit.serving.trace import Request
+from labkit.testing.compare import require
+from labkit.testing.wording import show
+
+OVERTAKEN = 8
+"""How many requests that came later may be done while one gets no further."""
+
+VOCAB = 64
+"""Of the tokens that `serve_plans` has follow a prompt."""
+
+
+class Step(NamedTuple):
+    """One step: requests computed in it, those that were not, the blocks that its tables name, and its tokens."""
+
+    step: int
+    served: int
+    waiting: int
+    blocks: int
+    tokens: int
+
+
+@dataclass
+class Served:
+    """What came of a trace: completions, and counts that are made from the plans, the same on every machine."""
+
+    completions: dict[Any, list[int]] = field(default_factory=dict)
+    steps: int = 0
+    """Steps until the last request was done."""
+    in_time: int = 0
+    """Requests done within the horizon."""
+    tokens: int = 0
+    """Tokens generated."""
+    bytes_read: int = 0
+    """Bytes of the cache that attention reads for them: of each piece of work its context, in every layer."""
+    prefix_tokens: int = 0
+    """Tokens of prompts that were found and never computed."""
+    again: int = 0
+    """Tokens computed a second time, after a request gave up its blocks."""
+    peak_blocks: int = 0
+    """The most blocks that one step's tables named together."""
+    peak_bytes: int = 0
+    """What these weigh."""
+    cache_bytes: int = 0
+    """What all blocks weigh, as the server's settings say: all bytes that are counted rest on that."""
+    history: list[Step] = field(default_factory=list)
+    """Every step in which something was computed."""
+
+    @property
+    def bytes_read_a_token(self) -> Fraction:
+        """Bytes read for each token generated."""
+        return Fraction(self.bytes_read, max(self.tokens, 1))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Everything that is one number, by name: what a board takes."""
+        return {name: value for name, value in vars(self).items() if type(value) is int}
+
+
+class Active(Text):
+    """A request that is served: its text so far, and which positions have been computed."""
+
+    def __init__(self, places: Places, request: Request) -> None:
+        super().__init__(places, request.prompt)
+        self.request = request
+        self.computed: set[int] = set()
+        self.overtaken = 0
+
+    @property
+    def completion(self) -> list[int]:
+        """The tokens generated so far."""
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of them are there."""
+        return len(self.completion) == self.request.max_new
+
+
+def serve_plans(
+    scheduler: Any,
+    trace: Sequence[Request],
+    num_blocks: int,
+    block_size: int,
+    max_tokens: int,
+    *,
+    overtaken: int = OVERTAKEN,
+    probe: bool = True,
+) -> Served:
+    """Have `scheduler` plan a trace, with no model: what follows a prompt is made up, no keys or values are written.
+
+    Args:
+        scheduler: has `submit`, `plan` and `advance`.
+        trace: of the requests, in the order in which they come.
+        num_blocks: of the cache. block_size: their places.
+        max_tokens: that a step may compute, at most.
+        overtaken: how many later requests may be done while one gets no further.
+        probe: whether all blocks are asked for at the end.
+
+    Raises:
+        AssertionError: saying what is off in a plan.
+    """
+    return Drive(scheduler, trace, Places(num_blocks, block_size), max_tokens, overtaken).run(probe)
+
+
+class Drive:
+    """One trace, one planner. What follows a prompt is made up: `engine` asks a model."""
+
+    token_bytes = 0
+
+    def __init__(
+        self,
+        planner: Any,
+        trace: Sequence[Request],
+        places: Places,
+        max_tokens: int,
+        overtaken: int = OVERTAKEN,
+        horizon: int | None = None,
+    ) -> None:
+        self.planner, self.trace, self.places, self.max_tokens = planner, list(trace), places, max_tokens
+        self.overtaken_allowed = overtaken
+        self.horizon = self.trace[-1].arrival + 1 if horizon is None else horizon
+        self.order = {request.id: number for number, request in enumerate(self.trace)}
+        self.active: dict[Any, Active] = {}
+        self.served = Served()
+        self.last_user: dict[int, Any] = {}
+
+    def run(self, probe: bool) -> Served:
+        """All of the trace; what came of it."""
+        waiting, step, most_steps = list(self.trace), 0, self._most_steps()
+        while waiting or self.active:
+            while waiting and waiting[0].arrival <= step:
+                request = waiting.pop(0)
+                self.planner.submit(request.id, list(request.prompt), request.max_new)
+                self.active[request.id] = Active(self.places, request)
+            if self.active:
+                self._step(step)
+            step += 1
+            require(
+                step <= most_steps,
+                f"after {step} steps {len(self.active)} requests are not done; one after the other, all would be in "
+                f"{most_steps // 2}: {self._told_active()}",
+            )
+        self.served.steps = step
+        if probe:
+            self._probe(step)
+        return self.served
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Have blocks copied."""
+
+    def next_tokens(self, step: int, work: Sequence[Piece]) -> list[int]:
+        """What follows the last token of each piece."""
+        return [self.order[piece.id] * 7 + piece.end * 11 & VOCAB - 1 for piece in work]
+
+    def check_token(self, one: Active, token: int, step: int) -> None:
+        """Fail unless this is the token that follows."""
+
+    def _step(self, step: int) -> None:
+        work = self._planned(step)
+        tokens = self.next_tokens(step, work)
+        self._count(work, step)
+        sampled = {}
+        for piece, token in zip(work, tokens, strict=True):
+            one = self.active[piece.id]
+            if piece.end == len(one.tokens):
+                self.check_token(one, token, step)
+                sampled[piece.id] = token
+                one.append(token)
+        self.planner.advance(dict(sampled))
+        self._finish(sampled, step)
+
+    def _planned(self, step: int) -> list[Piece]:
+        """The work of a step, believed: its copies are made, and in `places` it is written."""
+        copies, work = read_plan(self.planner.plan(), self.places.num_blocks, step)
+        require(
+            work,
+            f"step {step}: nothing is computed, and {len(self.active)} requests are not done, of which at least one "
+            f"can go on: {self._told_active()}\nUsual cause: blocks are not given back, or a request that needs one "
+            "waits for itself",
+        )
+        texts = dict[Any, Text](self.active)
+        check_work(work, texts, self.places.block_size, self.max_tokens, step)
+        self.copy(copies)
+        self.places.copy(copies)
+        self.places.write(work, texts, step)
+        for piece in work:
+            self.places.assert_readable(piece, texts[piece.id], step)
+            self.last_user.update(dict.fromkeys(piece.blocks, piece.id))
+        return work
+
+    def _count(self, work: list[Piece], step: int) -> None:
+        served, size = self.served, self.places.block_size
+        n_blocks = len({block for piece in work for block in piece.blocks})
+        n_tokens = sum(len(piece.tokens) for piece in work)
+        served.history.append(Step(step, len(work), len(self.active) - len(work), n_blocks, n_tokens))
+        served.peak_blocks = max(served.peak_blocks, n_blocks)
+        served.peak_bytes = served.peak_blocks * size * self.token_bytes
+        served.bytes_read += sum(piece.end for piece in work) * self.token_bytes
+        for piece in work:
+            one, now = self.active[piece.id], set(range(piece.start, piece.end))
+            served.again += len(one.computed & now)
+            if now - one.computed:
+                one.overtaken = 0
+            one.computed |= now
+
+    def _finish(self, sampled: dict[Any, int], step: int) -> None:
+        done = [one for id in sampled if (one := self.active[id]).is_done]
+        for one in done:
+            del self.active[one.request.id]
+            self.served.completions[one.request.id] = one.completion
+            self.served.in_time += step < self.horizon
+            self.served.tokens += one.request.max_new
+            self.served.prefix_tokens += sum(at not in one.computed for at in range(len(one.request.prompt)))
+        for other in self.active.values():
+            came = self.order[other.request.id]
+            other.overtaken += sum(self.order[one.request.id] > came for one in done)
+            require(
+                other.overtaken <= self.overtaken_allowed,
+                f"step {step}: request {other.request.id!r} has been overtaken by {other.overtaken} that came later "
+                f"and are done, while it got no further ({self.overtaken_allowed} are allowed): it starves\nUsual "
+                "cause: whoever fits is taken first, or the oldest gives way: who comes first is served first, and the "
+                "last that came gives way",
+            )
+
+    def _probe(self, step: int) -> None:
+        """Ask for all blocks at once, when everybody has gone."""
+        places, last = self.places, 1 + max(request.id for request in self.trace)
+        rng = np.random.default_rng([len(self.trace), step])
+        prompt = rng.integers(0, VOCAB, places.num_blocks * places.block_size - 1).tolist()
+        told = f"after the last request all {places.num_blocks} blocks are free, and one that needs all of them"
+        try:
+            self.planner.submit(last, prompt, 1)
+        except ValueError as error:
+            require(False, f"{told}, {len(prompt)} tokens and 1 to follow, is refused: {error}")
+        text = Text(places, prompt)
+        named: set[int] = set()
+        for more in range(-(-len(prompt) // self.max_tokens) + 2):
+            _, work = read_plan(self.planner.plan(), places.num_blocks, step + more)
+            if not work:
+                break
+            check_work(work, {last: text}, places.block_size, self.max_tokens, step + more)
+            named.update(work[0].blocks)
+            if work[0].end == len(prompt):
+                self.planner.advance({last: 0})
+                return
+        require(False, f"{told} is never computed whole: {self._told_lost(named)}")
+
+    def _told_lost(self, named: set[int]) -> str:
+        lost = [block for block in range(self.places.num_blocks) if block not in named]
+        if not named or not lost:
+            return "some blocks were not given back\nUsual cause: a request that is done keeps its blocks"
+        users = ", ".join(sorted({show(self.last_user[block]) for block in lost if block in self.last_user}))
+        return f"{len(lost)} blocks are lost, {show(lost)}, last used by request {users or 'nobody'}"
+
+    def _most_steps(self) -> int:
+        """Twice the steps that serving one request after the other takes, and as many as requests come in."""
+        alone = sum(-(-len(each.prompt) // self.max_tokens) + each.max_new for each in self.trace)
+        return 2 * (alone + self.trace[-1].arrival + 1)
+
+    def _told_active(self) -> str:
+        return ", ".join(
+            f"request {id!r} has {len(one.completion)} of {one.request.max_new} tokens"
+            for id, one in list(self.active.items())[:3]
+        )

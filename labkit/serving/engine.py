@@ -1,0 +1,136 @@
+"""The engine: serves a trace with a server under test, whose plans are checked and whose cache a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from labkit.meters.serving import run_layer
+from labkit.serving.drive import OVERTAKEN, Active, Drive, Served
+from labkit.serving.model import Model, dense_completion
+from labkit.serving.places import Piece, Places
+from labkit.serving.trace import Request
+from labkit.testing.compare import assert_keys, require
+from labkit.testing.wording import dtype_name, kind, none_hint, show
+
+__all__ = ["BITS", "OVERTAKEN", "Served", "serve", "settings_of", "token_bytes"]
+
+BITS = (2, 4, 8, 32)
+"""What a server may keep of a number: codes with a scale and a zero, or float32 as it is."""
+
+WRONG_TOKEN = (
+    "every plan was right so far, so it is write, copy or attend: a place, a position, a head; or too few bits"
+)
+
+
+def token_bytes(spec: dict[str, int], bits: int) -> int:
+    """The bytes of one token in all layers; up to 8 bits with a float16 scale and zero for each of its vectors."""
+    vector = spec["head_dim"] * bits // 8 + (4 if bits <= 8 else 0)
+    return 2 * spec["layers"] * spec["kv_heads"] * vector
+
+
+def serve(
+    server: Any,
+    trace: Sequence[Request],
+    spec: dict[str, int],
+    nbytes: int,
+    max_tokens: int,
+    *,
+    layer: Callable[..., list[Any]] = run_layer,
+    overtaken: int = OVERTAKEN,
+    horizon: int | None = None,
+    probe: bool = True,
+) -> Served:
+    """Serve `trace` with `server`, whose plans are checked and whose cache is used; what came of it.
+
+    Args:
+        server: has `settings`, `submit`, `plan`, `copy`, `write`, `attend` and `advance`: see Lab 13.
+        trace: of the requests, in the order in which they come.
+        spec: of the model, whose weights are the engine's own.
+        nbytes: of the cache, at most.
+        max_tokens: that a step may compute, at most.
+        layer: runs one layer of a step; a suite gives a program of its own, which runs where the server is.
+        overtaken: how many later requests may be done while one gets no further.
+        horizon: within how many steps requests count as done in time; None for as long as requests come.
+        probe: whether all blocks are asked for at the end.
+
+    Raises:
+        AssertionError: saying what is off in a plan, in what attention found, or in a completion.
+    """
+    bits, block_size, num_blocks = settings_of(server, spec, nbytes)
+    engine = _Engine(server, trace, Places(num_blocks, block_size), max_tokens, overtaken, horizon)
+    engine.token_bytes, engine.run_layer, engine.model = token_bytes(spec, bits), layer, Model(spec)
+    engine.served.cache_bytes = num_blocks * block_size * token_bytes(spec, bits)
+    return engine.run(probe)
+
+
+def settings_of(server: Any, spec: dict[str, int], nbytes: int) -> tuple[int, int, int]:
+    """Bits, block size and number of blocks of a server; fails unless they are numbers that fit the budget."""
+    names = ("bits", "block_size", "num_blocks")
+    found = assert_keys("what settings() returns", server.settings(), names)
+    bits, size, count = (found[name] for name in names)
+    require(type(bits) is int and bits in BITS, f"settings() says bits {show(bits)}: one of {BITS} is expected")
+    for name in names[1:]:
+        value = found[name]
+        require(type(value) is int and value > 0, f"settings() says {name} {show(value)}, expected at least 1")
+    weight = count * size * token_bytes(spec, bits)
+    require(
+        weight <= nbytes,
+        f"{count} blocks of {size} tokens in {bits} bits weigh {weight:,} bytes, and the budget is {nbytes:,}\nA token "
+        f"weighs {token_bytes(spec, bits)} bytes in {bits} bits: keys and values, in every layer, and up to 8 bits a "
+        "scale and a zero for each vector",
+    )
+    return bits, size, count
+
+
+class _Engine(Drive):
+    """A drive in which a model computes what follows, from what the server's cache holds."""
+
+    model: Model
+    run_layer: Callable[..., list[Any]]
+
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        for old, new in copies:
+            self.planner.copy(old, new)
+
+    def next_tokens(self, step: int, work: Sequence[Piece]) -> list[int]:
+        scores = self.model.logits(
+            [token for piece in work for token in piece.tokens],
+            [position for piece in work for position in range(piece.start, piece.end)],
+            lambda layer, q, k, v: self._attend(step, work, layer, q, k, v),
+        )
+        return [int(rows[-1].argmax()) for rows in scores.split([len(piece.tokens) for piece in work])]
+
+    def check_token(self, one: Active, token: int, step: int) -> None:
+        number = len(one.completion)
+        want = dense_completion(one.request.prompt, one.request.max_new)[number]
+        told = (
+            f"step {step}: token {number} of the completion of request {one.request.id!r} is {token}, expected {want}"
+        )
+        require(token == want, f"{told}\nUsual cause: {WRONG_TOKEN}")
+
+    def _attend(
+        self, step: int, work: Sequence[Piece], layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        where = [self.places.place_of(piece, at) for piece in work for at in range(piece.start, piece.end)]
+        written = [block for block, _ in where], [place for _, place in where]
+        queries = q.split([len(piece.tokens) for piece in work])
+        reads = [(rows, list(piece.blocks), piece.start) for rows, piece in zip(queries, work, strict=True)]
+        found = self.run_layer(self.planner, layer, written, k, v, reads)
+        for piece, rows, o in zip(work, queries, found, strict=True):
+            _check_output(o, rows, f"step {step}: attend for request {piece.id!r} in layer {layer}")
+        return torch.cat(found)
+
+
+def _check_output(o: Any, q: torch.Tensor, told: str) -> None:
+    require(isinstance(o, torch.Tensor), f"{told} returns {kind(o)}, expected a tensor{none_hint(o)}")
+    require(tuple(o.shape) == tuple(q.shape), f"{told} returns shape {tuple(o.shape)}, expected {tuple(q.shape)}")
+    require(o.dtype == q.dtype, f"{told} returns {dtype_name(o.dtype)}, expected {dtype_name(q.dtype)}, as q")
+    n_bad = int((~o.isfinite()).sum())
+    require(
+        n_bad == 0,
+        f"{told} returns {n_bad} numbers that are NaN or infinite\nUsual cause: places that nobody has written are "
+        "read: those behind the last token, or of another block",
+    )

@@ -1,0 +1,135 @@
+"""A tiny transformer whose weights are drawn once: the same tokens for the same prompt, on every machine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from labkit.testing.bit_blocks import attention, rounded
+
+SPEC: dict[str, int] = {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 64}
+"""The model of the traces. Two layers, so that keys and values of the second depend on all that came before."""
+
+WEIGHTS_SEED = 13
+SHARPNESS = 2.5
+"""Times the usual spread of queries: attention looks at a few tokens, so that what it finds decides."""
+ROTARY_BASE = 10_000.0
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""What attention finds: of (layer, q (n, H, d), k (n, H_kv, d), v (n, H_kv, d)), (n, H, d)."""
+
+
+class Model:
+    """A transformer of `spec`, in one dtype: norms without weights, rotary positions, the likeliest token next."""
+
+    def __init__(self, spec: dict[str, int] | None = None, dtype: torch.dtype = torch.float32) -> None:
+        self.spec, self.dtype = dict(SPEC if spec is None else spec), dtype
+        self.width = self.spec["heads"] * self.spec["head_dim"]
+        drawn = _weights(tuple(sorted(self.spec.items())))
+        self.weights = {name: torch.from_numpy(x).to(dtype) for name, x in drawn.items()}
+
+    def logits(self, tokens: Sequence[int], positions: Sequence[int], attend: Attend) -> torch.Tensor:
+        """The scores of all tokens that may come next, (n, vocab), after each of n tokens of any sequences.
+
+        `attend` is asked once a layer; q and k are turned to their positions before.
+        """
+        where = torch.tensor(positions)
+        x = self.weights["embedding"][torch.tensor(tokens)]
+        for layer in range(self.spec["layers"]):
+            q, k, v = self._heads(layer, _norm(x), where)
+            found = attend(layer, q, k, v).to(self.dtype).flatten(1)
+            x = x + found @ self.weights[f"out{layer}"]
+            x = x + torch.relu(_norm(x) @ self.weights[f"up{layer}"]) @ self.weights[f"down{layer}"]
+        return _norm(x) @ self.weights["unembedding"]
+
+    def _heads(self, layer: int, x: torch.Tensor, where: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        d = self.spec["head_dim"]
+        q, k, v = ((x @ self.weights[f"{name}{layer}"]).unflatten(-1, (-1, d)) for name in "qkv")
+        return _turned(q, where), _turned(k, where), v
+
+
+def dense_completion(prompt: Sequence[int], max_new: int) -> list[int]:
+    """The `max_new` tokens that follow `prompt`, from keys and values that lie whole and beside one another."""
+    return list(_completion(tuple(prompt), max_new)[0])
+
+
+def least_margin(prompt: Sequence[int], max_new: int, bits: int = 8) -> float:
+    """By how much each token of a completion leads at least, in spreads of the scores; below 0 where one does not.
+
+    The least of two: with whole keys and values, and with those that `bits` bits a number keep of them.
+    """
+    found, margin = _completion(tuple(prompt), max_new)
+    tokens = [*prompt, *found[:-1]]
+
+    def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(q, rounded(k, bits), rounded(v, bits))
+
+    scores = _precise_model().logits(tokens, range(len(tokens)), attend)[len(prompt) - 1 :]
+    chosen = torch.tensor(found)[:, None]
+    others = scores.scatter(1, chosen, -torch.inf).amax(1)
+    leads = (scores.gather(1, chosen)[:, 0] - others) / scores.std(1)
+    return min(margin, float(leads.min()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _completion(prompt: tuple[int, ...], max_new: int) -> tuple[tuple[int, ...], float]:
+    """A completion and its least margin, in float64: far from any tie that float32 might decide otherwise."""
+    model = _precise_model()
+    held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if layer in held:
+            k, v = (torch.cat([old, new]) for old, new in zip(held[layer], (k, v), strict=True))
+        held[layer] = (k, v)
+        return attention(q, k, v)
+
+    found: list[int] = []
+    margin, tokens, first = float("inf"), list(prompt), 0
+    for _ in range(max_new):
+        scores = model.logits(tokens, range(first, first + len(tokens)), attend)[-1]
+        best, second = scores.topk(2).values.tolist()
+        margin = min(margin, (best - second) / float(scores.std()))
+        first += len(tokens)
+        tokens = [int(scores.argmax())]
+        found += tokens
+    return tuple(found), margin
+
+
+@functools.cache
+def _precise_model() -> Model:
+    return Model(dtype=torch.float64)
+
+
+@functools.cache
+def _weights(spec: tuple[tuple[str, int], ...]) -> dict[str, Any]:
+    """Weights in float32, drawn from one seed."""
+    sizes, rng = dict(spec), np.random.default_rng(WEIGHTS_SEED)
+    width, kv_width = (sizes[name] * sizes["head_dim"] for name in ("heads", "kv_heads"))
+
+    def drawn(n_in: int, n_out: int, times: float = 1.0) -> Any:
+        return (times * n_in**-0.5 * rng.standard_normal((n_in, n_out))).astype(np.float32)
+
+    found = {"embedding": rng.standard_normal((sizes["vocab"], width)).astype(np.float32)}
+    for layer in range(sizes["layers"]):
+        found |= {f"q{layer}": drawn(width, width, SHARPNESS), f"k{layer}": drawn(width, kv_width)}
+        found |= {f"v{layer}": drawn(width, kv_width), f"out{layer}": drawn(width, width, 2.0)}
+        found |= {f"up{layer}": drawn(width, 2 * width), f"down{layer}": drawn(2 * width, width)}
+    return found | {"unembedding": drawn(width, sizes["vocab"])}
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def _turned(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """x (n, heads, d) turned to its positions, the first half of a head's numbers with the second."""
+    half = x.shape[-1] // 2
+    speeds = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = (where.double()[:, None] * speeds)[:, None, :]
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)

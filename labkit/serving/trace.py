@@ -1,0 +1,128 @@
+"""Traces: which requests come when, drawn from a seed; conversations, and questions on long documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.serving.model import SPEC, dense_completion, least_margin
+
+MARGIN = 0.01
+"""By how much, in spreads of the scores, every token of a completion must lead: a request that is nearer to a tie, with
+whole keys and values or with 8 bits a number, is drawn again."""
+
+MOST_DRAWS = 200
+
+LIMITS = {"chat": {"nbytes": 28_000, "max_tokens": 48}, "documents": {"nbytes": 28_000, "max_tokens": 48}}
+"""The bytes of the cache and the tokens a step with which the board serves each kind of trace."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Some tokens that come at the beginning of a step, and how many are to follow them."""
+
+    id: int
+    arrival: int
+    prompt: tuple[int, ...]
+    max_new: int
+
+
+def make_trace(kind: str, seed: int) -> list[Request]:
+    """The requests of a trace, in the order in which they come.
+
+    "chat": a few system prompts, conversations that begin with one of them, and second turns that begin with the first
+    one and its answer. "documents": long documents, each with several short questions that come together.
+
+    Raises:
+        ValueError: naming the kinds, for another one.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    rng = np.random.default_rng([seed, *kind.encode()])
+    drawn = sorted(KINDS[kind](rng), key=lambda request: request[0])
+    return [Request(number, arrival, prompt, max_new) for number, (arrival, prompt, max_new) in enumerate(drawn)]
+
+
+def any_requests(
+    rng: np.random.Generator, n: int, *, longest: int = 40, most_new: int = 8, every: int = 2, n_beginnings: int = 3
+) -> list[Request]:
+    """Requests for plans without a model, of which many begin alike; `every` steps at most lie between two."""
+    beginnings = [_text(rng, 1, longest // 2 + 1) for _ in range(n_beginnings)]
+    found, step = [], 0
+    for number in range(n):
+        prompt = (*beginnings[int(rng.integers(n_beginnings))], *_text(rng, 1, longest // 2 + 1))
+        found.append(Request(number, step, prompt, int(rng.integers(1, most_new + 1))))
+        step += int(rng.integers(0, every + 1))
+    return found
+
+
+def describe(trace: Sequence[Request]) -> str:
+    """A trace in one sentence: its requests, their tokens, and what of them came before."""
+    n_prompt, n_new = (sum(each) for each in zip(*((len(r.prompt), r.max_new) for r in trace), strict=True))
+    return (
+        f"{len(trace)} requests in {trace[-1].arrival + 1} steps, {n_prompt:,} tokens of prompts and {n_new:,} to "
+        f"follow; {prefix_tokens(trace) / n_prompt:.0%} of the prompts' tokens stand in a beginning that came before"
+    )
+
+
+def prefix_tokens(trace: Sequence[Request], answers: bool = True) -> int:
+    """How many tokens of prompts stand in a beginning that an earlier request had already: its prompt, and its answer.
+
+    Without `answers` those that stand in a beginning of earlier prompts.
+    """
+    seen: set[tuple[int, ...]] = set()
+    found = 0
+    for request in trace:
+        text = request.prompt + (tuple(dense_completion(request.prompt, request.max_new)) if answers else ())
+        beginnings = [text[: n + 1] for n in range(len(text))]
+        found += sum(beginning in seen for beginning in beginnings[: len(request.prompt)])
+        seen.update(beginnings)
+    return found
+
+
+def _chat(rng: np.random.Generator) -> Iterator[tuple[int, tuple[int, ...], int]]:
+    systems = [_text(rng, 24, 56) for _ in range(3)]
+    step = 0
+    for _ in range(11):
+        system, max_new = systems[int(rng.choice(3, p=[0.5, 0.3, 0.2]))], int(rng.integers(6, 14))
+        prompt = _clear(rng, system, (6, 24), max_new)
+        yield step, prompt, max_new
+        if rng.random() < 0.7:
+            later, more = int(rng.integers(14, 40)), int(rng.integers(4, 12))
+            said = (*prompt, *dense_completion(prompt, max_new))
+            yield step + later, _clear(rng, said, (4, 14), more), more
+        step += int(rng.integers(0, 5))
+
+
+def _documents(rng: np.random.Generator) -> Iterator[tuple[int, tuple[int, ...], int]]:
+    documents = [_text(rng, 64, 100) for _ in range(4)]
+    step = 0
+    for number in (0, 1, 0, 2, 3, 1):
+        for _ in range(int(rng.integers(3, 5))):
+            max_new = int(rng.integers(3, 9))
+            yield step, _clear(rng, documents[number], (3, 10), max_new), max_new
+        step += int(rng.integers(2, 12))
+
+
+KINDS: dict[str, Callable[[np.random.Generator], Iterator[tuple[int, tuple[int, ...], int]]]] = {
+    "chat": _chat,
+    "documents": _documents,
+}
+"""Each kind's requests as (arrival, prompt, max_new), in any order."""
+
+
+def _text(rng: np.random.Generator, least: int, end: int) -> tuple[int, ...]:
+    return tuple(rng.integers(0, SPEC["vocab"], int(rng.integers(least, end))).tolist())
+
+
+def _clear(
+    rng: np.random.Generator, beginning: tuple[int, ...], more: tuple[int, int], max_new: int
+) -> tuple[int, ...]:
+    """A prompt, `beginning` and more tokens, as many as drawn, whose completion does not depend on rounding."""
+    for _ in range(MOST_DRAWS):
+        prompt = (*beginning, *_text(rng, *more))
+        if least_margin(prompt, max_new) > MARGIN:
+            return prompt
+    raise RuntimeError(f"no prompt among {MOST_DRAWS} leads to a completion that is clear")

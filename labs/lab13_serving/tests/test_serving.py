@@ -1,0 +1,579 @@
+"""Lab 13's suite: what fits, who owns it, how it is kept, who is served when; and a server that does all of it."""
+
+from functools import partial
+
+import pytest
+import torch
+from serving import BlockManager, QuantizedBlocks, Scheduler, Server, cache_plan
+
+from labkit.meters.serving import MadeTensors, held_while_serving, read_by, run_layer
+from labkit.meters.tensors import AllocationMeter
+from labkit.serving.drive import serve_plans
+from labkit.serving.engine import serve, settings_of, token_bytes
+from labkit.serving.model import SPEC
+from labkit.serving.trace import LIMITS, Request, any_requests, make_trace, prefix_tokens
+from labkit.testing.bit_blocks import BitBlocks, attention, rounded
+from labkit.testing.cache_plans import assert_plan
+from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require
+from labkit.testing.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
+from labkit.testing.programs import program
+
+robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+by_bits = pytest.mark.parametrize("bits", [2, 4, 8])
+by_kind = pytest.mark.parametrize("kind", LIMITS)
+GENEROUS = 200_000
+"""Bytes with which a server of every kind, also one that keeps float32, has blocks to spare."""
+
+
+# What fits
+
+
+class TestCachePlan:
+    """A block's bytes, to the last one."""
+
+    def test_worked_example(self):
+        assert_plan(cache_plan, SPEC, 40_000, 8, 8)
+
+    @pytest.mark.parametrize("bits", [2, 4, 8, 32])
+    def test_sizes_drawn_at_random(self, rng, bits):
+        for _ in range(8):
+            layers, kv_heads, group, width, block_size = rng.integers(1, (9, 9, 5, 9, 33)).tolist()
+            spec = {"layers": layers, "heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": 4 * width}
+            assert_plan(cache_plan, spec | {"vocab": 64}, int(rng.integers(10**6, 10**8)), block_size, bits)
+
+    @robust
+    def test_exactly_one_block_and_very_many(self):
+        block = 16 * token_bytes(SPEC, 4)
+        for nbytes in (block, 2 * block - 1, 2 * block, 10**15):
+            assert_plan(cache_plan, SPEC, nbytes, 16, 4)
+
+    @refuses
+    @pytest.mark.parametrize(
+        ("change", "name"),
+        [({"bits": 3}, "bits"), ({"bits": 0}, "bits"), ({"block_size": 0}, "block_size"), ({"nbytes": 1279}, "nbytes")],
+    )
+    def test_bad_arguments(self, change, name):
+        given = {"spec": SPEC, "nbytes": 40_000, "block_size": 8, "bits": 8} | change
+        ((what, value),) = change.items()
+        assert_raises(ValueError, lambda: cache_plan(**given), when=f"for {what}={value}", mentions=[name])
+
+    @refuses
+    def test_codes_that_fill_no_whole_bytes(self):
+        call = partial(cache_plan, SPEC | {"head_dim": 6}, 40_000, 8, 2)
+        assert_raises(ValueError, call, when="for 6 numbers of 2 bits", mentions=["bits"])
+
+
+# Who owns what: Lab 09's, in short
+
+
+class TestBlockManager:
+    """Nothing lost, nothing twice, nothing shared that differs."""
+
+    def test_worked_example(self):
+        manager = BlockManager(4, 2)
+        assert_equal("the table of the first sequence", manager.allocate("a", [5, 6, 7]), [0, 1])
+        hint = "the block with 5 and 6 is there already"
+        assert_equal("the table of the second", manager.allocate("b", [5, 6, 8]), [0, 2], hint=hint)
+        assert_equal("num_cached_tokens of the second", manager.num_cached_tokens("b"), 2)
+
+    def test_deeds_drawn_at_random(self, rng):
+        follow_random_deeds(BlockManager, rng)
+
+    @pytest.mark.seconds(60)
+    def test_any_deeds(self):
+        follow_any_deeds(BlockManager)
+
+    def test_full_blocks_are_shared(self, rng):
+        managed, text = Managed(BlockManager, 40, 3), rng.integers(0, 50, 12).tolist()
+        managed.allocate("first", [*text, 99])
+        for n in range(1, 13):
+            hint = "full blocks at the beginning are shared, and never the one with the last token"
+            managed.assert_finds(n, text[:n], (n - 1) // 3 * 3, hint)
+            managed.free(n)
+
+    def test_a_block_is_what_precedes_it_too(self):
+        managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4, 5])
+        hint = "the key of a block leaves out what lies before it: keys and values depend on all of the text"
+        managed.assert_finds("b", [3, 4, 7], 0, hint)
+
+    def test_what_was_freed_is_found_until_it_is_needed(self):
+        managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3, 4, 5], gone="a")
+        managed.assert_finds("b", [1, 2, 3, 4, 6], 4, "freed blocks keep what they hold as long as nobody takes them")
+        hint = "a block was given to somebody else, and its old content is still found"
+        managed.after(gone="b").after(c=[7] * 8, gone="c").assert_finds("d", [1, 2, 3], 0, hint)
+
+    def test_the_longest_free_goes_first(self):
+        managed = Managed(BlockManager, 6, 2).after(a=[1, 2, 3, 4, 5], b=[6, 7, 8], gone="ab")
+        hint = "free blocks are taken in the order in which they became free, those of one sequence from its last"
+        what = "the blocks of a new sequence, when 5 was never used, then 2, 1, 0 and then 4, 3 became free,"
+        assert_equal(what, managed.manager.allocate("c", [9] * 3), [5, 2], hint=hint)
+
+    @robust
+    def test_no_block_for_a_token(self):
+        managed = Managed(BlockManager, 3, 2).after(a=[1, 2], b=[3, 4, 5])
+        require(managed.append("a", 6) is False, "append gave a block, and all are in use")
+        managed.free("b")
+        managed.append("a", 6)
+
+    @refuses
+    def test_unknown_and_known_names(self):
+        assert_names_are_known(BlockManager)
+
+    @refuses
+    @pytest.mark.parametrize(("sizes", "name"), [((0, 2), "num_blocks"), ((2, 0), "block_size")])
+    def test_bad_sizes(self, sizes, name):
+        assert_raises(ValueError, lambda: BlockManager(*sizes), when=f"for {name}=0", mentions=[name])
+
+
+# How it is kept
+
+
+@program
+def bytes_of_blocks(sizes, k, v, q):
+    """The bytes alive when such a cache is made, and when it is full; attention's result, its peak, what it reads."""
+    num_blocks, block_size, layers = sizes[:3]
+    places = [(block, place) for block in range(num_blocks) for place in range(block_size)]
+    blocks, within = [block for block, _ in places], [place for _, place in places]
+    with AllocationMeter() as life:
+        cache = QuantizedBlocks(*sizes)
+        when_made = life.live_bytes
+        for layer in range(layers):
+            cache.write(layer, blocks, within, k, v)
+        when_full = life.live_bytes
+    with MadeTensors() as made:
+        again = QuantizedBlocks(*sizes)
+    for layer in range(layers):
+        again.write(layer, blocks, within, k, v)
+    table, start = list(range(num_blocks)), len(blocks) - len(q)
+    with AllocationMeter() as memory:
+        result, read = read_by(made, lambda: again.attend(layers - 1, q, table, start))
+    return {"made": when_made, "full": when_full, "result": result, "peak": memory.peak_bytes, "read": read}
+
+
+@program
+def full_cache(sizes, n_tokens, seed):
+    """Attention of the last of so many tokens, drawn 64 at a time, in the last layer of a cache full of them."""
+    cache, generator = QuantizedBlocks(*sizes), torch.Generator().manual_seed(seed)
+    block_size, layers, kv_heads, d = sizes[1:5]
+    for first in range(0, n_tokens, 64):
+        at = range(first, first + 64)
+        k, v = torch.randn(2, 64, kv_heads, d, generator=generator)
+        for layer in range(layers):
+            cache.write(layer, [t // block_size for t in at], [t % block_size for t in at], k, v)
+    q = torch.randn(1, 2 * kv_heads, d, generator=generator)
+    return cache.attend(layers - 1, q, list(range(sizes[0])), n_tokens - 1)
+
+
+class TestQuantizedBlocks:
+    """Few bits a number, read where they lie, and not a byte more."""
+
+    def test_worked_example(self):
+        cache = QuantizedBlocks(2, 2, 1, 1, 4, 2)
+        v = torch.tensor([1.0, 2.0, 4.0, 2.4]).view(1, 1, 4)
+        cache.write(0, [1], [0], torch.zeros(1, 1, 4), v)
+        got = cache.attend(0, torch.ones(1, 1, 4), [1], 0)
+        require(isinstance(got, torch.Tensor) and got.shape == (1, 1, 4), f"attend returns {got}, expected (1, 1, 4)")
+        right = float((got.flatten() - torch.tensor([1.0, 2.0, 4.0, 2.0])).abs().max()) < 1e-6
+        require(right, f"the value 1, 2, 4, 2.4 is read as {got.flatten().tolist()}, expected 1, 2, 4, 2: zero 1, "
+                "scale 1, codes 0, 1, 3 and 1")  # fmt: skip
+
+    @by_bits
+    @pytest.mark.parametrize("n_tokens", [1, 4, 7, 23])
+    def test_lengths(self, rng, bits, n_tokens):
+        blocks = BitBlocks(rng, QuantizedBlocks, bits=bits)
+        text = blocks.sequence(n_tokens)
+        blocks.write(text)
+        blocks.check(text, n_tokens - 1)
+
+    @pytest.mark.parametrize(("kv_heads", "group"), [(1, 1), (1, 4), (3, 2), (2, 3)])
+    def test_groups(self, rng, kv_heads, group):
+        blocks = BitBlocks(rng, QuantizedBlocks, kv_heads=kv_heads, group=group, bits=4)
+        text = blocks.sequence(14)
+        blocks.write(text)
+        blocks.check(text, 13)
+
+    @by_bits
+    def test_a_prompt_in_pieces(self, rng, bits):
+        blocks = BitBlocks(rng, QuantizedBlocks, bits=bits)
+        text, other = blocks.sequence(21), blocks.sequence(9)
+        for start, end in ((0, 5), (5, 16), (16, 21)):
+            blocks.write(text, start, end)
+            blocks.check(text, start, end - start)
+            if start == 5:
+                blocks.write(other)
+        blocks.check(other, 0, 9)
+
+    def test_sizes_drawn_at_random(self, rng):
+        for _ in range(5):
+            size, layers, kv_heads, group, width, n, more = rng.integers(1, (9, 4, 4, 4, 5, 30, 12)).tolist()
+            sizes = {"block_size": size, "layers": layers, "kv_heads": kv_heads, "group": group, "d": 4 * width}
+            blocks = BitBlocks(rng, QuantizedBlocks, num_blocks=60, bits=int(rng.choice([2, 4, 8])), **sizes)
+            first, second = blocks.sequence(n), blocks.sequence(n + more)
+            blocks.write(second, 0, n)
+            blocks.write(first)
+            blocks.write(second, n)
+            blocks.check(second, n, more)
+            blocks.check(first, n - 1)
+
+    def test_what_was_read_is_written_over(self, rng):
+        blocks = BitBlocks(rng, QuantizedBlocks, num_blocks=4)
+        for _ in range(3):
+            text = blocks.sequence(13)
+            blocks.write(text)
+            blocks.check(text, 12, hint="a place holds what was written last: nothing of what was there before stays")
+            blocks.free = sorted(text.table)
+
+    def test_a_block_is_copied(self, rng):
+        blocks = BitBlocks(rng, QuantizedBlocks)
+        text, other = blocks.sequence(10), blocks.sequence(4)
+        blocks.write(text)
+        new = blocks.free.pop()
+        blocks.cache.copy(text.table[1], new)
+        old, text.table[1] = text.table[1], new
+        other.table = [old]
+        blocks.write(other)
+        hint = "copy takes along codes, scales and zeros, of all layers; what is written later into one stays there"
+        blocks.check(text, 9, hint=hint)
+        blocks.check(other, 3, hint=hint)
+
+    def test_two_sequences_read_one_block(self, rng):
+        blocks = BitBlocks(rng, QuantizedBlocks)
+        text, other = blocks.sequence(11), blocks.sequence(10)
+        for name in ("k", "v"):
+            getattr(other, name)[:, :8] = getattr(text, name)[:, :8]
+        other.table = [*text.table[:2], *other.table[2:]]
+        blocks.write(text)
+        blocks.write(other, 8)
+        blocks.check(other, 8, 2)
+        blocks.check(text, 10)
+
+    @robust
+    @by_bits
+    def test_vectors_of_equal_numbers(self, rng, bits):
+        blocks = BitBlocks(rng, QuantizedBlocks, bits=bits)
+        text = blocks.sequence(9)
+        text.k[:, 3], text.v[:, 5], text.v[:, 6] = 2.5, 0.0, -1.0
+        blocks.write(text)
+        hint = "the range is 0, and 0 / 0 is NaN, which is any code: where the scale is 0, codes are 0"
+        blocks.check(text, 4, 5, hint=hint)
+
+    @robust
+    @by_bits
+    def test_numbers_far_from_zero(self, rng, bits):
+        blocks = BitBlocks(rng, QuantizedBlocks, bits=bits)
+        text = blocks.sequence(9, offset=100.0, spread=3.0)
+        blocks.write(text)
+        blocks.check(
+            text, 8, hint="codes are computed with the zero and the scale as they are kept, rounded to float16"
+        )
+
+    @robust
+    def test_large_logits(self, rng):
+        blocks = BitBlocks(rng, QuantizedBlocks, num_blocks=90)
+        text = blocks.sequence(330)
+        blocks.write(text)
+        hint = "exp overflows: no score may enter exp without a maximum taken from it, that of all blocks so far"
+        blocks.check(text, 329, sharp=200.0, hint=hint, nan_hint=hint)
+        blocks.check(text, 200, 40, sharp=200.0, hint=hint, nan_hint=hint)
+
+    @robust
+    def test_places_of_others_may_hold_anything(self, rng):
+        blocks = BitBlocks(rng, QuantizedBlocks)
+        text, other = blocks.sequence(6), blocks.sequence(8)
+        blocks.spoil(other, 0)
+        blocks.spoil(text, 6)
+        blocks.write(text)
+        blocks.check(text, 5, table=[*text.table, *other.table])
+        blocks.check(text, 2, 2)
+
+    @small
+    @by_bits
+    def test_exact_bytes(self, rng, bits):
+        k, v = torch.from_numpy(rng.standard_normal((2, 64, 2, 32))).float()
+        told = bytes_of_blocks((8, 8, 3, 2, 32, bits), k, v, k.repeat(1, 2, 1)[:1])
+        tokens, vectors = 64, 3 * 2 * 2
+        want = tokens * vectors * (32 * bits // 8 + 4)
+        usual = {
+            "every number is kept in float32": tokens * vectors * 32 * 4,
+            "a code takes a whole byte: 8 / bits of them share one": tokens * vectors * (32 + 4),
+            "scales and zeros are float32: they are kept in float16": tokens * vectors * (32 * bits // 8 + 8),
+        }
+        name = f"the bytes of 64 tokens in {bits} bits, 3 layers, 2 heads of 32,"
+        assert_equal(f"{name} when the cache is made", told["made"], want, suspects=usual)
+        hint = "something is kept besides: the memory is made once, and keys and values live nowhere else"
+        assert_at_most(f"{name} when it is full", told["full"], want, hint=hint)
+
+    @small
+    def test_a_block_is_read_once_and_few_at_a_time(self, rng):
+        num_blocks, size, heads, d = 512, 8, 2, 32
+        k, v = torch.from_numpy(rng.standard_normal((2, num_blocks * size, heads, d))).float()
+        q = torch.from_numpy(rng.standard_normal((2, 2 * heads, d))).float()
+        told = bytes_of_blocks((num_blocks, size, 1, heads, d, 8), k, v, q)
+        want = attention(q, rounded(k, 8), rounded(v, 8))
+        off = float((told["result"] - want).abs().max())
+        require(off < 1e-3, f"o is off by {off:.3g} at 4,096 tokens")  # not about rounding: ties may fall either way
+        whole = num_blocks * size * heads * d * 4
+        hint = "keys or values of the whole sequence are dequantized at once: a few blocks at a time, in one pass"
+        assert_at_most("the peak of attend at 4,096 tokens", told["peak"], whole // 2, hint=hint)
+        hint = "a block is read again, or blocks are read that are not needed: a group of heads shares one read"
+        kept = num_blocks * size * 2 * heads * (d + 4)
+        assert_at_most(f"what attend reads of a cache of {kept:,} bytes", told["read"], kept, hint=hint)
+
+    @pytest.mark.outside(mib=52)
+    @small
+    def test_far_from_float32(self, outside):
+        sizes, n_tokens = (256, 16, 1, 16, 256, 4), 4096
+        got = outside(full_cache, sizes, n_tokens, 13)
+        generator = torch.Generator().manual_seed(13)
+        drawn = [torch.randn(2, 64, 16, 256, generator=generator) for _ in range(0, n_tokens, 64)]
+        k, v = (rounded(torch.cat([each[i] for each in drawn]), 4) for i in (0, 1))
+        want = attention(torch.randn(1, 32, 256, generator=generator), k, v)
+        off = float((got - want).abs().max())
+        require(off < 1e-3, f"o is off by {off:.3g} with the cache full")
+
+    @refuses
+    @pytest.mark.parametrize(("bits", "d"), [(3, 8), (16, 8), (0, 8), (2, 6)])
+    def test_bad_bits(self, bits, d):
+        call = partial(QuantizedBlocks, 4, 2, 1, 1, d, bits)
+        assert_raises(ValueError, call, when=f"for {bits} bits and {d} numbers", mentions=["bits"])
+
+
+# Who is served when
+
+
+def assert_served(make, trace, *sizes, most_steps=None, hint=""):
+    """Have a scheduler plan a trace; what came of it, in at most so many steps."""
+    served = serve_plans(make(*sizes), trace, *sizes)
+    if most_steps is not None:
+        told = f"{len(trace)} requests, {sizes[0]} blocks of {sizes[1]} and {sizes[2]} tokens a step: the steps"
+        assert_at_most(told, served.steps, most_steps, hint=hint, unit="")
+    return served
+
+
+def alike(n, prompt, max_new):
+    """So many requests with different prompts of one length, all at once."""
+    return [Request(i, 0, tuple((i * 31 + j * 7) % 64 for j in range(prompt)), max_new) for i in range(n)]
+
+
+class TestScheduler:
+    """Every plan is sound, every request ends, and no block is lost."""
+
+    def test_worked_example(self):
+        scheduler = Scheduler(4, 2, 8)
+        scheduler.submit("a", [5, 6, 7], 1)
+        want = {"copies": [], "work": [{"id": "a", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
+        assert_equal("the plan for 5, 6, 7", scheduler.plan(), want)
+
+    def test_one_request(self):
+        hint = "a prompt of 12 tokens is one step, with the first new token; then each token is one"
+        assert_served(Scheduler, alike(1, 12, 5), 8, 4, 16, most_steps=5, hint=hint)
+
+    def test_a_prompt_longer_than_a_step(self):
+        hint = "100 tokens in pieces of 32 are 4 steps, the last of which gives the first new token"
+        assert_served(Scheduler, alike(1, 100, 3), 16, 8, 32, most_steps=6, hint=hint)
+
+    def test_requests_are_served_together(self):
+        hint = "what fits into a step and into the blocks is served in one step"
+        assert_served(Scheduler, alike(6, 8, 5), 30, 4, 48, most_steps=5, hint=hint)
+
+    def test_requests_drawn_at_random(self, rng):
+        for _ in range(3):
+            size, max_tokens = (int(rng.integers(*each)) for each in ((1, 9), (8, 40)))
+            assert_served(Scheduler, any_requests(rng, 16), -(-120 // size), size, max_tokens)
+
+    def test_blocks_run_out(self, rng):
+        for _ in range(3):
+            size = int(rng.integers(2, 6))
+            trace = any_requests(rng, 16, longest=24, most_new=24, every=1)
+            assert_served(Scheduler, trace, -(-56 // size), size, int(rng.integers(8, 40)))
+
+    def test_what_is_found_may_never_have_been_computed(self, rng):
+        text = tuple(rng.integers(0, 64, 40).tolist())
+        for later in (0, 1, 2):
+            trace = [Request(0, 0, text, 4), Request(1, later, (*text, 7), 4), Request(2, later + 1, (*text, 9), 4)]
+            assert_served(Scheduler, trace, 40, 4, 16)
+        for n in range(20, 40, 2):  # some of them give way in the middle of their prompt
+            for max_tokens in (3, 5, 8):
+                trace = [Request(0, 0, tuple(range(8)), 8), Request(1, 0, text[:n], 4)]
+                assert_served(Scheduler, trace, 12, 4, max_tokens)
+
+    def test_a_request_that_gave_way_goes_on_with_all_its_tokens(self):
+        trace = [Request(0, 0, tuple(range(8)), 16), Request(1, 0, tuple(range(20, 28)), 16)]
+        served = assert_served(Scheduler, trace, 8, 4, 16)
+        want = {0: 16, 1: 16}
+        assert_equal("the tokens generated", {id: len(text) for id, text in served.completions.items()}, want)
+
+    @robust
+    def test_one_block_a_token_and_one_token_a_step(self, rng):
+        assert_served(Scheduler, any_requests(rng, 6, longest=10, most_new=4), 30, 1, 8)
+        assert_served(Scheduler, any_requests(rng, 4, longest=8, most_new=4), 12, 3, 1)
+
+    @robust
+    def test_one_request_needs_every_block(self):
+        trace = [*alike(2, 6, 3), Request(2, 1, tuple(range(27)), 5), Request(3, 1, tuple(range(3)), 2)]
+        assert_served(Scheduler, trace, 8, 4, 16)
+
+    @robust
+    def test_nobody_starves(self):
+        little = [Request(i, i // 2, (i % 64, (7 * i) % 64, 3), 3) for i in range(1, 41)]
+        assert_served(Scheduler, [Request(0, 0, tuple(range(50)), 6), *little], 16, 4, 8)
+        late = sorted([Request(100, 3, tuple(range(56)), 6), *little], key=lambda request: request.arrival)
+        assert_served(Scheduler, late, 16, 4, 16)
+
+    @robust
+    def test_names_may_come_again(self):
+        scheduler = Scheduler(8, 4, 16)
+        for seed in (0, 1):
+            serve_plans(scheduler, [Request(0, 0, (seed, 2, 3), 2), Request(1, 0, (4, seed), 2)], 8, 4, 16)
+
+    @refuses
+    def test_what_can_never_fit(self):
+        scheduler = Scheduler(4, 4, 8)
+        for prompt, max_new in ((16, 1), (10, 7), (1, 16)):
+            call = partial(scheduler.submit, "long", list(range(prompt)), max_new)
+            when = f"for {prompt} tokens and {max_new} to follow, in 4 blocks of 4"
+            assert_raises(ValueError, call, when=when, mentions=["long"])
+        serve_plans(scheduler, [Request(0, 0, tuple(range(10)), 6)], 4, 4, 8)
+
+    @refuses
+    def test_bad_requests(self):
+        scheduler = Scheduler(8, 4, 16)
+        scheduler.submit("a", [1, 2], 3)
+        for prompt, max_new, when in (
+            ([3], 1, "for a name that is served"),
+            ([], 1, "for no tokens"),
+            ([1], 0, "for 0 new"),
+        ):
+            name = "a" if prompt == [3] else "b"
+            assert_raises(ValueError, partial(scheduler.submit, name, prompt, max_new), when=when, mentions=[name])
+
+    @refuses
+    @pytest.mark.parametrize("name", ["num_blocks", "block_size", "max_tokens"])
+    def test_bad_sizes(self, name):
+        sizes = {"num_blocks": 4, "block_size": 4, "max_tokens": 4} | {name: 0}
+        assert_raises(ValueError, lambda: Scheduler(**sizes), when=f"for {name}=0", mentions=[name])
+
+
+# All of it
+
+
+@program
+def layer_of(server, layer, places, k, v, reads):
+    """One layer of a step, where the server is, and the bytes that it keeps besides what it returns."""
+    with AllocationMeter() as memory:
+        found = run_layer(server, layer, places, k, v, reads)
+        kept = memory.live_bytes - sum(o.nbytes for o in found if isinstance(o, torch.Tensor))
+    return found, kept
+
+
+@program
+def new_server(spec, nbytes, max_tokens):
+    """A server, and the bytes that it holds."""
+    with AllocationMeter() as memory:
+        server = Server(spec, nbytes, max_tokens)
+        return server, memory.live_bytes
+
+
+@program
+def held_by_server(spec, nbytes, max_tokens, requests):
+    """The bytes that a server holds while it serves requests, step by step."""
+    return held_while_serving(Server, spec, nbytes, max_tokens, requests)
+
+
+@program
+def served_from_outside(spec, nbytes, max_tokens, requests):
+    """How many tokens a server computes for requests."""
+    return held_while_serving(Server, spec, nbytes, max_tokens, requests, metered=False)["tokens"]
+
+
+def assert_trace(kind, seed, nbytes, max_tokens):
+    """Serve a trace to its end; fails too where keys and values stay elsewhere than in the cache that settings tell."""
+    kept = []
+    server, held = new_server(SPEC, nbytes, max_tokens)
+
+    def layer(*arguments):
+        found, more = layer_of(*arguments)
+        kept.append(more)
+        return found
+
+    served = serve(server, make_trace(kind, seed), SPEC, nbytes, max_tokens, layer=layer)
+    hint = "settings say fewer bits, or fewer blocks, than are kept"
+    assert_at_most(
+        "the bytes that the server holds from the beginning", held, served.cache_bytes + nbytes // 8, hint=hint
+    )
+    hint = "a step keeps keys and values besides the cache, whose memory is made once"
+    assert_at_most("the bytes that the steps keep beside the cache", sum(kept), nbytes // 8, hint=hint)
+    return served
+
+
+WIDE = {"layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 32, "vocab": 64}
+
+
+class TestServer:
+    """The right tokens for everybody, within the budget."""
+
+    def test_worked_example(self, rng):
+        prompt = make_trace("chat", int(rng.integers(10**6)))[0].prompt
+        serve(Server(SPEC, GENEROUS, 16), [Request(0, 0, prompt, 1)], SPEC, GENEROUS, 16)
+
+    @by_kind
+    def test_traces_with_room_to_spare(self, rng, kind):
+        assert_trace(kind, int(rng.integers(10**6)), GENEROUS, 48)
+
+    @pytest.mark.board
+    @small
+    @by_kind
+    def test_traces_under_the_budget(self, request, board, kind):
+        """The traces of the board, whose seed is the run's: grading draws others."""
+        board(assert_trace(kind, request.config.option.seed, **LIMITS[kind]).counts)
+
+    @small
+    @by_kind
+    def test_beginnings_are_shared(self, rng, kind):
+        trace = make_trace(kind, int(rng.integers(10**6)))
+        server = Server(SPEC, GENEROUS, 48)
+        _, block_size, num_blocks = settings_of(server, SPEC, GENEROUS)
+        served = serve_plans(server, trace, num_blocks, block_size, 48)
+        could = prefix_tokens(trace, answers=False)
+        least = could * 6 // 10
+        told = f"{served.prefix_tokens} tokens of prompts were found and not computed, of {could} that came before"
+        hint = (
+            "blocks are not shared; or they are so large that few are full; or what is found is computed all the same"
+        )
+        require(served.prefix_tokens >= least, f"{told}: at least {least}\nUsual cause: {hint}")
+
+    @robust
+    def test_other_models(self):
+        requests = [(list(range(n, n + 20)), 4) for n in (0, 5, 10)]
+        told = held_by_server(WIDE, 200_000, 16, requests)
+        hint = "20 tokens of a prompt and 3 of the 4 that follow: nobody asks for what comes after the last"
+        assert_equal("the tokens computed for three requests of another model", told["tokens"], 3 * 23, hint=hint)
+
+    @small
+    def test_the_budget_is_held_at_every_step(self):
+        requests = [(list(range(n, n + 40)), 8) for n in range(6)]
+        for nbytes in (GENEROUS, 3 * GENEROUS):
+            told = held_by_server(WIDE, nbytes, 32, requests)
+            hint = "memory is made for num_blocks blocks at the beginning, and for nothing else"
+            for step, live in enumerate(told["live_bytes"]):
+                assert_at_most(f"the bytes held after step {step}", live, nbytes, hint=hint)
+            settings_of(Server(WIDE, nbytes, 32), WIDE, nbytes)
+
+    @pytest.mark.outside(mib=40)
+    @small
+    def test_far_from_float32(self, outside):
+        spec = {"layers": 2, "heads": 8, "kv_heads": 8, "head_dim": 256, "vocab": 64}
+        prompt = [number * 7 % 61 for number in range(1400)]
+        n_tokens = outside(served_from_outside, spec, 12 << 20, 128, [(prompt, 2)])
+        assert_equal("the tokens computed for a prompt of 1,400 and one that follows", n_tokens, 1401)
+
+    @refuses
+    def test_what_can_never_fit(self):
+        server = Server(SPEC, GENEROUS, 16)
+        _, block_size, num_blocks = settings_of(server, SPEC, GENEROUS)
+        call = partial(server.submit, 7, [1] * (block_size * num_blocks), 1)
+        assert_raises(ValueError, call, when="for a request that needs more than all blocks", mentions=["7"])
+
+    @refuses
+    def test_a_budget_for_nothing(self):
+        assert_raises(ValueError, lambda: Server(SPEC, 100, 16), when="for 100 bytes", mentions=["nbytes"])

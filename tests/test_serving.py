@@ -1,0 +1,453 @@
+"""The engine of Lab 13: every check of a plan is seen failing, and traces and their model are what they say."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from labkit.labs.catalog import find_lab, solution_file, solution_folder
+from labkit.meters.serving import held_while_serving, run_layer
+from labkit.serving.drive import serve_plans
+from labkit.serving.engine import serve, token_bytes
+from labkit.serving.model import SPEC, Model, dense_completion, least_margin
+from labkit.serving.trace import KINDS, LIMITS, MARGIN, Request, any_requests, describe, make_trace, prefix_tokens
+from labkit.testing.bit_blocks import attention, rounded
+from labstaff.pytest_plugin import variant_text
+
+LAB = find_lab("13")
+SERVERS = (solution_folder(LAB) / "servers" / "first_come.py", solution_folder(LAB) / "right" / "reserving.py", None)
+NBYTES, MAX_TOKENS = 28_000, 48
+
+
+def module_of(variant=None):
+    """The solution's module, or another server's."""
+    module = ModuleType("serving")
+    text = variant_text(LAB, variant) if variant else solution_file(LAB).read_text(encoding="utf-8")
+    exec(compile(text, str(variant or solution_file(LAB)), "exec"), module.__dict__)
+    return module
+
+
+RIGHT = module_of()
+
+
+class Tampered:
+    """The solution's server, with some of its methods changed: `change(server, name, result)` is what comes back."""
+
+    def __init__(self, change, nbytes=NBYTES, max_tokens=MAX_TOKENS):
+        self.inner, self.change = RIGHT.Server(SPEC, nbytes, max_tokens), change
+        self.n_plans = 0
+
+    def __getattr__(self, name):
+        def call(*args):
+            result = getattr(self.inner, name)(*args)
+            self.n_plans += name == "plan"
+            return self.change(self, name, result)
+
+        return call
+
+
+def text_of(n, seed=0):
+    return tuple((seed * 17 + i * 29 + i * i) % 64 for i in range(n))
+
+
+def refused(server, trace, says, nbytes=NBYTES, max_tokens=MAX_TOKENS, **options):
+    with pytest.raises(AssertionError, match=says):
+        serve(server, trace, SPEC, nbytes, max_tokens, **options)
+
+
+def with_plans(change):
+    """A server whose plans `change(plan, number)` has changed."""
+
+    def changed(server, name, result):
+        return change(result, server.n_plans) if name == "plan" else result
+
+    return Tampered(changed)
+
+
+def clear_request(id=0, arrival=0, n=20, max_new=6):
+    """A request whose completion is far from any tie; another name, another beginning."""
+    seeds = (seed for seed in range(1 + id, 100, 2) if least_margin(text_of(n, seed), max_new) > MARGIN)
+    return Request(id, arrival, text_of(n, next(seeds)), max_new)
+
+
+ONE = [clear_request()]
+TWO = [clear_request(), clear_request(1, 0, 30)]
+
+
+class TestPlans:
+    """What is wrong with a plan is told, before it is believed."""
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            (lambda plan, n: None, "plan\\(\\) returns is None, expected a dict with the keys copies, work"),
+            (lambda plan, n: plan | {"more": 1}, "has more, which the handout does not name"),
+            (lambda plan, n: plan | {"work": 3}, "work of step 0: plan\\(\\) is an int, expected a list of dicts"),
+            (
+                lambda plan, n: plan | {"copies": [(1, 2, 3)]},
+                "asks for the copy \\(1, 2, 3\\), expected \\(old, new\\)",
+            ),
+            (lambda plan, n: plan | {"copies": [(0, 99)]}, "names the blocks \\[99\\]: there are blocks 0 to 20"),
+            (lambda plan, n: plan | {"work": []}, "step 0: nothing is computed, and 1 requests are not done"),
+        ],
+    )
+    def test_form(self, change, says):
+        refused(with_plans(change), ONE, says)
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"id": 9}, "the work for request 9: there is no such request, or it is done"),
+            ({"id": []}, "has the id \\[\\], expected that of a request"),
+            ({"start": 0.0}, "has the start 0.0, expected a position"),
+            ({"start": -1}, "computes tokens -1 to 18, and 20 are known"),
+            ({"start": 5}, "computes tokens 5 to 24, and 20 are known"),
+            ({"tokens": []}, "has no tokens"),
+            ({"tokens": [1.5]}, "holds other things than ints"),
+            ({"tokens": [0] * 49}, "step 0 computes 49 tokens, more than max_tokens, 48"),
+            ({"tokens": list(text_of(20, 50))}, "at position 0, where its text has"),
+            ({"blocks": [0, 1]}, "has 2 blocks of 8 places for 20 tokens: 3 are needed"),
+            ({"blocks": [0, 1, 1]}, "has a block twice"),
+            ({"blocks": [0, 1, 21]}, "names the blocks \\[21\\]: there are blocks 0 to 20"),
+        ],
+    )
+    def test_a_piece_of_work(self, change, says):
+        refused(with_plans(lambda plan, n: plan | {"work": [plan["work"][0] | change]}), ONE, says)
+
+    def test_a_request_twice(self):
+        refused(with_plans(lambda plan, n: plan | {"work": plan["work"] * 2}), ONE, "request 0 comes twice in one step")
+
+    def test_a_request_that_is_done(self):
+        def again(plan, n):
+            kept.append(plan["work"][0])
+            return plan | {"work": [*plan["work"], kept[0] | {"id": 0}]} if n > 10 else plan
+
+        kept = []
+        refused(
+            with_plans(again), [ONE[0], clear_request(1, 0, 30, 12)], "request 0: there is no such request, or it is"
+        )
+
+
+class TestPlaces:
+    """What a place holds is known, and who wrote it."""
+
+    def test_what_nobody_wrote(self):
+        def later(plan, n):
+            piece = plan["work"][0]
+            return plan | {"work": [piece | {"start": 16, "tokens": piece["tokens"][16:]}]}
+
+        refused(with_plans(later), ONE, "block 0, place 0 is read as token 0 of request 0, \\d+, and holds nothing")
+
+    def test_what_another_request_wrote(self):
+        def another_s(plan, n):
+            tables = {piece["id"]: piece["blocks"] for piece in plan["work"]}
+            for piece in plan["work"]:
+                if n == 3 and piece["id"] == 1:
+                    piece["blocks"] = [tables[0][0], *piece["blocks"][1:]]
+            return plan
+
+        says = (
+            "step 2: block 0, place 0 is read as token 0 of request 1, \\d+, but holds token 0 of request 0, written in"
+        )
+        refused(with_plans(another_s), TWO, says)
+
+    def test_another_beginning(self):
+        same = text_of(16, 3)
+        trace = [Request(0, 0, (*text_of(8, 1), *same, 7), 3), Request(1, 1, (*text_of(8, 2), *same, 9), 3)]
+
+        def by_tokens_alone(plan, n):
+            for piece in plan["work"]:
+                if piece["id"] == 1 and piece["start"] == 0:
+                    fresh = piece["blocks"]
+                    piece.update(start=24, tokens=piece["tokens"][24:], blocks=[0, 1, 2, *fresh[3:]])
+            return plan
+
+        server = module_of().Scheduler(21, 8, 48)
+        plans = server.plan
+        server.plan = lambda: by_tokens_alone(plans(), 0)
+        with pytest.raises(AssertionError, match="block 0, place 0 is read as token 0 of request 1"):
+            serve_plans(server, trace, 21, 8, 48)
+
+        def first_block_own(plan):
+            for piece in plan["work"]:
+                if piece["id"] == 1 and piece["start"] == 0:
+                    piece.update(tokens=piece["tokens"][:8])
+                elif piece["id"] == 1 and piece["start"] == 23:
+                    piece.update(start=24, tokens=[9], blocks=[piece["blocks"][0], 1, 2, piece["blocks"][3]])
+            return plan
+
+        server = module_of().Scheduler(21, 8, 48)
+        rest = server.plan
+        server.plan = lambda: first_block_own(rest())
+        with pytest.raises(AssertionError, match="and holds that after another beginning"):
+            serve_plans(server, [trace[0], Request(1, 0, trace[1].prompt, 3)], 21, 8, 48)
+
+    def test_one_place_for_two(self):
+        def one_table(plan, n):
+            for piece in plan["work"]:
+                piece["blocks"] = plan["work"][-1]["blocks"]
+            return plan
+
+        trace = [clear_request(0, 0, 10), clear_request(1, 0, 14)]
+        says = "step 0: block 2, place 0 is written twice, as token 0 of request 1 and token 0 of request 0"
+        refused(with_plans(one_table), trace, says)
+
+    def test_overwritten_while_it_is_read(self):
+        def into_another_s(plan, n):
+            if n == 2 and len(plan["work"]) == 2:
+                first, second = plan["work"]
+                second["blocks"] = [*second["blocks"][:-1], first["blocks"][0]]
+            return plan
+
+        says = "is read as token \\d+ of request 0, \\d+, but the same step writes token 28 of request 1 there"
+        refused(with_plans(into_another_s), TWO, says)
+
+    def test_copies_come_first(self):
+        moved = []
+
+        def elsewhere(server, name, result):
+            if name == "plan" and result["work"] and server.n_plans == 3:
+                moved.append(result["work"][0]["blocks"][0])
+                result["copies"] = [(moved[0], 20)]
+            if name == "plan" and server.n_plans >= 3:
+                for piece in result["work"]:
+                    piece["blocks"] = [20 if block == moved[0] else block for block in piece["blocks"]]
+            return result
+
+        served = serve(Tampered(elsewhere), ONE, SPEC, NBYTES, MAX_TOKENS, probe=False)
+        assert served.completions == {0: dense_completion(ONE[0].prompt, 6)}
+
+
+class TestServing:
+    """What comes of a trace, and what does not pass."""
+
+    @pytest.mark.parametrize("variant", SERVERS, ids=["first_come", "reserving", "solution"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_completions_are_those_of_the_dense_model(self, kind, variant):
+        trace = make_trace(kind, 5)
+        served = serve(module_of(variant).Server(SPEC, **LIMITS[kind]), trace, SPEC, **LIMITS[kind])
+        assert served.completions == {each.id: dense_completion(each.prompt, each.max_new) for each in trace}
+        assert served.tokens == sum(each.max_new for each in trace)
+        assert served.peak_blocks == max(each.blocks for each in served.history) <= 21
+        assert served.peak_bytes == served.peak_blocks * 8 * 160 <= LIMITS[kind]["nbytes"]
+        computed = sum(each.tokens for each in served.history)
+        known = sum(len(each.prompt) + each.max_new - 1 for each in trace)
+        assert computed == known - served.prefix_tokens + served.again
+        assert (served.prefix_tokens > 0) == (variant != SERVERS[0])
+
+    def test_counts_are_the_same_again(self):
+        trace = make_trace("chat", 3)
+        runs = [vars(serve(RIGHT.Server(SPEC, NBYTES, 48), trace, SPEC, NBYTES, 48)) for _ in range(2)]
+        assert runs[0] == runs[1]
+
+    def test_bytes_read(self):
+        served = serve(RIGHT.Server(SPEC, NBYTES, 48), ONE, SPEC, NBYTES, 48)
+        assert served.bytes_read == 160 * sum(range(20, 26))
+        assert served.bytes_read_a_token * 6 == served.bytes_read
+
+    @pytest.mark.parametrize(
+        ("settings", "says"),
+        [
+            ({"bits": 3}, "says bits 3: one of"),
+            ({"bits": True}, "says bits True: one of"),
+            ({"block_size": 0}, "says block_size 0, expected at least 1"),
+            ({"num_blocks": 22}, "22 blocks of 8 tokens in 8 bits weigh 28,160 bytes, and the budget is 28,000"),
+            ({"bits": 32}, "weigh 86,016 bytes"),
+        ],
+    )
+    def test_settings(self, settings, says):
+        refused(Tampered(lambda server, name, r: r | settings if name == "settings" else r), ONE, says)
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            (lambda o: None, "attend for request 0 in layer 0 returns None, expected a tensor"),
+            (lambda o: o[:1], "returns shape \\(1, 4, 16\\), expected \\(20, 4, 16\\)"),
+            (lambda o: o.double(), "returns float64, expected float32, as q"),
+            (lambda o: o * torch.nan, "numbers that are NaN or infinite"),
+            (
+                lambda o: o * 0,
+                "token 0 of the completion of request 0 is \\d+, expected \\d+\nUsual cause: every plan was",
+            ),
+        ],
+    )
+    def test_attention(self, change, says):
+        refused(Tampered(lambda server, name, r: change(r) if name == "attend" else r), ONE, says)
+
+    def test_too_few_bits(self):
+        trace = make_trace("chat", 0)
+        text = solution_file(LAB).read_text(encoding="utf-8").replace('else 8, "block_size"', 'else 4, "block_size"')
+        module = ModuleType("serving")
+        exec(text, module.__dict__)
+        refused(module.Server(SPEC, NBYTES, 48), trace, "or too few bits")
+
+    def test_sleeping(self):
+        refused(
+            with_plans(lambda plan, n: plan if n % 4 else {"copies": [], "work": []}), ONE, "step 3: nothing is comp"
+        )
+
+    def test_starving(self):
+        scheduler = RIGHT.Scheduler(8, 4, 8)
+        plan, waits = scheduler.plan, []
+
+        def the_rest_first():
+            waits[:] = [one for one in scheduler._waiting if one.id == 0] or waits
+            for one in waits:
+                if one in scheduler._waiting:
+                    scheduler._waiting.remove(one)
+            found = plan()
+            if not found["work"]:
+                scheduler._waiting.extend(waits)
+                found = plan()
+            return found
+
+        scheduler.plan = the_rest_first
+        trace = [Request(i, 0, (i, 1, 2), 2) for i in range(30)]
+        with pytest.raises(AssertionError, match="request 0 has been overtaken by 10 that came later"):
+            serve_plans(scheduler, trace, 8, 4, 8)
+
+    def test_never_done(self):
+        piece = {"id": 0, "start": 0, "tokens": list(ONE[0].prompt)[:19], "blocks": [0, 1, 2]}
+        says = "after \\d+ steps 1 requests are not done; one after the other, all would"
+        refused(with_plans(lambda plan, n: {"copies": [], "work": [dict(piece)]}), ONE, says)
+
+    def test_a_leak_is_found_and_told(self):
+        scheduler = RIGHT.Scheduler(8, 4, 16)
+        advance = scheduler.advance
+
+        def keep_a_block(sampled):
+            if not scheduler._blocks._tables.get("lost"):
+                scheduler._blocks.allocate("lost", [63])
+            advance(sampled)
+
+        scheduler.advance = keep_a_block
+        says = (
+            "all 8 blocks are free, and one that needs all of them is never computed whole: some blocks were not given"
+        )
+        with pytest.raises(AssertionError, match=says):
+            serve_plans(scheduler, [Request(0, 0, (1, 2, 3), 3)], 8, 4, 16)
+
+    def test_a_block_that_is_never_named(self):
+        class Lossy(RIGHT.Scheduler):
+            """The last request's table ends a block before the end, and its work never gets there."""
+
+            def plan(self):
+                found = super().plan()
+                for piece in found["work"]:
+                    if piece["id"] == 1:
+                        piece["tokens"] = piece["tokens"][: max(0, 28 - piece["start"])]
+                found["work"] = [piece for piece in found["work"] if piece["tokens"]]
+                return found
+
+        with pytest.raises(AssertionError, match="is never computed whole"):
+            serve_plans(Lossy(8, 4, 16), [Request(0, 0, (1, 2, 3), 3)], 8, 4, 16)
+
+    def test_a_whole_cache_that_is_refused(self):
+        class Stingy(RIGHT.Scheduler):
+            """One block less than there are."""
+
+            def submit(self, id, prompt, max_new):
+                if len(prompt) > 27:
+                    raise ValueError(f"request {id!r} is too long")
+                super().submit(id, prompt, max_new)
+
+        with pytest.raises(
+            AssertionError, match="that needs all of them, 31 tokens and 1 to follow, is refused: request 1"
+        ):
+            serve_plans(Stingy(8, 4, 16), [Request(0, 0, (1, 2, 3), 3)], 8, 4, 16)
+
+    def test_a_server_of_ones_own_steps(self):
+        told = held_while_serving(RIGHT.Server, SPEC, NBYTES, 16, [(list(range(30)), 3), (list(range(5, 30)), 2)])
+        assert told["tokens"] == 32 + 26
+        assert max(told["live_bytes"]) <= NBYTES
+        assert set(told["live_bytes"]) == {21 * 8 * 160}
+
+
+class TestTraces:
+    """The same from the same seed, clear of ties, and described by what they hold."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_seed_is_a_trace(self, kind):
+        trace = make_trace(kind, 11)
+        assert trace == make_trace(kind, 11) != make_trace(kind, 12)
+        assert [each.id for each in trace] == list(range(len(trace)))
+        assert [each.arrival for each in trace] == sorted(each.arrival for each in trace)
+        assert all(least_margin(each.prompt, each.max_new) > MARGIN for each in trace)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_request_fits_the_board_s_budget(self, kind):
+        places = LIMITS[kind]["nbytes"] // token_bytes(SPEC, 8) // 8 * 8
+        longest = max(len(each.prompt) + each.max_new for seed in range(8) for each in make_trace(kind, seed))
+        assert longest <= places
+
+    def test_another_kind(self):
+        with pytest.raises(ValueError, match="one of chat, documents; got 'books'"):
+            make_trace("books", 0)
+
+    def test_described(self):
+        trace = [Request(0, 0, (1, 2, 3), 1), Request(1, 4, (1, 2, 9, 9), 2)]
+        assert prefix_tokens(trace, answers=False) == 2
+        answer = dense_completion((1, 2, 3), 1)
+        assert prefix_tokens([*trace, Request(2, 5, (1, 2, 3, *answer, 5), 1)]) == 2 + 4
+        assert describe(trace).startswith("2 requests in 5 steps, 7 tokens of prompts and 3 to follow; 29% of")
+
+    def test_requests_for_plans_begin_alike(self, rng):
+        trace = any_requests(rng, 20)
+        assert prefix_tokens(trace, answers=False) > 20
+
+
+class TestModel:
+    """One model for all: dense, in pieces, and whatever a cache does."""
+
+    def test_pieces_give_what_the_whole_gives(self):
+        model, text, held = Model(dtype=torch.float64), list(text_of(30)), {}
+
+        def grown(layer, q, k, v):
+            if layer in held:
+                k, v = torch.cat([held[layer][0], k]), torch.cat([held[layer][1], v])
+            held[layer] = k, v
+            return attention(q, k, v)
+
+        whole = model.logits(text, range(30), lambda layer, q, k, v: attention(q, k, v))
+        pieces = [model.logits(text[a:b], range(a, b), grown) for a, b in ((0, 7), (7, 8), (8, 30))]
+        assert torch.allclose(torch.cat(pieces), whole, atol=1e-10)
+
+    def test_the_second_layer_depends_on_the_beginning(self):
+        seen = {}
+
+        def kept(name):
+            def attend(layer, q, k, v):
+                seen[name, layer] = k
+                return attention(q, k, v)
+
+            return attend
+
+        for name, first in (("a", 1), ("b", 2)):
+            Model().logits([first, 5, 6, 7], range(4), kept(name))
+        assert torch.equal(seen["a", 0][1:], seen["b", 0][1:])
+        assert not torch.allclose(seen["a", 1][1:], seen["b", 1][1:])
+
+    def test_margins_are_of_both_caches(self):
+        margins = [least_margin(text_of(40, seed), 6) for seed in range(20)]
+        in_two_bits = [least_margin(text_of(40, seed), 6, bits=2) for seed in range(20)]
+        assert max(in_two_bits) < 0 < max(margins)
+
+    def test_rounding(self):
+        x = torch.tensor([[1.0, 2.0, 4.0, 2.4], [3.0, 3.0, 3.0, 3.0]])
+        assert rounded(x, 2).tolist() == [[1.0, 2.0, 4.0, 2.0], [3.0, 3.0, 3.0, 3.0]]
+
+
+def test_a_layer_is_written_before_it_is_read():
+    deeds = []
+
+    class Recorder:
+        def write(self, layer, *rest):
+            deeds.append(("write", layer))
+
+        def attend(self, layer, q, table, start):
+            deeds.append(("attend", start))
+
+    run_layer(Recorder(), 1, ([0], [0]), torch.zeros(1, 1, 1), torch.zeros(1, 1, 1), [(None, [0], 3), (None, [1], 4)])
+    assert deeds == [("write", 1), ("attend", 3), ("attend", 4)]
