@@ -32,6 +32,7 @@ def lab(tmp_path):
 @pytest.fixture
 def serve(lab, monkeypatch, capsys):
     """Runs `lab board` on an answer that counts so, or breaks what it breaks; returns status, output and errors."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # as wide as where nobody says how wide
 
     def run_once(*arguments, verdicts=None, said="", **changed):
         lab.answer_file.write_text(answer(**changed), encoding="utf-8")
