@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from labkit.meters.modes import OperatorMode
 from labkit.meters.moved import MovedBytes
+from labkit.meters.products import ProductMeter
 from labkit.meters.tensors import AllocationMeter
 
 MOST_STEPS = 10_000
@@ -105,26 +106,23 @@ def _any_layers(server: Any, spec: dict[str, int], work: Any, size: int, generat
         run_layer(server, layer, places, k, v, reads)
 
 
-class MadeTensors(TorchDispatchMode):
+class MadeTensors(OperatorMode):
     """Between entering and leaving, keeps every tensor that an operator makes: whatever an object lives on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: list[torch.Tensor] = []
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True imports torch._dynamo at the first operator
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
         self.tensors += [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
         return out
 
 
-def read_by(made: MadeTensors, call: Callable[[], Any]) -> tuple[Any, int]:
-    """What `call` returns, and the bytes that it reads of the tensors made before."""
+def read_by(made: MadeTensors, call: Callable[[], Any]) -> tuple[Any, int, list[str]]:
+    """What `call` returns, the bytes that it reads of the tensors made before, and torch's own attention it calls."""
     by_storage = {x.untyped_storage()._cdata: x for x in made.tensors}
-    with MovedBytes(**{f"x{number}": x for number, x in enumerate(by_storage.values())}) as moved:
+    named = {f"x{number}": x for number, x in enumerate(by_storage.values())}
+    with MovedBytes(**named) as moved, ProductMeter() as products:
         result = call()
-    return result, sum(moved.read.values())
+    return result, sum(moved.read.values()), products.fused

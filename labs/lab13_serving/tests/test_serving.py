@@ -14,7 +14,7 @@ from labkit.serving.model import SPEC
 from labkit.serving.trace import LIMITS, Request, any_requests, make_trace, prefix_tokens
 from labkit.testing.bit_blocks import BitBlocks, attention, rounded
 from labkit.testing.cache_plans import assert_plan
-from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require
+from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require, require_own_work
 from labkit.testing.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
 from labkit.testing.programs import program
 
@@ -146,8 +146,9 @@ def bytes_of_blocks(sizes, k, v, q):
         again.write(layer, blocks, within, k, v)
     table, start = list(range(num_blocks)), len(blocks) - len(q)
     with AllocationMeter() as memory:
-        result, read = read_by(made, lambda: again.attend(layers - 1, q, table, start))
-    return {"made": when_made, "full": when_full, "result": result, "peak": memory.peak_bytes, "read": read}
+        result, read, fused = read_by(made, lambda: again.attend(layers - 1, q, table, start))
+    told = {"made": when_made, "full": when_full, "result": result, "peak": memory.peak_bytes, "read": read}
+    return told | {"fused": fused}
 
 
 @program
@@ -311,6 +312,9 @@ class TestQuantizedBlocks:
         told = bytes_of_blocks((num_blocks, size, 1, heads, d, 8), k, v, q)
         want = attention(q, rounded(k, 8), rounded(v, 8))
         off = float((told["result"] - want).abs().max())
+        require_own_work(
+            not told["fused"], f"attend calls torch's own attention ({', '.join(told['fused'])}): write it"
+        )
         require(off < 1e-3, f"o is off by {off:.3g} at 4,096 tokens")  # not about rounding: ties may fall either way
         whole = num_blocks * size * heads * d * 4
         hint = "keys or values of the whole sequence are dequantized at once: a few blocks at a time, in one pass"
