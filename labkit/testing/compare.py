@@ -236,6 +236,12 @@ def require_at_most(name: str, got: float, limit: float, message: str, *, kind: 
     require(got <= limit, message)
 
 
+def require_at_least(name: str, got: float, least: float, message: str, *, kind: str = "times") -> None:
+    """The same for a number that must not be less: what it uses of its limit is how often `least` is all of it."""
+    margins.note(name, least, got, kind)
+    require(got >= least, message)
+
+
 def as_array(name: str, got: Any) -> npt.NDArray:
     """`got` as a NumPy array of real numbers; fails where it is none."""
     got = _in_numpy(got)

@@ -30,7 +30,16 @@ from labkit.testing.audit import (
     shape_of,
     some_inputs,
 )
-from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, assert_type, assert_unchanged, require
+from labkit.testing.compare import (
+    assert_at_most,
+    assert_equal,
+    assert_raises,
+    assert_type,
+    assert_unchanged,
+    require,
+    require_at_least,
+    require_at_most,
+)  # fmt: skip
 from labkit.testing.mask_caches import assert_least_recent_goes
 from labkit.testing.programs import program
 from labkit.testing.tensor_cases import strided
@@ -299,10 +308,11 @@ class TestSlidingWindowAttention:
             if done > 0.9 * n * n * unit * (4 / 7 if name == "backward" else 1):
                 hint = "all N² scores are computed and then masked: a query block needs the keys of its window only"
             what = f"the arithmetic of the {name} pass's products (N={n}, {window=}, {block=})"
-            assert_at_most(what, done, int(1.25 * visited * unit), unit="FLOPs", hint=hint)
+            assert_at_most(what, done, int(1.4 * visited * unit), unit="FLOPs", hint=hint)
             least = seen * 2 * d * min(products, 4)
             told = f"the {name} pass's products do {done:,} FLOPs, and the pairs that are seen need {least:,}"
-            require(done >= least, f"{told}\nWrite products with @, so that they can be counted")
+            told += "\nWrite products with @, so that they can be counted"
+            require_at_least(f"the products of the {name} pass", done, least, told, kind="FLOPs")
 
     @pytest.mark.kind("small")
     @pytest.mark.parametrize("block", [20, 30])
@@ -312,16 +322,19 @@ class TestSlidingWindowAttention:
         others = sorted(set(shapes) - set(fitting))
         told = f"of {len(shapes)} products (N=120, window=37, {block=}) {len(fitting)} have {block} rows or columns; "
         told += f"others are {', '.join(f'{m} × {n}' for m, n in others[:4])}"
-        cause = "`block` is checked and not used: queries are taken a block at a time"
-        require(len(fitting) >= len(shapes) / 2 and shapes, f"{told}\nUsual cause: {cause}")
+        told += "\nUsual cause: `block` is checked and not used: queries are taken a block at a time"
+        least = max(1, len(shapes)) / 2
+        require_at_least("the products of a block's size", len(fitting), least, told, kind="products")
 
     @pytest.mark.kind("small")
     def test_work_grows_with_n(self):
         short, long = taken(250, 40, 32), taken(1000, 40, 32)
         for name in ("forward", "backward"):
             ratio = long[name]["flops"] / max(short[name]["flops"], 1)
-            told = f"with 4 times the tokens the {name} pass's products do {ratio:.1f} times the work"
-            require(0 < ratio <= 4.6, f"{told}\nUsual cause: every block of queries meets every block of keys")
+            what = f"with 4 times the tokens the {name} pass's products do"
+            told = f"{what} {ratio:.1f} times the work\nUsual cause: every block of queries meets every block of keys"
+            require(ratio, told)
+            require_at_most(what, ratio, 6, told)
 
     @pytest.mark.kind("small")
     def test_memory_grows_with_n(self):
@@ -331,7 +344,7 @@ class TestSlidingWindowAttention:
         assert_at_most(name, long["largest_bytes"], limit, hint=hint)
         ratio = long["peak_bytes"] / short["peak_bytes"]
         told = f"with 4 times the tokens a step's peak is {ratio:.1f} times as large"
-        require(ratio <= 4.8, f"{told}\nUsual cause: {hint}")
+        require_at_most("a step's peak with 4 times the tokens", ratio, 6, f"{told}\nUsual cause: {hint}")
 
     @pytest.mark.kind("small")
     def test_between_the_passes(self):
@@ -650,7 +663,8 @@ class TestMemoryBreakdown:
         require(again["mask"] == plain["mask"], f"{told}: it is made outside, and stays")
         if variant == "naive_mask":
             told = "checkpointed=True lowers the total of 'naive_mask': what is made again is alive again"
-            require(again["total"] >= 0.9 * plain["total"], f"{told}, so the backward pass must be measured too")
+            told += ", so the backward pass must be measured too"
+            require_at_least("total with checkpointed=True", again["total"], 0.6 * plain["total"], told, kind="bytes")
 
     @pytest.mark.parametrize("checkpointed", [False, True])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
