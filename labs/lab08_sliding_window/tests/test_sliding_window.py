@@ -340,7 +340,7 @@ class TestSlidingWindowAttention:
     def test_memory_grows_with_n(self):
         short, long = taken(250, 40, 32), taken(1000, 40, 32)
         hint = "something of N × N is alive, the mask perhaps: each block of queries needs a mask of its own tile only"
-        name, limit = "the largest tensor of a step (N=1000, window=40, block=32)", 2 * 4 * 1000 * (40 + 2 * 32)
+        name, limit = "the largest tensor of a step (N=1000, window=40, block=32)", 4 * 1000 * (40 + 2 * 32)
         assert_at_most(name, long["largest_bytes"], limit, hint=hint)
         ratio = long["peak_bytes"] / short["peak_bytes"]
         told = f"with 4 times the tokens a step's peak is {ratio:.1f} times as large"
@@ -632,11 +632,12 @@ class TestMemoryBreakdown:
         suspects = {"there is a mask for every head": weights // 4, "the mask is of float32": 4 * n * n}
         assert_equal("mask of 'naive_mask'", got["mask"], n * n, suspects=suspects, hint="one byte a pair, once")
         hint = "autograd keeps the weights, N² a head"
-        assert_at_least("saved of 'naive_mask'", got["saved"], weights, f"the weights alone are {weights:,}\n{hint}")
+        why = f"the weights alone are {weights:,}\n{hint}"
+        assert_at_least("saved of 'naive_mask'", got["saved"], 0.7 * weights, why)
         assert_at_most("saved of 'naive_mask'", got["saved"], 4 * weights, hint=hint)
         alive = f"at least three arrays of {weights:,} are alive at once"
         hint = "the backward pass has the weights, their gradient and the scores' at once: is it measured?"
-        assert_at_least("total of 'naive_mask'", got["total"], 2.9 * weights, f"{alive}\nUsual cause: {hint}")
+        assert_at_least("total of 'naive_mask'", got["total"], 2.4 * weights, f"{alive}\nUsual cause: {hint}")
         require(got["mask_building"] >= got["mask"], "mask_building is less than mask, which is alive at its end")
 
     def test_sizes_drawn_at_random(self, rng):
@@ -649,7 +650,7 @@ class TestMemoryBreakdown:
             assert_equal(f"mask {text}", got["mask"], sizes["seq_len"] ** 2, hint=hint)
             assert_own_bytes(got, text, own_bytes(**sizes))
             weights = score_bytes(**sizes)
-            assert_at_least(f"saved {text}", got["saved"], weights, f"the weights alone are {weights:,}")
+            assert_at_least(f"saved {text}", got["saved"], 0.7 * weights, f"the weights alone are {weights:,}")
             assert_adds_up(got, text)
 
     @pytest.mark.parametrize("variant", TRAINED)
