@@ -672,10 +672,10 @@ class TestFlashAttention(EveryTask):
 
     @small
     def test_causal_leaves_tiles_out_in_both_passes(self):
-        for n in (512, 1024):  # of few large tiles a larger share holds a key that some query sees
+        for n in (512, 1024, 2048):  # of few large tiles a larger share holds a key that some query sees
             full, half = long_step(n, False), long_step(n, True)
             shares = {name: half[name]["flops"] / full[name]["flops"] for name in full}
-            if max(shares.values()) <= 0.68:
+            if max(shares.values()) <= 0.68 or (n == 1024 and max(shares.values()) > 0.8):
                 break
         cause = "tiles that lie above the diagonal are computed and then masked: leave them out"
         for name, share in shares.items():
