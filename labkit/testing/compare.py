@@ -23,6 +23,7 @@ NAN_HINT = (
     "inf − inf or 0/0, from a row or a block whose keys are all masked or an exp that overflowed; "
     "or memory of `empty` that was never written"
 )
+NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
 NOT_WRITTEN = "nothing is written there, and what `empty` found in memory stays; or a loop ends too early"
 FLOOR_EPSILONS = 8
 SLACK = 4

@@ -17,11 +17,12 @@ from linear_attention import (
     profile_attention_memory,
 )
 
-from labkit.meters.calls import OperatorsSeen, measured
+from labkit.meters.calls import OperatorsSeen, UninitialisedIsNaN, measured
 from labkit.meters.saved import kept_by_forward
 from labkit.meters.stand_ins import SmallDevice, out_of_memory
 from labkit.meters.tensors import measure_peak
 from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
     assert_at_most,
     assert_close,
     assert_equal,
@@ -50,6 +51,15 @@ def measured_call(task, *args):
     with OperatorsSeen() as seen:
         result, counts = measured(getattr(answer, task), *args)
     return result, counts | {"operators": seen.operators}
+
+
+@program
+def call_on_nan(task, *args):
+    """What the task's function returns where uninitialised memory holds NaN."""
+    import linear_attention as answer
+
+    with UninitialisedIsNaN():
+        return getattr(answer, task)(*args)
 
 
 @program
@@ -186,6 +196,12 @@ class Route:
             assert_unchanged(name, x, old)
         short = self.route(*(x.bfloat16() for x in case.inputs))
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
+
+    @pytest.mark.kind("robust")
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case, chunk = LinearCase(rng, 37, 6, 4, (2,), causal=self.causal), 8 if self.default_chunk else None
+        out = call_on_nan(self.task, *case.inputs, *([chunk] if chunk else []))
+        case.check("out", out, chunk=chunk, nan_hint=NAN_FROM_EMPTY)
 
     def check_gradients(self, rng, chunk=None):
         """Output and gradients in float64, to 1e-10 of the reference."""

@@ -11,6 +11,7 @@ from sliding_window import BlockMaskCache, classify_tiles, memory_breakdown, sli
 from labkit.meters.arrays import measure_arrays
 from labkit.meters.audit import flex_calls, flops_of_a_step, penalty_gradients, profiled_peak, step_taken, watched
 from labkit.meters.mask_caches import session_of
+from labkit.meters.steps import step as step_of
 from labkit.meters.tensors import measure_peak
 from labkit.testing.audit import (
     SIZES,
@@ -31,6 +32,7 @@ from labkit.testing.audit import (
     some_inputs,
 )
 from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
     assert_at_most,
     assert_equal,
     assert_raises,
@@ -194,6 +196,14 @@ def plain_step(q, k, v, d_out, window, block):
     return out.detach(), *(x.grad for x in leaves)
 
 
+@program
+def step_on_nan(q, k, v, d_out, window, block):
+    """What `plain_step` gives, where uninitialised memory holds NaN."""
+    attend = lambda q, k, v: sliding_window_attention(q, k, v, window, block)  # noqa: E731
+    out, _, gradients = step_of(attend, [q, k, v], d_out, on_nan=True)
+    return out, *gradients
+
+
 @cache
 def taken(seq_len, window, block, d=8):
     """What a training step of the student's attention takes, measured once for several tests, if its output is right.
@@ -275,6 +285,12 @@ class TestSlidingWindowAttention:
         case = StepCase(rng, 40, 11, 8, batch=(2, 3))
         case.Q, case.K, case.V = strided(*case.inputs)
         case.check_step(hint="a (batch, N, heads, d) tensor seen as (batch, heads, N, d): its rows are not adjacent")
+
+    @pytest.mark.kind("robust")
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = StepCase(rng, 63, 10, 16, batch=(2,))
+        for name, got in zip(("out", "dq", "dk", "dv"), step_on_nan(*case.inputs, case.dO, 10, 16), strict=False):
+            case.compare(name, got, nan_hint=NAN_FROM_EMPTY)
 
     @pytest.mark.kind("robust")
     def test_arguments_are_left_alone(self, rng):
