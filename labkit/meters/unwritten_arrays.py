@@ -11,12 +11,14 @@ import numpy.typing as npt
 @contextlib.contextmanager
 def uninitialised_is_nan() -> Iterator[None]:
     """`np.empty` and `np.empty_like` hand out NaN where their numbers are floating-point ones."""
-    ready_made = np.empty, np.empty_like
-    np.empty, np.empty_like = map(_filled, ready_made)
+    ready_made = {name: getattr(np, name) for name in ("empty", "empty_like")}
     try:
+        for name, make in ready_made.items():
+            setattr(np, name, _filled(make))
         yield
     finally:
-        np.empty, np.empty_like = ready_made
+        for name, make in ready_made.items():
+            setattr(np, name, make)
 
 
 def _filled(make: Callable[..., npt.NDArray]) -> Any:

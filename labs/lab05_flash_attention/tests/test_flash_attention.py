@@ -14,7 +14,6 @@ from labkit.meters.calls import ScoreTiles, UninitialisedIsNaN, measured
 from labkit.meters.cuda import CudaMeter
 from labkit.meters.steps import kept_between, left_behind, measured_step, penalised_gradients, saved_tensors, step
 from labkit.testing.compare import (
-    NAN_FROM_EMPTY,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -45,6 +44,7 @@ RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
 FUNCTIONS = {"flash_forward": flash_forward, "flash_backward": flash_backward}
 BLOCKS = [(64, 64), (16, 24), (64, 32), (7, 200), (200, 7), (5, 1)]
 
+NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
 SHORT_SUMS = "the sums over tiles are kept in half precision: keep them in float32 and convert once, at the end"
 OVERFLOW = "exp overflows: no score may enter exp without the row's maximum, or L, taken from it"
 
