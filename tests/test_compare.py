@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from labkit.testing import margins
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -15,6 +16,8 @@ from labkit.testing.compare import (
     assert_tuple,
     assert_type,
     assert_unchanged,
+    require_at_least,
+    require_at_most,
     tolerance,
 )
 from labkit.testing.reference import attention, random_qkv
@@ -220,3 +223,16 @@ def test_rows_that_are_wrong_throughout_are_told():
     assert "rows" not in message(lambda: assert_close("O", got, want, plain=want))
     got[0, 1, 1], got[:, 4:] = want[0, 1, 1], np.nan
     assert "rows 4 to 6" in message(lambda: assert_close("O", got, want, plain=want))
+
+
+def test_calibration_hears_of_limits_from_above_and_from_below(monkeypatch):
+    monkeypatch.setattr(margins, "kept", [])
+    require_at_most("the work", 3, 4, "too much")
+    require_at_least("the steps", 8, 2, "too few")
+    assert [(each.what, each.share) for each in margins.kept or []] == [("the work", 0.75), ("the steps", 0.25)]
+
+
+@pytest.mark.parametrize("got", [1, 0, float("nan")])
+def test_too_few_and_not_a_number_are_refused(got):
+    with pytest.raises(AssertionError, match="too few"):
+        require_at_least("the steps", got, 2, "too few")

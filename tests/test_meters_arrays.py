@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
+from labkit.meters.unwritten_arrays import uninitialised_is_nan
 
 ONE = 512 * 512 * 4
 OBJECTS = 1024
@@ -88,3 +89,12 @@ def test_stops_tracing_when_the_function_raises():
     with pytest.raises(ZeroDivisionError):
         measure_arrays(lambda: 1 / 0)
     assert not tracemalloc.is_tracing()
+
+
+def test_uninitialised_memory_is_nan_and_only_there():
+    made = np.empty, np.empty_like
+    with uninitialised_is_nan():
+        assert np.isnan(np.empty((2, 3), np.float16)).all()
+        assert np.isnan(np.empty_like(np.ones(3, np.float32))).all()
+        assert np.empty(3, np.int64).shape == (3,)
+    assert (np.empty, np.empty_like) == made

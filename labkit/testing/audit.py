@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 from labkit.meters.profiler import profile_memory
-from labkit.testing.compare import assert_equal, assert_keys, assert_type, require
+from labkit.testing.compare import assert_equal, assert_keys, assert_type, require, require_at_least, require_at_most
 
 PARTS = ("mask", "output", "saved", "gradients", "workspace")
 SIZES = {"batch": 1, "heads": 2, "seq_len": 256, "head_dim": 16, "window": 48, "block": 32}
@@ -56,7 +56,7 @@ def assert_own_bytes(got: Mapping[str, int], text: str, q_bytes: int, hint: str 
 
 def assert_at_least(name: str, got: int, least: float, why: str) -> None:
     """Fail unless so many bytes are there: nothing was measured otherwise, or not all of it."""
-    require(got >= least, f"{name} is {got:,} bytes: {why}")
+    require_at_least(name, got, least, f"{name} is {got:,} bytes: {why}", kind="bytes")
 
 
 def score_bytes(**sizes: int) -> int:
@@ -95,10 +95,13 @@ def assert_total(got: int, variant: str, want: int, dtype: torch.dtype, checkpoi
     suspects = {3: "q, k and v are counted, which were there before", -1: "out is left out", -3: "the gradients are"
                 " left out"}  # fmt: skip
     near = [text for times, text in suspects.items() if abs(got - want - times * q_bytes) <= 0.1 * q_bytes]
-    require(
-        abs(got - want) <= 0.03 * want + 4096,
+    require_at_most(
+        f"the error of the total of {variant!r}",
+        abs(got - want),
+        0.03 * want + 4096,
         f"total of {variant!r} ({dtype}, {checkpointed=}) is {got:,} bytes; the same step has a peak of "
         f"{want:,}\nUsual cause: " + (near[0] if near else "it is computed, or another step is measured"),
+        kind="bytes",
     )
 
 
@@ -124,9 +127,10 @@ def assert_step_was_run(variant: str, inputs: Sequence[torch.Tensor], flops: int
     """Fail unless a forward and a backward pass were, on q, k and v of `shape`."""
     one = flops_of_scores(shape)
     least = 6 * one if variant == "naive_mask" else 0
-    require(flops >= least, f"memory_breakdown({variant!r}, …) does {flops:,} FLOPs of products; a forward and a "
-            f"backward pass need {least:,}\nUsual cause: nothing was run: measure, do not compute"
-            if flops < one else "the backward pass is missing")  # fmt: skip
+    told = f"memory_breakdown({variant!r}, …) does {flops:,} FLOPs of products; a forward and a backward pass need "
+    told += f"{least:,}\nUsual cause: "
+    told += "nothing was run: measure, do not compute" if flops < one else "the backward pass is missing"
+    require(flops >= least, told)
     require(len(inputs) == 3, f"{variant!r} runs on {len(inputs)} arrays of {shape}, (batch, heads, seq_len, "
             "head_dim), to which a gradient comes; expected q, k and v")  # fmt: skip
 

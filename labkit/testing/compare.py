@@ -24,6 +24,7 @@ NAN_HINT = (
     "inf − inf or 0/0, from a row or a block whose keys are all masked or an exp that overflowed; "
     "or memory of `empty` that was never written"
 )
+NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
 NOT_WRITTEN = "nothing is written there, and what `empty` found in memory stays; or a loop ends too early"
 FLOOR_EPSILONS = 8
 SLACK = 4
@@ -251,6 +252,12 @@ def require_at_most(name: str, got: float, limit: float, message: str, *, kind: 
     """As `require(got <= limit, message)`, for a number and its limit: NaN fails, and calibration hears of both."""
     margins.note(name, got, limit, kind)
     require(got <= limit, message)
+
+
+def require_at_least(name: str, got: float, least: float, message: str, *, kind: str = "times") -> None:
+    """The same for a number that must not be less: what it uses of its limit is how often `least` is all of it."""
+    margins.note(name, least, got, kind)
+    require(got >= least, message)
 
 
 def as_array(name: str, got: Any) -> npt.NDArray:

@@ -203,12 +203,14 @@ class LinearCase:
         weights = phi_q @ phi_k.mT * self.seen
         return numbers(weights @ v / (phi_q.sum(-1, keepdim=True) * phi_k.sum() + self.eps))
 
-    def check(self, name: str, got: Any, *, chunk: int | None = None, hint: str = "") -> None:
+    def check(
+        self, name: str, got: Any, *, chunk: int | None = None, hint: str = "", nan_hint: str = NOT_POSITIVE
+    ) -> None:
         """Compare an output with the reference."""
         assert_type(name, got, torch.Tensor, "a tensor")
         with np.errstate(all="ignore"):
             assert_close(name, got, self.want, plain=self.plain, dtype=self.q.dtype, suspects=self.suspects(chunk),
-                         hint=hint, nan_hint=NOT_POSITIVE)  # fmt: skip
+                         hint=hint, nan_hint=nan_hint)  # fmt: skip
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from labkit.meters.tensors import measure_peak
+from labkit.testing import margins
 from labkit.testing.compare import assert_equal, assert_type
 
 PARTS = ("inputs", "standard_peak", "linear_bidir_peak", "linear_causal_peak", "linear_chunked_peak")
@@ -129,6 +130,7 @@ def assert_bytes(name: str, part: str, got: Any, want: int, sizes: Sizes, inputs
     """Within 2 % of what was measured, and an int."""
     batch, heads, seq_len, d, dtype_bytes = sizes
     assert_type(name, got, (int, float), "an int: bytes")
+    margins.note(name, abs(got - want), NEAR * want, "tolerance")
     if abs(got - want) <= NEAR * want:
         return
     usual = {text: count * batch * heads * dtype_bytes for text, count in peak_suspects(part, seq_len, d).items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from labkit.testing.compare import assert_equal, assert_keys, assert_type, require
+from labkit.testing.compare import assert_equal, assert_keys, assert_type, require, require_at_most
 from labkit.testing.linear_memory import NEAR, expected_bytes
 
 ROUTES = ("standard", "linear_bidir", "linear_causal", "linear_chunked")
@@ -58,10 +58,13 @@ def assert_row(row: Row, peaks: Mapping[str, int], shape: tuple[int, ...], dtype
         if not abs(predicted - theory / 1e6) <= NEAR * theory / 1e6:
             assert_mb(f"{name}_theoretical_mb for N = {n}", predicted, theory, added)
     quotient = row["standard_memory_mb"] / row["linear_bidir_memory_mb"]
-    require(
-        abs(row["savings_bidir"] - quotient) <= 1e-6 * quotient,
+    require_at_most(
+        "savings_bidir's error",
+        abs(row["savings_bidir"] - quotient),
+        1e-6 * quotient,
         f"savings_bidir is {row['savings_bidir']:.6g}, expected measured standard over measured bidirectional, "
         f"{quotient:.6g}",
+        kind="tolerance",
     )
 
 
@@ -84,5 +87,5 @@ def assert_mb(
         told = f"{name} is {got:.6g}, expected {want:.6g}"
         require(not found or abs(value - want) <= 1e-3 * want, f"{told}\nThat is exactly what comes out when {text}")
     cause = f"\nUsual cause: {hint}" if hint else ""
-    near = math.isfinite(got) and abs(got - want) <= 1e-3 * want
-    require(near, f"{name} is {got:.6g} MB, expected {want:.6g}{cause}")
+    told = f"{name} is {got:.6g} MB, expected {want:.6g}{cause}"
+    require_at_most(f"{name}'s error", abs(got - want), 1e-3 * want, told, kind="tolerance")

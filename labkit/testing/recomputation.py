@@ -71,6 +71,11 @@ def same_states(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) ->
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
+def with_room(activations: int) -> int:
+    """How many may be alive where that many must be: half as many more, and three for gradients."""
+    return activations + activations // 2 + 3
+
+
 def chained(x: torch.Tensor, *shifts: torch.Tensor) -> torch.Tensor:
     """The functions of a chain, one for each of `shifts`, one after the other: those that change the width are bare."""
     for shift in shifts:

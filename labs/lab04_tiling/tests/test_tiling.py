@@ -13,9 +13,11 @@ from tiling import choose_blocks, count_tiles, tiled_attention
 from labkit.meters.array_tiles import score_tiles
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.meters.played_traffic import played_traffic
+from labkit.meters.unwritten_arrays import uninitialised_is_nan
 from labkit.simulated_memory import SRAMOverflow, watch_machines
 from labkit.testing.cases import DTYPES, Case, worked_example
 from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
     as_array,
     assert_at_most,
     assert_equal,
@@ -114,19 +116,26 @@ def case_of(Q, K, V, block_k, causal=False, mask=None):
     return Case(Q, K, V, causal=causal, mask=mask, n_steps=-(-K.shape[-2] // block_k))
 
 
-def assert_attention(Q, K, V, block_q, block_k, causal=False, mask=None, got=None, hint="", usual=None):
+def assert_attention(Q, K, V, block_q, block_k, causal=False, mask=None, got=None, usual=None, **hints):
     """Compare an output (by default the student's, from tiled_attention) with attention computed in float64."""
     options = {"causal": causal} | ({} if mask is None else {"mask": mask})
     got = tiled_attention(Q, K, V, block_q, block_k, **options) if got is None else got
     case = case_of(Q, K, V, block_k, causal, mask)
     found = lambda: attention_suspects(case, block_q, block_k) | (usual or {})  # noqa: E731
-    case.check("the output", got, suspects=found, hint=hint, dtype=Q.dtype)
+    case.check("the output", got, suspects=found, dtype=Q.dtype, **hints)
 
 
 @program
 def tiles_computed(*args, **options):
     """The output of tiled_attention, and the tiles of its scores, (queries, keys)."""
     return score_tiles(tiling.tiled_attention, *args, **options)
+
+
+@program
+def attention_on_nan(*args):
+    """The output of tiled_attention where uninitialised memory holds NaN."""
+    with uninitialised_is_nan():
+        return tiling.tiled_attention(*args)
 
 
 TILES_TOO_MANY = (
@@ -233,6 +242,11 @@ class TestTiledAttention:
         mask = rng.random((14, 20)) < 0.5
         mask[:, 0] = False
         assert_attention(Q, K, V, 4, 6, mask=mask, hint="masked scores are −inf: no finite number is below every score")
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=21, n_keys=37, d=8, d_v=5, batch=(2,))
+        assert_attention(Q, K, V, 8, 16, got=attention_on_nan(Q, K, V, 8, 16), nan_hint=NAN_FROM_EMPTY)
 
     @robust
     def test_arguments_are_left_alone(self, rng):

@@ -21,6 +21,7 @@ from labkit.testing.compare import (
     assert_tuple,
     assert_unchanged,
     require,
+    require_at_most,
 )
 from labkit.testing.programs import program
 from labkit.testing.saved import assert_saved
@@ -244,7 +245,8 @@ class EitherPass(EveryTask):
             off = float(np.nan_to_num(np.abs(numbers(got) - want), nan=np.inf).max())
             told = f"{name} is off by {off:.3g} where all scores are about {-logit_scale / math.sqrt(8):.0e}"
             cause = "a large negative number stands for −inf; beside scores that are lower still it is large"
-            require(off <= 1e-3 * np.abs(want).max(), f"{told}\nUsual cause: {cause}")
+            largest = 1e-3 * float(np.abs(want).max())
+            require_at_most(f"{name}'s error", off, largest, f"{told}\nUsual cause: {cause}", kind="tolerance")
 
     @robust
     def test_arguments_are_left_alone(self, rng):
@@ -373,7 +375,7 @@ class TestFlashBackward(EitherPass):
             f"with log 2 added to L every weight exp(S − L), and so dV, must be half as large; dV is off by {off:.3g}"
         )
         cause = "the softmax is computed once more from its start, in place of P = exp(S − L)"
-        require(off < 1e-4, f"{told}\nUsual cause: {cause}")
+        require_at_most("dV's error", off, 1e-4, f"{told}\nUsual cause: {cause}", kind="tolerance")
 
     def test_d_comes_from_the_given_o(self, rng):
         case = Case(rng, n=40, d=8)
@@ -385,7 +387,7 @@ class TestFlashBackward(EitherPass):
         off = float((dQ[1] - dQ[0] - change).abs().max())
         told = f"with 0 given for O, D is 0 and dQ changes by P ∘ D K/√d; that change is off by {off:.3g}"
         cause = "D is not taken from dO and O (one number a row), or O is computed once more"
-        require(off < 1e-4, f"{told}\nUsual cause: {cause}")
+        require_at_most("the error of dQ's change", off, 1e-4, f"{told}\nUsual cause: {cause}", kind="tolerance")
 
     @robust
     def test_gradient_of_a_sum(self, rng):
@@ -597,7 +599,8 @@ class TestFlashAttention(EveryTask):
             off = float((twice - 2 * first[name]).abs().max())
             told = f"{name} of a second backward pass differs from the first's by {off:.3g}"
             cause = "backward changes a saved tensor in place"
-            require(off <= 1e-6 * float(twice.abs().max()), f"{told}\nUsual cause: {cause}")
+            largest = 1e-6 * float(twice.abs().max())
+            require_at_most(f"{name}'s change", off, largest, f"{told}\nUsual cause: {cause}", kind="tolerance")
 
     @robust
     def test_arguments_are_left_alone(self, rng):
@@ -669,15 +672,16 @@ class TestFlashAttention(EveryTask):
 
     @small
     def test_causal_leaves_tiles_out_in_both_passes(self):
-        for n in (512, 1024):  # of few large tiles a larger share holds a key that some query sees
+        for n in (512, 1024, 2048):  # of few large tiles a larger share holds a key that some query sees
             full, half = long_step(n, False), long_step(n, True)
             shares = {name: half[name]["flops"] / full[name]["flops"] for name in full}
-            if max(shares.values()) <= 0.7:
-                return
+            if max(shares.values()) <= 0.68 or (n == 1024 and max(shares.values()) > 0.8):
+                break
         cause = "tiles that lie above the diagonal are computed and then masked: leave them out"
         for name, share in shares.items():
             told = f"with is_causal {name} does {share:.0%} of the full work, though half of the scores are hidden"
-            require(share <= 0.78, f"{told}\nUsual cause: {cause}")
+            hidden = f"of the scores that no query sees, what {name} computes"
+            require_at_most(hidden, 2 * share - 1, 0.5, f"{told}\nUsual cause: {cause}")
 
     @pytest.mark.gpu
     @causal_or_not

@@ -26,6 +26,7 @@ from labkit.testing.compare import (
     assert_type,
     assert_unchanged,
     require,
+    require_at_most,
 )
 from labkit.testing.gradients import assert_gradients, copies, gradients, numbers
 from labkit.testing.programs import program
@@ -44,6 +45,7 @@ from labkit.testing.recomputation import (
     same_states,
     split_suspects,
     why_other_number,
+    with_room,
 )
 
 ROOM_FOR_STATE = 16 * 1024
@@ -263,7 +265,7 @@ class Recomputation:
         hint = "six functions of 8 steps: the 6 results between them and the 8 activations of one function at a time\n"
         hint += "Usual cause: something holds on to what was recomputed (plain autograd keeps all 48)"
         peak = math.ceil(made.peak_bytes / size)
-        assert_at_most("the peak of both passes", peak, 6 + 8 + 3, unit="activations", hint=hint)
+        assert_at_most("the peak of both passes", peak, with_room(6 + 8), unit="activations", hint=hint)
 
     @pytest.mark.kind("small")
     @pytest.mark.outside(mib=16)
@@ -369,7 +371,8 @@ class Recomputation:
         gradient, want = asked("penalised", self.TASK, by, x, w), 2 * w * x + 8 * w**2 * x
         told = f"the gradient of y + (∂y/∂x)², y = w·x², is {gradient}, expected {want:.6g} or a RuntimeError"
         cause = "with create_graph=True, grad mode on, a backward that leaves no graph of its own must raise"
-        require(gradient is None or abs(gradient - want) < 1e-3, f"{told}\nUsual cause: {cause}")
+        if gradient is not None:
+            require_at_most("a penalty's error", abs(gradient - want), 1e-3, f"{told}\nUsual cause: {cause}")
 
     def test_torch_autograd_grad(self, rng):
         """Right, or an error; in neither case has a parameter that was not asked for a gradient."""
@@ -583,7 +586,7 @@ class TestCheckpointSequential:
         assert_gradients(made.gradients and made.gradients[-1], plain, args, factors)
 
     @pytest.mark.kind("small")
-    @pytest.mark.parametrize(("n", "segments"), [(16, 4), (24, 3), (12, 6), (16, 16)])
+    @pytest.mark.parametrize(("n", "segments"), [(64, 8), (48, 3), (36, 12), (16, 16)])
     def test_peak_is_the_model_s(self, rng, n, segments):
         chain, x = Chain(sequence_passes, rng, n, width=1), random(rng, 64, 256)
         made = chain.passes(segments, x, measured=True)
@@ -591,12 +594,12 @@ class TestCheckpointSequential:
         peak = math.ceil(made.peak_bytes / (64 * 256 * 4))
         hint = f"{segments} kept and ⌈{n} / {segments}⌉ recomputed, and room for gradients; without checkpoints {n}"
         name = f"the peak of {n} functions in {segments} segments"
-        assert_at_most(name, peak, segments + -(-n // segments) + 3, unit="activations", hint=hint)
+        assert_at_most(name, peak, with_room(segments + -(-n // segments)), unit="activations", hint=hint)
 
     @pytest.mark.kind("small")
     def test_between_the_passes_only_segments_inputs(self, rng):
         kept_bytes = kept_by_sequence("chain", Chain(sequence_passes, rng, 12, width=1).shifts, 4, random(rng, 64, 256))
-        limit = 3 * 64 * 256 * 4 + 4 * ROOM_FOR_STATE
+        limit = 4 * 64 * 256 * 4 + 4 * ROOM_FOR_STATE  # as much as one input more is left for bookkeeping
         hint = "x is the caller's, so three inputs of segments remain; plain autograd keeps twelve activations"
         assert_at_most("what 12 functions in 4 segments keep between the passes", kept_bytes, limit, hint=hint)
 

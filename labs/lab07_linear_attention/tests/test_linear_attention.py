@@ -17,11 +17,12 @@ from linear_attention import (
     profile_attention_memory,
 )
 
-from labkit.meters.calls import OperatorsSeen, measured
+from labkit.meters.calls import OperatorsSeen, UninitialisedIsNaN, measured
 from labkit.meters.saved import kept_by_forward
 from labkit.meters.stand_ins import SmallDevice, out_of_memory
 from labkit.meters.tensors import measure_peak
 from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
     assert_at_most,
     assert_close,
     assert_equal,
@@ -30,6 +31,8 @@ from labkit.testing.compare import (
     assert_type,
     assert_unchanged,
     require,
+    require_at_least,
+    require_at_most,
 )
 from labkit.testing.linear_cases import AGREEMENT, LinearCase, divided, mapped, numbers, weights_of
 from labkit.testing.linear_memory import PARTS, Handout, assert_bytes, expected_bytes
@@ -48,6 +51,15 @@ def measured_call(task, *args):
     with OperatorsSeen() as seen:
         result, counts = measured(getattr(answer, task), *args)
     return result, counts | {"operators": seen.operators}
+
+
+@program
+def call_on_nan(task, *args):
+    """What the task's function returns where uninitialised memory holds NaN."""
+    import linear_attention as answer
+
+    with UninitialisedIsNaN():
+        return getattr(answer, task)(*args)
 
 
 @program
@@ -185,6 +197,12 @@ class Route:
         short = self.route(*(x.bfloat16() for x in case.inputs))
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
 
+    @pytest.mark.kind("robust")
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case, chunk = LinearCase(rng, 37, 6, 4, (2,), causal=self.causal), 8 if self.default_chunk else None
+        out = call_on_nan(self.task, *case.inputs, *([chunk] if chunk else []))
+        case.check("out", out, chunk=chunk, nan_hint=NAN_FROM_EMPTY)
+
     def check_gradients(self, rng, chunk=None):
         """Output and gradients in float64, to 1e-10 of the reference."""
         case = LinearCase(rng, 41, 5, 7, (2,), causal=self.causal, dtype=torch.float64)
@@ -233,7 +251,8 @@ class Route:
             usual = f"φ(q) or φ(k) (d = {d}) or padded copies are made of the whole input: take a piece at a time"
         told = f"what {name} holds at its peak grows by {rate:,.0f} elements for each position (d = {d}, d_v = {d_v})"
         explained = f"the output and its pieces explain {2 * d_v}"
-        require(rate <= 2.05 * d_v, f"{told}; {explained}\nUsual cause: {usual}")
+        explained = f"{told}; {explained}\nUsual cause: {usual}"
+        require_at_most(f"what {name} holds for each further position", rate, 3 * d_v, explained, kind="elements")
         return peaks
 
     def check_within(self, outside, rng, n, d, *options):
@@ -268,10 +287,11 @@ class TestLinearAttention(Route):
 
     @pytest.mark.kind("small")
     def test_work_is_linear(self, rng):
-        work = [self.counts(rng, n, 16, 16)["flops"] for n in (200, 400)]
+        work = [self.counts(rng, n, 16, 16)["flops"] for n in (100, 400)]
         ratio = work[1] / max(work[0], 1)
-        told = f"twice as many tokens take {ratio:.3g} times the arithmetic, expected 2"
-        require(ratio <= 2.1, f"{told}\nUsual cause: φ(q) φ(k)ᵀ is multiplied first")
+        told = f"4 times as many tokens take {ratio:.3g} times the arithmetic, expected 4"
+        told += "\nUsual cause: φ(q) φ(k)ᵀ is multiplied first"
+        require_at_most("the arithmetic of 4 times the tokens", ratio, 6, told)
 
     @pytest.mark.kind("small")
     @pytest.mark.outside(mib=24)
@@ -301,15 +321,15 @@ class InChunks(Route):
 
     @pytest.mark.kind("small")
     def test_work_is_linear(self, rng):
-        """Twice the positions, about twice the arithmetic of matrix products."""
+        """4 times the positions, about 4 times the arithmetic of matrix products."""
         for chunk in (4, 16):  # in small chunks a product over all pairs of chunks would show
-            work = [self.counts(rng, n, 16, 16, chunk)["flops"] for n in (256, 512)]
+            work = [self.counts(rng, n, 16, 16, chunk)["flops"] for n in (256, 1024)]
             none = "makes no matrix product: the weights of a chunk are one, φ(q) times φ(k) transposed"
             require(work[0] > 0, f"{self.called} {none}")
             ratio = work[1] / work[0]
-            told = f"twice as many positions take {ratio:.3g} times the arithmetic, expected about 2"
-            cause = "each chunk, or each state, goes back to all the keys before it"
-            require(ratio <= 2.2, f"{told}\nUsual cause: {cause}")
+            told = f"4 times as many positions take {ratio:.3g} times the arithmetic, expected about 4"
+            told += "\nUsual cause: each chunk, or each state, goes back to all the keys before it"
+            require_at_most("the arithmetic of 4 times the positions", ratio, 6, told)
 
     @pytest.mark.kind("refuses")
     def test_impossible_chunk(self, rng):
@@ -329,19 +349,21 @@ class TestCumsum(Route):
         counts = [len(self.counts(rng, n, 4, 5)["operators"]) for n in (16, 64)]
         told = f"{counts[0]} operators run for 16 positions and {counts[1]} for 64"
         cause = "a loop over positions: cumsum takes them all at once"
-        require(counts[1] <= counts[0] + 5, f"{told}\nUsual cause: {cause}")
+        more = counts[1] - counts[0]
+        require_at_most("the operators that 48 more positions take", more, 5, f"{told}\nUsual cause: {cause}")
 
     @pytest.mark.kind("small")
     @pytest.mark.parametrize(("n", "d", "d_v"), [(300, 12, 12), (200, 8, 24)])
     def test_two_arrays_of_states(self, rng, n, d, d_v):
         peak = self.peak(rng, n, d, d_v)
         name = f"the peak over the inputs for N = {n}, d = {d}, d_v = {d_v}"
-        limit = 2 * n * d * d_v + 8 * n * max(d, d_v)
         usual = "a third array of N·d·d_v: reading the states with φ(q) is a matrix product (`@`, einsum); "
         usual += "`(q * states).sum(-2)` makes all products first"
         if 2 * n * n <= peak < 2.6 * n * n:
             usual = "N × N weights: this route sums φ(k) vᵀ over the positions"
-        assert_at_most(name, peak, limit, unit="elements", hint=f"Usual cause: {usual}")
+        name += ", less two arrays of states,"
+        room, usual = 8 * n * max(d, d_v), f"Usual cause: {usual}"
+        assert_at_most(name, peak - 2 * n * d * d_v, room, unit="elements", hint=usual)
 
     @pytest.mark.kind("small")
     def test_no_weights(self, rng):
@@ -370,16 +392,18 @@ class TestRecurrent(Route):
 
     @pytest.mark.kind("small")
     def test_work_of_a_step_stays(self, rng):
-        counts = [self.counts(rng, n, 8, 8) for n in (24, 48)]
+        counts = [self.counts(rng, n, 8, 8) for n in (24, 96)]
         touched = [max(run["largest_bytes"], 1) for run in counts]
         products = [run["flops"] for run in counts]
         steps = [len(run["operators"]) for run in counts]
         ratio = max(products[1] / max(products[0], 1), steps[1] / steps[0])
-        told = f"twice as many positions take {ratio:.3g} times the work, expected 2"
-        cause = "each step goes back to the keys before it: the state holds all of them"
-        require(ratio <= 2.2, f"{told}\nUsual cause: {cause}")
-        require(steps[1] >= steps[0] + 24, "no loop over the positions runs: this route goes one by one")
-        require(touched[1] <= 2.2 * touched[0] + 64, "a tensor grows faster than N: that is no recurrence")
+        told = f"4 times as many positions take {ratio:.3g} times the work, expected 4"
+        told += "\nUsual cause: each step goes back to the keys before it: the state holds all of them"
+        require_at_most("the work of 4 times the positions", ratio, 6, told)
+        told = "no loop over the positions runs: this route goes one by one"
+        require_at_least("the operators that 72 more positions take", steps[1] - steps[0], 72, told)
+        told = "a tensor grows faster than N: that is no recurrence"
+        require_at_most("the largest tensor of 4 times the positions", touched[1], 6 * touched[0], told)
 
     @pytest.mark.kind("small")
     @pytest.mark.outside(mib=10)
@@ -409,7 +433,9 @@ class TestChunked(InChunks):
         counts = [len(self.counts(rng, 128, 4, 4, c)["operators"]) for c in (4, 16)]
         told = f"chunks of 4 take {counts[0]} operators and chunks of 16 take {counts[1]}: the number must fall"
         cause = "`chunk` is not used, or the loop is over positions"
-        require(counts[0] >= 3 * counts[1] - 40 and counts[0] > counts[1], f"{told}\nUsual cause: {cause}")
+        require(counts[0] > counts[1], f"{told}\nUsual cause: {cause}")
+        name, least = "the number of operators for 32 chunks", 3 * counts[1] - 40
+        require_at_least(name, counts[0], least, f"{told}\nUsual cause: {cause}", kind="operators")
         limit, hint = 60 * (128 // 16) + 60, "Usual cause: a loop over positions: a chunk is four matrix products"
         assert_at_most("the number of operators for 8 chunks", counts[1], limit, unit="operators", hint=hint)
 
@@ -434,7 +460,8 @@ class TestScan(InChunks):
         more = len(runs[1]) - len(runs[0])
         told = f"16 chunks take {len(runs[0])} operators and 512 take {more} more; five doublings explain some 5 · 20"
         cause = "a loop over the chunks: in a parallel scan every step works on all of them"
-        require(more <= 5 * 45, f"{told}\nUsual cause: {cause}")
+        told += f"\nUsual cause: {cause}"
+        require_at_most("the operators that 496 more chunks take", more, 5 * 45, told, kind="operators")
 
     @pytest.mark.kind("small")
     def test_states_of_chunks_only(self, rng):
@@ -569,19 +596,17 @@ class TestProfile:
 
     def test_the_large_rows(self):
         (row,) = rows_of(profile_attention_memory([2048]), [2048])
+        name, hint = "linear_chunked_memory_mb", "the output is 8.4 MB, twice that while pieces are put together"
+        assert_at_most(f"{name} for N = 2048", row[name], 24.0, unit="MB", hint=hint)
         for name, value, what in (
             ("standard", 545.260, "scores and weights of 268 MB each, and the output"),
             ("linear_bidir", 34.080, "about 4 N·d"),
             ("linear_causal", 1115.947, "two N·d² of 537 MB each"),
         ):
             got = row[f"{name}_memory_mb"]
-            near = got <= 1.25 * value and (name != "standard" or got >= 0.99 * value)
-            require(near, f"{name}_memory_mb for N = 2048 is {got:,.1f}, expected about {value:,.1f}: {what}")
-        name, hint = (
-            "linear_chunked_memory_mb",
-            "the output is 8.4 MB, twice that at most while pieces are put together",
-        )
-        assert_at_most(f"{name} for N = 2048", row[name], 18.0, unit="MB", hint=hint)
+            told = f"{name}_memory_mb for N = 2048 is {got:,.1f}, expected about {value:,.1f}: {what}"
+            require_at_most(f"{name}_memory_mb", got, 1.5 * value, told, kind="MB")
+            require(name != "standard" or got >= 0.99 * value, told)
 
     def test_capacity(self):
         shape, arguments = (1, 2, 128, 16), ([128], 1, 2, 16, torch.float32)

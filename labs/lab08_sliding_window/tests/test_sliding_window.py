@@ -11,6 +11,7 @@ from sliding_window import BlockMaskCache, classify_tiles, memory_breakdown, sli
 from labkit.meters.arrays import measure_arrays
 from labkit.meters.audit import flex_calls, flops_of_a_step, penalty_gradients, profiled_peak, step_taken, watched
 from labkit.meters.mask_caches import session_of
+from labkit.meters.steps import step as step_of
 from labkit.meters.tensors import measure_peak
 from labkit.testing.audit import (
     SIZES,
@@ -31,12 +32,15 @@ from labkit.testing.audit import (
     some_inputs,
 )
 from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
     assert_at_most,
     assert_equal,
     assert_raises,
     assert_type,
     assert_unchanged,
     require,
+    require_at_least,
+    require_at_most,
     require_own_work,
 )
 from labkit.testing.mask_caches import assert_least_recent_goes
@@ -193,6 +197,14 @@ def plain_step(q, k, v, d_out, window, block):
     return out.detach(), *(x.grad for x in leaves)
 
 
+@program
+def step_on_nan(q, k, v, d_out, window, block):
+    """What `plain_step` gives, where uninitialised memory holds NaN."""
+    attend = lambda q, k, v: sliding_window_attention(q, k, v, window, block)  # noqa: E731
+    out, _, gradients = step_of(attend, [q, k, v], d_out, on_nan=True)
+    return out, *gradients
+
+
 @cache
 def taken(seq_len, window, block, d=8):
     """What a training step of the student's attention takes, measured once for several tests, if its output is right.
@@ -276,6 +288,12 @@ class TestSlidingWindowAttention:
         case.check_step(hint="a (batch, N, heads, d) tensor seen as (batch, heads, N, d): its rows are not adjacent")
 
     @pytest.mark.kind("robust")
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = StepCase(rng, 63, 10, 16, batch=(2,))
+        for name, got in zip(("out", "dq", "dk", "dv"), step_on_nan(*case.inputs, case.dO, 10, 16), strict=False):
+            case.compare(name, got, nan_hint=NAN_FROM_EMPTY)
+
+    @pytest.mark.kind("robust")
     def test_arguments_are_left_alone(self, rng):
         case = StepCase(rng, 40, 11, 8)
         before = [x.clone() for x in case.inputs]
@@ -307,10 +325,11 @@ class TestSlidingWindowAttention:
             if done > 0.9 * n * n * unit * (4 / 7 if name == "backward" else 1):
                 hint = "all N² scores are computed and then masked: a query block needs the keys of its window only"
             what = f"the arithmetic of the {name} pass's products (N={n}, {window=}, {block=})"
-            assert_at_most(what, done, int(1.25 * visited * unit), unit="FLOPs", hint=hint)
+            assert_at_most(what, done, int(1.4 * visited * unit), unit="FLOPs", hint=hint)
             least = seen * 2 * d * min(products, 4)
             told = f"the {name} pass's products do {done:,} FLOPs, and the pairs that are seen need {least:,}"
-            require(done >= least, f"{told}\nWrite products with @, so that they can be counted")
+            told += "\nWrite products with @, so that they can be counted"
+            require_at_least(f"the products of the {name} pass", done, least, told, kind="FLOPs")
 
     @pytest.mark.kind("small")
     @pytest.mark.parametrize("block", [20, 30])
@@ -320,26 +339,29 @@ class TestSlidingWindowAttention:
         others = sorted(set(shapes) - set(fitting))
         told = f"of {len(shapes)} products (N=120, window=37, {block=}) {len(fitting)} have {block} rows or columns; "
         told += f"others are {', '.join(f'{m} × {n}' for m, n in others[:4])}"
-        cause = "`block` is checked and not used: queries are taken a block at a time"
-        require(len(fitting) >= len(shapes) / 2 and shapes, f"{told}\nUsual cause: {cause}")
+        told += "\nUsual cause: `block` is checked and not used: queries are taken a block at a time"
+        least = max(1, len(shapes)) / 2
+        require_at_least("the products of a block's size", len(fitting), least, told, kind="products")
 
     @pytest.mark.kind("small")
     def test_work_grows_with_n(self):
         short, long = taken(250, 40, 32), taken(1000, 40, 32)
         for name in ("forward", "backward"):
             ratio = long[name]["flops"] / max(short[name]["flops"], 1)
-            told = f"with 4 times the tokens the {name} pass's products do {ratio:.1f} times the work"
-            require(0 < ratio <= 4.6, f"{told}\nUsual cause: every block of queries meets every block of keys")
+            what = f"with 4 times the tokens the {name} pass's products do"
+            told = f"{what} {ratio:.1f} times the work\nUsual cause: every block of queries meets every block of keys"
+            require(ratio, told)
+            require_at_most(what, ratio, 6, told)
 
     @pytest.mark.kind("small")
     def test_memory_grows_with_n(self):
         short, long = taken(250, 40, 32), taken(1000, 40, 32)
         hint = "something of N × N is alive, the mask perhaps: each block of queries needs a mask of its own tile only"
-        name, limit = "the largest tensor of a step (N=1000, window=40, block=32)", 2 * 4 * 1000 * (40 + 2 * 32)
+        name, limit = "the largest tensor of a step (N=1000, window=40, block=32)", 4 * 1000 * (40 + 2 * 32)
         assert_at_most(name, long["largest_bytes"], limit, hint=hint)
         ratio = long["peak_bytes"] / short["peak_bytes"]
         told = f"with 4 times the tokens a step's peak is {ratio:.1f} times as large"
-        require(ratio <= 4.8, f"{told}\nUsual cause: {hint}")
+        require_at_most("a step's peak with 4 times the tokens", ratio, 6, f"{told}\nUsual cause: {hint}")
 
     @pytest.mark.kind("small")
     def test_between_the_passes(self):
@@ -627,11 +649,12 @@ class TestMemoryBreakdown:
         suspects = {"there is a mask for every head": weights // 4, "the mask is of float32": 4 * n * n}
         assert_equal("mask of 'naive_mask'", got["mask"], n * n, suspects=suspects, hint="one byte a pair, once")
         hint = "autograd keeps the weights, N² a head"
-        assert_at_least("saved of 'naive_mask'", got["saved"], weights, f"the weights alone are {weights:,}\n{hint}")
+        why = f"the weights alone are {weights:,}\n{hint}"
+        assert_at_least("saved of 'naive_mask'", got["saved"], 0.7 * weights, why)
         assert_at_most("saved of 'naive_mask'", got["saved"], 4 * weights, hint=hint)
         alive = f"at least three arrays of {weights:,} are alive at once"
         hint = "the backward pass has the weights, their gradient and the scores' at once: is it measured?"
-        assert_at_least("total of 'naive_mask'", got["total"], 2.9 * weights, f"{alive}\nUsual cause: {hint}")
+        assert_at_least("total of 'naive_mask'", got["total"], 2.4 * weights, f"{alive}\nUsual cause: {hint}")
         require(got["mask_building"] >= got["mask"], "mask_building is less than mask, which is alive at its end")
 
     def test_sizes_drawn_at_random(self, rng):
@@ -644,7 +667,7 @@ class TestMemoryBreakdown:
             assert_equal(f"mask {text}", got["mask"], sizes["seq_len"] ** 2, hint=hint)
             assert_own_bytes(got, text, own_bytes(**sizes))
             weights = score_bytes(**sizes)
-            assert_at_least(f"saved {text}", got["saved"], weights, f"the weights alone are {weights:,}")
+            assert_at_least(f"saved {text}", got["saved"], 0.7 * weights, f"the weights alone are {weights:,}")
             assert_adds_up(got, text)
 
     @pytest.mark.parametrize("variant", TRAINED)
@@ -658,7 +681,8 @@ class TestMemoryBreakdown:
         require(again["mask"] == plain["mask"], f"{told}: it is made outside, and stays")
         if variant == "naive_mask":
             told = "checkpointed=True lowers the total of 'naive_mask': what is made again is alive again"
-            require(again["total"] >= 0.9 * plain["total"], f"{told}, so the backward pass must be measured too")
+            told += ", so the backward pass must be measured too"
+            require_at_least("total with checkpointed=True", again["total"], 0.6 * plain["total"], told, kind="bytes")
 
     @pytest.mark.parametrize("checkpointed", [False, True])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

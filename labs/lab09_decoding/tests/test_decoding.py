@@ -17,6 +17,7 @@ from decoding import (
     split_kv_decode,
 )
 
+from labkit.meters.calls import UninitialisedIsNaN
 from labkit.meters.kv_caches import session_of
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
@@ -32,7 +33,15 @@ from labkit.testing.caches import (
     follow,
     random_deeds,
 )
-from labkit.testing.compare import assert_at_most, assert_equal, assert_keys, assert_raises, assert_unchanged, require
+from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
+    assert_at_most,
+    assert_equal,
+    assert_keys,
+    assert_raises,
+    assert_unchanged,
+    require,
+)
 from labkit.testing.decoding import assert_own_products, assert_read_once, two_results
 from labkit.testing.grouped import GroupedCase
 from labkit.testing.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
@@ -60,6 +69,13 @@ def counted(task, *arguments):
         result = functions[task](*arguments)
     told = {"read": moved.read, "peak_bytes": memory.peak_bytes}
     return result, told | {"fused": products.fused, "flops": products.flops, "shapes": products.shapes}
+
+
+@program
+def paged_on_nan(*arguments):
+    """What paged_attention returns where uninitialised memory holds NaN."""
+    with UninitialisedIsNaN():
+        return paged_attention(*arguments)
 
 
 MODELS = {
@@ -625,6 +641,11 @@ class TestPagedAttention:
     @pytest.mark.parametrize("lengths", [(0,), (5, 0, 9), (0, 0)])
     def test_sequences_without_tokens(self, rng, lengths):
         assert_paged(PagedBatch(rng, lengths, block_size=4), "without tokens the output is 0")
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        batch = PagedBatch(rng, (5, 0, 9), block_size=4)
+        batch.check(paged_on_nan(*batch.arguments), "", NAN_FROM_EMPTY, NAN_FROM_EMPTY)
 
     @robust
     def test_sequences_may_share_blocks(self, rng):

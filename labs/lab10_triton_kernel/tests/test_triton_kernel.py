@@ -16,6 +16,8 @@ from labkit.kernels.resources import SHARED_BYTES, TARGETS
 from labkit.meters.kernels.calls import compiled_call, kernel_call
 from labkit.meters.kernels.far import ROW_STRIDE, call_on_far_rows
 from labkit.testing.compare import (
+    HALF_SLACK,
+    SLACK,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -190,8 +192,9 @@ class EitherPass:
 
     task: ClassVar[str]
 
-    def check(self, case, block_q=32, block_k=16, hint="", nan_hint=GARBAGE):
+    def check(self, case, block_q=32, block_k=16, hint="", nan_hint=GARBAGE, half_slack=SLACK):
         """The results of a call, right and sound; what it did."""
+        case.half_slack = half_slack
         result, seen = called(self.task, given(self.task, case), case.causal, block_q, block_k)
         assert_sound(seen)
         usual = forward_suspects if self.task == "flash_forward" else backward_suspects
@@ -255,12 +258,12 @@ class EitherPass:
 
     @robust
     def test_sums_of_half_precision_are_kept_in_float32(self, rng):
-        n_queries, n_keys = (17, 300) if self.task == "flash_forward" else (200, 60)
+        n_queries, n_keys = (17, 300) if self.task == "flash_forward" else (800, 16)
         case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=16, dtype=torch.float16)
         case.Q, case.K, case.V, case.dO = (x.abs() + 1 for x in (case.Q, case.K, case.V, case.dO))
         case.Q /= 8
         case.V[: n_keys // 2] += 4  # so that a sum first grows, then shrinks: what it lost on the way stays lost
-        self.check(case, 16, 16, hint=SHORT_SUMS)
+        self.check(case, 16, 16, hint=SHORT_SUMS, half_slack=HALF_SLACK)
 
     @robust
     def test_inputs_need_not_be_contiguous(self, rng):
@@ -435,7 +438,7 @@ class TestFlashBackward(EitherPass):
         hidden = "\nUsual cause: hidden tiles are loaded too: results are right all the same" if causal else ""
         hint = "every tile needs rows of Q and dO, or of K and V, once in each of at most two loops" + hidden
         assert_at_most("the bytes loaded by both loops", sum(seen["loaded"].values()), 4 * passes, hint=hint)
-        most = tiles * block * block * 7 * 32 + 1
+        most = tiles * block * block * 7 * 32
         hint = "two loops of three and four products a tile, the scores among them twice, are the most that is needed"
         hint += hidden
         assert_multiplied(seen, most, hint=hint)

@@ -13,11 +13,13 @@ from compressed_cache import (
     quantize_kv,
 )
 
+from labkit.meters.calls import UninitialisedIsNaN
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
 from labkit.meters.tensors import AllocationMeter
 from labkit.testing.budgets import apart, assert_scheme, drawn_model, scheme_bytes
 from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
     assert_at_most,
     assert_equal,
     assert_raises,
@@ -44,12 +46,23 @@ STRIDED = "a tensor whose axes are exchanged in memory: its rows are not adjacen
 @program
 def counted(task, *arguments):
     """What attention returns, and what it took: bytes read of its arguments, peak, products, fused calls."""
-    functions = {"mla": mla_decode, "sinks": attention_with_sinks, "logit": attention_sink_logit}
     watched = dict(zip("abcdef", (x for x in arguments if isinstance(x, torch.Tensor)), strict=False))
     with AllocationMeter() as memory, ProductMeter() as products, MovedBytes(**watched) as moved:
-        result = functions[task](*arguments)
+        result = _functions()[task](*arguments)
     told = {"read": list(moved.read.values()), "peak_bytes": memory.peak_bytes}
     return result, told | {"fused": products.fused, "flops": products.flops}
+
+
+@program
+def on_nan(task, *arguments):
+    """What attention returns where uninitialised memory holds NaN."""
+    with UninitialisedIsNaN():
+        return _functions()[task](*arguments)
+
+
+@program
+def _functions():
+    return {"mla": mla_decode, "sinks": attention_with_sinks, "logit": attention_sink_logit}
 
 
 def assert_own_products(name, told):
@@ -117,6 +130,11 @@ class TestMlaDecode:
     @robust
     def test_large_logits(self, rng):
         assert_latent(LatentCase(rng, n_tokens=300, logit_scale=300), hint=OVERFLOW, nan_hint=OVERFLOW)
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = LatentCase(rng, n_tokens=37)
+        case.check(on_nan("mla", *case.arguments), nan_hint=NAN_FROM_EMPTY)
 
     @robust
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
@@ -432,6 +450,12 @@ class TestAttentionWithSinks:
         assert_sinks(SinkCase(rng, window=6, num_sinks=3, logit_scale=300), OVERFLOW, OVERFLOW)
 
     @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = SinkCase(rng, window=4, num_sinks=2)
+        got = two_results("attention_with_sinks", on_nan("sinks", *case.arguments))
+        case.check(got, sink_suspects(case), nan_hint=NAN_FROM_EMPTY)
+
+    @robust
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
         case = SinkCase(rng, window=4, num_sinks=2, batch=(2, 3))
         case.q, case.k, case.v = strided(case.q, case.k, case.v)
@@ -533,6 +557,12 @@ class TestAttentionSinkLogit:
     @pytest.mark.parametrize("dtype", [*HALF, torch.float64])
     def test_other_dtypes(self, rng, dtype):
         assert_logit(LogitCase(rng, n_keys=200, sink=1.0, dtype=dtype), SHORT_SUMS)
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = LogitCase(rng, heads=2)
+        got = two_results("attention_sink_logit", on_nan("logit", *case.arguments))
+        case.check(got, logit_suspects(case), nan_hint=NAN_FROM_EMPTY)
 
     @robust
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
