@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -380,9 +381,9 @@ def wait_for(there, seconds=120):
 
 
 def test_the_result_survives_a_round_trip(tmp_path):
-    judged = JudgedSubmission(
-        "lab01", "k", "judged", "", ["f"], {"A::b": "failed"}, {"A::b": "m"}, {"t": 1.5}, "v", [7]
-    )
+    told: dict[str, Any] = {"flags": ["f"], "tests": {"A::b": "failed"}, "messages": {"A::b": "m"}, "tasks": {"t": 1.5}}
+    told |= {"counts": {"A::c": {"peak": 3}}, "version": "v", "syntax": [7]}
+    judged = JudgedSubmission("lab01", "k", "judged", "", **told)
     save(tmp_path / "x" / "k.json", judged)
     assert load(tmp_path / "x" / "k.json") == judged
     assert [path.name for path in (tmp_path / "x").iterdir()] == ["k.json"]
