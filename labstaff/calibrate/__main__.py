@@ -27,7 +27,9 @@ def main(
     sandboxed_seeds: Annotated[str, typer.Option(help="first-last: for right answers in a sandbox")] = "",
     mistake_seeds: Annotated[str, typer.Option(help="first-last: for mistakes")] = "",
     record: Annotated[Path | None, typer.Option(help="keep outcomes in this file, and go on from it")] = None,
-    table: Annotated[Path | None, typer.Option(help="write limits.csv and README.md to this folder")] = None,
+    table: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="write limits.csv and README.md to it")
+    ] = None,
     only_table: Annotated[bool, typer.Option("--only-table", help="run nothing: what the record says")] = False,
 ) -> None:
     """Judge right answers and mistakes over many seeds, and tell how much of each limit they use."""

@@ -268,7 +268,9 @@ class TestKVCache:
         sizes, token_bytes = [500, 1, 1, 7], 2 * 2 * 32 * 4
         told, _ = follow_grown(600, appends(rng, sizes, head_dim=32), head_dim=32)
         hint = "the history is written again, as torch.cat does: write into one storage that is made once"
-        assert_appends_write(told, sizes, written=lambda n: n * token_bytes + 64, memory=lambda n: 64, hint=hint)
+        assert_appends_write(
+            told, sizes, asked=lambda n: n * token_bytes, room=lambda n: 64, memory=lambda n: 64, hint=hint
+        )
 
     @small
     def test_one_storage_for_life(self, rng):
@@ -331,10 +333,14 @@ class TestRollingKVCache:
         told, life = follow_rolling(window, appends(rng, sizes, head_dim=32), head_dim=32)
         hint = "what stays is moved, or tokens are written that are overwritten at once: write the last ones, once"
 
-        def bounded(times):  # and the numbers of places
-            return lambda n: times * token * min(n, window) + 256 + 32 * n
+        def once(n):
+            return token * min(n, window)
 
-        assert_appends_write(told, sizes, written=bounded(2), memory=bounded(1), hint=hint)
+        def room(n):  # for the numbers of places
+            return 256 + 32 * n
+
+        taken = {"asked": lambda n: 2 * once(n), "room": room, "memory": lambda n: once(n) + room(n)}
+        assert_appends_write(told, sizes, **taken, hint=hint)
         what = f"the bytes a cache with window {window} holds after {sum(sizes)} tokens"
         assert_at_most(what, life, 2 * window * token, hint="tokens that have left the window are kept")
 
