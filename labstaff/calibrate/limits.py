@@ -17,8 +17,8 @@ from labstaff.calibrate.runs import Outcome
 MOST_USED, LEAST_USED = 0.75, 1.30
 """Of a limit: what a right answer may use at most, and what a mistake that it is there for must use at least."""
 
-CAPACITY = "bytes of SRAM"
-"""The kind of a limit that good answers come close to: blocks are chosen to fill a memory."""
+CAPACITIES = ("bytes of SRAM", "bytes of the budget")
+"""The kinds of a limit that good answers come close to: blocks are chosen to fill a memory."""
 COLUMNS = ("lab", "task", "test", "what", "limit", "right at most", "by", "mistakes at least", "mistake")
 
 
@@ -120,7 +120,7 @@ def found_in(outcomes: Iterable[Outcome]) -> Found:
 
 def _is_tight(limit: Limit, shares: Shares) -> bool:
     """More than its share, of what is no capacity (made to be used up) nor a count that was asked for, exactly."""
-    if limit.kind == CAPACITY or (shares.right == 1 and limit.kind != "tolerance"):
+    if limit.kind in CAPACITIES or (shares.right == 1 and limit.kind != "tolerance"):
         return False
     return shares.right > MOST_USED
 

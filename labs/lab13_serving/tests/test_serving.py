@@ -501,10 +501,9 @@ def assert_trace(kind, seed, nbytes, max_tokens):
         return found
 
     served = serve(server, make_trace(kind, seed), SPEC, nbytes, max_tokens, layer=layer)
-    hint = "settings say fewer bits, or fewer blocks, than are kept"
-    assert_at_most(
-        "the bytes that the server holds from the beginning", held, served.cache_bytes + nbytes // 8, hint=hint
-    )
+    hint, asked = "settings say fewer bits, or fewer blocks, than are kept", served.cache_bytes
+    what = "the bytes that the server holds from the beginning"
+    assert_at_most(what, held, asked + nbytes // 8, hint=hint, asked=asked)
     hint = "a step keeps keys and values besides the cache, whose memory is made once"
     assert_at_most("the bytes that the steps keep beside the cache", sum(kept), nbytes // 8, hint=hint)
     return served
@@ -560,7 +559,7 @@ class TestServer:
             told = held_by_server(WIDE, nbytes, 32, requests)
             hint = "memory is made for num_blocks blocks at the beginning, and for nothing else"
             for step, live in enumerate(told["live_bytes"]):
-                assert_at_most(f"the bytes held after step {step}", live, nbytes, hint=hint)
+                assert_at_most(f"what is held after step {step}", live, nbytes, hint=hint, unit="bytes of the budget")
             settings_of(Server(WIDE, nbytes, 32), WIDE, nbytes)
 
     @pytest.mark.outside(mib=40)
