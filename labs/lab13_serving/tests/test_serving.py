@@ -359,6 +359,16 @@ def alike(n, prompt, max_new):
     return [Request(i, 0, tuple((i * 31 + j * 7) % 64 for j in range(prompt)), max_new) for i in range(n)]
 
 
+@program
+def prompt_after_a_step(prompt):
+    """What the caller's list holds when its request has got a token."""
+    scheduler = Scheduler(4, 2, 8)
+    scheduler.submit("a", prompt, 2)
+    scheduler.plan()
+    scheduler.advance({"a": 9})
+    return prompt
+
+
 class TestScheduler:
     """Every plan is sound, every request ends, and no block is lost."""
 
@@ -450,6 +460,14 @@ class TestScheduler:
         ):
             name = "a" if prompt == [3] else "b"
             assert_raises(ValueError, partial(scheduler.submit, name, prompt, max_new), when=when, mentions=[name])
+        scheduler.plan()
+        again = partial(scheduler.submit, "a", [3], 1)
+        assert_raises(ValueError, again, when="for the name of one whose prompt was computed", mentions=["a"])
+
+    @robust
+    def test_the_callers_prompt_is_left_alone(self):
+        hint = "what is generated goes into a list of the scheduler's own"
+        assert_equal("the caller's prompt after a step", prompt_after_a_step([5, 6, 7]), [5, 6, 7], hint=hint)
 
     @refuses
     @pytest.mark.parametrize("name", ["num_blocks", "block_size", "max_tokens"])
