@@ -12,7 +12,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, base: float = 10_000.0) -> 
     depends on the difference of their positions alone. Angles are computed in float64; the result has x's dtype.
     """
     half = x.shape[-1] // 2
-    speeds = base ** (-torch.arange(half, dtype=torch.float64) / half)
+    speeds = base ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
     angles = positions.double()[:, None] * speeds
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]

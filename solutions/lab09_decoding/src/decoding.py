@@ -69,7 +69,9 @@ def grouped_query_attention(
     n_queries, n_keys, heads = q.shape[-2], k.shape[-2], q.shape[-3]
     group = _group_size(heads, q, k, v)
     rows = q.unflatten(-3, (-1, group)).flatten(-3, -2)  # all queries that read one K are rows of one product
-    hidden = torch.ones(n_queries, n_keys, dtype=torch.bool).triu_(n_keys - n_queries + 1) if causal else None
+    hidden = None
+    if causal:
+        hidden = torch.ones(n_queries, n_keys, dtype=torch.bool, device=q.device).triu_(n_keys - n_queries + 1)
     o, lse = _attend(rows, k, v, scale, None if hidden is None else hidden.repeat(group, 1))
     o, lse = (x.unflatten(k.dim() - 2, (group, n_queries)).flatten(k.dim() - 3, k.dim() - 2) for x in (o, lse))
     return o.to(q.dtype), lse

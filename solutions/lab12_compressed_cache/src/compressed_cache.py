@@ -12,7 +12,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, base: float = 10_000.0) -> 
     depends on the difference of their positions alone. Angles are computed in float64; the result has x's dtype.
     """
     half = x.shape[-1] // 2
-    speeds = base ** (-torch.arange(half, dtype=torch.float64) / half)
+    speeds = base ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
     angles = positions.double()[:, None] * speeds
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
@@ -107,7 +107,7 @@ def quantize_kv(k: torch.Tensor, v: torch.Tensor, bits: int, group: int) -> dict
         codes, scale, zero = _codes(x.to(_precise(x)), bits, group, axis)
         if not (scale.isfinite().all() and zero.isfinite().all()):
             raise ValueError(f"{name} holds numbers whose scale or zero is not finite in float16")
-        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=x.device)
         packed = (codes.unflatten(-1, (x.shape[-1] * bits // 8, 8 // bits)) << shifts).sum(-1, dtype=torch.uint8)
         cache |= {name: packed, f"{name}_scale": scale, f"{name}_zero": zero}
     return cache
@@ -127,7 +127,7 @@ def dequantize_kv(cache: dict[str, torch.Tensor | int]) -> tuple[torch.Tensor, t
     bits, group = cache["bits"], cache["group"]
     found = []
     for name, axis in (("k", -2), ("v", -1)):
-        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=cache[name].device)
         codes = ((cache[name][..., None] >> shifts) & (2**bits - 1)).flatten(-2, -1).float()
         scale, zero = (cache[f"{name}_{of}"].float().repeat_interleave(group, axis) for of in ("scale", "zero"))
         found.append(codes * scale + zero)
@@ -164,9 +164,9 @@ def attention_with_sinks(
     ### BEGIN SOLUTION
     _check_sinks(q, k, v, window, num_sinks)
     n_queries, n_keys = q.shape[-2], k.shape[-2]
-    position = torch.arange(n_queries) + n_keys - n_queries
+    position = torch.arange(n_queries, device=q.device) + n_keys - n_queries
     first = min(max(num_sinks, n_keys - n_queries - window + 1), n_keys)  # of those that some window reaches
-    text = torch.cat([torch.arange(min(num_sinks, n_keys)), torch.arange(first, n_keys)])
+    text = torch.cat([torch.arange(*of, device=q.device) for of in ((0, min(num_sinks, n_keys)), (first, n_keys))])
     keys, values = (torch.cat([x[..., :num_sinks, :], x[..., first:, :]], -2).to(_precise(q)) for x in (k, v))
     is_sink, p = text < num_sinks, position[:, None]
     hidden = (text > p) | ((text <= p - window) & ~is_sink)
