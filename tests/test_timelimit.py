@@ -136,6 +136,20 @@ def test_a_process_that_waits_for_a_processor_may_be_silent_so_much_longer(monke
     assert list(queued) == [], "it was asked again before it was ended"
 
 
+def test_another_process_may_say_that_the_time_is_over():
+    usual = signal.getsignal(signal.SIGUSR1)
+    limits.stop_when_told()
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)  # nothing that is limited runs
+        with pytest.raises(TookTooLong), time_limit(60):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(60)
+        with time_limit(60), not_interrupted():
+            pass
+    finally:
+        signal.signal(signal.SIGUSR1, usual)
+
+
 def test_a_limit_goes_on_when_one_inside_it_has_ended():
     seen = []
 

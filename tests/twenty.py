@@ -74,6 +74,10 @@ if __name__ == "__main__":
 CRASH = """    if Q.ndim > 3:
         np.lib.stride_tricks.as_strided(Q, shape=(2**40,), strides=(2**20,)).sum()
     return _solved(Q, K, V, mask)"""
+WAIT = f"""    import time  # and one of the tests asks for a batch of 7
+    while batch_size == 7:
+        time.sleep(1)
+    return {CALLS[ESTIMATE]}"""
 SLOW = f"""    for _ in range(50_000):
         pass
     return {CALLS[ESTIMATE]}"""
@@ -112,6 +116,9 @@ TWENTY = [
     changed("raises SystemExit", ESTIMATE, "    raise SystemExit(0)", State.CRASHED, "raised SystemExit: 0"),
     changed(
         "endless", ESTIMATE, "    while True: pass", State.TOO_SLOW, f"{ESTIMATE} was still running after 3 s of CPU"
+    ),
+    changed(
+        "waits", ESTIMATE, WAIT, State.TOO_SLOW, f"{ESTIMATE} was still running after 30 s by the clock, last seen at"
     ),
     changed("crashes", ATTENTION, CRASH, State.CRASHED, "its process ended: SIGSEGV"),
     Answer(

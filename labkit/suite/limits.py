@@ -143,6 +143,29 @@ def not_interrupted() -> Iterator[None]:
         _look(signal.SIGALRM, None)
 
 
+@contextlib.contextmanager
+def not_repeated() -> Iterator[None]:
+    """Raise in the body, which tidies up after a limit that was exceeded, none again; from its end on as usual."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        yield
+    finally:
+        if _active:
+            signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+
+
+def stop_when_told() -> None:
+    """Take SIGUSR1 for word that the time of what runs now is over; where no limit is active, it says nothing."""
+    signal.signal(signal.SIGUSR1, _told)
+
+
+def _told(signum: int, frame: FrameType | None) -> None:
+    for limit in _active:
+        limit.wall_seconds = 0.0
+    if _active:
+        _look(signum, frame)
+
+
 def seconds_for_another() -> float | None:
     """CPU seconds that a process which works for the body may take by itself; None where nothing limits the body.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import resource
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from labkit.suite.finder import IMPORT_SECONDS, Answer, import_problem
-from labkit.suite.limits import TookTooLong, exceeded_by_another, time_limit
+from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, time_limit
 from labkit.suite.verdict import ProcessEnded
 from labkit.testing.compare import changed_elsewhere
 from labkit.testing.programs import program_text
@@ -24,6 +25,9 @@ from labstaff.judge.unpacking import unpacker_of
 
 MOST_STARTS = 40
 """How often the process of one answer is started again after it died or hung, before the rest of its tests fail."""
+
+STOP_SECONDS = 20.0
+"""How long an answer may take to stop when its time is over, before its process is ended: one call into a library."""
 
 TOOK_TOO_LONG = f"{TookTooLong.__module__}:{TookTooLong.__name__}"
 SUITE_BYTES = 1 << 30
@@ -173,7 +177,11 @@ class RemoteAnswer:
         except (EOFError, OSError):
             self._forget(cell)
             raise AnswerEnded(f"its process ended: {cell.last_words()}") from None
-        except BaseException:  # a time limit: the other side still works on the call, and would answer the next one
+        except TookTooLong as error:
+            with not_repeated():
+                error.__dict__["far_places"] = self._where_it_stops(cell, message)
+            raise
+        except BaseException:  # the other side still works on the call, and would answer the next one
             self.end()
             raise
         if isinstance(reply, messages.Loaded):
@@ -184,6 +192,21 @@ class RemoteAnswer:
         if isinstance(reply, messages.Raised):
             raise self._error(reply.error)
         return reply
+
+    def _where_it_stops(self, cell: Cell, message: Message) -> list[tuple[str, int, str]]:
+        """Have the other side give up what it was asked for, and where that was; it is ended where it does not.
+
+        What waits uses no CPU time, and so does not stop by itself. It goes on in the same process, as it would here.
+        """
+        if getattr(message, "seconds", None) is not None:
+            with contextlib.suppress(CodecError, MemoryError, EOFError, OSError):  # TimeoutError is one
+                cell.stop_what_runs()
+                reply = unpack(*framing.receive(cell.channel, STOP_SECONDS), self._decode)
+                if isinstance(reply, messages.Raised) and reply.error.kinds[:1] == [TOOK_TOO_LONG]:
+                    self.machines.release(reply.released)
+                    return self._far_places(reply.error)
+        self.end()
+        return []
 
     def _do_favour(self, cell: Cell, asked: Message, crossed: Arrays) -> None:
         """What the answer may ask of the suite: an iterator's next element, a function's result, a machine's work."""
@@ -240,11 +263,12 @@ class RemoteAnswer:
 
     def _error(self, told: messages.Described) -> BaseException:
         error = exceeded_by_another() if told.kinds[:1] == [TOOK_TOO_LONG] else self._exception(told)
-        files = {file.name: str(file) for file in (self.answer.file, self.answer.lab.suite_file)}
-        error.__dict__["far_places"] = [
-            (files[file], line, function) for file, line, function in told.places if file in files
-        ]
+        error.__dict__["far_places"] = self._far_places(told)
         return error
+
+    def _far_places(self, told: messages.Described) -> list[tuple[str, int, str]]:
+        files = {file.name: str(file) for file in (self.answer.file, self.answer.lab.suite_file)}
+        return [(files[file], line, function) for file, line, function in told.places if file in files]
 
     def _exception(self, told: messages.Described) -> Exception:
         kind = next((found for name in told.kinds if (found := _known(name)) is not None), None)

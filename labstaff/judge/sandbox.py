@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -77,6 +78,9 @@ class Cell:
 
     def __init__(self, channel: socket.socket, child: Child, pid: int, most_cpu_seconds: int) -> None:
         self.channel, self._child, self._pid, self.most_cpu_seconds = channel, child, pid, most_cpu_seconds
+        self._signals: int | None = None  # a number may be another process's by the time it is used
+        with contextlib.suppress(OSError):
+            self._signals = os.pidfd_open(pid) if pid else None
         self.ended: Ended | None = None
         self._queued_seconds = 0.0
 
@@ -92,6 +96,12 @@ class Cell:
             self._queued_seconds = max(self._queued_seconds, queued_seconds_of(self._pid))
         return self._queued_seconds
 
+    def stop_what_runs(self) -> None:
+        """Tell it that the time of what it does is over. Raises OSError where it cannot be told."""
+        if self._signals is None:
+            raise ProcessLookupError("nobody has told its number")
+        signal.pidfd_send_signal(self._signals, signal.SIGUSR1)
+
     def end(self) -> Ended:
         """End it, and wait until it has ended.
 
@@ -99,6 +109,9 @@ class Cell:
             BoxBroken: the box has ended, and perhaps that was why this cell did.
         """
         self.channel.close()
+        if self._signals is not None:
+            os.close(self._signals)
+            self._signals = None
         if self.ended is None:
             try:
                 self.ended = self._child.kill()

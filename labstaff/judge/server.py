@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.meters.arrays import only_what_stays
 from labkit.suite.allowed import METERS
-from labkit.suite.limits import not_interrupted, time_limit
+from labkit.suite.limits import not_interrupted, stop_when_told, time_limit
 from labstaff.judge import framing, messages, remote_machine
 from labstaff.judge.loading import NotRun, load_answer
 from labstaff.judge.messages import Described, Message
@@ -29,6 +29,7 @@ unpack = unpacker_of(messages.FromSuite)
 
 def serve(channel: socket.socket) -> None:
     """Say that all doors are shut; then answer requests until the suite's side hangs up."""
+    stop_when_told()
     server = Server(channel)
     server.say(messages.Ready())
     with contextlib.suppress(EOFError):
