@@ -139,7 +139,7 @@ def grade(
     submitted: Annotated[Path, typer.Argument(metavar="SUBMITTED", help="a folder of STUDENT/LAB folders")],
     lab: Annotated[list[str] | None, typer.Option("--lab", help="a lab's number; all when none is named")] = None,
     results: Annotated[Path | None, typer.Option(help="where results are kept; `judged` beside SUBMITTED")] = None,
-    workers: Annotated[int, typer.Option(help="how many to judge at once on this machine")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="how many to judge at once on this machine")] = 2,
     scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address: its workers judge")] = "",
     table: Annotated[Path | None, typer.Option("--csv", help="write the points to this file")] = None,
     export: Annotated[
@@ -156,8 +156,10 @@ def grade(
     In a course that `lab course` made, nbgrader then records what is not recorded as it is now. Exit status: 0, or 1
     when something was not graded, or 3 when all was, and some submissions hold nothing that can be judged.
     """
+    from labkit.commands.cli import of_the_disk
     from labstaff.course.grade import grade as grade_folder
     from labstaff.grading.gradescope import CannotExport, Export, Visibility
+    from labstaff.grading.many import NoScheduler
     from labstaff.grading.run import NothingToGrade
     from labstaff.judge.sandbox import SandboxMissing
 
@@ -177,6 +179,8 @@ def grade(
             force=force,
             say=typer.echo,
         )
-    except (NothingToGrade, SandboxMissing, CannotExport, OSError) as error:
+    except OSError as error:
+        sys.exit(f"lab grade: {of_the_disk(error) or error}")
+    except (NothingToGrade, SandboxMissing, CannotExport, NoScheduler) as error:
         sys.exit(f"lab grade: {error}")
     raise typer.Exit(status)

@@ -73,6 +73,7 @@ def plot(
 
     if csv is not None and not csv.exists():
         sys.exit(f"lab plot: there is no {csv}")
+    out.mkdir(parents=True, exist_ok=True)  # an error comes before the work
     rows = (
         rows_kept("plot", csv)
         if csv
@@ -97,10 +98,12 @@ def run(
     from rich.progress import Progress
 
     from labkit.bench.columns import row_key
-    from labkit.bench.record import append_csv
+    from labkit.bench.record import append_csv, require_writable
     from labkit.bench.table import benchmark_rows
 
     kept = rows_kept("bench", csv) if csv else []
+    if csv:
+        require_writable(csv)
     bars = Console(stderr=True, highlight=False)
     n_rows = len(impls) * len(d_models) * len(seq_lens)
     with Progress(console=bars, transient=True, disable=not bars.is_terminal) as progress:
@@ -163,7 +166,7 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 def bytes_of(text: str) -> int:
     """`24GiB` in bytes; ends the program with a message when it has no unit that says which."""
-    match = re.fullmatch(r"([\d.]+)\s*([A-Za-z]+)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)", text.strip())
     if not match or match[2] not in UNITS:
         sys.exit(f"lab bench: {text!r} is no size: a number and one of {', '.join(UNITS)}, like 24GiB")
     return int(float(match[1]) * UNITS[match[2]])

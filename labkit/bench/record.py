@@ -1,6 +1,7 @@
 """Rows of the benchmark kept in a CSV file as they finish, so that an interrupted run goes on where it stopped."""
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ def append_csv(path: str | Path, row: Row) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow({name: row.get(name) for name in columns})
+
+
+def require_writable(path: str | Path) -> None:
+    """Raise OSError now rather than after a row has run, if none could be kept in the file."""
+    with Path(path).open("a"):
+        pass
 
 
 def read_csv(path: str | Path) -> list[Row]:
@@ -59,4 +66,4 @@ def _header(path: Path) -> tuple[str, ...]:
 
 def _drop_cut_off_line(path: Path) -> None:
     if path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
+        os.truncate(path, content.rfind(b"\n") + 1)  # whole lines stay, also where the disk is full

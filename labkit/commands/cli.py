@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import Annotated
@@ -25,6 +27,7 @@ app = typer.Typer(
     help="Attention Labs: measure attention's memory, then write FlashAttention.",
 )
 INTERRUPTED = 130
+FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 LabName = Annotated[str, typer.Argument(metavar="LAB", help="a lab's number, like 01")]
 
 
@@ -35,9 +38,18 @@ def main() -> None:
     except (ManifestError, UnknownLab) as error:
         sys.exit(f"lab: {error.args[0]}")
     except OSError as error:
-        if error.filename is None:
+        if (said := of_the_disk(error)) is None:
             raise
-        sys.exit(f"lab: {error.filename}: {error.strerror}")
+        sys.exit(f"lab{''.join(f' {word}' for word in sys.argv[1:2])}: {said}")
+
+
+def of_the_disk(error: OSError) -> str | None:
+    """What a file or a disk has against it, in words; None for an error of another sort."""
+    if isinstance(error, shutil.Error) and error.args:
+        return str(error.args[0][0][-1] if isinstance(error.args[0], list) else error.args[0])
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return error.strerror if error.errno in FULL_OR_READ_ONLY else None
 
 
 @contextlib.contextmanager

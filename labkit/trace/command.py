@@ -36,6 +36,7 @@ def trace(
     ] = None,
 ) -> None:
     """Follow every tensor of a run, and write a page that shows what is alive when, and which line made it."""
+    from labkit.labs.catalog import UnknownLab
     from labkit.meters.tracing import Trace
     from labkit.trace.page import write
     from labkit.trace.record import record
@@ -47,15 +48,20 @@ def trace(
         for words in [target, [against]] if against else [target]:
             found = find_target(words, inputs)
             runs.append((found.name, record(found.function, found.inputs(shapes, device), backward=not forward_only)))
-        files = out or [FOLDER / f"{file_name([name for name, _ in runs])}.html"]
-        for file in files:
-            write(file, runs)
     except (CannotTrace, ValueError) as error:
         if isinstance(error, ValueError) and _is_theirs(error):
             sys.exit(told(error))
         sys.exit(f"lab trace: {error}")
+    except UnknownLab:
+        raise
     except Exception as error:
         sys.exit(told(error))
+    files = out or [FOLDER / f"{file_name([name for name, _ in runs])}.html"]
+    try:
+        for file in files:
+            write(file, runs)
+    except (CannotTrace, ValueError) as error:
+        sys.exit(f"lab trace: {error}")
     for name, each in runs:
         for line in summary(name, each):
             typer.echo(line)

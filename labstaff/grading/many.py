@@ -204,6 +204,10 @@ def on_this_machine(workers: int, unsafe: bool, running: Running) -> Engine:
     return engine
 
 
+class NoScheduler(Exception):
+    """A Dask scheduler's address that names none; the message says how one looks."""
+
+
 def on_dask(address: str, unsafe: bool) -> Engine:
     """Judges on the workers of a Dask cluster: a submission travels as its text, and comes back as plain data."""
 
@@ -211,7 +215,11 @@ def on_dask(address: str, unsafe: bool) -> Engine:
         from distributed import Client
         from distributed import as_completed as as_they_come
 
-        with Client(address, timeout="30s") as client:
+        try:
+            scheduler = Client(address, timeout="30s")
+        except (ValueError, TypeError) as error:
+            raise NoScheduler(f"--scheduler {address}: {error}; like tcp://FIRST:8786") from None
+        with scheduler as client:
             futures = {}
             for job in jobs:
                 told = {"lab": job.submission.lab.folder.name, "source": job.submission.source}

@@ -45,11 +45,18 @@ def build_site(house: Path, out: Path, further: Mapping[str, str] = MappingProxy
         complaints = complaints or problems(fresh)
         if complaints:
             raise SiteError("\n".join(complaints))
-        if out.exists():
-            shutil.rmtree(out)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(fresh, out)
+        _put_in_place(fresh, out)
     return len(list(out.rglob("*.html")))
+
+
+def _put_in_place(fresh: Path, out: Path) -> None:
+    """Move a whole site to `out`; what lies there goes once there was room for the new one beside it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside:
+        shutil.move(fresh, Path(beside, "new"))
+        if out.exists():
+            out.rename(Path(beside, "old"))
+        Path(beside, "new").rename(out)
 
 
 def _sphinx(house: Path, out: Path, doctrees: Path, further: Path) -> list[str]:
