@@ -156,7 +156,7 @@ def grade(
     In a course that `lab course` made, nbgrader then records what is not recorded as it is now. Exit status: 0, or 1
     when something was not graded, or 3 when all was, and some submissions hold nothing that can be judged.
     """
-    from labkit.commands.cli import of_the_disk
+    from labkit.commands.app import of_the_disk
     from labstaff.course.grade import grade as grade_folder
     from labstaff.grading.gradescope import CannotExport, Export, Visibility
     from labstaff.grading.many import NoScheduler

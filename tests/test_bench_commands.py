@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -9,7 +12,7 @@ from labkit.bench import table
 from labkit.bench.columns import COLUMNS
 from labkit.bench.commands import bytes_of
 from labkit.bench.record import read_csv
-from labkit.commands.cli import app
+from labkit.commands.app import app
 
 SMALL = ("--d-models", "4", "--seq-lens", "8,16")
 
@@ -105,6 +108,8 @@ def test_claims():
         (("--seq-lens", "0"), "seq_lens must be at least 1, got 0"),
         (("--fit", "24"), "'24' is no size: a number and one of B, KiB"),
         (("--fit", "24Gb"), "'24Gb' is no size"),
+        (("--fit", "1.2.3GiB"), "'1.2.3GiB' is no size"),
+        (("--fit", ".GiB"), "'.GiB' is no size"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(arguments, says, monkeypatch):
@@ -113,6 +118,41 @@ def test_what_cannot_be_done_is_one_line(arguments, says, monkeypatch):
     assert done.exit_code == 1
     assert says in done.output
     assert len(done.output.strip().splitlines()) == 1
+
+
+def test_a_file_that_cannot_be_written_is_told_before_a_row_runs(tmp_path):
+    done = lab("bench", *SMALL, "--csv", tmp_path / "absent" / "rows.csv")
+    assert isinstance(done.exception, FileNotFoundError)
+    assert done.output == ""
+
+
+def test_a_line_cut_off_goes_and_whole_ones_stay(tmp_path, monkeypatch):
+    csv = tmp_path / "rows.csv"
+    lab("bench", *SMALL, "--csv", csv)
+    whole = csv.read_bytes()
+    csv.write_bytes(whole + b"written_out,me")
+
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    done = lab("bench", *SMALL, "--seq-lens", "32", "--csv", csv)
+    assert done.exit_code == 0
+    assert csv.read_bytes().startswith(whole)
+
+
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [("bench --claims", "labkit.bench.show.show_claims"), ("kernel report", "labkit.commands.kernel.numbers")],
+)
+def test_ctrl_c_in_any_command(monkeypatch, command, place):
+    def pressed(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, pressed)
+    done = lab(*command.split())
+    assert done.exit_code == 130
+    assert done.output == f"\nlab {command.split(' --')[0]}: interrupted\n"
 
 
 def test_sizes_say_which_unit():

@@ -159,7 +159,7 @@ class TestReport:
     def run(self, *arguments):
         from typer.testing import CliRunner
 
-        from labkit.commands.cli import app
+        from labkit.commands.app import app
 
         return CliRunner().invoke(app, ["kernel", "report", *arguments])
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from labkit.commands.cli import app
+from labkit.commands.app import app
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.labs.manifest import Lab
 from labkit.suite.run import SuiteRun

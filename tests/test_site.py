@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import posixpath
 import re
@@ -12,7 +13,7 @@ from built_site import built_site
 
 from labkit.labs.catalog import ROOT, find_labs
 from labstaff.derive.course_map import BEGIN, END, PAGE, refresh_page, table, with_table
-from labstaff.site import SiteError, build_site
+from labstaff.site import SiteError, _put_in_place, build_site
 from labstaff.site.links import problems
 from labstaff.site.mathematics import TexError, render
 from labstaff.site.pages import CHAPTER, navigation
@@ -171,6 +172,27 @@ def test_what_the_check_of_a_built_site_finds(tmp_path: Path, html: str, said: s
     found = problems(tmp_path)
     assert len(found) == bool(said), found
     assert said in "".join(found)
+
+
+def test_a_disk_without_room_leaves_the_site_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh, out = tmp_path / "fresh", tmp_path / "site"
+    for folder, text in ((fresh, "new"), (out, "old")):
+        folder.mkdir()
+        (folder / "index.html").write_text(text)
+
+    def full(_from: Path, to: Path) -> None:
+        to.mkdir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.move", full)
+        with pytest.raises(OSError, match="No space left"):
+            _put_in_place(fresh, out)
+    assert (out / "index.html").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "site"]
+    _put_in_place(fresh, out)
+    assert (out / "index.html").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["site"]
 
 
 def test_style_sheets_are_checked_too(tmp_path: Path) -> None:

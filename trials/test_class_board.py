@@ -8,7 +8,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from labkit.commands.cli import app
+from labkit.commands.app import app
 from labkit.labs.catalog import find_lab, solution_file, solution_folder
 from labstaff.grading.many import find_submissions, judge_all
 from labstaff.judge.judging import Judge

@@ -47,13 +47,89 @@ def test_what_cannot_be_done_is_one_line(house, command, says):
     assert says in told[0]
 
 
+NO_ROOM = "ulimit -f 0; trap '' XFSZ; exec \"$@\""
+"""A shell in which no file may grow: a full disk, as far as a program can tell."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bench", "--d-models", "4", "--seq-lens", "8", "--csv", "rows.csv"),
+        ("plot", "--out", "figures"),
+        ("trace", "traced.py:square", "--shape", "2,2", "--out", "page.html"),
+        ("hint", "01"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_disk_that_is_full(house, command):
+    (house.folder / "traced.py").write_text("def square(x):\n    return x @ x\n", encoding="utf-8")
+    run = subprocess.run(
+        ["bash", "-c", NO_ROOM, "bash", sys.executable, "-m", "labkit.commands.cli", *command],
+        cwd=house.folder,
+        env={**quiet_environment(), "PYTHONPATH": str(house.folder)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 1
+    told = [line for line in run.stderr.splitlines() if not line.startswith("lab bench: row")]
+    assert len(told) == 1, told
+    assert told[0].startswith((f"lab {command[0]}: File too large", f"lab {command[0]}: No usable temporary directory"))
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Finder:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "labkit.commands.app":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+from labkit.commands.cli import main
+main()
+"""
+
+
+def test_interrupted_before_the_command_is_known(house):
+    environment = {**quiet_environment(), "PYTHONPATH": str(house.folder)}
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], env=environment, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (130, "\nlab: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--workers", "0"), "--workers"),
+        (("--scheduler", "nowhere"), "lab grade: --scheduler nowhere: "),
+        (("--results", "{file}"), "lab grade: {file}: File exists"),
+        (("--results", "{file}/below"), "lab grade: {file}/below: Not a directory"),
+    ],
+    ids=" ".join,
+)
+def test_graders_that_cannot_work(tmp_path, options, says):
+    file = tmp_path / "file"
+    file.touch()
+    there = tmp_path / "submitted" / "ann" / "lab01_memory_profiling" / "src" / "profiling.py"
+    there.parent.mkdir(parents=True)
+    there.write_text(solution_text(), encoding="utf-8")
+    told = [option.format(file=file) for option in options]
+    command = [sys.executable, "-m", "labkit.commands.cli", "grade", str(tmp_path / "submitted"), "--lab", "01", *told]
+    run = subprocess.run(command, cwd=ROOT, env=quiet_environment(), capture_output=True, text=True, timeout=300)
+    assert run.returncode in (1, 2)
+    assert says.format(file=file) in run.stderr
+    assert "Traceback" not in run.stderr
+    kept = tmp_path / "judging.json"
+    assert not kept.exists() or str(file.name) not in kept.read_text(encoding="utf-8"), "what failed is not remembered"
+
+
 def test_hints_that_cannot_be_remembered(tmp_path):
     made = House(tmp_path)
     (tmp_path / ".lab").write_text("no folder", encoding="utf-8")
     run = made.command("hint", "01")
     assert run.returncode == 1
     assert len(run.stderr.splitlines()) == 1
-    assert run.stderr.startswith("lab: ")
+    assert run.stderr.startswith("lab hint: ")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from labkit.commands.cli import app
+from labkit.commands.app import app
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.ranks.command import rows
 from labkit.ranks.processes import Job, RankFailed, load_function, run_processes

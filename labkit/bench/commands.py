@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -142,7 +143,10 @@ def run(
         except (ValueError, RuntimeError) as error:
             sys.exit(f"lab bench: {error}")
         except KeyboardInterrupt:
-            sys.exit(f"\nlab bench: interrupted; finished rows are in {csv}" if csv else "\nlab bench: interrupted")
+            if csv is None:
+                raise
+            typer.echo(f"\nlab bench: interrupted; finished rows are in {csv}", err=True)
+            raise typer.Exit(128 + signal.SIGINT) from None
     return [*kept, *rows]
 
 

@@ -28,7 +28,7 @@ def watch_lab(lab: Lab, saves: Iterable[object] | None = None, console: Console 
 
     console = console or Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
     if saves is None:
-        saves = watch(lab.answer_file.parent, debounce=DEBOUNCE_MS, raise_interrupt=False)
+        saves = watch(lab.answer_file.parent, debounce=DEBOUNCE_MS)
     before: dict[str, TaskResult] = {}
     where = lab.answer_file.relative_to(lab.folder.parent.parent)
     console.print(f"watching {where}: save it to run again, Ctrl-C to end", style="dim")

@@ -63,6 +63,7 @@ def grade_submitted(
         export.require(len(found))
     course = submitted.parent
     if results is not None:
+        results.mkdir(parents=True, exist_ok=True)  # what is no folder is not remembered as one
         keep_results_at(course, results.resolve())
     running = Running()
     judging = judge_all(

@@ -1,0 +1,154 @@
+"""The `lab` command: the board, and what a student, a reader or an instructor asks for by name."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from labkit.bench.commands import add_commands as add_bench_commands
+from labkit.commands import INTERRUPTED
+from labkit.commands.kernel import kernel_app
+from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
+from labkit.labs.manifest import Lab
+from labkit.ranks.command import ring
+from labkit.trace.command import trace
+
+app = typer.Typer(
+    no_args_is_help=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Attention Labs: measure attention's memory, then write FlashAttention.",
+)
+FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+NO_ROOM_FOR_TEMPORARY_FILES = errno.ENOENT  # as `tempfile` has it, which names no file
+LabName = Annotated[str, typer.Argument(metavar="LAB", help="a lab's number, like 01")]
+
+
+def of_the_disk(error: OSError) -> str | None:
+    """What a file or a disk has against it, in words; None for an error of another sort."""
+    if isinstance(error, shutil.Error) and error.args:
+        return str(error.args[0][0][-1] if isinstance(error.args[0], list) else error.args[0])
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return error.strerror if error.errno in (*FULL_OR_READ_ONLY, NO_ROOM_FOR_TEMPORARY_FILES) else None
+
+
+@app.callback(invoke_without_command=True)
+def board(context: typer.Context) -> None:
+    """Show the board: every lab, tasks done, points, what is next."""
+    if context.invoked_subcommand is None:
+        from labkit.commands.board import show_board
+        from labkit.commands.setup import setup_line
+
+        show_board(find_labs())
+        if line := setup_line(ROOT):
+            typer.echo(f"\n{line}")
+
+
+@app.command()
+def check(
+    lab: LabName,
+    tasks: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="judge these tasks only")] = None,
+    everything: Annotated[bool, typer.Option("--all", "-v", help="tell every failure in full")] = False,
+    show_prints: Annotated[
+        bool, typer.Option("--prints", "-s", help="show what your code prints; breakpoint() works")
+    ] = False,
+) -> None:
+    """Run a lab's suite on your file and say what each task lacks."""
+    from labkit.commands.check import check_lab
+
+    found = find_lab(lab)
+    chosen = [find_task(found, name) for name in tasks or []]
+    raise typer.Exit(check_lab(found, chosen, everything=everything, show_prints=show_prints))
+
+
+@app.command(name="board")
+def counts(
+    lab: LabName,
+    as_json: Annotated[bool, typer.Option("--json", help="as data: references, every run, the best")] = False,
+) -> None:
+    """Run what a lab counts beyond its points, and show it beside your best run and the course's."""
+    from labkit.commands.counts import show_counts
+    from labkit.suite.counts import NoBoard
+
+    found = find_lab(lab)
+    try:
+        status = show_counts(found, as_json=as_json)
+    except NoBoard as error:
+        sys.exit(f"lab board: {error}")
+    raise typer.Exit(status)
+
+
+@app.command()
+def hint(
+    lab: LabName,
+    task: Annotated[str | None, typer.Argument(help="a task; without it, the next one that is not done")] = None,
+    again: Annotated[bool, typer.Option("--again", help="show the hints so far, and no new one")] = False,
+) -> None:
+    """Show the next hint of a task, one at a time."""
+    from labkit.commands.hints import hint_lines
+
+    for line in hint_lines(find_lab(lab), task, again=again):
+        typer.echo(line)
+
+
+@app.command()
+def watch(lab: LabName) -> None:
+    """Run a lab's suite again whenever its file is saved, and say what changed. Ctrl-C ends it."""
+    from labkit.commands.watch import watch_lab
+
+    watch_lab(find_lab(lab))
+
+
+@app.command()
+def setup() -> None:
+    """Have git overlook what uv adds to uv.lock in this clone. Nothing else is touched."""
+    from labkit.commands.setup import set_up
+
+    typer.echo(set_up(ROOT))
+
+
+def labs_named(names: list[str]) -> list[Lab]:
+    """The labs that `names` names; all when it is empty."""
+    return [find_lab(name) for name in names] or find_labs()
+
+
+add_bench_commands(app)
+app.command()(trace)
+app.add_typer(kernel_app, name="kernel")
+app.command()(ring)
+if (ROOT / "labstaff").is_dir():  # comes with the instructor's tree, and brings its own commands
+    importlib.import_module("labstaff.commands").add_commands(app)
+
+
+def say_when_interrupted(commands: typer.Typer, name: str) -> None:
+    """Have each of these commands end with one line and the usual status when Ctrl-C is pressed in it."""
+    for each in commands.registered_commands:
+        if each.callback is not None:
+            each.callback = _interruptible(f"{name} {each.name or each.callback.__name__}", each.callback)
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            say_when_interrupted(group.typer_instance, f"{name} {group.name}")
+
+
+def _interruptible(name: str, command: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(command)
+    def run(*arguments: object, **options: object) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            typer.echo(f"\n{name}: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run
+
+
+say_when_interrupted(app, "lab")
