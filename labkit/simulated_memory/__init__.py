@@ -28,10 +28,7 @@ import numpy.typing as npt
 from labkit.simulated_memory._ledger import SRAMOverflow as SRAMOverflow
 from labkit.simulated_memory._ledger import _Ledger
 from labkit.simulated_memory._tiles import (
-    _FUNCTIONS,  # noqa: F401
-    _METHODS,  # noqa: F401
     _NUMBERS,
-    _VIEWS,  # noqa: F401
     HBMArray,
     Index,
     Scalar,
