@@ -298,20 +298,18 @@ class WindowCase(Case):
         what = f"the scatter of {name}'s errors, by one rounding at the end,"
         assert_at_most(what, scatter, MOST_SCATTER, unit="times", hint=f"Usual cause: {hint}")
 
-    def check_penalty_gradients(self, got: Sequence[Any]) -> None:
-        """Compare the gradients by q, k and v of the squared length of the gradient by q with the reference."""
+    def check_penalised_gradients(self, got: Sequence[Any]) -> None:
+        """Compare the gradients by q, k and v of a loss and the squares of its own gradients with the reference."""
         leaves = [x.clone().requires_grad_() for x in self.inputs]
-        out = attention(*leaves, mask=self.hidden).output
-        (slope,) = torch.autograd.grad((out * self.dO).sum(), leaves[:1], create_graph=True)
-        want = torch.autograd.grad(slope.square().sum(), leaves)
-        hint = (
-            "autograd differentiates the backward pass as if what it saved were constants: mark it "
-            "@once_differentiable, so that asking is an error"
-        )
-        for name, value, right in zip("qkv", got, map(numbers, want), strict=True):
-            name = f"the second derivative (|dq|² by {name}, create_graph=True)"
+        loss = (attention(*leaves, mask=self.hidden).output * self.dO).sum()
+        alone = torch.autograd.grad(loss, leaves, create_graph=True)
+        want = torch.autograd.grad(loss + sum((x**2).sum() for x in alone), leaves)
+        hint = "backward is differentiated too, but what it saved is a constant there: refuse, where is_grad_enabled()"
+        left_out = "the penalty is left out: backward's results come without a graph, and without an error"
+        for name, value, right, first in zip("qkv", got, map(numbers, want), map(numbers, alone), strict=True):
+            name = f"d{name} of a loss with a penalty on its own gradients (create_graph=True)"
             require(isinstance(value, torch.Tensor), f"{name} is None\nUsual cause: {hint}")
-            assert_close(name, value, right, plain=right + 1e-10, hint=hint)
+            assert_close(name, value, right, plain=right + 1e-10, suspects={left_out: first}, hint=hint)
 
 
 class WindowStepCase(WindowCase):

@@ -133,6 +133,10 @@ class RemoteAnswer:
         """The CPU time of all its processes so far."""
         return sum(cell.cpu_seconds for cell in self.cells)
 
+    def queued_seconds(self) -> float:
+        """For how long all its processes have waited for a processor so far."""
+        return sum(cell.queued_seconds for cell in self.cells)
+
     def _forget(self, cell: Cell) -> None:
         self.cell = None
         self.dropped.clear()

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.suite import limits
+from labkit.suite import limits, wall_clock
 from labkit.suite.finder import Absent, Answer, not_defined
 from labkit.suite.limits import seconds_for_another
 from labkit.testing import programs
@@ -99,6 +99,7 @@ def client_loader(config: pytest.Config, sandbox: Sandbox) -> Callable[[Answer],
         if answer.lab.suite_file not in by_suite:
             far = by_suite[answer.lab.suite_file] = RemoteAnswer(sandbox, answer, given_out)
             limits.clocks_elsewhere.append(far.cpu_seconds)
+            wall_clock.queues_elsewhere.append(far.queued_seconds)
         return RemoteLoader(by_suite[answer.lab.suite_file])
 
     def elsewhere(function: FunctionType) -> Any:
@@ -108,6 +109,7 @@ def client_loader(config: pytest.Config, sandbox: Sandbox) -> Callable[[Answer],
         programs.elsewhere = None
         for far in by_suite.values():
             limits.clocks_elsewhere.remove(far.cpu_seconds)
+            wall_clock.queues_elsewhere.remove(far.queued_seconds)
             far.end()
 
     programs.elsewhere = elsewhere

@@ -20,6 +20,7 @@ from labkit.suite.allowed import HEAVY
 from labkit.suite.forkserver import Child, Ended, ForkServer, ServerEnded
 from labkit.suite.limits import cpu_seconds_of
 from labkit.suite.verdict import how_it_ended
+from labkit.suite.wall_clock import queued_seconds_of
 from labstaff.judge import framing, messages
 from labstaff.judge.confine import CPU_SECONDS, MEMORY_BYTES, SCRATCH
 from labstaff.judge.unpacking import unpacker_of
@@ -44,7 +45,8 @@ POWERS = {
 
 INSIDE = (
     *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/suite/__init__.py", "labkit/suite/allowed.py"),
-    *("labkit/suite/forkserver.py", "labkit/suite/limits.py", "labkit/suite/prefork_torch.py", "labstaff/__init__.py"),
+    *("labkit/suite/forkserver.py", "labkit/suite/limits.py", "labkit/suite/wall_clock.py"),
+    *("labkit/suite/prefork_torch.py", "labstaff/__init__.py"),
     *(
         f"labstaff/judge/{name}.py"
         for name in (
@@ -76,11 +78,19 @@ class Cell:
     def __init__(self, channel: socket.socket, child: Child, pid: int, most_cpu_seconds: int) -> None:
         self.channel, self._child, self._pid, self.most_cpu_seconds = channel, child, pid, most_cpu_seconds
         self.ended: Ended | None = None
+        self._queued_seconds = 0.0
 
     @property
     def cpu_seconds(self) -> float:
         """The CPU time it has taken so far."""
         return self.ended.cpu_seconds if self.ended else cpu_seconds_of(self._pid)
+
+    @property
+    def queued_seconds(self) -> float:
+        """For how long it has waited for a processor so far; what was known of that when it ended."""
+        if self.ended is None:
+            self._queued_seconds = max(self._queued_seconds, queued_seconds_of(self._pid))
+        return self._queued_seconds
 
     def end(self) -> Ended:
         """End it, and wait until it has ended.

@@ -175,6 +175,14 @@ class TestStandardAttention:
         )
 
     @robust
+    def test_row_with_every_key_masked_beside_large_logits(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=6, n_keys=9, d=8, logit_scale=1_000)
+        mask = np.zeros((6, 9), bool)
+        mask[2] = True
+        hint = "a query without keys must leave the others theirs: every row takes its own maximum before exp"
+        assert_attention(Q, K, V, mask, hint=hint, nan_hint=hint)
+
+    @robust
     def test_rows_far_apart(self, rng):
         Q, K, V = random_qkv(rng, n_queries=5, n_keys=12, d=8)
         Q *= np.array([[1], [1e4], [10], [1e3], [100]], np.float32)

@@ -142,6 +142,12 @@ class TestSafeSoftmax:
         self.check(x, hint="0/0 or −inf − (−inf): such a row gives 0")
 
     @robust
+    def test_row_masked_throughout_beside_large_ones(self, rng):
+        x = (1e4 + rng.standard_normal((4, 9))).astype(np.float32)
+        x[2] = -np.inf
+        self.check(x, hint="a row without numbers must leave the others theirs: every row takes its own maximum")
+
+    @robust
     def test_everything_masked(self):
         self.check(np.full((2, 3), -np.inf, np.float32), hint="0/0 or −inf − (−inf): such a row gives 0")
 

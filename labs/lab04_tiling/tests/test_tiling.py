@@ -245,6 +245,16 @@ class TestTiledAttention:
         assert_attention(Q, K, V, 4, 6, mask=mask, hint="masked scores are −inf: no finite number is below every score")
 
     @robust
+    def test_row_with_every_key_masked_beside_large_logits(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=14, n_keys=20, d=16, logit_scale=1_000)
+        mask = np.zeros((14, 20), bool)
+        mask[5] = True
+        hint = (
+            "a query without keys must leave the others of its tile theirs: every row takes its own maximum before exp"
+        )
+        assert_attention(Q, K, V, 4, 6, mask=mask, hint=hint, nan_hint=hint)
+
+    @robust
     def test_uninitialised_memory_is_written_over(self, rng):
         Q, K, V = random_qkv(rng, n_queries=21, n_keys=37, d=8, d_v=5, batch=(2,))
         assert_attention(Q, K, V, 8, 16, got=attention_on_nan(Q, K, V, 8, 16), nan_hint=NAN_FROM_EMPTY)

@@ -9,8 +9,9 @@ import torch
 from sliding_window import BlockMaskCache, classify_tiles, memory_breakdown, sliding_window_attention, window_mask
 
 from labkit.meters.arrays import measure_arrays
-from labkit.meters.audit import flex_calls, flops_of_a_step, penalty_gradients, profiled_peak, step_taken, watched
+from labkit.meters.audit import flex_calls, flops_of_a_step, profiled_peak, step_taken, watched
 from labkit.meters.mask_caches import session_of
+from labkit.meters.steps import penalised_gradients
 from labkit.meters.steps import step as step_of
 from labkit.meters.tensors import measure_peak
 from labkit.testing.audit import (
@@ -218,9 +219,9 @@ def taken(seq_len, window, block, d=8):
 
 
 @program
-def gradient_of_a_penalty(q, k, v, d_out, window, block):
-    """The gradients by q, k and v of the squared length of the gradient by q; or what autograd says against it."""
-    return penalty_gradients(lambda q, k, v: sliding_window_attention(q, k, v, window, block), [q, k, v], d_out)
+def step_with_a_penalty(q, k, v, d_out, window, block):
+    """The gradients of a loss and the squares of its own gradients; or what was said where that is refused."""
+    return penalised_gradients(lambda *inputs: sliding_window_attention(*inputs, window, block), (q, k, v), d_out)
 
 
 @pytest.mark.seconds(60)  # gradcheck's first call imports sympy
@@ -301,12 +302,12 @@ class TestSlidingWindowAttention:
 
     @pytest.mark.kind("robust")
     def test_second_derivatives(self, rng):
-        """Right, or refused: a backward pass that autograd cannot follow must be marked as one."""
+        """Right, or refused: a backward pass that autograd cannot follow must say so."""
         case = StepCase(rng, 12, 5, 4, d=4, d_v=3, dtype=torch.float64)
         case.check_step()
-        got = gradient_of_a_penalty(*case.inputs, case.dO, 5, 4)
+        got = step_with_a_penalty(*case.inputs, case.dO, 5, 4)
         if not isinstance(got, str):
-            case.check_penalty_gradients(got)
+            case.check_penalised_gradients(got)
 
     @pytest.mark.kind("small")
     @pytest.mark.parametrize(("window", "block"), [(70, 32), (40, 64), (1, 16)])

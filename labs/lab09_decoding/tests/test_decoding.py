@@ -183,6 +183,13 @@ class TestGroupedQueryAttention:
         assert_grouped(case, causal=causal, hint=OVERFLOW, nan_hint=OVERFLOW)
 
     @robust
+    def test_queries_that_see_nothing_beside_large_logits(self, rng):
+        sizes = {"kv_heads": 2, "group": 2, "n_queries": 43, "n_keys": 40, "d": 8}
+        case = GroupedCase(rng, **sizes, logit_scale=1000, causal=True)
+        hint = "a query that sees nothing must leave the others theirs: each takes its own maximum before exp"
+        assert_grouped(case, causal=True, hint=hint, nan_hint=hint)
+
+    @robust
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
         case = GroupedCase(rng, kv_heads=2, group=2, n_queries=3, n_keys=20, d=8, batch=(2,))
         case.Q, case.k, case.v = strided(*case.given)
