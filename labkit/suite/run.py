@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
 import sys
+import tomllib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TextIO
 
 import pytest
 
 from labkit.labs.manifest import Lab
 from labkit.suite.limits import cpu_seconds_now
+from labkit.suite.reporter import LAB_LINES
 from labkit.suite.verdict import Verdict
 
 OVERTIME = "the run did not end"
@@ -65,8 +70,9 @@ def run_suite(
     targets = [f"{lab.suite_file}::{test}" for test in tests] or [str(lab.suite_file)]
     arguments = [*targets, *options, *QUICK, "-c", str(_house(lab) / "pyproject.toml")]
     said = io.StringIO()
+    plugins = [recorder, *_plugins(_house(lab) / "pyproject.toml")]
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        status = pytest.main([*arguments, "-s"] if show_prints else arguments, plugins=[recorder])
+        status = pytest.main([*arguments, "-s"] if show_prints else arguments, plugins=plugins)
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         recorder.run.problem = recorder.overtime or said.getvalue().strip() or f"pytest ended with {status!r}"
     return recorder.run
@@ -91,7 +97,9 @@ class _Recorder:
         self._lab, self._on_verdict, self._terminal = lab, on_verdict, terminal
         self._cpu_seconds, self._cpu_began = cpu_seconds, cpu_seconds_now()
 
-    def pytest_sessionstart(self) -> None:
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        if session.config.pluginmanager.hasplugin(LAB_LINES):  # nobody reads them here
+            session.config.pluginmanager.unregister(name=LAB_LINES)
         if self._terminal is not None:  # pytest's reporter has been made by now, and keeps what it was given
             sys.stdout = self._terminal
 
@@ -130,3 +138,11 @@ class _Recorder:
 
 def _house(lab: Lab) -> Path:
     return lab.folder.parent.parent
+
+
+@functools.cache
+def _plugins(settings: Path) -> tuple[ModuleType, ...]:
+    """The plugins that `settings` names, imported: for their names pytest would search all that is installed."""
+    options = tomllib.loads(settings.read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]["addopts"]
+    names = [option.removeprefix("-p") for option in options if option.startswith("-p")]
+    return tuple(importlib.import_module(name) for name in names if not name.startswith("no:"))
