@@ -25,6 +25,7 @@ from labkit.suite.words import WholeSuite
 
 ANSWERS = pytest.StashKey[dict[str, Answer]]()
 LABS = pytest.StashKey[list[Lab]]()
+LAB_OF = pytest.StashKey[dict[Path, Lab | None]]()
 VERDICTS = pytest.StashKey[dict[str, list[Verdict]]]()
 FINDER = pytest.StashKey[AnswerFinder]()
 WHOLE = pytest.StashKey[dict[str, WholeSuite]]()
@@ -58,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except ManifestError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[LABS] = labs
+    config.stash[LAB_OF] = {}
     config.addinivalue_line("markers", "board: counts for the lab's board, under the name of its parameter")
     config.addinivalue_line("markers", "outside(mib): memory is measured from outside, by the fixture of this name")
     config.stash[VERDICTS] = {}
@@ -217,7 +219,10 @@ def _elsewhere(config: pytest.Config) -> bool:
 
 
 def _lab(item: pytest.Item) -> Lab | None:
-    return lab_at(item.path, item.config.stash[LABS])
+    known = item.config.stash[LAB_OF]
+    if item.path not in known:
+        known[item.path] = lab_at(item.path, item.config.stash[LABS])
+    return known[item.path]
 
 
 def _short_failure(item: pytest.Item, lab: Lab) -> Callable[..., str]:

@@ -21,7 +21,7 @@ from labkit.suite.forkserver import Child, Ended, ForkServer, ServerEnded
 from labkit.suite.limits import cpu_seconds_of
 from labkit.suite.verdict import how_it_ended
 from labstaff.judge import framing, messages
-from labstaff.judge.confine import CPU_SECONDS, MEMORY_BYTES, SCRATCH
+from labstaff.judge.confine import CAN_FILTER, CPU_SECONDS, MEMORY_BYTES, SCRATCH
 from labstaff.judge.unpacking import unpacker_of
 
 ALWAYS = (
@@ -80,7 +80,7 @@ class Cell:
     @property
     def cpu_seconds(self) -> float:
         """The CPU time it has taken so far."""
-        return self.ended.cpu_seconds if self.ended else cpu_seconds_of(self._pid)
+        return self.ended.cpu_seconds if self.ended else cpu_seconds_of(self._pid, alone=CAN_FILTER)
 
     def end(self) -> Ended:
         """End it, and wait until it has ended.
