@@ -28,7 +28,10 @@ from labkit.labs.manifest import Lab
 from labstaff.course.make import make_course
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.recorder import Recorder
+from labstaff.grading.many import find_submissions, judge_all
 from labstaff.grading.run import grade_submitted
+from labstaff.judge import examine
+from labstaff.judge.judging import hidden_seed
 
 KERNEL_WAY = """
 c = get_config()
@@ -37,6 +40,7 @@ c.Autograde.exclude_overwriting = {{"{assignment}": ["src/{module}.py"]}}
 c.ExecutePreprocessor.timeout = 300
 """
 OURS, THEIRS = "sandboxed, recorded by nbgrader", "nbgrader's kernel way"
+JUDGED = "sandboxed, not recorded yet"
 PR_SET_CHILD_SUBREAPER = 36
 END_SECONDS = 30.0
 
@@ -51,6 +55,7 @@ def tables(*, lab: int = 1, submissions: int = 24, workers: int = 2) -> Iterator
             _hand_in(graded, course, kernel, nbgrader, submissions)
         for name, way, arguments in (
             (THEIRS, _kernel_way, (str(kernel), graded.number)),
+            (JUDGED, _judging_alone, (str(course), graded.number, workers)),
             (OURS, _own_way, (str(course), graded.number, workers)),
         ):
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
@@ -59,6 +64,16 @@ def tables(*, lab: int = 1, submissions: int = 24, workers: int = 2) -> Iterator
     setting = f"{submissions} submissions of Lab {graded.number}, {workers} workers, one round"
     yield Table("grading", "a batch", f"{setting}, wall time", rows=rows(wall, (THEIRS,)))
     yield Table("grading", "a batch, by CPU time", f"{setting}, CPU time of all processes", rows=rows(cpu, (THEIRS,)))
+
+
+def _judging_alone(course: str, number: str, workers: int) -> None:
+    """The part of it before recording; what it finds is kept apart."""
+    lab = find_lab(number)
+    with tempfile.TemporaryDirectory() as results:
+        found = find_submissions(Path(course, "submitted"), [lab])
+        for outcome in judge_all(found, Path(results), seed=hidden_seed(Path(course)), workers=workers):
+            if outcome.judged is None or outcome.judged.points < lab.points:
+                raise RuntimeError("a right submission lost points")
 
 
 def _own_way(course: str, number: str, workers: int) -> None:
@@ -94,6 +109,7 @@ def _seconds_of(way: Callable[..., None], *arguments: object) -> tuple[float, fl
 
 def _wait_for_the_rest() -> None:
     """Until every process that was left behind has ended: CPU time counts for whoever waits for it."""
+    examine.end()
     deadline = time.monotonic() + END_SECONDS
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -43,7 +44,8 @@ class WarmRunner:
         modules: imported in the parent before the first run, where they are installed.
         threads: how many threads NumPy and torch may use in a run.
         prepare: "module:function", called in the parent with `modules` before it imports them. What it returns is
-            called when they are imported. So a caller keeps more than modules ready for its runs.
+            entered then and left at the parent's end; what that gives is called when all is imported. So a caller keeps
+            more than modules ready for its runs.
     """
 
     def __init__(self, modules: tuple[str, ...] = (), threads: int = 1, prepare: str = "") -> None:
@@ -217,12 +219,11 @@ def _named(function: str) -> Callable[..., Any]:
 def main(prepare: str, modules: str, control: str) -> None:
     """The parent's life: import `modules`, then make a child for each job until nobody can ask for more."""
     names = modules.split(",")
-    ready: Callable[[], object] = lambda: None  # noqa: E731
-    if prepare:
-        ready = _named(prepare)(names)
-    warm_up(names)
-    ready()
-    serve(socket.socket(fileno=int(control)), _live, before=_rehearse)
+    kept = _named(prepare)(names) if prepare else contextlib.nullcontext(lambda: None)
+    with kept as wait_until_ready:
+        warm_up(names)
+        wait_until_ready()
+        serve(socket.socket(fileno=int(control)), _live, before=_rehearse)
 
 
 if __name__ == "__main__":

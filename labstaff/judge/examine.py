@@ -77,6 +77,13 @@ def examine(source: bytes, module: str) -> Examined:
     return Examined([f"{module}.py line {line}: {what}" for line, what in found["found"]], found["runs"])
 
 
+def end() -> None:
+    """End the process that examines; the next text begins another."""
+    with _starting:
+        while _servers:
+            _servers.pop().close()
+
+
 def _all_of(reader: int, deadline: float) -> bytes:
     """What comes through a pipe until its other end is closed. Raises TimeoutError when that is not by `deadline`."""
     parts: list[bytes] = []
@@ -95,7 +102,7 @@ _starting = threading.Lock()
 def _forked(request: bytes, writer: int) -> Child:
     """A child that examines what is asked for, of the one process that has imported what that takes.
 
-    That one ends with this process; where it has ended before, another is begun.
+    That one ends with this process, or by `end`; where it has ended before, another is begun.
 
     Raises:
         ExamineFailed: no child can be had.
