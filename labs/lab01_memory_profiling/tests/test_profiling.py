@@ -1,6 +1,7 @@
 """Lab 01's suite: what standard attention computes, and what it weighs."""
 
 import copy
+import functools
 import math
 
 import numpy as np
@@ -585,6 +586,15 @@ def drawn(results, given=True, others_current=False):
     return axes_drawn_in(plot_memory_scaling, results, given=given, others_current=others_current)
 
 
+RESULTS = made_up([64, 512, 128, 256])
+
+
+@functools.cache
+def drawn_once(**options):
+    """`drawn`, of the results that most tests draw."""
+    return drawn(copy.deepcopy(RESULTS), **options)
+
+
 def stop_at_a_stub():
     """Raise what a stub raises, before matplotlib is imported: that takes longer than all the other tests together."""
     try:
@@ -596,12 +606,10 @@ def stop_at_a_stub():
 
 
 class TestPlotMemoryScaling:
-    RESULTS = made_up([64, 512, 128, 256])
-
     def draw(self, **options):
-        """What stands in the Axes drawn in."""
+        """What stands in the Axes drawn in: one drawing for all tests that look at it."""
         stop_at_a_stub()
-        return drawn(copy.deepcopy(self.RESULTS), **options)
+        return drawn_once(**options)
 
     def drawn_twice(self):
         """What stands in the Axes given, when they are the current ones and when not; and why it may differ then."""
@@ -632,14 +640,14 @@ class TestPlotMemoryScaling:
     )
     def test_points(self, label, key):
         x, y = self.lines(self.draw())[label]
-        lengths = sorted(self.RESULTS)
+        lengths = sorted(RESULTS)
         usual = {
-            "the lengths are in the order given: points must ascend": list(self.RESULTS),
+            "the lengths are in the order given: points must ascend": list(RESULTS),
             "x is log2 of the length: the axis takes the logarithm, not the data": [int(math.log2(n)) for n in lengths],
         }
         assert_equal(f"x of {label!r}", [int(n) for n in x], lengths, suspects=usual)
-        in_bytes = np.array([self.RESULTS[n][key] for n in lengths])
-        total = np.array([self.RESULTS[n]["total_memory"] for n in lengths])
+        in_bytes = np.array([RESULTS[n][key] for n in lengths])
+        total = np.array([RESULTS[n]["total_memory"] for n in lengths])
         usual = {
             "the values are bytes: divide by 2**20": in_bytes,
             "the values are MB (10⁶ bytes): MiB are 2**20": in_bytes / 1e6,
@@ -704,4 +712,4 @@ class TestPlotMemoryScaling:
     def test_results_are_left_alone(self):
         told = self.draw()
         self.lines(told)
-        require(list(told["results"].items()) == list(self.RESULTS.items()), "results, the argument, was changed")
+        require(list(told["results"].items()) == list(RESULTS.items()), "results, the argument, was changed")
