@@ -37,12 +37,12 @@ from labkit.testing.compare import (
     assert_raises,
     assert_tuple,
     assert_type,
-    assert_unchanged,
     require,
 )
 from labkit.testing.programs import program
 from labkit.testing.reference import Attention, attention, random_qkv
-from labkit.testing.suspects import attention_suspects
+from labkit.testing.suspects import attention_suspects, matrix_suspects
+from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))
 HANDOUT_MIB = {512: 1, 1024: 4, 2048: 16, 4096: 64, 8192: 256}
@@ -66,19 +66,6 @@ def run(Q, K, V, *mask):
     swapped = [matrix, (*Q.shape[:-1], V.shape[-1])]
     require(shapes != swapped or matrix == swapped[1], "the weights came first: the result is (output, weights)")
     return result
-
-
-def matrix_suspects(case):
-    """Usual mistakes with a whole matrix of weights, besides those that all forms of attention share."""
-
-    def masked_late():
-        late = np.where(case.hidden, 0.0, case.other(hidden=np.zeros_like(case.hidden)).weights)
-        return Attention(late @ case.V, late, case.want.lse)
-
-    found = {"the scores are returned in place of the weights": lambda: case.want._replace(weights=case.scores)}
-    if case.mask is not None:
-        found["the mask is applied after the softmax, so that rows no longer sum to 1"] = masked_late
-    return found
 
 
 def assert_attention(Q, K, V, mask=None, hint="", nan_hint="", usual=None):
@@ -231,10 +218,8 @@ class TestStandardAttention:
     def test_arguments_are_left_alone(self, rng):
         arrays = dict(zip("QKV", random_qkv(rng, n_queries=8, d=4), strict=True))
         arrays["mask"] = np.triu(np.ones((8, 8), bool), 1)
-        before = {name: array.copy() for name, array in arrays.items()}
-        run(*arrays.values())
-        for name, array in arrays.items():
-            assert_unchanged(name, array, before[name])
+        with left_alone(arrays, arrays.values()):
+            run(*arrays.values())
 
     @small
     def test_weights_are_the_full_matrix(self, rng):

@@ -36,13 +36,7 @@ from labkit.testing.caches import (
     follow,
     random_deeds,
 )
-from labkit.testing.compare import (
-    NAN_FROM_EMPTY,
-    assert_at_most,
-    assert_equal,
-    assert_raises,
-    require,
-)
+from labkit.testing.compare import NAN_FROM_EMPTY, assert_at_most, assert_equal, assert_raises, require
 from labkit.testing.decoding import (
     assert_a_split_at_a_time,
     assert_far_output,
@@ -178,14 +172,12 @@ class TestGroupedQueryAttention:
     @robust
     @pytest.mark.parametrize("causal", [False, True])
     def test_large_logits(self, rng, causal):
-        sizes = {"kv_heads": 2, "group": 2, "n_queries": 5, "n_keys": 40, "d": 8}
-        case = GroupedCase(rng, **sizes, logit_scale=300, causal=causal)
+        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=5, n_keys=40, d=8, logit_scale=300, causal=causal)
         assert_grouped(case, causal=causal, hint=OVERFLOW, nan_hint=OVERFLOW)
 
     @robust
     def test_queries_that_see_nothing_beside_large_logits(self, rng):
-        sizes = {"kv_heads": 2, "group": 2, "n_queries": 43, "n_keys": 40, "d": 8}
-        case = GroupedCase(rng, **sizes, logit_scale=1000, causal=True)
+        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=43, n_keys=40, d=8, logit_scale=1000, causal=True)
         hint = "a query that sees nothing must leave the others theirs: each takes its own maximum before exp"
         assert_grouped(case, causal=True, hint=hint, nan_hint=hint)
 
