@@ -14,6 +14,7 @@ from labkit.meters.timeline import Block, Event
 
 SIZES_AT_ONCE = 64
 """Storages whose size is looked at before an operator runs, so that thousands alive do not slow each one down."""
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
 class SimulatedOutOfMemoryError(torch.OutOfMemoryError):
@@ -115,11 +116,12 @@ class AllocationMeter(OperatorMode):
         self._engine.look()
         for tensor in operands:
             storage = tensor.untyped_storage()
-            if func is not torch.ops.aten.lift_fresh.default or not storage.resizable():
+            if func is not _LIFT_FRESH or not storage.resizable():
                 self._note_outside(storage)  # torch.tensor hands its new memory to lift_fresh, from_numpy borrowed one
-        for tensor in _plain_tensors(out):
-            self._count(tensor, func._schema.name)
-        event = self._record(func._schema.name)
+        name = func._schema.name
+        for tensor in _plain_tensors((out,)):
+            self._count(tensor, name)
+        event = self._record(name)
         older = self._alive.get(operands[0].untyped_storage()._cdata) if operands else None
         if older is not None and self._engine.may_overwrite(func, operands, older.block, older.node_run):
             self._pending = _Pending(older, self._live, event)
@@ -136,12 +138,13 @@ class AllocationMeter(OperatorMode):
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._alive:
-            self._take_in_size(self._alive[key])
+            self._take_in_size(self._alive[key], storage)
         if key in self._alive or key in self._outside:
             return
-        nbytes = self._rounded(storage.nbytes())
+        exact = storage.nbytes()
+        nbytes = self._rounded(exact)
         block = Block(nbytes, tuple(tensor.shape), str(tensor.dtype), op, self._engine.node_name)
-        held = _Held(weakref.ref(storage, lambda _: self._release(key)), block, self._engine.node_run)
+        held = _Held(weakref.ref(storage, lambda _: self._release(key)), exact, block, self._engine.node_run)
         self._alive[key] = held
         self._turns.append(held)
         self._came(block)
@@ -181,16 +184,21 @@ class AllocationMeter(OperatorMode):
         pending, self._pending = self._pending, None
         if pending is not None:
             self._judge(pending)
-        for _ in range(min(len(self._turns), at_most or len(self._turns))):
-            held = self._turns.popleft()
-            if held.storage() is not None:
-                self._take_in_size(held)
-                self._turns.append(held)
+        turns = self._turns
+        for _ in range(
+            min(len(turns), at_most or len(turns))
+        ):  # at every operator: this loop is most of a meter's time
+            held = turns.popleft()
+            storage = held.storage()
+            if storage is not None:
+                if storage.nbytes() != held.exact:
+                    self._take_in_size(held, storage)
+                turns.append(held)
 
-    def _take_in_size(self, held: "_Held") -> None:
+    def _take_in_size(self, held: "_Held", storage: torch.UntypedStorage) -> None:
         """Notice a storage that was resized, by hand or as an `out=` argument."""
-        storage = held.storage()
-        nbytes = held.block.nbytes if storage is None else self._rounded(storage.nbytes())
+        held.exact = storage.nbytes()
+        nbytes = self._rounded(held.exact)
         if nbytes != held.block.nbytes:
             self._live += nbytes - held.block.nbytes
             self._went(held.block)
@@ -208,9 +216,12 @@ class AllocationMeter(OperatorMode):
         self._raise_peak(live_bytes, event)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Held:
+    """A storage that counts: `exact` bytes, as it said last, of a block that may be rounded up."""
+
     storage: weakref.ref[torch.UntypedStorage]
+    exact: int
     block: Block
     node_run: int
 
@@ -225,14 +236,15 @@ class _Pending(NamedTuple):
 
 def _plain_tensors(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested tuples, lists and dicts, in order."""
-    if isinstance(tree, torch.Tensor):
-        _refuse_all_but_plain(tree)
-        return [tree]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, tuple | list):
-        return []
-    return [tensor for leaf in tree for tensor in _plain_tensors(leaf)]
+    found: list[torch.Tensor] = []
+    for leaf in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(leaf, torch.Tensor):
+            if type(leaf) is not torch.Tensor or not (leaf.is_cpu or leaf.is_meta):
+                _refuse_all_but_plain(leaf)
+            found.append(leaf)
+        elif isinstance(leaf, tuple | list | dict):
+            found += _plain_tensors(leaf)
+    return found
 
 
 def _refuse_all_but_plain(tensor: torch.Tensor) -> None:

@@ -18,13 +18,14 @@ from labkit.suite import hooks, limits
 from labkit.suite.budget import TaskBudget
 from labkit.suite.finder import Answer, AnswerFinder, student_answer, unusable_loader
 from labkit.suite.limits import TookTooLong, time_limit
-from labkit.suite.reporter import use_words, wants_words
+from labkit.suite.reporter import LAB_LINES, use_words, wants_words
 from labkit.suite.results import store_whole_tasks
 from labkit.suite.verdict import Kind, ProcessEnded, State, Verdict, explain
 from labkit.suite.words import WholeSuite
 
 ANSWERS = pytest.StashKey[dict[str, Answer]]()
 LABS = pytest.StashKey[list[Lab]]()
+LAB_OF = pytest.StashKey[dict[Path, Lab | None]]()
 VERDICTS = pytest.StashKey[dict[str, list[Verdict]]]()
 FINDER = pytest.StashKey[AnswerFinder]()
 WHOLE = pytest.StashKey[dict[str, WholeSuite]]()
@@ -58,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except ManifestError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[LABS] = labs
+    config.stash[LAB_OF] = {}
     config.addinivalue_line("markers", "board: counts for the lab's board, under the name of its parameter")
     config.addinivalue_line("markers", "outside(mib): memory is measured from outside, by the fixture of this name")
     config.stash[VERDICTS] = {}
@@ -154,11 +156,13 @@ def pytest_runtest_makereport(
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Remember how the student's own file did, task by task, where every test of a task was run."""
     config = session.config
+    told = config.pluginmanager.hasplugin(LAB_LINES)
     for lab in config.stash[LABS]:
         if verdicts := config.stash[VERDICTS].get(lab.label):
-            whole = config.stash[WHOLE][lab.label] = _whole_suite(session, lab)
             of_one_process = not (config.option.judged or config.option.ended_all)
             own = config.stash[ANSWERS][lab.label] == student_answer(lab) and not _elsewhere(config)
+            if told or (own and of_one_process):
+                whole = config.stash[WHOLE][lab.label] = _whole_suite(session, lab)
             if own and of_one_process:
                 try:
                     store_whole_tasks(lab, verdicts, whole)
@@ -217,7 +221,11 @@ def _elsewhere(config: pytest.Config) -> bool:
 
 
 def _lab(item: pytest.Item) -> Lab | None:
-    return lab_at(item.path, item.config.stash[LABS])
+    """The lab of a test; found once for all tests of a file, since it is asked for several times in each."""
+    found = item.config.stash[LAB_OF]
+    if item.path not in found:
+        found[item.path] = lab_at(item.path, item.config.stash[LABS])
+    return found[item.path]
 
 
 def _short_failure(item: pytest.Item, lab: Lab) -> Callable[..., str]:

@@ -11,6 +11,9 @@ from labkit.labs.manifest import Lab
 from labkit.suite.verdict import Verdict
 from labkit.suite.words import WholeSuite, line_style, run_lines
 
+LAB_LINES = "lab_lines"
+"""Under which name pytest knows the plugin that says what each task lacks."""
+
 
 def wants_words(config: pytest.Config, labs: list[Lab]) -> bool:
     """Whether everything asked for lies in labs, and no other style of traceback was asked for.
@@ -35,7 +38,7 @@ def use_words(
     if reporter := config.pluginmanager.getplugin("terminalreporter"):
         reporter.reportchars = ""  # no list of failures and no warnings: the lab's lines say what matters
     config.pluginmanager.register(NoTracebacks(), "lab_no_tracebacks")
-    config.pluginmanager.register(LabLines(labs, verdicts, whole), "lab_lines")
+    config.pluginmanager.register(LabLines(labs, verdicts, whole), LAB_LINES)
 
 
 class NoTracebacks:

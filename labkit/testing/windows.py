@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import permutations
 from typing import Any
@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from labkit.testing.compare import assert_at_most, assert_close, assert_dtype, assert_type, require
+from labkit.testing.compare import (
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_type,
+    require,
+    require_at_least,
+    require_own_work,
+)
 from labkit.testing.suspects import scale_suspects
 from labkit.testing.tensor_cases import Case, Results, numbers
 from labkit.testing.tensor_reference import attention
@@ -197,6 +205,28 @@ def _is_among(
         if any(torch.allclose(x.double().reshape(want.shape), want, 1e-3, 1e-4) for x in arrays):
             return True
     return False
+
+
+def assert_empty_tiles_skipped(step: Mapping[str, Any], n: int, window: int, block: int, d: int = 8) -> None:
+    """Fail where a pass of a step with n tokens, d = d_v, computes tiles in which no query sees a key.
+
+    `step` tells the "flops" of each pass, and the "fused" calls in it.
+    """
+    visited, seen = area(n, window, block)
+    fused = step["forward"]["fused"] + step["backward"]["fused"]
+    require_own_work(not fused, f"torch's own attention was called ({', '.join(fused)}): write it")
+    for name, products in (("forward", 2), ("backward", 7)):
+        done = step[name]["flops"]
+        unit = 2 * d * products
+        hint = "tiles in which no query sees a key are computed and then masked: leave them out"
+        if done > 0.9 * n * n * unit * (4 / 7 if name == "backward" else 1):
+            hint = "all N² scores are computed and then masked: a query block needs the keys of its window only"
+        what = f"the arithmetic of the {name} pass's products (N={n}, {window=}, {block=})"
+        assert_at_most(what, done, int(1.4 * visited * unit), unit="FLOPs", hint=hint)
+        least = seen * 2 * d * min(products, 4)
+        told = f"the {name} pass's products do {done:,} FLOPs, and the pairs that are seen need {least:,}"
+        told += "\nWrite products with @, so that they can be counted"
+        require_at_least(f"the products of the {name} pass", done, least, told, kind="FLOPs")
 
 
 class WindowCase(Case):

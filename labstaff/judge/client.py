@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from labkit.suite.finder import IMPORT_SECONDS, Answer, import_problem
@@ -75,6 +77,18 @@ class RemoteAnswer:
 
     # starting
 
+    def begin(self, answer: Answer) -> None:
+        """Judge `answer`, from here on: have it started by itself, outside any test's time.
+
+        Raises:
+            BoxBroken: no process can be had.
+        """
+        self.answer = answer
+        try:
+            self.start()
+        except Exception as error:
+            self.problem = f"{answer.file.name} cannot be loaded: {error}"
+
     def start(self) -> None:
         """Have a process with the answer in it, unless there is one or there is no point.
 
@@ -106,7 +120,7 @@ class RemoteAnswer:
             file=name,
             text=text,
             suite=suite.name,
-            programs=program_text(suite),
+            programs=programs_of(suite),
             tasks=[task.name for task in self.answer.lab.tasks],
         )
         try:
@@ -287,6 +301,12 @@ class Remote:
     def number_now(self) -> int:
         """Its number in the process that lives now."""
         raise NotImplementedError
+
+
+@functools.cache
+def programs_of(suite: Path) -> str:
+    """See `program_text`: the suite of a process that judges does not change while it lives."""
+    return program_text(suite)
 
 
 _bounded = False

@@ -11,7 +11,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from labkit.suite.limits import cpu_seconds_of
 from labkit.suite.verdict import how_it_ended
 from labkit.suite.wall_clock import queued_seconds_of
 from labstaff.judge import framing, messages
-from labstaff.judge.confine import CPU_SECONDS, MEMORY_BYTES, SCRATCH
+from labstaff.judge.confine import CAN_FILTER, CPU_SECONDS, MEMORY_BYTES, SCRATCH
 from labstaff.judge.unpacking import unpacker_of
 
 ALWAYS = (
@@ -87,7 +88,7 @@ class Cell:
     @property
     def cpu_seconds(self) -> float:
         """The CPU time it has taken so far."""
-        return self.ended.cpu_seconds if self.ended else cpu_seconds_of(self._pid)
+        return self.ended.cpu_seconds if self.ended else cpu_seconds_of(self._pid, alone=CAN_FILTER)
 
     @property
     def queued_seconds(self) -> float:
@@ -198,19 +199,21 @@ class Sandbox:
         self.close()
 
 
-def keep_boxed(modules: Sequence[str]) -> Callable[[], None]:
+def keep_boxed(modules: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
     """For a runner of suites (`prepare`): have a box ready for its runs."""
     return _kept(modules, unsafe=False)
 
 
-def keep_unboxed(modules: Sequence[str]) -> Callable[[], None]:
+def keep_unboxed(modules: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
     """As `keep_boxed`, without walls."""
     return _kept(modules, unsafe=True)
 
 
-def _kept(modules: Sequence[str], *, unsafe: bool) -> Callable[[], None]:
-    sandbox = Sandbox.current = Sandbox([each for each in modules if each in HEAVY.values()], unsafe=unsafe)
-    return sandbox.wait_until_ready
+@contextlib.contextmanager
+def _kept(modules: Sequence[str], *, unsafe: bool) -> Iterator[Callable[[], None]]:
+    with Sandbox([each for each in modules if each in HEAVY.values()], unsafe=unsafe) as sandbox:
+        Sandbox.current = sandbox
+        yield sandbox.wait_until_ready
 
 
 def require_bubblewrap() -> str:

@@ -1,8 +1,8 @@
-"""The one place that knows Triton's private names: its interpreter's memory, and its compiler's stages up to PTX.
+"""The place that knows Triton's private names: its interpreter's memory, and its compiler's stages up to PTX.
 
 `@triton.jit` reads the environment's TRITON_INTERPRET when it runs, Triton's own functions of Triton's language
 included. So a process has either the interpreter or the compiler, unless it imports Triton twice: `compiler` does, and
-keeps the second import apart.
+keeps the second import apart. What its interpreter knows of types is `found_types`' to know.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from labkit.meters.kernels.found_types import types_found_once
 
 KNOWN_VERSIONS = ("3.6", "3.9")
 """Versions of Triton, as far as their second number, under which Lab 10's suite was tried.
@@ -173,7 +175,8 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
     builder.create_dot, function.run = multiply, launch
     module._patch_lang = patch_once
     try:
-        yield
+        with types_found_once(module):
+            yield
     except module.InterpreterError as error:
         raise _kernels_own(error, module.InterpreterError) from None
     finally:

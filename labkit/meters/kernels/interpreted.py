@@ -7,4 +7,6 @@ from labkit.meters.kernels.adapter import SWITCH
 
 os.environ.setdefault(SWITCH, "1")
 with contextlib.suppress(ImportError):
-    import triton.runtime.interpreter  # noqa: F401
+    import triton.runtime.interpreter
+with contextlib.suppress(ImportError):
+    import triton.experimental.gluon.nvidia.hopper  # noqa: F401  (or the first launch does)
