@@ -158,7 +158,7 @@ def test_prints_on_demand(house):
     house.write(with_function(solution_text(), ATTENTION, HEAD + "    print('here')\n    return 1"))
     quiet = house.check(ATTENTION)
     assert "here" not in quiet.stdout
-    assert "(your code printed 1 lines: -s shows them)" in quiet.stdout
+    assert "(your code printed 1 line: -s shows them)" in quiet.stdout
     shown = house.check(ATTENTION, "-s")
     assert shown.stdout.count("here") > 20
     assert "your code printed" not in shown.stdout

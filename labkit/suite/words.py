@@ -167,7 +167,8 @@ def _failures(failed: list[Verdict], everything: bool, more: str) -> Iterable[st
             yield f"  ✗ {verdict.test}"
             yield from (f"      {line}" for line in verdict.lines)
             if verdict.n_printed:
-                yield f"      (your code printed {verdict.n_printed:,} lines: {more.replace('-v', '-s')} shows them)"
+                lines = "1 line" if verdict.n_printed == 1 else f"{verdict.n_printed:,} lines"
+                yield f"      (your code printed {lines}: {more.replace('-v', '-s')} shows them)"
         else:
             rest.append(verdict)
     if rest:
