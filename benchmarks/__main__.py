@@ -24,12 +24,15 @@ def main(
     n: Annotated[int | None, typer.Option(help="sequence length, where a benchmark has one")] = None,
     d: Annotated[int | None, typer.Option(help="width of a head, likewise")] = None,
     rounds: Annotated[int | None, typer.Option(help="timed rounds")] = None,
+    lab: Annotated[int | None, typer.Option(help="which lab's submissions are graded")] = None,
+    submissions: Annotated[int | None, typer.Option(help="how many of them")] = None,
     save: Annotated[bool, typer.Option("--save", help="keep the tables for the chapters")] = False,
 ) -> None:
     """Run benchmarks and print their ratios: interleaved rounds, medians, one thread."""
     if strangers := set(names or ()) - set(NAMES):
         raise typer.BadParameter(f"{', '.join(sorted(strangers))}: there are {', '.join(NAMES)}")
-    given = {name: value for name, value in (("n", n), ("d", d), ("rounds", rounds)) if value is not None}
+    settings = {"n": n, "d": d, "rounds": rounds, "lab": lab, "submissions": submissions}
+    given = {name: value for name, value in settings.items() if value is not None}
     console = Console(width=None if Console().is_terminal else 140, highlight=False)
     tables = []
     for name in names or NAMES:

@@ -8,7 +8,7 @@ import sys
 
 from labkit.labs.catalog import ROOT, find_lab
 from labstaff.calibrate.limits import Limit, found_in
-from labstaff.calibrate.runs import MOST_SEEDS, Outcome, Record, right_jobs
+from labstaff.calibrate.runs import MOST_SEEDS, Outcome, Record, right_jobs, without_imports
 
 TEST = "TestMergeStates::test_precisions"
 
@@ -32,6 +32,13 @@ def test_a_record_goes_on_where_it_was(tmp_path):
     assert left.seeds == tuple(range(1 + MOST_SEEDS, 2 * MOST_SEEDS + 1))
     assert not left.whole
     assert len(again.of([job])) == MOST_SEEDS
+
+
+def test_a_room_that_moves_makes_no_other_suite_and_another_limit_does():
+    suite = "from labkit.testing import compare\n\ndef test_it():\n    compare.assert_at_most('m', run(), 3)\n"
+    moved = suite.replace("labkit.testing", "labkit.testing.attention").replace("\n\ndef", "\n\n# of m\ndef")
+    assert without_imports(suite) == without_imports(moved)
+    assert without_imports(suite) != without_imports(suite.replace("3", "4"))
 
 
 def test_the_worst_of_right_answers_and_the_nearest_mistake():

@@ -12,9 +12,10 @@ import time
 
 import pytest
 
-from labkit.suite import limits
+from labkit.suite import apart, limits, wall_clock
 from labkit.suite.limits import TookTooLong, clock_stopped, cpu_seconds_of, not_interrupted, time_limit
 from labkit.suite.verdict import State, explain
+from labkit.suite.wall_clock import queued_seconds_of
 
 MANY = 300_000_000
 """Steps of a loop that takes seconds: it stands for an endless one, and ends where a limit fails to stop it."""
@@ -79,6 +80,60 @@ def test_what_other_threads_do_costs_no_time():
 def test_what_waits_for_ever_is_stopped_by_the_clock():
     with pytest.raises(TookTooLong, match=r"still running after 0\.2 s by the clock"), time_limit(60, 0.2):
         time.sleep(20)
+
+
+STARVED = """
+import os, subprocess, sys
+from labkit.suite.limits import TookTooLong, time_limit
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+os.nice(10)
+try:
+    with time_limit(0.1, 0.3):
+        while True: pass
+except TookTooLong as error:
+    print(error)
+finally:
+    other.kill()
+"""
+"""A loop that has a tenth of one processor: what it waits for the processor, and for nothing else."""
+
+
+def test_a_loop_that_waits_for_a_processor_does_not_wait_for_what_never_comes():
+    said = subprocess.run([sys.executable, "-c", STARVED], stdout=subprocess.PIPE, text=True, check=True, timeout=120)
+    assert said.stdout.strip() == "still running after 0.1 s of CPU time"
+
+
+def test_what_another_process_waits_for_a_processor_costs_no_time(monkeypatch):
+    began = time.monotonic()
+    monkeypatch.setattr(wall_clock, "queues_elsewhere", [lambda: time.monotonic() - began])
+    with time_limit(60, 0.1):
+        time.sleep(0.3)
+
+
+def test_what_a_process_waits_for_a_processor_holds_its_children(monkeypatch):
+    monkeypatch.setattr(wall_clock, "_queued_seconds", lambda folder: 1.0)
+    shell = subprocess.Popen(["/bin/sh", "-c", "sleep 600 & echo $!; wait"], stdout=-1)
+    try:
+        inner = int(shell.stdout.readline())
+        assert queued_seconds_of(inner) == 1
+        assert queued_seconds_of(shell.pid) == 2
+    finally:
+        os.kill(inner, signal.SIGKILL)
+        shell.wait()
+    assert queued_seconds_of(shell.pid) == 0
+
+
+def test_a_process_that_waits_for_a_processor_may_be_silent_so_much_longer(monkeypatch):
+    queued = iter([0.0, 0.05, 0.05, 0.05])
+    monkeypatch.setattr(apart, "LEAST_QUEUED_SECONDS", 0.01)
+    monkeypatch.setattr(apart, "queued_seconds_of", lambda pid: next(queued))
+    child = subprocess.Popen(["sleep", "600"])
+    silence = apart._Silence(child, 0.05)
+    assert child.wait(60) == -signal.SIGKILL
+    assert silence.too_long
+    assert list(queued) == [], "it was asked again before it was ended"
 
 
 def test_a_limit_goes_on_when_one_inside_it_has_ended():

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import answer_module
-from labkit.simulated_memory import HBMArray, Machine, SRAMOverflow, Tile, _Ledger
+from labkit.simulated_memory import HBMArray, Machine, SRAMOverflow, Tile
+from labkit.simulated_memory._ledger import _Ledger
 
 ARRAYS = {"Q": 0, "K": 1, "V": 2}
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # trials run side by side: torch's threads would wait for one another
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -18,6 +23,15 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """
     if getattr(config.option, "dist", "") == "no" and config.option.numprocesses:
         config.option.dist = "loadfile"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, for all trials of a file."""
+    from built_site import a_browser
+
+    with a_browser() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

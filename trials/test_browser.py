@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from built_site import CHROMIUM, Watched, a_browser, built_site, watch
+from built_site import CHROMIUM, Watched, built_site, watch
 from playwright.sync_api import Browser, FloatRect, expect
 
 from labkit.labs.catalog import find_labs
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no browser here: install D
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built_site(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with a_browser() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from block_deeds import Deed, Expected, run
-from built_site import CHROMIUM, a_browser, built_site, watch
+from built_site import CHROMIUM, built_site, watch
 from playwright.sync_api import expect
 
 from labkit.labs.catalog import ROOT
@@ -24,12 +24,6 @@ FRESH = itertools.count()  # a new query makes it a new document, where a new ha
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no browser here: install Debian's package chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with a_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

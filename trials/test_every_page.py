@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from built_site import CHROMIUM, Watched, a_browser, built_site, watch
+from built_site import CHROMIUM, Watched, built_site, watch
 from playwright.sync_api import Browser, Page, expect
 
 from labstaff.site.mathematics import render
@@ -56,12 +56,6 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no browser here: install D
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built_site(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with a_browser() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from built_site import CHROMIUM, a_browser
+from built_site import CHROMIUM
+from player_page import go_to, number, place, shown
 from tile_loop_reference import Moment, Setting, row_states, run
 
 from labkit.labs.catalog import ROOT
@@ -25,12 +25,6 @@ FRESH = itertools.count()  # a new query makes it a new document, where a new ha
 SMALL = "#n=16&d=4&bq=4&bk=4&sram=512&order=queries&causal=1"
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no browser here: install Debian's package chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with a_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -68,31 +62,9 @@ def page(browser: Browser, shared: Page, request: pytest.FixtureRequest) -> Iter
     assert complaints == []
 
 
-def shown(page: Page, name: str) -> str:
-    """The text of one output."""
-    text: str = page.evaluate("name => document.querySelector(`[data-out=${name}]`).innerText", name)
-    return text
-
-
-def number(text: str) -> int:
-    """The first whole number of a text, 2,560 read as 2560."""
-    return int(re.search(r"[\d,]+", text)[0].replace(",", ""))
-
-
 def numbers(text: str) -> list[float]:
     """The decimals of a list, with its typographic minus signs."""
     return [float(part.replace("−∞", "-inf").replace("−", "-")) for part in text.split(", ")]
-
-
-def go_to(page: Page, values: str) -> None:
-    """Change the address, and wait until the page has heard of it."""
-    heard = "addEventListener('hashchange', () => done(), {once: true})"
-    page.evaluate(f"hash => new Promise(done => {{ {heard}; location.hash = hash; }})", values)
-
-
-def place(page: Page) -> tuple[int, int]:
-    here, last = shown(page, "place").split(" / ")
-    return number(here), number(last)
 
 
 def moments_of(setting: Setting) -> list[Moment]:
@@ -364,52 +336,3 @@ def stop_the_clock(page: Page) -> None:
 def place_hidden(page: Page) -> int:
     """Where the slider of steps stands; a phone has no room for the figures."""
     return int(page.get_by_role("slider", name="Step").input_value())
-
-
-ANOTHER = """<!doctype html><link rel="stylesheet" href="{player}.css"><body class="pl"><p id="drawn">?</p>
-<script src="{player}.js"></script><script>
-  const drawn = document.getElementById("drawn");
-  const link = stepPlayer.keepInAddress({{
-    read: (given) => player.goTo(Number(given.get("rank"))),
-    write: () => ({{ rank: player.at() }}),
-  }});
-  const player = stepPlayer.makePlayer({{
-    show(at) {{ drawn.textContent = `rank ${{at % 4}}`; link.save(); return `Step ${{at}} round the ring.`; }},
-    last: () => 11,
-    leap: (at, by) => (Math.floor(at / 4) + by) * 4,
-    leapName: "round",
-    picture: drawn,
-    keysIn: document.body,
-  }});
-  document.body.append(player.element);
-  player.goTo(Number((link.given() || new URLSearchParams()).get("rank")));
-</script>"""
-
-
-class TestAnotherPage:
-    """The player plays what it knows nothing of."""
-
-    @pytest.fixture
-    def ring(self, shared: Page, tmp_path: Path) -> Page:
-        file = tmp_path / "ring.html"
-        file.write_text(ANOTHER.format(player=(FOLDER / "player" / "player").as_uri()), encoding="utf-8")
-        shared.goto(f"{file.as_uri()}#rank=3")
-        return shared
-
-    def test_it_plays_from_where_the_link_says(self, ring: Page) -> None:
-        assert (shown(ring, "place"), ring.locator("#drawn").inner_text()) == ("3 / 11", "rank 3")
-        ring.keyboard.press("ArrowRight")
-        assert (shown(ring, "said"), ring.locator("#drawn").inner_text()) == ("Step 4 round the ring.", "rank 0")
-        ring.wait_for_function("location.hash === '#rank=4'")
-        go_to(ring, "#rank=7")
-        assert place(ring) == (7, 11)
-
-    def test_its_buttons_and_slider_go_everywhere(self, ring: Page) -> None:
-        for name, want in [("A round on", 4), ("A round back", 0), ("To the end", 11), ("A step back", 10)]:
-            ring.get_by_role("button", name=name).click()
-            assert place(ring) == (want, 11), name
-        ring.get_by_role("slider", name="Step").fill("5")
-        assert place(ring) == (5, 11)
-        go_to(ring, "#rank=99")
-        assert place(ring) == (11, 11)
-        assert ring.get_by_role("button", name="A step on").is_disabled()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from built_site import CHROMIUM, a_browser
+from built_site import CHROMIUM
 from playwright.sync_api import Browser, Page, expect
 
 from labkit.trace.page import write
@@ -42,12 +42,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, runs in made.items():
         write(folder / f"{name}.html", runs)
     return {name: folder / f"{name}.html" for name in made}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with a_browser() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def another_course(tmp_path, monkeypatch):
         "labkit/testing/reference.py",
         "labkit/suite/results.py",
         "labkit/meters/arrays.py",
-        "labkit/simulated_memory.py",
+        "labkit/simulated_memory/_ledger.py",
         "labkit/bench/step_assertions.py",
         "labstaff/judge/sandbox.py",
         f"labs/{LAB.folder.name}/lab.toml",

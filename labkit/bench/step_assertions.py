@@ -43,6 +43,23 @@ def step_memory(shape: Shape, definition: str, **options: Any) -> int:
     return sum(attention_memory(*shape, definition=definition, **options).values())
 
 
+def new_bytes(shape: Shape, definition: str, **options: Any) -> int:
+    """Bytes that a call of attention on the CPU takes over its inputs and over gradients that were there before."""
+    parts = attention_memory(*shape, definition=definition, **EXACT | options)
+    return sum(nbytes for name, nbytes in parts.items() if name not in ("inputs", "gradients"))
+
+
+def saved_by(shape: Shape) -> dict[str, int]:
+    """What each of three ways to call attention keeps for its backward pass on the CPU, in bytes."""
+    batch, n, _ = shape
+    columns_too = step_memory(shape, "saved", **EXACT)
+    return {
+        "examples.attention(q, k, v).sum()": columns_too,
+        "examples.attention(q, k, v)": columns_too,
+        "examples.attention_built_in(q, k, v).sum()": 4 * batch * n * n,
+    }
+
+
 def assert_prediction(got: Any, shape: Shape, itemsize: int = 4) -> None:
     """Compare parts and totals of a training step, as Lab 02's `attention_training_memory` gives them."""
     want = _parts(*shape, itemsize)

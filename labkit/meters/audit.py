@@ -92,16 +92,3 @@ def flex_calls(run: Callable[[], Any], answer: ModuleType) -> list[Any]:
         for each, name in places:
             setattr(each, name, original)
     return calls
-
-
-def penalty_gradients(
-    attend: Attend, inputs: Sequence[torch.Tensor], d_out: torch.Tensor
-) -> Sequence[torch.Tensor] | str:
-    """The gradients of the squared length of the first input's gradient; or what autograd says against it."""
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    out = attend(*leaves)
-    try:
-        (slope,) = torch.autograd.grad((out * d_out).sum(), leaves[:1], create_graph=True)
-        return torch.autograd.grad(slope.square().sum(), leaves)
-    except RuntimeError as error:
-        return str(error)

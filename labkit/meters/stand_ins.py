@@ -193,6 +193,23 @@ class CudaStandIn:
 
 
 @contextlib.contextmanager
+def takes_of_a_gpu(nbytes: int, otherwise: int) -> Iterator[Callable[..., torch.Tensor]]:
+    """A function that takes `nbytes` of a GPU at its peak, and gives a tensor of `otherwise` bytes on the CPU.
+
+    The GPU is played, and something is allocated there before.
+    """
+    with CudaStandIn() as gpu:
+        gpu.allocate(1000)
+
+        def fn(*_args: Any, **_kwargs: Any) -> torch.Tensor:
+            gpu.allocate(nbytes)
+            gpu.free(nbytes - 100)
+            return torch.zeros(otherwise // 4)
+
+        yield fn
+
+
+@contextlib.contextmanager
 def without_a_gpu() -> Iterator[None]:
     """In the block, CUDA has no device."""
     with replaced(torch.cuda, is_available=lambda: False, device_count=lambda: 0):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -152,8 +152,9 @@ def refusals(source: str, lab: Lab) -> list[tuple[int, str]]:
 
 def refused_in(tree: ast.Module, module: str) -> list[tuple[int, str]]:
     """As `refusals`, for a text that is parsed, and by the name of the lab's module."""
-    rules = _Rules(tree, module)
-    return sorted({(getattr(node, "lineno", 0), what) for node in ast.walk(tree) for what in rules.broken_by(node)})
+    nodes = list(ast.walk(tree))
+    rules = _Rules(nodes, module)
+    return sorted({(getattr(node, "lineno", 0), what) for node in nodes for what in rules.broken_by(node)})
 
 
 def without_self_check(tree: ast.Module) -> ast.Module:
@@ -181,22 +182,26 @@ def may_name(name: str, own: frozenset[str] = frozenset()) -> bool:
 
 def given_names(tree: ast.AST) -> frozenset[str]:
     """The names that a text gives to what it makes: its functions, classes, variables, attributes, arguments."""
-    return frozenset(name for node in ast.walk(tree) for name in _given(node))
+    return _given_names(ast.walk(tree))
+
+
+def _given_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    return frozenset(name for node in nodes for name in _given(node))
 
 
 class _Rules:
-    def __init__(self, tree: ast.Module, module: str) -> None:
+    def __init__(self, nodes: list[ast.AST], module: str) -> None:
         self.module = module
-        self.own = given_names(tree)
+        self.own = _given_names(nodes)
         self.libraries: dict[str, str] = {}  # what a name at the top of a chain of attributes stands for
-        for node in ast.walk(tree):
+        for node in nodes:
             self.libraries.update(_libraries_of(node))
-        self.bound = frozenset(name for node in ast.walk(tree) for name in _bound(node))
-        rebound = {name for node in ast.walk(tree) if not isinstance(node, ast.ClassDef) for name in _bound(node)}
-        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-        imported = {name for node in ast.walk(tree) for name in _imported(node)}
+        self.bound = frozenset(name for node in nodes for name in _bound(node))
+        rebound = {name for node in nodes if not isinstance(node, ast.ClassDef) for name in _bound(node)}
+        classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+        imported = {name for node in nodes for name in _imported(node)}
         self.known = self.bound | imported | set(dir(builtins)) | {"__name__", "__file__"}
-        self.roots = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        self.roots = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
         self.plain_classes = {node.name for node in classes if _is_plain(node)} - rebound
 
     def broken_by(self, node: ast.AST) -> Iterator[str]:

@@ -17,12 +17,15 @@ from labkit.labs.manifest import Lab
 from labkit.suite.limits import WALL_SECONDS
 from labkit.suite.run import SuiteRun, run_suite
 from labkit.suite.verdict import Verdict, how_it_ended, verdict_from
+from labkit.suite.wall_clock import queued_seconds_of
 
 MOST_STARTS = 40
 """How often a process is started for one run before the rest of its tests fail."""
 
 SILENT_SECONDS = WALL_SECONDS + 60
 """How long a process may tell nothing: a test that its limit cannot stop, in the middle of a library, ends there."""
+LEAST_QUEUED_SECONDS = 1.0
+"""A shorter wait for a processor prolongs nothing."""
 
 OnVerdict = Callable[[Verdict, int], None]
 RunOnce = Callable[[Sequence[str], OnVerdict], SuiteRun]
@@ -112,7 +115,7 @@ def _in_a_process(
 
 
 class _Silence:
-    """Ends a process that tells nothing for too long."""
+    """Ends a process that tells nothing for too long; while it waits for a processor, it is not expected to."""
 
     def __init__(self, child: subprocess.Popen, seconds: float | None) -> None:
         self.too_long = False
@@ -123,15 +126,23 @@ class _Silence:
     def broken(self) -> None:
         self.end()
         if self._seconds is not None:
-            self._timer = threading.Timer(self._seconds, self._give_up)
-            self._timer.daemon = True
-            self._timer.start()
+            self._wait(self._seconds)
 
     def end(self) -> None:
         if self._timer:
             self._timer.cancel()
 
+    def _wait(self, seconds: float) -> None:
+        self._queued_before = queued_seconds_of(self._child.pid)
+        self._timer = threading.Timer(seconds, self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
+
     def _give_up(self) -> None:
+        queued_seconds = queued_seconds_of(self._child.pid) - self._queued_before
+        if queued_seconds >= LEAST_QUEUED_SECONDS:
+            self._wait(queued_seconds)
+            return
         self.too_long = True
         self._child.kill()
 

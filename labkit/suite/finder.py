@@ -100,7 +100,7 @@ class _AnswerLoader(Loader):
             if problem:
                 setattr(module, task.name, Absent(problem))
             elif task.name not in module.__dict__:
-                setattr(module, task.name, not_defined(module.__name__, task.name))
+                setattr(module, task.name, Absent(not_defined(module.__name__, task.name), TaskMissing))
 
 
 def platform_problem(lab: Lab) -> str | None:
@@ -215,9 +215,9 @@ def unusable_loader(ended: str) -> Callable[[Answer], Loader]:
     return Unusable
 
 
-def not_defined(module: str, name: str) -> Absent:
-    """Stands for a task that `module` does not define."""
-    return Absent(f"{module}.py defines no {name}: was it renamed or deleted?", TaskMissing)
+def not_defined(module: str, name: str) -> str:
+    """What is said of a task that `module` does not define."""
+    return f"{module}.py defines no {name}: was it renamed or deleted?"
 
 
 class Absent:

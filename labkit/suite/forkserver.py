@@ -79,23 +79,15 @@ class Child:
             self._line.close()
 
 
-class ForkServer:
-    """A fork server, from its askers' side. Threads and forked processes may share one.
+class Forker:
+    """What asks a process that serves forks for children, over its control socket. Threads and forks may share one.
 
     Args:
-        command: what to run; the number of the control socket is put behind it, for `serve`.
+        child: that process, where it is itself a fork.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=env,
-                start_new_session=True,
-            )
+    def __init__(self, control: socket.socket, child: Child | None = None) -> None:
+        self._control, self._child = control, child
 
     def fork(self, request: bytes, descriptors: Iterable[int] = ()) -> Child:
         """Have a child made that is given `request` and copies of open files.
@@ -114,8 +106,37 @@ class ForkServer:
         return Child(ours)
 
     def close(self) -> None:
-        """End the server and its children."""
+        """Have the server end, and its children."""
         self._control.close()
+        if self._child:
+            with contextlib.suppress(TimeoutError, ServerEnded):
+                self._child.wait(END_SECONDS)
+            with contextlib.suppress(ServerEnded):
+                self._child.kill()
+
+
+class ForkServer(Forker):
+    """A fork server, from its askers' side.
+
+    Args:
+        command: what to run; the number of the control socket is put behind it, for `serve`.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        control, theirs = socket.socketpair()
+        super().__init__(control)
+        with theirs:
+            self.process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=env,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        """End the server and its children, and wait for it."""
+        super().close()
         try:
             self.process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:

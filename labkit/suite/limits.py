@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 
+from labkit.suite.wall_clock import wall_seconds_now
+
 SLOWEST_RIGHT_SECONDS = 11.0
 """What the slowest known right answer needs for one test, in CPU time: FlashAttention in tiles of 16 × 16."""
 WALL_SECONDS = 600.0
-"""How long a body may take by the clock on the wall: for one that sleeps, or waits for what never comes."""
+"""How long a body may take by the clock: for one that sleeps, or waits for what never comes. See `wall_clock`."""
 REPEAT_SECONDS = 1.0
 LEAST_SECONDS = 0.01
 
@@ -42,12 +44,12 @@ class _Limit:
     cpu_seconds: float
     wall_seconds: float
     cpu_began: float = field(default_factory=lambda: cpu_seconds_now())
-    wall_began: float = field(default_factory=time.monotonic)
+    wall_began: float = field(default_factory=wall_seconds_now)
 
     def seconds_left(self) -> float:
         """The least time on the wall before it can be exceeded; not above 0 when it is."""
         cpu_left = self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
-        return min(cpu_left, self.wall_seconds - (time.monotonic() - self.wall_began))
+        return min(cpu_left, self.wall_seconds - (wall_seconds_now() - self.wall_began))
 
     def error(self) -> TookTooLong:
         waited = cpu_seconds_now() - self.cpu_began < self.cpu_seconds
@@ -114,10 +116,10 @@ def stop_clocks() -> Callable[[], None]:
         return lambda: None
     signal.setitimer(signal.ITIMER_REAL, 0)
     stopped = list(_active)
-    cpu_began, wall_began = cpu_seconds_now(), time.monotonic()
+    cpu_began, wall_began = cpu_seconds_now(), wall_seconds_now()
 
     def resume() -> None:
-        cpu_seconds, wall_seconds = cpu_seconds_now() - cpu_began, time.monotonic() - wall_began
+        cpu_seconds, wall_seconds = cpu_seconds_now() - cpu_began, wall_seconds_now() - wall_began
         for limit in stopped:
             limit.cpu_began += cpu_seconds
             limit.wall_began += wall_seconds
@@ -159,13 +161,17 @@ def exceeded_by_another() -> TookTooLong:
     return min(_active, key=_Limit.cpu_seconds_left).cpu_error()
 
 
-def cpu_seconds_of(pid: int) -> float:
-    """The CPU seconds that process `pid` and all its descendants have used so far; 0 where /proc does not tell."""
+def cpu_seconds_of(pid: int, *, alone: bool = False) -> float:
+    """The CPU seconds that process `pid` and all its descendants have used so far; 0 where /proc does not tell.
+
+    Args:
+        alone: it can have none, so that nobody has to look for them.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()
         children: list[str] = []
-        for thread in os.listdir(f"/proc/{pid}/task"):
+        for thread in () if alone else os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", encoding="utf-8") as file:
                 children += file.read().split()
     except (OSError, ValueError):

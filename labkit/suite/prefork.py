@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -18,7 +19,7 @@ from typing import Any
 
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.allowed import HEAVY
-from labkit.suite.forkserver import Child, ForkServer, ServerEnded, serve, warm_up
+from labkit.suite.forkserver import Child, Forker, ForkServer, ServerEnded, serve, warm_up
 from labkit.suite.run import OVERTIME, SuiteRun, run_suite
 from labkit.suite.verdict import Verdict, how_it_ended, verdict_from
 
@@ -43,7 +44,8 @@ class WarmRunner:
         modules: imported in the parent before the first run, where they are installed.
         threads: how many threads NumPy and torch may use in a run.
         prepare: "module:function", called in the parent with `modules` before it imports them. What it returns is
-            called when they are imported. So a caller keeps more than modules ready for its runs.
+            entered then and left at the parent's end; what that gives is called when all is imported. So a caller keeps
+            more than modules ready for its runs.
     """
 
     def __init__(self, modules: tuple[str, ...] = (), threads: int = 1, prepare: str = "") -> None:
@@ -71,15 +73,26 @@ class WarmRunner:
         Raises:
             RuntimeError: the parent is gone.
         """
-        job = {"lab": lab, "options": options, "tests": tests, "cpu_seconds": cpu_seconds}
+        return run_by(
+            self._server, {"lab": lab, "options": options, "tests": tests, "cpu_seconds": cpu_seconds}, seconds
+        )
+
+    def begin(self, life: str, **job: Any) -> Forker:
+        """A child that serves forks of its own. `life`, a "module:function", is called there, with a socket and `job`.
+
+        Closing what is returned ends it.
+
+        Raises:
+            RuntimeError: the parent is gone.
+        """
         ours, theirs = socket.socketpair()
-        with ours:
-            try:
-                with theirs:
-                    child = self._server.fork(json.dumps(job).encode(), [theirs.fileno()])
-                return _heard(ours, child, seconds)
-            except ServerEnded as error:
-                raise RuntimeError(str(error)) from None
+        try:
+            with theirs:
+                child = self._server.fork(json.dumps({"life": life, **job}).encode(), [theirs.fileno()])
+        except ServerEnded as error:
+            ours.close()
+            raise RuntimeError(str(error)) from None
+        return Forker(ours, child)
 
     def close(self) -> None:
         """End the parent."""
@@ -90,6 +103,22 @@ class WarmRunner:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def run_by(forker: Forker, job: dict[str, Any], seconds: float) -> SuiteRun:
+    """What a child of `forker`'s tells of the run that `job` asks for; killed after `seconds` by the clock.
+
+    Raises:
+        RuntimeError: nobody forks any more.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        try:
+            with theirs:
+                child = forker.fork(json.dumps(job).encode(), [theirs.fileno()])
+            return _heard(ours, child, seconds)
+        except ServerEnded as error:
+            raise RuntimeError(str(error)) from None
 
 
 def _heard(channel: socket.socket, child: Child, seconds: float) -> SuiteRun:
@@ -119,29 +148,44 @@ def _heard(channel: socket.socket, child: Child, seconds: float) -> SuiteRun:
     return run
 
 
+class Teller:
+    """Tells a run as it goes, and at its end, to who listens at the other end of `channel`."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def on_verdict(self, verdict: Verdict, n_collected: int) -> None:
+        """One more."""
+        self._tell({"verdict": asdict(verdict), "n_collected": n_collected})
+
+    def on_end(self, run: SuiteRun) -> None:
+        """All of it."""
+        self._tell(asdict(run))
+
+    def _tell(self, what: dict[str, Any]) -> None:
+        self._channel.sendall(json.dumps(what).encode() + b"\n")
+
+
 def _live(request: bytes, descriptors: list[int]) -> None:
-    """A child's life: one run."""
+    """A child's life: one run, or what was asked for in its place."""
     job = json.loads(request)
     sys.dont_write_bytecode = False  # pytest keeps the suite it has rewritten, for the next child
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
     channel = socket.socket(fileno=descriptors[0])
-
-    def tell(what: dict[str, Any]) -> None:
-        channel.sendall(json.dumps(what).encode() + b"\n")
-
-    def on_verdict(verdict: Verdict, n_collected: int) -> None:
-        tell({"verdict": asdict(verdict), "n_collected": n_collected})
-
+    if life := job.pop("life", ""):
+        _named(life)(channel, **job)
+        return
+    teller = Teller(channel)
     run = run_suite(
         find_lab(job["lab"]),
         *job["options"],
         tests=job["tests"],
-        on_verdict=on_verdict,
+        on_verdict=teller.on_verdict,
         cpu_seconds=job["cpu_seconds"],
     )
-    tell(asdict(run))
+    teller.on_end(run)
 
 
 _rehearsed: set[str] = set()
@@ -152,8 +196,9 @@ def _rehearse(request: bytes) -> None:
 
     What the suite and pytest import on the way is there in every child. The suite itself is imported anew in each.
     """
-    lab = find_lab(json.loads(request)["lab"])
-    if lab.label in _rehearsed:
+    job = json.loads(request)
+    lab = find_lab(job["lab"])
+    if "life" in job or lab.label in _rehearsed:
         return
     _rehearsed.add(lab.label)
     sys.dont_write_bytecode = False  # pytest keeps the suite it has rewritten, for the children
@@ -165,16 +210,20 @@ def _rehearse(request: bytes) -> None:
     gc.freeze()
 
 
+def _named(function: str) -> Callable[..., Any]:
+    """The function that "module:function" names."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def main(prepare: str, modules: str, control: str) -> None:
     """The parent's life: import `modules`, then make a child for each job until nobody can ask for more."""
     names = modules.split(",")
-    ready: Callable[[], object] = lambda: None  # noqa: E731
-    if prepare:
-        module, _, function = prepare.partition(":")
-        ready = getattr(importlib.import_module(module), function)(names)
-    warm_up(names)
-    ready()
-    serve(socket.socket(fileno=int(control)), _live, before=_rehearse)
+    kept = _named(prepare)(names) if prepare else contextlib.nullcontext(lambda: None)
+    with kept as wait_until_ready:
+        warm_up(names)
+        wait_until_ready()
+        serve(socket.socket(fileno=int(control)), _live, before=_rehearse)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def run_suite(
     on_verdict: Callable[[Verdict, int], None] = lambda verdict, n_collected: None,
     show_prints: bool = False,
     cpu_seconds: float | None = None,
+    plugins: Sequence[object] = (),
 ) -> SuiteRun:
     """Run `lab`'s suite with pytest's `options`.
 
@@ -65,14 +66,15 @@ def run_suite(
         show_prints: let what the answer prints, and a debugger that it opens, have the terminal.
         cpu_seconds: begin no further test when this run, its answer's processes included, has used so much CPU time;
             `problem` then begins with `OVERTIME`.
+        plugins: of pytest's, beside those that pyproject.toml names.
     """
-    recorder = _Recorder(lab, on_verdict, sys.stdout if show_prints else None, cpu_seconds)
+    recorder = Recorder(lab, on_verdict, sys.stdout if show_prints else None, cpu_seconds)
     targets = [f"{lab.suite_file}::{test}" for test in tests] or [str(lab.suite_file)]
     arguments = [*targets, *options, *QUICK, "-c", str(_house(lab) / "pyproject.toml")]
     said = io.StringIO()
-    plugins = [recorder, *_plugins(_house(lab) / "pyproject.toml")]
+    together = [recorder, *plugins, *_plugins(_house(lab) / "pyproject.toml")]
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        status = pytest.main([*arguments, "-s"] if show_prints else arguments, plugins=plugins)
+        status = pytest.main([*arguments, "-s"] if show_prints else arguments, plugins=together)
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         recorder.run.problem = recorder.overtime or said.getvalue().strip() or f"pytest ended with {status!r}"
     return recorder.run
@@ -82,8 +84,8 @@ class NoDebugger(Exception):
     """A debugger was opened where nobody could type into it; the message says where somebody can."""
 
 
-class _Recorder:
-    """A pytest plugin that keeps the verdicts which labkit's plugin reached."""
+class Recorder:
+    """A pytest plugin that keeps the verdicts which labkit's plugin reached: see `run_suite`."""
 
     def __init__(
         self,
@@ -97,17 +99,25 @@ class _Recorder:
         self._lab, self._on_verdict, self._terminal = lab, on_verdict, terminal
         self._cpu_seconds, self._cpu_began = cpu_seconds, cpu_seconds_now()
 
+    def begin(self, on_verdict: Callable[[Verdict, int], None], cpu_seconds: float | None) -> None:
+        """Record a run of what was collected, from now on."""
+        self._on_verdict = on_verdict
+        self._cpu_seconds, self._cpu_began = cpu_seconds, cpu_seconds_now()
+
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        if session.config.pluginmanager.hasplugin(LAB_LINES):  # nobody reads them here
+        """Take out the words that nobody reads here; where prints are shown, let them through."""
+        if session.config.pluginmanager.hasplugin(LAB_LINES):
             session.config.pluginmanager.unregister(name=LAB_LINES)
         if self._terminal is not None:  # pytest's reporter has been made by now, and keeps what it was given
             sys.stdout = self._terminal
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Count what will run."""
         self.run.n_collected = len(session.items)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
+        """Where nobody sits at a terminal, open no debugger."""
         if self._terminal is not None:
             return (yield)
         usual = sys.breakpointhook
@@ -118,15 +128,18 @@ class _Recorder:
             sys.breakpointhook = usual
 
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Begin no further test when the time is over."""
         if self._cpu_seconds is None or nextitem is None or cpu_seconds_now() - self._cpu_began < self._cpu_seconds:
             return
         self.overtime = item.session.shouldstop = f"{OVERTIME} within {self._cpu_seconds:g} s of CPU time"
 
     def pytest_enter_pdb(self) -> None:
+        """As for `pytest_runtest_call`: pytest's own way into a debugger."""
         if self._terminal is None:
             self._no_debugger()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a verdict, and tell of it."""
         for name, value in report.user_properties:
             if name == "verdict" and isinstance(value, Verdict) and value not in self.run.verdicts[-1:]:
                 self.run.verdicts.append(value)

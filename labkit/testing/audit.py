@@ -12,7 +12,15 @@ import torch
 import torch.utils.checkpoint
 
 from labkit.meters.profiler import profile_memory
-from labkit.testing.compare import assert_equal, assert_keys, assert_type, require, require_at_least, require_at_most
+from labkit.testing.compare import (
+    assert_at_most,
+    assert_equal,
+    assert_keys,
+    assert_type,
+    require,
+    require_at_least,
+    require_at_most,
+)
 
 PARTS = ("mask", "output", "saved", "gradients", "workspace")
 SIZES = {"batch": 1, "heads": 2, "seq_len": 256, "head_dim": 16, "window": 48, "block": 32}
@@ -133,6 +141,52 @@ def assert_step_was_run(variant: str, inputs: Sequence[torch.Tensor], flops: int
     require(flops >= least, told)
     require(len(inputs) == 3, f"{variant!r} runs on {len(inputs)} arrays of {shape}, (batch, heads, seq_len, "
             "head_dim), to which a gradient comes; expected q, k and v")  # fmt: skip
+
+
+def assert_naive_mask(got: Mapping[str, int]) -> None:
+    """Fail unless a breakdown has one mask for all heads, the weights that autograd keeps, and a backward pass."""
+    n, weights = SIZES["seq_len"], score_bytes()
+    suspects = {"there is a mask for every head": weights // 4, "the mask is of float32": 4 * n * n}
+    assert_equal("mask of 'naive_mask'", got["mask"], n * n, suspects=suspects, hint="one byte a pair, once")
+    hint = "autograd keeps the weights, N² a head"
+    why = f"the weights alone are {weights:,}\n{hint}"
+    assert_at_least("saved of 'naive_mask'", got["saved"], 0.7 * weights, why)
+    assert_at_most("saved of 'naive_mask'", got["saved"], 4 * weights, hint=hint)
+    alive = f"at least three arrays of {weights:,} are alive at once"
+    hint = "the backward pass has the weights, their gradient and the scores' at once: is it measured?"
+    assert_at_least("total of 'naive_mask'", got["total"], 2.4 * weights, f"{alive}\nUsual cause: {hint}")
+    require(got["mask_building"] >= got["mask"], "mask_building is less than mask, which is alive at its end")
+
+
+def assert_checkpointed(variant: str, plain: Mapping[str, int], again: Mapping[str, int]) -> None:
+    """Fail unless `again`, with checkpointed=True, keeps little beside what `plain`, without it, keeps."""
+    hint = "is attention called through torch.utils.checkpoint.checkpoint, and the mask made before, outside of it?"
+    assert_at_most(f"saved of {variant!r} with checkpointed=True", again["saved"], STATE, hint=hint)
+    kept = "checkpoint keeps a state of 5,056 bytes\nUsual cause: it is not measured"
+    assert_at_least(f"saved of {variant!r} with checkpointed=True", again["saved"], 1024, kept)
+    told = f"mask of {variant!r} is {again['mask']:,} with and {plain['mask']:,} without checkpointed"
+    require(again["mask"] == plain["mask"], f"{told}: it is made outside, and stays")
+    if variant == "naive_mask":
+        told = "checkpointed=True lowers the total of 'naive_mask': what is made again is alive again"
+        told += ", so the backward pass must be measured too"
+        require_at_least("total with checkpointed=True", again["total"], 0.6 * plain["total"], told, kind="bytes")
+
+
+def assert_flex_block_mask(got: Mapping[str, int]) -> None:
+    """Fail unless a breakdown has what a BlockMask holds, what making it takes, and a forward pass."""
+    n, want = SIZES["seq_len"], block_mask_bytes()
+    hint = "a BlockMask is no tensor; what it holds are eight small ones, kept until attention has run"
+    suspects = {"the peak of making it is taken for what stays": got["mask_building"]}
+    suspects["there is a mask for every head"] = want * SIZES["heads"] * SIZES["batch"]
+    assert_equal("mask of 'flex_block_mask'", got["mask"], want, suspects=suspects, hint=hint)
+    made = f"on the way create_block_mask makes several bytes a pair, {n * n:,} pairs"
+    assert_at_least("mask_building of 'flex_block_mask'", got["mask_building"], 2 * n * n, made)
+    hint = "on the CPU it runs forward only"
+    assert_equal("gradients of 'flex_block_mask'", got["gradients"], 0, hint=hint)
+    assert_at_most("saved of 'flex_block_mask'", got["saved"], 64, hint=hint)
+    made = f"without the compiler it makes all scores, {score_bytes():,}"
+    assert_at_least("total of 'flex_block_mask'", got["total"], score_bytes(), made)
+    assert_adds_up(got, "of 'flex_block_mask'")
 
 
 @contextlib.contextmanager

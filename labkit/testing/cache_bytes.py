@@ -7,6 +7,15 @@ from typing import Any
 
 from labkit.testing.compare import assert_equal, assert_type
 
+MODELS: dict[str, tuple[tuple[int, int, int], dict[str, int], int]] = {
+    "Llama-2-7B": ((32, 32, 128), {}, 524_288),
+    "Llama-3-8B": ((32, 8, 128), {}, 131_072),
+    "OPT-13B": ((40, 40, 128), {}, 819_200),
+    "DeepSeek-V2": ((60, 128, 128), {"latent_dim": 512, "rope_dim": 64}, 69_120),
+    "Llama-3.1-405B": ((126, 8, 128), {}, 516_096),
+}
+"""A model → its layers, key heads and their width; how its latent vectors are wide, if it has them; a token's bytes."""
+
 
 def assert_cache_bytes(answer: Callable[..., Any], *sizes: int, **options: Any) -> None:
     """Compare what `answer` says of a cache with a count, and name the usual mistakes.

@@ -99,6 +99,47 @@ def assert_appends_write(
         assert_at_most(f"the memory an append of {n} tokens takes", one["peak_bytes"], memory(n), hint=hint)
 
 
+def assert_window_is_written(
+    told: Sequence[Mapping[str, Any]], life: int, sizes: Sequence[int], window: int, token_bytes: int
+) -> None:
+    """Fail where appends to a cache with a window write more than what it keeps of them, or it holds more than that.
+
+    `token_bytes` are those of a token's keys and values, `life` the bytes alive at the end.
+    """
+    hint = "what stays is moved, or tokens are written that are overwritten at once: write the last ones, once"
+
+    def once(n: int) -> int:
+        return token_bytes * min(n, window)
+
+    def room(n: int) -> int:  # for the numbers of places
+        return 256 + 32 * n
+
+    assert_appends_write(
+        told, sizes, asked=lambda n: 2 * once(n), room=room, memory=lambda n: once(n) + room(n), hint=hint
+    )
+    what = f"the bytes a cache with window {window} holds after {sum(sizes)} tokens"
+    assert_at_most(what, life, 2 * window * token_bytes, hint="tokens that have left the window are kept")
+
+
+def assert_no_room(told: Mapping[str, Any], when: str, max_len: int) -> None:
+    """Fail unless an append that does not fit raises a ValueError that names max_len."""
+    wrapped = "\nUsual cause: the index wraps, or a slice is cut off at the end without a word"
+    require(told["error"] is not None, f"no ValueError {when}{wrapped}")
+    named = str(max_len) in told["error"]
+    require(named, f"the ValueError does not name max_len, {max_len}; it says: {told['error']}")
+
+
+def assert_refuses_truncation(
+    told: Sequence[Mapping[str, Any]], numbers: Sequence[int], n_tokens: int, window: int
+) -> None:
+    """Fail unless a full cache with a window refuses to be truncated to each of `numbers`, and stays full."""
+    for number, one in zip(numbers, told, strict=True):
+        told_so = f"truncate({number}) succeeds after {n_tokens} tokens with window {window}: what token {number - 1} "
+        why = "could see then has been overwritten, so that what is left is not the beginning of the sequence"
+        require(one["error"] is not None, told_so + why)
+    assert_equal("len after a truncate that failed", told[-1]["len"], window)
+
+
 def assert_one_storage(told: Sequence[Mapping[str, Any]]) -> None:
     """Fail where keys or values were moved to other memory, or are copied when they are read."""
     moved = "keys or values lie in other memory than before: the storage is made once, and what is handed out is a view"

@@ -52,6 +52,14 @@ class GroupedCase(Case):
         super().__init__(rng, n_queries=n_queries, n_keys=n_keys, batch=heads, mask=mask, **sizes)
         self.share(*(x[..., ::group, :, :] for x in (self.K, self.V)))
 
+    @classmethod
+    def of_any_sizes(cls, rng: np.random.Generator) -> GroupedCase:
+        """A case of sizes drawn at random, causal or not."""
+        names = ("kv_heads", "group", "n_queries", "n_keys", "d", "d_v")
+        sizes = dict(zip(names, rng.integers((2, 2, 1, 2, 2, 2), (5, 5, 12, 40, 20, 20)).tolist(), strict=True))
+        causal = bool(rng.integers(2))
+        return GroupedCase(rng, **sizes, causal=causal)
+
     def share(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Let these be the keys and values, (..., kv_heads, N_k, width)."""
         self.k, self.v = k.contiguous(), v.contiguous()
@@ -143,6 +151,11 @@ class GroupedCase(Case):
         usual = split_suspects(self, num_splits) if n_keys and num_splits <= n_keys else grouped_suspects(self)
         with_queries = {"o": got["o"][..., None, :], "lse": got["lse"][..., None]}
         self.check_results(with_queries, usual, hint=hint, nan_hint=nan_hint)
+
+
+def one_query(rng: np.random.Generator, **sizes: Any) -> GroupedCase:
+    """A case with one query a head, whose axis an answer is not given; two key heads with three queries each."""
+    return GroupedCase(rng, n_queries=1, **({"kv_heads": 2, "group": 3, "d": 8} | sizes))
 
 
 def _named(results: Callable[[], Results], name: str) -> npt.NDArray[np.floating]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.testing.compare import assert_equal, assert_tuple, assert_type, require
+from labkit.testing.compare import assert_equal, assert_raises, assert_tuple, assert_type, require
 
 MIB = 2**20
 MISTAKE = re.compile(r"(-?\d+): (.*)")
@@ -44,8 +44,8 @@ class Lines:
 
         `# current 4000, peak 8000 — why` is about the tracker called `tracker`, `# inner: peak 4000` about another. A
         comment behind `with …:` is about the moment of entering, one alone on its line about that after the block.
-        Comments below it, `# 40: what is counted then`, name usual mistakes. What the test's body returns, a dict, are
-        names that the lines know; a number in braces is one of them.
+        Comments below it, `# 40: what is counted then`, name usual mistakes. The test's parameters are names that the
+        lines know, and so is what its body returns, a dict; a number in braces is one of them.
         """
         return self._of_docstrings(tests, self.assert_readings)
 
@@ -60,7 +60,7 @@ class Lines:
             source, expected = _calls(lines, task, set(names))
             for reading, got in zip(expected, self.run(source, **names), strict=True):
                 if part is not None:
-                    got = assert_tuple(f"{task}'s result", got, ("peak_bytes", "result"))[part]
+                    got = peak_and_result(got, task)[part]
                 _assert_reading(f"what {task} gives for {reading.line}", got, reading, "")
 
         return lambda tests: self._of_docstrings(tests, assert_given)
@@ -80,10 +80,29 @@ class Lines:
         results = self.run(f"for _ in range({times}): note({task}(lambda {names}: {text}, {names}))", **args)
         return results if times > 1 else results[0]
 
+    def measured(self, text: str, **args: Any) -> tuple[Any, ...]:
+        """(peak_bytes, result) of `measure_memory` for a function of `args` that computes `text`."""
+        return peak_and_result(self.call("measure_memory", text, **args))
+
+    def metered(self, text: str, **names: Any) -> list[Any]:
+        """What `text` gives, and the peak bytes that an AllocationMeter sees while it is computed."""
+        lines = ("with AllocationMeter() as meter:", f"    note({text})", "note(meter.peak_bytes)")
+        return self.run("\n".join(lines), **names)
+
     def alive_after(self, statement: str, **names: Any) -> int:
         """Bytes that `statement` allocates and that something holds after it."""
         lines = ("import gc", "with AllocationMeter() as meter:", f"    {statement}", "    gc.collect()")
         return self.run("\n".join([*lines, "    note(meter.live_bytes)"]), **names)[0]
+
+    def assert_nothing_alive(self, statement: str, after: str, **names: Any) -> None:
+        """Fail when something holds bytes that `statement` allocates; `after` is what has ended then, and why not."""
+        alive = self.alive_after(statement, **names)
+        require(alive == 0, f"{alive:,} bytes are still alive after {after}")
+
+    def assert_passes_on(self, call: Callable[[], Any], when: str) -> None:
+        """Fail unless `call` passes a KeyError on, raised as `when` says, and leaves nothing switched on."""
+        with self.nothing_left_on("an exception"):
+            assert_raises(KeyError, call, when=when)
 
     @contextlib.contextmanager
     def nothing_left_on(self, after: str) -> Iterator[None]:
@@ -106,7 +125,7 @@ class Lines:
 
         @functools.wraps(test)
         def run(*args: Any, **kwargs: Any) -> None:
-            names = test(*args, **kwargs) or {}
+            names = kwargs | (test(*args, **kwargs) or {})
             compare(lines.format(**names) if names else lines, **names)
 
         return run
@@ -122,6 +141,20 @@ def assert_bytes(name: str, got: Any, want: int, *, suspects: Mapping[str, Any] 
     }
     assert_equal(name, got, want, suspects={**(suspects or {}), **usual}, hint=hint)
     assert_type(name, got, int, "an int: bytes")
+
+
+def peak_and_result(got: Any, task: str = "measure_memory") -> tuple[Any, ...]:
+    """What `task` returned, which must be (peak_bytes, result)."""
+    return assert_tuple(f"{task}'s result", got, ("peak_bytes", "result"))
+
+
+def lines_of_dtypes(**itemsizes: int) -> str:
+    """Lines for `Lines.assert_readings`: a tensor of each dtype, whose numbers take so many bytes, and all stay."""
+    lines, total = ["kept = []", "with MemoryTracker() as tracker:"], 0
+    for dtype, itemsize in itemsizes.items():
+        total += 77 * itemsize
+        lines.append(f"    kept += [torch.zeros(77, dtype=torch.{dtype})]  # current {total} — bytes, unrounded")
+    return "\n".join(lines)
 
 
 def random_lines(rng: np.random.Generator, n_lines: int = 80) -> str:

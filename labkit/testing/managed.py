@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -32,6 +32,11 @@ class Managed:
         for seq_id in gone:
             self.free(seq_id)
         return self
+
+    @staticmethod
+    def of_equal_hash(token_id: int) -> int:
+        """Another token, and the same hash in Python."""
+        return token_id + 2**61 - 1
 
     def tables(self) -> dict[Any, list[int]]:
         """The tables of all sequences."""
@@ -89,6 +94,21 @@ class Managed:
         self.written.compute_token(seq_id, token_id, self.manager.block_table(seq_id), copy)
         self.check()
         return copy
+
+    def assert_copies(
+        self, what: str, seq_ids: Sequence[Any], token_ids: Sequence[int], want: list[Any], hint: str = ""
+    ) -> None:
+        """Append these tokens to these sequences by turns, and compare the copies that are asked for."""
+        copies = [self.append(seq_id, token_id) for seq_id, token_id in zip(seq_ids, token_ids, strict=True)]
+        assert_equal(what, copies, want, hint=hint)
+
+    def blocks_while_growing(self, seq_id: Any, token_ids: Iterable[int]) -> list[int]:
+        """How many blocks a sequence has after each of these tokens."""
+        found = []
+        for token_id in token_ids:
+            self.append(seq_id, token_id)
+            found.append(len(self.manager.block_table(seq_id)))
+        return found
 
     def fork(self, parent: Any, child: Any) -> None:
         """Forks."""

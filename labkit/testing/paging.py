@@ -165,6 +165,12 @@ class PagedBatch:
                     cache[block, : len(piece)] = piece
         self.q = torch.stack([case.Q[:, 0] for case in self.cases])
 
+    @classmethod
+    def of_any_sizes(cls, rng: np.random.Generator) -> PagedBatch:
+        """A batch of three sequences, all sizes drawn at random."""
+        size, kv_heads, group, d, d_v, *lengths = rng.integers(1, (9, 4, 4, 20, 20, 40, 40, 40)).tolist()
+        return cls(rng, lengths, block_size=size, kv_heads=kv_heads, group=group, d=d, d_v=d_v)
+
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:
         """What the student is given."""

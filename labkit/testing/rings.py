@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,17 @@ class RingCase(GroupedCase):
         super().__init__(rng, kv_heads=kv_heads, group=group, n_queries=n_tokens, n_keys=n_tokens, d=d, **sizes)
         self.world_size, self.layout = world_size, layout
         self.places = positions(n_tokens, world_size, layout)
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator, world_sizes: Sequence[int] = (2, 3, 4), **sizes: Any) -> Self:
+        """A case of sizes drawn at random, but for those given."""
+        world_size = int(rng.choice(world_sizes))
+        kv_heads, group = rng.integers(1, 4, 2).tolist()
+        n_tokens = 2 * world_size * int(rng.integers(1, 6))
+        d, d_v = rng.integers(2, 12, 2).tolist()
+        sizes = {"kv_heads": kv_heads, "group": group, "d": d, "d_v": d_v, **sizes}
+        layout, causal = str(rng.choice(LAYOUTS)), bool(rng.integers(2))
+        return cls(rng, n_tokens=n_tokens, world_size=world_size, layout=layout, causal=causal, **sizes)
 
     @property
     def options(self) -> dict[str, Any]:

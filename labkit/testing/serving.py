@@ -51,6 +51,16 @@ def assert_shares(answer: Callable[..., Any], requests: Requests, num_slots: int
             + (f"; so are {', '.join(off[1:])} off" if off[1:] else "") + cause)  # fmt: skip
 
 
+def assert_worked_example(answer: Callable[..., Any], policy: str) -> None:
+    """Compare the shares of the handout's one request, in 8 slots and blocks of 4, with those worked by hand."""
+    got = assert_keys("the result", answer([(2, 2, 8)], 8, policy, 4), SHARES)
+    internal = 8 if policy == "max" else 0
+    sixteenths = {"token": 7, "reserved": 1, "internal": internal, "external": 0, "free": 8 - internal}
+    want = {name: count / 16 for name, count in sixteenths.items()}
+    off = [name for name in SHARES if abs(got[name] - want[name]) > 1e-9]
+    require(not off, f"[(2, 2, 8)], 8 slots, {policy!r}: {got}, expected {want}")
+
+
 def some_requests(rng: np.random.Generator, count: int) -> Requests:
     """Requests of up to 40 tokens."""
     pairs = rng.integers(1, 18, (count, 2)).tolist()

@@ -162,6 +162,19 @@ def block_suspects(case: Case, block_q: int, block_k: int) -> Made:
     return found
 
 
+def matrix_suspects(case: Case) -> Made:
+    """Usual mistakes with a whole matrix of weights, besides those that all forms of attention share."""
+
+    def masked_late() -> Attention:
+        late = np.where(case.hidden, 0.0, case.other(hidden=np.zeros_like(case.hidden)).weights)
+        return Attention(late @ case.V, late, case.want.lse)
+
+    found: Made = {"the scores are returned in place of the weights": lambda: case.want._replace(weights=case.scores)}
+    if case.mask is not None:
+        found["the mask is applied after the softmax, so that rows no longer sum to 1"] = masked_late
+    return found
+
+
 def pass_suspects(case: Case, parts: Sequence[slice]) -> Made:
     """Usual mistakes with m, l and o in one pass over these parts of the keys."""
 

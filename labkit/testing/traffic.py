@@ -14,6 +14,7 @@ from labkit.testing.io_formulas import keys_outside_traffic, queries_outside_tra
 
 WASTE = 4
 """How many times what the best blocks move is still good use of SRAM."""
+OTHER_BLOCKS = "Usual cause: the block sizes given are not the ones used"
 
 
 class Run:
@@ -168,6 +169,19 @@ def assert_naive_bytes(run: Run) -> None:
     assert_equal(
         "the bytes stored", run.stored, 2 * matrix + output + again, suspects=usual, hint="S, P and the output"
     )
+
+
+def assert_a_few_tiles(run: Run) -> None:
+    """Of tiled attention with float32 inputs as wide as its values: SRAM holds what a round needs, and that much."""
+    (block_q, block_k), d = run.blocks, run.arrays[0].shape[-1]
+    name = f"SRAM in use at once with blocks of {block_q} × {block_k}, d = {d}"
+    room = 4 * (7 * block_q * d + 4 * block_k * d + 4 * block_q * block_k + 8 * block_q)
+    hint = f"That is room for 7 tiles of {block_q} × {d}, 4 of {block_k} × {d}, 4 of scores and 8 columns\n"
+    hint += "Usual cause: names of the last round keep its tiles alive beside this round's: del them"
+    assert_at_most(name, run.high_water, room, hint=hint)
+    least = 4 * (block_q * d + block_k * d + block_q * block_k)
+    told = f"SRAM held {run.high_water:,} bytes at most; Q's tile of {block_q} × {d}, K's of {block_k} × {d}"
+    require(run.high_water >= least, f"{told} and their product take {least:,}\n{OTHER_BLOCKS}")
 
 
 def assert_fits(blocks: tuple[int, int], sram_bytes: int, d: int, dtype_bytes: int = 4) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import permutations
 from typing import Any
@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from labkit.testing.compare import assert_at_most, assert_close, assert_dtype, assert_type, require
+from labkit.testing.compare import (
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_type,
+    require,
+    require_at_least,
+    require_own_work,
+)
 from labkit.testing.suspects import scale_suspects
 from labkit.testing.tensor_cases import Case, Results, numbers
 from labkit.testing.tensor_reference import attention
@@ -199,6 +207,28 @@ def _is_among(
     return False
 
 
+def assert_empty_tiles_skipped(step: Mapping[str, Any], n: int, window: int, block: int, d: int = 8) -> None:
+    """Fail where a pass of a step with n tokens, d = d_v, computes tiles in which no query sees a key.
+
+    `step` tells the "flops" of each pass, and the "fused" calls in it.
+    """
+    visited, seen = area(n, window, block)
+    fused = step["forward"]["fused"] + step["backward"]["fused"]
+    require_own_work(not fused, f"torch's own attention was called ({', '.join(fused)}): write it")
+    for name, products in (("forward", 2), ("backward", 7)):
+        done = step[name]["flops"]
+        unit = 2 * d * products
+        hint = "tiles in which no query sees a key are computed and then masked: leave them out"
+        if done > 0.9 * n * n * unit * (4 / 7 if name == "backward" else 1):
+            hint = "all N² scores are computed and then masked: a query block needs the keys of its window only"
+        what = f"the arithmetic of the {name} pass's products (N={n}, {window=}, {block=})"
+        assert_at_most(what, done, int(1.4 * visited * unit), unit="FLOPs", hint=hint)
+        least = seen * 2 * d * min(products, 4)
+        told = f"the {name} pass's products do {done:,} FLOPs, and the pairs that are seen need {least:,}"
+        told += "\nWrite products with @, so that they can be counted"
+        require_at_least(f"the products of the {name} pass", done, least, told, kind="FLOPs")
+
+
 class WindowCase(Case):
     """Inputs, and what comes out of them through a window."""
 
@@ -268,20 +298,18 @@ class WindowCase(Case):
         what = f"the scatter of {name}'s errors, by one rounding at the end,"
         assert_at_most(what, scatter, MOST_SCATTER, unit="times", hint=f"Usual cause: {hint}")
 
-    def check_penalty_gradients(self, got: Sequence[Any]) -> None:
-        """Compare the gradients by q, k and v of the squared length of the gradient by q with the reference."""
+    def check_penalised_gradients(self, got: Sequence[Any]) -> None:
+        """Compare the gradients by q, k and v of a loss and the squares of its own gradients with the reference."""
         leaves = [x.clone().requires_grad_() for x in self.inputs]
-        out = attention(*leaves, mask=self.hidden).output
-        (slope,) = torch.autograd.grad((out * self.dO).sum(), leaves[:1], create_graph=True)
-        want = torch.autograd.grad(slope.square().sum(), leaves)
-        hint = (
-            "autograd differentiates the backward pass as if what it saved were constants: mark it "
-            "@once_differentiable, so that asking is an error"
-        )
-        for name, value, right in zip("qkv", got, map(numbers, want), strict=True):
-            name = f"the second derivative (|dq|² by {name}, create_graph=True)"
+        loss = (attention(*leaves, mask=self.hidden).output * self.dO).sum()
+        alone = torch.autograd.grad(loss, leaves, create_graph=True)
+        want = torch.autograd.grad(loss + sum((x**2).sum() for x in alone), leaves)
+        hint = "backward is differentiated too, but what it saved is a constant there: refuse, where is_grad_enabled()"
+        left_out = "the penalty is left out: backward's results come without a graph, and without an error"
+        for name, value, right, first in zip("qkv", got, map(numbers, want), map(numbers, alone), strict=True):
+            name = f"d{name} of a loss with a penalty on its own gradients (create_graph=True)"
             require(isinstance(value, torch.Tensor), f"{name} is None\nUsual cause: {hint}")
-            assert_close(name, value, right, plain=right + 1e-10, hint=hint)
+            assert_close(name, value, right, plain=right + 1e-10, suspects={left_out: first}, hint=hint)
 
 
 class WindowStepCase(WindowCase):

@@ -64,6 +64,20 @@ def assert_tile_sizes(
     )
 
 
+def assert_entries(name: str, tiles: Tiles, cut: tuple[int, int, int, int], causal: bool) -> None:
+    """Fail where more scores are computed than the tiles to visit have; without `causal` all tiles must be visited.
+
+    `cut` is (N_q, N_k, block_q, block_k).
+    """
+    n_queries, n_keys, *_ = cut
+    asked, found = entries_seen(*cut) if causal else n_queries * n_keys, entries(tiles)
+    cause = "the scores of a tile are computed before it is skipped, or twice"
+    hint = f"The tiles to visit have {asked:,} entries. Usual cause: {cause}"
+    assert_at_most(name, found, asked, unit="entries", hint=hint)
+    cause = "tiles that the mask hides as a whole are left out: a mask leaves none out"
+    require(causal or found == asked, f"{name} are {found:,}, expected {asked:,}\nUsual cause: {cause}")
+
+
 def entries(tiles: Iterable[tuple[int, int]]) -> int:
     """The scores in `tiles`."""
     return sum(map(math.prod, tiles))

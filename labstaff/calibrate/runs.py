@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import tempfile
@@ -155,5 +156,12 @@ def _run(runner: WarmRunner, job: Job, file: Path) -> list[Outcome]:
 
 
 def _state(lab: Lab, *texts: str) -> str:
-    whole = "\0".join([lab.suite_file.read_text("utf-8"), *texts])
+    whole = "\0".join([without_imports(lab.suite_file.read_text("utf-8")), *texts])
     return hashlib.sha256(whole.encode()).hexdigest()[:12]
+
+
+def without_imports(source: str) -> str:
+    """What a suite says, without comments and where it has things from: a room that moves changes no verdict."""
+    module = ast.parse(source)
+    module.body = [each for each in module.body if not isinstance(each, (ast.Import, ast.ImportFrom))]
+    return ast.unparse(module)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from labkit.suite.finder import IMPORT_SECONDS, Answer, import_problem
@@ -71,6 +73,18 @@ class RemoteAnswer:
 
     # starting
 
+    def begin(self, answer: Answer) -> None:
+        """Judge `answer`, from here on: have it started by itself, outside any test's time.
+
+        Raises:
+            BoxBroken: no process can be had.
+        """
+        self.answer = answer
+        try:
+            self.start()
+        except Exception as error:
+            self.problem = f"{answer.file.name} cannot be loaded: {error}"
+
     def start(self) -> None:
         """Have a process with the answer in it, unless there is one or there is no point.
 
@@ -102,7 +116,7 @@ class RemoteAnswer:
             file=name,
             text=text,
             suite=suite.name,
-            programs=program_text(suite),
+            programs=programs_of(suite),
             tasks=[task.name for task in self.answer.lab.tasks],
         )
         try:
@@ -132,6 +146,10 @@ class RemoteAnswer:
     def cpu_seconds(self) -> float:
         """The CPU time of all its processes so far."""
         return sum(cell.cpu_seconds for cell in self.cells)
+
+    def queued_seconds(self) -> float:
+        """For how long all its processes have waited for a processor so far."""
+        return sum(cell.queued_seconds for cell in self.cells)
 
     def _forget(self, cell: Cell) -> None:
         self.cell = None
@@ -259,6 +277,12 @@ class Remote:
     def number_now(self) -> int:
         """Its number in the process that lives now."""
         raise NotImplementedError
+
+
+@functools.cache
+def programs_of(suite: Path) -> str:
+    """See `program_text`: the suite of a process that judges does not change while it lives."""
+    return program_text(suite)
 
 
 _bounded = False

@@ -27,6 +27,8 @@ MOST_FILES = 64
 MOST_THREADS = 64
 
 X86_64, AARCH64 = 0xC000003E, 0xC00000B7
+CAN_FILTER = platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64")
+"""Whether the filter of system calls is known for this machine: a process behind it can make no other."""
 
 CALLS = {
     # name: its number on x86-64 and on ARM64, None where there is none
@@ -95,7 +97,7 @@ def confine(cpu_seconds: int = CPU_SECONDS) -> None:
     if platform.system() == "Linux":
         drop_powers()
         libc().prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-        if platform.machine() in ("x86_64", "aarch64"):
+        if CAN_FILTER:
             _filter_calls(platform.machine())
 
 

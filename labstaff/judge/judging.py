@@ -12,11 +12,13 @@ from msgspec.structs import replace
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.prefork import DIED, WarmRunner, heavy_modules
+from labkit.suite.forkserver import Forker
+from labkit.suite.prefork import DIED, WarmRunner, heavy_modules, run_by
 from labkit.suite.results import task_points
 from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.testing.outside import NEEDS_MORE
+from labstaff.judge.collected import LIFE
 from labstaff.judge.examine import Examined, examine
 from labstaff.judge.kept import kept, results_of
 from labstaff.judge.plain_text import lines, one_line
@@ -25,7 +27,7 @@ from labstaff.judge.sandbox import BROKEN
 from labstaff.judge.submission import Submission, read_submission
 from labstaff.judge.version import version_of
 
-ALWAYS = ("labstaff.judge.proxy",)
+ALWAYS = ("labstaff.judge.collected",)
 SUITE_CPU_SECONDS = 300.0
 """CPU time of one submission's suite, its answer's processes included, after which no further test of it is begun.
 
@@ -64,6 +66,7 @@ class Judge:
         self.unsafe = unsafe
         self._runner: WarmRunner | None = None
         self._warm: set[str] = set()
+        self._collected: dict[str, Forker] = {}
 
     def judge(self, submission: Submission, seed: int) -> JudgedSubmission:
         """The outcome for `submission`, with the suite's random inputs drawn from `seed`.
@@ -87,6 +90,9 @@ class Judge:
 
     def close(self) -> None:
         """End the processes."""
+        for collected in self._collected.values():
+            collected.close()
+        self._collected.clear()
         if self._runner:
             self._runner.close()
         self._runner = None
@@ -99,9 +105,9 @@ class Judge:
 
     def _judged(self, lab: Lab, source: bytes, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
         with tempfile.TemporaryDirectory(prefix="judged-") as folder:
-            (Path(folder) / f"{lab.module}.py").write_bytes(source)
-            options = ("--src", folder, "--sandboxed", "--seed", str(seed))
-            return self._run(lab, *options, tests=tests, cpu_seconds=cpu_seconds)
+            file = Path(folder) / f"{lab.module}.py"
+            file.write_bytes(source)
+            return self._run(lab, file, seed, tests, cpu_seconds)
 
     def _task_by_task(self, lab: Lab, source: bytes, seed: int, cut: SuiteRun, unfinished: Sequence[Task]) -> SuiteRun:
         """A run that was cut short, with the tasks that it did not finish judged again, each in a run of its own.
@@ -119,17 +125,23 @@ class Judge:
                     verdicts.append(Verdict(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
         return SuiteRun(verdicts, len(verdicts))
 
-    def _run(self, lab: Lab, *options: str, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
+    def _run(self, lab: Lab, file: Path, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
         """One run of the suite. What breaks the judge, and not the answer's own process, is tried again in a new box.
 
         An answer can end its own cell, which its tests then tell. A box that has ended, a cell that could not be had
         and a suite's process that died are the judge's failures, whoever's turn it was.
         """
-        limits = {"cpu_seconds": cpu_seconds, "seconds": WALL_FACTOR * cpu_seconds}
+        options = ("--src", str(file.parent), "--sandboxed", "--seed", str(seed))
+        seconds = WALL_FACTOR * cpu_seconds
         why = ""
         for _attempt in range(2):
             try:
-                run = self._runner_for(lab).run(lab.label, *options, tests=tests, **limits)
+                runner = self._runner_for(lab)
+                if tests:
+                    run = runner.run(lab.label, *options, tests=tests, cpu_seconds=cpu_seconds, seconds=seconds)
+                else:
+                    job = {"file": str(file), "seed": seed, "cpu_seconds": cpu_seconds}
+                    run = run_by(self._collected_for(lab, runner), job, seconds)
             except RuntimeError as error:
                 why = str(error)
             else:
@@ -153,6 +165,12 @@ class Judge:
             keep = "keep_unboxed" if self.unsafe else "keep_boxed"
             self._runner = WarmRunner(modules, prepare=f"labstaff.judge.sandbox:{keep}")
         return self._runner
+
+    def _collected_for(self, lab: Lab, runner: WarmRunner) -> Forker:
+        """What forks runs of this lab's suite: a child of the warm process that has collected it."""
+        if lab.label not in self._collected:
+            self._collected[lab.label] = runner.begin(LIFE, lab=lab.label)
+        return self._collected[lab.label]
 
 
 def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.simulated_memory import _FUNCTIONS, _METHODS, _VIEWS, HBMArray, Machine, Tile
+from labkit.simulated_memory import HBMArray, Machine, Tile
+from labkit.simulated_memory._tiles import _FUNCTIONS, _METHODS, _VIEWS
 from labstaff.judge.framing import CodecError
 from labstaff.judge.tracking import Arrays
 

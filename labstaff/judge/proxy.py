@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from labkit.suite import limits
-from labkit.suite.finder import Absent, Answer, not_defined
+from labkit.suite import limits, wall_clock
+from labkit.suite.finder import Answer, AnswerMissing, TaskMissing, not_defined
 from labkit.suite.limits import seconds_for_another
 from labkit.testing import programs
 from labstaff.judge import messages
@@ -79,6 +79,24 @@ class Proxy(Remote):
         return True
 
 
+class Promised(Proxy):
+    """Stands for what an answer's file defines under a name, whichever process it is in; what it lacks raises so."""
+
+    def __init__(self, far: RemoteAnswer, name: str, table: str) -> None:
+        super().__init__(far, name, lambda: getattr(far.loaded, table).get(name))
+
+    def number_now(self) -> int:
+        """See `Remote`. Raises AnswerMissing when the file cannot be used, and TaskMissing when it lacks this."""
+        far: RemoteAnswer = self.__dict__["_far"]
+        far.start()
+        if far.problem:
+            raise AnswerMissing(far.problem)
+        number = self.__dict__["_number"]()
+        if number is None:
+            raise TaskMissing(not_defined(far.answer.lab.module, self.__dict__["__name__"]))
+        return number
+
+
 class RemoteLoader(Loader):
     """Fills a lab's module with stand-ins for what is in the answer's process."""
 
@@ -88,26 +106,42 @@ class RemoteLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """See `importlib.abc.Loader`."""
         for task in self.far.answer.lab.tasks:
-            setattr(module, task.name, _stand_in(self.far, task.name, "tasks"))
+            setattr(module, task.name, Promised(self.far, task.name, "tasks"))
 
 
-def client_loader(config: pytest.Config, sandbox: Sandbox) -> Callable[[Answer], Loader]:
-    """For `AnswerFinder`: every answer in a process of its own in `sandbox`, and its suite's programs with it."""
-    by_suite: dict[Path, RemoteAnswer] = {}
+def client_loader(
+    config: pytest.Config,
+    sandbox: Sandbox,
+    by_suite: dict[Path, RemoteAnswer] | None = None,
+    *,
+    at_once: bool = True,
+) -> Callable[[Answer], Loader]:
+    """For `AnswerFinder`: every answer in a process of its own in `sandbox`, and its suite's programs with it.
+
+    Args:
+        by_suite: is given the answers, by the file of their suite.
+        at_once: start an answer's process when its suite is collected; otherwise `RemoteAnswer.begin` does.
+    """
+    by_suite = {} if by_suite is None else by_suite
 
     def load(answer: Answer) -> Loader:
         if answer.lab.suite_file not in by_suite:
             far = by_suite[answer.lab.suite_file] = RemoteAnswer(sandbox, answer, given_out)
             limits.clocks_elsewhere.append(far.cpu_seconds)
+            wall_clock.queues_elsewhere.append(far.queued_seconds)
+            if at_once:
+                far.begin(answer)
         return RemoteLoader(by_suite[answer.lab.suite_file])
 
     def elsewhere(function: FunctionType) -> Any:
-        return _stand_in(by_suite[Path(inspect.unwrap(function).__code__.co_filename)], function.__name__, "programs")
+        far = by_suite[Path(inspect.unwrap(function).__code__.co_filename)]
+        return Promised(far, function.__name__, "programs")
 
     def end() -> None:
         programs.elsewhere = None
         for far in by_suite.values():
             limits.clocks_elsewhere.remove(far.cpu_seconds)
+            wall_clock.queues_elsewhere.remove(far.queued_seconds)
             far.end()
 
     programs.elsewhere = elsewhere
@@ -141,18 +175,6 @@ def _call(thing: Proxy, method: str, args: Sequence[Any], kwargs: dict[str, Any]
 
     inputs = _tensors(torch, [*args, *kwargs.values()])
     return link(far, reply.graph, [x for x in inputs if x.requires_grad], reply.result)
-
-
-def _stand_in(far: RemoteAnswer, name: str, table: str) -> Any:
-    try:
-        far.start()
-    except Exception as error:
-        return Absent(f"{far.answer.file.name} cannot be loaded: {error}")
-    if far.problem:
-        return Absent(far.problem)
-    if name not in getattr(far.loaded, table):
-        return not_defined(far.answer.lab.module, name)
-    return Proxy(far, name, lambda: None if far.problem else getattr(far.loaded, table).get(name))
 
 
 def _tensors(torch: Any, values: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,7 +11,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,9 @@ from labkit.suite.allowed import HEAVY
 from labkit.suite.forkserver import Child, Ended, ForkServer, ServerEnded
 from labkit.suite.limits import cpu_seconds_of
 from labkit.suite.verdict import how_it_ended
+from labkit.suite.wall_clock import queued_seconds_of
 from labstaff.judge import framing, messages
-from labstaff.judge.confine import CPU_SECONDS, MEMORY_BYTES, SCRATCH
+from labstaff.judge.confine import CAN_FILTER, CPU_SECONDS, MEMORY_BYTES, SCRATCH
 from labstaff.judge.unpacking import unpacker_of
 
 ALWAYS = (
@@ -44,7 +47,8 @@ POWERS = {
 
 INSIDE = (
     *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/suite/__init__.py", "labkit/suite/allowed.py"),
-    *("labkit/suite/forkserver.py", "labkit/suite/limits.py", "labkit/suite/prefork_torch.py", "labstaff/__init__.py"),
+    *("labkit/suite/forkserver.py", "labkit/suite/limits.py", "labkit/suite/wall_clock.py"),
+    *("labkit/suite/prefork_torch.py", "labstaff/__init__.py"),
     *(
         f"labstaff/judge/{name}.py"
         for name in (
@@ -76,11 +80,19 @@ class Cell:
     def __init__(self, channel: socket.socket, child: Child, pid: int, most_cpu_seconds: int) -> None:
         self.channel, self._child, self._pid, self.most_cpu_seconds = channel, child, pid, most_cpu_seconds
         self.ended: Ended | None = None
+        self._queued_seconds = 0.0
 
     @property
     def cpu_seconds(self) -> float:
         """The CPU time it has taken so far."""
-        return self.ended.cpu_seconds if self.ended else cpu_seconds_of(self._pid)
+        return self.ended.cpu_seconds if self.ended else cpu_seconds_of(self._pid, alone=CAN_FILTER)
+
+    @property
+    def queued_seconds(self) -> float:
+        """For how long it has waited for a processor so far; what was known of that when it ended."""
+        if self.ended is None:
+            self._queued_seconds = max(self._queued_seconds, queued_seconds_of(self._pid))
+        return self._queued_seconds
 
     def end(self) -> Ended:
         """End it, and wait until it has ended.
@@ -175,19 +187,21 @@ class Sandbox:
         self.close()
 
 
-def keep_boxed(modules: Sequence[str]) -> Callable[[], None]:
+def keep_boxed(modules: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
     """For a runner of suites (`prepare`): have a box ready for its runs."""
     return _kept(modules, unsafe=False)
 
 
-def keep_unboxed(modules: Sequence[str]) -> Callable[[], None]:
+def keep_unboxed(modules: Sequence[str]) -> AbstractContextManager[Callable[[], None]]:
     """As `keep_boxed`, without walls."""
     return _kept(modules, unsafe=True)
 
 
-def _kept(modules: Sequence[str], *, unsafe: bool) -> Callable[[], None]:
-    sandbox = Sandbox.current = Sandbox([each for each in modules if each in HEAVY.values()], unsafe=unsafe)
-    return sandbox.wait_until_ready
+@contextlib.contextmanager
+def _kept(modules: Sequence[str], *, unsafe: bool) -> Iterator[Callable[[], None]]:
+    with Sandbox([each for each in modules if each in HEAVY.values()], unsafe=unsafe) as sandbox:
+        Sandbox.current = sandbox
+        yield sandbox.wait_until_ready
 
 
 def require_bubblewrap() -> str:

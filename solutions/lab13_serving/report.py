@@ -57,7 +57,8 @@ for ax, (kind, trace) in zip(axes, traces.items(), strict=True):
     other.step(steps, [each.waiting for each in history], where="post", color="tab:red", label="requests waiting")
     other.set_ylabel("requests")
     ax.plot([each.arrival for each in trace], [0] * len(trace), "k|", label="a request comes")
-    ax.legend(*(a + b for a, b in zip(*(x.get_legend_handles_labels() for x in (ax, other)), strict=True)), fontsize=7)
+lines = (a + b for a, b in zip(*(x.get_legend_handles_labels() for x in (ax, other)), strict=True))
+figure.legend(*lines, loc="outside lower center", ncols=3, fontsize=8)  # over no line
 plt.show()
 ### END SOLUTION
 

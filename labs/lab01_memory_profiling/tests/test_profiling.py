@@ -1,6 +1,7 @@
 """Lab 01's suite: what standard attention computes, and what it weighs."""
 
 import copy
+import functools
 import math
 
 import numpy as np
@@ -36,12 +37,12 @@ from labkit.testing.compare import (
     assert_raises,
     assert_tuple,
     assert_type,
-    assert_unchanged,
     require,
 )
 from labkit.testing.programs import program
 from labkit.testing.reference import Attention, attention, random_qkv
-from labkit.testing.suspects import attention_suspects
+from labkit.testing.suspects import attention_suspects, matrix_suspects
+from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))
 HANDOUT_MIB = {512: 1, 1024: 4, 2048: 16, 4096: 64, 8192: 256}
@@ -65,19 +66,6 @@ def run(Q, K, V, *mask):
     swapped = [matrix, (*Q.shape[:-1], V.shape[-1])]
     require(shapes != swapped or matrix == swapped[1], "the weights came first: the result is (output, weights)")
     return result
-
-
-def matrix_suspects(case):
-    """Usual mistakes with a whole matrix of weights, besides those that all forms of attention share."""
-
-    def masked_late():
-        late = np.where(case.hidden, 0.0, case.other(hidden=np.zeros_like(case.hidden)).weights)
-        return Attention(late @ case.V, late, case.want.lse)
-
-    found = {"the scores are returned in place of the weights": lambda: case.want._replace(weights=case.scores)}
-    if case.mask is not None:
-        found["the mask is applied after the softmax, so that rows no longer sum to 1"] = masked_late
-    return found
 
 
 def assert_attention(Q, K, V, mask=None, hint="", nan_hint="", usual=None):
@@ -175,6 +163,14 @@ class TestStandardAttention:
         )
 
     @robust
+    def test_row_with_every_key_masked_beside_large_logits(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=6, n_keys=9, d=8, logit_scale=1_000)
+        mask = np.zeros((6, 9), bool)
+        mask[2] = True
+        hint = "a query without keys must leave the others theirs: every row takes its own maximum before exp"
+        assert_attention(Q, K, V, mask, hint=hint, nan_hint=hint)
+
+    @robust
     def test_rows_far_apart(self, rng):
         Q, K, V = random_qkv(rng, n_queries=5, n_keys=12, d=8)
         Q *= np.array([[1], [1e4], [10], [1e3], [100]], np.float32)
@@ -222,10 +218,8 @@ class TestStandardAttention:
     def test_arguments_are_left_alone(self, rng):
         arrays = dict(zip("QKV", random_qkv(rng, n_queries=8, d=4), strict=True))
         arrays["mask"] = np.triu(np.ones((8, 8), bool), 1)
-        before = {name: array.copy() for name, array in arrays.items()}
-        run(*arrays.values())
-        for name, array in arrays.items():
-            assert_unchanged(name, array, before[name])
+        with left_alone(arrays, arrays.values()):
+            run(*arrays.values())
 
     @small
     def test_weights_are_the_full_matrix(self, rng):
@@ -577,6 +571,15 @@ def drawn(results, given=True, others_current=False):
     return axes_drawn_in(plot_memory_scaling, results, given=given, others_current=others_current)
 
 
+RESULTS = made_up([64, 512, 128, 256])
+
+
+@functools.cache
+def drawn_once(**options):
+    """`drawn`, of the results that most tests draw."""
+    return drawn(copy.deepcopy(RESULTS), **options)
+
+
 def stop_at_a_stub():
     """Raise what a stub raises, before matplotlib is imported: that takes longer than all the other tests together."""
     try:
@@ -588,12 +591,10 @@ def stop_at_a_stub():
 
 
 class TestPlotMemoryScaling:
-    RESULTS = made_up([64, 512, 128, 256])
-
     def draw(self, **options):
-        """What stands in the Axes drawn in."""
+        """What stands in the Axes drawn in: one drawing for all tests that look at it."""
         stop_at_a_stub()
-        return drawn(copy.deepcopy(self.RESULTS), **options)
+        return drawn_once(**options)
 
     def drawn_twice(self):
         """What stands in the Axes given, when they are the current ones and when not; and why it may differ then."""
@@ -624,14 +625,14 @@ class TestPlotMemoryScaling:
     )
     def test_points(self, label, key):
         x, y = self.lines(self.draw())[label]
-        lengths = sorted(self.RESULTS)
+        lengths = sorted(RESULTS)
         usual = {
-            "the lengths are in the order given: points must ascend": list(self.RESULTS),
+            "the lengths are in the order given: points must ascend": list(RESULTS),
             "x is log2 of the length: the axis takes the logarithm, not the data": [int(math.log2(n)) for n in lengths],
         }
         assert_equal(f"x of {label!r}", [int(n) for n in x], lengths, suspects=usual)
-        in_bytes = np.array([self.RESULTS[n][key] for n in lengths])
-        total = np.array([self.RESULTS[n]["total_memory"] for n in lengths])
+        in_bytes = np.array([RESULTS[n][key] for n in lengths])
+        total = np.array([RESULTS[n]["total_memory"] for n in lengths])
         usual = {
             "the values are bytes: divide by 2**20": in_bytes,
             "the values are MB (10⁶ bytes): MiB are 2**20": in_bytes / 1e6,
@@ -696,4 +697,4 @@ class TestPlotMemoryScaling:
     def test_results_are_left_alone(self):
         told = self.draw()
         self.lines(told)
-        require(list(told["results"].items()) == list(self.RESULTS.items()), "results, the argument, was changed")
+        require(list(told["results"].items()) == list(RESULTS.items()), "results, the argument, was changed")

@@ -21,23 +21,21 @@ from peak_memory import (
 
 import labkit.meters.examples as examples
 import labkit.meters.stand_ins as stand_ins
-from labkit.bench.accounting import attention_memory
-from labkit.bench.published import ADD_MEM, LENGTHS, MEM_MAX
+from labkit.bench.asked_rows import AskedRows
 from labkit.bench.step_assertions import (
     EXACT,
-    as_asked,
     assert_longest,
-    assert_memory_columns,
     assert_prediction,
-    assert_time_columns,
     measured_step,
+    new_bytes,
+    saved_by,
     saved_suspects,
     step_memory,
 )
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.lines import left_on, read, run_lines
-from labkit.testing.compare import assert_equal, assert_raises, assert_tuple, require
-from labkit.testing.lines import Lines, assert_bytes, random_lines
+from labkit.testing.compare import assert_equal, assert_raises, require
+from labkit.testing.lines import Lines, assert_bytes, lines_of_dtypes, peak_and_result, random_lines
 from labkit.testing.programs import program
 
 MIB, GIB = 2**20, 2**30
@@ -100,7 +98,6 @@ class TestMemoryTracker:
             del x, views[1:]  # current 9600 — a storage lives as long as any view of it, the whole of it
             views.clear()  # current 4800
         """
-        return {"device": device}
 
     def test_a_view_counts_with_its_whole_storage(self):
         """
@@ -142,12 +139,7 @@ class TestMemoryTracker:
         """
 
     def test_dtypes(self):
-        sizes = {"bool": 1, "int8": 1, "bfloat16": 2, "float16": 2, "float64": 8, "int64": 8}
-        lines, total = ["kept = []", "with MemoryTracker() as tracker:"], 0
-        for dtype, itemsize in sizes.items():
-            total += 77 * itemsize
-            lines.append(f"    kept += [torch.zeros(77, dtype=torch.{dtype})]  # current {total} — bytes, unrounded")
-        LINES.assert_readings("\n".join(lines))
+        LINES.assert_readings(lines_of_dtypes(bool=1, int8=1, bfloat16=2, float16=2, float64=8, int64=8))
 
     def test_reset(self):
         """
@@ -174,8 +166,7 @@ class TestMemoryTracker:
     def test_an_exception_passes(self):
         tracker = MemoryTracker()
         lines = "with tracker:\n    torch.zeros(100)\n    raise KeyError('inside')"
-        with LINES.nothing_left_on("an exception"):
-            assert_raises(KeyError, lambda: run(lines, tracker=tracker), when="where one was raised inside the block")
+        LINES.assert_passes_on(lambda: run(lines, tracker=tracker), "where one was raised inside the block")
         LINES.assert_readings("x = torch.zeros(1000)  # peak 400 — an exception ends the block too", tracker=tracker)
 
     def test_entering_again_starts_from_zero(self):
@@ -236,11 +227,7 @@ class TestMemoryTracker:
 
     @pytest.mark.kind("refuses")
     def test_without_a_gpu_cuda_is_refused(self):
-        lines = """
-with stand_ins.without_a_gpu():
-    with MemoryTracker("cuda") as tracker:
-        note(tracker.peak_allocated())
-"""
+        lines = "with stand_ins.without_a_gpu(), MemoryTracker('cuda') as tracker: note(tracker.peak_allocated())"
         assert_raises(RuntimeError, lambda: run(lines), when="for MemoryTracker('cuda') without a GPU")
 
     @pytest.mark.kind("refuses")
@@ -265,7 +252,6 @@ with stand_ins.without_a_gpu():
                 gpu.allocate(100, device)  # current 500, peak 500
             # peak 500
         """
-        return {"device": device}
 
     @pytest.mark.gpu
     def test_on_a_gpu(self):
@@ -277,15 +263,6 @@ with stand_ins.without_a_gpu():
             y = (x + 1)[:128] * 2  # current 4194816, peak 8389120
             tracker.reset()  # peak 4194816
         """
-
-
-def assert_pair(got):
-    return assert_tuple("measure_memory's result", got, ("peak_bytes", "result"))
-
-
-def measure(text, **args):
-    """(peak_bytes, result) of a call that computes `text`."""
-    return assert_pair(LINES.call("measure_memory", text, **args))
 
 
 WHERE_TO_MEASURE = {  # the arguments of a function that takes 300 bytes of a GPU and 40 of the CPU
@@ -307,7 +284,7 @@ class TestMeasureMemory:
 
     def test_sizes_drawn_at_random(self, rng):
         for n in map(int, rng.integers(10, 5000, 3)):
-            peak_bytes, result = measure("(x + 1).sum()", x=torch.zeros(n))
+            peak_bytes, result = LINES.measured("(x + 1).sum()", x=torch.zeros(n))
             require(not isinstance(peak_bytes, torch.Tensor), "the result came first: it is (peak_bytes, result)")
             assert_bytes(f"the peak of (x + 1).sum(), of {n} numbers,", peak_bytes, 4 * n + 4)
             assert_equal("the result of (x + 1).sum()", float(result), float(n))
@@ -319,9 +296,9 @@ for value in ([torch.zeros(3)], None):
     note((got, isinstance(got, tuple) and got[-1] is value))
 """
         for name, (got, is_handed_on) in zip(("a list", "nothing"), run(lines), strict=True):
-            assert_pair(got)
+            peak_and_result(got)
             require(is_handed_on, f"fn returned {name}; measure_memory returned something else")
-        _, result = measure("x.exp()", x=torch.ones(5, requires_grad=True))
+        _, result = LINES.measured("x.exp()", x=torch.ones(5, requires_grad=True))
         lost = "the result of x.exp() has lost its graph: fn must run as it would without a tracker"
         require(result.requires_grad, lost)
 
@@ -338,7 +315,7 @@ measure_memory(fn, x, 2, 3, scale=0.5, other=y)
 
     def test_fn_is_called_once(self):
         calls = []
-        assert_pair(measure_memory(calls.append, 1))
+        peak_and_result(measure_memory(calls.append, 1))
         assert_equal("the number of calls of fn", len(calls), 1)
 
     def test_a_function_that_allocates_nothing(self):
@@ -350,9 +327,9 @@ measure_memory(fn, x, 2, 3, scale=0.5, other=y)
 
     def test_the_peak_is_over_what_was_there(self):
         first, second = LINES.call("measure_memory", "x.exp()", times=2, x=torch.zeros(1000))
-        assert_bytes("the peak of the first of two calls", assert_pair(first)[0], 4000)
+        assert_bytes("the peak of the first of two calls", peak_and_result(first)[0], 4000)
         hint = "what an earlier call left belongs to the baseline"
-        assert_bytes("the peak of the second", assert_pair(second)[0], 4000, hint=hint)
+        assert_bytes("the peak of the second", peak_and_result(second)[0], 4000, hint=hint)
 
     def test_the_peak_of_a_smaller_call_after_a_larger_one(self):
         """
@@ -363,66 +340,51 @@ measure_memory(fn, x, 2, 3, scale=0.5, other=y)
         """
 
     def test_inside_a_tracker(self):
-        lines = """
-with AllocationMeter() as meter:
-    note(measure_memory(torch.exp, x))
-note(meter.peak_bytes)
-"""
-        got, outer_bytes = run(lines, x=torch.zeros(1000))
-        assert_bytes("the peak of a call, measured while others measure too,", assert_pair(got)[0], 4000)
+        got, outer_bytes = LINES.metered("measure_memory(torch.exp, x)", x=torch.zeros(1000))
+        assert_bytes("the peak of a call, measured while others measure too,", peak_and_result(got)[0], 4000)
         require(outer_bytes >= 4000, "the meter outside no longer sees what is allocated")
 
     def test_attention(self):
         inputs = {name: torch.randn(3, 29, 17) for name in "qkv"}
         for function, softmax in (("attention", "written_out"), ("attention_built_in", "built_in")):
-            parts = attention_memory(3, 29, 17, definition="inference_peak", softmax=softmax, **EXACT)
-            want, (peak_bytes, _) = (
-                sum(parts.values()) - parts["inputs"],
-                measure(f"examples.{function}(q, k, v)", **inputs),
-            )
+            peak_bytes, _ = LINES.measured(f"examples.{function}(q, k, v)", **inputs)
+            want = new_bytes((3, 29, 17), "inference_peak", softmax=softmax)
             assert_bytes(f"the peak of attention, its softmax {softmax},", peak_bytes, want)
 
     def test_a_training_step(self):
         shape = (2, 31, 8)
         inputs = {name: torch.randn(shape, requires_grad=True) for name in "qkv"}
         first, second = LINES.call("measure_memory", "examples.attention(q, k, v).sum().backward()", times=2, **inputs)
-        parts = attention_memory(*shape, definition="step_peak", **EXACT)
-        new = sum(nbytes for name, nbytes in parts.items() if name not in ("inputs", "gradients"))
-        gradient_of_v = parts["gradients"] // 3  # the first to be made, and in the first step it stays
+        new = new_bytes(shape, "step_peak")
+        gradient_of_v = 4 * math.prod(shape)  # the first to be made, and in the first step it stays
         hint = "the backward pass runs inside fn: it counts, and so do the gradients that it makes"
-        assert_bytes("the peak of forward and backward", assert_pair(first)[0], new + gradient_of_v, hint=hint)
-        assert_bytes("the peak of a second step, its gradients kept,", assert_pair(second)[0], new)
+        assert_bytes("the peak of forward and backward", peak_and_result(first)[0], new + gradient_of_v, hint=hint)
+        assert_bytes("the peak of a second step, its gradients kept,", peak_and_result(second)[0], new)
 
     def test_meta_arguments(self):
         x = torch.empty(2**20, 2**20, device="meta")
-        peak_bytes, result = measure("xs['x'][0].clone()", xs={"x": [x]})
+        peak_bytes, result = LINES.measured("xs['x'][0].clone()", xs={"x": [x]})
         require(result.device.type == "meta", "the result is no longer on meta")
         assert_bytes("the peak of a simulated copy of 4 TiB", peak_bytes, 2**42)
 
     @pytest.mark.kind("robust")
     def test_an_exception_passes(self):
         x = torch.zeros(100)
-        with LINES.nothing_left_on("an exception"):
-            assert_raises(KeyError, lambda: measure("[x.exp().sum(), {}['inside']]", x=x), when="where fn raised one")
+        LINES.assert_passes_on(lambda: LINES.measured("[x.exp().sum(), {}['inside']]", x=x), "where fn raised one")
         with LINES.nothing_left_on("a measurement"):
-            measure("torch.zeros(n)", n=5)
+            LINES.measured("torch.zeros(n)", n=5)
 
     @pytest.mark.parametrize(("arguments", "bytes_there"), [*WHERE_TO_MEASURE.items()])
     def test_no_bytes_without_a_gpu(self, arguments, bytes_there):
-        measure("torch.zeros(n)", n=5)
+        LINES.measured("torch.zeros(n)", n=5)
         lines = f"""
 on_cpu, on_cuda = torch.zeros(1), stand_ins.OnCuda(torch.zeros(1))
-with stand_ins.CudaStandIn() as gpu:
-    gpu.allocate(1000)
-    def fn(*args, **kwargs):
-        gpu.allocate(300)
-        gpu.free(200)
-        return torch.zeros(10)
+with stand_ins.takes_of_a_gpu(300, otherwise=40) as fn:
     note(measure_memory(fn, {arguments}))
 """
         name = f"the peak of fn({arguments}), which takes 40 bytes of the CPU and 300 of a GPU (played by a stand-in),"
         hint = "the first tensor among the arguments, also inside lists and dicts, says which device to measure"
-        assert_bytes(name, assert_pair(run(lines)[0])[0], bytes_there, hint=hint)
+        assert_bytes(name, peak_and_result(run(lines)[0])[0], bytes_there, hint=hint)
 
 
 @saved
@@ -453,7 +415,6 @@ class TestSavedForBackward:
         x = examples.leaf(30, 40, device=device)
         ((e := x.exp()).T @ e[:, :5]).sum() + (e[2:] * e[:-2]).sum()  # 4800 — data_ptr() differs from view to view
         """
-        return {"device": device}
 
     def test_a_view_keeps_the_whole_storage(self):
         """
@@ -516,22 +477,17 @@ class TestSavedForBackward:
 
     def test_attention(self, rng):
         shape = tuple(int(rng.integers(*bounds)) for bounds in ((1, 4), (20, 60), (5, 30)))
-        square, want = 4 * shape[0] * shape[1] ** 2, step_memory(shape, "saved", **EXACT)
         inputs = {name: torch.ones(shape, requires_grad=True) for name in "qkv"}
-        for text, nbytes in {
-            "examples.attention(q, k, v).sum()": want,
-            "examples.attention(q, k, v)": want,
-            "examples.attention_built_in(q, k, v).sum()": square,
-        }.items():
+        for text, nbytes in saved_by(shape).items():
             got = LINES.call("saved_for_backward", text, **inputs)
             assert_bytes(f"what is saved for {text} on {shape}", got, nbytes, suspects=saved_suspects(shape))
         line = "note(saved_for_backward(lambda q, k, v: examples.attention(q * scale, k, v).sum(), q, k, v))"
-        tall, scale = 4 * math.prod(shape), torch.ones(shape[1:])
+        scale, without_scale = torch.ones(shape[1:]), step_memory(shape, "saved", **EXACT) + inputs["q"].nbytes
         name = f"what is saved for attention on {shape} of q * scale, where fn closes over scale,"
-        suspects = {"scale, which is neither among args nor in the output, is left out": want + tall}
+        suspects = {"scale, which is neither among args nor in the output, is left out": without_scale}
         hint = "q * scale is kept for k's gradient, and scale for q's"
         got = run(line, **inputs, scale=scale)[0]
-        assert_bytes(name, got, want + tall + scale.nbytes, suspects=suspects, hint=hint)
+        assert_bytes(name, got, without_scale + scale.nbytes, suspects=suspects, hint=hint)
 
     def test_fn_is_called_once_and_no_backward_pass_runs(self):
         lines = """
@@ -548,19 +504,17 @@ note((len(calls), x.grad))
         x = torch.ones(1000, requires_grad=True)
         with LINES.nothing_left_on("a call of saved_for_backward"):
             for text in ("x.exp().sin() * 2", "x.exp()"):
-                alive = LINES.alive_after(f"saved_for_backward(lambda x: {text}, x)", x=x)
-                told = f"{alive:,} bytes are still alive after saved_for_backward has returned"
                 cause = "pack returns the very tensor it was given; where that is the output, the graph holds "
                 cause += "itself (return tensor.detach()). Or storages are collected in a global"
-                require(alive == 0, f"{told}\nUsual cause: {cause}")
+                after = f"saved_for_backward has returned\nUsual cause: {cause}"
+                LINES.assert_nothing_alive(f"saved_for_backward(lambda x: {text}, x)", after, x=x)
         asked_twice = LINES.call("saved_for_backward", "x.exp().sum()", times=2, x=x)
         assert_equal("what is saved for x.exp().sum(), asked a second time,", asked_twice[1], 4000)
 
     @pytest.mark.kind("robust")
     def test_hooks_go_when_fn_raises(self):
         call = partial(LINES.call, "saved_for_backward", "[x.exp().sum(), {}['inside']]", x=torch.ones(10))
-        with LINES.nothing_left_on("an exception"):
-            assert_raises(KeyError, call, when="where fn raised one")
+        LINES.assert_passes_on(call, "where fn raised one")
 
 
 class TestAttentionTrainingMemory:
@@ -595,12 +549,7 @@ class TestAttentionTrainingMemory:
 
     @pytest.mark.kind("small")
     def test_a_million_tokens(self):
-        lines = """
-with AllocationMeter() as meter:
-    note(attention_training_memory(1, 2**20, 64))
-note(meter.peak_bytes)
-"""
-        got, peak_bytes = run(lines)
+        got, peak_bytes = LINES.metered("attention_training_memory(1, 2**20, 64)")
         assert_prediction(got, (1, 2**20, 64))
         require(peak_bytes == 0, f"the prediction allocates {peak_bytes:,} bytes: nothing is to be allocated")
 
@@ -679,96 +628,38 @@ class TestLargestSeqLen:
         assert_raises(ValueError, call, when="for peak='peek'", mentions=["peek"])
 
 
+BENCHMARK = AskedRows(run)
 ONE_STEP = {"batch_size": 1, "warmup_steps": 0, "steps": 1}
 
 
 class TestBenchmarkAttention:
-    def rows(self, d_models, seq_lens, *, within="", **asked):
-        """The rows, which must be those asked for; `within` is what the call stands in, lines that end in `with …:`."""
-        lines = f"note(benchmark_attention({d_models}, {seq_lens}, **asked))"
-        (rows,) = run(f"{within}\n    {lines}" if within else lines, asked=asked)
-        return as_asked(rows, d_models, seq_lens, **asked)
-
     @simulated
     def test_the_published_table(self):
-        for number, row in enumerate(self.rows(list(MEM_MAX), list(LENGTHS), device="meta")):
-            for name in ("fwd_ms", "bwd_ms"):
-                told = f"{name} of row {number} is {row[name]}, expected None: a simulation has no times"
-                require(row[name] is None, told)
-            assert_memory_columns(row, printed=(MEM_MAX[row["d_model"]][number % 5], ADD_MEM[number % 5]))
+        BENCHMARK.assert_published()
 
     @simulated
     def test_simulated_rows_are_rounded(self, rng):
         widths, lengths = [17, int(rng.integers(20, 300))], [5, int(rng.integers(40, 400))]
-        for row in self.rows(widths, lengths, batch_size=3, warmup_steps=0, steps=1, device="meta"):
-            assert_memory_columns(row)
+        BENCHMARK.assert_memory(widths, lengths, batch_size=3, warmup_steps=0, steps=1, device="meta")
 
     @simulated
     def test_simulated_rows_are_measured(self):
-        _, counts, _ = self.counted([16, 32], [64], batch_size=2, steps=1, device="meta")
-        told = f"for two rows, {counts['exp']} forward passes ran on meta tensors, expected two steps of each"
-        cause = "the numbers are worked out by a formula, or copied: this table is to be measured"
-        require(counts["exp"] >= 4 and counts["bmm"] >= 20, f"{told}\nUsual cause: {cause}")
-
-    def counted(self, d_models, seq_lens, **asked):
-        """Rows, how many "exp" and "bmm" ran for them, and how many of them with no tracker looking on."""
-        lines = f"""
-with stand_ins.OperatorCount() as count:
-    note(benchmark_attention({d_models}, {seq_lens}, **asked))
-note((count.counts, count.unwatched))
-"""
-        rows, counts = run(lines, asked=asked)
-        return as_asked(rows, d_models, seq_lens, **asked), *counts
+        BENCHMARK.assert_measured([16, 32], [64], batch_size=2, steps=1, device="meta")
 
     def test_the_cpu_rounds_nothing(self):
-        for row in self.rows([17, 300], [63, 5], batch_size=3, warmup_steps=0, steps=1):
-            assert_memory_columns(row)
+        BENCHMARK.assert_memory([17, 300], [63, 5], batch_size=3, warmup_steps=0, steps=1)
 
     def test_the_steps_are_those_asked_for(self):
-        ran, unwatched = {}, {}
-        for warmup, steps in ((0, 2), (0, 5), (3, 2)):
-            asked = {"batch_size": 1, "warmup_steps": warmup, "steps": steps}
-            _, ran[warmup, steps], unwatched[warmup, steps] = self.counted([4], [8], **asked)
-        n_steps = {asked: counts["exp"] for asked, counts in ran.items()}
-        assert_equal("the number of forward passes that three steps more bring", n_steps[0, 5] - n_steps[0, 2], 3)
-        assert_equal("the number of forward passes that three warm-up steps bring", n_steps[3, 2] - n_steps[0, 2], 3)
-        told = (
-            "a step has 2 products in the forward pass and 4 in the backward pass; those of three steps are not there"
-        )
-        require(ran[0, 5]["bmm"] - ran[0, 2]["bmm"] == 18, told)
-        told = f"of 5 timed steps, {unwatched[0, 5]['exp']} ran without a tracker looking on"
-        why = "A tracker slows every operator down: measure memory in steps of their own, and time without it"
-        require(unwatched[0, 5]["exp"] >= 5, f"{told}\n{why}")
+        BENCHMARK.assert_steps()
 
     def test_times_of_the_cpu(self, rng):
-        warmup, steps = 2, 5
-        costs = {
-            name: [9000, 8000, *map(int, rng.permutation([*(least + rng.permutation(30)[: steps - 1]), least + 700]))]
-            for name, least in (("fwd_ms", 10), ("bwd_ms", 60))
-        }
-        lines = f"""
-with stand_ins.PacedSteps(*costs.values(), getattr(benchmark_attention, "__globals__", {{}})) as paced:
-    note(benchmark_attention([4], [16], batch_size=2, warmup_steps={warmup}, steps={steps}))
-note(paced.taken_ms)
-"""
-        rows, taken_ms = run(lines, costs=costs)
-        (row,) = as_asked(rows, [4], [16], batch_size=2, warmup_steps=warmup, steps=steps)
-        assert_time_columns(row, taken_ms)
+        BENCHMARK.assert_times(rng, warmup=2, steps=5)
 
     @pytest.mark.parametrize("where", ["CUDA", "CPU", "CPU_on_Windows"])
     @pytest.mark.kind("robust")
     def test_rows_that_run_out_of_memory(self, where):
         device = f"with stand_ins.SmallDevice(4 * 100 * 100, lambda: stand_ins.out_of_memory({where!r})):"
-        try:
-            rows = self.rows([4], [40, 128, 41], within=device, **ONE_STEP)
-        except RuntimeError as uncaught:
-            require("memory" not in str(uncaught), f"out of memory ends the benchmark: {str(uncaught)[:60]} …")
-            raise
-        statuses = [row["status"] for row in rows]
-        assert_equal("status of three rows, the second too large,", statuses, ["success", "oom", "success"])
-        for name in ("fwd_ms", "bwd_ms", "mem_max_MB", "add_mem_MB"):
-            require(rows[1][name] is None, f"{name} of a row that ran out of memory is {rows[1][name]}, expected None")
-        assert_memory_columns(rows[2])
+        BENCHMARK.assert_second_runs_out([4], [40, 128, 41], within=device, **ONE_STEP)
 
     @pytest.mark.parametrize(
         ("kind", "text"),
@@ -778,18 +669,18 @@ note(paced.taken_ms)
     @pytest.mark.kind("robust")
     def test_other_errors_pass(self, kind, text):
         device = f"with stand_ins.SmallDevice(4 * 100 * 100, lambda: {kind.__name__}({text!r})):"
-        call = lambda: [row["status"] for row in self.rows([4], [128], within=device, **ONE_STEP)]  # noqa: E731
+        call = lambda: [row["status"] for row in BENCHMARK.rows([4], [128], within=device, **ONE_STEP)]  # noqa: E731
         with LINES.nothing_left_on("an error inside"):
             assert_raises(kind, call, when="where attention raised one that is not about memory")
 
     @pytest.mark.kind("small")
     def test_nothing_stays_alive(self):
-        alive = LINES.alive_after("rows = benchmark_attention([8], [64, 65], batch_size=2, warmup_steps=0, steps=1)")
-        require(alive == 0, f"{alive:,} bytes are still alive after the benchmark: rows hold numbers, not tensors")
+        line = "rows = benchmark_attention([8], [64, 65], batch_size=2, warmup_steps=0, steps=1)"
+        LINES.assert_nothing_alive(line, after="the benchmark: rows hold numbers, not tensors")
 
     @pytest.mark.kind("refuses")
     def test_without_a_gpu_cuda_is_refused(self):
-        rows = partial(self.rows, [4], [8], within="with stand_ins.without_a_gpu():", steps=1, device="cuda")
+        rows = partial(BENCHMARK.rows, [4], [8], within="with stand_ins.without_a_gpu():", steps=1, device="cuda")
         assert_raises(RuntimeError, rows, when="for device='cuda' without a GPU")
 
     @pytest.mark.kind("refuses")
@@ -799,12 +690,4 @@ note(paced.taken_ms)
 
     @pytest.mark.gpu
     def test_on_a_gpu(self):
-        (row,) = self.rows([64], [2048], warmup_steps=2, steps=3, device="cuda")
-        require(row["status"] == "success", f"status is {row['status']!r}, expected 'success'")
-        require(row["fwd_ms"] > 0 and row["bwd_ms"] > 0, "a time is not above 0")
-        saved = step_memory((8, 2048, 64), "saved") / MIB
-        told = f"add_mem_MB is {row['add_mem_MB']:.6g} on a GPU; the allocator may add 1 MiB a block to {saved:.6g}"
-        require(abs(row["add_mem_MB"] - saved) <= 2, told)
-        least = step_memory((8, 2048, 64), "forward_peak", workspace_bytes=0) / MIB
-        told = f"mem_max_MB is {row['mem_max_MB']:.6g} on a GPU, expected {least:.6g} and at most 140 for workspaces"
-        require(least <= row["mem_max_MB"] <= least + 140, told)
+        BENCHMARK.assert_on_a_gpu([64], [2048], warmup_steps=2, steps=3)

@@ -23,11 +23,10 @@ from labkit.testing.compare import (
     assert_equal,
     assert_raises,
     assert_tuple,
-    assert_unchanged,
     require,
 )
 from labkit.testing.programs import program
-from labkit.testing.reference import random_qkv
+from labkit.testing.query_rows import integer_row, masked_row, row
 from labkit.testing.row_blocks import (
     Far,
     axis_suspects,
@@ -46,6 +45,7 @@ from labkit.testing.row_blocks import (
     two_states,
     weights_suspects,
 )
+from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))
 SPLITS = {
@@ -142,15 +142,20 @@ class TestSafeSoftmax:
         self.check(x, hint="0/0 or −inf − (−inf): such a row gives 0")
 
     @robust
+    def test_row_masked_throughout_beside_large_ones(self, rng):
+        x = (1e4 + rng.standard_normal((4, 9))).astype(np.float32)
+        x[2] = -np.inf
+        self.check(x, hint="a row without numbers must leave the others theirs: every row takes its own maximum")
+
+    @robust
     def test_everything_masked(self):
         self.check(np.full((2, 3), -np.inf, np.float32), hint="0/0 or −inf − (−inf): such a row gives 0")
 
     @robust
     def test_argument_is_left_alone(self, rng):
         x = some_masked(rng, rng.standard_normal((3, 5)).astype(np.float32))
-        before = x.copy()
-        safe_softmax(x)
-        assert_unchanged("x", x, before)
+        with left_alone("x", [x]):
+            safe_softmax(x)
 
     @refuses
     def test_axis_that_is_not_there(self):
@@ -237,10 +242,8 @@ class OverBlocks:
     def test_arguments_are_left_alone(self, rng):
         for lengths in ((7, 7, 6), (20,)):
             blocks = cut(rng.standard_normal(20).astype(np.float32), lengths)
-            before = [block.copy() for block in blocks]
-            type(self).task(blocks)
-            for i, block in enumerate(blocks):
-                assert_unchanged(f"x_blocks[{i}]", block, before[i])
+            with left_alone((f"x_blocks[{i}]" for i in range(len(blocks))), blocks):
+                type(self).task(blocks)
 
     @robust
     @any_case
@@ -344,30 +347,6 @@ class TestOnlineSoftmax(OverBlocks):
 
 
 # Attention of one query
-
-
-def row(rng, lengths, d=16, d_v=None, dtype=np.float32, batch=(), logit_scale=3.0):
-    """One query for each batch entry, and keys and values in blocks."""
-    shape = {"n_queries": 1, "n_keys": sum(lengths), "d": d, "d_v": d_v, "batch": batch}
-    Q, K, V = random_qkv(rng, **shape, dtype=dtype, logit_scale=logit_scale)
-    return Q[..., 0, :], cut(K, lengths, -2), cut(V, lengths, -2)
-
-
-def masked_row(rng, lengths, hidden, dtype=np.float32):
-    """A row whose last feature carries a mask: q has 1 there, a key that is masked out −inf, the others 0."""
-    q, K, V = row(rng, lengths, d=9, d_v=4, dtype=dtype)
-    q[-1] = 1
-    for i, block in enumerate(K):
-        block[:, -1] = np.where(hidden(i, np.arange(len(block))), -np.inf, 0)
-    return q, K, V
-
-
-def integer_row(rng, size, dtype=np.float32):
-    """Scores of about `size` that every order of computing gives exactly: small integers, to be scaled by 1."""
-    q = np.array([64, 1, 0], dtype)
-    K = np.stack([np.full(29, size // 64), rng.integers(-4, 5, 29), rng.integers(-9, 9, 29)], -1)
-    V = rng.standard_normal((29, 5))
-    return q, *(cut(x.astype(dtype), (8, 8, 8, 5), 0) for x in (K, V))
 
 
 def assert_attention(q, K_blocks, V_blocks, scale=None, given=None, hint="", attend=online_attention):
@@ -524,10 +503,8 @@ class TestOnlineAttention:
     @robust
     def test_arguments_are_left_alone(self, rng):
         q, K, V = row(rng, (5, 4))
-        before = [x.copy() for x in (q, *K, *V)]
-        online_attention(q, K, V)
-        for name, now, then in zip(("Q_row", *["K_blocks"] * 2, *["V_blocks"] * 2), (q, *K, *V), before, strict=True):
-            assert_unchanged(name, now, then)
+        with left_alone(("Q_row", *["K_blocks"] * 2, *["V_blocks"] * 2), (q, *K, *V)):
+            online_attention(q, K, V)
 
     def assert_refused(self, shapes, when, mentions=()):
         """Expect an error for a query and blocks of keys and values, by turns, of these shapes."""
@@ -677,11 +654,9 @@ class TestMergeStates:
     def test_states_are_left_alone(self, rng):
         a, b, _ = two_states(rng, batch=(3,))
         for pair in ((a, b), (b, a), (a, no_keys(batch=(3,)))):
-            before = [[x.copy() for x in state] for state in pair]
-            merge_states(*pair)
-            for state, now, then in zip(("state_a", "state_b"), pair, before, strict=True):
-                for name, x, was in zip("mlo", now, then, strict=True):
-                    assert_unchanged(f"{name} of {state}", x, was)
+            names = (f"{name} of {state}" for state in ("state_a", "state_b") for name in "mlo")
+            with left_alone(names, (part for state in pair for part in state)):
+                merge_states(*pair)
 
     @robust
     @any_case

@@ -24,7 +24,6 @@ from labkit.testing.compare import (
     assert_raises,
     assert_tuple,
     assert_type,
-    assert_unchanged,
     require,
 )
 from labkit.testing.exponents import PowerLaw, StandIns, assert_exponents
@@ -33,8 +32,10 @@ from labkit.testing.reference import attention, random_qkv
 from labkit.testing.suspects import attention_suspects
 from labkit.testing.tile_counts import count_suspects, tiles_with_an_entry
 from labkit.testing.traffic import (
+    OTHER_BLOCKS,
     WASTE,
     Run,
+    assert_a_few_tiles,
     assert_fits,
     assert_makes_use,
     assert_naive_bytes,
@@ -43,7 +44,8 @@ from labkit.testing.traffic import (
     moved_on_machine,
     what_was_loaded,
 )
-from labkit.testing.work import assert_tile_sizes, entries, entries_seen
+from labkit.testing.unchanged import left_alone
+from labkit.testing.work import assert_entries, assert_tile_sizes
 
 CUTS = {
     "even": (32, 32, 8, 8),
@@ -62,7 +64,6 @@ by_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 by_bad_block = pytest.mark.parametrize(("size", "name"), [*itertools.product([0, -2], ["block_q", "block_k"])])
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-OTHER_BLOCKS = "Usual cause: the block sizes given are not the ones used"
 
 
 class TestCountTiles:
@@ -244,6 +245,16 @@ class TestTiledAttention:
         assert_attention(Q, K, V, 4, 6, mask=mask, hint="masked scores are −inf: no finite number is below every score")
 
     @robust
+    def test_row_with_every_key_masked_beside_large_logits(self, rng):
+        Q, K, V = random_qkv(rng, n_queries=14, n_keys=20, d=16, logit_scale=1_000)
+        mask = np.zeros((14, 20), bool)
+        mask[5] = True
+        hint = (
+            "a query without keys must leave the others of its tile theirs: every row takes its own maximum before exp"
+        )
+        assert_attention(Q, K, V, 4, 6, mask=mask, hint=hint, nan_hint=hint)
+
+    @robust
     def test_uninitialised_memory_is_written_over(self, rng):
         Q, K, V = random_qkv(rng, n_queries=21, n_keys=37, d=8, d_v=5, batch=(2,))
         assert_attention(Q, K, V, 8, 16, got=attention_on_nan(Q, K, V, 8, 16), nan_hint=NAN_FROM_EMPTY)
@@ -252,10 +263,8 @@ class TestTiledAttention:
     def test_arguments_are_left_alone(self, rng):
         Q, K, V = random_qkv(rng, n_queries=9, n_keys=11, d=4)
         mask = rng.random((9, 11)) < 0.3
-        before = [x.copy() for x in (Q, K, V, mask)]
-        tiled_attention(Q, K, V, 4, 4, causal=True, mask=mask)
-        for name, now, then in zip(("Q", "K", "V", "mask"), (Q, K, V, mask), before, strict=True):
-            assert_unchanged(name, now, then)
+        with left_alone(("Q", "K", "V", "mask"), (Q, K, V, mask)):
+            tiled_attention(Q, K, V, 4, 4, causal=True, mask=mask)
 
     @robust
     def test_no_keys_and_no_queries(self, rng):
@@ -298,14 +307,7 @@ class TestTiledAttention:
         if not found:
             return  # computed from copies: then memory alone tells
         assert_tile_sizes("tiled_attention" + f" with {mode}" * bool(mode), found, N_q, N_k, blocks, causal)
-        asked = entries_seen(*cut) if causal else N_q * N_k
-        name = f"the scores computed {where}{mode and ', '}{mode}"
-        cause = "the scores of a tile are computed before it is skipped, or twice"
-        hint = f"The tiles to visit have {asked:,} entries. Usual cause: {cause}"
-        assert_at_most(name, entries(found), asked, unit="entries", hint=hint)
-        cause = "tiles that the mask hides as a whole are left out: a mask leaves none out"
-        told = f"{name} are {entries(found):,}, expected {asked:,}\nUsual cause: {cause}"
-        require(causal or entries(found) == asked, told)
+        assert_entries(f"the scores computed {where}{mode and ', '}{mode}", found, cut, causal)
 
     @pytest.mark.parametrize(
         ("N", "d", "batch", "blocks", "mode"),
@@ -464,13 +466,11 @@ class EitherTraffic:
 
     def test_plain_arrays_in_hbm(self, rng):
         arrays = trip_arrays(rng, TRIPS["ragged"])
-        before = [array.copy() for array in arrays]
-        told = on_machine(self.function, arrays, (6, 4), AMPLE, sealed=False)
-        assert_attention(*arrays, 6, 4, got=told["output"])
-        stored = told["stored_to_output"] >= told["output"].nbytes  # in an array here, in which anybody may write
-        require(stored, "the output was not written by machine.store")
-        for name, now, then in zip("QKV", arrays, before, strict=True):
-            assert_unchanged(name, now, then)
+        with left_alone("QKV", arrays):
+            told = on_machine(self.function, arrays, (6, 4), AMPLE, sealed=False)
+            assert_attention(*arrays, 6, 4, got=told["output"])
+            stored = told["stored_to_output"] >= told["output"].nbytes  # in an array here, in which anybody may write
+            require(stored, "the output was not written by machine.store")
 
     @small
     def test_sram_is_empty_afterwards(self, rng):
@@ -512,17 +512,7 @@ class TestTiledTraffic(EitherTraffic):
     @pytest.mark.parametrize("blocks", [(16, 16), (16, 4), (4, 16)], ids=str)
     @small
     def test_a_few_tiles_at_a_time(self, rng, blocks):
-        block_q, block_k = blocks
-        N, d = 64, 8
-        run = self.run(trip_arrays(rng, (N, N, d, d)), blocks)
-        name = f"SRAM in use at once with blocks of {block_q} × {block_k}, d = {d}"
-        room = 4 * (7 * block_q * d + 4 * block_k * d + 4 * block_q * block_k + 8 * block_q)
-        hint = f"That is room for 7 tiles of {block_q} × {d}, 4 of {block_k} × {d}, 4 of scores and 8 columns\n"
-        hint += "Usual cause: names of the last round keep its tiles alive beside this round's: del them"
-        assert_at_most(name, run.high_water, room, hint=hint)
-        least = 4 * (block_q * d + block_k * d + block_q * block_k)
-        told = f"SRAM held {run.high_water:,} bytes at most; Q's tile of {block_q} × {d}, K's of {block_k} × {d}"
-        require(run.high_water >= least, f"{told} and their product take {least:,}\n{OTHER_BLOCKS}")
+        assert_a_few_tiles(self.run(trip_arrays(rng, (64, 64, 8, 8)), blocks))
 
 
 class TestNaiveTraffic(EitherTraffic):

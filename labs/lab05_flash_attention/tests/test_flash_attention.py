@@ -26,8 +26,9 @@ from labkit.testing.compare import (
 from labkit.testing.programs import program
 from labkit.testing.saved import assert_saved
 from labkit.testing.tensor_cases import Case, numbers, strided
-from labkit.testing.tensor_reference import attention, gradients
+from labkit.testing.tensor_reference import attention, gradients, gradients_with_penalty
 from labkit.testing.tensor_suspects import backward_suspects, forward_suspects, lse_suspects
+from labkit.testing.unchanged import left_alone
 from labkit.testing.wording import dtype_name
 from labkit.testing.work import (
     WHOLE_MATRIX,
@@ -41,7 +42,7 @@ from labkit.testing.work import (
 
 GRADIENTS = ("dQ", "dK", "dV")
 RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
-FUNCTIONS = {"flash_forward": flash_forward, "flash_backward": flash_backward}
+FUNCTIONS = program({"flash_forward": flash_forward, "flash_backward": flash_backward})
 BLOCKS = [(64, 64), (16, 24), (64, 32), (7, 200), (200, 7), (5, 1)]
 
 NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
@@ -87,14 +88,14 @@ def assert_right(case, results, *blocks, hint="", nan_hint=""):
 @program
 def measured_call(task, *args):
     """What `flash_forward` or `flash_backward` returns, and what it allocated and computed."""
-    return measured(_function(task), *args)
+    return measured(FUNCTIONS[task], *args)
 
 
 @program
 def tiles_of_call(task, d, *args):
     """What the function returns, the tiles of scores, (queries, keys), that it computed, and kernels that did more."""
     with ScoreTiles(d) as seen:
-        result = _function(task)(*args)
+        result = FUNCTIONS[task](*args)
     return result, seen.tiles, seen.fused
 
 
@@ -102,12 +103,7 @@ def tiles_of_call(task, d, *args):
 def call_on_nan(task, *args):
     """What `flash_forward` or `flash_backward` returns where uninitialised memory holds NaN."""
     with UninitialisedIsNaN():
-        return _function(task)(*args)
-
-
-@program
-def _function(task):
-    return {"flash_forward": flash_forward, "flash_backward": flash_backward}[task]
+        return FUNCTIONS[task](*args)
 
 
 def measure(task, case, *blocks):
@@ -254,10 +250,8 @@ class EitherPass(EveryTask):
         given = arguments(self.task, case, 8, 8)
         tensors = dict(zip(("Q", "K", "V", "O", "L", "dO"), given, strict=False))
         tensors = {name: x for name, x in tensors.items() if isinstance(x, torch.Tensor)}
-        before = {name: x.clone() for name, x in tensors.items()}
-        FUNCTIONS[self.task](*given)
-        for name, now in tensors.items():
-            assert_unchanged(name, now, before[name])
+        with left_alone(tensors, tensors.values()):
+            FUNCTIONS[self.task](*given)
 
     @robust
     def test_uninitialised_memory_is_written_over(self, rng):
@@ -534,10 +528,7 @@ class TestFlashAttention(EveryTask):
         told = step_of_apply("penalised_gradients", *case.inputs, case.dO)
         if isinstance(told, str):
             return
-        leaves = [x.clone().requires_grad_() for x in case.inputs]
-        total = (attention(*leaves).output * case.dO).sum()
-        alone = torch.autograd.grad(total, leaves, create_graph=True)
-        want = torch.autograd.grad(total + sum((x**2).sum() for x in alone), leaves)
+        want, alone = gradients_with_penalty(*case.inputs, case.dO)
         hint = "backward is differentiated too, but L is a constant there: refuse, where torch.is_grad_enabled()"
         for name, got, exact, first in zip(GRADIENTS, told, map(numbers, want), map(numbers, alone), strict=True):
             name, plain = f"{name} of a loss with a penalty on its own gradients", exact + 1e-9 * np.abs(exact).max()
@@ -605,11 +596,9 @@ class TestFlashAttention(EveryTask):
     @robust
     def test_arguments_are_left_alone(self, rng):
         case = Case(rng, n=40, d=8)
-        before = [x.clone() for x in (*case.inputs, case.dO)]
-        output, O_now, _ = step_of_apply("step", *case.inputs, case.dO, case.causal)
-        assert_output_alone(output)
-        for name, now, old in zip(("Q", "K", "V", "dO"), (*case.inputs, case.dO), before, strict=True):
-            assert_unchanged(name, now, old)
+        with left_alone(("Q", "K", "V", "dO"), (*case.inputs, case.dO)):
+            output, O_now, _ = step_of_apply("step", *case.inputs, case.dO, case.causal)
+            assert_output_alone(output)
         assert_unchanged("O", O_now, output)
 
     @robust

@@ -9,20 +9,22 @@ import torch
 from sliding_window import BlockMaskCache, classify_tiles, memory_breakdown, sliding_window_attention, window_mask
 
 from labkit.meters.arrays import measure_arrays
-from labkit.meters.audit import flex_calls, flops_of_a_step, penalty_gradients, profiled_peak, step_taken, watched
+from labkit.meters.audit import flex_calls, flops_of_a_step, profiled_peak, step_taken, watched
 from labkit.meters.mask_caches import session_of
+from labkit.meters.steps import penalised_gradients
 from labkit.meters.steps import step as step_of
 from labkit.meters.tensors import measure_peak
 from labkit.testing.audit import (
     SIZES,
-    STATE,
     as_breakdown,
     assert_adds_up,
     assert_at_least,
+    assert_checkpointed,
+    assert_flex_block_mask,
+    assert_naive_mask,
     assert_own_bytes,
     assert_step_was_run,
     assert_total,
-    block_mask_bytes,
     causal_step_peak,
     flops_of_scores,
     one_quiet_thread,
@@ -37,20 +39,19 @@ from labkit.testing.compare import (
     assert_equal,
     assert_raises,
     assert_type,
-    assert_unchanged,
     require,
     require_at_least,
     require_at_most,
-    require_own_work,
 )
 from labkit.testing.mask_caches import assert_least_recent_goes
 from labkit.testing.programs import program
 from labkit.testing.tensor_cases import strided
+from labkit.testing.unchanged import left_alone
 from labkit.testing.windows import (
     WindowStepCase,
-    area,
     assert_attends,
     assert_codes,
+    assert_empty_tiles_skipped,
     assert_mask,
     assert_tiles,
     last_queries_are_right,
@@ -218,9 +219,9 @@ def taken(seq_len, window, block, d=8):
 
 
 @program
-def gradient_of_a_penalty(q, k, v, d_out, window, block):
-    """The gradients by q, k and v of the squared length of the gradient by q; or what autograd says against it."""
-    return penalty_gradients(lambda q, k, v: sliding_window_attention(q, k, v, window, block), [q, k, v], d_out)
+def step_with_a_penalty(q, k, v, d_out, window, block):
+    """The gradients of a loss and the squares of its own gradients; or what was said where that is refused."""
+    return penalised_gradients(lambda *inputs: sliding_window_attention(*inputs, window, block), (q, k, v), d_out)
 
 
 @pytest.mark.seconds(60)  # gradcheck's first call imports sympy
@@ -296,40 +297,22 @@ class TestSlidingWindowAttention:
     @pytest.mark.kind("robust")
     def test_arguments_are_left_alone(self, rng):
         case = StepCase(rng, 40, 11, 8)
-        before = [x.clone() for x in case.inputs]
-        case.compare("out", sliding_window_attention(*case.inputs, 11, 8))
-        for name, now, old in zip("qkv", case.inputs, before, strict=True):
-            assert_unchanged(name, now, old)
+        with left_alone("qkv", case.inputs):
+            case.compare("out", sliding_window_attention(*case.inputs, 11, 8))
 
     @pytest.mark.kind("robust")
     def test_second_derivatives(self, rng):
-        """Right, or refused: a backward pass that autograd cannot follow must be marked as one."""
+        """Right, or refused: a backward pass that autograd cannot follow must say so."""
         case = StepCase(rng, 12, 5, 4, d=4, d_v=3, dtype=torch.float64)
         case.check_step()
-        got = gradient_of_a_penalty(*case.inputs, case.dO, 5, 4)
+        got = step_with_a_penalty(*case.inputs, case.dO, 5, 4)
         if not isinstance(got, str):
-            case.check_penalty_gradients(got)
+            case.check_penalised_gradients(got)
 
     @pytest.mark.kind("small")
     @pytest.mark.parametrize(("window", "block"), [(70, 32), (40, 64), (1, 16)])
     def test_empty_tiles_are_skipped(self, window, block):
-        n, d = 500, 8
-        step = taken(n, window, block)
-        visited, seen = area(n, window, block)
-        fused = step["forward"]["fused"] + step["backward"]["fused"]
-        require_own_work(not fused, f"torch's own attention was called ({', '.join(fused)}): write it")
-        for name, products in (("forward", 2), ("backward", 7)):
-            done = step[name]["flops"]
-            unit = 2 * d * products
-            hint = "tiles in which no query sees a key are computed and then masked: leave them out"
-            if done > 0.9 * n * n * unit * (4 / 7 if name == "backward" else 1):
-                hint = "all N² scores are computed and then masked: a query block needs the keys of its window only"
-            what = f"the arithmetic of the {name} pass's products (N={n}, {window=}, {block=})"
-            assert_at_most(what, done, int(1.4 * visited * unit), unit="FLOPs", hint=hint)
-            least = seen * 2 * d * min(products, 4)
-            told = f"the {name} pass's products do {done:,} FLOPs, and the pairs that are seen need {least:,}"
-            told += "\nWrite products with @, so that they can be counted"
-            require_at_least(f"the products of the {name} pass", done, least, told, kind="FLOPs")
+        assert_empty_tiles_skipped(taken(500, window, block), 500, window, block)
 
     @pytest.mark.kind("small")
     @pytest.mark.parametrize("block", [20, 30])
@@ -645,17 +628,7 @@ class TestMemoryBreakdown:
         assert_own_bytes(measured(variant, dtype), f"of {variant!r} in {dtype}", own_bytes(dtype), hint)
 
     def test_naive_mask(self):
-        got, n, weights = measured("naive_mask"), SIZES["seq_len"], score_bytes()
-        suspects = {"there is a mask for every head": weights // 4, "the mask is of float32": 4 * n * n}
-        assert_equal("mask of 'naive_mask'", got["mask"], n * n, suspects=suspects, hint="one byte a pair, once")
-        hint = "autograd keeps the weights, N² a head"
-        why = f"the weights alone are {weights:,}\n{hint}"
-        assert_at_least("saved of 'naive_mask'", got["saved"], 0.7 * weights, why)
-        assert_at_most("saved of 'naive_mask'", got["saved"], 4 * weights, hint=hint)
-        alive = f"at least three arrays of {weights:,} are alive at once"
-        hint = "the backward pass has the weights, their gradient and the scores' at once: is it measured?"
-        assert_at_least("total of 'naive_mask'", got["total"], 2.4 * weights, f"{alive}\nUsual cause: {hint}")
-        require(got["mask_building"] >= got["mask"], "mask_building is less than mask, which is alive at its end")
+        assert_naive_mask(measured("naive_mask"))
 
     def test_sizes_drawn_at_random(self, rng):
         low, high = (1, 1, 70, 5, 5, 8), (3, 4, 150, 24, 60, 40)
@@ -672,17 +645,7 @@ class TestMemoryBreakdown:
 
     @pytest.mark.parametrize("variant", TRAINED)
     def test_checkpointed(self, variant):
-        plain, again = measured(variant), measured(variant, checkpointed=True)
-        hint = "is attention called through torch.utils.checkpoint.checkpoint, and the mask made before, outside of it?"
-        assert_at_most(f"saved of {variant!r} with checkpointed=True", again["saved"], STATE, hint=hint)
-        kept = "checkpoint keeps a state of 5,056 bytes\nUsual cause: it is not measured"
-        assert_at_least(f"saved of {variant!r} with checkpointed=True", again["saved"], 1024, kept)
-        told = f"mask of {variant!r} is {again['mask']:,} with and {plain['mask']:,} without checkpointed"
-        require(again["mask"] == plain["mask"], f"{told}: it is made outside, and stays")
-        if variant == "naive_mask":
-            told = "checkpointed=True lowers the total of 'naive_mask': what is made again is alive again"
-            told += ", so the backward pass must be measured too"
-            require_at_least("total with checkpointed=True", again["total"], 0.6 * plain["total"], told, kind="bytes")
+        assert_checkpointed(variant, measured(variant), measured(variant, checkpointed=True))
 
     @pytest.mark.parametrize("checkpointed", [False, True])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -702,20 +665,7 @@ class TestMemoryBreakdown:
     @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
     @pytest.mark.seconds(90)  # FlexAttention imports torch's compiler
     def test_flex_block_mask(self):
-        got, n = measured("flex_block_mask"), SIZES["seq_len"]
-        want = block_mask_bytes()
-        hint = "a BlockMask is no tensor; what it holds are eight small ones, kept until attention has run"
-        suspects = {"the peak of making it is taken for what stays": got["mask_building"]}
-        suspects["there is a mask for every head"] = want * SIZES["heads"] * SIZES["batch"]
-        assert_equal("mask of 'flex_block_mask'", got["mask"], want, suspects=suspects, hint=hint)
-        made = f"on the way create_block_mask makes several bytes a pair, {n * n:,} pairs"
-        assert_at_least("mask_building of 'flex_block_mask'", got["mask_building"], 2 * n * n, made)
-        hint = "on the CPU it runs forward only"
-        assert_equal("gradients of 'flex_block_mask'", got["gradients"], 0, hint=hint)
-        assert_at_most("saved of 'flex_block_mask'", got["saved"], 64, hint=hint)
-        made = f"without the compiler it makes all scores, {score_bytes():,}"
-        assert_at_least("total of 'flex_block_mask'", got["total"], score_bytes(), made)
-        assert_adds_up(got, "of 'flex_block_mask'")
+        assert_flex_block_mask(measured("flex_block_mask"))
 
     @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
     @pytest.mark.seconds(90)

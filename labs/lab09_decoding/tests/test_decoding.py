@@ -22,34 +22,37 @@ from labkit.meters.kv_caches import session_of
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
 from labkit.meters.tensors import AllocationMeter
-from labkit.testing.cache_bytes import assert_cache_bytes
+from labkit.testing.cache_bytes import MODELS, assert_cache_bytes
 from labkit.testing.caches import (
     appends,
     assert_apart,
     assert_appends_write,
     assert_held,
+    assert_no_room,
     assert_one_storage,
     assert_refuses_tokens,
+    assert_refuses_truncation,
+    assert_window_is_written,
     follow,
     random_deeds,
 )
-from labkit.testing.compare import (
-    NAN_FROM_EMPTY,
-    assert_at_most,
-    assert_equal,
-    assert_keys,
-    assert_raises,
-    assert_unchanged,
-    require,
+from labkit.testing.compare import NAN_FROM_EMPTY, assert_at_most, assert_equal, assert_raises, require
+from labkit.testing.decoding import (
+    assert_a_split_at_a_time,
+    assert_far_output,
+    assert_never_expanded,
+    assert_own_blocks_read,
+    far_inputs,
+    two_results,
 )
-from labkit.testing.decoding import assert_own_products, assert_read_once, two_results
-from labkit.testing.grouped import GroupedCase
+from labkit.testing.grouped import GroupedCase, one_query
 from labkit.testing.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
 from labkit.testing.paging import FOREIGN, PagedBatch
 from labkit.testing.programs import program
-from labkit.testing.serving import SHARES, assert_shares, some_requests
+from labkit.testing.serving import assert_shares, assert_worked_example, some_requests
 from labkit.testing.splits import assert_heuristic
 from labkit.testing.tensor_cases import strided
+from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
 by_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -76,15 +79,6 @@ def paged_on_nan(*arguments):
     """What paged_attention returns where uninitialised memory holds NaN."""
     with UninitialisedIsNaN():
         return paged_attention(*arguments)
-
-
-MODELS = {
-    "Llama-2-7B": ((32, 32, 128), {}, 524_288),
-    "Llama-3-8B": ((32, 8, 128), {}, 131_072),
-    "OPT-13B": ((40, 40, 128), {}, 819_200),
-    "DeepSeek-V2": ((60, 128, 128), {"latent_dim": 512, "rope_dim": 64}, 69_120),
-    "Llama-3.1-405B": ((126, 8, 128), {}, 516_096),
-}
 
 
 class TestKvCacheBytes:
@@ -159,10 +153,8 @@ class TestGroupedQueryAttention:
 
     def test_sizes_drawn_at_random(self, rng):
         for _ in range(5):
-            names = ("kv_heads", "group", "n_queries", "n_keys", "d", "d_v")
-            sizes = dict(zip(names, rng.integers((2, 2, 1, 2, 2, 2), (5, 5, 12, 40, 20, 20)).tolist(), strict=True))
-            causal = bool(rng.integers(2))
-            assert_grouped(GroupedCase(rng, **sizes, causal=causal), causal=causal, nan_hint=NO_KEYS)
+            case = GroupedCase.of_any_sizes(rng)
+            assert_grouped(case, causal=case.counted_from_the_end, nan_hint=NO_KEYS)
 
     def test_a_scale_that_is_given(self, rng):
         case = GroupedCase(rng, kv_heads=2, group=2, n_queries=3, n_keys=20, d=16)
@@ -180,43 +172,35 @@ class TestGroupedQueryAttention:
     @robust
     @pytest.mark.parametrize("causal", [False, True])
     def test_large_logits(self, rng, causal):
-        sizes = {"kv_heads": 2, "group": 2, "n_queries": 5, "n_keys": 40, "d": 8}
-        case = GroupedCase(rng, **sizes, logit_scale=300, causal=causal)
+        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=5, n_keys=40, d=8, logit_scale=300, causal=causal)
         assert_grouped(case, causal=causal, hint=OVERFLOW, nan_hint=OVERFLOW)
+
+    @robust
+    def test_queries_that_see_nothing_beside_large_logits(self, rng):
+        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=43, n_keys=40, d=8, logit_scale=1000, causal=True)
+        hint = "a query that sees nothing must leave the others theirs: each takes its own maximum before exp"
+        assert_grouped(case, causal=True, hint=hint, nan_hint=hint)
 
     @robust
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
         case = GroupedCase(rng, kv_heads=2, group=2, n_queries=3, n_keys=20, d=8, batch=(2,))
         case.Q, case.k, case.v = strided(*case.given)
-        before = [x.clone() for x in case.given]
-        assert_grouped(case, hint=STRIDED)
-        for name, now, old in zip("qkv", case.given, before, strict=True):
-            assert_unchanged(name, now, old)
+        with left_alone("qkv", case.given):
+            assert_grouped(case, hint=STRIDED)
 
     @small
     def test_keys_are_read_once_and_never_expanded(self, rng):
         case = GroupedCase(rng, kv_heads=2, group=4, n_queries=1, n_keys=1024, d=128)
         got, told = counted("gqa", *case.given)
         case.check_results(two_results("grouped_query_attention", got))
-        name = "grouped_query_attention (8 heads on 2, N_k = 1024, d = 128)"
-        assert_own_products(name, told)
-        hint = (
-            "K and V are expanded to H_q heads, by repeat_interleave or by a product that broadcasts them: let the "
-            "queries of a group be rows of one product with their K"
-        )
-        assert_at_most(f"the peak of {name}", told["peak_bytes"], case.k.nbytes // 2, hint=hint)
-        hint = "each query head reads its K again: the heads of a group share one read"
-        assert_read_once(name, told, case.k, case.v, hint)
+        assert_never_expanded("grouped_query_attention (8 heads on 2, N_k = 1024, d = 128)", told, case)
 
     @pytest.mark.outside(mib=40)
     @small
     def test_far_from_expanded(self, outside):
-        generator = torch.Generator().manual_seed(9)
-        q, k, v = (torch.randn(heads, n, 64, generator=generator) for heads, n in ((16, 1), (1, 65_536), (1, 65_536)))
+        q, k, v = far_inputs(n_heads=16, n_keys=65_536)
         got = two_results("grouped_query_attention", outside(grouped_query_attention, q, k, v))
-        want = (q[:, 0] @ k[0].T / 8).softmax(-1) @ v[0]
-        off = float((got["o"][:, 0] - want).abs().max())
-        require(off < 1e-4, f"o is off by {off:.3g} at N_k = 65,536")
+        assert_far_output(got["o"], q, k, v)
 
     @refuses
     def test_bad_shapes(self):
@@ -283,9 +267,7 @@ class TestKVCache:
     def test_no_room(self, rng):
         deeds = appends(rng, [5, 4, 3])
         told, _ = cache_session("KVCache", (8, 2, 3, torch.float32), deeds)
-        wrapped = "\nUsual cause: the index wraps, or a slice is cut off at the end without a word"
-        require(told[1]["error"] is not None, "no ValueError when 4 tokens come to 5 with max_len 8" + wrapped)
-        require("8" in told[1]["error"], f"the ValueError does not name max_len, 8; it says: {told[1]['error']}")
+        assert_no_room(told[1], "when 4 tokens come to 5 with max_len 8", max_len=8)
         kept = [torch.cat([deeds[0][i], deeds[2][i]], 1) for i in (1, 2)]
         assert_held("after 5 tokens, 4 that do not fit, and 3", told[2], *kept)
 
@@ -329,42 +311,22 @@ class TestRollingKVCache:
 
     @small
     def test_an_append_writes_its_tokens_and_nothing_else(self, rng):
-        sizes, window, token = [100, 400, 1, 1, 7], 256, 2 * 2 * 32 * 4
+        sizes, window = [100, 400, 1, 1, 7], 256
         told, life = follow_rolling(window, appends(rng, sizes, head_dim=32), head_dim=32)
-        hint = "what stays is moved, or tokens are written that are overwritten at once: write the last ones, once"
-
-        def once(n):
-            return token * min(n, window)
-
-        def room(n):  # for the numbers of places
-            return 256 + 32 * n
-
-        taken = {"asked": lambda n: 2 * once(n), "room": room, "memory": lambda n: once(n) + room(n)}
-        assert_appends_write(told, sizes, **taken, hint=hint)
-        what = f"the bytes a cache with window {window} holds after {sum(sizes)} tokens"
-        assert_at_most(what, life, 2 * window * token, hint="tokens that have left the window are kept")
+        assert_window_is_written(told, life, sizes, window, token_bytes=2 * 2 * 32 * 4)
 
     @refuses
     @pytest.mark.parametrize("sizes", [[6], [3, 1, 1, 1], [5, 4]])
     def test_truncating_what_has_wrapped(self, rng, sizes):
         deeds = [*appends(rng, sizes), ("truncate", 2), ("truncate", 4)]
         told, _ = cache_session("RollingKVCache", (5, 2, 3, torch.float32), deeds)
-        for number, one in zip((2, 4), told[-2:], strict=True):
-            told_so = f"truncate({number}) succeeds after {sum(sizes)} tokens with window 5: what token {number - 1} "
-            why = "could see then has been overwritten, so that what is left is not the beginning of the sequence"
-            require(one["error"] is not None, told_so + why)
-        assert_equal("len after a truncate that failed", told[-1]["len"], 5)
+        assert_refuses_truncation(told[-2:], (2, 4), sum(sizes), window=5)
 
     @refuses
     def test_bad_arguments(self, rng):
         assert_refuses_tokens(rng, RollingKVCache, "window")
         told, _ = cache_session("RollingKVCache", (5, 2, 3, torch.float32), [*appends(rng, [3]), ("truncate", 4)])
         require(told[1]["error"] is not None, "no ValueError for truncate(4) of 3 tokens")
-
-
-def one_query(rng, *, logit_scale=1.0, **sizes):
-    """A case with one query a head; q is given without its axis."""
-    return GroupedCase(rng, n_queries=1, logit_scale=logit_scale, **({"kv_heads": 2, "group": 3, "d": 8} | sizes))
 
 
 def assert_split(case, num_splits, hint="", nan_hint=""):
@@ -416,20 +378,11 @@ class TestSplitKvDecode:
     @small
     @pytest.mark.parametrize("num_splits", [4, 7])
     def test_keys_are_read_once_a_split_at_a_time(self, rng, num_splits):
-        n_keys, d = 1000, 64
-        case = one_query(rng, group=4, n_keys=n_keys, d=d, d_v=d)
+        case = one_query(rng, group=4, n_keys=1000, d=64, d_v=64)
         q, k, v = case.given
         got, told = counted("split", q[..., 0, :], k, v, num_splits)
         case.check_split(two_results("split_kv_decode", got), num_splits)
-        name = f"split_kv_decode (8 heads on 2, N_k = {n_keys}, {num_splits} splits)"
-        assert_own_products(name, told)
-        assert_read_once(name, told, k, v, "keys are read again: once in all, each split its own part")
-        longest, part = max(max(shape) for shape in told["shapes"]), -(-n_keys // num_splits)
-        hint = f"a split has ⌈{n_keys} / {num_splits}⌉ keys: are they split at all?"
-        assert_at_most("the most keys that one product meets", longest, max(part, d), unit="keys", hint=hint)
-        partials, scores = 4 * num_splits * 8 * (d + 1), 4 * 8 * n_keys
-        hint = "K or V is copied: a split is a slice; beyond scores there are splits · H_q · (d_v + 1) numbers"
-        assert_at_most(f"the peak of {name}", told["peak_bytes"], 4 * partials + 4 * scores, hint=hint)
+        assert_a_split_at_a_time(told, case, num_splits)
 
     @refuses
     def test_bad_arguments(self):
@@ -476,10 +429,6 @@ class TestNumSplitsHeuristic:
         given[place] = 0
         name = ("total_mblocks", "num_sms", "num_n_blocks", "max_splits")[place]
         assert_raises(ValueError, lambda: num_splits_heuristic(*given), when=f"for {name}=0", mentions=[name])
-
-
-COLLIDING = 2**61 - 1
-"""Added to a token it changes the token and not its hash in Python."""
 
 
 class TestBlockManager:
@@ -560,10 +509,7 @@ class TestBlockManager:
 
     def test_a_block_comes_with_its_first_token(self):
         managed = Managed(BlockManager, 5, 3).after(a=[1, 2])
-        sizes = []
-        for token in range(3, 11):
-            managed.append("a", token)
-            sizes.append(len(managed.manager.block_table("a")))
+        sizes = managed.blocks_while_growing("a", range(3, 11))
         hint = "a block is needed for the first token that it holds"
         assert_equal("the blocks after 3, 4, … 10 tokens in blocks of 3", sizes, [1, 2, 2, 2, 3, 3, 3, 4], hint=hint)
         managed.assert_finds("b", [*range(1, 10), 11], 9, "blocks that fill up token by token are shared as well")
@@ -573,15 +519,14 @@ class TestBlockManager:
         managed.fork("a", "b")
         assert_equal("the table of a fork", managed.manager.block_table("b"), [0, 1], hint="it shares all blocks")
         assert_equal("num_cached_tokens of a fork", managed.manager.num_cached_tokens("b"), 3)
-        copies = [managed.append(seq_id, token) for seq_id, token in (("b", 4), ("a", 5), ("b", 6), ("a", 7))]
         hint = "the first that writes into a shared block copies it; then the other owns it alone"
         what = "the copies of four appends to a sequence and its fork"
-        assert_equal(what, copies, [(1, 2), None, None, None], hint=hint)
+        managed.assert_copies(what, "baba", [4, 5, 6, 7], [(1, 2), None, None, None], hint)
 
     def test_a_fork_at_a_full_block_copies_nothing(self):
         managed = Managed(BlockManager, 6, 2).after(a=[1, 2])
         managed.fork("a", "b")
-        assert_equal("the copies of two appends", [managed.append("a", 3), managed.append("b", 4)], [None, None])
+        managed.assert_copies("the copies of two appends", "ab", [3, 4], [None, None])
         managed.free("a")
         managed.append("b", 5)
         managed.free("b")
@@ -592,7 +537,7 @@ class TestBlockManager:
         managed = Managed(BlockManager, 12, 2).after(a=[1, 2, 3, 4, 5])
         for token, place, want in ((1, 0, 0), (3, 2, 2)):
             text = [1, 2, 3, 4, 5]
-            text[place] += COLLIDING
+            text[place] = managed.of_equal_hash(token)
             same = f"hash({text[place]}) is hash({token}) in Python"
             hint = f"{same}: equal hashes say that tokens may be equal, and then they must be compared"
             managed.assert_finds(token, text, want, hint)
@@ -639,9 +584,7 @@ class TestPagedAttention:
 
     def test_sizes_drawn_at_random(self, rng):
         for _ in range(4):
-            size, kv_heads, group, d, d_v, *lengths = rng.integers(1, (9, 4, 4, 20, 20, 40, 40, 40)).tolist()
-            sizes = {"block_size": size, "kv_heads": kv_heads, "group": group, "d": d, "d_v": d_v}
-            assert_paged(PagedBatch(rng, lengths, **sizes))
+            assert_paged(PagedBatch.of_any_sizes(rng))
 
     @robust
     @pytest.mark.parametrize("lengths", [(0,), (5, 0, 9), (0, 0)])
@@ -677,18 +620,10 @@ class TestPagedAttention:
 
     @small
     def test_bytes_read_and_held(self, rng):
-        lengths, size, d = (128, 120, 128, 97, 128, 128, 3, 128), 8, 32
-        batch = PagedBatch(rng, lengths, block_size=size, kv_heads=2, group=4, d=d)
+        batch = PagedBatch(rng, (128, 120, 128, 97, 128, 128, 3, 128), block_size=8, kv_heads=2, group=4, d=32)
         got, told = counted("paged", *batch.arguments)
         batch.check(got)
-        assert_own_products("paged_attention", told)
-        longest = 2 * max(lengths) * 2 * d * 4
-        hint = "the keys of the whole batch are gathered into one dense tensor: that is what a table does without"
-        assert_at_most("the peak of paged_attention, 8 sequences", told["peak_bytes"], 3 * longest, hint=hint)
-        whole = sum(-(-n // size) * size for n in lengths) * 2 * d * 4
-        for which in "kv":
-            hint = "a sequence reads its own tokens, H_kv · d numbers each, of K and of V: blocks of others, or again?"
-            assert_at_most(f"what paged_attention reads of {which}_cache", told["read"][which], whole, hint=hint)
+        assert_own_blocks_read(told, batch)
 
     @refuses
     def test_bad_arguments(self, rng):
@@ -711,12 +646,7 @@ class TestSimulateServing:
 
     @by_policy
     def test_worked_example(self, policy):
-        got = assert_keys("the result", simulate_serving([(2, 2, 8)], 8, policy, 4), SHARES)
-        internal = 8 if policy == "max" else 0
-        sixteenths = {"token": 7, "reserved": 1, "internal": internal, "external": 0, "free": 8 - internal}
-        want = {name: count / 16 for name, count in sixteenths.items()}
-        off = [name for name in SHARES if abs(got[name] - want[name]) > 1e-9]
-        require(not off, f"[(2, 2, 8)], 8 slots, {policy!r}: {got}, expected {want}")
+        assert_worked_example(simulate_serving, policy)
 
     @by_policy
     def test_traces_drawn_at_random(self, rng, policy):

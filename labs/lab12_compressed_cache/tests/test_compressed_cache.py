@@ -24,18 +24,19 @@ from labkit.testing.compare import (
     assert_equal,
     assert_raises,
     assert_tuple,
-    assert_unchanged,
     require,
-    require_own_work,
 )
+from labkit.testing.decoding import assert_own_products, two_results
 from labkit.testing.latent import LatentCase
 from labkit.testing.programs import program
 from labkit.testing.quantized import QuantizedCase, assert_quantized, assert_restored
 from labkit.testing.sink_logits import LogitCase, logit_suspects
 from labkit.testing.sinks import SinkCase, sink_suspects
 from labkit.testing.tensor_cases import strided
+from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+FUNCTIONS = program({"mla": mla_decode, "sinks": attention_with_sinks, "logit": attention_sink_logit})
 HALF = [torch.float16, torch.bfloat16]
 OVERFLOW = "exp overflows: no score and no sink may enter exp without a maximum taken from it"
 SHORT_SUMS = "sums of half-precision inputs belong in float32, and are rounded once, at the end"
@@ -48,7 +49,7 @@ def counted(task, *arguments):
     """What attention returns, and what it took: bytes read of its arguments, peak, products, fused calls."""
     watched = dict(zip("abcdef", (x for x in arguments if isinstance(x, torch.Tensor)), strict=False))
     with AllocationMeter() as memory, ProductMeter() as products, MovedBytes(**watched) as moved:
-        result = _functions()[task](*arguments)
+        result = FUNCTIONS[task](*arguments)
     told = {"read": list(moved.read.values()), "peak_bytes": memory.peak_bytes}
     return result, told | {"fused": products.fused, "flops": products.flops}
 
@@ -57,22 +58,7 @@ def counted(task, *arguments):
 def on_nan(task, *arguments):
     """What attention returns where uninitialised memory holds NaN."""
     with UninitialisedIsNaN():
-        return _functions()[task](*arguments)
-
-
-@program
-def _functions():
-    return {"mla": mla_decode, "sinks": attention_with_sinks, "logit": attention_sink_logit}
-
-
-def assert_own_products(name, told):
-    """Fail where torch's own attention does the work, or where products cannot be seen."""
-    require_own_work(not told["fused"], f"{name} calls torch's own attention ({', '.join(told['fused'])}): write it")
-    require(told["flops"] > 0, f"{name} makes no matrix product: write products with @, so that they can be counted")
-
-
-def two_results(name, got):
-    return dict(zip(("o", "lse"), assert_tuple(f"{name}'s result", got, ("o", "lse")), strict=True))
+        return FUNCTIONS[task](*arguments)
 
 
 # Latent vectors
@@ -140,11 +126,8 @@ class TestMlaDecode:
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
         case = LatentCase(rng, n_tokens=20, batch=(2,))
         case.c_kv, case.k_rope = (x.mT.contiguous().mT for x in (case.c_kv, case.k_rope))
-        before = [x.clone() for x in case.arguments]
-        assert_latent(case, hint=STRIDED)
-        for name, now, old in zip(("q_nope", "q_rope", "c_kv", "k_rope", "W_UK", "W_UV"), case.arguments, before,
-                                  strict=True):  # fmt: skip
-            assert_unchanged(name, now, old)
+        with left_alone(("q_nope", "q_rope", "c_kv", "k_rope", "W_UK", "W_UV"), case.arguments):
+            assert_latent(case, hint=STRIDED)
 
     @small
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -282,10 +265,8 @@ class TestQuantizeKv:
     @robust
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
         k, v = (strided(x)[0] for x in keys_and_values(rng, batch=(2, 3)))
-        before = k.clone(), v.clone()
-        assert_quantized(quantize_kv(k, v, 4, 8), k, v, 4, 8, STRIDED)
-        for name, now, old in zip("kv", (k, v), before, strict=True):
-            assert_unchanged(name, now, old)
+        with left_alone("kv", (k, v)):
+            assert_quantized(quantize_kv(k, v, 4, 8), k, v, 4, 8, STRIDED)
 
     @small
     @by_bits
@@ -380,10 +361,9 @@ class TestDequantizeKv:
     @robust
     def test_the_cache_stays(self, rng):
         cache = QuantizedCase(*keys_and_values(rng), 4, 8).cache
-        before = {name: x.clone() for name, x in cache.items() if isinstance(x, torch.Tensor)}
-        assert_restored(dequantize_kv(cache), cache)
-        for name, old in before.items():
-            assert_unchanged(name, cache[name], old)
+        tensors = {name: x for name, x in cache.items() if isinstance(x, torch.Tensor)}
+        with left_alone(tensors, tensors.values()):
+            assert_restored(dequantize_kv(cache), cache)
 
 
 # The first tokens and the last
@@ -459,10 +439,8 @@ class TestAttentionWithSinks:
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
         case = SinkCase(rng, window=4, num_sinks=2, batch=(2, 3))
         case.q, case.k, case.v = strided(case.q, case.k, case.v)
-        before = case.q.clone(), case.k.clone(), case.v.clone()
-        assert_sinks(case, STRIDED)
-        for name, now, old in zip("qkv", (case.q, case.k, case.v), before, strict=True):
-            assert_unchanged(name, now, old)
+        with left_alone("qkv", (case.q, case.k, case.v)):
+            assert_sinks(case, STRIDED)
 
     @small
     @pytest.mark.parametrize("n_queries", [1, 4])
@@ -568,10 +546,8 @@ class TestAttentionSinkLogit:
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
         case = LogitCase(rng, batch=(2,))
         case.q, case.k, case.v = strided(case.q, case.k, case.v)
-        before = [x.clone() for x in case.arguments]
-        assert_logit(case, STRIDED)
-        for name, now, old in zip(("q", "k", "v", "sink"), case.arguments, before, strict=True):
-            assert_unchanged(name, now, old)
+        with left_alone(("q", "k", "v", "sink"), case.arguments):
+            assert_logit(case, STRIDED)
 
     @refuses
     def test_bad_shapes(self):
@@ -686,10 +662,8 @@ class TestCacheUnderBudget:
     @robust
     def test_the_sample_stays(self, rng):
         model = drawn(rng, ALL)
-        before = {name: model[name].clone() for name in "qkv"}
-        cache_under_budget(model, 10**9, 32)
-        for name, old in before.items():
-            assert_unchanged(name, model[name], old)
+        with left_alone("qkv", (model[name] for name in "qkv")):
+            cache_under_budget(model, 10**9, 32)
 
     @refuses
     def test_nothing_fits(self, rng):

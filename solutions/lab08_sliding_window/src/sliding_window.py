@@ -284,7 +284,6 @@ from collections import OrderedDict  # noqa: E402
 
 import torch.nn.functional as F  # noqa: E402
 import torch.utils.checkpoint  # noqa: E402
-from torch.autograd.function import once_differentiable  # noqa: E402
 
 
 class _WindowAttention(torch.autograd.Function):
@@ -296,8 +295,9 @@ class _WindowAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # what is saved are numbers to autograd: second derivatives would be wrong without a word
     def backward(ctx, d_out):
+        if torch.is_grad_enabled():  # in a backward pass it is so under create_graph=True alone
+            raise RuntimeError("no second derivatives: to autograd what was saved are constants")
         return *_backward(*ctx.saved_tensors, d_out, ctx.window, ctx.block), None, None
 
 
