@@ -317,10 +317,10 @@ class TestSlidingWindowAttention:
     @pytest.mark.kind("small")
     @pytest.mark.parametrize("block", [20, 30])
     def test_blocks_of_the_size_asked_for(self, block):
-        shapes = taken(120, 37, block)["shapes"]
+        shapes = taken(60, 37, block)["shapes"]
         fitting = [shape for shape in shapes if block in shape]
         others = sorted(set(shapes) - set(fitting))
-        told = f"of {len(shapes)} products (N=120, window=37, {block=}) {len(fitting)} have {block} rows or columns; "
+        told = f"of {len(shapes)} products (N=60, window=37, {block=}) {len(fitting)} have {block} rows or columns; "
         told += f"others are {', '.join(f'{m} × {n}' for m, n in others[:4])}"
         told += "\nUsual cause: `block` is checked and not used: queries are taken a block at a time"
         least = max(1, len(shapes)) / 2
