@@ -88,9 +88,11 @@ class Promised(Proxy):
     def number_now(self) -> int:
         """See `Remote`. Raises AnswerMissing when the file cannot be used, and TaskMissing when it lacks this."""
         far: RemoteAnswer = self.__dict__["_far"]
+        if far.unusable:
+            raise AnswerMissing(far.unusable)
         far.start()
-        if far.problem:
-            raise AnswerMissing(far.problem)
+        if far.problem:  # its file could be used, and cannot under the limits of now
+            raise AnswerError(far.problem)
         number = self.__dict__["_number"]()
         if number is None:
             raise TaskMissing(not_defined(far.answer.lab.module, self.__dict__["__name__"]))
