@@ -56,7 +56,7 @@ def _live(request: bytes, _descriptors: list[int]) -> int:
 
 
 if __name__ == "__main__":
-    ready = sandbox.keep_boxed([])
-    warm_up(MODULES)
-    ready()
-    serve(socket.socket(fileno=int(sys.argv[1])), _live)
+    with sandbox.keep_boxed([]) as wait_until_ready:
+        warm_up(MODULES)
+        wait_until_ready()
+        serve(socket.socket(fileno=int(sys.argv[1])), _live)
