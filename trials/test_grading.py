@@ -283,6 +283,20 @@ def test_a_damaged_result_is_judged_again(tmp_path):
     assert load(path) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(b"def flash_forward(:\n", "has a syntax error in line 1"), (b"x = 1\n", "defines no FlashAttention")],
+)
+def test_a_class_that_is_not_there_is_said_so(text, says):
+    """A method of it too: a suite calls `FlashAttention.apply`."""
+    lab = find_lab("05")
+    with Judge(unsafe=True) as judge:
+        result = judge.judge(Submission(lab, text), 1)
+    told = [said for test, said in result.messages.items() if test.startswith("TestFlashAttention::")]
+    assert len(told) > 20
+    assert all(says in said and "AnswerError" not in said for said in told), [said for said in told if says not in said]
+
+
 def test_a_judge_imports_what_its_labs_need(monkeypatch):
     """Torch takes seconds, in two processes, and a NumPy lab needs none of it."""
     made = []
