@@ -135,7 +135,7 @@ def test_a_task_that_ends_its_process_leaves_the_others_their_tests(monkeypatch)
             rest = [Verdict("test_it", task.name, State.WRONG, left_out, drawn=True) for task in others]
             return SuiteRun(slow + rest, len(LAB.tasks))
 
-    monkeypatch.setattr("labstaff.judge.judging.WarmRunner", Spent)
+    runs_come_from(Spent, monkeypatch)
     with Judge(unsafe=True) as judge:
         result = judge.judge(Submission(LAB, b"x = 1"), 1)
     assert result.tasks == {task.name: task.points if i else 0.0 for i, task in enumerate(LAB.tasks)}
@@ -180,6 +180,21 @@ def test_a_worker_of_another_version_is_told_apart(monkeypatch, tmp_path):
     assert not job.path.exists()
 
 
+def runs_come_from(runner, monkeypatch):
+    """Have `runner` take the place of the warm process, and of the suites that are collected in it."""
+
+    def begin(self, life, lab):
+        return SimpleNamespace(of=self, lab=lab, close=lambda: None)
+
+    monkeypatch.setattr(runner, "begin", begin, raising=False)
+
+    def run_by(collected, job, seconds):
+        return collected.of.run(collected.lab, tests=(), cpu_seconds=job["cpu_seconds"], seconds=seconds)
+
+    monkeypatch.setattr("labstaff.judge.judging.run_by", run_by)
+    monkeypatch.setattr("labstaff.judge.judging.WarmRunner", runner)
+
+
 class CutShort:
     """A runner whose whole run is cut in the second task's tests, and whose runs of that task never end."""
 
@@ -203,7 +218,7 @@ class CutShort:
 
 def test_an_endless_task_costs_its_own_points(monkeypatch):
     """However a suite is cut short, what was not reached is judged task by task, within a bound."""
-    monkeypatch.setattr("labstaff.judge.judging.WarmRunner", CutShort)
+    runs_come_from(CutShort, monkeypatch)
     with Judge(unsafe=True) as judge:
         result = judge.judge(Submission(LAB, b"x = 1"), 1)
         asked = judge._runner.asked
@@ -268,6 +283,20 @@ def test_a_damaged_result_is_judged_again(tmp_path):
     assert load(path) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(b"def flash_forward(:\n", "has a syntax error in line 1"), (b"x = 1\n", "defines no FlashAttention")],
+)
+def test_a_class_that_is_not_there_is_said_so(text, says):
+    """A method of it too: a suite calls `FlashAttention.apply`."""
+    lab = find_lab("05")
+    with Judge(unsafe=True) as judge:
+        result = judge.judge(Submission(lab, text), 1)
+    told = [said for test, said in result.messages.items() if test.startswith("TestFlashAttention::")]
+    assert len(told) > 20
+    assert all(says in said and "AnswerError" not in said for said in told), [said for said in told if says not in said]
+
+
 def test_a_judge_imports_what_its_labs_need(monkeypatch):
     """Torch takes seconds, in two processes, and a NumPy lab needs none of it."""
     made = []
@@ -282,7 +311,7 @@ def test_a_judge_imports_what_its_labs_need(monkeypatch):
         def close(self):
             made.append("closed")
 
-    monkeypatch.setattr("labstaff.judge.judging.WarmRunner", Runner)
+    runs_come_from(Runner, monkeypatch)
     with Judge(unsafe=True) as judge:
         for number in ("01", "04", "02", "01"):
             judge.judge(Submission(find_lab(number), b"x = 1"), 1)

@@ -26,11 +26,18 @@ WHAT_LIES_THERE = "the interpreter reads what lies there and goes on"
 def assert_sound(seen: Mapping[str, Any], outside: Collection[str] = ()) -> None:
     """Fail where a call's kernels did what a GPU does not forgive, or where there were none.
 
-    `outside` is what torch may compute itself.
+    `outside` is what torch may compute itself. Besides, it may compute a number for each that the arguments and the
+    result hold, and two where `outside` holds anything: a sum of gradients, not an attention in plain arithmetic.
     """
     require(seen["launches"], "no kernel is launched: the work belongs into functions marked @triton.jit")
     found = [what for what in seen["outside_kernels"] if what not in outside]
     require(not found, f"torch itself computes {', '.join(found)}: that belongs into the kernels")
+    most_numbers = seen["numbers"] * (2 if outside else 1)
+    require(
+        seen["outside_numbers"] <= most_numbers,
+        f"torch itself computes {seen['outside_numbers']:,} numbers, at most {most_numbers:,} are allowed: "
+        "that belongs into the kernels",
+    )
     for problem in seen["problems"]:
         require(False, told(problem))
 
