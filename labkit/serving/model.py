@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.testing.bit_blocks import attention, rounded
+from labkit.testing.serving.bit_blocks import attention, rounded
 
 SPEC: dict[str, int] = {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 64}
 """The model of the traces. Two layers, so that keys and values of the second depend on all that came before."""

@@ -12,22 +12,9 @@ from online_softmax import merge_states, online_attention, online_softmax, onlin
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.meters.unwritten_arrays import uninitialised_is_nan
 from labkit.testing.any_inputs import any_inputs
-from labkit.testing.cases import Case, looser
-from labkit.testing.compare import (
-    NAN_FROM_EMPTY,
-    NAN_HINT,
-    as_array,
-    assert_at_most,
-    assert_close,
-    assert_dtype,
-    assert_equal,
-    assert_raises,
-    assert_tuple,
-    require,
-)
-from labkit.testing.programs import program
-from labkit.testing.query_rows import integer_row, masked_row, row
-from labkit.testing.row_blocks import (
+from labkit.testing.attention.cases import Case, looser
+from labkit.testing.attention.query_rows import integer_row, masked_row, row
+from labkit.testing.attention.row_blocks import (
     Far,
     axis_suspects,
     cut,
@@ -45,6 +32,19 @@ from labkit.testing.row_blocks import (
     two_states,
     weights_suspects,
 )
+from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
+    NAN_HINT,
+    as_array,
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_equal,
+    assert_raises,
+    assert_tuple,
+    require,
+)
+from labkit.testing.programs import program
 from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))

@@ -14,7 +14,20 @@ from labkit.meters.mask_caches import session_of
 from labkit.meters.steps import penalised_gradients
 from labkit.meters.steps import step as step_of
 from labkit.meters.tensors import measure_peak
-from labkit.testing.audit import (
+from labkit.testing.attention.tensor_cases import strided
+from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
+    assert_at_most,
+    assert_equal,
+    assert_raises,
+    assert_type,
+    require,
+    require_at_least,
+    require_at_most,
+)
+from labkit.testing.programs import program
+from labkit.testing.unchanged import left_alone
+from labkit.testing.windows.audit import (
     SIZES,
     as_breakdown,
     assert_adds_up,
@@ -33,21 +46,8 @@ from labkit.testing.audit import (
     shape_of,
     some_inputs,
 )
-from labkit.testing.compare import (
-    NAN_FROM_EMPTY,
-    assert_at_most,
-    assert_equal,
-    assert_raises,
-    assert_type,
-    require,
-    require_at_least,
-    require_at_most,
-)
-from labkit.testing.mask_caches import assert_least_recent_goes
-from labkit.testing.programs import program
-from labkit.testing.tensor_cases import strided
-from labkit.testing.unchanged import left_alone
-from labkit.testing.windows import (
+from labkit.testing.windows.mask_caches import assert_least_recent_goes
+from labkit.testing.windows.sliding import (
     WindowStepCase,
     assert_attends,
     assert_codes,
