@@ -4,6 +4,9 @@ The submissions of one lab are all right and all different, so that no result is
 same folders, from the first to the gradebook, starting their processes included. In the kernel way nbgrader executes
 the notebook, whose check cells run the same suite on the same file; nothing is measured from outside there.
 
+Lab 01, the default, has the lightest suite of all: what is compared is what stands around the tests. Where the tests
+themselves take seconds (`--lab 5`), both ways take them, and the sandbox's processes are started twice over.
+
 Each way runs in a process of its own, which tells the clock on the wall and the CPU time, of user and system, of all
 processes that it started. What other programs take from this machine changes the first at once, the second hardly.
 """

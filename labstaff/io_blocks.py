@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from labkit.testing.io_formulas import keys_outside_traffic, naive_traffic, queries_outside_traffic
+from labkit.testing.tiles.io_formulas import keys_outside_traffic, naive_traffic, queries_outside_traffic
 
 
 def queries_outside_blocks(sram_bytes: int, d: int, dtype_bytes: int = 4) -> tuple[int, int]:

@@ -138,8 +138,8 @@ CORPUS = [
     Hostile(
         "borrows_the_reference",
         "the course's own attention",
-        "from labkit.testing.reference import attention\n" + everywhere("return attention(*args)"),
-        "imports labkit.testing.reference",
+        "from labkit.testing.attention.reference import attention\n" + everywhere("return attention(*args)"),
+        "imports labkit.testing.attention.reference",
     ),
     Hostile(
         "globals_of_a_function",

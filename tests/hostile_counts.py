@@ -103,6 +103,30 @@ ON_THE_MACHINE = [
 """Files for Lab 04 that try to move bytes which the simulated machine does not count."""
 
 
+COLLECTED = {
+    "by_a_finaliser": "late = Late(); late.me, late.do = late, {do}; del late; gc.collect(); done or {do}()",
+    "by_a_weak_reference": "node = Node(); node.me = node; seen = weakref.ref(node, lambda _: {do}()); del node; "
+    "gc.collect(); done or {do}()",
+    "by_a_generator": "node = Node(); node.me, node.words = node, last_words({do}); next(node.words); del node; "
+    "gc.collect(); done or {do}()",
+}
+"""Ways to have `{do}`, a function, called by the garbage collector; and in the open, where it failed there."""
+
+BEFORE_COLLECTED = """import gc, weakref
+done = []
+class Node: pass
+class Late:
+    def __del__(self):
+        self.do()
+def last_words(do):
+    try:
+        yield
+    finally:
+        do()
+"""
+OF_NUMPY = "(lambda: done.append(np.ones((len(Q), len(K)), np.float32).sum()))"
+OF_TORCH = "(lambda: done.append(torch.ones(len(Q), len(K)).sum()))"
+
 HIDING_NUMPY = {
     "in_the_open": "S = np.empty((len(Q), len(K)), np.float32)",
     "workspace_of_the_module": "S = WORKSPACE[: len(Q), : len(K)]",
@@ -112,6 +136,7 @@ HIDING_NUMPY = {
     "rows_one_by_one": "S = [np.empty(len(K), np.float32) for _ in range(len(Q))]",
     "texts": "S = [bytearray(4 * len(K)) for _ in range(len(Q))]",
     "half_precision": "S = np.empty((len(Q), len(K)), np.float16)",
+    **{name: f"done.clear(); {lines.format(do=OF_NUMPY)}" for name, lines in COLLECTED.items()},
 }
 """Ways to make the whole matrix in a function of Q and K: the lines, with `BEFORE_NUMPY` above the function."""
 
@@ -121,6 +146,7 @@ BEFORE_NUMPY = {
     "workspace_as_a_default": "def kept(matrix=np.ones((4096, 4096), np.float32)):\n    return matrix",
     "workspace_of_a_cache": "import functools\n@functools.lru_cache\ndef matrix():\n"
     "    return np.empty((4096, 4096), np.float32)\nmatrix()[...] = 0",
+    **dict.fromkeys(COLLECTED, BEFORE_COLLECTED),
 }
 
 HIDING_TORCH = {
@@ -130,7 +156,8 @@ HIDING_TORCH = {
     "workspace_out_of_sight": "S = torch.empty(0).set_(WORKSPACE.untyped_storage())",
     "by_growing_a_storage": "S = torch.empty(1); S.resize_(len(Q), len(K))",
     "lists": "S = [bytearray(4 * len(K)) for _ in range(len(Q))]",
+    **{name: f"done.clear(); {lines.format(do=OF_TORCH)}" for name, lines in COLLECTED.items()},
 }
 BEFORE_TORCH = dict.fromkeys(
     ("workspace_of_the_module", "workspace_out_of_sight"), "WORKSPACE = torch.ones(4096, 4096)"
-)
+) | dict.fromkeys(COLLECTED, BEFORE_COLLECTED)

@@ -7,13 +7,14 @@ from a warm parent, and adds a line to RESULTS for each.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from queue import Queue
 
+from labkit.meters.kernels.kept import FOLDER
 from labkit.suite.prefork import WarmRunner
 from labkit.suite.run import SuiteRun
 
@@ -25,27 +26,26 @@ def main(jobs_file: str, results_file: str, sandbox: str) -> None:
     """Run every job; an exception of a runner is the problem of the job's result."""
     jobs = json.loads(Path(jobs_file).read_text(encoding="utf-8"))
     options = ("--sandboxed",) if sandbox else ()
-    idle: Queue[WarmRunner] = Queue()
-    for _ in range(min(N_RUNNERS, len(jobs))):
-        idle.put(WarmRunner(HEAVY, prepare="labstaff.judge.sandbox:keep_boxed" if sandbox else ""))
+    prepare = "labstaff.judge.sandbox:keep_boxed" if sandbox else ""
+    kernels = Path(results_file).with_name("kernels")  # most answers' are the solution's
+    kernels.mkdir()
+    os.environ[FOLDER] = str(kernels)
+    runner = WarmRunner(HEAVY, prepare=prepare)  # one parent for all: it imports what all need once
 
-    with Path(results_file).open("a", encoding="utf-8", buffering=1) as results:
+    with runner, Path(results_file).open("a", encoding="utf-8", buffering=1) as results:
 
         def one(number: int) -> None:
-            job, runner = jobs[number], idle.get()
+            job = jobs[number]
             began = time.perf_counter()
             try:
                 run = runner.run(job["lab"], *job["options"], *options, tests=tuple(job["tests"]))
             except Exception as error:
                 run = SuiteRun(problem=f"{type(error).__name__}: {error}")
-            idle.put(runner)
             told = {"number": number, "seconds": time.perf_counter() - began, "run": asdict(run)}
             results.write(json.dumps(told) + "\n")
 
         with ThreadPoolExecutor(N_RUNNERS) as pool:
             list(pool.map(one, range(len(jobs))))
-    while not idle.empty():
-        idle.get().close()
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def candidates(signature: inspect.Signature | None) -> dict[str, Any]:
     found = {}
     for room in ROOMS:
         package = importlib.import_module(room)
-        inside = [f"{room}.{module.name}" for module in pkgutil.iter_modules(getattr(package, "__path__", []))]
+        inside = [module.name for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{room}.")]
         for module in map(importlib.import_module, inside or [room]):
             for name, value in vars(module).items():
                 own = getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")

@@ -50,7 +50,7 @@ REFUSED = {
     "import os.path as p": "imports os.path",
     "from subprocess import run": "imports subprocess",
     "from . import x": "imports .",
-    "import labkit.testing.reference": "imports labkit.testing.reference",
+    "import labkit.testing.attention.reference": "imports labkit.testing.attention.reference",
     "import torch": "imports torch",
     "import numpy._core": "imports numpy._core",
     "import warnings as w; w.sys": "uses warnings.sys",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from labkit.testing import compare
-from labkit.testing.cases import Case
-from labkit.testing.suspects import attention_suspects
+from labkit.testing.attention.cases import Case
+from labkit.testing.attention.suspects import attention_suspects
 
 BLOCKS = (8, 8)
 FACTORS = (1.1, 8, 1000)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.testing import margins
+from labkit.testing.attention.reference import attention, random_qkv
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -20,7 +21,6 @@ from labkit.testing.compare import (
     require_at_most,
     tolerance,
 )
-from labkit.testing.reference import attention, random_qkv
 
 WANT = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 PLAIN = WANT.astype(np.float32)

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.harness import answer_module
 from labkit.simulated_memory import Machine, SRAMOverflow
-from labkit.testing import io_formulas as forms
+from labkit.testing.tiles import io_formulas as forms
 from labstaff import io_blocks
 
 FLOAT32 = np.dtype(np.float32)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from labkit.testing import margins
+from labkit.testing.attention.tensor_cases import Case
 from labkit.testing.compare import assert_close, tolerance
 from labkit.testing.lazily import Lazily
-from labkit.testing.tensor_cases import Case
 
 WANT = np.array([1.0, 2.0])
 

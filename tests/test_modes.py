@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from hostile_collector import ENABLE, LEFT_ON, OF_ATTENTION, ways
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.calls import OperatorsSeen, ScoreTiles
 from labkit.meters.modes import OperatorMode
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
+from labstaff.judge.loading import load_answer
 
 N, D = 40, 8
 
@@ -102,3 +107,55 @@ def test_modes_inside_each_other_see_the_same_parts() -> None:
     assert outer.names == inner.names
     assert "aten::mm" in inner.names
     assert "aten::matmul" not in inner.names
+
+
+BY_THE_COLLECTOR = ways(**ENABLE) | LEFT_ON
+
+
+@pytest.mark.parametrize("way", BY_THE_COLLECTOR)
+def test_nothing_is_done_unseen_by_what_the_collector_calls(way: str) -> None:
+    answer = ModuleType("flash_attention")
+    load_answer(answer, "flash_attention.py", BY_THE_COLLECTOR[way] + OF_ATTENTION.replace("{task}", "flash_forward"))
+    for _ in range(10):
+        with ProductMeter() as products:
+            answer.flash_forward(*inputs())
+        assert products.fused
+    assert gc.isenabled(), "the collector goes on afterwards"
+
+
+def test_what_is_switched_on_or_off_by_an_answer_holds_after_the_meters() -> None:
+    answer = ModuleType("flash_attention")
+    load_answer(answer, "flash_attention.py", "from gc import disable, enable")
+    with AllocationMeter(), ProductMeter():
+        answer.disable()
+    assert not gc.isenabled()
+    with ProductMeter():
+        answer.enable()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+class TakenAway(torch.utils._python_dispatch.TorchDispatchMode):
+    """Leaves once more than it has entered: the mode that looked on before it goes, and this one comes in its place."""
+
+    def take_away(self) -> None:
+        self.__enter__()
+        before = {name: copy.copy(value) for name, value in vars(self).items()}
+        self.__exit__(None, None, None)
+        vars(self).update(before)
+        self.__exit__(None, None, None)
+        self.__enter__()
+
+
+def taken_away_from(meter: OperatorMode) -> None:
+    with meter:
+        TakenAway().take_away()
+        fused(*inputs())
+
+
+def test_a_meter_that_was_taken_away_says_so() -> None:
+    meter = ProductMeter()
+    with pytest.raises(RuntimeError, match="another dispatch mode than ProductMeter"):
+        taken_away_from(meter)
+    assert not meter.fused
+    assert torch._C._len_torch_dispatch_stack() == 0

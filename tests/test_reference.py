@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from labkit.testing.reference import attention, random_qkv
+from labkit.testing.attention.reference import attention, random_qkv
 
 
 def by_hand(Q, K, V, mask, scale):

@@ -9,7 +9,7 @@ from labkit.meters.serving import run_layer
 from labkit.serving.engine import token_bytes
 from labkit.serving.model import SPEC, Model, dense_completion, least_margin
 from labkit.serving.trace import KINDS, LIMITS, MARGIN, Request, any_requests, describe, make_trace, prefix_tokens
-from labkit.testing.bit_blocks import attention, rounded
+from labkit.testing.serving.bit_blocks import attention, rounded
 
 
 def text_of(n, seed=0):

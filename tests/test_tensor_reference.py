@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.testing import reference
-from labkit.testing.tensor_reference import attention, gradients
+from labkit.testing.attention import reference
+from labkit.testing.attention.tensor_reference import attention, gradients
 
 
 @pytest.fixture

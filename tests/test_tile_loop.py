@@ -12,8 +12,8 @@ import pytest
 from tile_loop_reference import Run, Setting, answer_of, naive, row_states, run
 
 from labkit.labs.catalog import ROOT
-from labkit.testing import io_formulas as forms
-from labkit.testing.reference import attention
+from labkit.testing.attention.reference import attention
+from labkit.testing.tiles import io_formulas as forms
 from labstaff import io_blocks
 
 FOLDER = ROOT / "docs" / "_static" / "tile_loop"

@@ -42,6 +42,45 @@ HONEST = {
     "own_setattr": "{}\n\nclass A:\n    def __init__(self):\n        object.__setattr__(self, '_x', 1)\n\nA()\n",
     "update_wrapper": "{}\nimport functools\nfunctools.update_wrapper(lambda: 0, standard_attention)\n",
     "any_text": "{}\nTEXT = '{0.shape} inspect sys os.path __dict__'.format(np.ones(3))\n",
+    "own_finaliser": """{}
+class Kept:
+    kept = 0
+    def __init__(self):
+        self.me = self
+        Kept.kept += 1
+    def __del__(self):
+        Kept.kept -= 1
+
+_attention = standard_attention
+
+def standard_attention(*args, **options):
+    kept = Kept()
+    return _attention(*args, **options)
+""",
+    "weak_cache": """{}
+import weakref
+CACHE, KEPT, _attention = weakref.WeakValueDictionary(), [], standard_attention
+
+class Shape:
+    pass
+
+def standard_attention(Q, *args, **options):
+    shape = CACHE.setdefault(Q.shape, Shape())
+    weakref.finalize(shape, KEPT.clear)
+    return _attention(Q, *args, **options)
+""",
+    "collector": """{}
+import gc
+_attention = standard_attention
+
+def standard_attention(*args, **options):
+    gc.disable()
+    try:
+        return _attention(*args, **options)
+    finally:
+        gc.enable()
+        gc.collect()
+""",
     "zz_honest_too": "{}\n",
 }
 """Right answers, with what honest code does beside: `{}` is the solution."""

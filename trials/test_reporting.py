@@ -104,8 +104,8 @@ def test_wrong_value(tmp_path):
         ("1 / 0\n", "importing profiling.py failed: ZeroDivisionError: division by zero (line 1: 1 / 0)"),
         ("import sys\nsys.exit(3)\n", "importing profiling.py failed: SystemExit: 3 (line 2"),
         (
-            "from labkit.testing.reference import attention\n",
-            "profiling.py imports labkit.testing.reference: an answer stands by itself",
+            "from labkit.testing.attention.reference import attention\n",
+            "profiling.py imports labkit.testing.attention.reference: an answer stands by itself",
         ),
         ("", "profiling.py defines no standard_attention"),
         (None, "profiling.py cannot be read: No such file"),

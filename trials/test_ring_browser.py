@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from labkit.labs.catalog import ROOT
-from labkit.testing.ring_counts import work
+from labkit.testing.rings.counts import work
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

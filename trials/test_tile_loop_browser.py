@@ -14,7 +14,7 @@ from player_page import go_to, number, place, shown
 from tile_loop_reference import Moment, Setting, row_states, run
 
 from labkit.labs.catalog import ROOT
-from labkit.testing import io_formulas as forms
+from labkit.testing.tiles import io_formulas as forms
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

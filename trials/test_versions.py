@@ -33,7 +33,7 @@ def another_course(tmp_path, monkeypatch):
     "file",
     [
         "labkit/testing/compare.py",
-        "labkit/testing/reference.py",
+        "labkit/testing/attention/reference.py",
         "labkit/suite/results.py",
         "labkit/meters/arrays.py",
         "labkit/simulated_memory/_ledger.py",

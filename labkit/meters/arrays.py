@@ -8,6 +8,8 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from labkit.meters.collector import collector_waits
+
 BOOKKEEPING_BYTES = 16_384
 """What Python objects around the arrays (tuples, views, frames, lists of blocks) may add to a peak."""
 
@@ -45,14 +47,15 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
         function(*args, **kwargs)
     gc.collect()
     _earlier_peaks.clear()
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        result = function(*args, **kwargs)
-        after, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    with collector_waits():
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            result = function(*args, **kwargs)
+            after, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
     return ArrayMemory(max(peak, *_earlier_peaks, 0) - before, after - before, result)
 
 
@@ -66,5 +69,6 @@ def only_what_stays() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect()  # it empties Python's free lists too, which fill up with every message that crosses
+        gc.freeze()  # garbage stays as it is: to free it may run code that allocates
+        gc.collect()  # it empties Python's free lists, which fill up with every message that crosses
         tracemalloc.reset_peak()

@@ -1,24 +1,45 @@
 """What meters of tensors have in common: every operator that torch runs is theirs to see, in its smallest parts."""
 
+import contextlib
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from labkit.meters.collector import collector_waits
 
 
 class OperatorMode(TorchDispatchMode):
     """A dispatch mode of which `_see` runs every operator, and notes what it will.
 
     In inference mode torch hands an operator such as `matmul` over whole; its parts are then seen one by one, as
-    outside of it.
+    outside of it. While it looks on, the garbage collector runs only when it is called.
 
     Raises RuntimeError for a tensor of a class with a `__torch_dispatch__` of its own: what it does there in an
-    operator's stead, torch shows to no mode.
+    operator's stead, torch shows to no mode. On leaving it raises RuntimeError when it is not the one that looked on
+    last: another was left on, or this one was taken away meanwhile.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._collector = contextlib.ExitStack()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # True imports torch._dynamo at the first operator
+
+    def __enter__(self) -> Any:
+        self._collector.enter_context(collector_waits())
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        is_last = _looks_on_last() is self
+        try:
+            super().__exit__(*error)
+        finally:
+            self._collector.close()
+        if not is_last:
+            raise RuntimeError(f"another dispatch mode than {type(self).__name__}, which is to end, looks on")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -42,3 +63,9 @@ class OperatorMode(TorchDispatchMode):
             return func.decompose(*args, **kwargs)
         finally:
             TorchDispatchMode.__exit__(self, None, None, None)
+
+
+def _looks_on_last() -> TorchDispatchMode | None:
+    """The dispatch mode that sees an operator first."""
+    n_modes = torch._C._len_torch_dispatch_stack()
+    return torch._C._get_dispatch_stack_at(n_modes - 1) if n_modes else None

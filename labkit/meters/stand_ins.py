@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from labkit.meters.collector import collector_waits
 from labkit.meters.modes import OperatorMode
 
 RESERVED_BYTES = 2 * 2**20
@@ -28,10 +29,21 @@ class OperatorCount(TorchDispatchMode):
         super().__init__()
         self.counts = {"exp": 0, "bmm": 0}
         self.unwatched = {"exp": 0, "bmm": 0}
+        self._collector = contextlib.ExitStack()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # True imports torch._dynamo at the first operator
+
+    def __enter__(self) -> Any:
+        self._collector.enter_context(collector_waits())
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            super().__exit__(*error)
+        finally:
+            self._collector.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.testing.bit_blocks import attention, rounded
+from labkit.testing.serving.bit_blocks import attention, rounded
 
 SPEC: dict[str, int] = {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 64}
 """The model of the traces. Two layers, so that keys and values of the second depend on all that came before."""
@@ -37,19 +37,26 @@ class Model:
 
         `attend` is asked once a layer; q and k are turned to their positions before.
         """
-        where = torch.tensor(positions)
+        turns = self._turns(torch.tensor(positions))
         x = self.weights["embedding"][torch.tensor(tokens)]
         for layer in range(self.spec["layers"]):
-            q, k, v = self._heads(layer, _norm(x), where)
+            q, k, v = self._heads(layer, _norm(x), turns)
             found = attend(layer, q, k, v).to(self.dtype).flatten(1)
             x = x + found @ self.weights[f"out{layer}"]
             x = x + torch.relu(_norm(x) @ self.weights[f"up{layer}"]) @ self.weights[f"down{layer}"]
         return _norm(x) @ self.weights["unembedding"]
 
-    def _heads(self, layer: int, x: torch.Tensor, where: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _turns(self, where: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of the angles by which heads at these positions are turned, the same in each layer."""
+        half = self.spec["head_dim"] // 2
+        speeds = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = (where.double()[:, None] * speeds)[:, None, :]
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+    def _heads(self, layer: int, x: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         d = self.spec["head_dim"]
         q, k, v = ((x @ self.weights[f"{name}{layer}"]).unflatten(-1, (-1, d)) for name in "qkv")
-        return _turned(q, where), _turned(k, where), v
+        return _turned(q, *turns), _turned(k, *turns), v
 
 
 def dense_completion(prompt: Sequence[int], max_new: int) -> list[int]:
@@ -125,11 +132,8 @@ def _norm(x: torch.Tensor) -> torch.Tensor:
     return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def _turned(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """x (n, heads, d) turned to its positions, the first half of a head's numbers with the second."""
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x (n, heads, d) turned by angles, the first half of a head's numbers with the second."""
     half = x.shape[-1] // 2
-    speeds = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
-    angles = (where.double()[:, None] * speeds)[:, None, :]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)

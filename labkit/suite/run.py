@@ -29,7 +29,10 @@ QUICK = (
     "--disable-plugin-autoload",
     *(
         f"-pno:{name}"
-        for name in ("cacheprovider", "doctest", "junitxml", "logging", "pastebin", "setupplan", "stepwise")
+        for name in (
+            *("cacheprovider", "doctest", "junitxml", "legacypath", "logging", "pastebin"),
+            *("recwarn", "setuponly", "setupplan", "stepwise", "subtests", "unittest"),
+        )
     ),
 )
 

@@ -74,6 +74,8 @@ class RemoteAnswer:
         self.bound_bytes: int | None = None
         """What the process may hold over its start and what crosses; None for the usual, generous bound."""
         self.problem = ""
+        """Why there is no process: of this start, and of the first one, which all tests are told."""
+        self.unusable = ""
 
     # starting
 
@@ -88,6 +90,7 @@ class RemoteAnswer:
             self.start()
         except Exception as error:
             self.problem = f"{answer.file.name} cannot be loaded: {error}"
+        self.unusable = self.problem
 
     def start(self) -> None:
         """Have a process with the answer in it, unless there is one or there is no point.

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from labkit.meters import collector
 from labkit.suite.allowed import (
     BUILTINS_REFUSED,
     REFUSED_PARTS,
@@ -27,6 +28,9 @@ from labkit.suite.allowed import (
 
 MODULE_GUARD, OWN_GUARD, TEMPLATE_GUARD = "guard: module", "guard: own", "guard: template"
 """Names of guards in an answer's code: no identifiers, so that no answer can define them."""
+
+IN_PLACE = {"gc.enable": collector.enable, "gc.disable": collector.disable}
+"""What an answer finds in place of parts of modules."""
 
 TEMPLATES = ("format", "format_map")
 """Methods of a text that fetch the attributes it names."""
@@ -153,6 +157,7 @@ def _public(module: types.ModuleType) -> types.ModuleType:
             value = getattr(module, each, None)
             if f"{name}.{each}" in REFUSED_PARTS:
                 continue
+            value = IN_PLACE.get(f"{name}.{each}", value)
             if isinstance(value, types.ModuleType):
                 if f"{name}.{each}" not in STANDARD:
                     continue

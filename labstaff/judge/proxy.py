@@ -82,18 +82,28 @@ class Proxy(Remote):
 class Promised(Proxy):
     """Stands for what an answer's file defines under a name, whichever process it is in; what it lacks raises so."""
 
-    def __init__(self, far: RemoteAnswer, name: str, table: str) -> None:
-        super().__init__(far, name, lambda: getattr(far.loaded, table).get(name))
+    def __init__(self, far: RemoteAnswer, name: str, table: str, method: str = "") -> None:
+        shown = f"{name}.{method}" if method else name
+        super().__init__(far, shown, lambda: getattr(far.loaded, table).get(name), method)
+        self.__dict__.update(_defined=name, _table=table)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        here = self.__dict__
+        return Promised(here["_far"], here["_defined"], here["_table"], name)
 
     def number_now(self) -> int:
         """See `Remote`. Raises AnswerMissing when the file cannot be used, and TaskMissing when it lacks this."""
         far: RemoteAnswer = self.__dict__["_far"]
+        if far.unusable:
+            raise AnswerMissing(far.unusable)
         far.start()
-        if far.problem:
-            raise AnswerMissing(far.problem)
+        if far.problem:  # its file could be used, and cannot under the limits of now
+            raise AnswerError(far.problem)
         number = self.__dict__["_number"]()
         if number is None:
-            raise TaskMissing(not_defined(far.answer.lab.module, self.__dict__["__name__"]))
+            raise TaskMissing(not_defined(far.answer.lab.module, self.__dict__["_defined"]))
         return number
 
 

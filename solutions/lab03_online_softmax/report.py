@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from labkit.notebook import student_module
-from labkit.testing.reference import random_qkv
+from labkit.testing.attention.reference import random_qkv
 
 lab = student_module("lab03")
 plt.rcParams["figure.figsize"] = (6, 5)

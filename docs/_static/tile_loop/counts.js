@@ -203,7 +203,7 @@ Elements are float32, 4 bytes. Position 0 is before the loop; position k is its 
     return { ...bytes, loaded, stored, total: loaded + stored };
   }
 
-  /* The closed forms of labkit.testing.io_formulas, without a causal mask, in bytes. */
+  /* The closed forms of labkit.testing.tiles.io_formulas, without a causal mask, in bytes. */
   const forms = {
     queries({ nQueries, nKeys, d, dV, blockQ }) {
       return traffic(nQueries * d + Math.ceil(nQueries / blockQ) * nKeys * (d + dV), nQueries * dV);

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.testing.reference import random_qkv
+from labkit.testing.attention.reference import random_qkv
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, Recipe
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from labkit.testing import io_formulas as forms
+from labkit.testing.tiles import io_formulas as forms
 from labstaff import io_blocks
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, Recipe
 

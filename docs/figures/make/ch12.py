@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from labkit.testing.budgets import Scheme
+    from labkit.testing.compressed.budgets import Scheme
 
 HEADS, WIDTHS = 16, {"d_n": 32, "d_r": 16, "d_c": 64, "d_v": 32}
 LENGTHS = [2**power for power in range(9, 15)]
@@ -94,7 +94,7 @@ def draw_latent(data: dict[str, Any]) -> Figure:
 
 def bits_data() -> dict[str, Any]:
     """Relative errors of K and V, quantized by channel and by token, groups of 32, on the sample of a layer."""
-    from labkit.testing.samples import layer_sample
+    from labkit.testing.compressed.samples import layer_sample
 
     lab, (_, k, v) = answer_module("12"), layer_sample()
     found: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def draw_bits(data: dict[str, Any]) -> Figure:
 
 def sinks_data() -> dict[str, Any]:
     """Errors of attention's output over the window, with 0, 1 and 4 sinks; and the weight on the first token."""
-    from labkit.testing.samples import layer_sample
+    from labkit.testing.compressed.samples import layer_sample
 
     lab, (q, k, v) = answer_module("12"), layer_sample()
     lines = {}
@@ -160,7 +160,7 @@ def draw_sinks(data: dict[str, Any]) -> Figure:
 
 def budget_data() -> dict[str, Any]:
     """Bytes a token and layer and the error of each scheme, and what is chosen for each budget."""
-    from labkit.testing.samples import layer_sample
+    from labkit.testing.compressed.samples import layer_sample
 
     lab, given = answer_module("12"), layer_sample()
     n_tokens = given[1].shape[1]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from labkit.meters.kernels.found_types import types_found_once
+from labkit.meters.kernels.kept import made_once
 
 KNOWN_VERSIONS = ("3.6", "3.9")
 """Versions of Triton, as far as their second number, under which Lab 10's suite was tried.
@@ -275,13 +276,17 @@ def to_ptx(kernel: Any, signature: dict[str, str], constants: dict[str, Any], di
     ir.load_dialects(context)
     backend.load_dialects(context)
     codegen, module_map = backend.get_codegen_implementation(parsed), backend.get_module_map()
-    made = source.make_ir(target, parsed, codegen, module_map, context)
-    told: dict[str, Any] = {}
-    for name, stage in stages.items():
-        made = stage(made, told)
-        if name == "ptx":
-            break
-    return made, int(told["shared"])
+    first = source.make_ir(target, parsed, codegen, module_map, context)
+
+    def through_all_stages() -> tuple[str, int]:
+        made, told = first, dict[str, Any]()
+        for name, stage in stages.items():
+            made = stage(made, told)
+            if name == "ptx":
+                break
+        return made, int(told["shared"])
+
+    return made_once(f"sm_{arch} {sorted(options.items())}\n{first.str_nodebug()}", through_all_stages)
 
 
 def _with_names(names: Mapping[str, tuple[str, ...]]) -> dict[str, ModuleType]:

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905 — long lists of names are read best as words
 """One call of a function that launches kernels: what it returns, and what it did, in plain data."""
 
 from __future__ import annotations
@@ -5,9 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from labkit.meters.calls import OperatorsSeen, UninitialisedIsNaN
 from labkit.meters.kernels.compiled import compiled
 from labkit.meters.kernels.watch import watched
+from labkit.meters.modes import OperatorMode
 from labkit.meters.products import ProductMeter
 
 EXPONENTIALS = frozenset(
@@ -17,6 +22,30 @@ EXPONENTIALS = frozenset(
 """Operators of torch from which a softmax could be had: a kernel that only copies would pass otherwise."""
 
 
+MOVING = frozenset(
+    "_reshape_alias _to_copy alias arange as_strided cat clone constant_pad_nd copy detach empty empty_like "
+    "empty_strided expand eye fill flip full full_like gather index index_put index_select lift_fresh masked_fill "
+    "narrow_copy new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute repeat resize roll "
+    "scalar_tensor scatter select select_scatter set slice slice_scatter split squeeze stack t to transpose tril triu "
+    "unsqueeze view where zero zeros zeros_like".split()
+)
+"""Operators of torch that make, fill, move and view, and compute no number."""
+
+
+class NumbersComputed(OperatorMode):
+    """Counts the floating-point numbers that operators of torch compute, whatever computes them, one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_numbers = 0
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        if func._schema.name.removeprefix("aten::").rstrip("_") not in MOVING and not func.is_view:
+            self.n_numbers += _n_numbers(out)
+        return out
+
+
 def kernel_call(
     function: Callable[..., Any], given: dict[str, Any], *more: Any, garbage: bool = True
 ) -> tuple[Any, dict[str, Any]]:
@@ -24,9 +53,11 @@ def kernel_call(
 
     `loaded` and `stored` bytes by tensor, `products`, [rows, inner, columns, how often], `problems` as `Watch` finds
     them, `launches`, and `outside_kernels`: the products, exponentials and kernels of attention that torch computed.
-    Memory that nobody has written holds NaN.
+    `outside_numbers` are those that torch computed besides, of any floating-point type, and `numbers` how many
+    the arguments and the result hold. Memory that nobody has written holds NaN.
     """
-    with UninitialisedIsNaN(), ProductMeter() as products, OperatorsSeen() as seen_outside:
+    seeing = NumbersComputed(), ProductMeter(), OperatorsSeen()
+    with UninitialisedIsNaN(), seeing[0] as numbers, seeing[1] as products, seeing[2] as seen_outside:
         result, seen = watched(function, given, *more, garbage=garbage)
     return result, {
         "loaded": dict(seen.loaded),
@@ -34,12 +65,18 @@ def kernel_call(
         "products": [[*shape, times] for shape, times in seen.products.items()],
         "problems": seen.problems,
         "launches": len(seen.launches),
+        "numbers": _n_numbers([given, result]),
+        "outside_numbers": numbers.n_numbers,
         "outside_kernels": [
             *["a matrix product"] * bool(products.flops),
             *["an exponential"] * any(name.rstrip("_") in EXPONENTIALS for name in seen_outside.operators),
             *sorted(set(products.fused)),
         ],
     }
+
+
+def _n_numbers(tree: Any) -> int:
+    return sum(x.numel() for x in tree_leaves(tree) if isinstance(x, torch.Tensor) and x.is_floating_point())
 
 
 def compiled_call(

@@ -18,7 +18,7 @@ from profiling import (
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.meters.drawing import axes_drawn_in
 from labkit.meters.weights import weights_computed
-from labkit.testing.attention_bytes import (
+from labkit.testing.attention.array_bytes import (
     ESTIMATED,
     MEASURED,
     assert_estimated,
@@ -27,7 +27,9 @@ from labkit.testing.attention_bytes import (
     made_up,
     true_bytes,
 )
-from labkit.testing.cases import DTYPES, Case, worked_example
+from labkit.testing.attention.cases import DTYPES, Case, worked_example
+from labkit.testing.attention.reference import Attention, attention, random_qkv
+from labkit.testing.attention.suspects import attention_suspects, matrix_suspects
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -40,8 +42,6 @@ from labkit.testing.compare import (
     require,
 )
 from labkit.testing.programs import program
-from labkit.testing.reference import Attention, attention, random_qkv
-from labkit.testing.suspects import attention_suspects, matrix_suspects
 from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))

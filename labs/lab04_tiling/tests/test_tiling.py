@@ -15,7 +15,9 @@ from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.meters.played_traffic import played_traffic
 from labkit.meters.unwritten_arrays import uninitialised_is_nan
 from labkit.simulated_memory import SRAMOverflow, watch_machines
-from labkit.testing.cases import DTYPES, Case, worked_example
+from labkit.testing.attention.cases import DTYPES, Case, worked_example
+from labkit.testing.attention.reference import attention, random_qkv
+from labkit.testing.attention.suspects import attention_suspects
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     as_array,
@@ -26,12 +28,10 @@ from labkit.testing.compare import (
     assert_type,
     require,
 )
-from labkit.testing.exponents import PowerLaw, StandIns, assert_exponents
 from labkit.testing.programs import program
-from labkit.testing.reference import attention, random_qkv
-from labkit.testing.suspects import attention_suspects
-from labkit.testing.tile_counts import count_suspects, tiles_with_an_entry
-from labkit.testing.traffic import (
+from labkit.testing.tiles.counts import count_suspects, tiles_with_an_entry
+from labkit.testing.tiles.exponents import PowerLaw, StandIns, assert_exponents
+from labkit.testing.tiles.traffic import (
     OTHER_BLOCKS,
     WASTE,
     Run,
@@ -392,7 +392,7 @@ class TestTiledAttention:
 
 
 def on_machine(function, *args, **options):
-    """Call tiled_traffic or naive_traffic, by its name, on a fresh machine: see `labkit.testing.traffic`."""
+    """Call tiled_traffic or naive_traffic, by its name, on a fresh machine: see `labkit.testing.tiles.traffic`."""
     return moved_on_machine(getattr(tiling, function), *args, **options)
 
 

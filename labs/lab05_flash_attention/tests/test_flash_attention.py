@@ -13,6 +13,10 @@ from flash_attention import FlashAttention, flash_backward, flash_forward
 from labkit.meters.calls import ScoreTiles, UninitialisedIsNaN, measured
 from labkit.meters.cuda import CudaMeter
 from labkit.meters.steps import kept_between, left_behind, measured_step, penalised_gradients, saved_tensors, step
+from labkit.testing.attention.saved import assert_saved
+from labkit.testing.attention.tensor_cases import Case, numbers, strided
+from labkit.testing.attention.tensor_reference import attention, gradients, gradients_with_penalty
+from labkit.testing.attention.tensor_suspects import backward_suspects, forward_suspects, lse_suspects
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -24,10 +28,6 @@ from labkit.testing.compare import (
     require_at_most,
 )
 from labkit.testing.programs import program
-from labkit.testing.saved import assert_saved
-from labkit.testing.tensor_cases import Case, numbers, strided
-from labkit.testing.tensor_reference import attention, gradients, gradients_with_penalty
-from labkit.testing.tensor_suspects import backward_suspects, forward_suspects, lse_suspects
 from labkit.testing.unchanged import left_alone
 from labkit.testing.wording import dtype_name
 from labkit.testing.work import (

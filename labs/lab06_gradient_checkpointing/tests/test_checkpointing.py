@@ -17,20 +17,8 @@ from labkit.meters.chains import deep, mixed, sequence
 from labkit.meters.passes import watch_passes
 from labkit.meters.recomputed import QUESTIONS, noted
 from labkit.meters.saved import kept_by_forward
-from labkit.testing.compare import (
-    assert_at_most,
-    assert_close,
-    assert_equal,
-    assert_raises,
-    assert_tuple,
-    assert_type,
-    assert_unchanged,
-    require,
-    require_at_most,
-)
-from labkit.testing.gradients import assert_gradients, copies, gradients, numbers
-from labkit.testing.programs import program
-from labkit.testing.recomputation import (
+from labkit.testing.attention.gradients import assert_gradients, copies, gradients, numbers
+from labkit.testing.attention.recomputation import (
     NO_WAY_BACK,
     Chain,
     above_one,
@@ -47,6 +35,18 @@ from labkit.testing.recomputation import (
     why_other_number,
     with_room,
 )
+from labkit.testing.compare import (
+    assert_at_most,
+    assert_close,
+    assert_equal,
+    assert_raises,
+    assert_tuple,
+    assert_type,
+    assert_unchanged,
+    require,
+    require_at_most,
+)
+from labkit.testing.programs import program
 
 ROOM_FOR_STATE = 16 * 1024
 """Bytes: the CPU generator's state is 5,056."""

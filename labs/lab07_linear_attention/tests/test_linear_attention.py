@@ -21,6 +21,7 @@ from labkit.meters.calls import OperatorsSeen, UninitialisedIsNaN, measured
 from labkit.meters.saved import kept_by_forward
 from labkit.meters.stand_ins import SmallDevice, out_of_memory
 from labkit.meters.tensors import measure_peak
+from labkit.testing.attention.reference import random_qkv
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     assert_at_most,
@@ -34,11 +35,10 @@ from labkit.testing.compare import (
     require_at_least,
     require_at_most,
 )
-from labkit.testing.linear_cases import AGREEMENT, LinearCase, divided, mapped, numbers, weights_of
-from labkit.testing.linear_memory import PARTS, Handout, assert_bytes, expected_bytes
-from labkit.testing.linear_profile import ROUTES, assert_mb, assert_row, rows_of
+from labkit.testing.linear.cases import AGREEMENT, LinearCase, divided, mapped, numbers, weights_of
+from labkit.testing.linear.memory import PARTS, Handout, assert_bytes, expected_bytes
+from labkit.testing.linear.profile import ROUTES, assert_mb, assert_row, rows_of
 from labkit.testing.programs import program
-from labkit.testing.reference import random_qkv
 
 simulated = pytest.mark.seconds(60)  # the first arithmetic on meta tensors imports a computer algebra system
 

@@ -14,7 +14,20 @@ from labkit.meters.mask_caches import session_of
 from labkit.meters.steps import penalised_gradients
 from labkit.meters.steps import step as step_of
 from labkit.meters.tensors import measure_peak
-from labkit.testing.audit import (
+from labkit.testing.attention.tensor_cases import strided
+from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
+    assert_at_most,
+    assert_equal,
+    assert_raises,
+    assert_type,
+    require,
+    require_at_least,
+    require_at_most,
+)
+from labkit.testing.programs import program
+from labkit.testing.unchanged import left_alone
+from labkit.testing.windows.audit import (
     SIZES,
     as_breakdown,
     assert_adds_up,
@@ -33,21 +46,8 @@ from labkit.testing.audit import (
     shape_of,
     some_inputs,
 )
-from labkit.testing.compare import (
-    NAN_FROM_EMPTY,
-    assert_at_most,
-    assert_equal,
-    assert_raises,
-    assert_type,
-    require,
-    require_at_least,
-    require_at_most,
-)
-from labkit.testing.mask_caches import assert_least_recent_goes
-from labkit.testing.programs import program
-from labkit.testing.tensor_cases import strided
-from labkit.testing.unchanged import left_alone
-from labkit.testing.windows import (
+from labkit.testing.windows.mask_caches import assert_least_recent_goes
+from labkit.testing.windows.sliding import (
     WindowStepCase,
     assert_attends,
     assert_codes,
@@ -317,10 +317,10 @@ class TestSlidingWindowAttention:
     @pytest.mark.kind("small")
     @pytest.mark.parametrize("block", [20, 30])
     def test_blocks_of_the_size_asked_for(self, block):
-        shapes = taken(120, 37, block)["shapes"]
+        shapes = taken(60, 37, block)["shapes"]
         fitting = [shape for shape in shapes if block in shape]
         others = sorted(set(shapes) - set(fitting))
-        told = f"of {len(shapes)} products (N=120, window=37, {block=}) {len(fitting)} have {block} rows or columns; "
+        told = f"of {len(shapes)} products (N=60, window=37, {block=}) {len(fitting)} have {block} rows or columns; "
         told += f"others are {', '.join(f'{m} × {n}' for m, n in others[:4])}"
         told += "\nUsual cause: `block` is checked and not used: queries are taken a block at a time"
         least = max(1, len(shapes)) / 2

@@ -22,8 +22,10 @@ from labkit.meters.kv_caches import session_of
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
 from labkit.meters.tensors import AllocationMeter
-from labkit.testing.cache_bytes import MODELS, assert_cache_bytes
-from labkit.testing.caches import (
+from labkit.testing.attention.tensor_cases import strided
+from labkit.testing.compare import NAN_FROM_EMPTY, assert_at_most, assert_equal, assert_raises, require
+from labkit.testing.decoding.cache_bytes import MODELS, assert_cache_bytes
+from labkit.testing.decoding.caches import (
     appends,
     assert_apart,
     assert_appends_write,
@@ -36,8 +38,12 @@ from labkit.testing.caches import (
     follow,
     random_deeds,
 )
-from labkit.testing.compare import NAN_FROM_EMPTY, assert_at_most, assert_equal, assert_raises, require
-from labkit.testing.decoding import (
+from labkit.testing.decoding.grouped import GroupedCase, one_query
+from labkit.testing.decoding.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
+from labkit.testing.decoding.paging import FOREIGN, PagedBatch
+from labkit.testing.decoding.slots import assert_shares, assert_worked_example, some_requests
+from labkit.testing.decoding.splits import assert_heuristic
+from labkit.testing.decoding.steps import (
     assert_a_split_at_a_time,
     assert_far_output,
     assert_never_expanded,
@@ -45,13 +51,7 @@ from labkit.testing.decoding import (
     far_inputs,
     two_results,
 )
-from labkit.testing.grouped import GroupedCase, one_query
-from labkit.testing.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
-from labkit.testing.paging import FOREIGN, PagedBatch
 from labkit.testing.programs import program
-from labkit.testing.serving import assert_shares, assert_worked_example, some_requests
-from labkit.testing.splits import assert_heuristic
-from labkit.testing.tensor_cases import strided
 from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))

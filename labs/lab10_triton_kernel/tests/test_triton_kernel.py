@@ -15,6 +15,8 @@ from labkit.kernels.device import on_device
 from labkit.kernels.resources import SHARED_BYTES, TARGETS
 from labkit.meters.kernels.calls import compiled_call, kernel_call
 from labkit.meters.kernels.far import ROW_STRIDE, call_on_far_rows
+from labkit.testing.attention.tensor_cases import Case, strided
+from labkit.testing.attention.tensor_suspects import backward_suspects, forward_suspects, lse_suspects
 from labkit.testing.compare import (
     HALF_SLACK,
     SLACK,
@@ -27,15 +29,13 @@ from labkit.testing.compare import (
     assert_unchanged,
     require,
 )
-from labkit.testing.grouped import split_suspects
-from labkit.testing.io_formulas import queries_outside_traffic
-from labkit.testing.kernels import GARBAGE, assert_bytes, assert_compiles, assert_multiplied, assert_sound
-from labkit.testing.paging import PagedBatch
+from labkit.testing.decoding.grouped import split_suspects
+from labkit.testing.decoding.paging import PagedBatch
+from labkit.testing.kernels.assertions import GARBAGE, assert_bytes, assert_compiles, assert_multiplied, assert_sound
+from labkit.testing.kernels.row_softmax import assert_softmax
 from labkit.testing.programs import program
-from labkit.testing.row_softmax import assert_softmax
-from labkit.testing.tensor_cases import Case, strided
-from labkit.testing.tensor_suspects import backward_suspects, forward_suspects, lse_suspects
-from labkit.testing.tile_counts import tiles_with_an_entry
+from labkit.testing.tiles.counts import tiles_with_an_entry
+from labkit.testing.tiles.io_formulas import queries_outside_traffic
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True])

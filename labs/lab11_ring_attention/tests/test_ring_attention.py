@@ -20,6 +20,7 @@ from ring_attention import (
 
 from labkit.meters.tensors import AllocationMeter
 from labkit.ranks.measured import told
+from labkit.testing.attention.tensor_cases import strided
 from labkit.testing.compare import (
     assert_at_most,
     assert_dtype,
@@ -28,7 +29,7 @@ from labkit.testing.compare import (
     require,
 )
 from labkit.testing.programs import program
-from labkit.testing.ring_counts import (
+from labkit.testing.rings.counts import (
     assert_block,
     assert_bytes,
     assert_held,
@@ -38,10 +39,9 @@ from labkit.testing.ring_counts import (
     assert_strips,
     assert_traffic,
 )
-from labkit.testing.ring_layouts import assert_layout, assert_whole, assert_work, numbered
-from labkit.testing.ring_suspects import ring_backward_suspects, ring_suspects
-from labkit.testing.rings import BACKWARD, FORWARD, LAYOUTS, RingCase, cut, positions
-from labkit.testing.tensor_cases import strided
+from labkit.testing.rings.layouts import assert_layout, assert_whole, assert_work, numbered
+from labkit.testing.rings.shards import BACKWARD, FORWARD, LAYOUTS, RingCase, cut, positions
+from labkit.testing.rings.suspects import ring_backward_suspects, ring_suspects
 from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))

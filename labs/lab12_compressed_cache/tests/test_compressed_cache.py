@@ -17,7 +17,7 @@ from labkit.meters.calls import UninitialisedIsNaN
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
 from labkit.meters.tensors import AllocationMeter
-from labkit.testing.budgets import apart, assert_scheme, drawn_model, scheme_bytes
+from labkit.testing.attention.tensor_cases import strided
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     assert_at_most,
@@ -26,13 +26,13 @@ from labkit.testing.compare import (
     assert_tuple,
     require,
 )
-from labkit.testing.decoding import assert_own_products, two_results
-from labkit.testing.latent import LatentCase
+from labkit.testing.compressed.budgets import apart, assert_scheme, drawn_model, scheme_bytes
+from labkit.testing.compressed.latent import LatentCase
+from labkit.testing.compressed.quantized import QuantizedCase, assert_quantized, assert_restored
+from labkit.testing.compressed.sink_logits import LogitCase, logit_suspects
+from labkit.testing.compressed.sinks import SinkCase, sink_suspects
+from labkit.testing.decoding.steps import assert_own_products, two_results
 from labkit.testing.programs import program
-from labkit.testing.quantized import QuantizedCase, assert_quantized, assert_restored
-from labkit.testing.sink_logits import LogitCase, logit_suspects
-from labkit.testing.sinks import SinkCase, sink_suspects
-from labkit.testing.tensor_cases import strided
 from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))

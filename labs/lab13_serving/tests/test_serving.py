@@ -12,11 +12,11 @@ from labkit.serving.drive import serve_plans
 from labkit.serving.engine import serve, settings_of, token_bytes
 from labkit.serving.model import SPEC
 from labkit.serving.trace import LIMITS, Request, any_requests, make_trace, prefix_tokens
-from labkit.testing.bit_blocks import BitBlocks, attention, rounded
-from labkit.testing.cache_plans import assert_plan
 from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require, require_own_work
-from labkit.testing.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
+from labkit.testing.decoding.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
 from labkit.testing.programs import program
+from labkit.testing.serving.bit_blocks import BitBlocks, attention, rounded
+from labkit.testing.serving.cache_plans import assert_plan
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
 by_bits = pytest.mark.parametrize("bits", [2, 4, 8])

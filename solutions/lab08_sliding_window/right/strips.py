@@ -9,14 +9,22 @@ def window_mask(seq_len, window):
 
 def classify_tiles(seq_len, window, block):
     _check(seq_len=seq_len, window=window, block=block)
-    bounds = [(start, min(start + block, seq_len)) for start in range(0, seq_len, block)]
-    return np.array([[_kind(rows, cols, window) for cols in bounds] for rows in bounds])
+    return np.array(_kinds(seq_len, window, block))
 
 
-def _kind(rows, cols, window):
-    if cols[0] > rows[1] - 1 or cols[1] - 1 <= rows[0] - window:
-        return "empty"
-    return "full" if cols[1] - 1 <= rows[0] and cols[0] > rows[1] - 1 - window else "partial"
+def _kinds(seq_len, window, block):
+    """The tiles' kinds in lists of lists: an array of words is slow to make."""
+    ends = [(first, min(first + block, seq_len) - 1) for first in range(0, seq_len, block)]
+    return [_kinds_of_row(first, last, ends, window) for first, last in ends]
+
+
+def _kinds_of_row(first, last, ends, window):
+    """Of a row of tiles; its queries are `first` to `last`, the ends of each tile's keys are in `ends`."""
+    oldest_seen, seen_by_all = first - window + 1, last - window + 1
+    return [
+        "empty" if key > last or to < oldest_seen else "full" if to <= first and key >= seen_by_all else "partial"
+        for key, to in ends
+    ]
 
 
 def sliding_window_attention(q, k, v, window, block):
@@ -58,8 +66,9 @@ class BlockMaskCache:
     @staticmethod
     def _make(seq_len, window, block, device):
         codes = {"empty": 0, "partial": 1, "full": 2}
-        kinds = classify_tiles(seq_len, window, block)
-        return torch.tensor([[codes[kind] for kind in row] for row in kinds.tolist()], dtype=torch.int8).to(device)
+        _check(seq_len=seq_len, window=window, block=block)
+        kinds = _kinds(seq_len, window, block)
+        return torch.tensor([[codes[kind] for kind in row] for row in kinds], dtype=torch.int8).to(device)
 
     def clear(self):
         self.entries = {}

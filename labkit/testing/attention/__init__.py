@@ -1,0 +1,1 @@
+"""Attention on arrays and on tensors: cases, what comes out of them, and the mistakes usual in it."""

@@ -1,0 +1,148 @@
+"""Inputs of attention as NumPy arrays, and what comes out of them: exactly, and plainly in their own precision."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from labkit.testing.attention.reference import Attention, attention, random_qkv, roundings
+from labkit.testing.compare import NAN_HINT, Suspects, as_mapping, assert_close
+from labkit.testing.lazily import Lazily
+
+DTYPES = (np.float16, np.float32, np.float64)
+
+
+class Case:
+    """One call of attention: its inputs, its results in float64, and what plain computations of them lose.
+
+    `mask` (True where a key is masked out), `causal` and `scale` are as in `reference.attention`.
+    `n_steps` is the number of blocks of keys that a correct answer may take one after the other: each may rescale, and
+    so round, once more. Inputs may be changed until the results are first asked for.
+    """
+
+    def __init__(
+        self,
+        Q: npt.NDArray,
+        K: npt.NDArray,
+        V: npt.NDArray,
+        *,
+        mask: npt.NDArray | None = None,
+        causal: bool = False,
+        scale: float | None = None,
+        n_steps: int = 0,
+    ) -> None:
+        self.Q, self.K, self.V = Q, K, V
+        self.mask, self.causal, self.scale, self.n_steps = mask, causal, scale, n_steps
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator, *, n_steps: int = 0, causal: bool = False, **sizes: Any) -> Case:
+        """A case with standard-normal inputs; `sizes` are those of `random_qkv`."""
+        return cls(*random_qkv(rng, **sizes), causal=causal, n_steps=n_steps)
+
+    @property
+    def inputs(self) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
+        """Q, K and V."""
+        return self.Q, self.K, self.V
+
+    @property
+    def n_queries(self) -> int:
+        """N_q."""
+        return self.Q.shape[-2]
+
+    @property
+    def n_keys(self) -> int:
+        """N_k."""
+        return self.K.shape[-2]
+
+    @property
+    def used_scale(self) -> float:
+        """The scale given, or 1/√d."""
+        return self.Q.shape[-1] ** -0.5 if self.scale is None else float(self.scale)
+
+    @cached_property
+    def hidden(self) -> npt.NDArray[np.bool_]:
+        """True where a query does not see a key, by the mask or by causality: broadcasts to (..., N_q, N_k)."""
+        hidden = later_keys(self.n_queries, self.n_keys, 1 if self.causal else self.n_keys)
+        return hidden if self.mask is None else hidden | self.mask
+
+    @cached_property
+    def scores(self) -> npt.NDArray[np.float64]:
+        """The scores in float64, −inf where a key is hidden."""
+        products = np.einsum("...id,...jd->...ij", self.Q.astype(float), self.K.astype(float))
+        return np.where(self.hidden, -np.inf, self.used_scale * products)
+
+    @cached_property
+    def want(self) -> Attention:
+        """What is right."""
+        return self.other()
+
+    @cached_property
+    def plain(self) -> Lazily[Attention]:
+        """What correct computations in the inputs' precision give, `n_steps` roundings away from what is right."""
+        still = [x.copy() for x in self.inputs]  # what is made later must not be made of changed inputs
+        made, want = roundings(*still, mask=self.mask, causal=self.causal, scale=self.scale), self.want
+        return made.map(lambda o: Attention(*(looser(*pair, self.n_steps) for pair in zip(o, want, strict=True))))
+
+    def other(self, *, hidden: npt.ArrayLike | None = None, scale: float | None = None) -> Attention:
+        """The results in float64 with other keys hidden, or with another scale."""
+        hidden = self.hidden if hidden is None else hidden
+        return attention(*self.inputs, mask=hidden, scale=self.used_scale if scale is None else scale)
+
+    def check(
+        self,
+        name: str,
+        got: Any,
+        part: str = "output",
+        *,
+        suspects: Suspects | None = None,
+        hint: str = "",
+        nan_hint: str = "",
+        dtype: Any = None,
+    ) -> None:
+        """Compare one result, `part` of the reference, and name a usual mistake when one fits.
+
+        Each of `suspects` is a function that returns an Attention, or the value of this result.
+        """
+        assert_close(
+            name,
+            got,
+            getattr(self.want, part),
+            plain=self.plain.map(attrgetter(part)),
+            dtype=dtype,
+            suspects=lambda: {text: _part_of(value, part) for text, value in as_mapping(suspects).items()},
+            hint=hint,
+            nan_hint=nan_hint or NAN_HINT,
+        )
+
+
+def worked_example() -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
+    """The inputs that handouts work by hand: one query, two keys; the output is 0.6698, the log-sum-exp 1.1079."""
+    Q, K, V = (np.array(x, np.float32) for x in ([[1, 0]], [[1, 0], [0, 1]], [[1], [0]]))
+    return Q, K, V
+
+
+def later_keys(n_queries: int, n_keys: int, first: int = 1) -> npt.NDArray[np.bool_]:
+    """True where key j comes `first` or more after query i: with 1, what causality hides; (N_q, N_k)."""
+    return np.arange(n_keys) >= np.arange(n_queries)[:, None] + first
+
+
+def looser(plain: npt.ArrayLike, want: npt.ArrayLike, n_steps: int) -> npt.NDArray:
+    """`plain`, moved away from `want` by half a rounding of the largest value for each of `n_steps`."""
+    computed, exact = np.asarray(plain), np.asarray(want, np.float64)
+    finite = np.isfinite(exact)
+    size = np.abs(exact[finite]).max(initial=0)
+    away = np.where(computed.astype(np.float64) < exact, -1, 1) * n_steps * np.finfo(computed.dtype).eps / 2 * size
+    return np.where(finite, computed.astype(np.float64) + away, computed).astype(computed.dtype)
+
+
+def _part_of(value: Any, part: str) -> Any:
+    def made() -> Any:
+        with np.errstate(all="ignore"):
+            result = value() if callable(value) else value
+        return getattr(result, part) if isinstance(result, Attention) else result
+
+    return made

@@ -1,0 +1,282 @@
+"""The usual mistakes of attention, each with the value it leads to: scale, causality, masks, blocks, running sums.
+
+What a mistake hides or scales says how to compute it, in NumPy or in torch: `scale_suspects` gives scales,
+`mask_suspects` the keys that are then hidden. The others give functions that return an Attention, for `Case.check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from labkit.testing.attention.cases import Case, later_keys
+from labkit.testing.attention.reference import Attention, attention
+
+Made = dict[str, Callable[[], Attention]]
+Hidden = dict[str, npt.NDArray[np.bool_]]
+
+
+def attention_suspects(case: Case, block_q: int = 0, block_k: int = 0) -> Made:
+    """All usual mistakes of a forward pass. Without block sizes those of tiles are left out."""
+    found: Made = {
+        text: lambda scale=scale: case.other(scale=scale)  # type: ignore[misc]
+        for text, scale in scale_suspects(case).items()
+    }
+    found |= {
+        text: lambda hidden=hidden: case.other(hidden=hidden)  # type: ignore[misc]
+        for text, hidden in mask_suspects(case, block_q, block_k).items()
+    }
+    return found | row_suspects(case) | (block_suspects(case, block_q, block_k) if block_k else {})
+
+
+def scale_suspects(case: Case) -> dict[str, float]:
+    """Usual mistakes with 1/√d, or with a scale that is given: the scale that each comes to."""
+    d, d_v, n_keys = case.Q.shape[-1], case.V.shape[-1], case.n_keys
+    if case.scale is not None:
+        normal = d**-0.5
+        if case.scale == 0:
+            return {"scale=0.0 is taken for None, as `scale or …` does": normal}
+        return {
+            "the scale given is not used, but 1/√d": normal,
+            "the scale given is used besides 1/√d": case.scale * normal,
+        }
+    found = {
+        "the scores are not divided by √d": 1.0,
+        "the scores are divided by d in place of √d": 1 / d,
+        "the scores are multiplied by √d": d**0.5,
+    }
+    if d_v != d:
+        found["the scale is taken from the width of V in place of Q's: √d_v in place of √d"] = d_v**-0.5
+    if n_keys not in (0, d):
+        found["the scale is taken from the number of keys in place of d"] = n_keys**-0.5
+    return found
+
+
+def mask_suspects(case: Case, block_q: int = 0, block_k: int = 0) -> Hidden:
+    """Usual mistakes with what a query sees: the keys that are hidden then, (..., N_q, N_k)."""
+    found = causal_suspects(case) if case.causal else {}
+    if block_k:
+        found |= last_block_suspects(case, block_k)
+        if case.causal and block_q:
+            found |= tile_suspects(case, block_q, block_k)
+    if case.mask is None:
+        return found
+    found = {text: hidden | case.mask for text, hidden in found.items()}
+    own = later_keys(case.n_queries, case.n_keys, 1 if case.causal else case.n_keys)
+    found["the mask is ignored"] = own
+    found["True is taken as 'keep': here True means masked out"] = own | ~case.mask
+    if case.mask.ndim > 2:
+        found["the first mask of the batch is used for all"] = own | case.mask[(0,) * (case.mask.ndim - 2)]
+    if block_k and case.mask.shape[-1] == case.n_keys > block_k:
+        first = np.take(case.mask, np.arange(case.n_keys) % block_k, axis=-1)
+        found["every tile gets the mask of the first block of keys"] = own | first
+    return found
+
+
+def causal_suspects(case: Case) -> Hidden:
+    """Usual mistakes with causality itself: the keys hidden then."""
+    n_queries, n_keys = case.n_queries, case.n_keys
+    found = {
+        "causal is ignored": later_keys(n_queries, n_keys, n_keys),
+        "a query does not see the key of its own number: it sees j ≤ i": later_keys(n_queries, n_keys, 0),
+        "a query sees one key too many: j ≤ i + 1": later_keys(n_queries, n_keys, 2),
+        "earlier keys are hidden in place of later ones": ~later_keys(n_queries, n_keys, 0),
+    }
+    if n_queries != n_keys:
+        from_the_end = later_keys(n_queries, n_keys, 1 + n_keys - n_queries)
+        found["the diagonal is counted from the last key, from the bottom right: query 0 sees key 0 alone"] = (
+            from_the_end
+        )
+    return found
+
+
+def tile_suspects(case: Case, block_q: int, block_k: int) -> Hidden:
+    """Usual mistakes with the tiles that causality leaves out or cuts: the keys hidden then."""
+    i, j = np.arange(case.n_queries)[:, None], np.arange(case.n_keys)
+    row, column, square = i // block_q, j // block_k, min(block_q, block_k)
+    first_key, first_query = column * block_k, row * block_q
+    last_query = np.minimum(first_query + block_q, case.n_queries) - 1
+    later, above = j > i, first_key > last_query
+    within = j % block_k > i % block_q
+    return {
+        "positions are compared inside the tile, not in the whole sequence": within | above,
+        "positions are compared inside the tile, not in the whole sequence, and no tile is left out": within,
+        "the queries' positions alone are counted within the tile": j > i % block_q,
+        "the keys' positions alone are counted within the tile": j % block_k > i,
+        "tiles that the diagonal crosses are taken whole": above,
+        "tiles that the diagonal crosses are left out": first_key + block_k - 1 > first_query,
+        "the first query of a tile decides whether it is skipped, but its last one sees the most": later
+        | (first_key > first_query),
+        "a block of keys is skipped one too early: the last one that the queries see is left out": later
+        | (column >= np.minimum(last_query, case.n_keys - 1) // block_k),
+        "the number of blocks of keys is rounded down: the last one that the queries see is left out": later
+        | (column >= (last_query + 1) // block_k),
+        "a block of queries is skipped one too late: the first one that sees the keys is left out": later
+        | (row <= first_key // block_q),
+        "tile (I, J) is taken when J ≤ I, which is right for square tiles only": later | (column > row),
+        "one block size is used for both when tiles are skipped": later | (j // square > i // square),
+    }
+
+
+def last_block_suspects(case: Case, block_k: int) -> Hidden:
+    """Whole blocks alone are gone through: the keys hidden then."""
+    whole = case.n_keys // block_k * block_k
+    if whole in (0, case.n_keys):
+        return {}
+    return {"the last, smaller block of keys is left out": case.hidden | (np.arange(case.n_keys) >= whole)}
+
+
+def row_suspects(case: Case) -> Made:
+    """Usual mistakes with rows and their softmax, whatever the blocks are."""
+    found: Made = {
+        "the rows are not divided by their sums": lambda: _of_weights(case, _powers(case)),
+        "hidden scores are 0 in place of −inf": lambda: _of_scores(case, np.where(case.hidden, 0, _all_scores(case))),
+        "the softmax runs over the queries (axis −2) in place of the keys": lambda: _of_weights(
+            case, _softmax(case.scores, axis=-2)
+        ),
+        "the softmax runs over the whole matrix: each row must sum to 1": lambda: _of_weights(
+            case, _softmax(case.scores, axis=(-2, -1))
+        ),
+    }
+    if not case.hidden.any():
+        del found["hidden scores are 0 in place of −inf"]
+    if _without_key(case).any():
+        found |= {
+            "a row without any key is spread evenly over all of them": lambda: _spread(case, 1 / case.n_keys),
+            "a row without any key is divided by its sum, 0/0": lambda: _spread(case, np.nan),
+        }
+    return found
+
+
+def block_suspects(case: Case, block_q: int, block_k: int) -> Made:
+    """Usual mistakes with sums over blocks of keys, and with the last blocks, which are smaller."""
+    found = pass_suspects(case, [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)])
+    if case.n_keys > block_k and case.n_keys % block_k:
+        found["the last block of keys is moved back to full size, so that keys count twice"] = lambda: _twice(
+            case, block_k
+        )
+    if block_q and case.n_queries % block_q:
+        found["the last, smaller block of queries is left as it was allocated"] = lambda: _rows_left(case, block_q)
+    return found
+
+
+def matrix_suspects(case: Case) -> Made:
+    """Usual mistakes with a whole matrix of weights, besides those that all forms of attention share."""
+
+    def masked_late() -> Attention:
+        late = np.where(case.hidden, 0.0, case.other(hidden=np.zeros_like(case.hidden)).weights)
+        return Attention(late @ case.V, late, case.want.lse)
+
+    found: Made = {"the scores are returned in place of the weights": lambda: case.want._replace(weights=case.scores)}
+    if case.mask is not None:
+        found["the mask is applied after the softmax, so that rows no longer sum to 1"] = masked_late
+    return found
+
+
+def pass_suspects(case: Case, parts: Sequence[slice]) -> Made:
+    """Usual mistakes with m, l and o in one pass over these parts of the keys."""
+
+    def summed(**how: bool) -> Callable[[], Attention]:
+        V = case.V.astype(float)
+        return lambda: blockwise([case.scores[..., p] for p in parts], [V[..., p, :] for p in parts], **how)
+
+    found = {
+        "nothing is rescaled when the maximum moves, neither l nor o": summed(rescale_l=False, rescale_o=False),
+        "l is not rescaled when the maximum moves": summed(rescale_l=False),
+        "the output so far is not rescaled when the maximum moves (l is)": summed(rescale_o=False),
+        "the output is not divided by l at the end": summed(divide=False),
+        "the factor that rescales is upside down: exp(m_new − m_old)": summed(upside_down=True),
+        "each block of keys has a softmax of its own, and their outputs are averaged": lambda: _averaged(case, parts),
+    }
+    if case.hidden.any():
+        found["a block without a key that the row sees gives −inf − (−inf)"] = summed(guarded=False)
+    return found
+
+
+def blockwise(
+    score_blocks: Sequence[npt.NDArray],
+    V_blocks: Sequence[npt.NDArray],
+    *,
+    rescale_l: bool = True,
+    rescale_o: bool = True,
+    divide: bool = True,
+    guarded: bool = True,
+    upside_down: bool = False,
+) -> Attention:
+    """One pass over blocks of keys in float64, with the mistakes that are asked for; its weights mean nothing.
+
+    Scores are (..., N_q, length of the block), −inf where hidden, values (..., length of the block, d_v). Without
+    `guarded` a row that has seen no key yet gets exp(−inf − (−inf)).
+    """
+    m = np.full((*score_blocks[0].shape[:-1], 1), -np.inf)
+    l, o = np.zeros_like(m), np.zeros((1, V_blocks[0].shape[-1]))
+    with np.errstate(all="ignore"):
+        for scores, V in zip(score_blocks, V_blocks, strict=True):
+            m_new = np.maximum(m, scores.max(-1, keepdims=True, initial=-np.inf))
+            shift = np.where(np.isneginf(m_new), 0, m_new) if guarded else m_new
+            powers, alpha = np.exp(scores - shift), np.exp(m - shift)
+            alpha = np.where(m > -np.inf, 1 / alpha, 0) if upside_down else alpha
+            l = (alpha * l if rescale_l else l) + powers.sum(-1, keepdims=True)
+            o = (alpha * o if rescale_o else o) + powers @ V
+            m = m_new
+        output = o / np.where(l == 0, 1, l) if divide else o
+        return Attention(output, np.full((*m.shape[:-1], 1), np.nan), (m + np.log(l))[..., 0])
+
+
+def _without_key(case: Case) -> npt.NDArray:
+    shape = (*case.hidden.shape[:-2], case.n_queries, case.n_keys)
+    return np.asarray(np.broadcast_to(case.hidden, shape).all(-1, keepdims=True))
+
+
+def _spread(case: Case, weight: float) -> Attention:
+    weights = np.where(_without_key(case), weight, case.want.weights)
+    return _of_weights(case, weights)
+
+
+def _of_weights(case: Case, weights: npt.NDArray) -> Attention:
+    return Attention(weights @ case.V.astype(float), weights, case.want.lse)
+
+
+def _of_scores(case: Case, scores: npt.NDArray) -> Attention:
+    made = _of_weights(case, _softmax(scores, axis=-1))
+    return made._replace(lse=scores.max(-1) + np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)))
+
+
+def _all_scores(case: Case) -> npt.NDArray:
+    return case.used_scale * np.einsum("...id,...jd->...ij", case.Q.astype(float), case.K.astype(float))
+
+
+def _powers(case: Case) -> npt.NDArray:
+    top = case.scores.max(-1, keepdims=True, initial=-np.inf)
+    return np.exp(case.scores - np.where(np.isfinite(top), top, 0))
+
+
+def _softmax(scores: npt.NDArray, axis: int | tuple[int, ...]) -> npt.NDArray:
+    top = scores.max(axis, keepdims=True, initial=-np.inf)
+    powers = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = powers.sum(axis, keepdims=True)
+    return powers / np.where(total == 0, 1, total)
+
+
+def _averaged(case: Case, parts: Sequence[slice]) -> Attention:
+    hidden = np.broadcast_to(case.hidden, (*case.hidden.shape[:-2], case.n_queries, case.n_keys))
+    each = [
+        attention(case.Q, case.K[..., p, :], case.V[..., p, :], mask=hidden[..., p], scale=case.used_scale).output
+        for p in parts
+    ]
+    return case.want._replace(output=np.mean(each, axis=0))
+
+
+def _twice(case: Case, block_k: int) -> Attention:
+    order = np.r_[: case.n_keys // block_k * block_k, case.n_keys - block_k : case.n_keys]
+    hidden = np.broadcast_to(case.hidden, (*case.hidden.shape[:-2], case.n_queries, case.n_keys))
+    return attention(
+        case.Q, case.K[..., order, :], case.V[..., order, :], mask=hidden[..., order], scale=case.used_scale
+    )
+
+
+def _rows_left(case: Case, block_q: int) -> Attention:
+    written = np.arange(case.n_queries)[:, None] < case.n_queries // block_q * block_q
+    return case.want._replace(output=np.where(written, case.want.output, 0))

@@ -1,0 +1,147 @@
+"""Assertions about kernels: what a GPU would do with them, and why the interpreter did not show it.
+
+They judge what `labkit.meters.kernels` has seen: one call in the interpreter, or the kernels of a call compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from labkit.kernels.resources import MOST_REGISTERS, SHARED_BYTES, Resources, resources
+from labkit.testing.compare import assert_at_most, assert_equal, require
+
+DEEDS = {"load": "loads", "store": "stores", "update": "updates, atomically,"}
+
+GARBAGE = (
+    "a lane that a mask leaves out of a load holds anything on a GPU (here NaN) unless the load says other=…; "
+    "the interpreter alone puts 0 there. Or memory of torch.empty that no program writes"
+)
+"""For `nan_hint`: what usually causes NaN in a kernel's result."""
+
+ONE_AFTER_THE_OTHER = "the interpreter runs one program after the other, and its sums come out right"
+WHAT_LIES_THERE = "the interpreter reads what lies there and goes on"
+
+
+def assert_sound(seen: Mapping[str, Any], outside: Collection[str] = ()) -> None:
+    """Fail where a call's kernels did what a GPU does not forgive, or where there were none.
+
+    `outside` is what torch may compute itself. Besides, it may compute a number for each that the arguments and the
+    result hold, and two where `outside` holds anything: a sum of gradients, not an attention in plain arithmetic.
+    """
+    require(seen["launches"], "no kernel is launched: the work belongs into functions marked @triton.jit")
+    found = [what for what in seen["outside_kernels"] if what not in outside]
+    require(not found, f"torch itself computes {', '.join(found)}: that belongs into the kernels")
+    most_numbers = seen["numbers"] * (2 if outside else 1)
+    require(
+        seen["outside_numbers"] <= most_numbers,
+        f"torch itself computes {seen['outside_numbers']:,} numbers, at most {most_numbers:,} are allowed: "
+        "that belongs into the kernels",
+    )
+    for problem in seen["problems"]:
+        require(False, told(problem))
+
+
+def told(problem: Mapping[str, Any]) -> str:
+    """One of the problems that `labkit.meters.kernels.watch` finds, in words."""
+    kernel, tensor, program = problem["kernel"], problem["tensor"], tuple(problem["program"])
+    deed = DEEDS[problem["use"]]
+    if problem["kind"] == "input":
+        return f"{kernel} {deed} into {tensor}, an argument, which the caller still needs: make a tensor for results"
+    if problem["kind"] == "meets":
+        other = DEEDS[problem["other"]]
+        return (
+            f"{kernel}: program {program} {deed} where another program of the same launch {other}: in {tensor}\n"
+            "On a GPU they run at the same time, and what one has added the other overwrites; "
+            f"{ONE_AFTER_THE_OTHER}\nUsual cause: a sum is collected by several programs: give each element one "
+            "program that owns it, or add with tl.atomic_add"
+        )
+    place = problem["element"]
+    where = f"outside of {tensor}" if place is None else f"element {place} of {tensor}, which has none of that number"
+    if place is None and not tensor:
+        where = "an address that belongs to no argument"
+    consequence = (
+        "On a GPU that is another tensor's number, or the end of the program with “illegal memory access”; "
+        + WHAT_LIES_THERE
+        if problem["use"] == "load"
+        else "On a GPU that destroys another tensor, or ends the program with “illegal memory access”"
+    )
+    return (
+        f"{kernel}: program {program} {deed} {where}\n{consequence}\n"
+        "Usual cause: a mask is missing, or compares with the wrong length: lanes from the length on must be left out"
+    )
+
+
+def assert_bytes(
+    what: str, found: Mapping[str, int], want: int, suspects: Mapping[str, int] | None = None, *, hint: str = ""
+) -> None:
+    """Fail unless the bytes in `found`, by tensor, add up to `want`; the message lists them."""
+    each = ", ".join(f"{name} {n_bytes:,}" for name, n_bytes in sorted(found.items()))
+    assert_equal(f"the bytes {what} ({each})", sum(found.values()), want, suspects=suspects, hint=hint)
+
+
+def assert_multiplied(seen: Mapping[str, Any], most: int, *, hint: str) -> None:
+    """Fail unless tiles are multiplied by `tl.dot`, and at most so many pairs of numbers in all."""
+    require(seen["products"], "no tile is multiplied by tl.dot: without it the tensor cores have nothing to do")
+    done = sum(rows * inner * columns * times for rows, inner, columns, times in seen["products"])
+    assert_at_most("the numbers multiplied in tl.dot", done, most, unit="multiplications", hint=hint)
+
+
+def assert_compiles(
+    made: Iterable[Mapping[str, Any]], arch: int, *, products: bool = True, spills: bool = False, exact: bool = False
+) -> list[Resources]:
+    """Fail unless Triton's compiler and the assembler take every kernel for sm_`arch`; what each takes.
+
+    Args:
+        products: tensor cores must have something to do in at least one of the kernels.
+        spills: registers may be put into memory.
+        exact: no product may be of tf32.
+    """
+    found = []
+    for each in made:
+        kernel = each["kernel"]
+        require(not each["error"], refused(kernel, arch, each["error"]))
+        taken = resources(each["ptx"], each["shared"], arch)
+        found.append(taken)
+        require(taken.fits(arch), too_much_shared(kernel, arch, taken, each))
+        require(spills or not taken.stack, spilled(kernel, arch, taken, each))
+        require(
+            not (exact and taken.tf32),
+            f"{kernel}, compiled for sm_{arch}, multiplies float32 in tf32, with 10 bits of mantissa in place of 23\n"
+            "The interpreter multiplies float32 exactly, whatever is asked for\n"
+            'Usual cause: tl.dot without input_precision="ieee", whose default is tf32',
+        )
+    require(
+        not products or any(taken.products for taken in found),
+        f"compiled for sm_{arch}, no kernel multiplies on tensor cores: products of float16 tiles by tl.dot do",
+    )
+    return found
+
+
+def refused(kernel: str, arch: int, said: str) -> str:
+    """What to say where the compiler does not take a kernel."""
+    return (
+        f"Triton's compiler refuses {kernel} for sm_{arch}: {said}\n"
+        "The interpreter is NumPy: it multiplies tiles of any shape and size, and knows no types but NumPy's\n"
+        "Usual cause: a side of tl.dot below 16, a size that is no tl.constexpr or no power of two, "
+        "or Python that Triton's language does not have"
+    )
+
+
+def too_much_shared(kernel: str, arch: int, taken: Resources, made: Mapping[str, Any]) -> str:
+    """What to say where a thread block does not fit."""
+    return (
+        f"{kernel} asks for {taken.shared:,} B of shared memory, and a thread block of sm_{arch} can have "
+        f"{SHARED_BYTES[arch]:,} B: its launch fails on a GPU\nThe interpreter has all of the machine's memory\n"
+        f"Usual cause: every stage of the {made['num_stages']} keeps tiles of K and V: fewer stages, or smaller blocks"
+    )
+
+
+def spilled(kernel: str, arch: int, taken: Resources, made: Mapping[str, Any]) -> str:
+    """What to say where registers do not suffice."""
+    return (
+        f"{kernel}, compiled for sm_{arch}, keeps {taken.stack} B a thread on the stack, in memory: its tiles do not "
+        f"fit into the {MOST_REGISTERS} registers that a thread can have\n"
+        "The interpreter has no registers: results are right, and on a GPU every use of what was put away is slow\n"
+        f"Usual cause: tiles too large for {made['num_warps']} warps, or one more tile alive than is needed"
+    )

@@ -1,0 +1,212 @@
+"""Attention over a sequence that ranks share: inputs cut into shards, and their results against the whole's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from labkit.testing.attention.reference import orders
+from labkit.testing.attention.tensor_cases import Case, Results
+from labkit.testing.compare import NAN_HINT, assert_close, assert_dtype, assert_tuple, assert_type, require
+from labkit.testing.decoding.grouped import GroupedCase
+from labkit.testing.lazily import Lazily
+
+LAYOUTS = ("contiguous", "zigzag", "striped")
+FORWARD, BACKWARD = ("o", "lse"), ("dq", "dk", "dv")
+NAMES = {"o": "O", "lse": "L", "dq": "dQ", "dk": "dK", "dv": "dV"}
+"""What the handout calls a result → what the reference calls it."""
+
+Made = Mapping[str, Callable[[], Results]]
+
+
+def owners(seq_len: int, world_size: int, layout: str) -> npt.NDArray[np.int64]:
+    """The rank that holds each token of a sequence."""
+    tokens = np.arange(seq_len)
+    if layout == "contiguous":
+        return tokens // (seq_len // world_size)
+    if layout == "striped":
+        return tokens % world_size
+    run = tokens // (seq_len // (2 * world_size))
+    return np.minimum(run, 2 * world_size - 1 - run)
+
+
+def positions(seq_len: int, world_size: int, layout: str) -> list[npt.NDArray[np.int64]]:
+    """The tokens of each rank, in the order in which it holds them: in all layouts their own."""
+    owner = owners(seq_len, world_size, layout)
+    return [np.flatnonzero(owner == rank) for rank in range(world_size)]
+
+
+def cut(x: torch.Tensor, places: Sequence[npt.NDArray[np.int64]], dim: int = -2) -> list[torch.Tensor]:
+    """The shards of a tensor whose tokens lie at `places`, rank by rank."""
+    return [x.index_select(dim, torch.from_numpy(place)) for place in places]
+
+
+class RingCase(GroupedCase):
+    """Inputs of attention with shared key heads, whose `n_tokens` are shared out to ranks; dO besides.
+
+    `shards(names)` are the arguments of each rank, by the handout's names; sizes are those of `GroupedCase`.
+    """
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        *,
+        n_tokens: int,
+        world_size: int,
+        layout: str = "zigzag",
+        kv_heads: int = 2,
+        group: int = 2,
+        d: int = 8,
+        **sizes: Any,
+    ) -> None:
+        super().__init__(rng, kv_heads=kv_heads, group=group, n_queries=n_tokens, n_keys=n_tokens, d=d, **sizes)
+        self.world_size, self.layout = world_size, layout
+        self.places = positions(n_tokens, world_size, layout)
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator, world_sizes: Sequence[int] = (2, 3, 4), **sizes: Any) -> Self:
+        """A case of sizes drawn at random, but for those given."""
+        world_size = int(rng.choice(world_sizes))
+        kv_heads, group = rng.integers(1, 4, 2).tolist()
+        n_tokens = 2 * world_size * int(rng.integers(1, 6))
+        d, d_v = rng.integers(2, 12, 2).tolist()
+        sizes = {"kv_heads": kv_heads, "group": group, "d": d, "d_v": d_v, **sizes}
+        layout, causal = str(rng.choice(LAYOUTS)), bool(rng.integers(2))
+        return cls(rng, n_tokens=n_tokens, world_size=world_size, layout=layout, causal=causal, **sizes)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How a task is to be called besides."""
+        return {"causal": self.counted_from_the_end, "layout": self.layout}
+
+    @cached_property
+    def given_result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The reference's o and lse, in the dtypes in which a forward pass returns them."""
+        made = GroupedCase.results(self)
+        return torch.from_numpy(made["O"]).to(self.Q.dtype), torch.from_numpy(made["L"]).to(self.precise)
+
+    def shards(self, *names: str) -> list[list[torch.Tensor]]:
+        """For each rank, its shards of q, k, v, dO, o or lse."""
+        whole = {"q": self.Q, "k": self.k, "v": self.v, "dO": self.dO}
+        if "o" in names:
+            whole |= dict(zip(FORWARD, self.given_result, strict=True))
+        cuts = [cut(whole[name], self.places, -1 if name == "lse" else -2) for name in names]
+        return [list(each) for each in zip(*cuts, strict=True)]
+
+    @cached_property
+    def plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
+        """As of `GroupedCase`, and what those get that weigh by exp(score − lse) and merge blocks by their lse.
+
+        Where logits are large a log-sum-exp is rounded more coarsely than the difference to a maximum.
+        """
+        found: dict[str, Lazily[Any]] = GroupedCase.plain.func(self)  # type: ignore[attr-defined]
+        still = self._as_it_is()
+        blocks = [[np.arange(self.Q.shape[-2])], self.places]
+        merged = self._by_name(
+            Lazily(partial(still._by_log_sum_exps, places, turn) for places in blocks for turn in range(len(orders(1))))
+        )
+        return {name: found[name] + merged[name] for name in found}
+
+    def _by_log_sum_exps(self, places: Sequence[npt.NDArray[np.int64]], turn: int) -> Results:
+        """O and L in float32, merged from blocks of keys at these places."""
+        wide = torch.from_numpy(orders(self.Q.shape[-1])[turn].copy())
+        Q, K, V = (x.float() for x in self.inputs)
+        L = torch.full(Q.shape[:-1], -torch.inf)
+        O = torch.zeros(*Q.shape[:-1], V.shape[-1])
+        for place in places:
+            keys = torch.from_numpy(place[orders(len(place))[turn]])
+            S = (Q[..., wide] @ K[..., keys, :][..., wide].mT * self.Q.shape[-1] ** -0.5).masked_fill(
+                self.hidden[:, keys], -torch.inf
+            )
+            block = S.logsumexp(-1)
+            both = torch.logaddexp(L, block)
+            shift = both.masked_fill(both.isneginf(), 0)
+            weights = torch.exp(S - block.masked_fill(block.isneginf(), 0)[..., None])
+            O = torch.exp(L - shift)[..., None] * O + torch.exp(block - shift)[..., None] * (weights @ V[..., keys, :])
+            L = both
+        O = O.to(self.Q.dtype) if self.Q.dtype.itemsize == 2 else O
+        return {"O": O.float().numpy(), "L": L.numpy()}
+
+    @cached_property
+    def whole(self) -> Case:
+        """The same attention with keys and values of its own for each query head, whose gradients the reference has."""
+        case = Case.of(self.Q, self.K, self.V, self.dO)
+        case.mask = self.mask
+        return case
+
+    @cached_property
+    def gradients_wanted(self) -> Results:
+        """dQ, dK and dV in float64."""
+        return self.folded(self.whole.want)
+
+    @cached_property
+    def gradients_plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
+        """What plain implementations get of them."""
+        plain = self.whole.plain
+        return {name: plain[name].map(partial(self._folded, name)) for name in ("dQ", "dK", "dV")}
+
+    def _folded(self, name: str, gradient: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+        return self.folded({name: gradient})[name]
+
+    def folded(self, results: Results) -> Results:
+        """`results` with the gradients of keys and values summed over the query heads that share them."""
+        found = dict(results)
+        for name in {"dK", "dV"} & found.keys():
+            x = found[name]
+            heads = (self.kv_heads, self.group)
+            found[name] = x.reshape(*x.shape[:-3], *heads, *x.shape[-2:]).sum(-3, dtype=x.dtype)
+        return found
+
+    def joined(self, name: str, shards: Sequence[Any], rank_shape: Sequence[int]) -> torch.Tensor:
+        """A result of all ranks in the order of the sequence; fails where a rank's is no tensor of that shape."""
+        axis = -1 if name == "lse" else -2
+        for rank, shard in enumerate(shards):
+            assert_type(f"rank {rank}'s {name}", shard, torch.Tensor, "a tensor")
+            require(
+                tuple(shard.shape) == tuple(rank_shape),
+                f"rank {rank}'s {name} has shape {tuple(shard.shape)}, expected {tuple(rank_shape)}",
+            )
+        order = torch.from_numpy(np.argsort(np.concatenate(self.places)))
+        return torch.cat(list(shards), axis).index_select(axis, order)
+
+    def check_ranks(
+        self,
+        told: Mapping[str, Any],
+        names: Sequence[str],
+        suspects: Made | None = None,
+        *,
+        hint: str = "",
+        nan_hint: str = NAN_HINT,
+    ) -> None:
+        """Compare the ranks' results with the reference, and name a usual mistake where one fits."""
+        require(not told["trouble"], told["trouble"])
+        parts: list[tuple[Any, ...]] = []
+        for rank, result in enumerate(told["results"]):
+            result = tuple(result) if isinstance(result, list) else result
+            parts.append(assert_tuple(f"rank {rank}'s result", result, names))
+        n = len(self.places[0])
+        for place, name in enumerate(names):
+            want, plain = self._wanted(NAMES[name])
+            shape = [*want.shape[:-1], n] if name == "lse" else [*want.shape[:-2], n, want.shape[-1]]
+            got = self.joined(name, [part[place] for part in parts], shape)
+            usual = {text: partial(_named, made, NAMES[name]) for text, made in (suspects or {}).items()}
+            with np.errstate(all="ignore"):
+                about = f"{name} of all ranks, in the order of the sequence,"
+                assert_close(about, got.double(), want, plain=plain, suspects=usual, hint=hint, nan_hint=nan_hint)
+            of = {"o": self.Q, "dq": self.Q, "dk": self.k, "dv": self.v}.get(name)
+            for rank, part in enumerate(parts):
+                assert_dtype(f"rank {rank}'s {name}", part[place], self.precise if of is None else of.dtype)
+
+    def _wanted(self, name: str) -> tuple[Any, Any]:
+        if name in ("O", "L"):
+            return self.want[name], self.plain[name]
+        return self.gradients_wanted[name], self.gradients_plain[name]
+
+
+def _named(results: Callable[[], Results], name: str) -> Any:
+    return results()[name]

@@ -1,0 +1,1 @@
+"""A server's blocks: how many fit, and what is held in few bits."""

@@ -1,0 +1,134 @@
+"""What is kept of Triton's work, from one value or one run to the next, is what it would make again."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from labkit.meters.kernels import adapter, kept
+from labkit.meters.kernels.found_types import types_found_once
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Triton exists for Linux alone")
+os.environ.setdefault(adapter.SWITCH, "1")  # before anything imports Triton
+
+SCALED = (
+    "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+    "@triton.jit\n"
+    "def scaled_kernel(x, out, BLOCK: tl.constexpr):\n"
+    "    places = tl.arange(0, BLOCK)\n"
+    "    tl.store(out + places, tl.load(x + places) * FACTOR)\n"
+    "\n\n"
+    "def scaled(x):\n"
+    "    out = torch.empty_like(x)\n"
+    "    scaled_kernel[(1,)](x, out, BLOCK=16)\n"
+    "    return out\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder for compiled kernels, named in the environment."""
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    monkeypatch.setenv(kept.FOLDER, str(folder))
+    return folder
+
+
+def compiled_scaled(tmp_path, factor, archs=(80,), **options):
+    """What the compiler makes of the kernel above with a factor, by architecture; stored under any name."""
+    import torch
+
+    from labkit.kernels.table import load_target
+    from labkit.meters.kernels.calls import compiled_call
+
+    file = tmp_path / f"of_{factor}.py"
+    file.write_text(SCALED.replace("FACTOR", factor), encoding="utf-8")
+    return compiled_call(load_target(file, "scaled"), {"x": torch.arange(16.0)}, archs=archs, **options)
+
+
+class TestCompiled:
+    """Kernels are kept by what they are made of."""
+
+    def test_is_made_once_where_a_folder_is_named(self, folder):
+        made = []
+
+        def make():
+            made.append(1)
+            return "ptx", len(made)
+
+        assert [kept.made_once(text, make) for text in ("a", "b", "a")] == [("ptx", 1), ("ptx", 2), ("ptx", 1)]
+        assert len(list(folder.iterdir())) == 2
+
+    def test_is_made_each_time_where_none_is(self, monkeypatch):
+        monkeypatch.delenv(kept.FOLDER, raising=False)
+        made = iter(range(2))
+        assert [kept.made_once("a", lambda: ("ptx", next(made))) for _ in range(2)] == [("ptx", 0), ("ptx", 1)]
+
+    def test_what_fails_is_not_kept(self, folder):
+        with pytest.raises(ZeroDivisionError):
+            kept.made_once("a", lambda: ("ptx", 1 // 0))
+        assert kept.made_once("a", lambda: ("ptx", 1)) == ("ptx", 1)
+
+    def test_a_kernel_from_the_folder_is_the_one_that_is_compiled(self, tmp_path, folder, monkeypatch):
+        first, again = (compiled_scaled(tmp_path, "2.0")[80][0] for _ in range(2))
+        assert len(list(folder.iterdir())) == 1
+        monkeypatch.delenv(kept.FOLDER)
+        afresh = compiled_scaled(tmp_path, "2.0")[80][0]
+        assert first == again == afresh
+        assert "scaled_kernel" in first["ptx"]
+
+    def test_another_kernel_architecture_or_option_is_another(self, tmp_path, folder):
+        compiled_scaled(tmp_path, "2.0", archs=(80, 90))
+        compiled_scaled(tmp_path, "3.0")
+        compiled_scaled(tmp_path, "2.0", num_warps=8)
+        assert len(list(folder.iterdir())) == 4
+
+
+class TestTypes:
+    """What the interpreter found out about a type holds for equal types, and only for a while."""
+
+    def test_shared_by_equal_types_alone(self):
+        import triton.language as tl
+
+        with types_found_once(adapter.interpreter()):
+            first, again, wider, other = (
+                tl.block_type(of, shape)
+                for of, shape in [(tl.float32, [16]), (tl.float32, [16]), (tl.float32, [32]), (tl.int32, [16])]
+            )
+            assert first == again
+            assert first.shape is again.shape
+            assert [list(each.shape) for each in (again, wider, other)] == [[16], [32], [16]]
+            assert [each.numel for each in (again, wider, other)] == [16, 32, 16]
+            assert [str(each.scalar) for each in (again, wider, other)] == ["fp32", "fp32", "int32"]
+
+    @pytest.mark.parametrize(("shape", "error"), [([16.0], TypeError), ([17], ValueError)])
+    def test_what_is_refused_stays_refused(self, shape, error):
+        import triton.language as tl
+
+        with types_found_once(adapter.interpreter()):
+            tl.block_type(tl.float32, [16])
+            for _ in range(2):
+                with pytest.raises(error):
+                    tl.block_type(tl.float32, shape)
+
+    def test_values_of_equal_types_are_their_own(self):
+        import numpy as np
+        import triton.language as tl
+
+        module = adapter.interpreter()
+        with types_found_once(module):
+            handles = [module.TensorHandle(np.full(16, number, np.float32), tl.float32) for number in (1, 2)]
+            one, two = (tl.tensor(handle, tl.block_type(tl.float32, [16])) for handle in handles)
+        assert [one.handle, two.handle] == handles
+        assert one.dtype == two.dtype == tl.float32
+
+    def test_names_are_what_they_were_afterwards(self):
+        import triton.language as tl
+
+        module = adapter.interpreter()
+        before = tl.block_type.__init__, tl.tensor.__init__, module._get_np_dtype
+        with types_found_once(module):
+            assert tl.block_type.__init__ is not before[0]
+        assert (tl.block_type.__init__, tl.tensor.__init__, module._get_np_dtype) == before
