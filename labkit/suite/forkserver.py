@@ -93,7 +93,7 @@ class Forker:
         """Have a child made that is given `request` and copies of open files.
 
         Raises:
-            ServerEnded: there is no server any more.
+            ServerEnded: there is no server any more. Just after its end `Child.wait` may be the one to say so.
         """
         ours, theirs = socket.socketpair()
         try:
