@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # trials run side by side: torch's threads would wait for one another
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts behind a script's back
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # commands that are started here are to hear Ctrl-C
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

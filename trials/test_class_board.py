@@ -78,8 +78,12 @@ def course(tmp_path_factory):
         (folder / "src" / LAB.answer_file.name).write_text(text, encoding="utf-8")
         (folder / "board.json").write_text(json.dumps({"traces": {}, "references": []}), encoding="utf-8")
     run = Judge._run
+
+    def run_the_boards(judge, lab, file, seed, tests, cpu_seconds):
+        return run(judge, lab, file, seed, ("TestServer::test_traces_under_the_budget",), cpu_seconds)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Judge, "_run", lambda *arguments, **options: run(*arguments, "-m", "board", **options))
+        patch.setattr(Judge, "_run", run_the_boards)
         outcomes = list(judge_all(find_submissions(course / "submitted", [LAB]), course / "judged", workers=1))
     assert [outcome.problem for outcome in outcomes] == [""] * len(TEXTS)
     for outcome in outcomes:
