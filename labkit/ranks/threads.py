@@ -18,6 +18,7 @@ from labkit.ranks.comm import RanksStuck, Traffic, described
 from labkit.ranks.mail import Mail, Parcel, line_of_caller
 from labkit.ranks.stuck import Waiting, explained
 from labkit.ranks.thread_comm import Call, ThreadComm
+from labkit.suite.limits import not_repeated
 
 END_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.5
@@ -105,7 +106,8 @@ class _World:
                 while not self.over.wait(3600):
                     pass
             except BaseException as error:  # a time limit, or Ctrl-C: it comes up here, and must end the ranks too
-                self.end(error)
+                with not_repeated():
+                    self.end(error)
                 raise error.with_traceback(self.interrupted.__traceback__ if self.interrupted else None) from None
             self.end(None)
         if self.failure is not None:
