@@ -128,10 +128,10 @@ SAVED = "_saved_"
 """How the attributes of an autograd node begin that hold what it saved: torch's notes on autograd document them."""
 
 FRAMES = frozenset(
-    "tb_frame tb_next f_back f_globals f_locals f_builtins f_code gi_frame gi_code gi_yieldfrom cr_frame cr_code "
-    "ag_frame ag_code".split()
+    "ctypes tb_frame tb_next f_back f_globals f_locals f_builtins f_code gi_frame gi_code gi_yieldfrom cr_frame "
+    "cr_code ag_frame ag_code".split()
 )
-"""Names that lead from a traceback or a generator to the code that called it."""
+"""Names that lead from a traceback or a generator to the code that called it, and from an array to any address."""
 
 MATCHED_BY_POSITION = frozenset("bool bytes bytearray dict float frozenset int list set str tuple".split())
 """Classes that `case int(n)` matches by position; others give out what their `__match_args__` name."""
@@ -190,7 +190,7 @@ def may_name(name: str, own: frozenset[str] = frozenset()) -> bool:
         return True
     if name.startswith(SAVED):
         return True
-    return name in own and not name.startswith("__")
+    return name in own and not (name.startswith("__") and name.endswith("__"))
 
 
 def given_names(tree: ast.AST) -> frozenset[str]:
@@ -215,7 +215,7 @@ class _Rules:
         imported = {name for node in nodes for name in _imported(node)}
         self.known = self.bound | imported | set(dir(builtins)) | {"__name__", "__file__"}
         self.roots = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-        self.classes = {node.name for node in classes} - rebound
+        self.classes = _of_no_metaclass(classes) - rebound
         self.plain_classes = {node.name for node in classes if _is_plain(node)} - rebound
 
     def broken_by(self, node: ast.AST) -> Iterator[str]:
@@ -323,6 +323,15 @@ def _asks_for_main(test: ast.expr) -> bool:
 def _is_plain(node: ast.ClassDef) -> bool:
     """Whether what a class matches by position is written in it: no metaclass, no base but NamedTuple."""
     return not node.keywords and all(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases)
+
+
+def _of_no_metaclass(classes: list[ast.ClassDef]) -> set[str]:
+    """The classes that are of `type`, as far as the text shows: they and their bases are written in it."""
+    found: set[str] = set()
+    for node in classes:  # a base stands before what is derived from it
+        if not node.keywords and all(isinstance(b, ast.Name) and b.id in found | {"NamedTuple"} for b in node.bases):
+            found.add(node.name)
+    return found
 
 
 def _chain(node: ast.Attribute) -> tuple[str, list[str]]:

@@ -7,6 +7,8 @@ by the way to them; what begins with an underscore is the answer's own; and what
 
 from __future__ import annotations
 
+import builtins
+import collections
 import re
 import string
 import sys
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from labkit.suite.allowed import (
+    BUILTINS_REFUSED,
     PRIVATE_OF_LIBRARIES,
     REFUSED_PARTS,
     SAVED,
@@ -29,6 +32,7 @@ TEMPLATES = frozenset(("format", "format_map"))
 
 FETCHING = frozenset(("__getattribute__", "__getattr__"))
 CHANGING = frozenset(("__setattr__", "__delattr__"))
+BINDING = frozenset(("__get__", "__set__", "__delete__"))
 """Python's own protocol by which an attribute is reached by its name."""
 
 KEEPING = frozenset(("array", "decimal", "functools", "matplotlib", "numpy", "random"))
@@ -66,7 +70,7 @@ class Guards:
         self._require_open(target, name)
         if name in TEMPLATES:
             self._require_named_fields(target)
-        elif name in FETCHING | CHANGING:
+        elif name in FETCHING | CHANGING | BINDING:
             return self._by_protocol(getattr(target, name, *default), name)
         elif _is_private(name):
             if default and not hasattr(target, name):
@@ -85,6 +89,10 @@ class Guards:
                 raise AttributeError(f"{value.__name__}: a graded answer may not use it")
         elif id(value) in self._refused:
             raise AttributeError(f"{self._refused[id(value)][0]}: a graded answer may not use it")
+        elif type(value) is types.MethodType:  # of whatever passes on what it is asked for
+            self._require_open(value.__self__, value.__name__)
+        elif type(value) is types.FunctionType and _room(value.__module__) is not None:
+            raise AttributeError(f"{value.__qualname__}: a graded answer may not use it")
         return value
 
     def named(self, name: Any) -> None:
@@ -115,7 +123,10 @@ class Guards:
         is_bound = isinstance(method, types.MethodType | types.MethodWrapperType | types.BuiltinMethodType)
 
         def guarded(*args: Any) -> Any:
-            target, name, *_ = (method.__self__, *args) if is_bound else args
+            target, name, *_ = (method.__self__, *args) if is_bound else (*args, "")
+            if protocol in BINDING:
+                instance = name if is_bound else args[1]
+                return method(*args) if instance is None else self.passed(method(*self._bound(args, instance)))
             self.named(name)
             if protocol in CHANGING:
                 self.changed(target, name)
@@ -129,6 +140,10 @@ class Guards:
 
         return guarded
 
+    def _bound(self, args: tuple[Any, ...], instance: Any) -> tuple[Any, ...]:
+        self.changed(instance, "__get__")
+        return args
+
     def _require_open(self, target: Any, name: str) -> None:
         kind = target if _is_a(target, type) else type(target)
         if kind not in self._open:
@@ -139,6 +154,10 @@ class Guards:
             raise AttributeError(f"{kind.__name__}.{name}: a graded answer may not use it")
 
     def _require_named_fields(self, target: Any) -> None:
+        if type(target) is super:
+            target = target.__self__
+        if _is_a(target, collections.UserString):
+            target = target.data
         if _is_a(target, type) and issubclass(target, str):
             raise AttributeError("format: of a text, not of its class")
         if _is_a(target, str):
@@ -150,8 +169,8 @@ class Guards:
         if _is_a(target, types.ModuleType):
             is_own = self._is_own(target)
         else:
-            definer = next((each for each in _looked_up_in(target) if name in each.__dict__), None)
-            is_own = self._keeps(target) if definer is None else self._is_own(definer)
+            definer = next((each for each in _looked_up_in(target) if name in _namespace(each)), None)
+            is_own = self._carries(target, name) if definer is None else self._is_own(definer)
         if not is_own:
             raise AttributeError(f"{name}: a graded answer may not use it")
 
@@ -175,14 +194,26 @@ class Guards:
             return _room_of(kind) is None
         return kind.__module__.partition(".")[0] in KEEPING
 
+    def _carries(self, target: Any, name: str) -> bool:
+        """Whether an answer has given this object this attribute, or has its class answer for what there is not."""
+        if not self._keeps(target):
+            return False
+        torch = sys.modules.get("torch")
+        if torch is not None and _is_a(target, torch.nn.Module):
+            return True
+        definer = next((each for each in _looked_up_in(target) if "__getattr__" in _namespace(each)), None)
+        return name in getattr(target, "__dict__", ()) or (definer is not None and self._is_own(definer))
+
     def _is_own(self, thing: type | types.ModuleType) -> bool:
         if _is_a(thing, types.ModuleType):
             return thing.__dict__ is self._globals
-        return thing.__dict__.get("__module__") == self.name
+        return _namespace(thing).get("__module__") == self.name
 
 
 def _refused_objects() -> Iterator[tuple[int, tuple[str, Any]]]:
     """What an answer may not use, by its identity, as far as it is imported; with its name, and held."""
+    for name in BUILTINS_REFUSED & vars(builtins).keys():
+        yield id(vars(builtins)[name]), (name, vars(builtins)[name])
     for whole in REFUSED_PARTS:
         module, _, part = whole.rpartition(".")
         found = _part(module, part)
@@ -196,8 +227,8 @@ def _refused_objects() -> Iterator[tuple[int, tuple[str, Any]]]:
 
 def _is_private(name: str) -> bool:
     """Whether a name that an answer may use is one that it gives, and no library or protocol."""
-    is_known = name.startswith(("__", SAVED)) or name in PRIVATE_OF_LIBRARIES
-    return name.startswith("_") and not is_known
+    is_protocol = name.startswith("__") and name.endswith("__")
+    return name.startswith("_") and not (is_protocol or name.startswith(SAVED) or name in PRIVATE_OF_LIBRARIES)
 
 
 def _is_a(thing: Any, kinds: Any) -> bool:
@@ -216,6 +247,10 @@ def _mro(kind: type) -> tuple[type, ...]:
     return type.__dict__["__mro__"].__get__(kind)
 
 
+def _namespace(kind: type) -> Any:
+    return type.__dict__["__dict__"].__get__(kind)
+
+
 def _looked_up_in(target: Any) -> tuple[type, ...]:
     """The classes in which an attribute of `target` is looked for."""
     if type(target) is super:
@@ -226,7 +261,10 @@ def _looked_up_in(target: Any) -> tuple[type, ...]:
 
 def _room_of(kind: type) -> str | None:
     """The closed room in which a class was made, if it was in one."""
-    module = kind.__dict__.get("__module__")
+    return _room(_namespace(kind).get("__module__"))
+
+
+def _room(module: Any) -> str | None:
     parts = module.split(".")[:2] if isinstance(module, str) else []
     room = ".".join(parts)
     return room if room in CLOSED else None
