@@ -21,7 +21,8 @@ REACHING = {
     "protocol_of_a_descriptor": "f = lambda: 0\n"
     f"d = type.__getattribute__(type(f), {SECRET})\nGOT.append(d.__get__(f))",
     "protocol_of_a_module": "import torch\nGOT.append(torch.__getattr__('_dynamo'))",
-    "protocol_bound_to_another": f"import types\nGOT.append(types.MethodType(object.__getattribute__, lambda: 0)({SECRET}))",
+    "protocol_bound_to_another": "import types\nf = types.MethodType(object.__getattribute__, lambda: 0)\n"
+    f"GOT.append(f({SECRET}))",
     "changes_a_module_by_protocol": "import numpy as np\nobject.__setattr__(np, 'changed', 1)\nGOT.append(np.changed)",
     "changes_a_class_by_protocol": "import torch\ntype.__setattr__(torch.nn.Module, 'new', 1)\nGOT.append('changed')",
     "changes_by_its_own_protocol": "import torch\nclass K:\n    __setattr__ = object.__setattr__\n"

@@ -112,11 +112,15 @@ class AllocationMeter(OperatorMode):
         self._catch_up(SIZES_AT_ONCE)
         _refuse_fake_mode()
         operands = _plain_tensors((args, kwargs))
+        sizes = [tensor.untyped_storage().nbytes() for tensor in operands]
         out = func(*args, **kwargs)
         self._engine.look()
-        for tensor in operands:
+        for tensor, n_before in zip(operands, sizes, strict=True):
             storage = tensor.untyped_storage()
-            if func is not _LIFT_FRESH or not storage.resizable():
+            if storage.nbytes() > n_before and storage._cdata not in self._alive:
+                self._outside.pop(storage._cdata, None)  # it was there before, and has got new memory
+                self._count(tensor, func._schema.name)
+            elif func is not _LIFT_FRESH or not storage.resizable():
                 self._note_outside(storage)  # torch.tensor hands its new memory to lift_fresh, from_numpy borrowed one
         name = func._schema.name
         for tensor in _plain_tensors((out,)):
@@ -201,6 +205,7 @@ class AllocationMeter(OperatorMode):
         nbytes = self._rounded(held.exact)
         if nbytes != held.block.nbytes:
             self._live += nbytes - held.block.nbytes
+            self._largest = max(self._largest, nbytes)
             self._went(held.block)
             held.block = replace(held.block, nbytes=nbytes)
             self._came(held.block)
