@@ -69,6 +69,8 @@ REACHING = {
     "private_by_an_alias": "import enum, types\nname = '_convert_'\nclass N(types.GenericAlias): pass\n"
     "GOT.append(N(enum.Enum, ())._convert_)",
     "private_of_a_tensor": "import torch\nname = '_make_subclass'\nGOT.append((0, torch.Tensor)[1]._make_subclass)",
+    "changes_a_class_by_its_alias": "import torch, typing\n"
+    "typing.Annotated[torch.nn.Module, 1].new = 1\nGOT.append('changed')",
     # what meters go by
     "renames_an_operator": f"{OPERATOR}op._schema = {FAKE}\n{TOLD}",
     "renames_it_where_it_lies": f"{OPERATOR}torch.ops.aten.mm.default._schema = {FAKE}\n{TOLD}",
@@ -120,6 +122,10 @@ HONEST = {
     "copies": "import copy, collections, torch, numpy as np\nclass A:\n    def __init__(self):\n        self.x = [1]\n"
     "for each in (A(), torch.ones(1), np.ones(1), torch.nn.Linear(1, 1), collections.defaultdict(list), {1: [2]},\n"
     "             np.random.default_rng(1), ValueError('x')):\n    copy.copy(each), copy.deepcopy(each)",
+    "a_module_of_a_package": "import torch\nassert torch.utils._pytree.tree_leaves([1, (2,)]) == [1, 2]",
+    "an_object_of_a_library": "from torch.nn.attention.flex_attention import create_block_mask\n"
+    "mask = create_block_mask(lambda b, h, i, j: j <= i, 1, 1, 128, 128, device='cpu')\n"
+    "mask.mask_mod = lambda b, h, i, j: j < i",
     "operators": "import torch\nop = torch.ops.aten.mm.default\nassert op(torch.ones(1, 1), torch.ones(1, 1)) == 1\n"
     "assert op.overloadpacket is torch.ops.aten.mm and op._schema.name == 'aten::mm'",
 }

@@ -22,6 +22,7 @@ from labkit.suite.allowed import (
     PRIVATE_OF_LIBRARIES,
     REFUSED_PARTS,
     SAVED,
+    STANDARD,
     is_assertion_of_numpy,
     may_import,
     may_name,
@@ -169,7 +170,7 @@ class Guards:
     def _require_own(self, target: Any, name: str) -> None:
         """Refuse what begins with an underscore, unless an answer's class defines it, or its object carries it."""
         if _is_a(target, types.ModuleType):
-            is_own = self._is_own(target)
+            is_own = self._is_own(target) or may_import(f"{target.__name__}.{name}", self.name)
         else:
             definer = next((each for each in _looked_up_in(target) if name in _namespace(each)), None)
             is_own = self._carries(target, name) if definer is None else self._is_own(definer)
@@ -194,7 +195,8 @@ class Guards:
             target, torch.Tensor | torch.nn.Module | torch.optim.Optimizer | torch.autograd.function.FunctionCtx
         ):
             return _room_of(kind) is None
-        return kind.__module__.partition(".")[0] in KEEPING
+        room = kind.__module__
+        return room.partition(".")[0] in KEEPING or (room not in STANDARD and may_import(room, self.name))
 
     def _carries(self, target: Any, name: str) -> bool:
         """Whether an answer has given this object this attribute, or has its class answer for what there is not."""
