@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import importlib
 import inspect
 import os
@@ -122,7 +123,9 @@ def _lab() -> Lab:
 def _tried(task: str) -> dict[str, Any]:
     """What is tried in the place of a task: the candidates, and the solution's own, which shows that trying works."""
     solved = runpy.run_path(str(solution_file(_lab())))[task]
-    return candidates(None if inspect.isclass(solved) else inspect.signature(solved)) | {CONTROL: solved}
+    found = candidates(None if inspect.isclass(solved) else inspect.signature(solved)) | {CONTROL: solved}
+    gc.freeze()  # what the candidates import is much, and meters collect before each of thousands of calls
+    return found
 
 
 @pytest.hookimpl(trylast=True)
