@@ -118,10 +118,18 @@ TWENTY = [
     ),
     changed("raises SystemExit", ESTIMATE, "    raise SystemExit(0)", State.CRASHED, "raised SystemExit: 0"),
     changed(
-        "endless", ESTIMATE, "    while True: pass", State.TOO_SLOW, f"{ESTIMATE} was still running after {TEST_SECONDS} s of CPU"
+        "endless",
+        ESTIMATE,
+        "    while True: pass",
+        State.TOO_SLOW,
+        f"{ESTIMATE} was still running after {TEST_SECONDS} s of CPU",
     ),
     changed(
-        "waits", ESTIMATE, WAIT, State.TOO_SLOW, f"{ESTIMATE} was still running after {TEST_SECONDS}0 s by the clock, last seen at"
+        "waits",
+        ESTIMATE,
+        WAIT,
+        State.TOO_SLOW,
+        f"{ESTIMATE} was still running after {TEST_SECONDS}0 s by the clock, last seen at",
     ),
     changed("crashes", ATTENTION, CRASH, State.CRASHED, "its process ended: SIGSEGV"),
     Answer(
