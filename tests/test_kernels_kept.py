@@ -72,6 +72,19 @@ class TestCompiled:
             kept.made_once("a", lambda: ["ptx", 1 // 0])
         assert kept.made_once("a", lambda: ["ptx", 1]) == ["ptx", 1]
 
+    def test_folder_is_named_for_a_while(self, tmp_path, monkeypatch):
+        monkeypatch.delenv(kept.FOLDER, raising=False)
+        with kept.kernels_kept(tmp_path / "mine"):
+            assert kept.made_once("a", lambda: "ptx") == kept.made_once("a", lambda: "another")
+        assert kept.FOLDER not in os.environ
+        assert len(list((tmp_path / "mine").iterdir())) == 1
+
+    def test_folder_that_is_named_already_is_taken(self, tmp_path, folder):
+        with kept.kernels_kept(tmp_path / "mine"):
+            kept.made_once("a", lambda: "ptx")
+        assert len(list(folder.iterdir())) == 1
+        assert not (tmp_path / "mine").exists()
+
     def test_a_kernel_from_the_folder_is_the_one_that_is_compiled(self, tmp_path, folder, monkeypatch):
         first, again = (compiled_scaled(tmp_path, "2.0")[80][0] for _ in range(2))
         assert len(list(folder.iterdir())) == 1
