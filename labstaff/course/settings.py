@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.labs.catalog import find_labs
-from labstaff.course.paths import Places, alone
+from labstaff.course.paths import COMMANDS_LOCK, Places, alone
 from labstaff.course.ready import make_one_ready, make_ready
-from labstaff.course.record import COMMANDS_LOCK
 
 ROOM = "labstaff.course"
 WRITING = {"nbgrader-autograde", "nbgrader-generate-feedback"}
