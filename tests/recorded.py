@@ -11,6 +11,7 @@ from own_word import LAB
 from labstaff.course.grade import grade
 
 FIRST = LAB.tasks[0].name
+LENGTH_OF_ID = 32
 
 
 def graded(course: Path, status: int = 0, **options) -> list[str]:
@@ -52,3 +53,24 @@ def leftovers(folder: Path) -> list[str]:
     """What a killed grader may leave in a folder: whatever is hidden there and no lock."""
     found = [path.relative_to(folder) for path in folder.rglob(".*") if path.suffix != ".lock"]
     return sorted(str(path) for path in found)
+
+
+def everything(course: Path) -> dict[str, object]:
+    """All rows of the gradebook and all files that nbgrader has written, with their modes.
+
+    nbgrader draws a row's id at random: it is named by the row's place in its table.
+    """
+    found: dict[str, object] = {}
+    with contextlib.closing(sqlite3.connect(course / "gradebook.db")) as database:
+        tables = [name for (name,) in database.execute("select name from sqlite_master where type = 'table'")]
+        rows = {name: database.execute(f"select * from '{name}' order by rowid").fetchall() for name in tables}
+    places = {
+        row[0]: f"{name} {n}" for name in tables for n, row in enumerate(rows[name]) if len(str(row[0])) == LENGTH_OF_ID
+    }
+    for name in tables:
+        found[name] = [tuple(places.get(value, value) for value in row) for row in rows[name]]
+    for folder in ("autograded", "feedback"):
+        for path in (course / folder).rglob("*"):
+            if path.is_file():
+                found[str(path.relative_to(course))] = (path.read_bytes(), path.stat().st_mode)
+    return found

@@ -13,6 +13,7 @@ from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labstaff.course.feedback import MARK, clear_all_but_the_page
 from labstaff.course.make import check_release
+from labstaff.course.one_gradebook import in_one_step
 from labstaff.course.paths import Places
 from labstaff.course.record import RECORDED
 from labstaff.course.restore import NOTES
@@ -42,11 +43,12 @@ class SubmissionExporter(NotebookExporter):
         assert resources is not None
         places = resources["course"] = _places(self, resources)
         path = Path(filename)
-        if path.is_relative_to(places.autograded):
-            return super().from_filename(filename, resources, **kw)
-        submitted = read_submitted(path)
-        notebook = v4.new_notebook(cells=submitted.cells, metadata={NOTES: submitted.notes})
-        return self.from_notebook_node(notebook, resources, **kw)
+        with in_one_step():  # a notebook is written when its scores are kept: whoever has it is recorded
+            if path.is_relative_to(places.autograded):
+                return super().from_filename(filename, resources, **kw)
+            submitted = read_submitted(path)
+            notebook = v4.new_notebook(cells=submitted.cells, metadata={NOTES: submitted.notes})
+            return self.from_notebook_node(notebook, resources, **kw)
 
 
 class FeedbackExporter(HTMLExporter):
