@@ -17,6 +17,7 @@ import sys
 import msgspec
 import pytest
 from own_word import LAB, answer, answer_file, hand_in, judge_by_its_word
+from recorded import first_scores, gradebook, graded, leftovers, shown
 
 from labkit.labs.catalog import ROOT
 from labstaff.course.grade import STOPPED, grade
@@ -26,7 +27,6 @@ from labstaff.judge.judging import Judge
 from labstaff.judge.kept import FILE, kept
 
 NAME = LAB.folder.name
-FIRST = LAB.tasks[0].name
 POINTS = {"ann": 5, "bob": 7, "cec": 11}
 N_KILLS = 20
 
@@ -51,40 +51,6 @@ def course(made_course, tmp_path):
     for student, points in POINTS.items():
         hand_in(tmp_path / "course", student, points)
     return tmp_path / "course"
-
-
-def graded(course, status=0, **options):
-    """Grade, and return what was said."""
-    said: list[str] = []
-    assert grade(course / "submitted", [LAB], unsafe=True, say=said.append, **options) == status, "\n".join(said)
-    return said
-
-
-def gradebook(course) -> dict:
-    """All that the gradebook says, as data: scores by student and cell, and what is flagged."""
-    with contextlib.closing(sqlite3.connect(course / "gradebook.db")) as database:
-        scores = database.execute(
-            "select a.student_id, base_cell.name, auto_score, manual_score, extra_credit, needs_manual_grade "
-            "from grade join base_cell on grade.cell_id = base_cell.id "
-            "join submitted_notebook n on grade.notebook_id = n.id "
-            "join submitted_assignment a on n.assignment_id = a.id"
-        ).fetchall()
-        submitted = database.execute(
-            "select a.student_id, a.timestamp, n.flagged, n.late_submission_penalty "
-            "from submitted_notebook n join submitted_assignment a on n.assignment_id = a.id"
-        ).fetchall()
-        assert len({row[:2] for row in scores}) == len(scores), "a grade stands twice"
-        return {"scores": sorted(scores), "submitted": sorted(submitted, key=repr)}
-
-
-def first_scores(course) -> dict[str, float]:
-    return {student: score for student, cell, score, *_ in gradebook(course)["scores"] if cell == FIRST}
-
-
-def shown(course) -> dict[str, str]:
-    """What formgrader and the students are shown: every notebook and page."""
-    files = [*course.glob("autograded/*/*/report.ipynb"), *course.glob("feedback/*/*/report.html")]
-    return {str(path.relative_to(course)): path.read_text(encoding="utf-8") for path in files}
 
 
 def test_a_resubmission_is_recorded_and_nobody_else(course, nbgrader):
@@ -290,6 +256,7 @@ def test_killed_at_any_moment_it_ends_the_same(killed, made_course, nbgrader, tm
     assert gradebook(course) == gradebook(undisturbed)
     assert shown(course) == shown(undisturbed)
     assert not list(course.glob("feedback/*/*/*.ipynb")), "a half page was left"
+    assert leftovers(course) == []
 
 
 def test_two_graders_at_once(course):

@@ -15,7 +15,11 @@ from labstaff.judge.plain_text import one_line
 NOTEBOOK = "report.ipynb"
 TIMESTAMP = "timestamp.txt"
 CONFIG_FILE = "nbgrader_config.py"
+SUBMITTED = "submitted"
 SET_ASIDE = "set_aside"
+RECORDERS_LOCK, COMMANDS_LOCK = "grading", "nbgrader"
+"""Of one `lab grade` that records, from its first look to its last command; and of one command of nbgrader's."""
+
 NOT_FOR_NBGRADER = "*?[]"
 """What nbgrader takes for a pattern in a student's name."""
 
@@ -31,7 +35,12 @@ class Places:
     @property
     def submitted(self) -> Path:
         """What was handed in: the folder that the judge is given."""
-        return self.course / "submitted" / self.student / self.assignment
+        return self.all_submitted / self.student / self.assignment
+
+    @property
+    def all_submitted(self) -> Path:
+        """Where all students' folders lie."""
+        return self.course / SUBMITTED
 
     @property
     def autograded(self) -> Path:
@@ -61,7 +70,7 @@ class Places:
 
 def submissions(course: Path, assignment: str = "*") -> Iterator[Places]:
     """Every submission in the course, by student."""
-    for folder in sorted((course / "submitted").glob(f"*/{assignment}")):
+    for folder in sorted((course / SUBMITTED).glob(f"*/{assignment}")):
         if FOLDER_PATTERN.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
             yield Places(course, folder.parent.name, folder.name)
 
