@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hostile_collector import ENABLE, LEFT_ON, OF_ATTENTION, ways
 
 from labkit.meters.allocation import AllocationMeter
@@ -80,6 +81,73 @@ def test_a_tensor_that_answers_operators_itself_is_refused(what: str) -> None:
         pytest.raises(RuntimeError, match=r"a Hidden answers operators itself, unseen by meters"),
     ):
         torch.neg(given[0].as_subclass(Hidden))
+
+
+def distances(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    squares = torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist") ** 2
+    return ((q**2).sum(-1)[:, None] + (k**2).sum(-1) - squares) / 2
+
+
+def inverse(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    n, d, m = len(q), q.shape[1], len(k)
+    whole = torch.eye(n + d + m)
+    whole[:n, n : n + d], whole[n : n + d, n + d :] = -q, -k.mT
+    return torch.linalg.inv(whole)[:n, n + d :]
+
+
+def sum_of_an_embedding(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    places, starts = torch.arange(q.shape[1]).repeat(len(q)), torch.arange(len(q)) * q.shape[1]
+    return F.embedding_bag(places, k.mT.contiguous(), starts, mode="sum", per_sample_weights=q.reshape(-1))
+
+
+def nested(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    left, right = torch.nested.nested_tensor([q]), torch.nested.nested_tensor([k.mT.contiguous()])
+    return torch.matmul(left, right).to_padded_tensor(0.0)[0]
+
+
+class Nothing(torch.Tensor):
+    numel = lambda self: 0  # noqa: E731
+    shape = property(lambda self: (0, 0))
+
+
+class OfFunctions(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return 0 if func is torch.Tensor.numel else super().__torch_function__(func, types, args, kwargs)
+
+
+class ByABase(Nothing):
+    pass
+
+
+HIDDEN_PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "convolution": lambda q, k: F.conv1d(q[:, :, None], k[:, :, None])[:, :, 0],
+    "distances": distances,
+    "inverse": inverse,
+    "sum_of_an_embedding": sum_of_an_embedding,
+    "outer_products": lambda q, k: sum(torch.addr(torch.zeros(N, N), *each) for each in zip(q.T, k.T, strict=True)),
+    "nested": nested,
+    "sparse": lambda q, k: q.to_sparse_csr() @ k.mT,
+    "layout_of_a_library": lambda q, k: F.linear(q.to_mkldnn(), k.to_mkldnn()).to_dense(),
+    "of_no_size": lambda q, k: q.as_subclass(Nothing) @ k.as_subclass(Nothing).mT,
+    "of_no_size_by_a_function": lambda q, k: q.as_subclass(OfFunctions) @ k.as_subclass(OfFunctions).mT,
+    "of_no_size_by_a_base": lambda q, k: q.as_subclass(ByABase) @ k.as_subclass(ByABase).mT,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta)")
+@pytest.mark.parametrize("way", HIDDEN_PRODUCTS)
+def test_no_product_goes_unseen(way: str) -> None:
+    q, k, _ = inputs()
+    want, got = q @ k.mT, HIDDEN_PRODUCTS[way](q, k)
+    torch.testing.assert_close(torch.Tensor.as_subclass(got, torch.Tensor), want, atol=1e-3, rtol=1e-3)
+    meter, refused = ProductMeter(), ""
+    try:
+        with meter:
+            HIDDEN_PRODUCTS[way](q, k)
+    except RuntimeError as error:
+        refused = str(error)
+    assert "meters" in refused or meter.fused or meter.flops >= 2 * N * N * D
 
 
 def test_a_tensor_class_without_a_dispatch_of_its_own_is_counted() -> None:

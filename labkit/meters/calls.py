@@ -8,7 +8,7 @@ import torch
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.modes import OperatorMode
-from labkit.meters.products import ProductMeter
+from labkit.meters.products import ProductMeter, hides_products
 
 
 def measured(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
@@ -56,7 +56,7 @@ class ScoreTiles(OperatorMode):
 
     For each, in `tiles`, (queries, keys), by the signs of the factors: Q must be positive throughout and K negative, or
     the product may be one of K and Q transposed. Where `d` is also the length of a block, other products are taken for
-    scores; a batch counts as many tiles. `fused` are kernels called that do a whole attention at once.
+    scores; a batch counts as many tiles. `fused` are operators called whose products nobody sees.
     """
 
     def __init__(self, d: int) -> None:
@@ -73,7 +73,7 @@ class ScoreTiles(OperatorMode):
                 shape = left.shape[-2], right.shape[-1]
                 queries_first = float(left.sum()) > 0
                 self.tiles += [shape if queries_first else shape[::-1]] * math.prod(left.shape[:-2])
-        elif "attention" in name:
+        elif hides_products(name):
             self.fused.append(name)
         return func(*args, **kwargs)
 

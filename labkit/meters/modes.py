@@ -1,6 +1,7 @@
 """What meters of tensors have in common: every operator that torch runs is theirs to see, in its smallest parts."""
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ class OperatorMode(TorchDispatchMode):
     In inference mode torch hands an operator such as `matmul` over whole; its parts are then seen one by one, as
     outside of it. While it looks on, the garbage collector runs only when it is called.
 
-    Raises RuntimeError for a tensor of a class with a `__torch_dispatch__` of its own: what it does there in an
-    operator's stead, torch shows to no mode. On leaving it raises RuntimeError when it is not the one that looked on
-    last: another was left on, or this one was taken away meanwhile.
+    Raises RuntimeError for a tensor of a class with a `__torch_dispatch__` of its own (what it does there in an
+    operator's stead, torch shows to no mode), for one whose class answers itself what a meter asks of a tensor, and for
+    one that is sparse, nested or laid out for a library: its operators have no sizes that could be counted. On leaving
+    it raises RuntimeError when it is not the one that looked on last: another was left on, or this one was taken away
+    meanwhile.
     """
 
     def __init__(self) -> None:
@@ -46,6 +49,9 @@ class OperatorMode(TorchDispatchMode):
         for kind in types:
             if kind is not torch.Tensor:
                 raise RuntimeError(f"a {kind.__name__} answers operators itself, unseen by meters: use a plain tensor")
+        _require_readable(args)
+        if kwargs:
+            _require_readable(kwargs.values())
         if torch.is_inference_mode_enabled():
             out = self._in_parts(func, args, kwargs)
             if out is not NotImplemented:
@@ -63,6 +69,34 @@ class OperatorMode(TorchDispatchMode):
             return func.decompose(*args, **kwargs)
         finally:
             TorchDispatchMode.__exit__(self, None, None, None)
+
+
+OF_ITS_OWN = frozenset(("__init__", "__init_subclass__", "__new__", "__repr__", "__str__", "__module__", "__doc__"))
+"""What a class of tensors may do otherwise than torch's: nothing here is asked by a meter."""
+
+
+def _require_readable(values: Iterable[Any]) -> None:
+    """Refuse operands of which a meter cannot read what they are, or not from torch itself."""
+    for value in values:
+        kind = type(value)
+        if kind is tuple or kind is list:
+            _require_readable(value)
+        elif issubclass(kind, torch.Tensor):
+            if kind is not torch.Tensor and not kind.__module__.startswith("torch."):
+                _require_no_word_of_its_own(kind)
+            with torch._C.DisableTorchFunctionSubclass():
+                is_plain = value.layout is torch.strided and not value.is_nested
+            if not is_plain:
+                raise RuntimeError("a tensor that is sparse, nested or in a library's layout: meters count plain ones")
+
+
+def _require_no_word_of_its_own(kind: type) -> None:
+    for each in kind.__mro__[: kind.__mro__.index(torch.Tensor)]:
+        for name in each.__dict__:
+            if hasattr(torch.Tensor, name) and name not in OF_ITS_OWN and name not in ("__dict__", "__annotations__"):
+                raise RuntimeError(
+                    f"a {kind.__name__} has a {name} of its own, which meters cannot believe: use a plain tensor"
+                )
 
 
 def _looks_on_last() -> TorchDispatchMode | None:

@@ -1,5 +1,6 @@
 """Counts the arithmetic of matrix products while other code runs, and notes calls of torch's own attention."""
 
+import functools
 from typing import Any
 
 from labkit.meters.modes import OperatorMode
@@ -10,9 +11,9 @@ class ProductMeter(OperatorMode):
 
     A product of (m, k) and (k, n) is 2·m·n·k operations, a multiplication and an addition each, whatever its operands
     hold. `@`, `einsum`, `linear` and their like all arrive here as the few operators that are counted, in place, into
-    `out=` or not. An elementwise multiplication that is summed up afterwards is no product. `fused` names the kernels
-    called that do a whole attention at once, whose products nobody can see from outside. `shapes` are rows and columns
-    of the results of products of two matrices, one after the other.
+    `out=` or not. An elementwise multiplication that is summed up afterwards is no product. `fused` names the operators
+    called that do a whole attention at once, or products of other kinds, which nobody can see from outside. `shapes`
+    are rows and columns of the results of products of two matrices, one after the other.
     """
 
     def __init__(self) -> None:
@@ -22,18 +23,66 @@ class ProductMeter(OperatorMode):
         self.shapes: list[tuple[int, int]] = []
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        self.note(func, args)
+        return func(*args, **kwargs)
+
+    def note(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Count an operator that is to run on `args`: for a mode that sees to other things too."""
+        name = _name_of(func)
         if name in _FIRST_FACTOR:
             left, right = args[_FIRST_FACTOR[name] : _FIRST_FACTOR[name] + 2]
             self.flops += 2 * left.numel() * (right.shape[-1] if name not in _TIMES_VECTOR else 1)
             if name not in _TIMES_VECTOR:
                 self.shapes.append((left.shape[-2], right.shape[-1]))
-        elif "attention" in name:
+        elif name == "addr":
+            self.flops += 2 * args[1].numel() * args[2].numel()
+        elif hides_products(name):
             self.fused.append(name)
-        return func(*args, **kwargs)
 
+
+def hides_products(name: str) -> bool:
+    """Whether an operator of this name multiplies matrices inside, by its kernel or by another kind of arithmetic."""
+    return any(part in name for part in _HIDING) and "norm" not in name
+
+
+_HIDING = (
+    *(
+        "attention",
+        "transformer",
+        "conv",
+        "cdist",
+        "euclidean_dist",
+        "trilinear",
+        "embedding_bag",
+        "rnn",
+        "lstm",
+        "gru",
+    ),
+    *(
+        "_fft_",
+        "linalg_inv",
+        "linalg_solve",
+        "linalg_lu",
+        "matrix_exp",
+        "cholesky",
+        "inverse",
+        "triangular_solve",
+        "lu_solve",
+        "_int_mm",
+        "_scaled_mm",
+        "pack_mm",
+    ),
+    *("mm_activation", "mkldnn", "sparse"),
+)
+"""Parts of the names of such operators."""
 
 _FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1, "addmv": 1}
 """Operator → which of its arguments is the left factor; the right one follows."""
 
 _TIMES_VECTOR = ("mv", "dot", "vdot", "addmv")
+
+
+@functools.cache
+def _name_of(func: Any) -> str:
+    """An operator's name, the same in place and not."""
+    return func._schema.name.removeprefix("aten::").rstrip("_")

@@ -78,14 +78,22 @@ REFUSED_PARTS = frozenset(
     "gc.callbacks gc.get_objects gc.get_referrers gc.get_referents operator.attrgetter operator.methodcaller "
     "string.Formatter "
     "types.FunctionType types.CodeType types.CellType types.FrameType types.new_class "
-    "typing.get_type_hints typing.ForwardRef enum.global_enum dataclasses.make_dataclass numpy.testing.runstring "
-    "numpy.testing.rundocs "
+    "typing.get_type_hints typing.ForwardRef typing_extensions.get_type_hints typing_extensions.get_annotations "
+    "typing_extensions.ForwardRef typing_extensions.evaluate_forward_ref enum.global_enum dataclasses.make_dataclass "
+    "torch.utils.set_module gc.garbage gc.set_debug "
+    # what meters go by
+    "torch.DispatchKey torch.DispatchKeySet torch.utils._pytree.SUPPORTED_NODES "
+    "torch.utils._pytree.SUPPORTED_SERIALIZED_TYPES torch.utils._pytree.treespec_loads "
     # files, and what runs elsewhere
     "numpy.memmap numpy.load numpy.fromfile numpy.ctypeslib numpy.f2py torch.load torch.save torch.hub torch.jit "
+    "torch.from_file torch.UntypedStorage.from_file torch.ops.import_module torch.ops.load_library "
     "torch.library torch.package torch.multiprocessing torch.distributed torch.classes torch.os torch.sys "
     "torch.builtins torch.ctypes torch.inspect torch.threading".split()
 )
 """Public parts of modules that an answer may not use."""
+
+OF_NUMPY_TESTING = frozenset(("assert_", "suppress_warnings", "overrides"))
+"""What an answer may use of NumPy's tests beside the assertions: the rest runs texts, threads and other modules."""
 
 OF_TRITON = frozenset("triton.jit triton.cdiv triton.next_power_of_2 triton.language triton.language.math".split())
 """What an answer may use of Triton itself; of its language, what is public and no module."""
@@ -120,15 +128,20 @@ SAVED = "_saved_"
 """How the attributes of an autograd node begin that hold what it saved: torch's notes on autograd document them."""
 
 FRAMES = frozenset(
-    "tb_frame tb_next f_back f_globals f_locals f_builtins f_code gi_frame gi_code gi_yieldfrom cr_frame cr_code "
-    "ag_frame ag_code".split()
+    "ctypes tb_frame tb_next f_back f_globals f_locals f_builtins f_code gi_frame gi_code gi_yieldfrom cr_frame "
+    "cr_code ag_frame ag_code".split()
 )
-"""Names that lead from a traceback or a generator to the code that called it."""
+"""Names that lead from a traceback or a generator to the code that called it, and from an array to any address."""
 
 MATCHED_BY_POSITION = frozenset("bool bytes bytearray dict float frozenset int list set str tuple".split())
 """Classes that `case int(n)` matches by position; others give out what their `__match_args__` name."""
 
 TOO_DEEP = "is nested too deep to be read"
+
+
+def is_assertion_of_numpy(name: str) -> bool:
+    """Whether an answer may use `numpy.testing.name`."""
+    return name.startswith("assert_") or name in OF_NUMPY_TESTING
 
 
 def may_import(name: str, module: str) -> bool:
@@ -177,7 +190,7 @@ def may_name(name: str, own: frozenset[str] = frozenset()) -> bool:
         return True
     if name.startswith(SAVED):
         return True
-    return name in own and not name.startswith("__")
+    return name in own and not (name.startswith("__") and name.endswith("__"))
 
 
 def given_names(tree: ast.AST) -> frozenset[str]:
@@ -202,6 +215,7 @@ class _Rules:
         imported = {name for node in nodes for name in _imported(node)}
         self.known = self.bound | imported | set(dir(builtins)) | {"__name__", "__file__"}
         self.roots = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+        self.classes = _of_no_metaclass(classes) - rebound
         self.plain_classes = {node.name for node in classes if _is_plain(node)} - rebound
 
     def broken_by(self, node: ast.AST) -> Iterator[str]:
@@ -220,10 +234,16 @@ class _Rules:
                 yield f"uses {node.id}"
             elif self.module in KERNELS:
                 yield from self._in_a_kernel(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if node.name.startswith("__") and node.name.endswith("__") and not may_name(node.name):
+                yield f"defines {node.name}"
         elif isinstance(node, ast.MatchClass):
-            yield from (f"uses {name}" for name in node.kwd_attrs if not may_name(name, self.own))
+            refused = [name for name in node.kwd_attrs if not may_name(name, self.own)]
+            yield from (f"uses {name}" for name in refused)
             if node.patterns and not self._matches_by_position(node.cls):
                 yield "matches a class by position that is neither Python's own nor this file's"
+            elif node.kwd_attrs and not refused and not self._is_of_this_file(node.cls):
+                yield "matches attributes of a class that is not this file's"
 
     def _in_a_kernel(self, node: ast.Name) -> Iterator[str]:
         """What a name may not be where Triton runs the text of functions anew, without the guards of a graded run."""
@@ -243,8 +263,9 @@ class _Rules:
                 continue
             if (
                 whole in REFUSED_PARTS
-                or _is_hidden_of_triton(whole)
+                or _is_hidden(whole)
                 or not may_name(alias.name)
+                or alias.name.startswith("__")
                 or self._is_foreign_module(name, alias.name)
             ):
                 yield f"uses {whole}"
@@ -257,9 +278,11 @@ class _Rules:
             if not may_name(node.attr, self.own):
                 yield f"uses {node.attr}"
             return
-        if may_import(whole, self.module) or whole.startswith("torch.ops.aten."):
+        if may_import(whole, self.module):
             return
-        hidden = _is_hidden_of_triton(whole)
+        if whole.startswith("torch.ops.aten.") and isinstance(node.ctx, ast.Load):
+            return
+        hidden = _is_hidden(whole)
         if whole in REFUSED_PARTS or hidden or not may_name(node.attr) or self._is_foreign_module(library, node.attr):
             yield f"uses {whole}"
         elif isinstance(node.ctx, ast.Store | ast.Del):
@@ -269,12 +292,18 @@ class _Rules:
         """Whether `name` is what a module of Python's own imported for itself (`warnings.sys`)."""
         return library in STANDARD and name in sys.stdlib_module_names and name not in STANDARD
 
+    def _is_of_this_file(self, cls: ast.expr) -> bool:
+        return isinstance(cls, ast.Name) and cls.id in self.classes
+
     def _matches_by_position(self, cls: ast.expr) -> bool:
         return isinstance(cls, ast.Name) and cls.id in self.plain_classes | (MATCHED_BY_POSITION - self.bound)
 
 
-def _is_hidden_of_triton(whole: str) -> bool:
+def _is_hidden(whole: str) -> bool:
+    """Whether a library has this for itself, of those libraries of which only some parts are open."""
     parts = whole.split(".")
+    if parts[:2] == ["numpy", "testing"]:
+        return len(parts) > 2 and not is_assertion_of_numpy(parts[2])
     if parts[0] != "triton":
         return False
     if parts[:2] == ["triton", "language"]:
@@ -294,6 +323,15 @@ def _asks_for_main(test: ast.expr) -> bool:
 def _is_plain(node: ast.ClassDef) -> bool:
     """Whether what a class matches by position is written in it: no metaclass, no base but NamedTuple."""
     return not node.keywords and all(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases)
+
+
+def _of_no_metaclass(classes: list[ast.ClassDef]) -> set[str]:
+    """The classes that are of `type`, as far as the text shows: they and their bases are written in it."""
+    found: set[str] = set()
+    for node in classes:  # a base stands before what is derived from it
+        if not node.keywords and all(isinstance(b, ast.Name) and b.id in found | {"NamedTuple"} for b in node.bases):
+            found.add(node.name)
+    return found
 
 
 def _chain(node: ast.Attribute) -> tuple[str, list[str]]:

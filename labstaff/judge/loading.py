@@ -6,14 +6,9 @@ import ast
 import builtins
 import importlib
 import linecache
-import re
-import string
-import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
-from labkit.meters import collector
 from labkit.suite.allowed import (
     BUILTINS_REFUSED,
     REFUSED_PARTS,
@@ -21,19 +16,14 @@ from labkit.suite.allowed import (
     TOO_DEEP,
     given_names,
     may_import,
-    may_name,
     refused_in,
     without_self_check,
 )
+from labstaff.judge.guarded_parts import copies_are_of_its_kind, evaluates_names_alone, guarded_parts
+from labstaff.judge.guards import Guards
 
-MODULE_GUARD, OWN_GUARD, TEMPLATE_GUARD = "guard: module", "guard: own", "guard: template"
+FETCH, BOX, CHANGE = "guard: fetch", "guard: box", "guard: change"
 """Names of guards in an answer's code: no identifiers, so that no answer can define them."""
-
-IN_PLACE = {"gc.enable": collector.enable, "gc.disable": collector.disable}
-"""What an answer finds in place of parts of modules."""
-
-TEMPLATES = ("format", "format_map")
-"""Methods of a text that fetch the attributes it names."""
 
 
 class NotRun(Exception):
@@ -53,7 +43,9 @@ def load_answer(module: types.ModuleType, file: str, text: str) -> None:
             more = f" (and {len(found) - 1} more places)" if len(found) > 1 else ""
             raise NotRun(f"{what} in line {line}: a graded answer may not{more}")
         own = given_names(tree)
-        code = compile(ast.fix_missing_locations(_Guards().visit(tree)), file, "exec", dont_inherit=True)
+        code = compile(
+            ast.fix_missing_locations(_Guards(_are_annotations_text(tree)).visit(tree)), file, "exec", dont_inherit=True
+        )
     except SyntaxError as error:
         line_text = (error.text or "").strip()[:200]
         said = f"has a syntax error in line {error.lineno or 0}: {error.msg}"
@@ -63,115 +55,118 @@ def load_answer(module: types.ModuleType, file: str, text: str) -> None:
     except (RecursionError, MemoryError):
         raise NotRun(TOO_DEEP) from None
     linecache.cache[file] = len(text), None, text.splitlines(True), file  # Triton reads the text of kernels
-    module.__dict__["__builtins__"] = _builtins(module.__name__, own)
+    evaluates_names_alone()
+    copies_are_of_its_kind()
+    module.__dict__["__builtins__"] = _builtins(module, own)
     exec(code, module.__dict__)
 
 
 class _Guards(ast.NodeTransformer):
-    """Puts a guard around what may be a module that a library uses, a library to be changed, or a template."""
+    """Has every attribute fetched, set and deleted by way of a guard."""
 
-    def __init__(self) -> None:
-        self.modules = frozenset(sys.stdlib_module_names) | {name.rpartition(".")[2] for name in sys.modules}
+    def __init__(self, are_annotations_text: bool) -> None:
+        self._are_annotations_text = are_annotations_text
+        self._class = ""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        kept = {name: getattr(node, name, None) for name in ("annotation", "returns")}
+        if not self._are_annotations_text or not any(kept.values()):
+            return super().generic_visit(node)
+        for name, annotation in kept.items():
+            if annotation is not None:
+                setattr(node, name, None)
+        super().generic_visit(node)
+        for name, annotation in kept.items():
+            if annotation is not None:
+                setattr(node, name, annotation)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        outside, self._class = self._class, node.name
+        self.generic_visit(node)
+        self._class = outside
+        return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
-        if isinstance(node.ctx, ast.Store | ast.Del):
-            node.value = _guarded(OWN_GUARD, node.value)
-        elif node.attr in TEMPLATES:
-            node.value = _guarded(TEMPLATE_GUARD, node.value)
-        elif node.attr in self.modules or (node.attr.startswith("_") and not node.attr.startswith("__")):
-            return _guarded(MODULE_GUARD, node)
+        if isinstance(node.ctx, ast.Load):
+            return self._guarded(FETCH, node)
+        node.value = self._guarded(CHANGE, node)
         return node
 
+    def visit_MatchValue(self, node: ast.MatchValue) -> ast.MatchValue:
+        if isinstance(node.value, ast.Attribute):
+            self.generic_visit(node.value)
+            value = ast.Attribute(self._guarded(BOX, node.value), "value", ast.Load())
+            node.value = ast.copy_location(value, node.value)
+        return node
 
-def _guarded(guard: str, node: ast.expr) -> ast.expr:
-    return ast.copy_location(ast.Call(ast.copy_location(ast.Name(guard, ast.Load()), node), [node], []), node)
+    def visit_MatchClass(self, node: ast.MatchClass) -> ast.MatchClass:
+        node.patterns = [self.visit(each) for each in node.patterns]
+        node.kwd_patterns = [self.visit(each) for each in node.kwd_patterns]
+        return node  # its class is only asked whether the subject is one of it
+
+    def _guarded(self, guard: str, node: ast.Attribute) -> ast.expr:
+        arguments = [node.value, ast.copy_location(ast.Constant(self._as_compiled(node.attr)), node)]
+        call = ast.Call(ast.copy_location(ast.Name(guard, ast.Load()), node), arguments, [])
+        return ast.copy_location(call, node)
+
+    def _as_compiled(self, name: str) -> str:
+        """The name under which Python keeps an attribute that is private to a class."""
+        kept_by = self._class.lstrip("_")
+        return f"_{kept_by}{name}" if kept_by and name.startswith("__") and not name.endswith("__") else name
 
 
-def _builtins(own_module: str, own_names: frozenset[str]) -> dict[str, Any]:
+def _are_annotations_text(tree: ast.Module) -> bool:
+    return any(
+        isinstance(node, ast.ImportFrom)
+        and node.module == "__future__"
+        and "annotations" in {a.name for a in node.names}
+        for node in tree.body
+    )
+
+
+def _builtins(module: types.ModuleType, own_names: frozenset[str]) -> dict[str, Any]:
     """What an answer finds as builtins: no files, no code from text, imports and attributes as `allowed` says."""
     found = {name: value for name, value in vars(builtins).items() if name not in BUILTINS_REFUSED}
-
-    def module_guard(value: Any) -> Any:
-        if isinstance(value, types.ModuleType) and not may_import(value.__name__, own_module):
-            raise AttributeError(f"{value.__name__}: a graded answer may not use it")
-        return value
-
-    def own_guard(target: Any) -> Any:
-        if isinstance(target, types.ModuleType) or (isinstance(target, type) and target.__module__ != own_module):
-            raise AttributeError(f"{target.__name__}: a graded answer may not change what is not its own")
-        return target
-
-    def template_guard(target: Any) -> Any:
-        if isinstance(target, type) and issubclass(target, str):
-            raise AttributeError("format: of a text, not of its class")
-        if isinstance(target, str):
-            for name in _fetched(target):
-                named(name)
-        return target
-
-    def named(name: Any) -> None:
-        if type(name) is not str or not may_name(name, own_names):
-            raise AttributeError(f"{name}: a graded answer may not use it")
-
-    def by_name(function: Callable[..., Any], sets: bool) -> Callable[..., Any]:
-        def guarded(target: Any, name: str, *rest: Any) -> Any:
-            named(name)
-            if sets:
-                own_guard(target)
-            elif name in TEMPLATES:
-                template_guard(target)
-            return module_guard(function(target, name, *rest))
-
-        return guarded
+    guards = Guards(module, own_names)
 
     def import_as_allowed(
         name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
     ) -> Any:
         """What an import statement gives, whose names the text was read for; C code imports for itself by this too."""
-        module = builtins.__import__(name, globals, locals, fromlist, level)
-        if may_import(name, own_module):
+        imported = builtins.__import__(name, globals, locals, fromlist, level)
+        if may_import(name, module.__name__):
             for each in fromlist or ():
-                if not may_import(f"{name}.{each}", own_module):
-                    module_guard(getattr(module, each, None))
-        return _public(module) if module.__name__ in STANDARD else module
+                if not may_import(f"{name}.{each}", module.__name__):
+                    guards.passed(getattr(imported, each, None))
+        return _public(imported, guards) if imported.__name__ in STANDARD else imported
 
-    for name in ("getattr", "setattr", "delattr", "hasattr"):
-        found[name] = by_name(getattr(builtins, name), sets=name in ("setattr", "delattr"))
-    found |= {MODULE_GUARD: module_guard, OWN_GUARD: own_guard, TEMPLATE_GUARD: template_guard}
+    for function in (getattr, setattr, delattr, hasattr):
+        found[function.__name__] = guards.by_name(function)
+    found |= {FETCH: guards.fetch, BOX: guards.boxed, CHANGE: guards.changed}
     found["__import__"] = import_as_allowed
     found["__build_class__"] = builtins.__build_class__
     return found
 
 
-_shown: dict[str, types.ModuleType] = {}
-
-
-def _public(module: types.ModuleType) -> types.ModuleType:
+def _public(module: types.ModuleType, guards: Guards) -> types.ModuleType:
     """Of a module of Python's own, the public part that answers may use, without what it has imported itself."""
     name = module.__name__
-    if name not in _shown:
-        shown = _shown[name] = types.ModuleType(name, module.__doc__)
+    if name not in guards.shown:
+        shown = guards.shown[name] = types.ModuleType(name, module.__doc__)
         public = getattr(module, "__all__", None) or [each for each in vars(module) if not each.startswith("_")]
+        in_place = guarded_parts(guards)
         for each in [*public, *({"annotations"} if name == "__future__" else ())]:
             value = getattr(module, each, None)
             if f"{name}.{each}" in REFUSED_PARTS:
                 continue
-            value = IN_PLACE.get(f"{name}.{each}", value)
+            value = in_place.get(f"{name}.{each}", value)
             if isinstance(value, types.ModuleType):
                 if f"{name}.{each}" not in STANDARD:
                     continue
-                value = _public(value)
+                value = _public(value, guards)
             setattr(shown, each, value)
         for child in [each for each in STANDARD if each.startswith(f"{name}.")]:
-            setattr(shown, child.rpartition(".")[2], _public(importlib.import_module(child)))
-    return _shown[name]
-
-
-def _fetched(text: str) -> list[str]:
-    """The attributes that `text.format(…)` fetches, those in nested fields included."""
-    try:
-        fields = [(name, spec) for _, name, spec, _ in string.Formatter().parse(text) if name is not None]
-    except ValueError:
-        return []  # format says so itself
-    return [each for name, spec in fields for each in [*re.findall(r"\.(\w+)", name), *_fetched(spec or "")]]
+            setattr(shown, child.rpartition(".")[2], _public(importlib.import_module(child), guards))
+    return guards.shown[name]

@@ -52,7 +52,18 @@ INSIDE = (
     *(
         f"labstaff/judge/{name}.py"
         for name in (
-            *("__init__", "confine", "forkserver", "framing", "loading", "messages", "packing", "remote_machine"),
+            *(
+                "__init__",
+                "confine",
+                "forkserver",
+                "framing",
+                "guarded_parts",
+                "guards",
+                "loading",
+                "messages",
+                "packing",
+                "remote_machine",
+            ),
             *("server", "tracking", "unpacking"),
         )
     ),
