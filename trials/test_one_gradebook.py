@@ -107,6 +107,13 @@ def test_all_places_are_known():
         assert importlib.import_module(name).Gradebook is Gradebook
 
 
+def test_another_nbgrader_is_left_as_it_is(course, monkeypatch):
+    """All is recorded, as slowly as ever: here one of the places has another name for it."""
+    monkeypatch.setattr(one_gradebook, "OPENED_BY", (*OPENED_BY[:-1], "labstaff.course.exporters"))
+    graded(course)
+    assert first_scores(course) == POINTS
+
+
 def test_a_submission_that_fails_leaves_its_scores_as_they_were(course, monkeypatch):
     """What was written of it before it failed is taken back; the others are recorded."""
     graded(course)
@@ -176,9 +183,10 @@ def test_it_is_one_of_each_address_and_reads_anew(gradebook, tmp_path):
 
 
 def test_each_course_id_is_known(gradebook):
-    OneGradebook(str(gradebook.engine.url), "attention-labs")
+    for _ in range(2):
+        OneGradebook(str(gradebook.engine.url), "another")
     with Gradebook(str(gradebook.engine.url)) as other:
-        assert {course.id for course in other.db.query(Course)} == {"attention-labs", "default_course"}
+        assert {course.id for course in other.db.query(Course)} == {"another", "attention-labs", "default_course"}
 
 
 SPOILT = {

@@ -9,7 +9,6 @@ from typing import Any
 
 from nbconvert.exporters import HTMLExporter, NotebookExporter
 
-from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labstaff.course.feedback import MARK, clear_all_but_the_page
 from labstaff.course.make import check_release
@@ -29,7 +28,7 @@ class ReleaseExporter(NotebookExporter):
         """The notebook as it is released; nbgrader removes the release and fails when this raises `LeakError`."""
         output, resources = super().from_filename(filename, resources, **kw)
         places = _places(self, resources)
-        check_release(find_lab(places.assignment), places.released, {Path(filename).name: str(output)})
+        check_release(places.lab, places.released, {Path(filename).name: str(output)})
         return output, resources
 
 
@@ -66,7 +65,7 @@ class FeedbackExporter(HTMLExporter):
         recorded = nb.metadata.pop(RECORDED, "")
         clear_all_but_the_page(_written(self, places))
         page, resources = super().from_notebook_node(nb, resources, **kw)
-        page = _with_titles(page, find_lab(places.assignment))
+        page = _with_titles(page, places.lab)
         return page.replace("<head>", f"<head>\n{MARK.format(html.escape(recorded))}", 1), resources
 
 

@@ -18,6 +18,7 @@ from nbgrader.api import Gradebook
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 OPENED_BY = (
+    "nbgrader.api",
     "nbgrader.converters.autograde",
     "nbgrader.preprocessors.getgrades",
     "nbgrader.preprocessors.latesubmissions",
@@ -26,7 +27,7 @@ OPENED_BY = (
     "nbgrader.preprocessors.saveautogrades",
     "labstaff.course.suite_outputs",
 )
-"""Where a gradebook is opened while nbgrader records. Where one is opened besides, all is as it always was."""
+"""Where a gradebook is opened while nbgrader records; `nbgrader.api` itself, for plugins that are imported later."""
 
 
 class OneGradebook(Gradebook):
@@ -73,10 +74,13 @@ class _KeptLater(Session):
 
 
 def install() -> None:
-    """From now on this process opens each gradebook once."""
-    for name in OPENED_BY:
-        module = importlib.import_module(name)
-        if getattr(module, "Gradebook", None) is Gradebook:
+    """From now on this process opens each gradebook once.
+
+    In an nbgrader that opens it elsewhere nothing is replaced: who waits for what is not kept yet would wait for ever.
+    """
+    modules = [importlib.import_module(name) for name in OPENED_BY]
+    if all(getattr(module, "Gradebook", None) is Gradebook for module in modules):
+        for module in modules:
             module.Gradebook = OneGradebook  # type: ignore[attr-defined]
 
 

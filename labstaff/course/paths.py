@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.labs.manifest import FOLDER_PATTERN
+from labkit.labs.catalog import ROOT, find_lab
+from labkit.labs.manifest import FOLDER_PATTERN, MANIFEST_NAME, Lab
 from labstaff.judge.kept import results_of
 from labstaff.judge.plain_text import one_line
 
@@ -31,6 +33,15 @@ class Places:
     course: Path
     student: str
     assignment: str
+
+    @property
+    def lab(self) -> Lab:
+        """The lab that the assignment is.
+
+        Raises:
+            UnknownLab: there is none of this name.
+        """
+        return _lab(self.assignment, _last_change(ROOT / "labs" / self.assignment / MANIFEST_NAME))
 
     @property
     def submitted(self) -> Path:
@@ -81,6 +92,18 @@ def why_not_recordable(student: str) -> str:
     if shown != student or any(character in student for character in NOT_FOR_NBGRADER):
         return "nbgrader takes no such name: rename the folder, in plain characters and without any of * ? [ ]"
     return ""
+
+
+@functools.lru_cache
+def _lab(assignment: str, _last_changed: int) -> Lab:
+    """Asked for several times for each submission; to find a lab is to read them all."""
+    return find_lab(assignment)
+
+
+def _last_change(file: Path) -> int:
+    with contextlib.suppress(OSError):
+        return file.stat().st_mtime_ns
+    return 0
 
 
 @contextlib.contextmanager

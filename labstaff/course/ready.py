@@ -10,10 +10,9 @@ import datetime
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labstaff.course.paths import NOTEBOOK, SUBMITTED, TIMESTAMP, Places, submissions
 from labstaff.judge.kept import kept
@@ -28,10 +27,15 @@ NOT_HANDED_IN = f"no {NOTEBOOK} was handed in; the released one stands in its pl
 ONE_DAY = datetime.timedelta(days=1)
 
 
-def make_ready(course: Path) -> list[str]:
-    """Make every submission in the course one that nbgrader can grade; returns what was done, a line each."""
+def make_ready(course: Path, students: Collection[str] | None = None) -> list[str]:
+    """Make every submission in the course one that nbgrader can grade; returns what was done, a line each.
+
+    Args:
+        students: whose; everybody's when None.
+    """
     clear_parts(course / SUBMITTED, NOTEBOOK, NOTES_FILE)
-    return [line for places in submissions(course) for line in make_one_ready(places)]
+    wanted = (places for places in submissions(course) if students is None or places.student in students)
+    return [line for places in wanted for line in make_one_ready(places)]
 
 
 def make_one_ready(places: Places) -> list[str]:
@@ -74,7 +78,7 @@ def _set_aside(places: Places) -> Iterator[tuple[Path, str]]:
 
     What a grader should know of it is noted first, in a file that stays with the submission until it is replaced.
     """
-    lab = find_lab(places.assignment)
+    lab = places.lab
     moving = list(_surplus(places.submitted, lab))
     if not moving:
         return

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labstaff.course.feedback import is_out_of_date, make_feedback_again
 from labstaff.course.nbgrader_process import Nbgrader
@@ -71,7 +70,7 @@ def record(
         force: record everybody again.
         say: is given a line about each submission that had to be made ready, and one when it waits.
     """
-    for line in make_ready(course):
+    for line in make_ready(course, students):
         say(line)
     done = Recorded()
     wanted = []
@@ -100,7 +99,7 @@ def record(
 
 def fingerprint(places: Places) -> str:
     """Changes when a submission is to be recorded anew: what was handed in, how it was judged, what it is worth."""
-    lab = find_lab(places.assignment)
+    lab = places.lab
     submission = read_submission(lab, places.submitted)
     judged = kept_at(places.results, submission, hidden_seed(places.course))
     submitted = (places.submitted / name for name in (NOTEBOOK, TIMESTAMP, NOTES_FILE))

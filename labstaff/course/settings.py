@@ -10,6 +10,7 @@ from typing import Any
 from labkit.labs.catalog import find_labs
 from labstaff.course.paths import COMMANDS_LOCK, Places, alone
 from labstaff.course.ready import make_one_ready, make_ready
+from labstaff.course.views import ONLY_THESE
 
 ROOM = "labstaff.course"
 WRITING = {"nbgrader-autograde", "nbgrader-generate-feedback"}
@@ -70,8 +71,9 @@ def apply(c: Any, course: Path) -> None:
         True  # what is there already and has not changed is not touched: see labstaff.course.collect
     )
     _begin_to_write(course)
-    for line in make_ready(course):
-        logging.getLogger("labkit").warning(line)
+    if not _is_on_a_view():
+        for line in make_ready(course):
+            logging.getLogger("labkit").warning(line)
 
 
 def _begin_to_write(course: Path) -> None:
@@ -87,6 +89,14 @@ def _begin_to_write(course: Path) -> None:
         _held.close()  # nbgrader reads its configuration more than once
         _held.enter_context(alone(course, COMMANDS_LOCK))
         install()
+
+
+def _is_on_a_view() -> bool:
+    """Whether this is a command of `lab grade`'s, which has made ready what it is to find, and nothing else."""
+    from traitlets.config import Application
+
+    told = Application.instance().cli_config.get("CourseDirectory", {}) if Application.initialized() else {}
+    return str(told.get("submitted_directory", told.get("autograded_directory", ""))).startswith(ONLY_THESE)
 
 
 def _before_autograde(assignment: str, student: str, notebooks: list[str]) -> None:

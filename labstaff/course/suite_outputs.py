@@ -7,7 +7,6 @@ from typing import Any
 from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
 
-from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
 from labstaff.course.cells import code_cell, printed, returned
 from labstaff.course.exporters import FOR_GRADER
@@ -29,7 +28,7 @@ class SuiteOutputs(NbGraderPreprocessor):
     def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The notebook with the check cells' outputs, the judged file and the grader's notes."""
         places = resources["course"]
-        lab = find_lab(places.assignment)
+        lab = places.lab
         judged = judge_submission(lab.folder.name, places.submitted, places.course)
         tasks = {task.name: task for task in lab.tasks}
         for cell in nb.cells:
