@@ -21,7 +21,11 @@ REACHING = {
     "protocol_of_a_descriptor": "f = lambda: 0\n"
     f"d = type.__getattribute__(type(f), {SECRET})\nGOT.append(d.__get__(f))",
     "protocol_of_a_module": "import torch\nGOT.append(torch.__getattr__('_dynamo'))",
-    "protocol_bound_to_another": f"import types\nGOT.append(types.MethodType(object.__getattribute__, lambda: 0)({SECRET}))",
+    "protocol_bound_to_another": "import types\nf = types.MethodType(object.__getattribute__, lambda: 0)\n"
+    f"GOT.append(f({SECRET}))",
+    "protocol_of_the_protocol": f"f = object.__getattribute__(lambda: 0, '__getattribute__')\nGOT.append(f({SECRET}))",
+    "template_of_a_lying_base": "def f(self, x):\n    return super(S, self).format(x)\n"
+    "S = type('S', (str,), {'f': f, '__se' + 'lf__': 'x'})\nGOT.append(S('{0.__globals__}').f(lambda: 0))",
     "changes_a_module_by_protocol": "import numpy as np\nobject.__setattr__(np, 'changed', 1)\nGOT.append(np.changed)",
     "changes_a_class_by_protocol": "import torch\ntype.__setattr__(torch.nn.Module, 'new', 1)\nGOT.append('changed')",
     "changes_by_its_own_protocol": "import torch\nclass K:\n    __setattr__ = object.__setattr__\n"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file
 from labkit.suite.allowed import refusals
+from labstaff.judge.policy import oddities
 from labstaff.pytest_plugin import variant_text
 
 ANSWERS = [
@@ -90,3 +93,13 @@ def test_what_reaches_further_is_refused_with_its_line(source, says):
 def test_a_text_that_is_no_python_is_none_of_this():
     assert refusals("def f(:", find_lab("01")) == []
     assert refusals("\0", find_lab("01")) == []
+
+
+LEAVES_TORCH = ("np.matmul(q, k)", "np.einsum('ij,kj', q, k)", "n.dot(q, k)", "q.numpy() @ k")
+
+
+@pytest.mark.parametrize("product", LEAVES_TORCH)
+def test_a_product_past_the_meters_is_shown_to_the_grader(product):
+    text = f"import torch\nimport numpy as np, numpy as n\ndef f(q, k):\n    return {product}\n"
+    assert [finding.line for finding in oddities(ast.parse(text))] == [4]
+    assert not oddities(ast.parse(text.replace("np.", "torch.").replace("n.dot", "torch.dot").replace(".numpy()", "")))

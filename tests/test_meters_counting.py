@@ -65,6 +65,30 @@ class TestCounting:
             x.untyped_storage().resize_(0)
             assert (meter.live_bytes, meter.peak_bytes) == (0, 800)
 
+    @pytest.mark.parametrize(
+        "grow",
+        [
+            lambda x, ones: torch.add(ones, 1, out=x),
+            lambda x, ones: x.resize_(100).fill_(1),
+            lambda x, ones: x.set_(x.untyped_storage(), 0, (100,), (1,)).fill_(1),
+        ],
+        ids=["as_out", "resized", "set"],
+    )
+    def test_what_was_there_before_counts_once_it_has_new_memory(self, grow):
+        x, ones = torch.empty(0), torch.ones(100)
+        with AllocationMeter() as meter:
+            grow(x, ones)
+        assert meter.largest_bytes == 400
+        assert meter.live_bytes == 400
+
+    def test_what_is_resized_by_hand_counts_among_the_largest(self):
+        with AllocationMeter() as meter:
+            torch.ones(1).resize_(100)
+            x = torch.ones(1)
+            x.untyped_storage().resize_(800)
+            x.neg()
+        assert meter.largest_bytes == 800
+
     def test_each_storage_is_rounded_up_by_itself(self):
         with AllocationMeter(round_to=512) as meter:
             kept = [torch.ones(1), torch.ones(128), torch.ones(129), torch.ones(0)]

@@ -373,12 +373,20 @@ def test_an_honest_text_is_examined_whole():
         (os.fsdecode(b"\xff"), r"\xff"),
         ("\ud800", r"\ud800"),
         ("x" * 300, "x" * 199 + "…"),
+        ("Zoe\u0308 a\u0301\u0302", "Zoe\u0308 a\u0301\u0302"),
+        ("z" + "\u0301" * 90 + "a", "z" + "\u0301" * 4 + "…a"),
+        ("z" + "\u20dd\u0301" * 45, "z" + "\u20dd\u0301" * 2 + "…"),
+        ("0 of 60\u3164\u2800\uffa0", r"0 of 60\u3164\u2800\uffa0"),
     ],
 )
 def test_a_name_on_one_line(text, shown):
     assert one_line(text) == shown
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", " =1"])
+def test_a_text_of_several_lines_hides_no_other_line():
+    assert lines("a\nz" + "\u0301" * 2000 + "\nb\u3164") == "a\nz" + "\u0301" * 4 + "…\nb\\u3164"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", " =1", "＝1+1", "\u3000＋1", "﹢1", "\ufe6bx"])
 def test_a_cell_is_no_formula(text):
     assert cell(text) == f"'{text}"

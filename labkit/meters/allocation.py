@@ -116,10 +116,16 @@ class AllocationMeter(OperatorMode):
         self._catch_up(SIZES_AT_ONCE)
         _refuse_fake_mode()
         operands = _plain_tensors(args) + _plain_tensors(kwargs)
+        storages = [tensor.untyped_storage() for tensor in operands]
+        sizes = [storage.nbytes() for storage in storages]
         out = func(*args, **kwargs)
         self._engine.look()
-        for tensor in operands:
-            self._note_outside(tensor.untyped_storage(), func)
+        for tensor, storage, n_before in zip(operands, storages, sizes, strict=True):
+            if storage.nbytes() > n_before and storage._cdata not in self._alive:
+                self._outside.pop(storage._cdata, None)  # it was there before, and has got new memory
+                self._count(tensor, func._schema.name)
+            else:
+                self._note_outside(storage, func)
         name = func._schema.name
         for tensor in _plain_tensors((out,)):
             self._count(tensor, name)
@@ -219,6 +225,7 @@ class AllocationMeter(OperatorMode):
         nbytes = self._rounded(exact)
         if nbytes != held.block.nbytes:
             self._live += nbytes - held.block.nbytes
+            self._largest = max(self._largest, nbytes)
             self._went(held.block)
             held.block = replace(held.block, nbytes=nbytes)
             self._came(held.block)

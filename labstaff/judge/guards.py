@@ -33,7 +33,8 @@ TEMPLATES = frozenset(("format", "format_map"))
 FETCHING = frozenset(("__getattribute__", "__getattr__"))
 CHANGING = frozenset(("__setattr__", "__delattr__"))
 BINDING = frozenset(("__get__", "__set__", "__delete__"))
-"""Python's own protocol by which an attribute is reached by its name."""
+PROTOCOLS = FETCHING | CHANGING | BINDING
+"""Python's own protocol by which an attribute is reached by its name, or bound."""
 
 KEEPING = frozenset(("array", "decimal", "functools", "matplotlib", "numpy", "random"))
 """Packages whose objects an answer may give attributes of its choice, where these packages let it."""
@@ -70,7 +71,7 @@ class Guards:
         self._require_open(target, name)
         if name in TEMPLATES:
             self._require_named_fields(target)
-        elif name in FETCHING | CHANGING | BINDING:
+        elif name in PROTOCOLS:
             return self._by_protocol(getattr(target, name, *default), name)
         elif _is_private(name):
             if default and not hasattr(target, name):
@@ -120,18 +121,23 @@ class Guards:
         return guarded
 
     def _by_protocol(self, method: Any, protocol: str) -> Callable[..., Any]:
+        """A method that reaches an attribute by its name or binds one, with a guard, wherever it was fetched from."""
         is_bound = isinstance(method, types.MethodType | types.MethodWrapperType | types.BuiltinMethodType)
 
         def guarded(*args: Any) -> Any:
             target, name, *_ = (method.__self__, *args) if is_bound else (*args, "")
             if protocol in BINDING:
                 instance = name if is_bound else args[1]
-                return method(*args) if instance is None else self.passed(method(*self._bound(args, instance)))
+                if instance is not None:
+                    self.changed(instance, protocol)
+                return self.passed(method(*args))
             self.named(name)
             if protocol in CHANGING:
                 self.changed(target, name)
                 return method(*args)
             self._require_open(target, name)
+            if name in PROTOCOLS:
+                return self._by_protocol(method(*args), name)
             if name in TEMPLATES:
                 self._require_named_fields(target)
             elif _is_private(name):
@@ -139,10 +145,6 @@ class Guards:
             return self.passed(method(*args))
 
         return guarded
-
-    def _bound(self, args: tuple[Any, ...], instance: Any) -> tuple[Any, ...]:
-        self.changed(instance, "__get__")
-        return args
 
     def _require_open(self, target: Any, name: str) -> None:
         kind = target if _is_a(target, type) else type(target)
@@ -155,7 +157,7 @@ class Guards:
 
     def _require_named_fields(self, target: Any) -> None:
         if type(target) is super:
-            target = target.__self__
+            target = _of_super(target, "__self__")
         if _is_a(target, collections.UserString):
             target = target.data
         if _is_a(target, type) and issubclass(target, str):
@@ -204,10 +206,10 @@ class Guards:
         definer = next((each for each in _looked_up_in(target) if "__getattr__" in _namespace(each)), None)
         return name in getattr(target, "__dict__", ()) or (definer is not None and self._is_own(definer))
 
-    def _is_own(self, thing: type | types.ModuleType) -> bool:
+    def _is_own(self, thing: Any) -> bool:
         if _is_a(thing, types.ModuleType):
             return thing.__dict__ is self._globals
-        return _namespace(thing).get("__module__") == self.name
+        return bool(_namespace(thing).get("__module__") == self.name)
 
 
 def _refused_objects() -> Iterator[tuple[int, tuple[str, Any]]]:
@@ -251,11 +253,16 @@ def _namespace(kind: type) -> Any:
     return type.__dict__["__dict__"].__get__(kind)
 
 
+def _of_super(target: Any, name: str) -> Any:
+    """What `super()` knows of itself: by a dot it answers for the classes behind it."""
+    return vars(super)[name].__get__(target)
+
+
 def _looked_up_in(target: Any) -> tuple[type, ...]:
     """The classes in which an attribute of `target` is looked for."""
     if type(target) is super:
-        kinds = _mro(target.__self_class__)
-        return kinds[kinds.index(target.__thisclass__) + 1 :]
+        kinds = _mro(_of_super(target, "__self_class__"))
+        return kinds[kinds.index(_of_super(target, "__thisclass__")) + 1 :]
     return (*(_mro(target) if _is_a(target, type) else ()), *_mro(type(target)))
 
 

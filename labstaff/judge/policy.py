@@ -11,6 +11,10 @@ PAST_THE_METERS = frozenset(("numpy", "from_numpy", "tolist", "data_ptr", "__arr
 """Attributes by which torch code leaves torch, and its meters, behind."""
 
 
+NUMPYS_PRODUCTS = frozenset(("dot", "einsum", "inner", "matmul", "tensordot", "vdot"))
+"""The same of NumPy's functions, which take tensors as they are."""
+
+
 class Finding(NamedTuple):
     """A place in an answer, and what is to be said of it."""
 
@@ -33,8 +37,20 @@ def oddities(tree: ast.Module) -> list[Finding]:
     }
     if "torch" not in imported:
         return []
+    called_numpy = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "numpy"
+    }
     return sorted(
         Finding(node.lineno, f".{node.attr} leaves torch, whose meters then see nothing")
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr in PAST_THE_METERS
+        if isinstance(node, ast.Attribute)
+        and (node.attr in PAST_THE_METERS or (node.attr in NUMPYS_PRODUCTS and _is_named(node.value, called_numpy)))
     )
+
+
+def _is_named(node: ast.expr, names: set[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
