@@ -325,7 +325,7 @@ class EveryAttention:
     @robust
     @pytest.mark.parametrize("dtype", [*HALF, torch.float64])
     def test_other_dtypes(self, rng, dtype):
-        case = RingCase(rng, n_tokens=160, world_size=self.WORLD_SIZE, d=16, causal=True, dtype=dtype)
+        case = RingCase(rng, n_tokens=320, world_size=self.WORLD_SIZE, d=16, causal=True, dtype=dtype)
         assert_right(self.TASK, case, hint=SHORT_SUMS)
 
     @refuses
