@@ -22,6 +22,7 @@ from recorded import first_scores, gradebook, graded, leftovers, shown
 from labkit.labs.catalog import ROOT
 from labstaff.course.grade import STOPPED, grade
 from labstaff.course.nbgrader_process import Nbgrader
+from labstaff.course.record import record
 from labstaff.grading.run import NothingToGrade
 from labstaff.judge.judging import Judge
 from labstaff.judge.kept import FILE, kept
@@ -67,6 +68,17 @@ def test_a_resubmission_is_recorded_and_nobody_else(course, nbgrader):
     assert changed == {"bob"}
     assert "standard_attention · 20 of 20 points" in (course / f"feedback/bob/{NAME}/report.html").read_text()
     assert graded(course)[-1].startswith("gradebook.db: 0 recorded, 3 passed over")
+
+
+def test_a_batch_makes_ready_its_own_submissions(course, nbgrader):
+    """With many submissions it would take longer to look at all of them, for every batch, than to record it."""
+    others = [course / "submitted" / student / NAME / "mine.txt" for student in POINTS]
+    for file in others:
+        file.write_text("")
+    assert record(course, LAB, nbgrader, {"ann"}).anew == ["ann"]
+    assert [file.exists() for file in others] == [False, True, True]
+    assert nbgrader(course, "autograde", NAME).status == 0, "an instructor's own command looks at all"
+    assert not any(file.exists() for file in others)
 
 
 def test_mended_tests_are_judged_and_recorded(course, nbgrader, monkeypatch):
