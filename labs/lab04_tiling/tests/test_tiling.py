@@ -585,7 +585,7 @@ class TestChooseBlocks:
         assert_makes_use(blocks, sram_bytes, d, dtype_bytes)
 
     def test_serves_your_own_loop(self):
-        sram_bytes, d, N = 65_536, 32, 1024
+        sram_bytes, d, N = 65_536, 32, 512
         blocks = blocks_of(sram_bytes, d)
         Q = np.ones((N, d), np.float32)
         told = on_machine("tiled_traffic", (Q, Q, Q), blocks, sram_bytes, sealed=False)

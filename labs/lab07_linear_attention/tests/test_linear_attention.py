@@ -323,7 +323,7 @@ class InChunks(Route):
     def test_work_is_linear(self, rng):
         """4 times the positions, about 4 times the arithmetic of matrix products."""
         for chunk in (4, 16):  # in small chunks a product over all pairs of chunks would show
-            work = [self.counts(rng, n, 16, 16, chunk)["flops"] for n in (256, 1024)]
+            work = [self.counts(rng, n, 16, 16, chunk)["flops"] for n in (128, 512)]
             none = "makes no matrix product: the weights of a chunk are one, φ(q) times φ(k) transposed"
             require(work[0] > 0, f"{self.called} {none}")
             ratio = work[1] / work[0]
