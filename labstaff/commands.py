@@ -158,6 +158,7 @@ def grade(
     """
     from labkit.commands.app import of_the_disk
     from labstaff.course.grade import grade as grade_folder
+    from labstaff.course.gradebook import NoGradebook
     from labstaff.grading.gradescope import CannotExport, Export, Visibility
     from labstaff.grading.many import NoScheduler
     from labstaff.grading.run import NothingToGrade
@@ -181,6 +182,6 @@ def grade(
         )
     except OSError as error:
         sys.exit(f"lab grade: {of_the_disk(error) or error}")
-    except (NothingToGrade, SandboxMissing, CannotExport, NoScheduler) as error:
+    except (NothingToGrade, NoGradebook, SandboxMissing, CannotExport, NoScheduler) as error:
         sys.exit(f"lab grade: {error}")
     raise typer.Exit(status)

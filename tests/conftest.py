@@ -47,7 +47,8 @@ class Judges:
         asked.write_text(json.dumps([asdict(job) for job in jobs]), encoding="utf-8")
         self._results.touch()
         command = [sys.executable, judging.__file__, str(asked), str(self._results), "bubblewrap" if sandboxed else ""]
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # this house, none installed
+        beside = [str(ROOT), str(Path(__file__).parent)]  # this house, none installed; and a plugin that runs name
+        path = os.pathsep.join([*beside, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "PYTHONPATH": path})
         self._n_read = 0
 

@@ -7,14 +7,13 @@ from a warm parent, and adds a line to RESULTS for each.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from labkit.meters.kernels.kept import FOLDER
+from labkit.meters.kernels.kept import kernels_kept
 from labkit.suite.prefork import WarmRunner
 from labkit.suite.run import SuiteRun
 
@@ -27,12 +26,12 @@ def main(jobs_file: str, results_file: str, sandbox: str) -> None:
     jobs = json.loads(Path(jobs_file).read_text(encoding="utf-8"))
     options = ("--sandboxed",) if sandbox else ()
     prepare = "labstaff.judge.sandbox:keep_boxed" if sandbox else ""
-    kernels = Path(results_file).with_name("kernels")  # most answers' are the solution's
-    kernels.mkdir()
-    os.environ[FOLDER] = str(kernels)
-    runner = WarmRunner(HEAVY, prepare=prepare)  # one parent for all: it imports what all need once
-
-    with runner, Path(results_file).open("a", encoding="utf-8", buffering=1) as results:
+    kernels = kernels_kept(Path(results_file).with_name("kernels"))  # most answers' are the solution's
+    with (
+        kernels,
+        WarmRunner(HEAVY, prepare=prepare) as runner,  # one parent for all: it imports what all need once
+        Path(results_file).open("a", encoding="utf-8", buffering=1) as results,
+    ):
 
         def one(number: int) -> None:
             job = jobs[number]

@@ -58,6 +58,13 @@ class Place:
 places: dict[str, Place] = {}
 
 
+def modules_of(room: str) -> list[str]:
+    """The names of a room's modules."""
+    package = importlib.import_module(room)
+    inside = pkgutil.walk_packages(getattr(package, "__path__", []), f"{room}.")
+    return [module.name for module in inside] or [room]
+
+
 def answer_of(lab: Lab) -> str:
     """The text of an answer whose tasks are places."""
     lines = [f"{task.name} = places.setdefault({task.name!r}, Place())" for task in lab.tasks]
@@ -68,9 +75,7 @@ def candidates(signature: inspect.Signature | None) -> dict[str, Any]:
     """Public functions and classes that can be called with the arguments of `signature`; of a class's, all classes."""
     found = {}
     for room in ROOMS:
-        package = importlib.import_module(room)
-        inside = [module.name for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{room}.")]
-        for module in map(importlib.import_module, inside or [room]):
+        for module in map(importlib.import_module, modules_of(room)):
             for name, value in vars(module).items():
                 own = getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
                 if own and (inspect.isclass(value) if signature is None else _accepts(value, signature)):

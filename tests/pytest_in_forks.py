@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,16 +21,25 @@ LONGEST_SECONDS = 600.0
 
 
 class Pytest:
-    """pytest's command line, many at a time, with a box ready for those that say `--sandboxed`."""
+    """pytest's command line, many at a time, with a box ready for those that say `--sandboxed`.
 
-    def __init__(self) -> None:
+    Args:
+        modules: what else is imported before the first run.
+    """
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
         quiet = {"NO_COLOR": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "120"}
-        self._server = ForkServer([sys.executable, __file__], env={**os.environ, **quiet, "PYTHONPATH": path})
+        self._server = ForkServer([sys.executable, __file__, *modules], env={**os.environ, **quiet, "PYTHONPATH": path})
 
-    def __call__(self, told: Path, arguments: Sequence[str]) -> list[Verdict]:
+    def __call__(
+        self, told: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> list[Verdict]:
         """The verdicts of a run, which are written to the file `told`; none of a run that died."""
-        request = {"told": str(told), "arguments": ["-p", "verdicts_as_data", *arguments]}
+        request = {
+            "environment": {**(environment or {}), "VERDICTS": str(told)},
+            "arguments": ["-p", "verdicts_as_data", *arguments],
+        }
         child = self._server.fork(json.dumps(request).encode())
         child.wait(LONGEST_SECONDS)
         child.kill()
@@ -47,7 +56,7 @@ class Pytest:
 
 def _live(request: bytes, _descriptors: list[int]) -> int:
     asked = json.loads(request)
-    os.environ["VERDICTS"] = asked["told"]
+    os.environ.update(asked["environment"])
     os.chdir(ROOT)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -57,6 +66,7 @@ def _live(request: bytes, _descriptors: list[int]) -> int:
 
 if __name__ == "__main__":
     with sandbox.keep_boxed([]) as wait_until_ready:
-        warm_up(MODULES)
+        *modules, control = sys.argv[1:]
+        warm_up((*MODULES, *modules))
         wait_until_ready()
-        serve(socket.socket(fileno=int(sys.argv[1])), _live)
+        serve(socket.socket(fileno=int(control)), _live)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from labkit.kernels import resources
 from labkit.meters.kernels import adapter, kept
 from labkit.meters.kernels.found_types import types_found_once
 
@@ -56,20 +57,33 @@ class TestCompiled:
 
         def make():
             made.append(1)
-            return "ptx", len(made)
+            return ["ptx", len(made)]
 
-        assert [kept.made_once(text, make) for text in ("a", "b", "a")] == [("ptx", 1), ("ptx", 2), ("ptx", 1)]
+        assert [kept.made_once(text, make) for text in ("a", "b", "a")] == [["ptx", 1], ["ptx", 2], ["ptx", 1]]
         assert len(list(folder.iterdir())) == 2
 
     def test_is_made_each_time_where_none_is(self, monkeypatch):
         monkeypatch.delenv(kept.FOLDER, raising=False)
         made = iter(range(2))
-        assert [kept.made_once("a", lambda: ("ptx", next(made))) for _ in range(2)] == [("ptx", 0), ("ptx", 1)]
+        assert [kept.made_once("a", lambda: ["ptx", next(made)]) for _ in range(2)] == [["ptx", 0], ["ptx", 1]]
 
     def test_what_fails_is_not_kept(self, folder):
         with pytest.raises(ZeroDivisionError):
-            kept.made_once("a", lambda: ("ptx", 1 // 0))
-        assert kept.made_once("a", lambda: ("ptx", 1)) == ("ptx", 1)
+            kept.made_once("a", lambda: ["ptx", 1 // 0])
+        assert kept.made_once("a", lambda: ["ptx", 1]) == ["ptx", 1]
+
+    def test_folder_is_named_for_a_while(self, tmp_path, monkeypatch):
+        monkeypatch.delenv(kept.FOLDER, raising=False)
+        with kept.kernels_kept(tmp_path / "mine"):
+            assert kept.made_once("a", lambda: "ptx") == kept.made_once("a", lambda: "another")
+        assert kept.FOLDER not in os.environ
+        assert len(list((tmp_path / "mine").iterdir())) == 1
+
+    def test_folder_that_is_named_already_is_taken(self, tmp_path, folder):
+        with kept.kernels_kept(tmp_path / "mine"):
+            kept.made_once("a", lambda: "ptx")
+        assert len(list(folder.iterdir())) == 1
+        assert not (tmp_path / "mine").exists()
 
     def test_a_kernel_from_the_folder_is_the_one_that_is_compiled(self, tmp_path, folder, monkeypatch):
         first, again = (compiled_scaled(tmp_path, "2.0")[80][0] for _ in range(2))
@@ -84,6 +98,16 @@ class TestCompiled:
         compiled_scaled(tmp_path, "3.0")
         compiled_scaled(tmp_path, "2.0", num_warps=8)
         assert len(list(folder.iterdir())) == 4
+
+    def test_the_assembler_is_asked_once_for_each_text_and_architecture(self, tmp_path, folder, monkeypatch):
+        older, newer = (made[0]["ptx"] for made in compiled_scaled(tmp_path, "2.0", archs=(80, 90)).values())
+        said = resources.assembled(older, 80), resources.assembled(newer, 90)
+        assert "for 'sm_80'" in said[0]
+        assert "for 'sm_90a'" in said[1]
+        monkeypatch.setattr(resources, "assembler", None)  # nobody is left to ask
+        assert (resources.assembled(older, 80), resources.assembled(newer, 90)) == said
+        with pytest.raises(TypeError):
+            resources.assembled(older, 90)
 
 
 class TestTypes:

@@ -49,6 +49,11 @@ def written(mistake: Mistake) -> Path:
     return folder
 
 
+def until_found(mistake: Mistake) -> tuple[str, ...]:
+    """Options that end a run on the mistake once its tests have said what they must."""
+    return ("-p", "until_found", "--says", mistake.says)
+
+
 STUBS = stub_folder()
 UNTOUCHED = {lab.label: Job(lab.label, ("--src", str(STUBS))) for lab in LABS}
 SOLVED = {f"{lab.label}-seed{seed}": Job(lab.label, ("--solutions", "--seed", seed)) for lab in LABS for seed in SEEDS}
@@ -62,7 +67,7 @@ MADE = session_folder("mistakes")
 MISTAKES = {
     f"{lab.label}/{mistake.task}/{mistake.name}": (
         mistake,
-        Job(lab.label, ("--src", str(written(mistake))), mistake.killed_by),
+        Job(lab.label, ("--src", str(written(mistake)), *until_found(mistake)), mistake.killed_by),
     )
     for lab in LABS
     for mistake in mistakes_of(lab)

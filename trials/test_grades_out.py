@@ -307,6 +307,25 @@ def test_the_commands(course, tmp_path):
         assert says in done.stderr
 
 
+def test_nobody_late_is_said(made_course):
+    done = command("extend", made_course)
+    assert (done.returncode, done.stdout) == (0, "nobody of these was late, and nobody has an extension\n")
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage"], ids=["empty", "garbage"])
+def test_a_damaged_gradebook_is_one_line(course, tmp_path, content):
+    before = {path: path.read_bytes() for path in course.rglob("*") if path.is_file()}
+    (course / "gradebook.db").write_bytes(content)
+    for arguments in (("export", course, tmp_path / "a.csv"), ("extend", course), ("grade", course / "submitted")):
+        done = command(*arguments)
+        assert done.returncode == 1
+        assert len((done.stdout + done.stderr).strip().splitlines()) == 1, done.stderr
+        assert "gradebook.db is no gradebook of nbgrader's" in done.stderr
+    after = {path: path.read_bytes() for path in course.rglob("*") if path.is_file()}
+    assert {path.name for path in after if after[path] != before.get(path)} == {"gradebook.db"}
+    assert (course / "gradebook.db").read_bytes() == content, "nothing is made over what may be mended"
+
+
 def test_gradescope_reads_what_grade_exports(course, tmp_path):
     """A folder outside any course, as in Gradescope's container: one submission, one file."""
     answer = tmp_path / "submitted" / "student" / NAME / "src" / f"{LAB.module}.py"

@@ -13,7 +13,7 @@ import pytest
 from nbgrader.api import Gradebook
 from pytest_in_forks import Pytest
 from student import LAB
-from twenty import BESIDE, BESIDE_TESTS, OTHER, TESTS, TWENTY, WHOLE, Answer
+from twenty import BESIDE, BESIDE_TESTS, OTHER, TEST_SECONDS, TESTS, TWENTY, WHOLE, Answer
 
 from labkit.labs.manifest import Lab
 from labkit.suite.apart import run_apart, to_the_end
@@ -31,7 +31,6 @@ from labstaff.judge.submission import read_submission
 SEED = 0
 """Of the random inputs, in each mode: a student's runs have this one."""
 
-TEST_SECONDS = "3"
 ENDS_WITH_THE_ANSWER = ("pytest",)
 """Modes in which an answer that ends its process ends the run."""
 

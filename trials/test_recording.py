@@ -17,16 +17,17 @@ import sys
 import msgspec
 import pytest
 from own_word import LAB, answer, answer_file, hand_in, judge_by_its_word
+from recorded import first_scores, gradebook, graded, leftovers, shown
 
 from labkit.labs.catalog import ROOT
 from labstaff.course.grade import STOPPED, grade
 from labstaff.course.nbgrader_process import Nbgrader
+from labstaff.course.record import record
 from labstaff.grading.run import NothingToGrade
 from labstaff.judge.judging import Judge
 from labstaff.judge.kept import FILE, kept
 
 NAME = LAB.folder.name
-FIRST = LAB.tasks[0].name
 POINTS = {"ann": 5, "bob": 7, "cec": 11}
 N_KILLS = 20
 
@@ -53,40 +54,6 @@ def course(made_course, tmp_path):
     return tmp_path / "course"
 
 
-def graded(course, status=0, **options):
-    """Grade, and return what was said."""
-    said: list[str] = []
-    assert grade(course / "submitted", [LAB], unsafe=True, say=said.append, **options) == status, "\n".join(said)
-    return said
-
-
-def gradebook(course) -> dict:
-    """All that the gradebook says, as data: scores by student and cell, and what is flagged."""
-    with contextlib.closing(sqlite3.connect(course / "gradebook.db")) as database:
-        scores = database.execute(
-            "select a.student_id, base_cell.name, auto_score, manual_score, extra_credit, needs_manual_grade "
-            "from grade join base_cell on grade.cell_id = base_cell.id "
-            "join submitted_notebook n on grade.notebook_id = n.id "
-            "join submitted_assignment a on n.assignment_id = a.id"
-        ).fetchall()
-        submitted = database.execute(
-            "select a.student_id, a.timestamp, n.flagged, n.late_submission_penalty "
-            "from submitted_notebook n join submitted_assignment a on n.assignment_id = a.id"
-        ).fetchall()
-        assert len({row[:2] for row in scores}) == len(scores), "a grade stands twice"
-        return {"scores": sorted(scores), "submitted": sorted(submitted, key=repr)}
-
-
-def first_scores(course) -> dict[str, float]:
-    return {student: score for student, cell, score, *_ in gradebook(course)["scores"] if cell == FIRST}
-
-
-def shown(course) -> dict[str, str]:
-    """What formgrader and the students are shown: every notebook and page."""
-    files = [*course.glob("autograded/*/*/report.ipynb"), *course.glob("feedback/*/*/report.html")]
-    return {str(path.relative_to(course)): path.read_text(encoding="utf-8") for path in files}
-
-
 def test_a_resubmission_is_recorded_and_nobody_else(course, nbgrader):
     assert graded(course)[-1] == "gradebook.db: 3 recorded, 0 passed over (recorded before, unchanged)"
     assert nbgrader(course, "generate_feedback", NAME).status == 0
@@ -101,6 +68,17 @@ def test_a_resubmission_is_recorded_and_nobody_else(course, nbgrader):
     assert changed == {"bob"}
     assert "standard_attention · 20 of 20 points" in (course / f"feedback/bob/{NAME}/report.html").read_text()
     assert graded(course)[-1].startswith("gradebook.db: 0 recorded, 3 passed over")
+
+
+def test_a_batch_makes_ready_its_own_submissions(course, nbgrader):
+    """With many submissions it would take longer to look at all of them, for every batch, than to record it."""
+    others = [course / "submitted" / student / NAME / "mine.txt" for student in POINTS]
+    for file in others:
+        file.write_text("")
+    assert record(course, LAB, nbgrader, {"ann"}).anew == ["ann"]
+    assert [file.exists() for file in others] == [False, True, True]
+    assert nbgrader(course, "autograde", NAME).status == 0, "an instructor's own command looks at all"
+    assert not any(file.exists() for file in others)
 
 
 def test_mended_tests_are_judged_and_recorded(course, nbgrader, monkeypatch):
@@ -290,6 +268,7 @@ def test_killed_at_any_moment_it_ends_the_same(killed, made_course, nbgrader, tm
     assert gradebook(course) == gradebook(undisturbed)
     assert shown(course) == shown(undisturbed)
     assert not list(course.glob("feedback/*/*/*.ipynb")), "a half page was left"
+    assert leftovers(course) == []
 
 
 def test_two_graders_at_once(course):

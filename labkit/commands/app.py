@@ -16,7 +16,6 @@ from labkit.bench.commands import add_commands as add_bench_commands
 from labkit.commands import INTERRUPTED
 from labkit.commands.kernel import kernel_app
 from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
-from labkit.labs.manifest import Lab
 from labkit.ranks.command import ring
 from labkit.trace.command import trace
 
@@ -114,11 +113,6 @@ def setup() -> None:
     from labkit.commands.setup import set_up
 
     typer.echo(set_up(ROOT))
-
-
-def labs_named(names: list[str]) -> list[Lab]:
-    """The labs that `names` names; all when it is empty."""
-    return [find_lab(name) for name in names] or find_labs()
 
 
 add_bench_commands(app)

@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from labkit.meters.kernels.kept import made_once
+
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Shared memory that one thread block may ask for, by architecture (CUDA C++ Programming Guide, compute capabilities).
 """
@@ -74,6 +76,10 @@ def resources(ptx: str, shared: int, arch: int) -> Resources:
 
 def assembled(ptx: str, arch: int) -> str:
     """What `ptxas -v` says of `ptx`. Raises as `resources`."""
+    return made_once(f"ptxas {TARGETS[arch]}\n{ptx}", lambda: _said_of(ptx, arch))
+
+
+def _said_of(ptx: str, arch: int) -> str:
     ptxas = assembler()
     with tempfile.TemporaryDirectory(prefix="ptx-") as folder:
         text = Path(folder, "kernel.ptx")

@@ -1,8 +1,9 @@
 """Counts what torch operators allocate on the CPU and on simulated (`meta`) tensors, in bytes."""
 
 import weakref
-from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,9 @@ from labkit.meters.timeline import Block, Event
 SIZES_AT_ONCE = 64
 """Storages whose size is looked at before an operator runs, so that thousands alive do not slow each one down."""
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_Tensor = torch.Tensor
+_CONTAINERS = (tuple, list, dict)
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 class SimulatedOutOfMemoryError(torch.OutOfMemoryError):
@@ -61,7 +65,7 @@ class AllocationMeter(OperatorMode):
         self._live = self._peak = self._largest = 0
         self._engine = EngineWatch()
         self._pending: _Pending | None = None
-        self._turns: deque[_Held] = deque()
+        self._turn: Iterator[_Held] = iter(())
 
     @property
     def live_bytes(self) -> int:
@@ -111,46 +115,55 @@ class AllocationMeter(OperatorMode):
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._catch_up(SIZES_AT_ONCE)
         _refuse_fake_mode()
-        operands = _plain_tensors((args, kwargs))
-        sizes = [tensor.untyped_storage().nbytes() for tensor in operands]
+        operands = _plain_tensors(args) + _plain_tensors(kwargs)
+        storages = [tensor.untyped_storage() for tensor in operands]
+        sizes = [storage.nbytes() for storage in storages]
         out = func(*args, **kwargs)
         self._engine.look()
-        for tensor, n_before in zip(operands, sizes, strict=True):
-            storage = tensor.untyped_storage()
+        for tensor, storage, n_before in zip(operands, storages, sizes, strict=True):
             if storage.nbytes() > n_before and storage._cdata not in self._alive:
                 self._outside.pop(storage._cdata, None)  # it was there before, and has got new memory
                 self._count(tensor, func._schema.name)
-            elif func is not _LIFT_FRESH or not storage.resizable():
-                self._note_outside(storage)  # torch.tensor hands its new memory to lift_fresh, from_numpy borrowed one
+            else:
+                self._note_outside(storage, func)
         name = func._schema.name
         for tensor in _plain_tensors((out,)):
             self._count(tensor, name)
         event = self._record(name)
-        older = self._alive.get(operands[0].untyped_storage()._cdata) if operands else None
+        older = self._older(operands)
         if older is not None and self._engine.may_overwrite(func, operands, older.block, older.node_run):
             self._pending = _Pending(older, self._live, event)
         else:
             self._raise_peak(self._live, event)
         return out
 
-    def _note_outside(self, storage: torch.UntypedStorage) -> None:
+    def _note_outside(self, storage: torch.UntypedStorage, func: Any) -> None:
         key = storage._cdata
-        if key not in self._alive and key not in self._outside:
-            self._outside[key] = weakref.ref(storage, lambda _: self._outside.pop(key, None))
+        if key in self._alive or key in self._outside:
+            return
+        if func is _LIFT_FRESH and storage.resizable():
+            return  # torch.tensor hands its new memory to lift_fresh, from_numpy borrowed one
+        self._outside[key] = weakref.ref(storage, lambda _: self._outside.pop(key, None))
+
+    def _older(self, operands: list[torch.Tensor]) -> "_Held | None":
+        """What the engine's operator might write over, if the engine runs one."""
+        if not operands or self._engine.node_name is None:
+            return None
+        return self._alive.get(operands[0].untyped_storage()._cdata)
 
     def _count(self, tensor: torch.Tensor, op: str) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._alive:
-            self._take_in_size(self._alive[key], storage)
-        if key in self._alive or key in self._outside:
+        if (known := self._alive.get(key)) is not None:
+            self._take_in_size(known, storage)
+            return
+        if key in self._outside:
             return
         exact = storage.nbytes()
         nbytes = self._rounded(exact)
         block = Block(nbytes, tuple(tensor.shape), str(tensor.dtype), op, self._engine.node_name)
         held = _Held(weakref.ref(storage, lambda _: self._release(key)), exact, block, self._engine.node_run)
         self._alive[key] = held
-        self._turns.append(held)
         self._came(block)
         self._live += nbytes
         self._largest = max(self._largest, nbytes)
@@ -188,21 +201,28 @@ class AllocationMeter(OperatorMode):
         pending, self._pending = self._pending, None
         if pending is not None:
             self._judge(pending)
-        turns = self._turns
-        for _ in range(
-            min(len(turns), at_most or len(turns))
-        ):  # at every operator: this loop is most of a meter's time
-            held = turns.popleft()
+        for held in self._in_turn(at_most):  # at every operator: this loop is much of a meter's time
             storage = held.storage()
-            if storage is not None:
-                if storage.nbytes() != held.exact:
-                    self._take_in_size(held, storage)
-                turns.append(held)
+            if storage is not None and storage.nbytes() != held.exact:
+                self._take_in_size(held, storage)
+
+    def _in_turn(self, at_most: int | None) -> "tuple[_Held, ...]":
+        """What is alive; where that is more than `at_most`, no more of it than that, and others the next time."""
+        if at_most is None or len(self._alive) <= at_most:
+            return tuple(self._alive.values())
+        found = tuple(islice(self._turn, at_most))
+        if not found:
+            self._turn = iter(tuple(self._alive.values()))
+            found = tuple(islice(self._turn, at_most))
+        return found
 
     def _take_in_size(self, held: "_Held", storage: torch.UntypedStorage) -> None:
         """Notice a storage that was resized, by hand or as an `out=` argument."""
-        held.exact = storage.nbytes()
-        nbytes = self._rounded(held.exact)
+        exact = storage.nbytes()
+        if exact == held.exact:
+            return
+        held.exact = exact
+        nbytes = self._rounded(exact)
         if nbytes != held.block.nbytes:
             self._live += nbytes - held.block.nbytes
             self._largest = max(self._largest, nbytes)
@@ -243,12 +263,15 @@ def _plain_tensors(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested tuples, lists and dicts, in order."""
     found: list[torch.Tensor] = []
     for leaf in tree.values() if isinstance(tree, dict) else tree:
-        if isinstance(leaf, torch.Tensor):
-            if type(leaf) is not torch.Tensor or not (leaf.is_cpu or leaf.is_meta):
+        if type(leaf) is _Tensor:  # at every operator
+            if not (leaf.is_cpu or leaf.is_meta):
                 _refuse_all_but_plain(leaf)
             found.append(leaf)
-        elif isinstance(leaf, tuple | list | dict):
+        elif isinstance(leaf, _CONTAINERS):
             found += _plain_tensors(leaf)
+        elif isinstance(leaf, _Tensor):
+            _refuse_all_but_plain(leaf)
+            found.append(leaf)
     return found
 
 
@@ -261,5 +284,5 @@ def _refuse_all_but_plain(tensor: torch.Tensor) -> None:
 
 
 def _refuse_fake_mode() -> None:
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+    if torch._C._get_dispatch_mode(_FAKE) is not None:
         raise RuntimeError("FakeTensorMode is on: simulate with plain tensors on the meta device instead")

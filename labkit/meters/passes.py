@@ -33,7 +33,8 @@ def watch_passes(
     gpus = sorted({x.device.index for x in tensors if x.is_cuda})
     told: dict[str, Any] = {"gradients": []}
     with torch.random.fork_rng(devices=gpus), contextlib.ExitStack() as stack:
-        torch.manual_seed(seed)
+        for generator in (torch.default_generator, *(torch.cuda.default_generators[i] for i in gpus)):
+            generator.manual_seed(seed)
         if measured:
             products, memory = stack.enter_context(ProductMeter()), stack.enter_context(AllocationMeter())
         results = forward()

@@ -1,5 +1,6 @@
 """Counts the arithmetic of matrix products while other code runs, and notes calls of torch's own attention."""
 
+import functools
 from typing import Any
 
 from labkit.meters.modes import OperatorMode
@@ -22,7 +23,12 @@ class ProductMeter(OperatorMode):
         self.shapes: list[tuple[int, int]] = []
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        self.note(func, args)
+        return func(*args, **kwargs)
+
+    def note(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Count an operator that is to run on `args`: for a mode that sees to other things too."""
+        name = _name_of(func)
         if name in _FIRST_FACTOR:
             left, right = args[_FIRST_FACTOR[name] : _FIRST_FACTOR[name] + 2]
             self.flops += 2 * left.numel() * (right.shape[-1] if name not in _TIMES_VECTOR else 1)
@@ -32,7 +38,6 @@ class ProductMeter(OperatorMode):
             self.flops += 2 * args[1].numel() * args[2].numel()
         elif hides_products(name):
             self.fused.append(name)
-        return func(*args, **kwargs)
 
 
 def hides_products(name: str) -> bool:
@@ -75,3 +80,9 @@ _FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "addmm": 1, "b
 """Operator → which of its arguments is the left factor; the right one follows."""
 
 _TIMES_VECTOR = ("mv", "dot", "vdot", "addmv")
+
+
+@functools.cache
+def _name_of(func: Any) -> str:
+    """An operator's name, the same in place and not."""
+    return func._schema.name.removeprefix("aten::").rstrip("_")

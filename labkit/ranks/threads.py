@@ -73,6 +73,18 @@ class _Ended(BaseException):
     """Raised in ranks that are to end because the run has failed."""
 
 
+class _RankMeter(AllocationMeter):
+    """A rank's memory, and its products of matrices: one look at each operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = ProductMeter()
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.products.note(func, args)
+        return super()._see(func, args, kwargs)
+
+
 class _World:
     def __init__(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> None:
         self.function, self.arguments = function, arguments
@@ -87,8 +99,7 @@ class _World:
         self.running = 0
         self.calls: list[Call] = []
         self.n_calls = [0] * self.world_size
-        self.memory = [AllocationMeter() for _ in arguments]
-        self.products = [ProductMeter() for _ in arguments]
+        self.meters = [_RankMeter() for _ in arguments]
         self.deeds: list[list[Deed]] = [[] for _ in arguments]
         self.results: list[Any] = [None] * self.world_size
         self.threads = [
@@ -115,10 +126,10 @@ class _World:
         return Ran(
             results=self.results,
             traffic=self.mail.traffic,
-            peak_bytes=[meter.peak_bytes for meter in self.memory],
-            largest_bytes=[meter.largest_bytes for meter in self.memory],
-            flops=[meter.flops for meter in self.products],
-            fused=[meter.fused for meter in self.products],
+            peak_bytes=[meter.peak_bytes for meter in self.meters],
+            largest_bytes=[meter.largest_bytes for meter in self.meters],
+            flops=[meter.products.flops for meter in self.meters],
+            fused=[meter.products.fused for meter in self.meters],
             deeds=self.deeds,
         )
 
@@ -143,7 +154,7 @@ class _World:
         try:
             if self.failure is None:
                 comm = ThreadComm(self, rank, self.world_size)
-                with torch.no_grad(), self.products[rank], self.memory[rank]:
+                with torch.no_grad(), self.meters[rank]:
                     self.results[rank] = self.function(comm, *self.arguments[rank])
                 comm.refuse_loose_ends()
         except _Ended as error:
@@ -213,4 +224,4 @@ class _World:
         return all(parcel.is_matched for parcel in what.parcels)
 
     def note(self, rank: int, kind: str, **more: Any) -> None:
-        self.deeds[rank].append(Deed(kind, self.products[rank].flops, **more))
+        self.deeds[rank].append(Deed(kind, self.meters[rank].products.flops, **more))

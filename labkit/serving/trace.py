@@ -45,6 +45,22 @@ def make_trace(kind: str, seed: int) -> list[Request]:
     return [Request(number, arrival, prompt, max_new) for number, (arrival, prompt, max_new) in enumerate(drawn)]
 
 
+def clear_prompt(
+    rng: np.random.Generator, beginning: tuple[int, ...], more: tuple[int, int], max_new: int
+) -> tuple[int, ...]:
+    """A prompt, `beginning` and more tokens, as many as drawn, whose completion does not depend on rounding.
+
+    Args:
+        more: the least number of tokens that follow the beginning, and the first that is too large.
+        max_new: the tokens of the completion.
+    """
+    for _ in range(MOST_DRAWS):
+        prompt = (*beginning, *_text(rng, *more))
+        if least_margin(prompt, max_new) > MARGIN:
+            return prompt
+    raise RuntimeError(f"no prompt among {MOST_DRAWS} leads to a completion that is clear")
+
+
 def any_requests(
     rng: np.random.Generator, n: int, *, longest: int = 40, most_new: int = 8, every: int = 2, n_beginnings: int = 3
 ) -> list[Request]:
@@ -87,12 +103,12 @@ def _chat(rng: np.random.Generator) -> Iterator[tuple[int, tuple[int, ...], int]
     step = 0
     for _ in range(11):
         system, max_new = systems[int(rng.choice(3, p=[0.5, 0.3, 0.2]))], int(rng.integers(6, 14))
-        prompt = _clear(rng, system, (6, 24), max_new)
+        prompt = clear_prompt(rng, system, (6, 24), max_new)
         yield step, prompt, max_new
         if rng.random() < 0.7:
             later, more = int(rng.integers(14, 40)), int(rng.integers(4, 12))
             said = (*prompt, *dense_completion(prompt, max_new))
-            yield step + later, _clear(rng, said, (4, 14), more), more
+            yield step + later, clear_prompt(rng, said, (4, 14), more), more
         step += int(rng.integers(0, 5))
 
 
@@ -102,7 +118,7 @@ def _documents(rng: np.random.Generator) -> Iterator[tuple[int, tuple[int, ...],
     for number in (0, 1, 0, 2, 3, 1):
         for _ in range(int(rng.integers(3, 5))):
             max_new = int(rng.integers(3, 9))
-            yield step, _clear(rng, documents[number], (3, 10), max_new), max_new
+            yield step, clear_prompt(rng, documents[number], (3, 10), max_new), max_new
         step += int(rng.integers(2, 12))
 
 
@@ -115,14 +131,3 @@ KINDS: dict[str, Callable[[np.random.Generator], Iterator[tuple[int, tuple[int, 
 
 def _text(rng: np.random.Generator, least: int, end: int) -> tuple[int, ...]:
     return tuple(rng.integers(0, SPEC["vocab"], int(rng.integers(least, end))).tolist())
-
-
-def _clear(
-    rng: np.random.Generator, beginning: tuple[int, ...], more: tuple[int, int], max_new: int
-) -> tuple[int, ...]:
-    """A prompt, `beginning` and more tokens, as many as drawn, whose completion does not depend on rounding."""
-    for _ in range(MOST_DRAWS):
-        prompt = (*beginning, *_text(rng, *more))
-        if least_margin(prompt, max_new) > MARGIN:
-            return prompt
-    raise RuntimeError(f"no prompt among {MOST_DRAWS} leads to a completion that is clear")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from labkit.labs.catalog import solution_file
 from labkit.labs.manifest import Lab
+from labkit.meters.kernels.kept import kernels_kept
 from labkit.suite.prefork import WarmRunner
 from labkit.testing.margins import Margin
 from labstaff.answers.mistakes import mistakes_of
@@ -133,7 +134,11 @@ def mistaken_jobs(lab: Lab, seeds: Sequence[int], folder: Path) -> Iterator[Job]
 def run(jobs: Iterable[Job], *, sandboxed: bool) -> Iterator[list[Outcome]]:
     """What comes of each job, one after the other, from one warm process."""
     prepare = "labstaff.judge.sandbox:keep_boxed" if sandboxed else ""
-    with WarmRunner(HEAVY, prepare=prepare) as runner, tempfile.TemporaryDirectory(prefix="margins-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="margins-") as folder,
+        kernels_kept(Path(folder, "kernels")),
+        WarmRunner(HEAVY, prepare=prepare) as runner,
+    ):
         for number, job in enumerate(jobs):
             yield _run(runner, job, Path(folder, str(number)))
 

@@ -78,6 +78,7 @@ def extend(
             done = spend_late_days(course, students or [], late_days)
         else:
             done = extension_lines(course, [each.folder.name for each in labs], students or [])
+            done = done or ["nobody of these was late, and nobody has an extension"]
     except (CannotExtend, NoGradebook) as error:
         sys.exit(f"lab extend: {error}")
     for line in done:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 from nbconvert.exporters import HTMLExporter, NotebookExporter
 
-from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
+from labstaff.course.feedback import MARK, clear_all_but_the_page
 from labstaff.course.make import check_release
+from labstaff.course.one_gradebook import in_one_step
 from labstaff.course.paths import Places
-from labstaff.course.record import MARK, PAGE, RECORDED
+from labstaff.course.record import RECORDED
 from labstaff.course.restore import NOTES
 from labstaff.course.submitted import read_submitted
 
@@ -28,7 +28,7 @@ class ReleaseExporter(NotebookExporter):
         """The notebook as it is released; nbgrader removes the release and fails when this raises `LeakError`."""
         output, resources = super().from_filename(filename, resources, **kw)
         places = _places(self, resources)
-        check_release(find_lab(places.assignment), places.released, {Path(filename).name: str(output)})
+        check_release(places.lab, places.released, {Path(filename).name: str(output)})
         return output, resources
 
 
@@ -42,11 +42,12 @@ class SubmissionExporter(NotebookExporter):
         assert resources is not None
         places = resources["course"] = _places(self, resources)
         path = Path(filename)
-        if path.is_relative_to(places.autograded):
-            return super().from_filename(filename, resources, **kw)
-        submitted = read_submitted(path)
-        notebook = v4.new_notebook(cells=submitted.cells, metadata={NOTES: submitted.notes})
-        return self.from_notebook_node(notebook, resources, **kw)
+        with in_one_step():  # a notebook is written when its scores are kept: whoever has it is recorded
+            if path.is_relative_to(places.autograded):
+                return super().from_filename(filename, resources, **kw)
+            submitted = read_submitted(path)
+            notebook = v4.new_notebook(cells=submitted.cells, metadata={NOTES: submitted.notes})
+            return self.from_notebook_node(notebook, resources, **kw)
 
 
 class FeedbackExporter(HTMLExporter):
@@ -62,13 +63,9 @@ class FeedbackExporter(HTMLExporter):
         nb.cells = [cell for cell in nb.cells if not cell.metadata.get(FOR_GRADER)]
         nb.metadata.pop(NOTES, None)
         recorded = nb.metadata.pop(RECORDED, "")
-        for path in places.feedback.iterdir() if places.feedback.is_dir() else ():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != PAGE:
-                path.unlink()
+        clear_all_but_the_page(_written(self, places))
         page, resources = super().from_notebook_node(nb, resources, **kw)
-        page = _with_titles(page, find_lab(places.assignment))
+        page = _with_titles(page, places.lab)
         return page.replace("<head>", f"<head>\n{MARK.format(html.escape(recorded))}", 1), resources
 
 
@@ -87,3 +84,9 @@ def _places(exporter: Any, resources: Any) -> Places:
     """The exporter's parent is nbgrader's converter, which knows the course's folder."""
     names = resources["nbgrader"]
     return Places(Path(exporter.parent.coursedir.root), names["student"], names["assignment"])
+
+
+def _written(exporter: Any, places: Places) -> Path:
+    """Where nbgrader writes this student's feedback now: beside `places.feedback` when `lab grade` makes it again."""
+    coursedir = exporter.parent.coursedir
+    return Path(coursedir.format_path(coursedir.feedback_directory, places.student, places.assignment))

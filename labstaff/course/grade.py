@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from labkit.labs.manifest import Lab
+from labstaff.course.gradebook import require_readable
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.paths import CONFIG_FILE, submissions
 from labstaff.course.ready import make_ready, timestamp_flags
@@ -45,6 +46,7 @@ def grade(
     Args: as in `grade_submitted`. `force`: judge and record again what was judged and recorded before.
 
     Raises:
+        NoGradebook: the course's gradebook cannot be read.
         NothingToGrade: there are no submissions.
         CannotExport: `export` names one file, and there are more submissions.
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
@@ -53,6 +55,8 @@ def grade(
     try:
         with stopped_by_ctrl_c(say):
             is_course = (course / CONFIG_FILE).exists()
+            if is_course:
+                require_readable(course)
             flags = _made_ready(course, say) if is_course and submitted.is_dir() else {}
             judge = partial(
                 grade_submitted,

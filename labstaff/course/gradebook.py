@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import sqlite3
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ GRADEBOOK = "gradebook.db"
 
 
 class NoGradebook(Exception):
-    """There is no gradebook where one was looked for; the message says where."""
+    """There is no gradebook that can be used where one was looked for; the message says where, and what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,36 @@ def opened(course: Path) -> Iterator[Any]:
     """nbgrader's own `Gradebook` of the course in the folder `course`.
 
     Raises:
-        NoGradebook: there is none.
+        NoGradebook: there is none, or it cannot be read or, in the body, written.
     """
     from nbgrader.api import Gradebook
+    from sqlalchemy.exc import DatabaseError
 
     if not (course / GRADEBOOK).is_file():
         raise NoGradebook(f"{course} holds no {GRADEBOOK}: name the folder that `lab course` made")
-    with Gradebook(f"sqlite:///{course / GRADEBOOK}") as gradebook:
-        yield gradebook
+    require_readable(course)
+    try:
+        with Gradebook(f"sqlite:///{course / GRADEBOOK}") as gradebook:
+            yield gradebook
+    except DatabaseError as error:
+        raise NoGradebook(f"{course / GRADEBOOK}: {error.orig}") from None
+
+
+def require_readable(course: Path) -> None:
+    """Nothing, where the course's gradebook is one of nbgrader's or is not there yet.
+
+    Raises:
+        NoGradebook: what lies there is none.
+    """
+    path = course / GRADEBOOK
+    if not path.exists():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            database.execute("select name from assignment limit 1")
+    except sqlite3.DatabaseError as error:
+        remedy = "put a copy back, or move it away: what was judged is recorded anew, what was given by hand is not"
+        raise NoGradebook(f"{path} is no gradebook of nbgrader's ({error}): {remedy}") from None
 
 
 def grades(

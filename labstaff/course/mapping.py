@@ -91,7 +91,7 @@ def read_roster(path: Path, key: str) -> dict[str, dict[str, str]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise MappingError(f"{path}: cannot be read: {error}") from None
+        raise MappingError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     header = text.partition("\n")[0]
     delimiter = max(",;\t", key=header.count)
     found: dict[str, dict[str, str]] = {}

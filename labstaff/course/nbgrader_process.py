@@ -14,8 +14,9 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.labs.catalog import ROOT
+from labkit.labs.catalog import ROOT, find_labs
 from labkit.suite.forkserver import ForkServer, serve, warm_up
+from labstaff.judge.version import version_of
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Nbgrader:
 
 def main(control: str) -> None:
     """Import nbgrader, then make a child for each command until nobody can ask for more."""
+    version_of(find_labs()[0], 0)  # what of it is the same for all labs is worked out once, not by each command
     warm_up(("nbgrader.apps.nbgraderapp", "jupytext", "pygments.formatters", "labstaff.course.suite_outputs"))
     serve(socket.socket(fileno=int(control)), _live)
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.labs.manifest import FOLDER_PATTERN
+from labkit.labs.catalog import ROOT, find_lab
+from labkit.labs.manifest import FOLDER_PATTERN, MANIFEST_NAME, Lab
 from labstaff.judge.kept import results_of
 from labstaff.judge.plain_text import one_line
 
 NOTEBOOK = "report.ipynb"
 TIMESTAMP = "timestamp.txt"
 CONFIG_FILE = "nbgrader_config.py"
+SUBMITTED = "submitted"
 SET_ASIDE = "set_aside"
+RECORDERS_LOCK, COMMANDS_LOCK = "grading", "nbgrader"
+"""Of one `lab grade` that records, from its first look to its last command; and of one command of nbgrader's."""
+
 NOT_FOR_NBGRADER = "*?[]"
 """What nbgrader takes for a pattern in a student's name."""
 
@@ -29,9 +35,23 @@ class Places:
     assignment: str
 
     @property
+    def lab(self) -> Lab:
+        """The lab that the assignment is.
+
+        Raises:
+            UnknownLab: there is none of this name.
+        """
+        return _lab(self.assignment, _last_change(ROOT / "labs" / self.assignment / MANIFEST_NAME))
+
+    @property
     def submitted(self) -> Path:
         """What was handed in: the folder that the judge is given."""
-        return self.course / "submitted" / self.student / self.assignment
+        return self.all_submitted / self.student / self.assignment
+
+    @property
+    def all_submitted(self) -> Path:
+        """Where all students' folders lie."""
+        return self.course / SUBMITTED
 
     @property
     def autograded(self) -> Path:
@@ -61,7 +81,7 @@ class Places:
 
 def submissions(course: Path, assignment: str = "*") -> Iterator[Places]:
     """Every submission in the course, by student."""
-    for folder in sorted((course / "submitted").glob(f"*/{assignment}")):
+    for folder in sorted((course / SUBMITTED).glob(f"*/{assignment}")):
         if FOLDER_PATTERN.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
             yield Places(course, folder.parent.name, folder.name)
 
@@ -72,6 +92,18 @@ def why_not_recordable(student: str) -> str:
     if shown != student or any(character in student for character in NOT_FOR_NBGRADER):
         return "nbgrader takes no such name: rename the folder, in plain characters and without any of * ? [ ]"
     return ""
+
+
+@functools.lru_cache
+def _lab(assignment: str, _last_changed: int) -> Lab:
+    """Asked for several times for each submission; to find a lab is to read them all."""
+    return find_lab(assignment)
+
+
+def _last_change(file: Path) -> int:
+    with contextlib.suppress(OSError):
+        return file.stat().st_mtime_ns
+    return 0
 
 
 @contextlib.contextmanager

@@ -10,15 +10,14 @@ import datetime
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
-from labstaff.course.paths import NOTEBOOK, TIMESTAMP, Places, submissions
+from labstaff.course.paths import NOTEBOOK, SUBMITTED, TIMESTAMP, Places, submissions
 from labstaff.judge.kept import kept
 from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import write_whole
+from labstaff.judge.results import clear_parts, write_whole
 from labstaff.judge.submission import MOST_BYTES, NOTES_FILE, read_regular, read_submission
 
 MOST_NOTEBOOK_BYTES = 24 << 20
@@ -28,9 +27,15 @@ NOT_HANDED_IN = f"no {NOTEBOOK} was handed in; the released one stands in its pl
 ONE_DAY = datetime.timedelta(days=1)
 
 
-def make_ready(course: Path) -> list[str]:
-    """Make every submission in the course one that nbgrader can grade; returns what was done, a line each."""
-    return [line for places in submissions(course) for line in make_one_ready(places)]
+def make_ready(course: Path, students: Collection[str] | None = None) -> list[str]:
+    """Make every submission in the course one that nbgrader can grade; returns what was done, a line each.
+
+    Args:
+        students: whose; everybody's when None.
+    """
+    clear_parts(course / SUBMITTED, NOTEBOOK, NOTES_FILE)
+    wanted = (places for places in submissions(course) if students is None or places.student in students)
+    return [line for places in wanted for line in make_one_ready(places)]
 
 
 def make_one_ready(places: Places) -> list[str]:
@@ -41,11 +46,16 @@ def make_one_ready(places: Places) -> list[str]:
         if not (places.submitted / NOTEBOOK).exists() and (places.released / NOTEBOOK).is_file():
             notebook = json.loads((places.released / NOTEBOOK).read_text(encoding="utf-8"))
             notebook["metadata"][PUT_THERE] = True
-            write_whole(places.submitted / NOTEBOOK, json.dumps(notebook).encode())
+            _write(places, NOTEBOOK, json.dumps(notebook).encode())
             done.append(f"{name}: {NOT_HANDED_IN}")
         return done
     except OSError as error:
         return [f"{name}: cannot be made ready: {one_line(error)}"]
+
+
+def _write(places: Places, name: str, content: bytes) -> None:
+    """Put a file into a submission: written beside all of them, so that nobody takes a part of it for handed in."""
+    write_whole(places.submitted / name, content, part_in=places.all_submitted)
 
 
 def timestamp_flags(places: Places) -> list[str]:
@@ -68,7 +78,7 @@ def _set_aside(places: Places) -> Iterator[tuple[Path, str]]:
 
     What a grader should know of it is noted first, in a file that stays with the submission until it is replaced.
     """
-    lab = find_lab(places.assignment)
+    lab = places.lab
     moving = list(_surplus(places.submitted, lab))
     if not moving:
         return
@@ -77,7 +87,7 @@ def _set_aside(places: Places) -> Iterator[tuple[Path, str]]:
         if why:
             submission.flag(f"{path}{why}, set aside")
     if submission.flags:
-        write_whole(places.submitted / NOTES_FILE, "\n".join([*submission.flags, ""]).encode("utf-8", "replace"))
+        _write(places, NOTES_FILE, "\n".join([*submission.flags, ""]).encode("utf-8", "replace"))
     for path, why in moving:
         target = places.set_aside / path
         target.parent.mkdir(parents=True, exist_ok=True)

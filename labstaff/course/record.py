@@ -12,28 +12,34 @@ import hashlib
 import json
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
+from labstaff.course.feedback import is_out_of_date, make_feedback_again
 from labstaff.course.nbgrader_process import Nbgrader
-from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, TIMESTAMP, Places, alone, submissions, why_not_recordable
+from labstaff.course.paths import (
+    COMMANDS_LOCK,
+    CONFIG_FILE,
+    NOTEBOOK,
+    RECORDERS_LOCK,
+    TIMESTAMP,
+    Places,
+    alone,
+    submissions,
+    why_not_recordable,
+)
 from labstaff.course.ready import MOST_NOTEBOOK_BYTES, make_ready
+from labstaff.course.views import clear_views, only_these
 from labstaff.judge.judging import hidden_seed, kept_at
+from labstaff.judge.kept import FILE
 from labstaff.judge.plain_text import one_line
+from labstaff.judge.results import clear_parts
 from labstaff.judge.submission import NOTES_FILE, read_regular, read_submission
 
 RECORDED = "attention_labs_recorded"
 """Under which name of a recorded notebook's metadata its fingerprint stands."""
-
-PAGE = Path(NOTEBOOK).with_suffix(".html").name
-MARK = '<meta name="recorded" content="{}" />'
-"""How a page of feedback says which recording it was made from."""
-
-COMMANDS_LOCK = "nbgrader"
 
 
 @dataclass
@@ -64,7 +70,7 @@ def record(
         force: record everybody again.
         say: is given a line about each submission that had to be made ready, and one when it waits.
     """
-    for line in make_ready(course):
+    for line in make_ready(course, students):
         say(line)
     done = Recorded()
     wanted = []
@@ -75,8 +81,10 @@ def record(
             done.problems[places.student] = problem
         else:
             wanted.append(places)
-    with alone(course, "grading", lambda: say("another `lab grade` is recording in this course: waiting for it")):
+    with alone(course, RECORDERS_LOCK, lambda: say("another `lab grade` is recording in this course: waiting for it")):
         with alone(course, COMMANDS_LOCK, lambda: say("an nbgrader command is running in this course: waiting for it")):
+            clear_views(course)
+            clear_parts(course, FILE)
             scored = students_with_scores(course, lab)
             for places in wanted:
                 if not force and places.student in scored and recorded_as(places.autograded) == fingerprint(places):
@@ -91,7 +99,7 @@ def record(
 
 def fingerprint(places: Places) -> str:
     """Changes when a submission is to be recorded anew: what was handed in, how it was judged, what it is worth."""
-    lab = find_lab(places.assignment)
+    lab = places.lab
     submission = read_submission(lab, places.submitted)
     judged = kept_at(places.results, submission, hidden_seed(places.course))
     submitted = (places.submitted / name for name in (NOTEBOOK, TIMESTAMP, NOTES_FILE))
@@ -108,13 +116,6 @@ def recorded_as(autograded: Path) -> str:
         return str(notebook["metadata"][RECORDED])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-def feedback_made_from(page: Path) -> str:
-    """The fingerprint of the recording that a page of feedback was made from; nothing when the page does not say."""
-    before, after = MARK.split("{}")
-    text = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
-    return text.partition(before)[2].partition(after)[0] if before in text else ""
 
 
 def students_with_scores(course: Path, lab: Lab) -> set[str]:
@@ -169,7 +170,7 @@ def _autograde(course: Path, lab: Lab, nbgrader: Nbgrader, done: Recorded) -> No
     if not done.anew:
         return
     all_places = [Places(course, student, lab.folder.name) for student in done.anew]
-    with _view(course, [places.submitted for places in all_places]) as view:
+    with only_these(course, [places.submitted for places in all_places]) as view:
         run = nbgrader(course, "autograde", lab.folder.name, f"--CourseDirectory.submitted_directory={view}")
     scored = students_with_scores(course, lab)
     for places in all_places:
@@ -180,35 +181,16 @@ def _autograde(course: Path, lab: Lab, nbgrader: Nbgrader, done: Recorded) -> No
 
 def _make_feedback_again(course: Path, lab: Lab, nbgrader: Nbgrader, done: Recorded, wanted: Sequence[Places]) -> None:
     """Feedback is made when an instructor asks for it; what is there and out of date is not left to be handed back."""
-    stale = []
-    for places in wanted:
-        now = recorded_as(places.autograded)
-        if now and places.feedback.exists() and feedback_made_from(places.feedback / PAGE) != now:
-            stale.append(places)
+    recorded = {places: recorded_as(places.autograded) for places in wanted}
+    stale = {places: now for places, now in recorded.items() if now and is_out_of_date(places, now)}
     if not stale:
         return
-    with _view(course, [places.autograded for places in stale]) as view:
-        directory = f"--CourseDirectory.autograded_directory={view}"
-        run = nbgrader(course, "generate_feedback", lab.folder.name, directory, "--force")
-    for places in stale:
-        if feedback_made_from(places.feedback / PAGE) == recorded_as(places.autograded):
-            done.feedback.append(places.student)
+    said = make_feedback_again(course, lab, nbgrader, stale)
+    for places, now in stale.items():
+        if is_out_of_date(places, now):
+            done.problems[places.student] = f"no feedback was made: {_last_error(said, places.student)}"
         else:
-            done.problems[places.student] = f"no feedback was made: {_last_error(run.output, places.student)}"
-
-
-@contextlib.contextmanager
-def _view(course: Path, folders: Sequence[Path]) -> Iterator[str]:
-    """A folder of links to students' folders, for nbgrader to find these and no others; its name in the course.
-
-    nbgrader takes whatever lies in a folder: names that end its run, and submissions that are not judged, among them.
-    """
-    with tempfile.TemporaryDirectory(dir=course, prefix=".only-these-") as view:
-        for folder in folders:
-            link = Path(view, folder.parent.name, folder.name)
-            link.parent.mkdir()
-            link.symlink_to(folder)
-        yield Path(view).name
+            done.feedback.append(places.student)
 
 
 def _last_error(output: str, student: str) -> str:

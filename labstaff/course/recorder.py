@@ -12,8 +12,11 @@ from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.record import Recorded, record
 from labstaff.grading.many import Outcome
 
-LEAST_AT_ONCE = 8
-"""How many submissions of a lab are worth a command of nbgrader's before the last has been judged."""
+LEAST_AT_ONCE = 4
+"""How many submissions of a lab are worth a command of nbgrader's before the last has been judged.
+
+A command costs about as much as one submission more. Whoever is left when all are judged is waited for.
+"""
 
 
 class Recorder:

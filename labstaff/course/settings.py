@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.labs.catalog import find_labs
-from labstaff.course.paths import Places, alone
+from labstaff.course.paths import COMMANDS_LOCK, Places, alone
 from labstaff.course.ready import make_one_ready, make_ready
-from labstaff.course.record import COMMANDS_LOCK
+from labstaff.course.views import ONLY_THESE
 
 ROOM = "labstaff.course"
 WRITING = {"nbgrader-autograde", "nbgrader-generate-feedback"}
@@ -43,6 +43,7 @@ def apply(c: Any, course: Path) -> None:
     c.Exchange.root = str(course / "exchange")
     c.ClearSolutions.enforce_metadata = True
     c.GenerateAssignment.exporter_class = f"{ROOM}.exporters.ReleaseExporter"
+    c.SubmissionExporter.optimistic_validation = True  # a notebook's form is checked after all steps, not after each
     c.Autograde.exporter_class = f"{ROOM}.exporters.SubmissionExporter"
     c.Autograde.pre_convert_hook = _before_autograde
     c.Autograde.exclude_overwriting = {lab.folder.name: [f"src/{lab.module}.py"] for lab in find_labs()}
@@ -51,14 +52,14 @@ def apply(c: Any, course: Path) -> None:
         "nbgrader.preprocessors.DeduplicateIds",
         "nbgrader.preprocessors.OverwriteKernelspec",
         "nbgrader.preprocessors.OverwriteCells",
-        "nbgrader.preprocessors.CheckCellMetadata",
+        f"{ROOM}.metadata.CheckMetadata",
     ]
     c.Autograde.autograde_preprocessors = [
         f"{ROOM}.suite_outputs.SuiteOutputs",
         "nbgrader.preprocessors.LimitOutput",
         "nbgrader.preprocessors.SaveAutoGrades",
         "nbgrader.preprocessors.AssignLatePenalties",
-        "nbgrader.preprocessors.CheckCellMetadata",
+        f"{ROOM}.metadata.CheckMetadata",
     ]
     c.AssignLatePenalties.plugin_class = f"{ROOM}.plugins.LatePenalty"
     c.ExportApp.plugin_class = f"{ROOM}.plugins.QuotedCsv"
@@ -69,12 +70,13 @@ def apply(c: Any, course: Path) -> None:
     c.ZipCollectApp.force = (
         True  # what is there already and has not changed is not touched: see labstaff.course.collect
     )
-    _wait_for_other_commands(course)
-    for line in make_ready(course):
-        logging.getLogger("labkit").warning(line)
+    _begin_to_write(course)
+    if not _is_on_a_view():
+        for line in make_ready(course):
+            logging.getLogger("labkit").warning(line)
 
 
-def _wait_for_other_commands(course: Path) -> None:
+def _begin_to_write(course: Path) -> None:
     """A command that writes has the course to itself until it ends, also when whoever started it is gone.
 
     Formgrader reads this configuration too, and never ends: it holds nothing.
@@ -82,8 +84,19 @@ def _wait_for_other_commands(course: Path) -> None:
     from traitlets.config import Application
 
     if Application.initialized() and Application.instance().name in WRITING:
+        from labstaff.course.one_gradebook import install
+
         _held.close()  # nbgrader reads its configuration more than once
         _held.enter_context(alone(course, COMMANDS_LOCK))
+        install()
+
+
+def _is_on_a_view() -> bool:
+    """Whether this is a command of `lab grade`'s, which has made ready what it is to find, and nothing else."""
+    from traitlets.config import Application
+
+    told = Application.instance().cli_config.get("CourseDirectory", {}) if Application.initialized() else {}
+    return str(told.get("submitted_directory", told.get("autograded_directory", ""))).startswith(ONLY_THESE)
 
 
 def _before_autograde(assignment: str, student: str, notebooks: list[str]) -> None:

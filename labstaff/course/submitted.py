@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from labstaff.course.cells import code_cell, displayed, failed, markdown_cell, printed
 from labstaff.course.ready import MOST_NOTEBOOK_BYTES, NOT_HANDED_IN, PUT_THERE
 from labstaff.course.shown import shown_safely
 from labstaff.judge.plain_text import one_line
@@ -66,17 +67,15 @@ def read_submitted(path: Path) -> Submitted:
 
 
 def _cell(cell: dict[str, Any], submitted: Submitted) -> Any:
-    from nbformat import v4
-
     kind, source = cell.get("cell_type"), _text(cell.get("source"))
     if len(source) > LONGEST_SOURCE:
         submitted.note(f"a cell of {len(source):,} characters is cut at {LONGEST_SOURCE:,}")
         source = source[:LONGEST_SOURCE]
     identity = f"submitted-{len(submitted.cells):03d}"
     if kind == "code":
-        clean = v4.new_code_cell(source, id=identity, outputs=list(_outputs(cell.get("outputs"), submitted)))
+        clean = code_cell(source, identity, [*_outputs(cell.get("outputs"), submitted)])
     elif kind in ("markdown", "raw"):
-        clean = v4.new_markdown_cell(source, id=identity)
+        clean = markdown_cell(source, identity)
         if attachments := _attachments(cell.get("attachments"), submitted):
             clean["attachments"] = attachments
         clean.source = shown_safely(source, attachments)
@@ -93,8 +92,6 @@ def _cell(cell: dict[str, Any], submitted: Submitted) -> Any:
 
 
 def _outputs(outputs: Any, submitted: Submitted) -> Iterator[Any]:
-    from nbformat import v4
-
     outputs = [output for output in outputs if isinstance(output, dict)] if isinstance(outputs, list) else []
     if len(outputs) > MOST_OUTPUTS:
         submitted.note(f"a cell has {len(outputs):,} outputs; the first {MOST_OUTPUTS} are shown")
@@ -102,19 +99,15 @@ def _outputs(outputs: Any, submitted: Submitted) -> Iterator[Any]:
         kind = output.get("output_type")
         if kind == "stream":
             name = "stderr" if output.get("name") == "stderr" else "stdout"
-            yield v4.new_output("stream", name=name, text=_cut(_text(output.get("text")), submitted))
+            yield printed(_cut(_text(output.get("text")), submitted), name)
         elif kind in ("display_data", "execute_result"):
             if data := _data(output.get("data"), submitted):
-                yield v4.new_output("display_data", data=data)
+                yield displayed(data)
         elif kind == "error":
             traceback = output.get("traceback")
             lines = [_text(line) for line in traceback] if isinstance(traceback, list) else []
-            yield v4.new_output(
-                "error",
-                ename=_text(output.get("ename"))[:200],
-                evalue=_text(output.get("evalue"))[:2000],
-                traceback=_cut("\n".join(lines), submitted).split("\n"),
-            )
+            name, message = _text(output.get("ename"))[:200], _text(output.get("evalue"))[:2000]
+            yield failed(name, message, _cut("\n".join(lines), submitted).split("\n"))
 
 
 def _data(data: Any, submitted: Submitted) -> dict[str, str]:

@@ -7,8 +7,8 @@ from typing import Any
 from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
 
-from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
+from labstaff.course.cells import code_cell, printed, returned
 from labstaff.course.exporters import FOR_GRADER
 from labstaff.course.ready import timestamp_flags
 from labstaff.course.record import RECORDED, fingerprint
@@ -28,7 +28,7 @@ class SuiteOutputs(NbGraderPreprocessor):
     def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The notebook with the check cells' outputs, the judged file and the grader's notes."""
         places = resources["course"]
-        lab = find_lab(places.assignment)
+        lab = places.lab
         judged = judge_submission(lab.folder.name, places.submitted, places.course)
         tasks = {task.name: task for task in lab.tasks}
         for cell in nb.cells:
@@ -60,13 +60,11 @@ def _raise_flag(names: dict[str, str]) -> None:
 
 def check_outputs(lab: Lab, task: Task, max_points: float, judged: JudgedSubmission) -> list[Any]:
     """A check cell's two outputs: what the tests say, and the points as one plain number."""
-    from nbformat import v4
-
     points = earned(judged, task.name, max_points)
     lines = [f"{lab.label} · {task.name} · {points:g} of {max_points:g} points", *task_lines(task, judged)]
     return [
-        v4.new_output("stream", name="stdout", text=_writable("\n".join(lines) + "\n")),
-        v4.new_output("execute_result", data={"text/plain": repr(points)}),
+        printed(_writable("\n".join(lines) + "\n")),
+        returned(repr(points)),
     ]
 
 
@@ -76,10 +74,7 @@ def _writable(text: str) -> str:
 
 
 def _notes_cell(notes: list[str]) -> Any:
-    from nbformat import v4
-
     text = "\n".join(f"- {one_line(note, LONGEST_NOTE)}" for note in notes)
-    output = v4.new_output("stream", name="stdout", text=_writable(text + "\n"))
-    cell = v4.new_code_cell("# For the grader", id="for-the-grader", outputs=[output])
+    cell = code_cell("# For the grader", "for-the-grader", [printed(_writable(text + "\n"))])
     cell.metadata[FOR_GRADER] = True
     return cell

@@ -18,7 +18,7 @@ from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import FOLDER_PATTERN, Lab
 from labstaff.judge.judging import Judge, hidden_seed, judge_now, kept_at, with_flags
 from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import JudgedSubmission, judged_otherwise, load, save
+from labstaff.judge.results import JudgedSubmission, clear_parts, judged_otherwise, load, save
 from labstaff.judge.submission import Submission, read_submission
 from labstaff.judge.version import version_of
 
@@ -122,6 +122,8 @@ def judge_all(
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
     """
     seed = hidden_seed(results.parent) if seed is None else seed
+    for lab in {handed_in.lab for handed_in in submissions}:
+        clear_parts(results / lab.folder.name)
     waiting: dict[Path, list[tuple[HandedIn, Submission]]] = {}
     to_judge: dict[Path, Job] = {}
     for handed_in in submissions:

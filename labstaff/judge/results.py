@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import os
 import tempfile
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+PART = ".{}.????????.part"
+"""What a file is called while it is written: its name, and eight characters of `tempfile`'s."""
 
 
 class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,25 +69,56 @@ def judged_otherwise(path: Path) -> bool:
     return any(other != path for pattern in (f"{key}-*.json", f"{key}.json") for other in path.parent.glob(pattern))
 
 
-def write_whole(path: Path, content: bytes, *, replace: bool = True) -> bool:
+def write_whole(path: Path, content: bytes, *, replace: bool = True, part_in: Path | None = None) -> bool:
     """Write a file that is there whole or not at all, also when this process is killed or the disk is full.
+
+    Args:
+        part_in: the folder in which it is written before it is moved to `path`, on the same disk; `path`'s when None.
+            Who is killed leaves a part there, until `clear_parts` removes it.
 
     Returns:
         False when `replace` is False and there is a file already, which then stays.
     """
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    descriptor, part = _new_part(path.name, part_in or path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if replace:
-            os.replace(part, path)
-        else:
-            os.link(part, path)
+            if replace:
+                os.replace(part, path)
+            else:
+                os.link(part, path)
         return True
     except FileExistsError:
         return False
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
+
+
+def clear_parts(folder: Path, *names: str) -> None:
+    """Remove the parts of these files that killed processes have left in `folder`; of any file's when none is named.
+
+    Those of a process that is alive stay.
+    """
+    patterns = [PART.format(glob.escape(name)) for name in names] or [PART.format("*")]
+    for part in [part for pattern in patterns for part in folder.glob(pattern)]:
+        with contextlib.suppress(OSError):  # held by its writer, gone by now, or on a disk without locks
+            descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(part)
+            finally:
+                os.close(descriptor)
+
+
+def _new_part(name: str, folder: Path) -> tuple[int, str]:
+    """A new file, open and locked for as long as its writer lives: so that it can be told from what is left over."""
+    while True:
+        descriptor, part = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".part")
+        with contextlib.suppress(OSError):  # where a disk has no locks, nothing is ever cleared
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, part
+        os.close(descriptor)  # cleared by another in the moment before it was locked

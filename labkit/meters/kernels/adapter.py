@@ -278,15 +278,16 @@ def to_ptx(kernel: Any, signature: dict[str, str], constants: dict[str, Any], di
     codegen, module_map = backend.get_codegen_implementation(parsed), backend.get_module_map()
     first = source.make_ir(target, parsed, codegen, module_map, context)
 
-    def through_all_stages() -> tuple[str, int]:
+    def through_all_stages() -> list[str | int]:
         made, told = first, dict[str, Any]()
         for name, stage in stages.items():
             made = stage(made, told)
             if name == "ptx":
                 break
-        return made, int(told["shared"])
+        return [made, int(told["shared"])]
 
-    return made_once(f"sm_{arch} {sorted(options.items())}\n{first.str_nodebug()}", through_all_stages)
+    ptx, shared = made_once(f"sm_{arch} {sorted(options.items())}\n{first.str_nodebug()}", through_all_stages)
+    return str(ptx), int(shared)
 
 
 def _with_names(names: Mapping[str, tuple[str, ...]]) -> dict[str, ModuleType]:

@@ -23,19 +23,26 @@ def types_found_once(module: Any) -> Iterator[None]:
     make_type, make_tensor = block_type.__init__, tensor.__init__
     dtype_of, broadcast = module._get_np_dtype, semantic.broadcast_impl_value
     types: dict[tuple[int, ...], dict[str, Any]] = {}  # what they hold are the objects whose ids are asked for
+    of_shape: dict[tuple[int, int], dict[str, Any]] = {}  # the same, by the id of a shape that they hold
     shapes: dict[tuple[int, ...], Any] = {}
     tensors: dict[tuple[int, int], dict[str, Any]] = {}
     dtypes: dict[int, tuple[Any, Any]] = {}
 
     def type_made(self: Any, element_ty: Any, shape: Any) -> None:
+        known = of_shape.get((id(element_ty), id(shape)))
+        if known is not None:
+            self.__dict__.update(known)
+            return
         sizes = tuple([n.value if type(n) is core.constexpr else n for n in getattr(shape, "values", shape)])
         if not all(type(n) is int for n in sizes):
-            return make_type(self, element_ty, shape)
+            make_type(self, element_ty, shape)
+            return
         known = types.get((id(element_ty), *sizes))
         if known is None:
             make_type(self, element_ty, shape)
             self.shape = shapes.setdefault(sizes, self.shape)
             types[(id(element_ty), *sizes)] = dict(vars(self))
+            of_shape[(id(element_ty), id(self.shape))] = dict(vars(self))
         else:
             vars(self).update(known)
 

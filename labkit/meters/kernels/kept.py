@@ -1,12 +1,16 @@
-"""PTX that need not be made twice: whoever runs many answers names a folder, and what was compiled lies there."""
+"""What need not be compiled or assembled twice: who runs many answers names a folder, and what was made lies there."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+Made = TypeVar("Made", str, list[str | int])
 
 FOLDER = "COMPILED_KERNELS"
 """The name in the environment under which that folder is found; without it nothing is kept.
@@ -15,20 +19,34 @@ Answers that run under it can write there too: it is for those that somebody tru
 """
 
 
-def made_once(made_of: str, make: Callable[[], tuple[str, int]]) -> tuple[str, int]:
-    """What `make` returns: PTX and bytes of shared memory, found where the same was made of `made_of` before.
+@contextlib.contextmanager
+def kernels_kept(folder: Path) -> Iterator[None]:
+    """Have processes begun while this lasts keep what they make in `folder`, or where the environment says already."""
+    if os.environ.get(FOLDER):
+        yield
+        return
+    folder.mkdir()
+    os.environ[FOLDER] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[FOLDER]
 
-    `made_of` must say all that it depends on but the libraries. What `make` raises is not kept.
+
+def made_once(made_of: str, make: Callable[[], Made]) -> Made:
+    """What `make` returns: found where the same was made of `made_of` before, the first time made and kept.
+
+    It is text, a number, or a list of these. `made_of` must say all that it depends on but the libraries. What `make`
+    raises is not kept.
     """
     folder = os.environ.get(FOLDER, "")
     if not folder:
         return make()
     file = Path(folder, hashlib.sha256(made_of.encode()).hexdigest())
     if file.exists():
-        ptx, shared = json.loads(file.read_text(encoding="utf-8"))
-        return ptx, shared
-    ptx, shared = make()
+        return json.loads(file.read_text(encoding="utf-8"))
+    made = make()
     unfinished = file.with_suffix(f".{os.getpid()}")  # another process may be at the same kernel
-    unfinished.write_text(json.dumps([ptx, shared]), encoding="utf-8")
+    unfinished.write_text(json.dumps(made), encoding="utf-8")
     unfinished.replace(file)
-    return ptx, shared
+    return made

@@ -162,8 +162,9 @@ class Watch:
                 self._problem(kind="meets", use=use, other=met, tensor=region.name, program=list(program))
             if region.own is not None and use != "load":
                 self._problem(kind="input", use=use, tensor=region.name, program=list(program))
-        if left.any():
-            self._outside(use, self._nearest(found[left]), None, program)
+        if not left.any():
+            return mask
+        self._outside(use, self._nearest(found[left]), None, program)
         return mask & self._known(addresses)
 
     def _known(self, addresses: np.ndarray) -> np.ndarray:

@@ -47,7 +47,7 @@ def fresh(rng: np.random.Generator, n_blocks: int, shape: Any, made: list[Any]) 
 class Far:
     """Blocks of rows that are tens of MiB together and are made when they are asked for, the same ones each time."""
 
-    def __init__(self, rng: np.random.Generator, shape: tuple[int, ...], n_blocks: int = 128) -> None:
+    def __init__(self, rng: np.random.Generator, shape: tuple[int, ...], n_blocks: int = 64) -> None:
         self.shape, self.seeds = shape, rng.integers(0, 2**32, n_blocks)
 
     def once(self) -> Iterator[npt.NDArray]:

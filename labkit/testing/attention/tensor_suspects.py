@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from labkit.testing.attention.reference import Attention
-from labkit.testing.attention.suspects import attention_suspects, mask_suspects, scale_suspects
+from labkit.testing.attention.suspects import attention_suspects, mask_suspects
 from labkit.testing.attention.tensor_cases import Case, Results, numbers
 
 Made = dict[str, Callable[[], Results]]
@@ -41,19 +41,6 @@ def lse_suspects(case: Case) -> Results:
             "L is l, the sum alone: L = m + log l": np.exp(lse - peaks),
             "the maximum is subtracted: L = m + log l": lse - 2 * peaks,
         }
-
-
-def step_suspects(case: Case) -> Made:
-    """Usual mistakes with the scale and with what is seen, when both passes make them: O, L, dQ, dK and dV."""
-    arrays = case.arrays
-    found: Made = {
-        text: lambda scale=scale: case.results(scale=scale)  # type: ignore[misc]
-        for text, scale in scale_suspects(arrays).items()
-    }
-    return found | {
-        text: lambda hidden=hidden: case.results(hidden=hidden)  # type: ignore[misc]
-        for text, hidden in mask_suspects(arrays).items()
-    }
 
 
 def backward_suspects(case: Case, block_q: int = 64, block_k: int = 64) -> Made:

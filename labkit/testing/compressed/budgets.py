@@ -68,23 +68,18 @@ def assert_scheme(answer: Callable[..., Any], model: Mapping[str, Any], nbytes: 
     require(isinstance(got, dict), f"cache_under_budget returns {type(got).__name__} {when}, expected a dict")
     name = _told(want)
     assert_keys(f"the scheme chosen {when}", got, want if got.get("kind") == want["kind"] else got)
-    assert_equal(f"the scheme chosen {when}", _told(got), name,
-                 suspects=_other_choices(model, nbytes, tokens), hint=f"{name} has the least error of all that fit: "
-                 f"{want['error']:.4g} in {want['bytes']:,} bytes")  # fmt: skip
+    hint = f"{name} has the least error of all that fit: {want['error']:.4g} in {want['bytes']:,} bytes"
+    others = lambda: _other_choices(model, nbytes, tokens)  # noqa: E731 — made where something is off
+    assert_equal(f"the scheme chosen {when}", _told(got), name, suspects=others, hint=hint)
     sized = f"the bytes of {name} for {tokens} tokens in {model['layers']} layers"
-    assert_equal(sized, got["bytes"], want["bytes"], suspects=_usual_bytes(want, model, tokens))
+    assert_equal(sized, got["bytes"], want["bytes"], suspects=lambda: _usual_bytes(want, model, tokens))
     assert_type(sized, got["bytes"], int, "an int: bytes are counted")
     assert_type(f"the error of {name}", got["error"], (int, float), "a float")
-    allowed = max(NEAR * want["error"], SMALLEST)
-    usual = _usual_errors(want, model)
-    why = next((text for text, value in usual.items() if abs(value - got["error"]) <= max(NEAR * value, SMALLEST)), "")
-    require_at_most(
-        f"the error of {name}",
-        abs(got["error"] - want["error"]),
-        allowed,
-        f"the error of {name} is {got['error']:.6g}, expected {want['error']:.6g}"
-        + (f"\nUsual cause: {why}" if why else ""),
-    )
+    off, allowed = abs(got["error"] - want["error"]), max(NEAR * want["error"], SMALLEST)
+    told = f"the error of {name} is {got['error']:.6g}, expected {want['error']:.6g}"
+    if not off <= allowed and (why := _usual_cause(got["error"], want, model)):
+        told += f"\nUsual cause: {why}"
+    require_at_most(f"the error of {name}", off, allowed, told)
 
 
 def _chosen(model: Mapping[str, Any], nbytes: int, tokens: int) -> Scheme:
@@ -156,6 +151,12 @@ def _usual_bytes(scheme: Scheme, model: Mapping[str, Any], tokens: int) -> dict[
             "a latent vector is counted for each head: all share one": heads * size,
         } | usual
     return usual
+
+
+def _usual_cause(error: float, want: Scheme, model: Mapping[str, Any]) -> str:
+    """The usual mistake that leads to this error; "" where none does."""
+    usual = _usual_errors(want, model)
+    return next((text for text, value in usual.items() if abs(value - error) <= max(NEAR * value, SMALLEST)), "")
 
 
 def _usual_errors(scheme: Scheme, model: Mapping[str, Any]) -> dict[str, float]:

@@ -183,7 +183,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, first: int |
     """Attention of n tokens, q (n, H, d), over N, k and v (N, H_kv, d); the first at `first`, N − n if None."""
     n, heads, d = q.shape
     first = len(k) - n if first is None else first
-    k, v = (x.repeat_interleave(heads // x.shape[1], 1).transpose(0, 1) for x in (k, v))
+    k, v = (x[:, :, None].expand(-1, -1, heads // x.shape[1], -1).flatten(1, 2).transpose(0, 1) for x in (k, v))
     hidden = torch.arange(k.shape[1]) > first + torch.arange(n)[:, None]
     scores = (q.transpose(0, 1) @ k.mT * d**-0.5).masked_fill(hidden, -torch.inf)
     return (scores.softmax(-1) @ v).transpose(0, 1)

@@ -192,7 +192,7 @@ class EitherPass:
 
     task: ClassVar[str]
 
-    def check(self, case, block_q=32, block_k=16, hint="", nan_hint=GARBAGE, half_slack=SLACK):
+    def check(self, case, block_q=32, block_k=32, hint="", nan_hint=GARBAGE, half_slack=SLACK):
         """The results of a call, right and sound; what it did."""
         case.half_slack = half_slack
         result, seen = called(self.task, given(self.task, case), case.causal, block_q, block_k)
@@ -328,19 +328,19 @@ class TestFlashForward(EitherPass):
     @by_dtype
     @pytest.mark.parametrize(("block_q", "block_k"), [(16, 16), (32, 64)])
     def test_bytes_are_those_of_lab_04(self, rng, block_q, block_k, dtype):
-        case = Case(rng, n_queries=63, n_keys=129, d=32, batch=(2,), dtype=dtype)
+        case = Case(rng, n_queries=63, n_keys=129, d=32, dtype=dtype)
         seen = self.check(case, block_q, block_k)
         sizes, itemsize = (63, 129, 32, 32), case.Q.itemsize
         want = queries_outside_traffic(*sizes, block_q, block_k, itemsize)
         exchanged = queries_outside_traffic(*sizes, block_k, block_q, itemsize)
         others = {
-            "the two block sizes are exchanged": 2 * exchanged.loaded,
-            "K and V are read twice: one pass over the keys is enough": 4 * want.loaded - 2 * 63 * 32 * itemsize,
+            "the two block sizes are exchanged": exchanged.loaded,
+            "K and V are read twice: one pass over the keys is enough": 2 * want.loaded - 63 * 32 * itemsize,
         }  # fmt: skip
         hint = "a program keeps its queries, and reads every key and value once: Q + ⌈N_q / block_q⌉ · (K + V)"
-        assert_bytes("loaded", seen["loaded"], 2 * want.loaded, others, hint=hint)
+        assert_bytes("loaded", seen["loaded"], want.loaded, others, hint=hint)
         hint = "O once, in its dtype, and one float32 a query for L: nothing else leaves the multiprocessor"
-        assert_bytes("stored", seen["stored"], 2 * (want.stored + 63 * 4), hint=hint)
+        assert_bytes("stored", seen["stored"], want.stored + 63 * 4, hint=hint)
 
     @small
     @pytest.mark.parametrize(("block_q", "block_k"), [(16, 16), (32, 16), (16, 32)])
@@ -431,10 +431,10 @@ class TestFlashBackward(EitherPass):
     @small
     @pytest.mark.parametrize("causal", [False, True])
     def test_bytes_of_both_loops(self, rng, causal):
-        case, block = Case(rng, n=96, d=32, causal=causal), 16
+        case, block = Case(rng, n=64, d=32, causal=causal), 16
         seen = self.check(case, block, block)
         tiles = len(tiles_seen(case, block, block))
-        passes = tiles * block * (2 * 64 + 4 * 64) + 4 * 96 * (64 + 2)  # twice over all tiles, and sums added to
+        passes = tiles * block * (2 * 64 + 4 * 64) + 4 * 64 * (64 + 2)  # twice over all tiles, and sums added to
         hidden = "\nUsual cause: hidden tiles are loaded too: results are right all the same" if causal else ""
         hint = "every tile needs rows of Q and dO, or of K and V, once in each of at most two loops" + hidden
         assert_at_most("the bytes loaded by both loops", sum(seen["loaded"].values()), 4 * passes, hint=hint)
@@ -504,7 +504,7 @@ class TestPagedDecode:
     @pytest.mark.parametrize("block_size", [1, 5, 16, 64])
     def test_block_sizes(self, rng, block_size):
         paged(
-            PagedBatch(rng, (33, 64), block_size=block_size, d=20, d_v=20), hint="token t lies in block t // block_size"
+            PagedBatch(rng, (17, 64), block_size=block_size, d=20, d_v=20), hint="token t lies in block t // block_size"
         )
 
     def test_sizes_drawn_at_random(self, rng):
@@ -541,7 +541,7 @@ class TestPagedDecode:
     @small
     @pytest.mark.parametrize("num_splits", [1, 3])
     def test_bytes_are_the_contexts(self, rng, num_splits):
-        lengths, d = (70, 33, 5), 32
+        lengths, d = (41, 19, 5), 32
         batch = PagedBatch(rng, lengths, block_size=8, kv_heads=2, group=4, d=d)
         seen = paged(batch, num_splits)
         for name in ("k_cache", "v_cache"):
