@@ -82,12 +82,20 @@ def _require_readable(values: Iterable[Any]) -> None:
         if kind is tuple or kind is list:
             _require_readable(value)
         elif issubclass(kind, torch.Tensor):
-            if kind is not torch.Tensor and not kind.__module__.startswith("torch."):
-                _require_no_word_of_its_own(kind)
-            with torch._C.DisableTorchFunctionSubclass():
+            if kind is torch.Tensor:  # at every operator
                 is_plain = value.layout is torch.strided and not value.is_nested
+            else:
+                is_plain = _is_plain(value, kind)
             if not is_plain:
                 raise RuntimeError("a tensor that is sparse, nested or in a library's layout: meters count plain ones")
+
+
+def _is_plain(value: torch.Tensor, kind: type) -> bool:
+    """Whether a tensor of a class of its own is strided and not nested, by torch's own word."""
+    if not kind.__module__.startswith("torch."):
+        _require_no_word_of_its_own(kind)
+    with torch._C.DisableTorchFunctionSubclass():
+        return value.layout is torch.strided and not value.is_nested
 
 
 def _require_no_word_of_its_own(kind: type) -> None:

@@ -40,6 +40,7 @@ class ProductMeter(OperatorMode):
             self.fused.append(name)
 
 
+@functools.cache  # asked at every operator
 def hides_products(name: str) -> bool:
     """Whether an operator of this name multiplies matrices inside, by its kernel or by another kind of arithmetic."""
     return any(part in name for part in _HIDING) and "norm" not in name
