@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from labkit.labs.catalog import find_lab
-from labkit.suite.run import run_suite
+from labkit.suite.prefork import WarmRunner
 from labstaff.answers.mistakes import find_mistake
 
 MISTAKE = find_mistake(find_lab("01"), "attention_no_maximum")
@@ -14,17 +17,23 @@ FLOAT16, LARGE, UNCHANGED = (
 )
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
     """A run of tests on the mistake, which ends when these words are said."""
-    MISTAKE.write(tmp_path)
+    folder = tmp_path_factory.mktemp("mistake")
+    MISTAKE.write(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        runner = WarmRunner()
 
     def run_on_mistake(says, *tests):
-        run = run_suite(MISTAKE.lab, "-p", "until_found", "--says", says, "--src", str(tmp_path), tests=tests)
+        options = ("-p", "until_found", "--says", says, "--src", str(folder))
+        run = runner.run(MISTAKE.lab.label, *options, tests=tests)
         assert not run.problem
         return run
 
-    return run_on_mistake
+    with runner:
+        yield run_on_mistake
 
 
 def test_ends_with_the_first_that_says_it(run):
