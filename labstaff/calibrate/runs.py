@@ -7,7 +7,9 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 
 from labkit.labs.catalog import solution_file
@@ -19,6 +21,7 @@ from labstaff.answers.mistakes import mistakes_of
 from labstaff.answers.right import right_answers
 
 HEAVY = ("labkit.suite.prefork_torch", "matplotlib.pyplot")
+N_RUNNERS = 2
 MOST_SEEDS = 8
 """In one process: an answer in a sandbox has 180 s of CPU time, and what an accident costs is done again."""
 
@@ -132,15 +135,16 @@ def mistaken_jobs(lab: Lab, seeds: Sequence[int], folder: Path) -> Iterator[Job]
 
 
 def run(jobs: Iterable[Job], *, sandboxed: bool) -> Iterator[list[Outcome]]:
-    """What comes of each job, one after the other, from one warm process."""
+    """What comes of each job, in their order, from one warm process, two at once."""
     prepare = "labstaff.judge.sandbox:keep_boxed" if sandboxed else ""
     with (
         tempfile.TemporaryDirectory(prefix="margins-") as folder,
         kernels_kept(Path(folder, "kernels")),
         WarmRunner(HEAVY, prepare=prepare) as runner,
+        ThreadPoolExecutor(N_RUNNERS) as pool,
     ):
-        for number, job in enumerate(jobs):
-            yield _run(runner, job, Path(folder, str(number)))
+        files = (Path(folder, str(number)) for number in count())
+        yield from pool.map(lambda job, file: _run(runner, job, file), jobs, files)
 
 
 def _run(runner: WarmRunner, job: Job, file: Path) -> list[Outcome]:
