@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from types import ModuleType
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from hostile_reach import HONEST, REACHING
 
+from labkit.labs.catalog import ROOT
+from labstaff.judge.guarded_parts import TYPES_ALONE
 from labstaff.judge.loading import NotRun, load_answer
 from labstaff.judge.sandbox import ALWAYS
 
@@ -36,3 +39,20 @@ def test_an_answer_does_what_it_likes_with_its_own(way: str, monkeypatch: pytest
     answer = ModuleType(MODULE)
     monkeypatch.setitem(sys.modules, MODULE, answer)
     load_answer(answer, f"{MODULE}.py", HONEST[way])
+
+
+def test_libraries_that_are_imported_later_have_their_annotations() -> None:
+    lines = (
+        "from labstaff.judge.guarded_parts import evaluates_names_alone",
+        "evaluates_names_alone()",
+        "import torch",
+    )
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["f()", "torch.os", "f.__globals__", "torch.Tensor.mro", "collections.abc.__builtins__"]
+)
+def test_a_text_that_computes_names_no_types(text: str) -> None:
+    assert not TYPES_ALONE.fullmatch(text)

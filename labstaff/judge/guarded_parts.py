@@ -13,6 +13,11 @@ from typing import Any
 from labkit.meters import collector
 from labstaff.judge.guards import Guards
 
+TYPES_ALONE = re.compile(
+    r"(?:[\w\s\[\],|]|\.{3}|(?<![\w.])(?:collections\.abc\.[A-Z]\w*|os\.PathLike|torch\.Tensor)(?![\w.]))*"
+)
+"""Texts that name types and compute nothing. The dotted names are those that libraries have in theirs."""
+
 
 def guarded_parts(guards: Guards) -> dict[str, Any]:
     """What an answer finds in place of parts of modules, by their names."""
@@ -67,7 +72,7 @@ def evaluates_names_alone() -> None:
         return
 
     def evaluate_names(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not re.fullmatch(r"[\w\s\[\],|]*", self.__forward_arg__):
+        if not TYPES_ALONE.fullmatch(self.__forward_arg__):
             raise NameError(f"{self.__forward_arg__!r}: a graded answer may name types in an annotation, and no more")
         return evaluate(self, *args, **kwargs)
 
