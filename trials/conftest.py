@@ -18,6 +18,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell star
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+    from labstaff.course.nbgrader_process import Nbgrader
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
@@ -49,3 +51,12 @@ def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Nbgrader() as nbgrader:
         make_course([find_lab("01")], course, nbgrader)
     return course
+
+
+@pytest.fixture(scope="module")
+def shared_nbgrader() -> Iterator[Nbgrader]:
+    """nbgrader, imported once for all trials of a file."""
+    from labstaff.course.nbgrader_process import Nbgrader
+
+    with Nbgrader() as nbgrader:
+        yield nbgrader

@@ -20,7 +20,6 @@ from labstaff.course.extensions import CannotExtend, extend_all, extension_lines
 from labstaff.course.grade import grade
 from labstaff.course.gradebook import NoGradebook, grades, opened
 from labstaff.course.mapping import MappingError, known_mappings, read_mapping
-from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.platforms import export_grades
 from labstaff.judge.judging import Judge
 
@@ -31,12 +30,6 @@ POINTS = {"ann": 20, "bob": 10, "cec": 5}
 DAYS_LATE = {"bob": 1.5, "cec": 4.5}
 DUE = datetime.datetime(2026, 1, 1, 12)
 PARTS = [*(task.name for task in LAB.tasks), *(question.id for question in LAB.questions)]
-
-
-@pytest.fixture(scope="module")
-def shared_nbgrader():
-    with Nbgrader() as nbgrader:
-        yield nbgrader
 
 
 @pytest.fixture

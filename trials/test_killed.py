@@ -16,7 +16,6 @@ from own_word import LAB, answer, answer_file, hand_in, judge_by_its_word
 from recorded import first_scores, graded, leftovers, shown
 
 from labstaff.course.grade import grade
-from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.paths import COMMANDS_LOCK, RECORDERS_LOCK, Places, alone
 from labstaff.course.ready import make_ready
 from labstaff.grading.gradescope import Export
@@ -56,12 +55,6 @@ class KilledAtFeedback:
             (page / "timestamp.txt").write_text("half")
             shutil.rmtree(page)
         raise Killed
-
-
-@pytest.fixture(scope="module")
-def shared_nbgrader():
-    with Nbgrader() as nbgrader:
-        yield nbgrader
 
 
 @pytest.fixture

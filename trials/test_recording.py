@@ -32,12 +32,6 @@ POINTS = {"ann": 5, "bob": 7, "cec": 11}
 N_KILLS = 20
 
 
-@pytest.fixture(scope="module")
-def shared_nbgrader():
-    with Nbgrader() as nbgrader:
-        yield nbgrader
-
-
 @pytest.fixture
 def nbgrader(shared_nbgrader, monkeypatch):
     """The judge that takes answers at their word, and nbgrader without its import for each run."""
