@@ -186,8 +186,13 @@ class Sandbox:
             memory_bytes = int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES))
         self.n_cells += 1
         number = self.n_cells + 64 * os.getpid()  # of several suites that share the box, none has another's user
-        asked = {"number": number, "memory_bytes": memory_bytes, "cpu_seconds": cpu_seconds, "is_measured": is_measured}
-        asked["modules"] = list(modules)
+        asked = {
+            "number": number,
+            "memory_bytes": memory_bytes,
+            "cpu_seconds": cpu_seconds,
+            "is_measured": is_measured,
+            "modules": list(modules),
+        }
         ours, theirs = socket.socketpair()
         if hasattr(socket, "SO_PASSCRED"):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the other side sends
