@@ -250,7 +250,7 @@ def test_memory_hidden_from_the_meters_costs_the_task_and_is_told():
     outside = Verdict("test_outside", "flash_forward", State.WRONG, (words,), kind=Kind.SMALL, outside=True)
     hidden = judged_run(lab, "", SuiteRun([seen, right, outside], 3))
     assert hidden.tasks["flash_forward"] == 0
-    assert any("flash_forward: no points: its memory is hidden" in flag for flag in hidden.flags)
+    assert any("flash_forward: no points: measured by the operating system" in flag for flag in hidden.flags)
     open_about_it = judged_run(lab, "", SuiteRun([replace(seen, state=State.WRONG), right, outside], 3))
     assert open_about_it.tasks["flash_forward"] > 0
     assert not open_about_it.flags
@@ -272,13 +272,14 @@ def test_what_is_hidden_earns_nothing_and_stands_in_summary_and_feedback(tmp_pat
     assert len(hiding) == 3
     for task in lab.tasks:
         assert judged.tasks[task.name] == (0 if task in hiding else task.points)
-        told = [line for line in said if line.startswith(f"look at: ann: {task.name}: no points: its memory is hidden")]
+        why = "no points: measured by the operating system"
+        told = [line for line in said if line.startswith(f"look at: ann: {task.name}: {why}")]
         assert len(told) == (task in hiding)
         page = check_outputs(lab, task, task.points, judged)[0]["text"]
         assert (f"{task.name} needs more than" in page) == (task in hiding)
         assert f"{lab.label} · {task.name} · {judged.tasks[task.name]:g} of" in page
     cell = suite_outputs._notes_cell(judged.flags)
-    assert cell["outputs"][0]["text"].count("no points: its memory is hidden from the meters") == 3
+    assert cell["outputs"][0]["text"].count("no points: measured by the operating system") == 3
 
 
 def submit(tmp_path, **files):

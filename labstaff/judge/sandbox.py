@@ -170,8 +170,13 @@ class Sandbox:
         command = [sys.executable, "-P", "-c", f"{first}; main(*sys.argv[1:])", modules, walls]
         self._server = ForkServer(command if unsafe else [*bubblewrap(walls), *command], env=environment("/tmp"))
 
-    def cell(self, memory_bytes: int | None = None, cpu_seconds: int = CPU_SECONDS) -> Cell:
+    def cell(
+        self, memory_bytes: int | None = None, cpu_seconds: int = CPU_SECONDS, modules: Sequence[str] = ()
+    ) -> Cell:
         """A new process for one answer, which may hold `memory_bytes` over what it holds before the answer is loaded.
+
+        Args:
+            modules: imported before its memory is bounded: libraries that the answer imports do not count.
 
         Raises:
             BoxBroken: none can be had.
@@ -181,7 +186,13 @@ class Sandbox:
             memory_bytes = int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES))
         self.n_cells += 1
         number = self.n_cells + 64 * os.getpid()  # of several suites that share the box, none has another's user
-        asked = {"number": number, "memory_bytes": memory_bytes, "cpu_seconds": cpu_seconds, "is_measured": is_measured}
+        asked = {
+            "number": number,
+            "memory_bytes": memory_bytes,
+            "cpu_seconds": cpu_seconds,
+            "is_measured": is_measured,
+            "modules": list(modules),
+        }
         ours, theirs = socket.socketpair()
         if hasattr(socket, "SO_PASSCRED"):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the other side sends
