@@ -59,7 +59,28 @@ def one_row(case, rng, factor):
     return got
 
 
-DISTURBANCES = [one_element, one_element_in_bfloat16, a_little_in_the_sum, one_row]
+def one_element_is(value):
+    def disturb(case, rng, _factor):
+        got = case.want.output.copy()
+        got[tuple(rng.integers(n) for n in got.shape)] = value
+        return got
+
+    disturb.__name__ = f"one_element_is_{value}"
+    return disturb
+
+
+def everything_is_nan(case, _rng, _factor):
+    return np.full_like(case.want.output, np.nan)
+
+
+DISTURBANCES = [
+    one_element,
+    one_element_in_bfloat16,
+    a_little_in_the_sum,
+    one_row,
+    *map(one_element_is, (np.nan, np.inf, -np.inf)),
+    everything_is_nan,
+]
 
 
 def claims(disturb, causal):

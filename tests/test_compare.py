@@ -65,6 +65,17 @@ def test_close_recognises_a_usual_mistake():
     assert said.endswith("Usual cause: h")
 
 
+def test_a_known_mistake_that_leads_to_nan_fits_at_the_finite_places_too():
+    nan_row = np.array([[1.0], [np.nan]])
+    usual = {"it is halved, and its last row 0/0": WANT * nan_row / 2, "its last row is 0/0": WANT * nan_row}
+    assert "exactly what comes out when its last row is 0/0" in message(lambda: close(WANT * nan_row, suspects=usual))
+    del usual["its last row is 0/0"]
+    assert "exactly" not in message(lambda: close(WANT * nan_row, suspects=usual))
+    two = {"it is 0/0": WANT * nan_row, "it is −inf − (−inf)": WANT * nan_row}
+    assert "exactly" not in message(lambda: close(WANT * nan_row, suspects=two)), "nothing tells them apart"
+    assert "exactly" not in message(lambda: close(WANT * np.nan, suspects={"it is 0/0": WANT * np.nan}))
+
+
 @pytest.mark.parametrize(
     ("got", "says"),
     [
@@ -76,7 +87,7 @@ def test_close_recognises_a_usual_mistake():
         (np.array(["a"]), "O is an array of <U1, expected real numbers"),
         (WANT.T, "O has shape (3, 2), expected (2, 3)"),
         (WANT[0], "O has shape (3,), expected (2, 3)"),
-        (WANT * np.nan, "O is NaN at [0, 0], expected 1; all 6 elements are NaN\nUsual cause: inf − inf or 0/0"),
+        (WANT * np.nan, "O is NaN at [0, 0], expected 1; all 6 elements are NaN\nUsual cause: −inf − (−inf) or 0/0"),
         (WANT * np.inf, "O is +inf at [0, 0], expected 1"),
     ],
 )

@@ -21,7 +21,7 @@ Where many are to be made, the whole may be a function without arguments, called
 """
 
 NAN_HINT = (
-    "inf − inf or 0/0, from a row or a block whose keys are all masked or an exp that overflowed; "
+    "−inf − (−inf) or 0/0, from a row or a block whose keys are all masked; inf/inf, from an exp that overflowed; "
     "or memory of `empty` that was never written"
 )
 NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
@@ -32,6 +32,8 @@ SLACK = 4
 twice the loss refused three of 28 right runs of Lab 05. `labstaff.calibrate` tells."""
 HALF_SLACK = 2
 """The same where sums of half-precision inputs are kept in float32: more would let pass sums that are not."""
+NEAR = 8
+"""A suspect fits a result that is within so many tolerances of it: its own rounding may be larger."""
 FAR_BELOW = 0.1
 """A suspect is named when it lies within this share of the error: an error just over the tolerance fits many."""
 RIVALS = 4
@@ -75,7 +77,9 @@ def assert_close(
     if dtype is not None:
         assert_dtype(name, got, dtype)
     computed = value.astype(np.float64)
-    _assert_finite_alike(name, computed, reference, suspects, nan_hint)
+    _assert_finite_alike(
+        name, computed, reference, lambda: _not_a_number(computed, reference, plain, slack, suspects), nan_hint
+    )
     finite = np.isfinite(reference)
     error = np.zeros_like(reference)
     np.subtract(computed, reference, out=error, where=finite)
@@ -290,7 +294,7 @@ def _assert_shape(name: str, value: npt.NDArray, shape: tuple[int, ...]) -> None
 
 
 def _assert_finite_alike(
-    name: str, computed: npt.NDArray, reference: npt.NDArray, suspects: Suspects | None, nan_hint: str
+    name: str, computed: npt.NDArray, reference: npt.NDArray, nan_cause: Callable[[], str], nan_hint: str
 ) -> None:
     for what, test in (("NaN", np.isnan), ("−inf", np.isneginf), ("+inf", np.isposinf)):
         wrong = test(computed) & ~test(reference)
@@ -301,7 +305,7 @@ def _assert_finite_alike(
                 f"{share(int(wrong.sum()), wrong.size)} {what}{_whole_rows(wrong)}"
             ]
             if what == "NaN":
-                lines.append(_cause_line(_not_a_number(computed, as_mapping(suspects)), nan_hint))
+                lines.append(_cause_line(nan_cause(), nan_hint))
             _fail("\n".join(lines))
         absent = test(reference) & ~test(computed)
         if absent.any():
@@ -320,13 +324,25 @@ def _whole_rows(wrong: npt.NDArray[np.bool_]) -> str:
     return f": row {found[0]}, and nothing else" if len(found) == 1 else f": rows {found[0]} to {found[-1]}, no others"
 
 
-def _not_a_number(computed: npt.NDArray, suspects: Mapping[str, Any]) -> str:
-    """The one suspect that leads to NaN at the places where NaN is."""
+def _not_a_number(
+    computed: npt.NDArray,
+    reference: npt.NDArray,
+    plain: npt.ArrayLike | Sequence[npt.ArrayLike] | Lazily[Any],
+    slack: float,
+    suspects: Suspects | None,
+) -> str:
+    """The one suspect with NaN at the same places and the same numbers at all others.
+
+    Where every element is NaN, nothing tells one cause from another.
+    """
+    if np.isnan(computed).all():
+        return ""
+    near = NEAR * tolerance(reference, plain, slack)
     found = []
-    for text, value in suspects.items():
+    for text, value in as_mapping(suspects).items():
         with np.errstate(all="ignore"):
-            nan = np.isnan(np.asarray(_value(value), dtype=np.float64))
-        if nan.any() and np.array_equal(np.broadcast_to(nan, computed.shape), np.isnan(computed)):
+            suspect = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), computed.shape)
+        if _apart(computed, suspect) <= near:
             found.append(text)
     return found[0] if len(found) == 1 else ""
 
@@ -335,7 +351,7 @@ def _fitting(
     computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, suspects: Mapping[str, Any]
 ) -> str:
     """The suspect that comes out, if it is sure: near beside the error, and no other suspect nearly as near."""
-    near = min(max(8 * allowed, 1e-3 * worst), FAR_BELOW * worst)
+    near = min(max(NEAR * allowed, 1e-3 * worst), FAR_BELOW * worst)
     made: list[tuple[float, str, npt.NDArray]] = []
     for text, value in suspects.items():
         with np.errstate(all="ignore"):

@@ -145,7 +145,7 @@ def row_suspects(case: Case) -> Made:
     if _without_key(case).any():
         found |= {
             "a row without any key is spread evenly over all of them": lambda: _spread(case, 1 / case.n_keys),
-            "a row without any key is divided by its sum, 0/0": lambda: _spread(case, np.nan),
+            "a row without any key is computed like the others: −inf − (−inf), or 0/0": lambda: _spread(case, np.nan),
         }
     return found
 
