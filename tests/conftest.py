@@ -24,6 +24,7 @@ import pytest
 from labkit.labs.catalog import ROOT
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import verdict_from
+from labstaff.judge.sandbox import SandboxMissing, require_bubblewrap
 
 LONGEST_WAIT = 900.0
 
@@ -105,11 +106,26 @@ def python_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(holder, name, getattr(holder, name))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the tests that wait for the suites' results come last."""
+@pytest.hookimpl(trylast=True)  # after -k and -m, so that only what was asked for is counted
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what cannot run here, and let the tests that wait for the suites' results come last."""
+    sandboxed = [item for item in items if item.get_closest_marker("sandbox")]
+    if sandboxed and (problem := _sandbox_problem()):
+        config.stash[LEFT_OUT] = f"sandbox: {len(sandboxed)} tests need a sandbox and were not run: {problem}"
+        items[:] = [item for item in items if item not in sandboxed]
     items.sort(key=lambda item: "job" in _params(item))
 
 
+def _sandbox_problem() -> str:
+    """Why there is no sandbox on this machine, in one line; nothing where there is one."""
+    try:
+        require_bubblewrap()
+    except SandboxMissing as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+LEFT_OUT = pytest.StashKey[str]()
 SECONDS = pytest.StashKey[dict[Job, float]]()
 FILE_SECONDS: dict[str, float] = defaultdict(float)
 
@@ -120,7 +136,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say where the time went: by file, and by lab for the runs of labs' suites."""
+    """Say what was left out, and where the time went: by file, and by lab for the runs of labs' suites."""
+    if left_out := config.stash.get(LEFT_OUT, ""):
+        terminalreporter.write_line(left_out)
     by_file = sorted(FILE_SECONDS.items(), key=lambda item: -item[1])
     terminalreporter.section("where the time went")
     terminalreporter.write_line("  ".join(f"{name} {seconds:.1f} s" for name, seconds in by_file if seconds >= 0.05))

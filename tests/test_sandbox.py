@@ -26,6 +26,9 @@ unpack = unpacker_of(messages.FromAnswer)
 unpack_request = unpacker_of(messages.FromSuite)
 
 
+pytestmark = pytest.mark.sandbox
+
+
 @pytest.fixture(scope="module")
 def box():
     with Sandbox(heavy=()) as box:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import unicodedata
 import zipfile
@@ -365,7 +364,7 @@ def test_paths_in_an_archive(entries, source, says, tmp_path):
 
 
 def test_no_bubblewrap_no_judging(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(sandbox, "bwrap_path", lambda: None)
     with pytest.raises(sandbox.SandboxMissing, match=r"bubblewrap .* not installed[\s\S]*--unsafe-no-sandbox"):
         sandbox.Sandbox()
 
