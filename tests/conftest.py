@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run beside the tests: to
 
 import pytest
 
+from labkit.commands.lockfile import hide_additions
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import verdict_from
@@ -148,6 +149,11 @@ def shared_nbgrader() -> Iterator[Nbgrader]:
 
     with Nbgrader() as nbgrader:
         yield nbgrader
+
+
+def pytest_configure() -> None:
+    """As `lab` does when it starts: these tests may be the first thing that is run in a clone."""
+    hide_additions(ROOT)
 
 
 @pytest.hookimpl(tryfirst=True)

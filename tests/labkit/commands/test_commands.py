@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import time
 import pytest
 
 from labkit.labs.catalog import ROOT
-from tests.labkit.commands.test_lock import COMPLETED, clean
 from tests.student import House, quiet_environment, solution_text, with_function
 
 pytestmark = pytest.mark.slow
@@ -176,36 +174,6 @@ def test_a_run_that_took_long_is_announced(house, monkeypatch):
     store(house.lab, {}, suite_seconds=47.6)
     assert house.check().stderr == "lab01: the last run took 48 s\n"
     assert house.check("estimate_attention_memory").stderr == "", "a single task is over soon"
-
-
-def test_git_and_what_uv_adds_to_the_lock_file(tmp_path):
-    made = House(tmp_path)
-
-    def git(*arguments):
-        as_somebody = ["-c", "user.name=x", "-c", "user.email=x@x"]
-        done = subprocess.run(["git", "-C", tmp_path, *as_somebody, *arguments], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "is no git clone" in made.command("setup").stdout
-    lock = tmp_path / "uv.lock"
-    lock.write_text(clean(COMPLETED), encoding="utf-8")
-    for name in (".gitattributes", ".gitignore"):
-        shutil.copyfile(ROOT / name, tmp_path / name)
-    git("init", "--quiet")
-    git("add", ".")
-    git("commit", "--quiet", "-m", "handed out")
-    assert "uv run lab setup" not in made.command().stdout, "nothing has changed yet"
-
-    lock.write_text(COMPLETED, encoding="utf-8")
-    assert git("status", "--porcelain") == " M uv.lock\n"
-    assert (
-        "git shows uv.lock as changed, since uv has completed it: uv run lab setup ends that" in made.command().stdout
-    )
-    assert git("status", "--porcelain") == " M uv.lock\n", "never done unasked"
-    assert "git now overlooks" in made.command("setup").stdout
-    assert git("status", "--porcelain") == ""
-    assert "uv run lab setup" not in made.command().stdout
 
 
 def test_plots_are_nothing_that_git_shows():

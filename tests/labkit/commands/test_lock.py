@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tomllib
 
+from labkit.commands.lockfile import hide_additions
 from labkit.labs.catalog import ROOT
 
 COMPLETED = """version = 1
@@ -73,7 +75,29 @@ def test_what_is_clean_stays_as_it_is():
 def test_the_committed_lock_has_no_address():
     command = ["git", "-C", str(ROOT), "show", "HEAD:uv.lock"]
     committed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "://" not in committed, "`uv run lab setup` once in this clone, and commit uv.lock again"
+    assert "://" not in committed, "`uv run lab` once in this clone, and commit uv.lock again"
     assert clean(committed) == committed
     names = {package["name"] for package in tomllib.loads(committed)["package"]}
     assert {"attention-labs", "numpy", "torch", "pytest", "matplotlib", "nbgrader"} <= names
+
+
+def test_git_shows_no_change_when_uv_has_completed_the_file(tmp_path):
+    def changes():
+        return subprocess.run(["git", "-C", tmp_path, "diff", "--stat"], capture_output=True, text=True).stdout
+
+    lock = tmp_path / "uv.lock"
+    lock.write_text(clean(COMPLETED), encoding="utf-8")
+    (tmp_path / "labkit/commands").mkdir(parents=True)
+    for name in (".gitattributes", "labkit/commands/lockfile.py"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    for command in (["init", "--quiet"], ["add", "."]):
+        subprocess.run(["git", "-C", tmp_path, *command], check=True)
+    lock.write_text(COMPLETED, encoding="utf-8")
+    assert "uv.lock" in changes()
+
+    hide_additions(tmp_path)
+    assert subprocess.run(["git", "-C", tmp_path, "diff-files", "--quiet"]).returncode == 0
+    lock.write_text(COMPLETED.replace("2.0", "2.1"), encoding="utf-8")
+    hide_additions(tmp_path)
+    assert "uv.lock" in changes(), "another version is a change"
+    assert "https" not in subprocess.run(["git", "-C", tmp_path, "diff"], capture_output=True, text=True).stdout
