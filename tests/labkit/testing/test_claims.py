@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from student import pytest_run, solution_text
 
 from labkit.testing import compare
 from labkit.testing.attention.cases import Case
@@ -126,3 +127,22 @@ def test_every_mistake_that_was_made_is_recognised(causal):
             made = value() if callable(value) else value
         if (text := said(case, made.output.astype(np.float32))) and " is NaN" not in text:
             assert "That is exactly" in text, (cause, text)
+
+
+def test_a_tests_own_hint_is_not_shown_where_plain_tests_fail_too(tmp_path):
+    """What is wrong for ordinary inputs is not what a test of special ones looks for."""
+    right = "weights = powers / np.where(totals == 0, 1, totals)"
+    source = solution_text().replace(right, f"{right} * 0.9")
+    hint = "N_q is taken for N_k somewhere"
+    assert hint not in pytest_run(tmp_path, source, "-k", "test_odd_lengths or test_more_keys").stdout
+    assert hint in pytest_run(tmp_path, source, "-k", "test_more_keys").stdout
+
+
+def test_results_that_are_right_are_named():
+    case = drawn(0, causal=False)
+    got = {"output": case.want.output, "lse": case.want.lse / 2, "weights": case.want.weights}
+    with pytest.raises(AssertionError, match=r"lse is off by .*\n.*\noutput and weights are right, only lse is off$"):
+        compare.compare_each(got, lambda name: case.check(name, got[name], name))
+    del got["output"], got["weights"]
+    with pytest.raises(AssertionError, match=r"elements are off$"):
+        compare.compare_each(got, lambda name: case.check(name, got[name], name))
