@@ -1,8 +1,9 @@
-"""`lab grade` as a command, on right submissions of ordinary style."""
+"""`lab grade` as a command: right submissions of ordinary style, and files that Python would import by their names."""
 
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from student import quiet_environment
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.labs.manifest import Lab
+from labkit.suite.apart import run_apart
+from labstaff.course.nbgrader_process import Nbgrader
 
+IMPORTED_BY_NAME = ("pytest", "numpy", "sitecustomize", "usercustomize", "conftest", "json", "torch", "nbgrader")
 UNSANDBOXED = [] if shutil.which("bwrap") else ["--unsafe-no-sandbox"]
 
 
@@ -55,3 +59,50 @@ def test_importing_an_allowed_library_costs_no_points(tmp_path):
     found = points(tmp_path / "submitted", labs)
     for lab in labs:
         assert found["ann", lab.folder.name] == {task.name: task.points for task in lab.tasks}
+
+
+def test_no_file_of_a_submission_is_imported_outside_the_sandbox(tmp_path):
+    lab = find_lab("01")
+    folder = submit(tmp_path / "submitted", "ann", lab, solution_file(lab).read_text(encoding="utf-8"))
+    imported = plant(folder)
+    imported_from_src = plant(folder / "src")
+    found = points(tmp_path / "submitted", [lab], cwd=folder)
+    for file in (imported, imported_from_src):
+        assert not file.exists(), file.read_text(encoding="utf-8")
+    assert found["ann", lab.folder.name] == {task.name: task.points for task in lab.tasks}
+
+
+def test_nbgrader_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    imported = plant(tmp_path)
+    (tmp_path / "course").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Nbgrader() as nbgrader:
+        done = nbgrader(tmp_path / "course", "--version")
+    assert not imported.exists(), imported.read_text(encoding="utf-8")
+    assert done.status == 0, done.output
+
+
+def test_check_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    imported = plant(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    lab = find_lab("01")
+    run = run_apart(lab, "--solutions", tests=[lab.tasks[0].tests])
+    assert not imported.exists(), imported.read_text(encoding="utf-8")
+    assert run.verdicts
+    assert all(verdict.passed for verdict in run.verdicts)
+
+
+def test_every_python_process_of_the_course_ignores_the_current_folder():
+    files = [file for package in ("labkit", "labstaff") for file in (ROOT / package).rglob("*.py")]
+    for file in files:
+        for options in re.findall(r"\[sys\.executable, *([^,]*)", file.read_text(encoding="utf-8")):
+            assert options == '"-P"', file
+
+
+def plant(folder: Path) -> Path:
+    """Put modules into `folder` that write a line each when they are imported; the file that they write."""
+    imported = folder.parent / f"imported-from-{folder.name}.txt"
+    code = f"with open({str(imported)!r}, 'a') as file:\n    print(__file__, file=file)\nraise ImportError\n"
+    for name in IMPORTED_BY_NAME:
+        (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    return imported
