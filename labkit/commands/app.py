@@ -43,13 +43,13 @@ def of_the_disk(error: OSError) -> str | None:
 @app.callback(invoke_without_command=True)
 def board(context: typer.Context) -> None:
     """Show the board: every lab, tasks done, points, what is next."""
+    from labkit.commands.lockfile import hide_additions
+
+    hide_additions(ROOT)
     if context.invoked_subcommand is None:
         from labkit.commands.board import show_board
-        from labkit.commands.setup import setup_line
 
         show_board(find_labs())
-        if line := setup_line(ROOT):
-            typer.echo(f"\n{line}")
 
 
 @app.command()
@@ -105,14 +105,6 @@ def watch(lab: LabName) -> None:
     from labkit.commands.watch import watch_lab
 
     watch_lab(find_lab(lab))
-
-
-@app.command()
-def setup() -> None:
-    """Have git overlook what uv adds to uv.lock in this clone. Nothing else is touched."""
-    from labkit.commands.setup import set_up
-
-    typer.echo(set_up(ROOT))
 
 
 add_bench_commands(app)

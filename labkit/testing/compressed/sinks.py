@@ -11,7 +11,7 @@ import torch
 
 from labkit.testing.attention.reference import orders
 from labkit.testing.attention.tensor_cases import Results, numbers
-from labkit.testing.compare import assert_close, assert_dtype, assert_type, require
+from labkit.testing.compare import assert_close, assert_dtype, assert_type, compare_each, require
 
 Made = dict[str, Callable[[], Results]]
 
@@ -67,7 +67,8 @@ class TwoResults:
 
     def check(self, got: dict[str, Any], suspects: Made, *, hint: str = "", nan_hint: str = "") -> None:
         """Compare o and lse, and name a usual mistake where one fits."""
-        for name in ("o", "lse"):
+
+        def check(name: str) -> None:
             assert_type(name, got[name], torch.Tensor, "a tensor")
             usual = {text: lambda made=made, name=name: made()[name] for text, made in suspects.items()}
             told: dict[str, Any] = {"nan_hint": nan_hint} if nan_hint else {}
@@ -77,6 +78,8 @@ class TwoResults:
                 value, want = got[name].detach().to(torch.float64), self.want[name]
                 assert_close(name, value, want, plain=self.plain[name], suspects=usual, hint=hint, **told)
             assert_dtype(name, got[name], self.precise if name == "lse" else self.q.dtype)
+
+        compare_each(("o", "lse"), check)
 
 
 class SinkCase(TwoResults):

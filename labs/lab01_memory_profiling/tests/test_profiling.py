@@ -39,6 +39,7 @@ from labkit.testing.compare import (
     assert_raises,
     assert_tuple,
     assert_type,
+    compare_each,
     require,
 )
 from labkit.testing.programs import program
@@ -74,8 +75,10 @@ def assert_attention(Q, K, V, mask=None, hint="", nan_hint="", usual=None):
     output, weights = run(*inputs, *([] if mask is None else [mask]))
     case = Case(Q, K, V, mask=mask)
     found = lambda: (usual or {}) | attention_suspects(case) | matrix_suspects(case)  # noqa: E731
-    for name, got in (("weights", weights), ("output", output)):
-        case.check(name, got, name, suspects=found, hint=hint, nan_hint=nan_hint)
+    results = {"weights": weights, "output": output}
+    compare_each(
+        results, lambda name: case.check(name, results[name], name, suspects=found, hint=hint, nan_hint=nan_hint)
+    )
 
 
 class TestStandardAttention:
