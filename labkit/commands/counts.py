@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from labkit.commands.check import print_lines, progress, refused_lines
+from labkit.commands.check import print_lines, progress, review_lines
 from labkit.labs.manifest import Lab
 from labkit.suite import counts
 from labkit.suite.apart import run_apart
@@ -47,7 +47,7 @@ def show_counts(lab: Lab, *, as_json: bool = False) -> int:
     if problem := platform_problem(lab) or file_problem(lab.answer_file):
         print_lines(told, unusable_lines(lab, problem))
         return 1
-    print_lines(told, refused_lines(lab))
+    print_lines(told, review_lines(lab))
     with progress(Console(stderr=True), lab) as on_verdict:
         judged = run_apart(lab, *ONLY_THE_BOARD, on_verdict=on_verdict)
     if judged.problem:
