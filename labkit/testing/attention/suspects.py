@@ -141,7 +141,11 @@ def row_suspects(case: Case) -> Made:
         ),
     }
     if _fits_without_keepdims(case.scores.shape):
-        for where, taken in ((("max",), "the maximum is"), (("sum",), "the sum is"), (("max", "sum"), "maximum and sum are")):
+        for where, taken in (
+            (("max",), "the maximum is"),
+            (("sum",), "the sum is"),
+            (("max", "sum"), "maximum and sum are"),
+        ):
             text = f"{taken} taken without keepdims=True (torch: keepdim): entry (i, j) meets row j's, not row i's"
             found[text] = lambda where=where: _of_weights(case, _softmax_without_keepdims(case.scores, where))  # type: ignore[misc]
     if not case.hidden.any():
