@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import labkit
+from labkit.kernels.bubblewrap import bwrap_path
 from labkit.suite.allowed import HEAVY
 from labkit.suite.forkserver import Child, Ended, ForkServer, ServerEnded
 from labkit.suite.limits import cpu_seconds_of
@@ -240,10 +240,10 @@ def _kept(modules: Sequence[str], *, unsafe: bool) -> Iterator[Callable[[], None
 
 def require_bubblewrap() -> str:
     """The walls that a box can have here; raises `SandboxMissing`, with what to do about it, unless there are some."""
-    if not sys.platform.startswith("linux") or shutil.which("bwrap") is None:
+    if not sys.platform.startswith("linux") or bwrap_path() is None:
         raise SandboxMissing(
             "bubblewrap (bwrap) is not installed: submissions are judged inside it and nowhere else.\n"
-            "Debian, Ubuntu: apt-get install bubblewrap · Fedora: dnf install bubblewrap · macOS: in a Linux VM.\n"
+            "It comes with `uv sync` on Linux, and as the package bubblewrap of distributions; macOS: in a Linux VM.\n"
             "--unsafe-no-sandbox judges without it: a submission can then read this machine's files."
         )
     said = ""
@@ -261,7 +261,7 @@ def require_bubblewrap() -> str:
 
 def bubblewrap(walls: str) -> list[str]:
     """The command that makes the box: the system's libraries, the interpreter and its packages, read-only."""
-    command = ["bwrap", *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
+    command = [bwrap_path() or "bwrap", *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
     command += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     command += ["--unshare-user"] if walls == "namespaces" else []
     for power in POWERS[walls]:

@@ -18,7 +18,7 @@ from labkit.testing.attention.suspects import scale_suspects
 from labkit.testing.attention.tensor_cases import Case, Results, numbers, scaled_down
 from labkit.testing.attention.tensor_reference import attention
 from labkit.testing.attention.tensor_suspects import lse_suspects
-from labkit.testing.compare import as_mapping, assert_close, assert_dtype, assert_type
+from labkit.testing.compare import as_mapping, assert_close, assert_dtype, assert_type, compare_each
 from labkit.testing.lazily import Lazily
 
 RESULTS = {"o": "O", "lse": "L"}
@@ -137,8 +137,9 @@ class GroupedCase(Case):
         self, got: dict[str, Any], suspects: Made | None = None, *, hint: str = "", nan_hint: str = ""
     ) -> None:
         """Compare o and lse, by these names, and name a usual mistake where one fits."""
-        for name, value in got.items():
-            there = RESULTS[name]
+
+        def check(name: str) -> None:
+            value, there = got[name], RESULTS[name]
             assert_type(name, value, torch.Tensor, "a tensor")
             made = grouped_suspects(self) if suspects is None else suspects
             usual: dict[str, Any] = {text: partial(_named, results, there) for text, results in made.items()}
@@ -150,6 +151,8 @@ class GroupedCase(Case):
                 number = value.detach().to(torch.float64)
                 assert_close(name, number, want, plain=plain, suspects=usual, hint=hint, **told)
             assert_dtype(name, value, self.precise if name == "lse" else self.Q.dtype)
+
+        compare_each(got, check)
 
     def check_split(self, got: dict[str, Any], num_splits: int, *, hint: str = "", nan_hint: str = "") -> None:
         """The same of one query a head, whose keys were to be cut into so many parts."""
