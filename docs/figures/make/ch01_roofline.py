@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labstaff.figures import BLUE, GRID, MUTED, ORANGE, Recipe
+from labstaff.figures import BLUE, GRID, ORANGE, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
