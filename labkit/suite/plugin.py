@@ -33,6 +33,9 @@ BUDGETS = pytest.StashKey[dict[str, TaskBudget]]()
 RESUME_CLOCKS = pytest.StashKey[Callable[[], None]]()
 NOT_STORED = pytest.StashKey[str]()
 EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
+GENERAL = pytest.StashKey[set[str]]()
+"""The test classes in which a plain test has failed: one that looks for nothing in particular."""
+WORKED_EXAMPLE = "test_worked_example"
 GPU_LEFT_OUT = pytest.StashKey[int]()
 
 
@@ -65,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[VERDICTS] = {}
     config.stash[WHOLE] = {}
     config.stash[BUDGETS] = {}
+    config.stash[GENERAL] = set()
     config.addinivalue_line("markers", f"kind(name): what a test asks of an answer: {', '.join(Kind)}")
     answers = [_answer(config, lab) for lab in labs]
     config.stash[ANSWERS] = {answer.lab.label: answer for answer in answers}
@@ -235,8 +239,22 @@ def _short_failure(item: pytest.Item, lab: Lab) -> Callable[..., str]:
 
 def _explained(item: pytest.Item, lab: Lab, error: BaseException) -> tuple[State, tuple[str, ...]]:
     if EXPLAINED not in item.stash:
+        _drop_hint(item, error)
         item.stash[EXPLAINED] = explain(error, [item.config.stash[ANSWERS][lab.label].file])
     return item.stash[EXPLAINED]
+
+
+def _drop_hint(item: pytest.Item, error: BaseException) -> None:
+    """Leave a test's own hint out of its message once a plain test of the task has failed: the cause is general."""
+    from labkit.testing.compare import WrongValue
+
+    if not isinstance(error, WrongValue):
+        return
+    general, task = item.config.stash[GENERAL], item.nodeid.rpartition("::")[0]
+    if error.own_hint and task in general:
+        error.args = (str(error).replace(f"\n{error.own_hint}", ""),)
+    if item.name.startswith(WORKED_EXAMPLE) or (not error.own_hint and _kind(item) is Kind.EXACT):
+        general.add(task)
 
 
 def _class_name(item: pytest.Item) -> str:
