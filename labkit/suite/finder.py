@@ -94,6 +94,7 @@ class AnswerLoader(Loader):
         self.answer = answer
 
     def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
         module.__file__ = str(self.answer.file)
         problem = platform_problem(self.answer.lab) or _run(self.answer.file, module.__dict__)
         for task in self.answer.lab.tasks:

@@ -65,7 +65,11 @@ def filter_calls() -> None:
     thread = seccomp.Arg(0, seccomp.MASKED_EQ, CLONE_THREAD | NEW_NAMESPACES, CLONE_THREAD)
     rules.add_rule(seccomp.ALLOW, "clone", thread)
     rules.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0))  # no other process; limits only fall
-    for name, place, commands in (("fcntl", 1, FCNTL_COMMANDS), ("ioctl", 1, IOCTL_COMMANDS), ("prctl", 0, PRCTL_COMMANDS)):
+    for name, place, commands in (
+        ("fcntl", 1, FCNTL_COMMANDS),
+        ("ioctl", 1, IOCTL_COMMANDS),
+        ("prctl", 0, PRCTL_COMMANDS),
+    ):
         for command in commands:
             rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(place, seccomp.MASKED_EQ, 0xFFFFFFFF, command))
     rules.load()

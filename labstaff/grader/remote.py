@@ -7,10 +7,10 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -56,6 +56,7 @@ class Remote:
         self.n_starts = 0
         self.machines = Machines()
         self.unusable = ""
+        self._methods: list[MethodType] = []
         self._cpu_seconds = 0.0
 
     def cpu_seconds(self) -> float:
@@ -129,6 +130,7 @@ class Remote:
     def _request(self, *message: Any) -> Any:
         worker = self.worker
         assert worker is not None
+        self._methods = []
         try:
             head, writer = wire.for_worker(message, self._describe)
             wire.send(worker.channel, head, writer.buffers)
@@ -149,16 +151,30 @@ class Remote:
             raise self._exception(reply)
         for number, array in reply.arguments or ():
             _overwrite(writer.arrays[number], array)
-        return reply.result
+        return reply.result if reply.moved is None else self.machines.moved(reply.moved, reply.result)
 
     def _reply(self, worker: Worker, seconds: float | None = None) -> wire.Returned | wire.Raised:
         while True:
             reply = wire.from_worker(*wire.receive(worker.channel, seconds), self._found)
+            self.machines.forget(reply.dropped)
             if not isinstance(reply, wire.Ask):
                 return reply
-            answer = self.machines.carry_out(reply.operation, reply.arguments)
+            answer = self._carried_out(reply)
             head, writer = wire.for_worker(answer, self._describe)
             wire.send(worker.channel, head, writer.buffers)
+
+    def _carried_out(self, asked: wire.Ask) -> tuple[bool, Any]:
+        """(True, result) of what the worker asks for, or (False, the exception that was raised)."""
+        args, kwargs = asked.arguments
+        if asked.operation != "callback":
+            return self.machines.carry_out(asked.operation, args, kwargs)
+        number, *arguments = args
+        if type(number) is not int or not 0 <= number < len(self._methods):
+            raise wire.WireError("a callback that was not given")
+        try:
+            return True, self._methods[number](*arguments)
+        except Exception as error:
+            return False, RuntimeError(str(error))
 
     def _where_it_stops(self, worker: Worker) -> list[tuple[str, int, str]]:
         """Have the call stop that waits for something, and where that was; the worker is ended if it does not."""
@@ -174,6 +190,9 @@ class Remote:
         """What stands for `x` on the way to the worker, where that is not a copy of it."""
         if isinstance(x, StandIn):
             return ["real", x._where()]
+        if isinstance(x, MethodType):  # it stays with its object, and is called back
+            self._methods.append(x)
+            return ["callback", len(self._methods) - 1]
         return self.machines.describe(x)
 
     def _found(self, description: Any) -> Any:

@@ -40,10 +40,16 @@ class WireError(Exception):
 
 
 class Returned(msgspec.Struct, tag=True, array_like=True):
-    """A result, and the arrays among the arguments as they are now: `[[number, array], ...]`."""
+    """A result, and the arrays among the arguments as they are now: `[[number, array], ...]`.
+
+    `dropped` are the numbers of tiles, and other things of the simulated machine, that have been freed; `moved` is that
+    of the result, if it is an array that a machine has moved.
+    """
 
     result: Any
     arguments: Any = None
+    moved: int | None = None
+    dropped: list[int] = []
 
 
 class Raised(msgspec.Struct, tag=True, array_like=True):
@@ -52,6 +58,7 @@ class Raised(msgspec.Struct, tag=True, array_like=True):
     kinds: list[str]
     message: str
     places: list[tuple[str, int, str]]
+    dropped: list[int] = []
 
 
 class Ask(msgspec.Struct, tag=True, array_like=True):
@@ -59,9 +66,12 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
 
     operation: str
     arguments: Any
+    dropped: list[int] = []
 
 
 FromWorker = Returned | Raised | Ask
+VALUES: dict[type, tuple[str, ...]] = {Returned: ("result", "arguments"), Raised: (), Ask: ("arguments",)}
+"""The fields that hold values, which cross as plain data."""
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(tuple[list[int], FromWorker])
 
 
@@ -124,7 +134,7 @@ def for_suite(message: FromWorker, special: Special) -> tuple[bytes, list[memory
         WireError: a value contains itself, or has more text or parts than a message may have.
     """
     writer = Writer(special)
-    for name in message.__struct_fields__ if not isinstance(message, Raised) else ():
+    for name in VALUES[type(message)]:
         setattr(message, name, writer.tree(getattr(message, name), 0))
     return msgspec.msgpack.encode((writer.sizes(), message)), writer.buffers
 
@@ -138,7 +148,7 @@ def from_worker(head: memoryview, buffers: memoryview, special: Special) -> From
     try:
         sizes, message = _decoder.decode(head)
         reader = Reader(_cut(buffers, sizes), special)
-        for name in message.__struct_fields__ if not isinstance(message, Raised) else ():
+        for name in VALUES[type(message)]:
             setattr(message, name, reader.value(getattr(message, name), 0))
         return message
     except WireError:

@@ -20,7 +20,7 @@ from typing import Any
 from labkit.labs.manifest import Lab
 from labkit.suite.finder import Answer, AnswerLoader
 from labkit.suite.limits import TookTooLong
-from labstaff.grader import wire
+from labstaff.grader import wire, worker_machine
 from labstaff.grader.confine import give_memory_back, limit_memory
 
 
@@ -38,6 +38,7 @@ class Worker:
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
+        worker_machine.install(self.ask)
         self.module = types.ModuleType("submission")
         self.given_out: list[Any] = []
         self.held: tuple[Any, ...] = ()
@@ -45,7 +46,12 @@ class Worker:
 
     def say(self, message: wire.FromWorker) -> None:
         """Send a message."""
-        wire.send(self.channel, *wire.for_suite(message, self.describe))
+        wire.send(self.channel, *self.packed(message))
+
+    def packed(self, message: wire.FromWorker) -> tuple[bytes, list[memoryview]]:
+        """A message as it is sent."""
+        message.dropped = worker_machine.dropped()
+        return wire.for_suite(message, self.describe)
 
     def answer(self, head: memoryview, buffers: memoryview) -> None:
         """Do what a request asks for, and report its result or its exception."""
@@ -53,7 +59,7 @@ class Worker:
             (action, *arguments), self.reader = wire.from_suite(head, buffers, self.find)
             packed = getattr(self, action)(*arguments)
         except BaseException as error:  # SystemExit too: whatever a submission raises is reported
-            packed = wire.for_suite(described(error), self.describe)
+            packed = self.packed(described(error))
         self.reader = wire.Reader([], self.find)
         wire.send(self.channel, *packed)
 
@@ -63,7 +69,7 @@ class Worker:
         file.write_bytes(source)
         self.module = sys.modules[lab.module] = types.ModuleType(lab.module)
         AnswerLoader(Answer(lab, file)).exec_module(self.module)
-        return wire.for_suite(wire.Returned(None), self.describe)
+        return self.packed(wire.Returned(None))
 
     def call(
         self,
@@ -77,42 +83,50 @@ class Worker:
         """The packed result of a call; with `look`, also the arrays of its arguments as they are after it."""
         with cpu_limit(seconds), _autograd(grad):
             result = function(*args, **kwargs)
+            del args, kwargs
             arguments = [[number, array] for number, array in self.reader.arrays.items()] if look else None
-            return wire.for_suite(wire.Returned(result, arguments), self.describe)
+            return self.packed(wire.Returned(result, arguments, worker_machine.known_as(result)))
 
     def limit(self, n_bytes: int) -> Any:
         """Limit this process's memory; the suite's side asks the kernel whether that was done."""
         limit_memory(n_bytes)
-        return wire.for_suite(wire.Returned(None), self.describe)
+        return self.packed(wire.Returned(None))
 
     def hold(self, *call: Any) -> Any:
         """Keep a call whose arguments have arrived, until the memory limit is set."""
         self.held = call
         give_memory_back()
-        return wire.for_suite(wire.Returned(None), self.describe)
+        return self.packed(wire.Returned(None))
 
     def go(self) -> Any:
         """Make the call that is held."""
         call, self.held = self.held, ()
         return self.call(*call)
 
-    def ask(self, operation: str, *arguments: Any) -> Any:
-        """Have the suite's side carry out an operation of the simulated machine."""
+    def ask(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+        """Have the suite's side carry out an operation of the simulated machine, or call a method of its own."""
         with _uninterrupted():
-            self.say(wire.Ask(operation, arguments))
+            self.say(wire.Ask(operation, (args, kwargs)))
             (succeeded, value), _ = wire.from_suite(*wire.receive(self.channel), self.find)
         if not succeeded:
             raise value
         return value
 
     def describe(self, x: Any) -> list[Any] | None:
-        """What stands for an object that cannot cross: a handle, a number and the name of its class."""
+        """What stands for an object that cannot cross: a machine's thing, or a handle with the name of its class."""
+        if (described := worker_machine.describe(x)) is not None:
+            return described
         self.given_out.append(x)
         return ["handle", [len(self.given_out) - 1, type(x).__name__[:80]]]
 
     def find(self, description: Any) -> Any:
         """The object that a stand-in of the suite's stands for: something given out, or a name of the module's."""
-        kind, (number, path) = description
+        kind, content = description
+        if kind == "callback":
+            return lambda *args: self.ask("callback", content, *args)
+        if kind != "real":
+            return worker_machine.made(description)
+        number, path = content
         thing = self.module if number is None else self.given_out[number]
         return operator.attrgetter(path)(thing) if path else thing
 
@@ -138,7 +152,7 @@ def described(error: BaseException) -> wire.Raised:
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float | None) -> Iterator[None]:
-    """Raise TookTooLong in the body after so many CPU seconds, again each second, and when SIGPROF comes from outside."""
+    """Raise TookTooLong in the body after so many CPU seconds and each second after, and on a SIGPROF from outside."""
 
     def stop(*_: object) -> None:
         raise TookTooLong(seconds or 0.0)
