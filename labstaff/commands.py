@@ -25,7 +25,9 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None) -> None:
-    """Derive stubs and reports again from solutions/, and the course's map from the manifests."""
+    """Derive stubs, reports and the review's allowances from solutions/, and the course's map from the manifests."""
+    from labkit.suite.review import ALLOWANCES
+    from labstaff.derive.allowances import refresh_allowances
     from labstaff.derive.build import build as build_lab
     from labstaff.derive.course_map import refresh_figure, refresh_page
     from labstaff.derive.markers import MarkerError
@@ -38,7 +40,8 @@ def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] 
                 typer.echo(f"wrote {path.relative_to(ROOT)}")
             if not changed:
                 typer.echo(f"{lab.label}: up to date")
-        for path in [*refresh_page(ROOT, find_labs()), *refresh_figure()]:
+        allowances = [ALLOWANCES] if refresh_allowances() else []
+        for path in [*allowances, *refresh_page(ROOT, find_labs()), *refresh_figure()]:
             typer.echo(f"wrote {path.relative_to(ROOT)}")
     except (MarkerError, ReportError) as error:
         sys.exit(f"lab build: {error}")

@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import Job
 
 from labkit.labs.catalog import ROOT, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
@@ -22,6 +21,7 @@ from labstaff.answers.right import RIGHT_PER_LAB, right_answers
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
 from labstaff.judge.policy import breaches
+from tests.conftest import Job
 
 LABS = find_labs()
 SEEDS = ("0", "1")
@@ -51,7 +51,7 @@ def written(mistake: Mistake) -> Path:
 
 def until_found(mistake: Mistake) -> tuple[str, ...]:
     """Options that end a run on the mistake once its tests have said what they must."""
-    return ("-p", "until_found", "--says", mistake.says)
+    return ("-p", "tests.until_found", "--says", mistake.says)
 
 
 STUBS = stub_folder()

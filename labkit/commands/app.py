@@ -6,7 +6,6 @@ import errno
 import functools
 import importlib
 import shutil
-import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -43,13 +42,13 @@ def of_the_disk(error: OSError) -> str | None:
 @app.callback(invoke_without_command=True)
 def board(context: typer.Context) -> None:
     """Show the board: every lab, tasks done, points, what is next."""
+    from labkit.commands.lockfile import hide_additions
+
+    hide_additions(ROOT)
     if context.invoked_subcommand is None:
         from labkit.commands.board import show_board
-        from labkit.commands.setup import setup_line
 
         show_board(find_labs())
-        if line := setup_line(ROOT):
-            typer.echo(f"\n{line}")
 
 
 @app.command()
@@ -67,23 +66,6 @@ def check(
     found = find_lab(lab)
     chosen = [find_task(found, name) for name in tasks or []]
     raise typer.Exit(check_lab(found, chosen, everything=everything, show_prints=show_prints))
-
-
-@app.command(name="board")
-def counts(
-    lab: LabName,
-    as_json: Annotated[bool, typer.Option("--json", help="as data: references, every run, the best")] = False,
-) -> None:
-    """Run what a lab counts beyond its points, and show it beside your best run and the course's."""
-    from labkit.commands.counts import show_counts
-    from labkit.suite.counts import NoBoard
-
-    found = find_lab(lab)
-    try:
-        status = show_counts(found, as_json=as_json)
-    except NoBoard as error:
-        sys.exit(f"lab board: {error}")
-    raise typer.Exit(status)
 
 
 @app.command()
@@ -105,14 +87,6 @@ def watch(lab: LabName) -> None:
     from labkit.commands.watch import watch_lab
 
     watch_lab(find_lab(lab))
-
-
-@app.command()
-def setup() -> None:
-    """Have git overlook what uv adds to uv.lock in this clone. Nothing else is touched."""
-    from labkit.commands.setup import set_up
-
-    typer.echo(set_up(ROOT))
 
 
 add_bench_commands(app)

@@ -52,7 +52,7 @@ LIBRARIES = {
     "linear_attention": TORCH | NUMPY | MATPLOTLIB | {"torch.utils._python_dispatch"},
     "online_softmax": NUMPY,
     "tiling": NUMPY | MATPLOTLIB | MACHINE,
-    "ring_attention": TORCH | NUMPY | MATPLOTLIB | {"labkit.ranks.comm"},
+    "ring_attention": TORCH | NUMPY | MATPLOTLIB | {"labkit.ranks.comm", "labkit.ranks.threads"},
     "triton_kernel": TORCH | NUMPY | MATPLOTLIB | TRITON,
 }
 """What the answer to a lab may import besides Python's own modules, by the lab's module."""
@@ -147,6 +147,22 @@ def is_assertion_of_numpy(name: str) -> bool:
 def may_import(name: str, module: str) -> bool:
     """Whether an answer to the lab whose module is `module` may import the module `name`."""
     return name in STANDARD or name in LIBRARIES.get(module, OTHERWISE) or name == module
+
+
+def imported_modules(source: str, module: str) -> list[str]:
+    """The libraries that `source`, an answer to the lab whose module is `module`, imports anywhere and may import.
+
+    Those under `if __name__ == "__main__":` are left out, since that is not run.
+    """
+    try:
+        nodes = list(ast.walk(without_self_check(ast.parse(source.removeprefix("\ufeff")))))
+    except (RecursionError, MemoryError, SyntaxError, ValueError):
+        return []
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return sorted(name for name in named if name != module and may_import(name, module))
 
 
 def refusals(source: str, lab: Lab) -> list[tuple[int, str]]:

@@ -23,7 +23,7 @@ from labkit.suite.limits import TookTooLong, time_limit
 
 IMPORT_SECONDS = min(30.0, TEST_SECONDS)
 """CPU seconds that importing an answer may take."""
-OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy", "labkit.ranks.comm"}
+OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy", "labkit.ranks.comm", "labkit.ranks.threads"}
 
 
 class AnswerMissing(Exception):

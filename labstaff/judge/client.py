@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from labkit.suite.allowed import imported_modules
 from labkit.suite.finder import IMPORT_SECONDS, Answer, import_problem
 from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, time_limit
 from labkit.suite.verdict import ProcessEnded
@@ -116,7 +117,8 @@ class RemoteAnswer:
             self.problem = f"{name} cannot be read: {error.strerror}"
             return
         bound_suite()
-        self.cell = self.sandbox.cell(memory_bytes=self.bound_bytes)
+        modules = imported_modules(text, self.answer.lab.module) if self.bound_bytes is not None else []
+        self.cell = self.sandbox.cell(memory_bytes=self.bound_bytes, modules=modules)
         self.cells.append(self.cell)
         load = messages.Load(
             module=self.answer.lab.module,

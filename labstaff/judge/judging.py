@@ -232,13 +232,13 @@ def _counts(lab: Lab, run: SuiteRun) -> dict[str, dict[str, int]]:
 
 
 def _hidden_memory(task: Task, run: SuiteRun) -> str:
-    """What the meters in the answer's process did not see, though the kernel did; nothing where they agree."""
+    """What a run under the kernel's bound needed, where the meters in the process found less; "" where they agree."""
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
     inside = [verdict for verdict in verdicts if verdict.kind is Kind.SMALL and not verdict.outside]
     for verdict in verdicts:
         too_much = [line for line in verdict.lines if NEEDS_MORE in line]
         if verdict.outside and too_much and inside and all(each.passed for each in inside):
-            return f"its memory is hidden from the meters, which found nothing, and from outside {too_much[0]}"
+            return f"measured by the operating system, {too_much[0]}; the meters in the process found less"
     return ""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import labkit
+from labkit.kernels.bubblewrap import bwrap_path
 from labkit.suite.allowed import HEAVY
 from labkit.suite.forkserver import Child, Ended, ForkServer, ServerEnded
 from labkit.suite.limits import cpu_seconds_of
@@ -170,8 +170,13 @@ class Sandbox:
         command = [sys.executable, "-P", "-c", f"{first}; main(*sys.argv[1:])", modules, walls]
         self._server = ForkServer(command if unsafe else [*bubblewrap(walls), *command], env=environment("/tmp"))
 
-    def cell(self, memory_bytes: int | None = None, cpu_seconds: int = CPU_SECONDS) -> Cell:
+    def cell(
+        self, memory_bytes: int | None = None, cpu_seconds: int = CPU_SECONDS, modules: Sequence[str] = ()
+    ) -> Cell:
         """A new process for one answer, which may hold `memory_bytes` over what it holds before the answer is loaded.
+
+        Args:
+            modules: imported before its memory is bounded: libraries that the answer imports do not count.
 
         Raises:
             BoxBroken: none can be had.
@@ -181,7 +186,13 @@ class Sandbox:
             memory_bytes = int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES))
         self.n_cells += 1
         number = self.n_cells + 64 * os.getpid()  # of several suites that share the box, none has another's user
-        asked = {"number": number, "memory_bytes": memory_bytes, "cpu_seconds": cpu_seconds, "is_measured": is_measured}
+        asked = {
+            "number": number,
+            "memory_bytes": memory_bytes,
+            "cpu_seconds": cpu_seconds,
+            "is_measured": is_measured,
+            "modules": list(modules),
+        }
         ours, theirs = socket.socketpair()
         if hasattr(socket, "SO_PASSCRED"):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the other side sends
@@ -229,10 +240,10 @@ def _kept(modules: Sequence[str], *, unsafe: bool) -> Iterator[Callable[[], None
 
 def require_bubblewrap() -> str:
     """The walls that a box can have here; raises `SandboxMissing`, with what to do about it, unless there are some."""
-    if not sys.platform.startswith("linux") or shutil.which("bwrap") is None:
+    if not sys.platform.startswith("linux") or bwrap_path() is None:
         raise SandboxMissing(
             "bubblewrap (bwrap) is not installed: submissions are judged inside it and nowhere else.\n"
-            "Debian, Ubuntu: apt-get install bubblewrap · Fedora: dnf install bubblewrap · macOS: in a Linux VM.\n"
+            "It comes with `uv sync` on Linux, and as the package bubblewrap of distributions; macOS: in a Linux VM.\n"
             "--unsafe-no-sandbox judges without it: a submission can then read this machine's files."
         )
     said = ""
@@ -250,7 +261,7 @@ def require_bubblewrap() -> str:
 
 def bubblewrap(walls: str) -> list[str]:
     """The command that makes the box: the system's libraries, the interpreter and its packages, read-only."""
-    command = ["bwrap", *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
+    command = [bwrap_path() or "bwrap", *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
     command += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     command += ["--unshare-user"] if walls == "namespaces" else []
     for power in POWERS[walls]:

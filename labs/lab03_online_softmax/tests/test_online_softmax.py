@@ -41,6 +41,7 @@ from labkit.testing.compare import (
     assert_equal,
     assert_raises,
     assert_tuple,
+    compare_each,
     require,
 )
 from labkit.testing.programs import program
@@ -300,10 +301,14 @@ class TestOnlineSoftmaxStats(OverBlocks):
         _, want_m, want_l = softmax_of_row(x)
         _, plain_m, plain_l = softmax_of_row(x, dtype)
         plain_l = looser(plain_l, want_l, len(blocks))
-        for i, (name, *values) in enumerate((("m", m, want_m, plain_m), ("l", l, want_l, plain_l))):
-            usual = lambda i=i: {cause: pair[i] for cause, pair in stats_suspects(blocks).items()}  # noqa: E731
-            compare(name, *values, usual, hint)
-            assert_dtype(name, as_array(name, values[0]), dtype)
+        values = {"m": (m, want_m, plain_m), "l": (l, want_l, plain_l)}
+
+        def check(name):
+            usual = lambda: {cause: pair["ml".index(name)] for cause, pair in stats_suspects(blocks).items()}  # noqa: E731
+            compare(name, *values[name], usual, hint)
+            assert_dtype(name, as_array(name, values[name][0]), dtype)
+
+        compare_each(values, check)
 
     @robust
     def test_no_block_at_all(self):
@@ -608,12 +613,16 @@ def assert_merged(state_a, state_b, want, n_steps=2, hint=""):
 
 def assert_state(got, want, dtype, n_steps, usual=dict, hint=""):
     """Compare a state with `want`, a state in float64, each part by its name."""
-    for i, name in enumerate(("m", "l", "o")):
+
+    def check(name):
+        i = "mlo".index(name)
         plain = looser(np.asarray(want[i]).astype(dtype), want[i], n_steps)
-        causes = lambda i=i: {cause: values[i] for cause, values in usual().items()}  # noqa: E731
+        causes = lambda: {cause: values[i] for cause, values in usual().items()}  # noqa: E731
         why = hint or ("o is not divided by l, neither before nor after merging" if name == "o" else "")
         compare(name, got[i], want[i], plain, causes, why)
         assert_dtype(name, as_array(name, got[i]), dtype)
+
+    compare_each("mlo", check)
 
 
 by_side = pytest.mark.parametrize("side", ["first", "second"])

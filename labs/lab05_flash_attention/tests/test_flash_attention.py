@@ -24,6 +24,7 @@ from labkit.testing.compare import (
     assert_raises,
     assert_tuple,
     assert_unchanged,
+    compare_each,
     require,
     require_at_most,
 )
@@ -77,9 +78,12 @@ def run(task, case, *blocks):
 def assert_right(case, results, *blocks, hint="", nan_hint=""):
     """Compare results, by their names, with the reference, and name a usual mistake where one fits."""
     usual = functools.partial(forward_suspects if "O" in results else backward_suspects, case, *blocks)
-    for name, got in results.items():
+
+    def check(name):
         found = (lambda: usual() | lse_suspects(case)) if name == "L" else usual
-        case.check(name, got, found, hint=hint, nan_hint=nan_hint)
+        case.check(name, results[name], found, hint=hint, nan_hint=nan_hint)
+
+    compare_each(results, check)
 
 
 # What it takes
@@ -242,7 +246,7 @@ class EitherPass(EveryTask):
             told = f"{name} is off by {off:.3g} where all scores are about {-logit_scale / math.sqrt(8):.0e}"
             cause = "a large negative number stands for −inf; beside scores that are lower still it is large"
             largest = 1e-3 * float(np.abs(want).max())
-            require_at_most(f"{name}'s error", off, largest, f"{told}\nUsual cause: {cause}", kind="tolerance")
+            require_at_most(f"{name}'s error", off, largest, told, kind="tolerance", hint=cause)
 
     @robust
     def test_arguments_are_left_alone(self, rng):

@@ -27,6 +27,7 @@ from labkit.testing.compare import (
     assert_tuple,
     assert_type,
     assert_unchanged,
+    compare_each,
     require,
 )
 from labkit.testing.decoding.grouped import split_suspects
@@ -200,10 +201,14 @@ class EitherPass:
         usual = forward_suspects if self.task == "flash_forward" else backward_suspects
         suspects = functools.partial(usual, case, block_q, block_k)
         names = RESULTS[self.task]
-        for name, got in zip(names, assert_tuple(f"{self.task}'s result", result, names), strict=True):
+        got = dict(zip(names, assert_tuple(f"{self.task}'s result", result, names), strict=True))
+
+        def check(name):
             found = (lambda: suspects() | lse_suspects(case)) if name == "L" else suspects
-            case.check(name, got, found, hint=hint, nan_hint=nan_hint)
-            assert_dtype(name, got, case.precise if name == "L" else case.Q.dtype)
+            case.check(name, got[name], found, hint=hint, nan_hint=nan_hint)
+            assert_dtype(name, got[name], case.precise if name == "L" else case.Q.dtype)
+
+        compare_each(names, check)
         return seen
 
     def test_worked_example(self):
