@@ -1,0 +1,1 @@
+"""Grades a submission in a sandbox, and reviews its source."""
