@@ -6,7 +6,6 @@ import errno
 import functools
 import importlib
 import shutil
-import sys
 from collections.abc import Callable
 from typing import Annotated
 
@@ -67,23 +66,6 @@ def check(
     found = find_lab(lab)
     chosen = [find_task(found, name) for name in tasks or []]
     raise typer.Exit(check_lab(found, chosen, everything=everything, show_prints=show_prints))
-
-
-@app.command(name="board")
-def counts(
-    lab: LabName,
-    as_json: Annotated[bool, typer.Option("--json", help="as data: references, every run, the best")] = False,
-) -> None:
-    """Run what a lab counts beyond its points, and show it beside your best run and the course's."""
-    from labkit.commands.counts import show_counts
-    from labkit.suite.counts import NoBoard
-
-    found = find_lab(lab)
-    try:
-        status = show_counts(found, as_json=as_json)
-    except NoBoard as error:
-        sys.exit(f"lab board: {error}")
-    raise typer.Exit(status)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from labkit.commands.counts import count_tables
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.apart import OnVerdict, run_apart
 from labkit.suite.finder import file_problem, platform_problem
@@ -45,6 +46,9 @@ def check_lab(lab: Lab, tasks: Sequence[Task] = (), *, everything: bool = False,
         return 2
     print_lines(console, run_lines(lab, run.verdicts, everything=everything))
     print_lines(console, trace_lines(lab, run.verdicts))
+    for table in count_tables(lab, run.verdicts):
+        console.print()
+        console.print(table, soft_wrap=False)
     _keep(console, lab, run, 0.0 if tasks else time.monotonic() - began)
     return 0 if all(verdict.passed for verdict in run.verdicts) else 1
 

@@ -52,7 +52,7 @@ LIBRARIES = {
     "linear_attention": TORCH | NUMPY | MATPLOTLIB | {"torch.utils._python_dispatch"},
     "online_softmax": NUMPY,
     "tiling": NUMPY | MATPLOTLIB | MACHINE,
-    "ring_attention": TORCH | NUMPY | MATPLOTLIB | {"labkit.ranks.comm"},
+    "ring_attention": TORCH | NUMPY | MATPLOTLIB | {"labkit.ranks.comm", "labkit.ranks.threads"},
     "triton_kernel": TORCH | NUMPY | MATPLOTLIB | TRITON,
 }
 """What the answer to a lab may import besides Python's own modules, by the lab's module."""

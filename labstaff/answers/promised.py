@@ -6,6 +6,7 @@ removes it again; it prints a line of a table for each. `--here` judges in the e
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from labkit.labs.catalog import ROOT, find_lab, find_labs
+from labkit.labs.catalog import ROOT, find_lab, find_labs, python_path
 from labkit.labs.manifest import Lab
 from labkit.suite.finder import platform_problem
 from labkit.suite.prefork import WarmRunner, heavy_modules
@@ -116,7 +117,11 @@ def _commands_that_fail() -> Iterator[str]:
     """What a student calls, which stands on other libraries than the suites do."""
     for command in STUDENTS:
         done = subprocess.run(
-            [sys.executable, "-m", "labkit.commands.cli", *command], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-P", "-m", "labkit.commands.cli", *command],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": python_path()},
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             yield f"lab {' '.join(command)}: {(done.stderr.strip() or 'it says nothing').splitlines()[-1]}"

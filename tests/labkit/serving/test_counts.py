@@ -1,49 +1,58 @@
-"""Lab 13's board: its file is what the engine counts now, the suite counts the same, and the chapter shows it."""
+"""Lab 13's counts: board.json is what the engine counts now, `lab check` prints it, and the chapter shows it."""
 
 from __future__ import annotations
 
-import pytest
+import io
+import json
 
+import pytest
+from rich.console import Console
+
+from labkit.commands.counts import BOARD_FILE, COLUMNS, cells, count_tables
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.apart import run_apart
-from labkit.suite.counts import BOARD_FILE, COLUMNS, read_board, trace_of
-from labstaff.answers.board import REFERENCES, board_text, counted_board, main, markdown, server_module
+from labstaff.answers.board import board_text, server_module
 
 LAB = find_lab("13")
+BOARD = json.loads((LAB.folder / BOARD_FILE).read_text(encoding="utf-8"))
+FIRST, SHARED, PREEMPTING = (each["counts"] for each in BOARD["references"])
 
 
-@pytest.fixture(scope="module")
-def counted():
-    return counted_board(LAB)
-
-
-def test_the_file_is_what_is_counted_now(counted):
+def test_the_file_is_what_is_counted_now():
     kept = (LAB.folder / BOARD_FILE).read_text(encoding="utf-8")
-    assert kept == board_text(counted), "uv run python -m labstaff.answers.board"
+    assert kept == board_text(LAB), "uv run python -m labstaff.answers.board"
 
 
-def test_the_suite_counts_the_same():
-    """Its test of the board, in a process of its own: what a student's `lab board 13` runs."""
+@pytest.mark.parametrize("trace", BOARD["traces"])
+def test_the_chapter_shows_the_counts(trace):
+    lines = [f"*{trace}*: {BOARD['traces'][trace]}.", ""]
+    lines += ["| server | " + " | ".join(COLUMNS).replace("\n", " ") + " |", "|---|" + "---:|" * len(COLUMNS)]
+    for each in BOARD["references"]:
+        lines.append(f"| {each['name']} | {' | '.join(cells(each['counts'][trace]))} |")
+    text = "\n".join(lines)
+    assert text in (ROOT / "docs" / "13_serving.md").read_text(encoding="utf-8"), f"\n{text}"
+
+
+def test_lab_check_prints_the_counts_below_the_course_s():
+    """Of the suite on the solution, which is the last of the reference servers."""
     run = run_apart(LAB, "--solutions", "-m", "board")
     assert [line for verdict in run.verdicts for line in verdict.lines] == []
-    solution = next(each for each in read_board(LAB).references if REFERENCES[each.name] == "")
-    assert {trace_of(verdict.test): verdict.counts for verdict in run.verdicts} == solution.counts
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in count_tables(LAB, run.verdicts):
+        console.print(table)
+    rows = [line.split() for line in console.export_text().splitlines()]
+    for trace in BOARD["traces"]:
+        assert ["yours", *cells(PREEMPTING[trace])] in rows
+        assert any(row[-len(COLUMNS) :] == cells(FIRST[trace]) for row in rows)
+    assert count_tables(LAB, []) == [], "nothing is printed before a trace is served"
+    assert count_tables(find_lab("12"), run.verdicts) == []
 
 
-def test_the_chapter_shows_the_board(counted):
-    text = (ROOT / "docs" / "13_serving.md").read_text(encoding="utf-8")
-    assert markdown(counted) in text, f"\n{markdown(counted)}"
-
-
-def test_each_server_adds_something(counted):
+def test_each_server_adds_something():
     """On both traces: a prefix cache computes less, preemption gets more done in time."""
-    columns = {column.name: column for column in COLUMNS}
-    first, shared, preempting = (each.counts for each in counted.references)
-    for trace in counted.traces:
-        found, in_time = (columns[name] for name in ("prefix_tokens_not_computed", "requests_in_time"))
-        assert found.of(first[trace]) == 0 < found.of(shared[trace])
-        assert in_time.of(shared[trace]) >= in_time.of(first[trace])
-        assert in_time.of(preempting[trace]) > in_time.of(shared[trace])
+    for trace in BOARD["traces"]:
+        assert FIRST[trace]["prefix_tokens"] == 0 < SHARED[trace]["prefix_tokens"]
+        assert FIRST[trace]["in_time"] <= SHARED[trace]["in_time"] < PREEMPTING[trace]["in_time"]
 
 
 PENCIL = {"servers/first_come": (6, 10, {}), "right/reserving": (6, 8, {}), "": (4, 8, {2: "A", 3: "B"})}
@@ -83,12 +92,3 @@ def served_by(other, texts, max_new):
         scheduler.advance({name: texts[name][-1] for name in done})
         assert len(steps) < 20
     return steps
-
-
-def test_a_stale_file_is_said(counted, monkeypatch, capsys):
-    monkeypatch.setattr("labstaff.answers.board.counted_board", lambda lab: counted)
-    assert main(["--check"]) == 0
-    fewer = type(counted)(counted.traces, counted.references[:2])
-    monkeypatch.setattr("labstaff.answers.board.counted_board", lambda lab: fewer)
-    assert main(["--check"]) == 1
-    assert "board.json is out of date" in capsys.readouterr().out
