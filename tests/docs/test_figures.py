@@ -73,7 +73,7 @@ def test_an_image_without_text_is_reported(markdown: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_line_of_a_page_is_lost_as_a_comment(page: Path) -> None:
+def test_no_line_is_dropped_as_a_comment(page: Path) -> None:
     prose = _prose(page.read_text(encoding="utf-8"))
     assert re.findall(r"^\s*(?:> )?%.*", prose, re.MULTILINE) == [], "MyST drops a line that begins with %"
 
