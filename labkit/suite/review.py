@@ -117,7 +117,7 @@ def review(source: str, lab: Lab) -> list[Finding]:
 def findings(source: str, lab: Lab) -> list[Finding]:
     """As `review`, without the lab's allowance."""
     try:
-        tree = _without_self_check(ast.parse(source.removeprefix("\ufeff")))
+        tree = without_self_check(ast.parse(source.removeprefix("\ufeff")))
         return sorted(set(_Review(tree, lab).findings()))
     except (RecursionError, MemoryError):
         return [Finding(1, TOO_DEEP)]
@@ -316,7 +316,8 @@ RULES: dict[type[ast.AST], Callable[[_Review, Any], Iterator[str]]] = {
 }
 
 
-def _without_self_check(tree: ast.Module) -> ast.Module:
+def without_self_check(tree: ast.Module) -> ast.Module:
+    """`tree` without the blocks that run only when the file itself is run; what is under their `else` stays."""
     body: list[ast.stmt] = []
     for node in tree.body:
         is_check = isinstance(node, ast.If) and ast.unparse(node.test) in SELF_CHECKS
