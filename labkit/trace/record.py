@@ -15,10 +15,8 @@ from labkit.meters.profiler import allocated_and_released
 from labkit.meters.tracing import MARK, Life, Trace, TracingMeter
 from labkit.trace.inputs import parameters_of
 
-SIMULATED = (
-    "Simulated: the workspace inside kernels is not counted, and scaled_dot_product_attention takes its plain form, "
-    "with all its scores."
-)
+SIMULATED = "Simulated: the workspace inside kernels is not counted."
+PLAIN_FORM = "Simulated, scaled_dot_product_attention takes its plain form, with all its scores."
 COUNTED = (
     "The workspace that kernels need inside themselves is counted; another device needs another. Not counted: Python's "
     "numbers as operands (8 bytes each), and the random state that torch.utils.checkpoint sets aside (5,056 bytes)."
@@ -75,6 +73,8 @@ def record(
     trace = meter.finish()
     if profiler is None:
         trace.notes.append(SIMULATED)
+        if any("scaled_dot_product_attention" in line.text for line in trace.lines):
+            trace.notes.append(PLAIN_FORM)
     else:
         _add_workspace(trace, profiler)
     return trace

@@ -215,6 +215,7 @@ def test_workspace_inside_a_kernel_is_a_block_of_its_own():
     made = record(simulated.function, simulated.inputs([]), simulated=True)
     assert "workspace" not in {life.kind for life in made.lives}
     assert "the workspace inside kernels is not counted" in made.notes[0]
+    assert "takes its plain form" in made.notes[1]
 
 
 @pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
