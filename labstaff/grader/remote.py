@@ -23,7 +23,7 @@ from labkit.testing import programs, unchanged
 from labkit.testing.outside import needs_more
 from labstaff.grader import wire
 from labstaff.grader.machines import Machines
-from labstaff.grader.sandbox import Sandbox, Worker
+from labstaff.grader.sandbox import Worker, Workers
 
 if TYPE_CHECKING:
     import pytest
@@ -50,7 +50,7 @@ class WorkerEnded(SubmissionError, ProcessEnded):
 class Remote:
     """One submission in its worker, which is started when needed and again after it has died."""
 
-    def __init__(self, sandbox: Sandbox, answer: Answer) -> None:
+    def __init__(self, sandbox: Workers, answer: Answer) -> None:
         self.sandbox, self.answer = sandbox, answer
         self.worker: Worker | None = None
         self.n_starts = 0
@@ -311,7 +311,7 @@ class RemoteLoader(Loader):
             setattr(module, task.name, StandIn(self.remote, task.name))
 
 
-def remote_loader(config: pytest.Config, sandbox: Sandbox) -> Callable[[Answer], Loader]:
+def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Answer], Loader]:
     """For the import finder: every submission in a worker of `sandbox`, and its suite's probes with it."""
     by_suite: dict[Path, Remote] = {}
 

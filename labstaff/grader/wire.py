@@ -202,10 +202,10 @@ class Writer:
             return x
         if isinstance(x, np.generic) and (array := self.array(np.asarray(x))):
             return {"scalar": array[1]}
-        for kind, plain in ((list, list.__iter__), (tuple, tuple.__iter__), (set, set.__iter__)):
+        for kind in (list, tuple, set, frozenset):
             if isinstance(x, kind):
-                items = [self.tree(each, depth + 1) for each in plain(x)]
-                return items if kind is list else {kind.__name__: items}
+                items = [self.tree(each, depth + 1) for each in kind.__iter__(x)]  # type: ignore[attr-defined, arg-type]
+                return items if kind is list else {"tuple" if kind is tuple else "set": items}
         if isinstance(x, dict):
             return {"dict": [[self.tree(k, depth + 1), self.tree(v, depth + 1)] for k, v in dict.items(x)]}
         if isinstance(x, str):
@@ -454,7 +454,7 @@ def _memory(address: int, length: int, owner: Any) -> memoryview:
     if not length:
         return memoryview(b"")
     block = (ctypes.c_char * length).from_address(address)
-    block.owner = owner  # type: ignore[attr-defined]
+    block.owner = owner  # type: ignore[attr-defined, arg-type]
     return memoryview(block).cast("B")
 
 
