@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from labkit.testing import margins
 from labkit.testing.lazily import Lazily, each_of
-from labkit.testing.wording import got_and_expected, kind, none_hint, place, share, show, times
+from labkit.testing.wording import are, compared, got_and_expected, kind, none_hint, place, share, show
 
 Suspects = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """What a usual mistake is called → the value it leads to, or a function without arguments that returns it.
@@ -21,7 +21,7 @@ Where many are to be made, the whole may be a function without arguments, called
 """
 
 NAN_HINT = (
-    "inf − inf or 0/0, from a row or a block whose keys are all masked or an exp that overflowed; "
+    "−inf − (−inf) or 0/0, from a row or a block whose keys are all masked; inf/inf, from an exp that overflowed; "
     "or memory of `empty` that was never written"
 )
 NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
@@ -32,10 +32,13 @@ SLACK = 4
 twice the loss refused three of 28 right runs of Lab 05. `labstaff.calibrate` tells."""
 HALF_SLACK = 2
 """The same where sums of half-precision inputs are kept in float32: more would let pass sums that are not."""
+NEAR = 8
+"""A suspect fits a result that is within so many tolerances of it: its own rounding may be larger."""
 FAR_BELOW = 0.1
 """A suspect is named when it lies within this share of the error: an error just over the tolerance fits many."""
 RIVALS = 4
-"""And when any other suspect within so many times its distance leads to the same value."""
+"""And when any other suspect within so many times its distance leads to the same value: then both are named."""
+MOST_CAUSES = 3
 
 
 def assert_close(
@@ -75,7 +78,9 @@ def assert_close(
     if dtype is not None:
         assert_dtype(name, got, dtype)
     computed = value.astype(np.float64)
-    _assert_finite_alike(name, computed, reference, suspects, nan_hint)
+    _assert_finite_alike(
+        name, computed, reference, lambda: _not_a_number(computed, reference, plain, slack, suspects), nan_hint
+    )
     finite = np.isfinite(reference)
     error = np.zeros_like(reference)
     np.subtract(computed, reference, out=error, where=finite)
@@ -93,11 +98,9 @@ def assert_close(
     lines = [
         f"{name} is off by {worst:.3g}{place(at)}; rounding explains {allowed:.2g}",
         f"{got_and_expected(computed[at], reference[at])}; {share(int(wrong.sum()), error.size)} off{rows}",
-        _cause_line(
-            _fitting(computed, reference, allowed, worst, as_mapping(suspects)), hint or (NOT_WRITTEN if rows else "")
-        ),
     ]
-    _fail("\n".join(line for line in lines if line))
+    cause = _fitting(computed, reference, allowed, worst, as_mapping(suspects))
+    _fail_with(lines, cause, hint, NOT_WRITTEN if rows else "")
 
 
 def tolerance(
@@ -123,13 +126,13 @@ def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = 
     """
     if _same(got, want):
         return
-    cause = next((text for text, value in as_mapping(suspects).items() if _same(got, _value(value))), "")
-    lines = [f"{name} is {show(got)}, expected {show(want)}"]
+    cause = _either([text for text, value in as_mapping(suspects).items() if _same(got, _value(value))])
+    lines = [f"{name} {are(name)} {show(got)}, expected {show(want)}"]
     numbers = isinstance(got, int | float | np.number) and isinstance(want, int | float) and not isinstance(got, bool)
     if numbers and want and math.isfinite(got):
-        lines[0] += times(float(got) / want, " ({} times as much)")
-    lines.append(_cause_line(cause, hint))
-    _fail("\n".join(line for line in lines if line))
+        much = compared(float(got), want)
+        lines[0] += f" ({much})" if much else ""
+    _fail_with(lines, cause, hint)
 
 
 def assert_at_most(
@@ -144,16 +147,11 @@ def assert_at_most(
         return
     more = ""
     if limit > 0:
-        much = times(got / limit, ", {} times as much") if got >= 1.05 * limit else ""
-        more = much or f", {show(round(got - limit, 6))} too many"
-    _fail(
-        "\n".join(
-            [
-                f"{name} is {got:,} {unit}".rstrip() + f", at most {limit:,} are allowed{more}",
-                *([hint] if hint else []),
-            ]
-        )
-    )
+        more = compared(got, limit) if got >= 1.05 * limit else ""
+        more = f", {more or f'{show(round(got - limit, 6))} too many'}"
+    shown_unit = "" if unit in name.split() else unit
+    line = f"{name} {are(name)} {got:,} {shown_unit}".rstrip() + f", at most {limit:,} are allowed{more}"
+    _fail("\n".join([line, *([hint] if hint else [])]))
 
 
 def assert_keys(name: str, got: Any, keys: Iterable[Any]) -> dict[Any, Any]:
@@ -197,6 +195,40 @@ def assert_dtype(name: str, got: Any, dtype: Any) -> None:
             "or an array was made without dtype="
         )
     _fail(f"{name} is {found}, expected {expected}, the dtype of the input{why}")
+
+
+class WrongValue(AssertionError):
+    """A value is off. `own_hint` is the line of the message with what the test itself takes for the usual cause.
+
+    Where a task's plain tests fail too, it is not shown: the cause is more general than what this test looks for.
+    """
+
+    def __init__(self, message: str, own_hint: str = "") -> None:
+        super().__init__(message)
+        self.own_hint = own_hint
+
+
+def compare_each(names: Iterable[str], check: Callable[[str], None]) -> None:
+    """Fail as `check` does for the first of `names` that it refuses, and say which others are right."""
+    errors: dict[str, AssertionError] = {}
+    right = []
+    for name in names:
+        try:
+            check(name)
+            right.append(name)
+        except AssertionError as error:
+            errors[name] = error
+    if not errors:
+        return
+    first = next(iter(errors.values()))
+    if right:
+        first.args = (f"{first}\n{_listed(right)} right, only {_listed(errors)} off",)
+    raise first
+
+
+def _listed(names: Iterable[str]) -> str:
+    each = list(names)
+    return f"{' and '.join([', '.join(each[:-1]), each[-1]])} are" if len(each) > 1 else f"{each[0]} is"
 
 
 changed_elsewhere: list[Any] = []
@@ -253,10 +285,14 @@ def require_own_work(condition: object, message: str) -> None:
         raise BorrowedWork(message)
 
 
-def require_at_most(name: str, got: float, limit: float, message: str, *, kind: str = "times") -> None:
-    """As `require(got <= limit, message)`, for a number and its limit: NaN fails, and calibration hears of both."""
+def require_at_most(name: str, got: float, limit: float, message: str, *, kind: str = "times", hint: str = "") -> None:
+    """As `require(got <= limit, message)`, for a number and its limit: NaN fails, and calibration hears of both.
+
+    `hint` as in `assert_close`.
+    """
     margins.note(name, got, limit, kind)
-    require(got <= limit, message)
+    if not got <= limit:
+        _fail_with([message], hint=hint)
 
 
 def require_at_least(name: str, got: float, least: float, message: str, *, kind: str = "times") -> None:
@@ -290,7 +326,7 @@ def _assert_shape(name: str, value: npt.NDArray, shape: tuple[int, ...]) -> None
 
 
 def _assert_finite_alike(
-    name: str, computed: npt.NDArray, reference: npt.NDArray, suspects: Suspects | None, nan_hint: str
+    name: str, computed: npt.NDArray, reference: npt.NDArray, nan_cause: Callable[[], str], nan_hint: str
 ) -> None:
     for what, test in (("NaN", np.isnan), ("−inf", np.isneginf), ("+inf", np.isposinf)):
         wrong = test(computed) & ~test(reference)
@@ -301,8 +337,8 @@ def _assert_finite_alike(
                 f"{share(int(wrong.sum()), wrong.size)} {what}{_whole_rows(wrong)}"
             ]
             if what == "NaN":
-                lines.append(_cause_line(_not_a_number(computed, as_mapping(suspects)), nan_hint))
-            _fail("\n".join(lines))
+                _fail_with(lines, nan_cause(), "" if nan_hint == NAN_HINT else nan_hint, NAN_HINT)
+            _fail_with(lines)
         absent = test(reference) & ~test(computed)
         if absent.any():
             at = np.unravel_index(int(absent.argmax()), absent.shape)
@@ -320,22 +356,34 @@ def _whole_rows(wrong: npt.NDArray[np.bool_]) -> str:
     return f": row {found[0]}, and nothing else" if len(found) == 1 else f": rows {found[0]} to {found[-1]}, no others"
 
 
-def _not_a_number(computed: npt.NDArray, suspects: Mapping[str, Any]) -> str:
-    """The one suspect that leads to NaN at the places where NaN is."""
+def _not_a_number(
+    computed: npt.NDArray,
+    reference: npt.NDArray,
+    plain: npt.ArrayLike | Sequence[npt.ArrayLike] | Lazily[Any],
+    slack: float,
+    suspects: Suspects | None,
+) -> str:
+    """The suspects with NaN at the same places and the same numbers at all others.
+
+    Where every element is NaN, nothing tells one cause from another.
+    """
+    if np.isnan(computed).all():
+        return ""
+    near = NEAR * tolerance(reference, plain, slack)
     found = []
-    for text, value in suspects.items():
+    for text, value in as_mapping(suspects).items():
         with np.errstate(all="ignore"):
-            nan = np.isnan(np.asarray(_value(value), dtype=np.float64))
-        if nan.any() and np.array_equal(np.broadcast_to(nan, computed.shape), np.isnan(computed)):
+            suspect = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), computed.shape)
+        if _apart(computed, suspect) <= near:
             found.append(text)
-    return found[0] if len(found) == 1 else ""
+    return _either(found)
 
 
 def _fitting(
     computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, suspects: Mapping[str, Any]
 ) -> str:
-    """The suspect that comes out, if it is sure: near beside the error, and no other suspect nearly as near."""
-    near = min(max(8 * allowed, 1e-3 * worst), FAR_BELOW * worst)
+    """The suspects that come out, if it is sure: near beside the error, and no suspect with other values as near."""
+    near = min(max(NEAR * allowed, 1e-3 * worst), FAR_BELOW * worst)
     made: list[tuple[float, str, npt.NDArray]] = []
     for text, value in suspects.items():
         with np.errstate(all="ignore"):
@@ -345,8 +393,14 @@ def _fitting(
     nearest, cause, found = min(made, key=lambda each: each[0], default=(np.inf, "", reference))
     if nearest > near:
         return ""
-    rivals = [suspect for distance, _, suspect in made if distance < RIVALS * nearest]
-    return cause if all(_apart(suspect, found) <= 2 * allowed for suspect in rivals) else ""
+    rivals = {text: suspect for distance, text, suspect in made if distance <= RIVALS * nearest}
+    alike = all(_apart(suspect, found) <= 2 * allowed for suspect in rivals.values())
+    return _either([cause, *(text for text in rivals if text != cause)]) if alike else ""
+
+
+def _either(causes: Sequence[str]) -> str:
+    """Causes that lead to the same values: the first few of them."""
+    return "; or when ".join(causes[:MOST_CAUSES])
 
 
 def _apart(first: npt.NDArray, second: npt.NDArray) -> float:
@@ -355,12 +409,6 @@ def _apart(first: npt.NDArray, second: npt.NDArray) -> float:
         differences = np.abs(first - second)
     alike = (first == second) | (np.isnan(first) & np.isnan(second))
     return float(np.where(alike, 0.0, np.where(np.isnan(differences), np.inf, differences)).max(initial=0.0))
-
-
-def _cause_line(cause: str, hint: str) -> str:
-    if cause:
-        return f"That is exactly what comes out when {cause}"
-    return f"Usual cause: {hint}" if hint else ""
 
 
 def as_mapping(suspects: Suspects | None) -> Mapping[str, Any]:
@@ -386,6 +434,15 @@ def _dtype(dtype: Any) -> Any:
 
 def _each(kinds: type | tuple[type, ...]) -> tuple[type, ...]:
     return kinds if isinstance(kinds, tuple) else (kinds,)
+
+
+def _fail_with(lines: Sequence[str], cause: str = "", hint: str = "", usual: str = "") -> NoReturn:
+    """Fail with `lines` and the known mistake that fits, or else the test's own hint, or else what is usual."""
+    __tracebackhide__ = True
+    if cause:
+        raise WrongValue("\n".join([*lines, f"That is exactly what comes out when {cause}"]))
+    hints = [f"Usual cause: {text}" for text in (hint or usual,) if text]
+    raise WrongValue("\n".join([*lines, *hints]), hints[0] if hint else "")
 
 
 def _fail(message: str) -> Any:

@@ -90,7 +90,7 @@ def draw_compiler(data: dict[str, Any]) -> Figure:
     for column, arch in enumerate((80, 90)):
         for num_warps, (colour, mark, dash) in LOOKS.items():
             rows = [row for row in data["rows"] if row["arch"] == arch and row["num_warps"] == num_warps]
-            names = [f"{row['block_q']}\n× {row['block_k']}" for row in rows]
+            names = [f"{row['block_q']}×\n{row['block_k']}" for row in rows]
             for ax, what in ((axes[0, column], "registers"), (axes[1, column], "stack")):
                 heights = [row[what] for row in rows]
                 ax.plot(names, heights, color=colour, marker=mark, linestyle=dash, label=f"{num_warps} warps")

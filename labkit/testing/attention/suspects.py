@@ -140,12 +140,16 @@ def row_suspects(case: Case) -> Made:
             case, _softmax(case.scores, axis=(-2, -1))
         ),
     }
+    if _fits_without_keepdims(case.scores.shape):
+        for where in ("the maximum is", "the sum is", "maximum and sum are"):
+            text = f"{where} taken without keepdims=True (torch: keepdim): entry (i, j) meets row j's, not row i's"
+            found[text] = lambda where=where: _of_weights(case, _softmax_without_keepdims(case.scores, where))  # type: ignore[misc]
     if not case.hidden.any():
         del found["hidden scores are 0 in place of −inf"]
     if _without_key(case).any():
         found |= {
             "a row without any key is spread evenly over all of them": lambda: _spread(case, 1 / case.n_keys),
-            "a row without any key is divided by its sum, 0/0": lambda: _spread(case, np.nan),
+            "a row without any key is computed like the others: −inf − (−inf), or 0/0": lambda: _spread(case, np.nan),
         }
     return found
 
@@ -257,6 +261,18 @@ def _softmax(scores: npt.NDArray, axis: int | tuple[int, ...]) -> npt.NDArray:
     top = scores.max(axis, keepdims=True, initial=-np.inf)
     powers = np.exp(scores - np.where(np.isfinite(top), top, 0))
     total = powers.sum(axis, keepdims=True)
+    return powers / np.where(total == 0, 1, total)
+
+
+def _fits_without_keepdims(shape: tuple[int, ...]) -> bool:
+    """Whether a number a row, (..., N_q), broadcasts against the scores."""
+    return all(n in (1, other) for n, other in zip(shape[-2::-1], shape[::-1], strict=False))
+
+
+def _softmax_without_keepdims(scores: npt.NDArray, where: str) -> npt.NDArray:
+    top = scores.max(-1, keepdims="maximum" not in where, initial=-np.inf)
+    powers = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = powers.sum(-1, keepdims="sum" not in where)
     return powers / np.where(total == 0, 1, total)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from labkit.testing.attention.reference import Attention
@@ -31,10 +32,15 @@ def forward_suspects(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
 
 def lse_suspects(case: Case) -> Results:
     """Usual mistakes in L alone."""
-    lse, peaks = case.want["L"], case.arrays.scores.max(-1, initial=-np.inf)
+    return lse_mistakes(case.want["L"], case.arrays.scores.max(-1, initial=-np.inf))
+
+
+def lse_mistakes(lse: npt.NDArray, peaks: npt.NDArray) -> Results:
+    """Usual mistakes with the log-sum-exp of rows whose largest scores are `peaks`."""
     with np.errstate(all="ignore"):
         return {
             "L is a logarithm to base 2: it must be the natural one": lse / math.log(2),
+            "the logarithm of l is to base 2: L = m + log l with the natural one": peaks + (lse - peaks) / math.log(2),
             "the maximum is left out: L = m + log l": lse - peaks,
             "L is the maximum alone: L = m + log l": peaks,
             "L is m + l, without the logarithm of l": peaks + np.exp(lse - peaks),

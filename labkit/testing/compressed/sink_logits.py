@@ -60,7 +60,7 @@ class LogitCase(TwoResults):
         o = powers[..., :-1] @ v[..., order, :] + (0 if value is None else powers[..., -1:] * value.to(dtype))
         o = o / total.masked_fill(total == 0, 1)
         lse = (top + total.log())[..., 0] if in_lse else scores.logsumexp(-1)
-        return {"o": numbers(o), "lse": numbers(lse)}
+        return {"o": numbers(o), "lse": numbers(lse), "m": numbers(top[..., 0])}
 
     def in_float32(self) -> list[Results]:
         """The results in float32, the keys in several orders."""

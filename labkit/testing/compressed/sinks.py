@@ -11,7 +11,8 @@ import torch
 
 from labkit.testing.attention.reference import orders
 from labkit.testing.attention.tensor_cases import Results, numbers
-from labkit.testing.compare import assert_close, assert_dtype, assert_type, require
+from labkit.testing.attention.tensor_suspects import lse_mistakes
+from labkit.testing.compare import assert_close, assert_dtype, assert_type, compare_each, require
 
 Made = dict[str, Callable[[], Results]]
 
@@ -55,10 +56,11 @@ class TwoResults:
             name: [np.where(np.isfinite(exact), exact + (x - np.where(np.isfinite(exact), exact, 0)) * shrink, exact)
                    for x in found[name]]
             for name, exact in self.want.items()
+            if name in found
         }  # fmt: skip
 
     def made(self) -> Results:
-        """The results in float64; with arguments, those of a suspect."""
+        """The results and the rows' largest scores m, in float64; with arguments, those of a suspect."""
         raise NotImplementedError
 
     def in_float32(self) -> list[Results]:
@@ -67,9 +69,12 @@ class TwoResults:
 
     def check(self, got: dict[str, Any], suspects: Made, *, hint: str = "", nan_hint: str = "") -> None:
         """Compare o and lse, and name a usual mistake where one fits."""
-        for name in ("o", "lse"):
+
+        def check(name: str) -> None:
             assert_type(name, got[name], torch.Tensor, "a tensor")
-            usual = {text: lambda made=made, name=name: made()[name] for text, made in suspects.items()}
+            usual: dict[str, Any] = {text: lambda made=made, name=name: made()[name] for text, made in suspects.items()}
+            if name == "lse":
+                usual |= lse_mistakes(self.want["lse"], self.want["m"])
             told: dict[str, Any] = {"nan_hint": nan_hint} if nan_hint else {}
             endless = bool(got[name].isposinf().any())
             require(not endless, f"{name} is +inf somewhere" + (f"\nUsual cause: {nan_hint}" if nan_hint else ""))
@@ -77,6 +82,8 @@ class TwoResults:
                 value, want = got[name].detach().to(torch.float64), self.want[name]
                 assert_close(name, value, want, plain=self.plain[name], suspects=usual, hint=hint, **told)
             assert_dtype(name, got[name], self.precise if name == "lse" else self.q.dtype)
+
+        compare_each(("o", "lse"), check)
 
 
 class SinkCase(TwoResults):
@@ -128,6 +135,7 @@ class SinkCase(TwoResults):
         num_sinks = self.num_sinks if num_sinks is None else num_sinks
         q, k, v = (x.to(dtype) for x in (self.q, self.k, self.v))
         o, lse = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=dtype), torch.full(q.shape[:-1], -torch.inf, dtype=dtype)
+        m = lse.clone()
         for i in range(q.shape[-2]):
             seen = self.cache_of(i, window, num_sinks, shift)
             if not seen:
@@ -141,9 +149,9 @@ class SinkCase(TwoResults):
             if not unturned:
                 row, keys = (turned(x, at) for x, at in ((row, own), (keys, places)))
             scores = (row @ keys.mT)[..., 0, :] * (q.shape[-1] ** -0.5 if scale is None else scale)
-            lse[..., i] = scores.logsumexp(-1)
+            m[..., i], lse[..., i] = scores.amax(-1), scores.logsumexp(-1)
             o[..., i, :] = (scores.softmax(-1)[..., None, :] @ v[..., tokens, :])[..., 0, :]
-        return {"o": numbers(o), "lse": numbers(lse)}
+        return {"o": numbers(o), "lse": numbers(lse), "m": numbers(m)}
 
     def in_float32(self) -> list[Results]:
         """The results in float32: from each query's own cache, and from one product with all keys, in two ways."""

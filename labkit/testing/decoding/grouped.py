@@ -18,7 +18,7 @@ from labkit.testing.attention.suspects import scale_suspects
 from labkit.testing.attention.tensor_cases import Case, Results, numbers, scaled_down
 from labkit.testing.attention.tensor_reference import attention
 from labkit.testing.attention.tensor_suspects import lse_suspects
-from labkit.testing.compare import as_mapping, assert_close, assert_dtype, assert_type
+from labkit.testing.compare import as_mapping, assert_close, assert_dtype, assert_type, compare_each
 from labkit.testing.lazily import Lazily
 
 RESULTS = {"o": "O", "lse": "L"}
@@ -74,13 +74,17 @@ class GroupedCase(Case):
     def plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
         """What plain implementations get: sums in float32, in several orders; half precision is rounded at the end.
 
+        Their weights are exp(score − maximum) over the sum, or exp(score − log-sum-exp): the rounding of a large L
+        makes the second less exact.
+
         Float64 is the reference itself: what is lost in it is float32's loss, scaled down.
         """
         if not self.K.shape[-2]:
             return {name: Lazily([lambda exact=exact: exact]) for name, exact in self.want.items()}  # type: ignore[misc]
         still = self._as_it_is()
         made = Lazily(
-            partial(still._in_float32, place, base, turn)
+            partial(still._in_float32, place, base, turn, by_lse)
+            for by_lse in (False, True)
             for turn in range(len(orders(1)))
             for place in ("scores", "queries")
             for base in (math.e, 2.0)
@@ -105,7 +109,7 @@ class GroupedCase(Case):
         made = attention(*self.inputs, mask=mask, scale=scale, dtype=dtype)
         return {"O": numbers(made.output), "L": numbers(made.lse)}
 
-    def _in_float32(self, place: str, base: float, turn: int) -> Results:
+    def _in_float32(self, place: str, base: float, turn: int, by_lse: bool) -> Results:
         wide, keys = (torch.from_numpy(orders(n)[turn].copy()) for n in (self.Q.shape[-1], self.K.shape[-2]))
         Q, K, V = (x.float() for x in self.inputs)
         Q, K, V = Q[..., wide], K[..., keys, :][..., wide], V[..., keys, :]
@@ -114,11 +118,15 @@ class GroupedCase(Case):
         S = S.masked_fill(self.hidden[:, keys], -torch.inf)
         m = S.amax(-1, keepdim=True)
         m = m.masked_fill(m.isneginf(), 0)
-        powers = torch.exp2(S - m) if base == 2 else torch.exp(S - m)
+        exp = torch.exp2 if base == 2 else torch.exp
+        powers = exp(S - m)
         l = powers.sum(-1, keepdim=True)
-        O = (powers @ V / l.masked_fill(l == 0, 1)).to(self.Q.dtype if self.Q.dtype.itemsize == 2 else torch.float32)
-        L = ((m + l.log() * per_e) / per_e)[..., 0]
-        return {"O": O.float().numpy(), "L": L.numpy()}
+        L = m + l.log() * per_e
+        O = powers @ V / l.masked_fill(l == 0, 1)
+        if by_lse:
+            O = exp(S - L.masked_fill(L.isneginf(), 0)) @ V
+        O = O.to(self.Q.dtype if self.Q.dtype.itemsize == 2 else torch.float32)
+        return {"O": O.float().numpy(), "L": (L / per_e)[..., 0].numpy()}
 
     @property
     def given(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,8 +137,9 @@ class GroupedCase(Case):
         self, got: dict[str, Any], suspects: Made | None = None, *, hint: str = "", nan_hint: str = ""
     ) -> None:
         """Compare o and lse, by these names, and name a usual mistake where one fits."""
-        for name, value in got.items():
-            there = RESULTS[name]
+
+        def check(name: str) -> None:
+            value, there = got[name], RESULTS[name]
             assert_type(name, value, torch.Tensor, "a tensor")
             made = grouped_suspects(self) if suspects is None else suspects
             usual: dict[str, Any] = {text: partial(_named, results, there) for text, results in made.items()}
@@ -142,6 +151,8 @@ class GroupedCase(Case):
                 number = value.detach().to(torch.float64)
                 assert_close(name, number, want, plain=plain, suspects=usual, hint=hint, **told)
             assert_dtype(name, value, self.precise if name == "lse" else self.Q.dtype)
+
+        compare_each(got, check)
 
     def check_split(self, got: dict[str, Any], num_splits: int, *, hint: str = "", nan_hint: str = "") -> None:
         """The same of one query a head, whose keys were to be cut into so many parts."""

@@ -12,7 +12,17 @@ import torch
 
 from labkit.testing.attention.reference import orders
 from labkit.testing.attention.tensor_cases import Case, Results
-from labkit.testing.compare import NAN_HINT, assert_close, assert_dtype, assert_tuple, assert_type, require
+from labkit.testing.attention.tensor_suspects import lse_suspects
+from labkit.testing.compare import (
+    NAN_HINT,
+    as_mapping,
+    assert_close,
+    assert_dtype,
+    assert_tuple,
+    assert_type,
+    compare_each,
+    require,
+)
 from labkit.testing.decoding.grouped import GroupedCase
 from labkit.testing.lazily import Lazily
 
@@ -190,17 +200,25 @@ class RingCase(GroupedCase):
             result = tuple(result) if isinstance(result, list) else result
             parts.append(assert_tuple(f"rank {rank}'s result", result, names))
         n = len(self.places[0])
-        for place, name in enumerate(names):
+
+        def check(name: str) -> None:
+            place = names.index(name)
             want, plain = self._wanted(NAMES[name])
             shape = [*want.shape[:-1], n] if name == "lse" else [*want.shape[:-2], n, want.shape[-1]]
             got = self.joined(name, [part[place] for part in parts], shape)
-            usual = {text: partial(_named, made, NAMES[name]) for text, made in (suspects or {}).items()}
+            usual: dict[str, Any] = {
+                text: partial(_named, made, NAMES[name]) for text, made in (suspects or {}).items()
+            }
+            if name == "lse":
+                usual |= as_mapping(lse_suspects(self))
             with np.errstate(all="ignore"):
                 about = f"{name} of all ranks, in the order of the sequence,"
                 assert_close(about, got.double(), want, plain=plain, suspects=usual, hint=hint, nan_hint=nan_hint)
             of = {"o": self.Q, "dq": self.Q, "dk": self.k, "dv": self.v}.get(name)
             for rank, part in enumerate(parts):
                 assert_dtype(f"rank {rank}'s {name}", part[place], self.precise if of is None else of.dtype)
+
+        compare_each(names, check)
 
     def _wanted(self, name: str) -> tuple[Any, Any]:
         if name in ("O", "L"):

@@ -39,6 +39,7 @@ from labkit.testing.compare import (
     assert_raises,
     assert_tuple,
     assert_type,
+    compare_each,
     require,
 )
 from labkit.testing.programs import program
@@ -49,6 +50,7 @@ HANDOUT_MIB = {512: 1, 1024: 4, 2048: 16, 4096: 64, 8192: 256}
 
 NO_KEY = "a query that may look at no key gets weights and output 0: −inf − (−inf) and 0/0 are NaN"
 TRANSPOSED = "Usual cause: K.T turns all axes round, those of the batch too: np.swapaxes(K, -1, -2) swaps the last two"
+KEEPDIMS = "Usual cause: keepdims=True is missing in max or sum, and a number a row, (N_q,), meets the rows' (N_q, N_k)"
 CURRENT = "plt.… speaks to the Axes made last, ax.… to those given"
 
 
@@ -57,7 +59,9 @@ def run(Q, K, V, *mask):
     try:
         result = standard_attention(Q, K, V, *mask)
     except ValueError as error:
-        if Q.ndim > 2:
+        if "could not be broadcast together with shapes" in str(error):
+            error.add_note(KEEPDIMS)
+        elif Q.ndim > 2:
             error.add_note(TRANSPOSED)
         raise
     assert_tuple("standard_attention's result", result, ("output", "weights"))
@@ -74,8 +78,10 @@ def assert_attention(Q, K, V, mask=None, hint="", nan_hint="", usual=None):
     output, weights = run(*inputs, *([] if mask is None else [mask]))
     case = Case(Q, K, V, mask=mask)
     found = lambda: (usual or {}) | attention_suspects(case) | matrix_suspects(case)  # noqa: E731
-    for name, got in (("weights", weights), ("output", output)):
-        case.check(name, got, name, suspects=found, hint=hint, nan_hint=nan_hint)
+    results = {"weights": weights, "output": output}
+    compare_each(
+        results, lambda name: case.check(name, results[name], name, suspects=found, hint=hint, nan_hint=nan_hint)
+    )
 
 
 class TestStandardAttention:
@@ -401,7 +407,7 @@ class TestProfileMemoryScaling:
 
     @robust
     def test_any_iterable_of_lengths(self):
-        self.assert_lengths(profile_memory_scaling(n for n in (16, 32)), [16, 32])
+        self.assert_lengths(profile_of_a_generator([16, 32]), [16, 32])
         assert_equal("the number of lengths for an empty list", len(self.profile([])), 0)
 
     @pytest.mark.parametrize("lengths", [(16, 48, 31), (48, 16, 31)], ids=["shortest_first", "longest_first"])
@@ -476,6 +482,12 @@ class TestEstimateAttentionMemory:
             output, weights, _ = attention(Q, K, V, dtype=np.float32)
             for key, array in zip(ESTIMATED, (Q, K, V, weights, output), strict=False):
                 assert_equal(f"{key} against a real array's nbytes", stats[key], array.nbytes)
+
+
+@program
+def profile_of_a_generator(lengths):
+    """The profile of lengths that can be gone through once."""
+    return profile_memory_scaling(n for n in lengths)
 
 
 @program

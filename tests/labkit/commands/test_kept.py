@@ -208,9 +208,12 @@ def test_done_is_celebrated(house):
     assert "★" not in house.check().stdout
 
 
-def test_what_grading_refuses_is_told_beforehand(house):
-    house.write(solution_text() + "\n\nimport os\n")
+def test_what_the_instructor_will_be_shown_is_shown_beforehand(house):
+    house.write(solution_text() + "\n\nimport ctypes\n")
     run = house.check("estimate_attention_memory")
-    line = len((solution_text() + "\n\nimport os").splitlines())
-    assert run.stdout.splitlines()[0] == f"✗ grading refuses profiling.py: line {line} imports os"
-    assert run.returncode == 0, "everything here runs it"
+    line = len((solution_text() + "\n\nimport ctypes").splitlines())
+    assert run.stdout.splitlines()[:2] == [
+        "When profiling.py is graded, your instructor will be shown:",
+        f"  line {line}: imports ctypes",
+    ]
+    assert run.returncode == 0

@@ -8,6 +8,7 @@ import pytest
 from labkit.testing import compare
 from labkit.testing.attention.cases import Case
 from labkit.testing.attention.suspects import attention_suspects
+from tests.student import pytest_run, solution_text
 
 BLOCKS = (8, 8)
 FACTORS = (1.1, 8, 1000)
@@ -59,7 +60,28 @@ def one_row(case, rng, factor):
     return got
 
 
-DISTURBANCES = [one_element, one_element_in_bfloat16, a_little_in_the_sum, one_row]
+def one_element_is(value):
+    def disturb(case, rng, _factor):
+        got = case.want.output.copy()
+        got[tuple(rng.integers(n) for n in got.shape)] = value
+        return got
+
+    disturb.__name__ = f"one_element_is_{value}"
+    return disturb
+
+
+def everything_is_nan(case, _rng, _factor):
+    return np.full_like(case.want.output, np.nan)
+
+
+DISTURBANCES = [
+    one_element,
+    one_element_in_bfloat16,
+    a_little_in_the_sum,
+    one_row,
+    *map(one_element_is, (np.nan, np.inf, -np.inf)),
+    everything_is_nan,
+]
 
 
 def claims(disturb, causal):
@@ -105,3 +127,22 @@ def test_every_mistake_that_was_made_is_recognised(causal):
             made = value() if callable(value) else value
         if (text := said(case, made.output.astype(np.float32))) and " is NaN" not in text:
             assert "That is exactly" in text, (cause, text)
+
+
+def test_a_tests_own_hint_is_not_shown_where_plain_tests_fail_too(tmp_path):
+    """What is wrong for ordinary inputs is not what a test of special ones looks for."""
+    right = "weights = powers / np.where(totals == 0, 1, totals)"
+    source = solution_text().replace(right, f"{right} * 0.9")
+    hint = "N_q is taken for N_k somewhere"
+    assert hint not in pytest_run(tmp_path, source, "-k", "test_odd_lengths or test_more_keys").stdout
+    assert hint in pytest_run(tmp_path, source, "-k", "test_more_keys").stdout
+
+
+def test_results_that_are_right_are_named():
+    case = drawn(0, causal=False)
+    got = {"output": case.want.output, "lse": case.want.lse / 2, "weights": case.want.weights}
+    with pytest.raises(AssertionError, match=r"lse is off by .*\n.*\noutput and weights are right, only lse is off$"):
+        compare.compare_each(got, lambda name: case.check(name, got[name], name))
+    del got["output"], got["weights"]
+    with pytest.raises(AssertionError, match=r"elements are off$"):
+        compare.compare_each(got, lambda name: case.check(name, got[name], name))

@@ -65,6 +65,24 @@ def test_close_recognises_a_usual_mistake():
     assert said.endswith("Usual cause: h")
 
 
+def test_mistakes_that_lead_to_the_same_are_all_named():
+    for value in (WANT / 2, WANT * [[1.0], [np.nan]]):
+        usual = {"one": value, "other": lambda value=value: value.copy(), "third": WANT * 3}
+        assert "exactly what comes out when one; or when other" in message(lambda: close(value, suspects=usual))  # noqa: B023
+    assert message(lambda: assert_equal("n", 6, 3, suspects={"one": 6, "other": 6, "third": 7})).endswith(
+        "That is exactly what comes out when one; or when other"
+    )
+
+
+def test_a_known_mistake_that_leads_to_nan_fits_at_the_finite_places_too():
+    nan_row = np.array([[1.0], [np.nan]])
+    usual = {"it is halved, and its last row 0/0": WANT * nan_row / 2, "its last row is 0/0": WANT * nan_row}
+    assert "exactly what comes out when its last row is 0/0" in message(lambda: close(WANT * nan_row, suspects=usual))
+    del usual["its last row is 0/0"]
+    assert "exactly" not in message(lambda: close(WANT * nan_row, suspects=usual))
+    assert "exactly" not in message(lambda: close(WANT * np.nan, suspects={"it is 0/0": WANT * np.nan}))
+
+
 @pytest.mark.parametrize(
     ("got", "says"),
     [
@@ -76,7 +94,7 @@ def test_close_recognises_a_usual_mistake():
         (np.array(["a"]), "O is an array of <U1, expected real numbers"),
         (WANT.T, "O has shape (3, 2), expected (2, 3)"),
         (WANT[0], "O has shape (3,), expected (2, 3)"),
-        (WANT * np.nan, "O is NaN at [0, 0], expected 1; all 6 elements are NaN\nUsual cause: inf − inf or 0/0"),
+        (WANT * np.nan, "O is NaN at [0, 0], expected 1; all 6 elements are NaN\nUsual cause: −inf − (−inf) or 0/0"),
         (WANT * np.inf, "O is +inf at [0, 0], expected 1"),
     ],
 )
@@ -131,6 +149,11 @@ def test_equal():
     assert_equal("list", [1, 2], [1, 2])
     assert_equal("array", np.array([1, 2]), [1, 2])
     assert message(lambda: assert_equal("n", 6_000, 3_000)) == "n is 6,000, expected 3,000 (2 times as much)"
+    assert message(lambda: assert_equal("n", 10, 9_000)) == "n is 10, expected 9,000 (1/900 of it)"
+    assert message(lambda: assert_equal("n", 2, 3)) == "n is 2, expected 3 (0.667 of it)"
+    assert message(lambda: assert_equal("n", -1, 3)) == "n is -1, expected 3"
+    assert message(lambda: assert_equal("n", {}.values(), 3)) == "n is dict_values([]), expected 3"
+    assert message(lambda: assert_equal("n", iter(()), 3)) == "n is a tuple_iterator, expected 3"
     assert message(lambda: assert_equal("n", 60_001, 60_000)) == "n is 60,001, expected 60,000"
     assert message(lambda: assert_equal("n", 6, 3, suspects={"doubled": 6}, hint="h")).endswith(
         "That is exactly what comes out when doubled"
@@ -148,6 +171,9 @@ def test_at_most():
     assert message(lambda: assert_at_most("peak", 57_554, 57_344)) == (
         "peak is 57,554 bytes, at most 57,344 are allowed, 210 too many"
     )
+    assert message(lambda: assert_at_most("the bytes loaded", 2_000, 1_000)) == (
+        "the bytes loaded are 2,000, at most 1,000 are allowed, 2 times as much"
+    )
     assert message(lambda: assert_at_most("calls", 1, 0, unit="")) == "calls is 1, at most 0 are allowed"
 
 
@@ -163,6 +189,7 @@ def test_keys():
 def test_tuple():
     assert assert_tuple("r", (1, 2), ("a", "b")) == (1, 2)
     assert message(lambda: assert_tuple("r", (1, 2, 3), ("a", "b"))) == "r is a tuple of 3, expected the tuple (a, b)"
+    assert message(lambda: assert_tuple("r", PLAIN, ("a",))) == "r is an ndarray, expected the tuple (a)"
     assert message(lambda: assert_tuple("r", [1, 2], ("a", "b"))) == "r is a list, expected the tuple (a, b)"
 
 
