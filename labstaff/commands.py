@@ -153,6 +153,10 @@ def grade(
     ] = "after_published",
     unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="judge without bubblewrap")] = False,
     force: Annotated[bool, typer.Option("--force", help="judge and record again what was graded before")] = False,
+    looked_at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STUDENT", help="release what is withheld: you have looked at this student's source"),
+    ] = None,
 ) -> None:
     """Judge submissions, several at once, each in a sandbox; a run that was interrupted goes on where it ended.
 
@@ -181,6 +185,7 @@ def grade(
             table=table,
             export=Export(export, Visibility(visibility)) if export else None,
             force=force,
+            looked_at=looked_at or [],
             say=typer.echo,
         )
     except OSError as error:

@@ -84,7 +84,8 @@ def draw_generation(data: dict[str, Any]) -> Figure:
         ax.annotate("", (n_places + 0.35, top + 0.5), (middle + 0.55, top + 0.5),
                     arrowprops={"arrowstyle": "-|>", "color": ORANGE, "linewidth": 1.5})  # fmt: skip
         ax.text(n_places + 0.45, top + 0.5, step["out"], size=10, weight="bold", color=ORANGE, va="center")
-        words = f"{n_in} new keys and values a layer" + (f", {n_cached} read from the cache" if n_cached else "")
+        new = f"{n_in} new keys and values a layer" if row == 0 else "1 new key and value a layer"
+        words = new + (f", {n_cached} read from the cache" if n_cached else "")
         ax.text(0, top + 1.42, words, size=8.5, color=MUTED)
     ax.set(xlim=(-0.1, n_places + 1.7), ylim=(2.6 * len(data["steps"]) - 0.7, -0.9))
     ax.axis("off")

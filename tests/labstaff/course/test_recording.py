@@ -148,10 +148,10 @@ def test_an_archive_in_a_course_is_not_lost_in_silence(course, nbgrader):
 
 
 def test_a_failure_of_the_judge_is_that_of_one(course, nbgrader, monkeypatch, tmp_path):
-    def fails_once(self, submission, seed):
+    def fails_once(self, submission, seed, findings):
         if b"points: 7" in submission.source:
             raise RuntimeError("no memory")
-        return judge_by_its_word(self, submission, seed)
+        return judge_by_its_word(self, submission, seed, findings)
 
     monkeypatch.setattr(Judge, "judge", fails_once)
     said = graded(course, status=1, table=tmp_path / "points.csv")
@@ -174,8 +174,8 @@ def test_refused_ones_are_flagged_in_formgrader(course, nbgrader):
 def test_what_a_person_should_look_at_is_flagged_in_formgrader(course, nbgrader, monkeypatch):
     """Also where there are points: nobody opens every submission in search of a note."""
 
-    def judge(self, submission, seed):
-        judged = judge_by_its_word(self, submission, seed)
+    def judge(self, submission, seed, findings):
+        judged = judge_by_its_word(self, submission, seed, findings)
         looks_odd = submission.source == answer(POINTS["bob"]).encode()
         return msgspec.structs.replace(judged, flags=["imports nowhere"]) if looks_odd else judged
 
@@ -188,6 +188,25 @@ def test_what_a_person_should_look_at_is_flagged_in_formgrader(course, nbgrader,
     assert first_scores(course) == POINTS
     flagged = {student: flag for student, _, flag, _ in gradebook(course)["submitted"]}
     assert flagged == {"ann": 0, "bob": 1, "cec": 1}
+
+
+def test_what_is_withheld_is_released_by_a_look(course, nbgrader):
+    with answer_file(course, "bob").open("a") as file:
+        file.write("import ctypes\n")
+    said = graded(course)
+    assert "look at: bob: line 2: imports ctypes (3.5 points withheld until lab grade … --looked-at bob)" in said
+    assert first_scores(course) == {**POINTS, "bob": 3.5}
+    flagged = {student: flag for student, _, flag, _ in gradebook(course)["submitted"]}
+    assert flagged == {"ann": 0, "bob": 1, "cec": 0}
+    assert not any(line.startswith("look at") for line in graded(course, looked_at=["bob"]))
+    assert first_scores(course) == POINTS
+    assert not any(line.startswith("look at") for line in graded(course)), "it stays released"
+    with answer_file(course, "bob").open("a") as file:
+        file.write("import mmap\n")
+    graded(course)
+    assert first_scores(course) == {**POINTS, "bob": 3.5}, "another file is to be looked at anew"
+    with pytest.raises(NothingToGrade, match="no submission of zoe"):
+        graded(course, looked_at=["zoe"])
 
 
 def test_no_folder_is_one_line(tmp_path):
@@ -205,7 +224,7 @@ def test_ctrl_c_is_one_line_and_loses_nothing(course, nbgrader, monkeypatch):
     reader, writer = os.pipe()
     began, go_on = os.pipe()
 
-    def slow(self, submission, seed):
+    def slow(self, submission, seed, findings):
         os.write(writer, b"x")
         os.read(began, 1)
         return judge_by_its_word(self, submission, seed)
