@@ -24,6 +24,7 @@ from labkit.testing.outside import needs_more
 from labstaff.grader import wire
 from labstaff.grader.machines import Machines
 from labstaff.grader.sandbox import Worker, Workers
+from labstaff.judge.imports import imported_modules
 
 if TYPE_CHECKING:
     import pytest
@@ -121,7 +122,8 @@ class Remote:
         self.end()
         worker = self.start()
         try:
-            self._request("hold", *call)
+            source = self.answer.file.read_text(encoding="utf-8-sig", errors="replace")
+            self._request("hold", imported_modules(source), *call)
             try:
                 worker.limit_memory(int(within_mib * 2**20))
             except (EOFError, OSError, wire.WireError):
