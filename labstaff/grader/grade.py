@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +12,15 @@ from msgspec.structs import replace
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.results import task_points
+from labkit.suite.review import Finding
 from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
-from labkit.suite.warm import DIED, HEAVY, WarmRunner, heavy_modules
+from labkit.suite.warm import DIED
 from labkit.testing.outside import NEEDS_MORE
-from labstaff.grader.sandbox import BROKEN, Sandbox, require_bubblewrap, require_libseccomp, use
-from labstaff.judge.examine import Examined, examine
+from labstaff.grader.runner import SandboxedRunner
+from labstaff.grader.sandbox import BROKEN
+from labstaff.grader.source import read_source
+from labstaff.grader.withheld import withheld_points
 from labstaff.judge.kept import kept, results_of
 from labstaff.judge.plain_text import lines, one_line
 from labstaff.judge.results import JudgedSubmission, load, path_of, save
@@ -35,7 +37,7 @@ TASK_CPU_SECONDS = 60.0
 """The same for each of those: both, and what the last test takes in each run, is what a submission costs at most."""
 
 WALL_FACTOR = 10.0
-"""How often as long a run may last by the clock, for a submission that waits and uses no CPU time."""
+"""How often as long a run may last by the clock: for a submission that waits and uses no CPU time."""
 
 NOT_JUDGED = "the rest is not graded"
 """What a test reports that was left out, since the worker had ended too often (`labstaff.grader.remote`)."""
@@ -56,16 +58,13 @@ class Judge:
     """
 
     def __init__(self, *, unsafe: bool = False) -> None:
-        require_libseccomp()
-        if not unsafe:
-            require_bubblewrap()
-        self.unsafe = unsafe
-        self._runner: WarmRunner | None = None
-        self._sandbox: Sandbox | None = None
-        self._heavy: set[str] = set()
+        self._runner = SandboxedRunner(unsafe=unsafe)
 
-    def judge(self, submission: Submission, seed: int) -> JudgedSubmission:
+    def judge(self, submission: Submission, seed: int, findings: Sequence[Finding] = ()) -> JudgedSubmission:
         """The outcome for `submission`, with the suite's random inputs drawn from `seed`.
+
+        Args:
+            findings: what the review found in its source.
 
         Raises:
             JudgeFailed: grading did not work; the submission's own faults are in the result.
@@ -81,12 +80,12 @@ class Judge:
             run = self._task_by_task(lab, submission.source, seed, run, unfinished)
         if not run.verdicts:
             raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
-        judged = judged_run(lab, key, run)
+        judged = judged_run(lab, key, run, findings)
         return replace(judged, flags=[*flags, *judged.flags])
 
     def close(self) -> None:
         """End the processes."""
-        self._close_sandbox()
+        self._runner.close()
 
     def __enter__(self) -> Judge:
         return self
@@ -118,41 +117,14 @@ class Judge:
 
     def _run(self, lab: Lab, file: Path, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
         """One run of the suite. What breaks the sandbox, and not the submission's own worker, is tried again."""
-        options = ("--src", str(file.parent), "--new-sandboxed", "--seed", str(seed))
-        why = ""
+        options, why = ("--src", str(file.parent), "--seed", str(seed)), ""
         for _attempt in range(2):
-            if self._runner is None:
-                self._runner = WarmRunner(tuple(HEAVY.values()))
-            sandbox = self._sandbox_for(lab)
-            run = self._runner.run(
-                lab.label,
-                *options,
-                tests=tests,
-                cpu_seconds=cpu_seconds,
-                seconds=WALL_FACTOR * cpu_seconds,
-                prepare=functools.partial(use, sandbox.control),
-            )
-            if run.problem:
-                self._close_sandbox()  # a worker may still run in it
+            seconds = WALL_FACTOR * cpu_seconds
+            run = self._runner.run(lab.label, *options, tests=tests, cpu_seconds=cpu_seconds, seconds=seconds)
             if BROKEN not in run.problem and not run.problem.startswith(DIED):
                 return run
             why = next((line.strip("! ") for line in run.problem.splitlines() if BROKEN in line), run.problem)
         raise JudgeFailed(f"grading failed twice on this submission: {why}")
-
-    def _sandbox_for(self, lab: Lab) -> Sandbox:
-        """The sandbox, made anew for the first lab that needs more than those before."""
-        needed = set(heavy_modules(lab.suite_file))
-        if self._sandbox is not None and not (needed <= self._heavy and self._sandbox.is_usable()):
-            self._close_sandbox()
-        if self._sandbox is None:
-            self._heavy |= needed
-            self._sandbox = Sandbox(sorted(self._heavy), unsafe=self.unsafe)
-        return self._sandbox
-
-    def _close_sandbox(self) -> None:
-        if self._sandbox is not None:
-            self._sandbox.close()
-        self._sandbox = None
 
 
 def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
@@ -165,7 +137,7 @@ def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
     return [task for task in lab.tasks if task.name in spent]
 
 
-def judged_run(lab: Lab, key: str, run: SuiteRun) -> JudgedSubmission:
+def judged_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = ()) -> JudgedSubmission:
     """The result of a suite's run: every test, and each task's points, by the rule that students see too.
 
     A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing.
@@ -182,9 +154,19 @@ def judged_run(lab: Lab, key: str, run: SuiteRun) -> JudgedSubmission:
     if not complete:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
     flags += [f"{task.name}: no points: {why}" for task in lab.tasks if (why := _hidden_memory(task, run))]
-    tasks = {task.name: _points(task, run, flags) if complete else 0.0 for task in lab.tasks}
-    counts = _counts(lab, run) if complete else {}
-    return JudgedSubmission(lab.folder.name, key, "judged", "", flags, tests, messages, tasks, counts)
+    tasks = {task.name: _points(task, run) if complete else 0.0 for task in lab.tasks}
+    return JudgedSubmission(
+        lab.folder.name,
+        key,
+        "judged",
+        flags=flags,
+        tests=tests,
+        messages=messages,
+        tasks=tasks,
+        findings=[str(each) for each in findings],
+        withheld=withheld_points(lab, findings, run.verdicts, tasks),
+        counts=_counts(lab, run) if complete else {},
+    )
 
 
 def test_id(lab: Lab, verdict: Verdict) -> str:
@@ -193,17 +175,9 @@ def test_id(lab: Lab, verdict: Verdict) -> str:
     return f"{task.tests if task else ''}::{verdict.test}"
 
 
-def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
+def _points(task: Task, run: SuiteRun) -> float:
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
-    if _hidden_memory(task, run):
-        return 0.0
-    points = task_points(task, verdicts)
-    if not points and (n_passed := sum(verdict.passed for verdict in verdicts)):
-        flags.append(
-            f"{task.name}: no points for {n_passed} of {len(verdicts)} tests: an answer that does nothing, "
-            "or repeats the examples, passes them too"
-        )
-    return points
+    return 0.0 if _hidden_memory(task, run) else task_points(task, verdicts)
 
 
 def _counts(lab: Lab, run: SuiteRun) -> dict[str, dict[str, int]]:
@@ -242,24 +216,25 @@ def judge_submission(
             with Judge(unsafe=unsafe) as own:
                 judged = judge_now(own, submission, seed)
         save(path, judged)
-    return with_flags(judged, submission)
+    return of_submission(judged, submission, kept(course).looked_at)
 
 
 def judge_now(judge: Judge, submission: Submission, seed: int) -> JudgedSubmission:
-    """The outcome for `submission`, complete as it is kept: how it went, what its text says, what decided it."""
-    examined = Examined([], [], submission.problem)
-    if not submission.problem:
-        examined = examine(submission.source, submission.lab.module)
-    judged = _refused(submission, examined.problem) if examined.problem else judge.judge(submission, seed)
-    flags = [lines(flag) for flag in [*examined.flags, *judged.flags]]
-    messages = {name: lines(message) for name, message in judged.messages.items()}
+    """The outcome for `submission`, complete as it is kept: how it went, and what its source shows."""
+    syntax: list[int] = []
+    if submission.problem:
+        judged = _refused(submission, submission.problem)
+    else:
+        found, syntax = read_source(submission.source, submission.lab)
+        judged = judge.judge(submission, seed, found)
     return replace(
         judged,
         version=version_of(submission.lab, seed),
         reason=one_line(judged.reason),
-        flags=flags,
-        messages=messages,
-        syntax=examined.runs,
+        flags=[lines(flag) for flag in judged.flags],
+        messages={name: lines(message) for name, message in judged.messages.items()},
+        findings=[one_line(finding) for finding in judged.findings],
+        syntax=syntax,
     )
 
 
@@ -268,9 +243,16 @@ def kept_at(results: Path, submission: Submission, seed: int) -> Path:
     return path_of(results, submission.lab.folder.name, submission.key, version_of(submission.lab, seed))
 
 
-def with_flags(judged: JudgedSubmission, submission: Submission) -> JudgedSubmission:
-    """A result, which holds for everybody with the same file, with what lies beside this one's file."""
-    return replace(judged, flags=[*submission.flags, *judged.flags])
+def of_submission(judged: JudgedSubmission, submission: Submission, looked_at: Collection[str]) -> JudgedSubmission:
+    """A result, which holds for everybody with the same file, as it stands for this submission.
+
+    Points that wait for the instructor's look are taken off, unless the submission's key is in `looked_at`.
+    """
+    flags = [*submission.flags, *judged.flags]
+    if submission.key in looked_at:
+        return replace(judged, flags=flags, findings=[], withheld={})
+    tasks = {name: round(points - judged.withheld.get(name, 0.0), 4) for name, points in judged.tasks.items()}
+    return replace(judged, flags=flags, tasks=tasks)
 
 
 def hidden_seed(course: Path) -> int:

@@ -24,6 +24,7 @@ from labkit.testing.outside import needs_more
 from labstaff.grader import wire
 from labstaff.grader.machines import Machines
 from labstaff.grader.sandbox import Worker, Workers
+from labstaff.judge.imports import imported_modules
 
 if TYPE_CHECKING:
     import pytest
@@ -72,7 +73,7 @@ class Remote:
         """
         if self.unusable:
             raise AnswerMissing(self.unusable)
-        if self.worker is not None:
+        if self.worker is not None and not self.worker.has_ended:
             return self.worker
         if self.n_starts == MOST_STARTS:
             raise SubmissionError(f"its process ended {MOST_STARTS} times: the rest is not graded")
@@ -121,8 +122,12 @@ class Remote:
         self.end()
         worker = self.start()
         try:
-            self._request("hold", *call)
-            worker.limit_memory(int(within_mib * 2**20))
+            source = self.answer.file.read_text(encoding="utf-8-sig", errors="replace")
+            self._request("hold", imported_modules(source), *call)
+            try:
+                worker.limit_memory(int(within_mib * 2**20))
+            except (EOFError, OSError, wire.WireError):
+                raise SubmissionError("its process did not take a memory limit") from None
             return self._request("go")
         finally:
             self.end()
@@ -365,7 +370,8 @@ def _is_want_of_memory(error: Exception) -> bool:
 def _known(name: str) -> Any:
     if name in KNOWN:
         kind = KNOWN[name]
-        return kind if issubclass(kind, Exception) else None
+        usable = issubclass(kind, Exception) and not issubclass(kind, UnicodeError | ExceptionGroup)
+        return kind if usable and kind is not Exception else None
     module, _, kind_name = name.partition(":")
     if COURSE_ERRORS.get(module) == kind_name and module in sys.modules:
         return getattr(sys.modules[module], kind_name)

@@ -75,20 +75,23 @@ class Workers:
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
+        self._last: Worker | None = None
 
     def worker(self) -> Worker:
-        """A new worker, after the one before has ended.
+        """A new worker; the one before is ended.
 
         Raises:
             SandboxBroken: the sandbox gives none.
         """
+        if self._last is not None:
+            self._last.end()
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the other side sends
         try:
             with theirs:
                 socket.send_fds(self.control, [b"+"], [theirs.fileno()])
             pid = _sender(ours)
-            worker = Worker(self, ours, pid)
+            self._last = worker = Worker(self, ours, pid)
             wire.from_worker(*wire.receive(ours, START_SECONDS), special=lambda _: None)
             worker.limit_memory(int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES)))
         except (EOFError, OSError, wire.WireError) as error:
@@ -202,14 +205,14 @@ class Worker:
 
     def __init__(self, sandbox: Workers, channel: socket.socket, pid: int) -> None:
         self.channel = channel
-        self._sandbox, self._pid, self._ended = sandbox, pid, False
+        self._sandbox, self._pid, self.has_ended = sandbox, pid, False
         self._handle = os.pidfd_open(pid)
         self._cpu_seconds = 0.0
 
     @property
     def cpu_seconds(self) -> float:
         """The CPU time it has used so far."""
-        return self._cpu_seconds if self._ended else cpu_seconds_of(self._pid, alone=True)
+        return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid, alone=True)
 
     def limit_memory(self, n_bytes: int) -> None:
         """Let it allocate so many bytes more than it has allocated now. The kernel is asked whether the limit holds.
@@ -231,7 +234,7 @@ class Worker:
 
     def end(self) -> str:
         """End it, unless it has ended; how it ended, for a message."""
-        if self._ended:
+        if self.has_ended:
             return "it has ended"
         self.channel.close()
         try:
@@ -240,7 +243,7 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             status, self._cpu_seconds = self._sandbox.ended(END_SECONDS)
-        self._ended = True
+        self.has_ended = True
         os.close(self._handle)
         return how_it_ended(os.waitstatus_to_exitcode(status))
 

@@ -255,17 +255,17 @@ class Writer:
         number = self._number(x)
         if x.dtype.byteorder == ">":
             x = x.astype(x.dtype.newbyteorder("<"))
+        if not x.size:
+            return [number, 0, x.dtype.str, list(x.shape), [], 0, x.flags.writeable]
         owner = x
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         (first, last), (start, end) = map(np.lib.array_utils.byte_bounds, (x, owner))
         if not (start <= first <= last <= end and end - start <= 4 * (last - first) + 4096):
             owner, start, end = x, first, last  # a small part of something large
-        if not x.size:
-            start, end = first, first
         if id(owner) not in self._storages:
             self._storages[id(owner)] = owner, self._buffer(_memory(start, end - start, owner))
-        at = x.__array_interface__["data"][0] - start if x.size else 0
+        at = x.__array_interface__["data"][0] - start
         buffer = self._storages[id(owner)][1]
         return [number, buffer, x.dtype.str, list(x.shape), list(x.strides), at, x.flags.writeable]
 
