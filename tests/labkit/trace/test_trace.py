@@ -296,6 +296,13 @@ def test_a_module_that_a_function_calls_has_names_too(code):
     assert ("gradient", "gradient of layers.1.bias") in {(life.kind, life.name) for life in made.lives}
 
 
+def test_a_simulation_takes_a_module_that_the_file_makes(code):
+    for name in ("uses_net", "net"):
+        target = find_target([f"{code}:{name}"], device="meta")
+        made = record(target.function, target.inputs([Shape((3, 16))]), simulated=True)
+        assert made.peak_bytes == traced(f"{code}:{name}", (3, 16)).peak_bytes
+
+
 def test_steps_with_an_optimizer(code):
     made = traced(f"{code}:net", (3, 16), steps=2, optimizer=torch.optim.AdamW)
     assert_adds_up(made)
