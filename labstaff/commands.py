@@ -12,16 +12,11 @@ from labkit.labs.catalog import ROOT, find_lab, find_labs
 from labstaff.course.commands import add_commands as add_commands_after_grading
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the instructor's commands to `lab`."""
-    app.command(rich_help_panel="instructors")(build)
-    app.command(rich_help_panel="instructors")(new)
-    app.command(rich_help_panel="instructors")(mistake)
-    app.command(rich_help_panel="instructors")(release)
-    app.command(rich_help_panel="instructors")(site)
-    app.command(rich_help_panel="instructors")(course)
-    app.command(rich_help_panel="instructors")(grade)
-    add_commands_after_grading(app)
+def add_commands(app: typer.Typer, group: str) -> None:
+    """Add the instructor's commands to `lab`, in a group of its help."""
+    for command in (course, grade, release, site, mistake, build, new):
+        app.command(rich_help_panel=group)(command)
+    add_commands_after_grading(app, group)
 
 
 def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None) -> None:
@@ -153,6 +148,10 @@ def grade(
     ] = "after_published",
     unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="judge without bubblewrap")] = False,
     force: Annotated[bool, typer.Option("--force", help="judge and record again what was graded before")] = False,
+    looked_at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STUDENT", help="release what is withheld: you have looked at this student's source"),
+    ] = None,
 ) -> None:
     """Judge submissions, several at once, each in a sandbox; a run that was interrupted goes on where it ended.
 
@@ -181,6 +180,7 @@ def grade(
             table=table,
             export=Export(export, Visibility(visibility)) if export else None,
             force=force,
+            looked_at=looked_at or [],
             say=typer.echo,
         )
     except OSError as error:

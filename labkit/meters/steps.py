@@ -18,15 +18,33 @@ Function = Callable[..., Any]
 Tensors = Sequence[torch.Tensor]
 
 
-def step(fn: Function, inputs: Tensors, d_out: torch.Tensor, on_nan: bool = False) -> tuple[Any, Any, list[Any]]:
-    """The output before the backward pass and after it, and the gradients; `on_nan`: `empty` hands out NaN."""
+def step(
+    fn: Function,
+    inputs: Tensors,
+    d_out: torch.Tensor | None,
+    on_nan: bool = False,
+    needs: Sequence[bool] = (),
+    n_backward: int = 1,
+) -> tuple[Any, Any, list[Any]]:
+    """The output before the backward pass and after it, and the gradients.
+
+    Args:
+        d_out: the output's gradient; None for that of its sum, one number that is expanded.
+        on_nan: `empty` hands out NaN.
+        needs: which of the inputs need a gradient; all when empty.
+        n_backward: how many backward passes there are through the one graph.
+    """
     leaves = _leaves(inputs)
+    for leaf, needed in zip(leaves, needs, strict=False):
+        leaf.requires_grad_(needed)
     with UninitialisedIsNaN() if on_nan else contextlib.nullcontext():
         out = fn(*leaves)
         if not isinstance(out, torch.Tensor):
             return out, None, []
         before = out.detach().clone()
-        (out * d_out).sum().backward()
+        for _ in range(n_backward):
+            loss = out.sum() if d_out is None else (out * d_out).sum()
+            loss.backward(retain_graph=n_backward > 1)
     return before, out.detach(), [x.grad for x in leaves]
 
 
@@ -72,23 +90,38 @@ def saved_tensors(fn: Function, inputs: Tensors, names: Sequence[str]) -> tuple[
     return out.detach(), [own.get(_memory(x), x) for x in saved]
 
 
-def kept_between(fn: Function, inputs: Tensors) -> int:
-    """The bytes besides the output that a forward pass leaves: a second one, as the first may make what stays."""
+def kept_between(fn: Function, inputs: Tensors) -> tuple[int, Any]:
+    """The bytes besides the output that a forward pass leaves, and the output.
+
+    Of a second one, as the first may make what stays.
+    """
     leaves = _leaves(inputs)
+    outputs: list[Any] = []
+
+    def called(*given: torch.Tensor) -> torch.Tensor:
+        outputs[:] = [fn(*given)]
+        return outputs[0]
+
     fn(*leaves)
-    return kept_by_forward(fn, *leaves)
+    kept = kept_by_forward(called, *leaves)
+    return kept, outputs[0].detach() if isinstance(outputs[0], torch.Tensor) else outputs[0]
 
 
-def left_behind(fn: Function, inputs: Tensors) -> int:
-    """The bytes still alive when the output of a call, the second one, is gone, before garbage is collected."""
+def left_behind(fn: Function, inputs: Tensors) -> tuple[int, list[Any]]:
+    """The bytes still alive when the output of a call, the second one, is gone, and the numbers that it held.
+
+    Looked at before garbage is collected.
+    """
     fn(*inputs)
     gc.collect()
     gc.disable()
     try:
         with AllocationMeter() as meter:
             out = fn(*_leaves(inputs))
+            # Python's numbers, since a tensor of them would be alive itself.
+            numbers = out.detach().tolist() if isinstance(out, torch.Tensor) else []
             del out
-        return meter.live_bytes
+        return meter.live_bytes, numbers
     finally:
         gc.enable()
 

@@ -33,9 +33,11 @@ BUDGETS = pytest.StashKey[dict[str, TaskBudget]]()
 RESUME_CLOCKS = pytest.StashKey[Callable[[], None]]()
 NOT_STORED = pytest.StashKey[str]()
 EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
-GENERAL = pytest.StashKey[set[str]]()
-"""The test classes in which a plain test has failed: one that looks for nothing in particular."""
-WORKED_EXAMPLE = "test_worked_example"
+PLAIN = pytest.StashKey[dict[str, list[str]]]()
+"""The plain tests of each class, which look for nothing in particular: its first ones."""
+N_PLAIN = 2
+GENERAL = pytest.StashKey[set[tuple[str, bool]]]()
+"""The classes in which a plain test has failed, and whether by NaN, which has other causes."""
 GPU_LEFT_OUT = pytest.StashKey[int]()
 
 
@@ -68,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[VERDICTS] = {}
     config.stash[WHOLE] = {}
     config.stash[BUDGETS] = {}
-    config.stash[GENERAL] = set()
+    config.stash[PLAIN], config.stash[GENERAL] = {}, set()
     config.addinivalue_line("markers", f"kind(name): what a test asks of an answer: {', '.join(Kind)}")
     answers = [_answer(config, lab) for lab in labs]
     config.stash[ANSWERS] = {answer.lab.label: answer for answer in answers}
@@ -95,6 +97,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.judged:
         judged = set(json.loads(config.option.judged))
         items[:] = [item for item in items if f"{_task_name(item)}::{item.name}" not in judged]
+    for item in items:
+        names = config.stash[PLAIN].setdefault(_class_id(item), [])
+        if isinstance(item, pytest.Function) and len(names) < N_PLAIN and item.originalname not in names:
+            names.append(item.originalname)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and (_elsewhere(config) or not _cuda_there()):  # no device is where answers live that run apart
         config.stash[GPU_LEFT_OUT] = len(gpu)
@@ -250,11 +256,17 @@ def _drop_hint(item: pytest.Item, error: BaseException) -> None:
 
     if not isinstance(error, WrongValue):
         return
-    general, task = item.config.stash[GENERAL], item.nodeid.rpartition("::")[0]
-    if error.own_hint and task in general:
+    general, task, is_nan = item.config.stash[GENERAL], _class_id(item), " is NaN" in str(error)
+    if error.own_hint and (task, is_nan) in general:
         error.args = (str(error).replace(f"\n{error.own_hint}", ""),)
-    if item.name.startswith(WORKED_EXAMPLE) or (not error.own_hint and _kind(item) is Kind.EXACT):
-        general.add(task)
+    worked_example = item.name.startswith("test_worked_example")
+    plain = getattr(item, "originalname", "") in item.config.stash[PLAIN].get(task, ())
+    if _kind(item) is Kind.EXACT and plain and (worked_example or not error.own_hint):
+        general.add((task, is_nan))
+
+
+def _class_id(item: pytest.Item) -> str:
+    return item.nodeid.rpartition("::")[0]
 
 
 def _class_name(item: pytest.Item) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from labkit.testing import margins
 from labkit.testing.lazily import Lazily, each_of
-from labkit.testing.wording import got_and_expected, kind, none_hint, place, share, show, times
+from labkit.testing.wording import are, compared, got_and_expected, kind, none_hint, place, share, show
 
 Suspects = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """What a usual mistake is called → the value it leads to, or a function without arguments that returns it.
@@ -127,10 +127,11 @@ def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = 
     if _same(got, want):
         return
     cause = _either([text for text, value in as_mapping(suspects).items() if _same(got, _value(value))])
-    lines = [f"{name} is {show(got)}, expected {show(want)}"]
+    lines = [f"{name} {are(name)} {show(got)}, expected {show(want)}"]
     numbers = isinstance(got, int | float | np.number) and isinstance(want, int | float) and not isinstance(got, bool)
     if numbers and want and math.isfinite(got):
-        lines[0] += times(float(got) / want, " ({} times as much)")
+        much = compared(float(got), want)
+        lines[0] += f" ({much})" if much else ""
     _fail_with(lines, cause, hint)
 
 
@@ -146,16 +147,11 @@ def assert_at_most(
         return
     more = ""
     if limit > 0:
-        much = times(got / limit, ", {} times as much") if got >= 1.05 * limit else ""
-        more = much or f", {show(round(got - limit, 6))} too many"
-    _fail(
-        "\n".join(
-            [
-                f"{name} is {got:,} {unit}".rstrip() + f", at most {limit:,} are allowed{more}",
-                *([hint] if hint else []),
-            ]
-        )
-    )
+        more = compared(got, limit) if got >= 1.05 * limit else ""
+        more = f", {more or f'{show(round(got - limit, 6))} too many'}"
+    shown_unit = "" if unit in name.split() else unit
+    line = f"{name} {are(name)} {got:,} {shown_unit}".rstrip() + f", at most {limit:,} are allowed{more}"
+    _fail("\n".join([line, *([hint] if hint else [])]))
 
 
 def assert_keys(name: str, got: Any, keys: Iterable[Any]) -> dict[Any, Any]:

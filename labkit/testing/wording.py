@@ -18,10 +18,23 @@ def got_and_expected(got: float, expected: float) -> str:
     return f"got {got:.{digits}g}, expected {expected:.{digits}g}"
 
 
-def times(ratio: float, text: str) -> str:
-    """`text` with the ratio in it; nothing when it is too near to 1, or too far from it, to mean something."""
+def compared(got: float, expected: float) -> str:
+    """How many times as much as expected, or what part of it; nothing where that says little."""
+    ratio = got / expected if expected else 0.0
     told = f"{ratio:.3g}"
-    return text.format(told) if 1e-3 < abs(ratio) < 1e3 and told != "1" else ""
+    if not 1e-6 < ratio < 1e3 or told == "1":
+        return ""
+    if ratio > 1:
+        return f"{told} times as much"
+    inverse = 1 / ratio
+    whole = abs(inverse - round(inverse)) < 0.005 * inverse
+    return f"1/{inverse:.3g} of it" if whole or inverse > 10 else f"{told} of it"
+
+
+def are(name: str) -> str:
+    """The verb for a quantity by its name: "the bytes loaded" are, "the peak" is."""
+    noun = name.removeprefix("the ").partition(" ")[0]
+    return "are" if name.startswith("the ") and noun.endswith("s") and not noun.endswith(("ss", "is", "us")) else "is"
 
 
 def dtype_name(dtype: Any) -> str:
@@ -41,7 +54,7 @@ def kind(value: Any) -> str:
     if value is None:
         return "None"
     name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    return f"{'an' if name[0] in 'aeiou' or name == 'ndarray' else 'a'} {name}"
 
 
 def none_hint(value: Any) -> str:
@@ -56,4 +69,6 @@ def show(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return f"{value:,.1f}"
     text = repr(value)
+    if " object at 0x" in text:
+        return kind(value)
     return text if len(text) <= 120 else f"{kind(value)} ({text[:100]} …)"

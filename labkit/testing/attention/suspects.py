@@ -141,12 +141,8 @@ def row_suspects(case: Case) -> Made:
         ),
     }
     if _fits_without_keepdims(case.scores.shape):
-        for where, taken in (
-            (("max",), "the maximum is"),
-            (("sum",), "the sum is"),
-            (("max", "sum"), "maximum and sum are"),
-        ):
-            text = f"{taken} taken without keepdims=True (torch: keepdim): entry (i, j) meets row j's, not row i's"
+        for where in ("the maximum is", "the sum is", "maximum and sum are"):
+            text = f"{where} taken without keepdims=True (torch: keepdim): entry (i, j) meets row j's, not row i's"
             found[text] = lambda where=where: _of_weights(case, _softmax_without_keepdims(case.scores, where))  # type: ignore[misc]
     if not case.hidden.any():
         del found["hidden scores are 0 in place of −inf"]
@@ -273,8 +269,8 @@ def _fits_without_keepdims(shape: tuple[int, ...]) -> bool:
     return all(n in (1, other) for n, other in zip(shape[-2::-1], shape[::-1], strict=False))
 
 
-def _softmax_without_keepdims(scores: npt.NDArray, where: Sequence[str]) -> npt.NDArray:
-    top = scores.max(-1, keepdims="max" not in where, initial=-np.inf)
+def _softmax_without_keepdims(scores: npt.NDArray, where: str) -> npt.NDArray:
+    top = scores.max(-1, keepdims="maximum" not in where, initial=-np.inf)
     powers = np.exp(scores - np.where(np.isfinite(top), top, 0))
     total = powers.sum(-1, keepdims="sum" not in where)
     return powers / np.where(total == 0, 1, total)

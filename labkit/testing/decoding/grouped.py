@@ -122,10 +122,9 @@ class GroupedCase(Case):
         powers = exp(S - m)
         l = powers.sum(-1, keepdim=True)
         L = m + l.log() * per_e
+        O = powers @ V / l.masked_fill(l == 0, 1)
         if by_lse:
             O = exp(S - L.masked_fill(L.isneginf(), 0)) @ V
-        else:
-            O = powers @ V / l.masked_fill(l == 0, 1)
         O = O.to(self.Q.dtype if self.Q.dtype.itemsize == 2 else torch.float32)
         return {"O": O.float().numpy(), "L": (L / per_e)[..., 0].numpy()}
 

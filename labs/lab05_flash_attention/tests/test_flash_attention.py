@@ -315,6 +315,31 @@ def far_inputs():
     return [torch.randn(4096, 16, generator=generator) for _ in range(4)]
 
 
+def far_forward(Q, K, V):
+    """O and L of far inputs, 256 rows at a time."""
+    blocks = [rows @ K.T / 4 for rows in Q.split(256)]
+    return torch.cat([S.softmax(-1) @ V for S in blocks]), torch.cat([S.logsumexp(-1) for S in blocks])
+
+
+def far_backward(Q, K, V, O, L, dO):
+    """dQ, dK and dV of far inputs, 256 rows at a time."""
+    dQ, dK, dV = [], torch.zeros_like(K), torch.zeros_like(V)
+    for rows in torch.arange(len(Q)).split(256):
+        P = torch.exp(Q[rows] @ K.T / 4 - L[rows, None])
+        dS = P * (dO[rows] @ V.T - (O * dO)[rows].sum(-1, keepdim=True)) / 4
+        dQ.append(dS @ K)
+        dK += dS.T @ Q[rows]
+        dV += P.T @ dO[rows]
+    return torch.cat(dQ), dK, dV
+
+
+def assert_far(names, got, want):
+    """Compare the results of a call whose memory was bounded."""
+    for name, value, right in zip(names, got, want, strict=True):
+        close = getattr(value, "shape", ()) == right.shape and torch.allclose(value, right, rtol=1e-4, atol=1e-4)
+        require(close, f"memory stayed within the limit, but {name} is wrong at N = 4096 in tiles of 512 × 512")
+
+
 class TestFlashForward(EitherPass):
     task = "flash_forward"
 
@@ -345,10 +370,7 @@ class TestFlashForward(EitherPass):
     @pytest.mark.outside(mib=22)
     def test_no_matrix_seen_from_outside(self, outside):
         Q, K, V, _ = far_inputs()
-        O, _ = outside(flash_forward, Q, K, V, False, 512, 512)
-        want = torch.softmax(Q[:8] @ K.T / 4, -1) @ V
-        close = getattr(O, "shape", ()) == Q.shape and torch.allclose(O[:8], want, rtol=0, atol=1e-4)
-        require(close, "within that bound O is not right, at N = 4096 in tiles of 512 × 512")
+        assert_far("OL", outside(flash_forward, Q, K, V, False, 512, 512), far_forward(Q, K, V))
 
 
 class TestFlashBackward(EitherPass):
@@ -414,15 +436,9 @@ class TestFlashBackward(EitherPass):
     @pytest.mark.outside(mib=30)
     def test_no_matrix_seen_from_outside(self, outside):
         Q, K, V, dO = far_inputs()
-        blocks = [rows @ K.T / 4 for rows in Q.split(256)]
-        L = torch.cat([torch.logsumexp(S, -1) for S in blocks])
-        O = torch.cat([torch.softmax(S, -1) @ V for S in blocks])
-        P = torch.exp(blocks[0][:8] - L[:8, None])
-        del blocks
-        dQ, *_ = outside(flash_backward, Q, K, V, O, L, dO, False, 512, 512)
-        want = (P * (dO[:8] @ V.T - (O * dO)[:8].sum(-1, keepdim=True))) @ K / 4
-        close = getattr(dQ, "shape", ()) == Q.shape and torch.allclose(dQ[:8], want, rtol=0, atol=1e-4)
-        require(close, "within that bound dQ is not right, at N = 4096 in tiles of 512 × 512")
+        O, L = far_forward(Q, K, V)
+        got = outside(flash_backward, Q, K, V, O, L, dO, False, 512, 512)
+        assert_far(GRADIENTS, got, far_backward(Q, K, V, O, L, dO))
 
 
 # A training step through autograd
@@ -448,13 +464,35 @@ def kept_by_apply(Q, K, V):
     return kept_between(FlashAttention.apply, (Q, K, V)), left_behind(FlashAttention.apply, (Q, K, V))
 
 
-def apply(case, *needs_gradient):
-    """The student's output, and the inputs given, which need gradients as told (all, if nothing is told)."""
-    needs = needs_gradient or (True, True, True)
-    inputs = [x.detach().requires_grad_(needed) for x, needed in zip(case.inputs, needs, strict=True)]
+@program
+def gradient_of_one_input(X, dO):
+    """The gradient of X, which is query, key and value at once."""
+    X = X.detach().requires_grad_()
+    (FlashAttention.apply(X, X, X, False) * dO).sum().backward()
+    return X.grad
+
+
+class StepOfApply(torch.autograd.Function):
+    """`apply` for torch's own check of gradients, wherever the student's code runs."""
+
+    @staticmethod
+    def forward(ctx, causal, *inputs):
+        ctx.causal = causal
+        ctx.save_for_backward(*inputs)
+        return FlashAttention.apply(*inputs, causal).detach()
+
+    @staticmethod
+    def backward(ctx, dO):
+        with torch.enable_grad():
+            return None, *step_of_apply("step", *ctx.saved_tensors, dO, ctx.causal)[2]
+
+
+def apply(case, needs):
+    """The student's output, for inputs that need a gradient or do not."""
+    inputs = [x.detach().requires_grad_(needs) for x in case.inputs]
     O = FlashAttention.apply(*inputs, True) if case.causal else FlashAttention.apply(*inputs)
     assert_output_alone(O)
-    return O, inputs
+    return O
 
 
 def assert_output_alone(O):
@@ -505,10 +543,10 @@ class TestFlashAttention(EveryTask):
     half_n = 600  # its tiles are its own: what each loses must add up
 
     def check(self, case, hint="", nan_hint=""):
-        O, inputs = apply(case)
+        O, _, gradients = step_of_apply("step", *case.inputs, case.dO, case.causal)
+        assert_output_alone(O)
         assert_output(case, O, hint=hint, nan_hint=nan_hint)
-        loss(O, case).backward()
-        assert_right(case, arrived([x.grad for x in inputs]), hint=hint, nan_hint=nan_hint)
+        assert_right(case, arrived(gradients), hint=hint, nan_hint=nan_hint)
 
     def test_is_causal_may_be_left_out(self, rng):
         case = Case(rng, n=40, d=8)
@@ -521,7 +559,7 @@ class TestFlashAttention(EveryTask):
         for causal in (False, True):
             case = Case(rng, n_queries=4, n_keys=6, d=3, d_v=2, causal=causal, dtype=torch.float64, batch=(2,))
             right = torch.autograd.gradcheck(
-                lambda *x, causal=causal: FlashAttention.apply(*x, causal),
+                functools.partial(StepOfApply.apply, causal),
                 [x.requires_grad_() for x in case.inputs],
                 raise_exception=False,
                 check_undefined_grad=False,
@@ -545,54 +583,50 @@ class TestFlashAttention(EveryTask):
     def test_one_input_in_three_places(self, rng):
         case = Case(rng, n=40, d=8)
         case.K = case.V = case.Q
-        X = case.Q.clone().requires_grad_()
-        loss(FlashAttention.apply(X, X, X, False), case).backward()
+        gradient = gradient_of_one_input(case.Q, case.dO)
         case.want["dX"] = sum(case.want[name] for name in GRADIENTS)
         case.plain["dX"] = [sum(parts) for parts in zip(*(case.plain[name] for name in GRADIENTS), strict=True)]
         alone = {f"only {name} arrives": case.want[name] for name in GRADIENTS}
-        case.check("dX", X.grad, alone, hint="X is query, key and value: its gradient is dQ + dK + dV")
+        case.check("dX", gradient, alone, hint="X is query, key and value: its gradient is dQ + dK + dV")
 
     @robust
     def test_gradient_of_a_sum(self, rng):
         case = Case(rng, n=70, d=8, batch=(2,))
         case.dO = torch.ones_like(case.dO)
-        O, inputs = apply(case)
-        O.sum().backward()
+        _, _, gradients = step_of_apply("step", *case.inputs, None)
         hint = "dO of O.sum() is one number, expanded: a view with strides of 0"
-        assert_right(case, arrived([x.grad for x in inputs]), hint=hint)
+        assert_right(case, arrived(gradients), hint=hint)
 
     @pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True),
                                        (False, True, True), (True, False, True)])  # fmt: skip
     def test_inputs_that_need_no_gradient(self, rng, needs):
         case = Case(rng, n=40, d=8, causal=True)
-        O, inputs = apply(case, *needs)
-        loss(O, case).backward()
+        _, _, gradients = step_of_apply("step", *case.inputs, case.dO, case.causal, needs=needs)
         why = "backward returns one value for each argument of forward, with None in the place of those not needed"
-        for name, x, needed in zip(GRADIENTS, inputs, needs, strict=True):
+        for name, gradient, needed in zip(GRADIENTS, gradients, needs, strict=True):
             if needed:
-                require(x.grad is not None, f"{name} never arrived, though its input needs a gradient\n{why}")
-                assert_right(case, {name: x.grad}, hint="each gradient must stand in its own argument's place")
+                require(gradient is not None, f"{name} never arrived, though its input needs a gradient\n{why}")
+                assert_right(case, {name: gradient}, hint="each gradient must stand in its own argument's place")
             else:
-                require(x.grad is None, f"{name} arrived, though its input needs no gradient")
+                require(gradient is None, f"{name} arrived, though its input needs no gradient")
 
     @robust
     def test_without_any_gradient(self, rng):
         case = Case(rng, n=40, d=8)
-        O, _ = apply(case, False, False, False)
+        O = apply(case, False)
         require(not O.requires_grad, "no input needs a gradient, and yet O does")
         with torch.no_grad():
-            O, _ = apply(case)
+            O = apply(case, True)
         require(not O.requires_grad, "under torch.no_grad() O must not need a gradient")
         case.check("O", O)
 
     @robust
     def test_backward_twice(self, rng):
         case = Case(rng, n=40, d=8, causal=True)
-        O, inputs = apply(case)
-        loss(O, case).backward(retain_graph=True)
-        first = {name: gradient.clone() for name, gradient in arrived([x.grad for x in inputs]).items()}
-        loss(O, case).backward()
-        for name, twice in arrived([x.grad for x in inputs]).items():
+        _, _, once = step_of_apply("step", *case.inputs, case.dO, case.causal)
+        _, _, both = step_of_apply("step", *case.inputs, case.dO, case.causal, n_backward=2)
+        first = arrived(once)
+        for name, twice in arrived(both).items():
             off = float((twice - 2 * first[name]).abs().max())
             told = f"{name} of a second backward pass differs from the first's by {off:.3g}"
             cause = "backward changes a saved tensor in place"
@@ -629,14 +663,17 @@ class TestFlashAttention(EveryTask):
     @small
     def test_forward_leaves_nothing_else_behind(self, rng, dtype):
         case = Case(rng, n_queries=256, n_keys=192, d=8, batch=(2,), dtype=dtype)
-        kept, _ = kept_by_apply(*case.inputs)
+        (kept, O), _ = kept_by_apply(*case.inputs)
+        assert_output_alone(O)
+        assert_output(case, O)
         hint = "between the passes only L may take memory: is a tensor kept as an attribute of ctx, or a copy saved?"
         assert_at_most("what the forward pass keeps, besides Q, K, V and O,", kept, 2 * 256 * 4, hint=hint)
 
     @small
     def test_memory_goes_when_the_output_goes(self, rng):
         case = Case(rng, n=64)
-        _, left = kept_by_apply(*case.inputs)
+        _, (left, O) = kept_by_apply(*case.inputs)
+        assert_output(case, torch.tensor(O))
         hint = "an output kept as an attribute of ctx keeps itself alive until Python's cycle collector comes by"
         assert_at_most("what is still alive when the output is gone", left, 0, hint=hint)
 

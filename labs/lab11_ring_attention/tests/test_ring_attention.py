@@ -420,9 +420,9 @@ class TestRingAttentionForward(EitherPass):
         require(near, f"(o, lse) of two ranks with one token each are {got}, expected {want}")
 
     @small
-    @pytest.mark.parametrize("world_size", [2, 5])
-    def test_what_is_sent(self, rng, world_size):
-        case = RingCase(rng, n_tokens=8 * world_size, world_size=world_size, group=3, causal=True)
+    @pytest.mark.parametrize(("world_size", "dtype"), [(2, torch.bfloat16), (5, torch.float32)])
+    def test_what_is_sent(self, rng, world_size, dtype):
+        case = RingCase(rng, n_tokens=8 * world_size, world_size=world_size, group=3, causal=True, dtype=dtype)
         found = assert_right(self.TASK, case)
         assert_traffic(case, found, "ring")
         hint = "keys and values travel whole: in each hop one tensor of keys and one of values, or both in one"
@@ -448,7 +448,7 @@ class TestRingAttentionForward(EitherPass):
             case = RingCase(rng, n_tokens=1536, world_size=world_size, kv_heads=1, group=1, d=64)
             found = run(self.TASK, case)
             require(not found["trouble"], found["trouble"])
-            assert_peak(found, 1536 // world_size, world_size, widths=10)
+            assert_peak(found, 1536 // world_size, world_size, widths=10, strips=3)
 
     @pytest.mark.outside(mib=160)
     @small
@@ -498,7 +498,7 @@ class TestRingAttentionBackward(EitherPass):
 
     @small
     def test_what_has_passed_is_let_go(self, rng):
-        case = RingCase(rng, n_tokens=48, world_size=6, d=16)
+        case = RingCase(rng, n_tokens=64, world_size=8, d=16)
         found = assert_right(self.TASK, case)
         assert_held(case, found, 6)
 
@@ -518,7 +518,7 @@ class TestRingAttentionBackward(EitherPass):
             ranks = [[dO, q, k, v, o, torch.full((1, n), 8.0)]] * world_size
             found = on_ranks(self.TASK, ranks, causal=False, layout="zigzag")
             require(not found["trouble"], found["trouble"])
-            assert_peak(found, n, world_size, widths=20)
+            assert_peak(found, n, world_size, widths=20, strips=6)
 
 
 # Two other ways
@@ -540,9 +540,9 @@ class TestAllGatherAttention(ByBlocks):
         assert_right(self.TASK, case, hint=OVERFLOW, nan_hint=OVERFLOW)
 
     @small
-    @pytest.mark.parametrize("world_size", [2, 4])
-    def test_what_is_sent(self, rng, world_size):
-        case = RingCase(rng, n_tokens=8 * world_size, world_size=world_size, group=3, causal=True)
+    @pytest.mark.parametrize(("world_size", "dtype"), [(2, torch.bfloat16), (4, torch.float32)])
+    def test_what_is_sent(self, rng, world_size, dtype):
+        case = RingCase(rng, n_tokens=8 * world_size, world_size=world_size, group=3, causal=True, dtype=dtype)
         found = assert_right(self.TASK, case)
         assert_traffic(case, found, "all_gather")
         require(all(found["collective_calls"]), "keys and values are to be gathered by comm.all_gather: this is a ring")
@@ -681,11 +681,6 @@ class TestMinimalBlock:
     @robust
     def test_a_link_faster_than_the_machine(self):
         assert_block(minimal_block, 3, 100)
-
-    @robust
-    def test_beyond_the_precision_of_floats(self):
-        assert_block(minimal_block, 3 * 10**18 + 1, 3 * 10**2)
-        assert_block(minimal_block, 10**20 + 1, 10**3)
 
     @refuses
     @pytest.mark.parametrize(("given", "name"), [((0, 1), "flops"), ((1, 0), "bandwidth"), ((-5, 1), "flops")])

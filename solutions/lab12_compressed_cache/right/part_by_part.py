@@ -94,21 +94,22 @@ def attention_with_sinks(q, k, v, window, num_sinks):
     if k.shape[-2] != v.shape[-2] or q.shape[-1] != k.shape[-1]:
         raise ValueError(f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
     precise, n_queries, n_keys = _precise_of(q), q.shape[-2], k.shape[-2]
-    first = min(max(num_sinks, n_keys - n_queries - window + 1), n_keys)
-    kept = [torch.cat([x[..., :num_sinks, :], x[..., first:, :]], -2).to(precise) for x in (k, v)]
     o = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
     lse = torch.full(q.shape[:-1], -torch.inf, dtype=precise)
     for i in range(n_queries):
         position = i + n_keys - n_queries
-        tokens = [*range(min(num_sinks, position + 1)), *range(max(num_sinks, position - window + 1), position + 1)]
-        if not tokens:
+        sinks, start = min(num_sinks, max(position + 1, 0)), max(num_sinks, position - window + 1)
+        parts = [slice(0, sinks), slice(start, max(start, position + 1))]  # views: each query reads its own again
+        places = torch.arange(sinks + parts[1].stop - start).tensor_split([sinks])
+        if not sum(map(len, places)):
             continue
-        places = [n if n < num_sinks else n - first + min(num_sinks, n_keys) for n in tokens]
-        keys, values = (x[..., places, :] for x in kept)
-        row = rotate(q[..., i : i + 1, :].to(precise), torch.tensor([len(tokens) - 1]))
-        scores = (row @ rotate(keys, torch.arange(len(tokens))).mT)[..., 0, :] / q.shape[-1] ** 0.5
+        row = rotate(q[..., i : i + 1, :].to(precise), torch.tensor([sum(map(len, places)) - 1]))
+        keys = [rotate(k[..., part, :].to(precise), at) for part, at in zip(parts, places, strict=True)]
+        scores = torch.cat([row @ x.mT for x in keys], -1)[..., 0, :] / q.shape[-1] ** 0.5
         lse[..., i] = scores.logsumexp(-1)
-        o[..., i, :] = (scores.softmax(-1)[..., None, :] @ values)[..., 0, :].to(q.dtype)
+        weights = scores.softmax(-1)[..., None, :].split([len(at) for at in places], -1)
+        rows = sum(w @ v[..., part, :].to(precise) for w, part in zip(weights, parts, strict=True))
+        o[..., i, :] = rows[..., 0, :].to(q.dtype)
     return o, lse
 
 

@@ -149,6 +149,11 @@ def test_equal():
     assert_equal("list", [1, 2], [1, 2])
     assert_equal("array", np.array([1, 2]), [1, 2])
     assert message(lambda: assert_equal("n", 6_000, 3_000)) == "n is 6,000, expected 3,000 (2 times as much)"
+    assert message(lambda: assert_equal("n", 10, 9_000)) == "n is 10, expected 9,000 (1/900 of it)"
+    assert message(lambda: assert_equal("n", 2, 3)) == "n is 2, expected 3 (0.667 of it)"
+    assert message(lambda: assert_equal("n", -1, 3)) == "n is -1, expected 3"
+    assert message(lambda: assert_equal("n", {}.values(), 3)) == "n is dict_values([]), expected 3"
+    assert message(lambda: assert_equal("n", iter(()), 3)) == "n is a tuple_iterator, expected 3"
     assert message(lambda: assert_equal("n", 60_001, 60_000)) == "n is 60,001, expected 60,000"
     assert message(lambda: assert_equal("n", 6, 3, suspects={"doubled": 6}, hint="h")).endswith(
         "That is exactly what comes out when doubled"
@@ -166,6 +171,9 @@ def test_at_most():
     assert message(lambda: assert_at_most("peak", 57_554, 57_344)) == (
         "peak is 57,554 bytes, at most 57,344 are allowed, 210 too many"
     )
+    assert message(lambda: assert_at_most("the bytes loaded", 2_000, 1_000)) == (
+        "the bytes loaded are 2,000, at most 1,000 are allowed, 2 times as much"
+    )
     assert message(lambda: assert_at_most("calls", 1, 0, unit="")) == "calls is 1, at most 0 are allowed"
 
 
@@ -181,6 +189,7 @@ def test_keys():
 def test_tuple():
     assert assert_tuple("r", (1, 2), ("a", "b")) == (1, 2)
     assert message(lambda: assert_tuple("r", (1, 2, 3), ("a", "b"))) == "r is a tuple of 3, expected the tuple (a, b)"
+    assert message(lambda: assert_tuple("r", PLAIN, ("a",))) == "r is an ndarray, expected the tuple (a)"
     assert message(lambda: assert_tuple("r", [1, 2], ("a", "b"))) == "r is a list, expected the tuple (a, b)"
 
 

@@ -17,14 +17,22 @@ def answer(points: int) -> str:
     return f"# points: {points}\n"
 
 
-def judge_by_its_word(self, submission, seed):
-    """In the place of `Judge.judge`."""
+def judge_by_its_word(self, submission, seed, findings=()):
+    """In the place of `Judge.judge`; what has findings has half of its points withheld."""
     del self, seed
     first, *others = LAB.tasks
     said = WORTH.search(submission.source)
     tasks = {first.name: float(said[1]) if said else 0.0, **{task.name: 0.0 for task in others}}
     tests = {f"{task.tests}::test_it": "passed" if tasks[task.name] else "failed" for task in LAB.tasks}
-    return JudgedSubmission(LAB.folder.name, submission.key, "judged", tests=tests, tasks=tasks)
+    return JudgedSubmission(
+        LAB.folder.name,
+        submission.key,
+        "judged",
+        tests=tests,
+        tasks=tasks,
+        findings=[str(each) for each in findings],
+        withheld={first.name: tasks[first.name] / 2} if findings else {},
+    )
 
 
 def answer_file(course: Path, student: str) -> Path:

@@ -15,11 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.labs.catalog import solution_file
 from labstaff.course.grade import SOME_NOT_GRADED, grade
 from labstaff.course.nbgrader_process import Nbgrader
-from labstaff.judge import examine as examining
-from labstaff.judge.examine import examine
 from labstaff.judge.judging import Judge
 from labstaff.judge.plain_text import cell, lines, one_line
 from labstaff.judge.submission import MOST_BYTES, NOTES_FILE, read_submission
@@ -144,9 +141,13 @@ FINE = {
 }
 """What costs nothing: each is worth 9 points."""
 
+NOT_REVIEWED = {
+    "deep_text": write(f"src/{FILE}", "-" * 200_000 + "1"),
+    "slow_text": write(f"src/{FILE}", CHAIN),
+}
+"""What cannot be reviewed: graded, worth nothing here, and to be looked at."""
+
 REFUSED = {
-    "deep_text": (write(f"src/{FILE}", "-" * 200_000 + "1"), "too deep, too large or too slow to parse"),
-    "slow_text": (write(f"src/{FILE}", CHAIN), "too deep, too large or too slow to parse"),
     "sparse_answer": (instead(f"src/{FILE}", sparse), f"there is no src/{FILE}"),
     "no_answer": (lambda folder: (folder / "src" / FILE).unlink(), f"there is no src/{FILE}"),
     "answer_is_a_link": (instead(f"src/{FILE}", lambda path: path.symlink_to("/etc/passwd")), "there is no"),
@@ -168,7 +169,7 @@ UNRECORDED = {
 }
 """What nbgrader can't record: said in a line, and judged where it can be."""
 
-N_BATCH = len(HONEST) + len(FINE) + len(REFUSED) + len(UNRECORDED) + 2
+N_BATCH = len(HONEST) + len(FINE) + len(NOT_REVIEWED) + len(REFUSED) + len(UNRECORDED) + 2
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +179,8 @@ def batch(made_course, tmp_path_factory):
     shutil.copytree(made_course, course)
     for student, points in HONEST.items():
         hand_in(course, student, points)
-    for student, change in {**FINE, **{name: each[0] for name, each in REFUSED.items()}, **UNRECORDED}.items():
+    changes = {**FINE, **NOT_REVIEWED, **{name: each[0] for name, each in REFUSED.items()}, **UNRECORDED}
+    for student, change in changes.items():
         change(hand_in(course, student, 9))
     as_archive_too(hand_in(course, "folder_and_archive", 9))
     os.symlink(course / "submitted" / "honest_11", course / "submitted" / "somebody_else")
@@ -186,7 +188,6 @@ def batch(made_course, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, Nbgrader() as nbgrader:
         patch.setattr(Judge, "judge", judge_by_its_word)
         patch.setattr("labstaff.course.grade.Nbgrader", lambda: contextlib.nullcontext(nbgrader))
-        patch.setattr(examining, "WAIT_SECONDS", 600)
         statuses = [
             grade(course / "submitted", [LAB], unsafe=True, table=course / "points.csv", say=each.append)
             for each in said
@@ -221,7 +222,12 @@ def test_there_are_sixty():
 def test_everybody_else_is_recorded(batch):
     course, _, statuses = batch
     assert statuses == [SOME_NOT_GRADED, SOME_NOT_GRADED], "some need looking at"
-    expected = {**HONEST, **dict.fromkeys(FINE, 9), **dict.fromkeys(REFUSED, 0), "folder_and_archive": 9}
+    expected = {
+        **HONEST,
+        **dict.fromkeys(FINE, 9),
+        **dict.fromkeys([*NOT_REVIEWED, *REFUSED], 0),
+        "folder_and_archive": 9,
+    }
     assert scores(course) == {student: float(points) for student, points in expected.items()}
 
 
@@ -243,13 +249,14 @@ def test_each_has_a_line(batch):
         "sparse_notebook": "report.ipynb: 3,100,000,000 bytes are too many",
         "deep_folders": "deep",
         "a_socket": "is no regular file",
+        **dict.fromkeys(NOT_REVIEWED, "is too deep, too large or too slow to be reviewed"),
     }.items():
         assert any(line.startswith(f"look at: {student}: ") and text in line for line in said), student
 
 
 def test_nothing_is_graded_twice(batch):
     _, (_, again), _ = batch
-    n_recorded = len(HONEST) + len(FINE) + len(REFUSED) + 1
+    n_recorded = len(HONEST) + len(FINE) + len(NOT_REVIEWED) + len(REFUSED) + 1
     assert again[-2].startswith(f"gradebook.db: 0 recorded, {n_recorded} passed over")
 
 
@@ -337,31 +344,6 @@ def test_a_student_is_told_of_a_size_and_not_of_memory(tmp_path):
     submission = read_submission(LAB, tmp_path)
     assert "larger than" in submission.problem
     assert len(submission.source) <= MOST_BYTES
-
-
-TEXTS = {
-    "attributes": CHAIN[:50_000],
-    "minus": b"-" * 500_000 + b"1",
-    "brackets": b"x = " + b"[" * 90 + b"]" * 90 + b"\n" + b"(" * 300_000,
-    "deep_else": b"".join(b" " * i + b"if x:\n" for i in range(90)) + b" " * 90 + b"pass\n",
-    "format": b'f"' + b"{" * 50_000,
-    "null": b"x = 1\x00",
-    "no_utf8": b"x = '\xff\xfe'",
-    "other_coding": b"# -*- coding: utf-7 -*-\nx = 1",
-}
-
-
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_any_text_is_examined_within_bounds(text):
-    """A child with limits looks at it: what would take minutes is given up, and nothing is raised here."""
-    flags, runs, problem = examine(text, LAB.module)
-    assert problem == "" or problem == one_line(problem)
-    assert len(flags) <= examining.MOST_FINDINGS + 1 and len(runs) <= examining.MOST_RUNS
-
-
-def test_an_honest_text_is_examined_whole():
-    flags, runs, problem = examine(solution_file(LAB).read_bytes(), LAB.module)
-    assert not flags and not problem and len(runs) > 300
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 
 import msgspec
 import pytest
@@ -25,13 +26,13 @@ from labstaff.grading.run import NothingToGrade
 from labstaff.judge.judging import Judge
 from labstaff.judge.kept import FILE, kept
 from tests.labstaff.course.own_word import LAB, answer, answer_file, hand_in, judge_by_its_word
-from tests.labstaff.course.recorded import first_scores, gradebook, graded, leftovers, shown
+from tests.labstaff.course.recorded import first_scores, gradebook, graded, shown
 
 pytestmark = pytest.mark.slow
 
 NAME = LAB.folder.name
 POINTS = {"ann": 5, "bob": 7, "cec": 11}
-N_KILLS = 20
+LONGEST_WAIT = 300.0
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_mended_tests_are_judged_and_recorded(course, nbgrader, monkeypatch):
     graded(course)
     monkeypatch.setattr("labstaff.course.grade.Nbgrader", Nbgrader)  # it is to see the environment below
     monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "11")
-    monkeypatch.setattr("own_word.WORTH", re.compile(rb"# points: \d?(\d)"))
+    monkeypatch.setattr("tests.labstaff.course.own_word.WORTH", re.compile(rb"# points: \d?(\d)"))
     said = graded(course)
     assert "3 results were judged by another version of the course: judged again" in said
     assert first_scores(course) == {"ann": 5, "bob": 7, "cec": 1}
@@ -91,7 +92,7 @@ def test_mended_tests_are_judged_and_recorded(course, nbgrader, monkeypatch):
 
 def test_force_judges_again_too(course, nbgrader, monkeypatch):
     graded(course)
-    monkeypatch.setattr("own_word.WORTH", re.compile(rb"# points: \d?(\d)"))
+    monkeypatch.setattr("tests.labstaff.course.own_word.WORTH", re.compile(rb"# points: \d?(\d)"))
     assert graded(course)[-1].startswith("gradebook.db: 0 recorded")
     assert graded(course, force=True)[-1].startswith("gradebook.db: 3 recorded")
     assert first_scores(course) == {"ann": 5, "bob": 7, "cec": 1}
@@ -147,10 +148,10 @@ def test_an_archive_in_a_course_is_not_lost_in_silence(course, nbgrader):
 
 
 def test_a_failure_of_the_judge_is_that_of_one(course, nbgrader, monkeypatch, tmp_path):
-    def fails_once(self, submission, seed):
+    def fails_once(self, submission, seed, findings):
         if b"points: 7" in submission.source:
             raise RuntimeError("no memory")
-        return judge_by_its_word(self, submission, seed)
+        return judge_by_its_word(self, submission, seed, findings)
 
     monkeypatch.setattr(Judge, "judge", fails_once)
     said = graded(course, status=1, table=tmp_path / "points.csv")
@@ -173,8 +174,8 @@ def test_refused_ones_are_flagged_in_formgrader(course, nbgrader):
 def test_what_a_person_should_look_at_is_flagged_in_formgrader(course, nbgrader, monkeypatch):
     """Also where there are points: nobody opens every submission in search of a note."""
 
-    def judge(self, submission, seed):
-        judged = judge_by_its_word(self, submission, seed)
+    def judge(self, submission, seed, findings):
+        judged = judge_by_its_word(self, submission, seed, findings)
         looks_odd = submission.source == answer(POINTS["bob"]).encode()
         return msgspec.structs.replace(judged, flags=["imports nowhere"]) if looks_odd else judged
 
@@ -187,6 +188,25 @@ def test_what_a_person_should_look_at_is_flagged_in_formgrader(course, nbgrader,
     assert first_scores(course) == POINTS
     flagged = {student: flag for student, _, flag, _ in gradebook(course)["submitted"]}
     assert flagged == {"ann": 0, "bob": 1, "cec": 1}
+
+
+def test_what_is_withheld_is_released_by_a_look(course, nbgrader):
+    with answer_file(course, "bob").open("a") as file:
+        file.write("import ctypes\n")
+    said = graded(course)
+    assert "look at: bob: line 2: imports ctypes (3.5 points withheld until lab grade … --looked-at bob)" in said
+    assert first_scores(course) == {**POINTS, "bob": 3.5}
+    flagged = {student: flag for student, _, flag, _ in gradebook(course)["submitted"]}
+    assert flagged == {"ann": 0, "bob": 1, "cec": 0}
+    assert not any(line.startswith("look at") for line in graded(course, looked_at=["bob"]))
+    assert first_scores(course) == POINTS
+    assert not any(line.startswith("look at") for line in graded(course)), "it stays released"
+    with answer_file(course, "bob").open("a") as file:
+        file.write("import mmap\n")
+    graded(course)
+    assert first_scores(course) == {**POINTS, "bob": 3.5}, "another file is to be looked at anew"
+    with pytest.raises(NothingToGrade, match="no submission of zoe"):
+        graded(course, looked_at=["zoe"])
 
 
 def test_no_folder_is_one_line(tmp_path):
@@ -204,7 +224,7 @@ def test_ctrl_c_is_one_line_and_loses_nothing(course, nbgrader, monkeypatch):
     reader, writer = os.pipe()
     began, go_on = os.pipe()
 
-    def slow(self, submission, seed):
+    def slow(self, submission, seed, findings):
         os.write(writer, b"x")
         os.read(began, 1)
         return judge_by_its_word(self, submission, seed)
@@ -229,48 +249,30 @@ def test_ctrl_c_is_one_line_and_loses_nothing(course, nbgrader, monkeypatch):
     assert f"3 submissions: {3 - n_kept} judged now, {n_kept} were judged before" in graded(course)
 
 
-def run_recording(*arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "tests.labstaff.course.recording", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def lab_grade(course):
+    """`lab grade` in a process group of its own, with the real grader and nbgrader."""
+    command = [sys.executable, "-m", "labkit.commands.cli", "grade", str(course / "submitted"), "--lab", "01"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
-@pytest.fixture(scope="module")
-def killed(made_course, shared_nbgrader, tmp_path_factory):
-    """A course whose grader was killed again and again, and what the last, undisturbed run made of it."""
-    course = tmp_path_factory.mktemp("killed") / "course"
-    shutil.copytree(made_course, course)
-    for student, points in POINTS.items():
-        hand_in(course, student, points)
-    run_recording("once", course)
-    assert shared_nbgrader(course, "generate_feedback", NAME).status == 0
-    said = run_recording("kill", course, N_KILLS, 1)
-    return course, said
-
-
-def test_killed_at_any_moment_it_ends_the_same(killed, made_course, nbgrader, tmp_path):
-    course, said = killed
-    n_killed = int(said.split()[1])
-    assert n_killed > N_KILLS // 2, "the kills came too late"
-    assert said.strip().endswith("at last 0")
-    undisturbed = tmp_path / "course"
-    shutil.copytree(made_course, undisturbed)
-    shutil.copy(course / FILE, undisturbed)
-    shutil.copytree(course / "submitted", undisturbed / "submitted")
-    graded(undisturbed)
-    assert nbgrader(undisturbed, "generate_feedback", NAME).status == 0
+def test_killed_while_recording_and_run_again_it_ends_the_same(course, tmp_path):
+    undisturbed = tmp_path / "undisturbed"
+    shutil.copytree(course, undisturbed)
+    killed = lab_grade(course)
+    give_up = time.monotonic() + LONGEST_WAIT
+    while not list(course.glob("autograded/*")) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL, "it was done before it was killed"
+    assert lab_grade(course).wait(LONGEST_WAIT) == lab_grade(undisturbed).wait(LONGEST_WAIT) == 0
     assert gradebook(course) == gradebook(undisturbed)
     assert shown(course) == shown(undisturbed)
-    assert not list(course.glob("feedback/*/*/*.ipynb")), "a half page was left"
-    assert leftovers(course) == []
 
 
 def test_two_graders_at_once(course):
-    assert run_recording("together", course).strip() == "[0, 0]"
-    assert first_scores(course) == POINTS
-    assert "2 recorded" not in (course / "said.txt").read_text(), "one of them did all, the other found it done"
+    assert [each.wait(LONGEST_WAIT) for each in [lab_grade(course), lab_grade(course)]] == [0, 0]
+    assert first_scores(course) == dict.fromkeys(POINTS, 0)
 
 
 def test_a_full_disk_leaves_nothing_half(course, monkeypatch):

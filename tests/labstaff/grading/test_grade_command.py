@@ -52,14 +52,21 @@ def with_import(lab: Lab, statement: str) -> str:
     return text.replace("\nimport ", f"\n{statement}\nimport ", 1)
 
 
-def test_importing_an_allowed_library_costs_no_points(tmp_path):
+def test_ordinary_style_costs_no_points(tmp_path):
     labs = [find_lab("04"), find_lab("08")]
     statements = {"04": "import matplotlib.pyplot as plt", "08": "from matplotlib.figure import Figure"}
     for lab in labs:
         submit(tmp_path / "submitted", "ann", lab, with_import(lab, statements[lab.number]))
+    compiled = solution_file(labs[1]).read_text(encoding="utf-8")
+    for options, helper in (("", "_precise"), ("(dynamic=True)", "_scores")):
+        assert f"\ndef {helper}(" in compiled
+        compiled = compiled.replace(f"\ndef {helper}(", f"\n@torch.compile{options}\ndef {helper}(")
+    submit(tmp_path / "submitted", "bob", labs[1], compiled)
     found = points(tmp_path / "submitted", labs)
-    for lab in labs:
-        assert found["ann", lab.folder.name] == {task.name: task.points for task in lab.tasks}
+    full = {lab.folder.name: {task.name: task.points for task in lab.tasks} for lab in labs}
+    assert found == {
+        (student, labs[n].folder.name): full[labs[n].folder.name] for student, n in [("ann", 0), ("ann", 1), ("bob", 1)]
+    }
 
 
 def test_no_file_of_a_submission_is_imported_outside_the_sandbox(tmp_path):

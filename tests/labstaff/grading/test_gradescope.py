@@ -70,7 +70,7 @@ def written(path, outcomes, **options) -> list[dict]:
     "changed",
     [
         {},
-        {"flags": ["imports nowhere"]},
+        {"flags": ["a link"], "findings": ["line 1: imports nowhere"], "withheld": {SECOND.name: 1.0}},
         {"status": "refused", "reason": "there is no src/profiling.py"},
         {"tasks": {FIRST.name: math.nan, SECOND.name: 1e9}},
         {"tasks": {}, "tests": {}, "messages": {}},
@@ -85,14 +85,17 @@ def test_whatever_was_found_gradescope_can_read(tmp_path, changed, visibility):
 
 
 def test_a_test_for_each_task(tmp_path):
-    (told,) = written(tmp_path / "results.json", [outcome(flags=["imports nowhere"])])
+    (told,) = written(
+        tmp_path / "results.json", [outcome(findings=["line 1: imports nowhere"], withheld={SECOND.name: 1.0})]
+    )
     *tasks, for_the_grader = told["tests"]
     assert [(test["name"], test["max_score"]) for test in tasks] == [(task.name, task.points) for task in LAB.tasks]
     assert [(test["score"], test["status"]) for test in tasks[:2]] == [(FIRST.points, "passed"), (1.0, "failed")]
     assert told["score"] == sum(test["score"] for test in tasks)
     assert "off by 0.5" in tasks[1]["output"]
     assert {test["output_format"] for test in told["tests"]} == {"text"}, "what a student wrote is not to be rendered"
-    assert for_the_grader["output"] == "imports nowhere"
+    assert for_the_grader["output"] == "line 1: imports nowhere"
+    assert "1 points are withheld until the instructor has looked at line 1: imports nowhere" in tasks[1]["output"]
     assert for_the_grader["visibility"] == "hidden"
     assert "score" not in for_the_grader, "it is nothing that earns points"
 

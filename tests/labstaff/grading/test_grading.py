@@ -19,11 +19,11 @@ import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
 from labstaff.answers.mistakes import find_mistake
+from labstaff.grader.source import syntax_runs
 from labstaff.grading import many
 from labstaff.grading.many import Job, Judged, Outcome, Running, find_submissions, judge_all, judge_here
 from labstaff.grading.similar import similar_groups
 from labstaff.grading.summary import summary_lines, write_table
-from labstaff.judge.examine import examine
 from labstaff.judge.judging import Judge
 from labstaff.judge.kept import FILE
 from labstaff.judge.results import JudgedSubmission, load, path_of, save
@@ -75,7 +75,7 @@ def test_each_gets_what_it_has_written(outcomes):
 
 
 def test_the_reason_is_kept(outcomes):
-    assert any("imports nowhere" in flag for flag in outcomes["dan"].judged.flags)
+    assert outcomes["dan"].judged.findings == ["line 1: imports nowhere"]
     assert "not divided by √d" in "\n".join(outcomes["cec"].judged.messages.values())
     assert "defines no analyze_scaling" in "\n".join(outcomes["eve"].judged.messages.values())
 
@@ -104,7 +104,7 @@ def test_each_thread_of_a_worker_has_a_judge_of_its_own(monkeypatch):
     together = threading.Barrier(2, timeout=60)
     used = []
 
-    def judge(self, submission, seed):
+    def judge(self, submission, seed, findings):
         used.append(self)
         together.wait()
         return JudgedSubmission(LAB.folder.name, submission.key, "judged")
@@ -120,7 +120,9 @@ def test_each_thread_of_a_worker_has_a_judge_of_its_own(monkeypatch):
 
 def test_a_result_that_cannot_be_kept_is_that_of_one(course, monkeypatch, tmp_path):
     """As on a full disk: it is said whose it was, and the others are kept."""
-    monkeypatch.setattr(Judge, "judge", lambda self, each, seed: JudgedSubmission("lab01", each.key, "judged"))
+    monkeypatch.setattr(
+        Judge, "judge", lambda self, each, seed, findings: JudgedSubmission("lab01", each.key, "judged")
+    )
 
     def save_if_there_is_room(path, judged):
         if judged.key == bob.key:
@@ -139,7 +141,7 @@ def test_a_result_that_cannot_be_kept_is_that_of_one(course, monkeypatch, tmp_pa
 def test_it_is_known_which_submission_is_being_judged(course, monkeypatch, tmp_path):
     running, seen = Running(), []
 
-    def judge(self, submission, seed):
+    def judge(self, submission, seed, findings):
         seen.extend(running.since)
         return JudgedSubmission("lab01", submission.key, "judged")
 
@@ -161,7 +163,8 @@ def test_the_summary(outcomes, tmp_path):
     said = "\n".join(summary_lines(LAB, list(outcomes.values())))
     assert "6 submissions judged" in said
     assert "3 of 6 pass all tests" in said.splitlines()[1]
-    assert "look at: dan: profiling.py line 1: imports nowhere" in said
+    assert "look at: dan: line 1: imports nowhere" in said
+    assert said.count("look at: ") == 1, "a plainly wrong answer is nothing to look at"
     (group,) = [line for line in said.splitlines() if line.startswith("nearly the same")]
     assert group.startswith("nearly the same: ann, dan, eve, fay ("), "one line for all of them"
     write_table(tmp_path / "points.csv", list(outcomes.values()))
@@ -198,7 +201,7 @@ def test_a_class_that_is_not_there_is_said_so(text, says):
 
 
 def runs(text):
-    return examine(text.encode(), LAB.module).runs
+    return syntax_runs(text)
 
 
 def test_similar_files_whatever_the_names():
