@@ -33,7 +33,6 @@ from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.recorder import Recorder
 from labstaff.grading.many import find_submissions, judge_all
 from labstaff.grading.run import grade_submitted
-from labstaff.judge import examine
 from labstaff.judge.judging import hidden_seed
 
 KERNEL_WAY = """
@@ -112,7 +111,6 @@ def _seconds_of(way: Callable[..., None], *arguments: object) -> tuple[float, fl
 
 def _wait_for_the_rest() -> None:
     """Until every process that was left behind has ended: CPU time counts for whoever waits for it."""
-    examine.end()
     deadline = time.monotonic() + END_SECONDS
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:

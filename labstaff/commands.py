@@ -12,20 +12,17 @@ from labkit.labs.catalog import ROOT, find_lab, find_labs
 from labstaff.course.commands import add_commands as add_commands_after_grading
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the instructor's commands to `lab`."""
-    app.command(rich_help_panel="instructors")(build)
-    app.command(rich_help_panel="instructors")(new)
-    app.command(rich_help_panel="instructors")(mistake)
-    app.command(rich_help_panel="instructors")(release)
-    app.command(rich_help_panel="instructors")(site)
-    app.command(rich_help_panel="instructors")(course)
-    app.command(rich_help_panel="instructors")(grade)
-    add_commands_after_grading(app)
+def add_commands(app: typer.Typer, group: str) -> None:
+    """Add the instructor's commands to `lab`, in a group of its help."""
+    for command in (course, grade, release, site, mistake, build, new):
+        app.command(rich_help_panel=group)(command)
+    add_commands_after_grading(app, group)
 
 
 def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None) -> None:
-    """Derive stubs and reports again from solutions/, and the course's map from the manifests."""
+    """Derive stubs, reports and the review's allowances from solutions/, and the course's map from the manifests."""
+    from labkit.suite.review import ALLOWANCES
+    from labstaff.derive.allowances import refresh_allowances
     from labstaff.derive.build import build as build_lab
     from labstaff.derive.course_map import refresh_figure, refresh_page
     from labstaff.derive.markers import MarkerError
@@ -38,7 +35,8 @@ def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] 
                 typer.echo(f"wrote {path.relative_to(ROOT)}")
             if not changed:
                 typer.echo(f"{lab.label}: up to date")
-        for path in [*refresh_page(ROOT, find_labs()), *refresh_figure()]:
+        allowances = [ALLOWANCES] if refresh_allowances() else []
+        for path in [*allowances, *refresh_page(ROOT, find_labs()), *refresh_figure()]:
             typer.echo(f"wrote {path.relative_to(ROOT)}")
     except (MarkerError, ReportError) as error:
         sys.exit(f"lab build: {error}")
@@ -150,6 +148,10 @@ def grade(
     ] = "after_published",
     unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="judge without bubblewrap")] = False,
     force: Annotated[bool, typer.Option("--force", help="judge and record again what was graded before")] = False,
+    looked_at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STUDENT", help="release what is withheld: you have looked at this student's source"),
+    ] = None,
 ) -> None:
     """Judge submissions, several at once, each in a sandbox; a run that was interrupted goes on where it ended.
 
@@ -178,6 +180,7 @@ def grade(
             table=table,
             export=Export(export, Visibility(visibility)) if export else None,
             force=force,
+            looked_at=looked_at or [],
             say=typer.echo,
         )
     except OSError as error:

@@ -102,6 +102,7 @@ def style() -> AbstractContextManager[None]:
     settings: Any = {
         "figure.facecolor": PAPER,
         "figure.constrained_layout.use": True,
+        "figure.constrained_layout.h_pad": 0.1,  # inches: a title touches neither the edge nor the panel above it
         "figure.figsize": (5.0, 4.2),
         "font.size": 10,
         "text.color": INK,

@@ -1,11 +1,12 @@
-"""The traces that chapters 2, 5 and 6 link to, in docs/_static/traces: `uv run python -m labstaff.traces` makes them.
+"""Makes the traces that chapters 2, 5 and 6 link to, in docs/_static/traces: `uv run python -m labstaff.traces`.
 
-Labs 05's and 06's solutions are traced, so they can be made again only where `solutions/` is. Of a solution's lines
-the pages tell the function and the number: students read them too.
+Labs 05's and 06's solutions are traced, so this needs `solutions/`. Of a solution's lines the pages show the function
+and the number only: students read them too.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,8 @@ import torch
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.meters.tracing import Trace
-from labkit.trace.page import page
+from labkit.trace.page import FOLDER as VIEWER_FOLDER
+from labkit.trace.page import VIEWER, page
 from labkit.trace.record import record
 from labkit.trace.targets import find_target
 
@@ -67,27 +69,43 @@ def untold(trace: Trace) -> Trace:
 def step() -> list[tuple[str, Trace]]:
     """Chapter 2: one training step, its softmax in four operators and in one."""
     forms = {"softmax, written out": softmax_written_out, "softmax, built in": softmax_built_in}
-    return [(name, record(form, inputs(SHAPE, SHAPE, SHAPE))) for name, form in forms.items()]
+    return [(name, record(form, inputs(SHAPE, SHAPE, SHAPE), simulated=True)) for name, form in forms.items()]
 
 
 def attention() -> list[tuple[str, Trace]]:
     """Chapter 5: the textbook's attention, and Lab 05's solution."""
-    textbook = record(softmax_built_in, inputs(SHAPE, SHAPE, SHAPE))
-    flash = record(solved("05", "FlashAttention.apply"), inputs(SHAPE, SHAPE, SHAPE))
+    textbook = record(softmax_built_in, inputs(SHAPE, SHAPE, SHAPE), simulated=True)
+    flash = record(solved("05", "FlashAttention.apply"), inputs(SHAPE, SHAPE, SHAPE), simulated=True)
     return [("attention, weights kept", textbook), ("FlashAttention", untold(flash))]
 
 
 def chain() -> list[tuple[str, Trace]]:
     """Chapter 6: sixteen functions, kept and in four segments."""
     functions = [torch.tanh] * LAYERS
-    kept = record(partial(plain_chain, functions), inputs(ACTIVATION))
-    again = record(partial(solved("06", "checkpoint_sequential"), functions, SEGMENTS), inputs(ACTIVATION))
+    kept = record(partial(plain_chain, functions), inputs(ACTIVATION), simulated=True)
+    again = record(
+        partial(solved("06", "checkpoint_sequential"), functions, SEGMENTS), inputs(ACTIVATION), simulated=True
+    )
     return [(f"{LAYERS} functions, all kept", kept), (f"in {SEGMENTS} checkpointed segments", untold(again))]
 
 
-TRACES = {"02_step": step, "05_attention": attention, "06_chain": chain}
+TRACES: dict[str, tuple[str, Callable[[], list[tuple[str, Trace]]]]] = {
+    "02_step": ("02_measuring_memory", step),
+    "05_attention": ("05_flash_attention", attention),
+    "06_chain": ("06_recomputation", chain),
+}
+"""Each with the chapter that links to it and what makes it."""
+
+
+def chapter_page(name: str) -> str:
+    """The page of one of `TRACES`, which loads the viewer's files from its folder."""
+    chapter, make = TRACES[name]
+    return page(make(), viewer=False, back=(f"../../{chapter}.html", "Attention Labs: back to the chapter"))
+
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for name, make in TRACES.items():
-        (FOLDER / f"{name}.html").write_text(page(make()), encoding="utf-8")
+    for viewer_file in VIEWER:
+        shutil.copyfile(VIEWER_FOLDER / viewer_file, FOLDER / viewer_file)
+    for name in TRACES:
+        (FOLDER / f"{name}.html").write_text(chapter_page(name), encoding="utf-8")

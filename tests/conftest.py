@@ -15,15 +15,27 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run beside the tests: torch's threads would wait for one another
 
-import judging
 import pytest
 
-from labkit.labs.catalog import ROOT
+from labkit.commands.lockfile import hide_additions
+from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import verdict_from
+from labstaff.judge.sandbox import SandboxMissing, require_bubblewrap
+from tests import judging
+from tests.labstaff.site.built_site import CHROMIUM, a_browser
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from labstaff.course.nbgrader_process import Nbgrader
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts behind a script's back
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # commands that are started here are to hear Ctrl-C
 
 LONGEST_WAIT = 900.0
 
@@ -48,9 +60,15 @@ class Judges:
         asked, self._results = Path(self._folder.name, "jobs.json"), Path(self._folder.name, "results")
         asked.write_text(json.dumps([asdict(job) for job in jobs]), encoding="utf-8")
         self._results.touch()
-        command = [sys.executable, judging.__file__, str(asked), str(self._results), "bubblewrap" if sandboxed else ""]
-        beside = [str(ROOT), str(Path(__file__).parent)]  # this house, none installed; and a plugin that runs name
-        path = os.pathsep.join([*beside, *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [
+            sys.executable,
+            "-m",
+            judging.__name__,
+            str(asked),
+            str(self._results),
+            "bubblewrap" if sandboxed else "",
+        ]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # this tree, none installed
         self._process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "PYTHONPATH": path})
         self._n_read = 0
 
@@ -105,11 +123,82 @@ def python_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(holder, name, getattr(holder, name))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the tests that wait for the suites' results come last."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, for all tests of a file."""
+    with a_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course of Lab 01 as `lab course` makes it, to be copied."""
+    from labstaff.course.make import make_course
+    from labstaff.course.nbgrader_process import Nbgrader
+
+    course = tmp_path_factory.mktemp("made") / "course"
+    with Nbgrader() as nbgrader:
+        make_course([find_lab("01")], course, nbgrader)
+    return course
+
+
+@pytest.fixture(scope="module")
+def shared_nbgrader() -> Iterator[Nbgrader]:
+    """nbgrader, imported once for all tests of a file."""
+    from labstaff.course.nbgrader_process import Nbgrader
+
+    with Nbgrader() as nbgrader:
+        yield nbgrader
+
+
+def pytest_configure() -> None:
+    """As `lab` does when it starts: these tests may be the first thing that is run in a clone."""
+    hide_additions(ROOT)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """With `-n`, keep a file's tests together: they share what takes long to make.
+
+    In `addopts` the switch would be unknown wherever plugins are not loaded: in every run of a lab's suite.
+    """
+    if getattr(config.option, "dist", "") == "no" and config.option.numprocesses:
+        config.option.dist = "loadfile"
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m, so that only what was asked for is counted
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is slow or cannot run here, and let the tests that wait for the suites' results come last."""
+    left_out = config.stash[LEFT_OUT] = []
+    for marker, reason in REASONS.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and (why := reason(config)):
+            left_out.append(f"{marker}: {len(marked)} tests were not run: {why}")
+            items[:] = [item for item in items if item not in marked]
     items.sort(key=lambda item: "job" in _params(item))
 
 
+def _slow_problem(config: pytest.Config) -> str:
+    """What to type for the slow tests, unless markers were named."""
+    return "" if config.option.markexpr else "uv run pytest -m slow -n 2 runs them"
+
+
+def _browser_problem(_config: pytest.Config) -> str:
+    return "" if CHROMIUM else "there is no Chromium; Debian's package is called chromium"
+
+
+def _sandbox_problem(_config: pytest.Config) -> str:
+    try:
+        require_bubblewrap()
+    except SandboxMissing as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+REASONS = {"slow": _slow_problem, "browser": _browser_problem, "sandbox": _sandbox_problem}
+"""Why tests with this marker are not run now, in one line; an empty text where they are."""
+
+LEFT_OUT = pytest.StashKey[list[str]]()
 SECONDS = pytest.StashKey[dict[Job, float]]()
 FILE_SECONDS: dict[str, float] = defaultdict(float)
 
@@ -120,7 +209,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say where the time went: by file, and by lab for the runs of labs' suites."""
+    """Say what was left out, and where the time went: by file, and by lab for the runs of labs' suites."""
+    for line in config.stash.get(LEFT_OUT, []):
+        terminalreporter.write_line(line)
     by_file = sorted(FILE_SECONDS.items(), key=lambda item: -item[1])
     terminalreporter.section("where the time went")
     terminalreporter.write_line("  ".join(f"{name} {seconds:.1f} s" for name, seconds in by_file if seconds >= 0.05))

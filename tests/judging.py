@@ -1,7 +1,7 @@
 """Runs labs' suites for the course's tests, beside them: a process of its own, so that their memory can be weighed.
 
-`python judging.py JOBS RESULTS SANDBOX` reads jobs from the file JOBS, runs them two at a time, each in a child forked
-from a warm parent, and adds a line to RESULTS for each.
+`python -m tests.judging JOBS RESULTS SANDBOX` reads jobs from the file JOBS, runs them two at a time, each in a child
+forked from a warm parent, and adds a line to RESULTS for each.
 """
 
 from __future__ import annotations

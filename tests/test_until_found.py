@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
-from labkit.labs.catalog import find_lab
+from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.prefork import WarmRunner
 from labstaff.answers.mistakes import find_mistake
 
@@ -23,11 +22,11 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistake")
     MISTAKE.write(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
         runner = WarmRunner()
 
     def run_on_mistake(says, *tests):
-        options = ("-p", "until_found", "--says", says, "--src", str(folder))
+        options = ("-p", "tests.until_found", "--says", says, "--src", str(folder))
         run = runner.run(MISTAKE.lab.label, *options, tests=tests)
         assert not run.problem
         return run

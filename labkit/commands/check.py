@@ -11,16 +11,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from labkit.commands.counts import count_tables
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.apart import OnVerdict, run_apart
 from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.results import add_up, store, stored
+from labkit.suite.review import review
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.suite.words import line_style, run_lines, unusable_lines
 from labkit.trace.offer import can_be_traced
 
 LONG_SECONDS = 15.0
+MOST_FINDINGS = 10
 
 
 def check_lab(lab: Lab, tasks: Sequence[Task] = (), *, everything: bool = False, show_prints: bool = False) -> int:
@@ -35,7 +38,7 @@ def check_lab(lab: Lab, tasks: Sequence[Task] = (), *, everything: bool = False,
     if problem := platform_problem(lab) or file_problem(lab.answer_file):
         print_lines(console, unusable_lines(lab, problem))
         return 1
-    print_lines(console, refused_lines(lab))
+    print_lines(console, review_lines(lab))
     began = time.monotonic()
     run = _run(lab, tasks, show_prints)
     if run.problem:
@@ -43,6 +46,9 @@ def check_lab(lab: Lab, tasks: Sequence[Task] = (), *, everything: bool = False,
         return 2
     print_lines(console, run_lines(lab, run.verdicts, everything=everything))
     print_lines(console, trace_lines(lab, run.verdicts))
+    for table in count_tables(lab, run.verdicts):
+        console.print()
+        console.print(table, soft_wrap=False)
     _keep(console, lab, run, 0.0 if tasks else time.monotonic() - began)
     return 0 if all(verdict.passed for verdict in run.verdicts) else 1
 
@@ -60,15 +66,14 @@ def trace_lines(lab: Lab, verdicts: Sequence[Verdict]) -> list[str]:
     return [f"see its memory: uv run lab trace {lab.number} {task.name}" for task in tasks]
 
 
-def refused_lines(lab: Lab) -> list[str]:
-    """What of the student's file grading would refuse, though everything here runs it."""
-    try:
-        from labkit.suite.allowed import refusals
-    except ImportError:
+def review_lines(lab: Lab) -> list[str]:
+    """What of the student's file the instructor will be shown when it is graded."""
+    found = review(lab.answer_file.read_text(encoding="utf-8-sig"), lab)
+    if not found:
         return []
-    found = refusals(lab.answer_file.read_text(encoding="utf-8-sig"), lab)
-    lines = [f"✗ grading refuses {lab.answer_file.name}: line {line} {what}" for line, what in found]
-    return [*lines, ""] if lines else []
+    lines = [f"  {each}" for each in found[:MOST_FINDINGS]]
+    more = [f"  and {len(found) - MOST_FINDINGS} more"] if len(found) > MOST_FINDINGS else []
+    return [f"When {lab.answer_file.name} is graded, your instructor will be shown:", *lines, *more, ""]
 
 
 def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool) -> SuiteRun:

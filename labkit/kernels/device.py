@@ -37,12 +37,8 @@ def on_device(file: Path, function: str, tensors: Sequence[Any], *more: Any) -> 
         given, made = Path(folder, "given.pt"), Path(folder, "made.pt")
         torch.save({"tensors": list(tensors), "more": list(more)}, given)
         run = subprocess.run(
-            [sys.executable, "-m", "labkit.kernels.device", str(file), function, str(given), str(made)],
-            env={
-                **os.environ,
-                SWITCH: "0",
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            },
+            [sys.executable, "-P", "-m", "labkit.kernels.device", str(file), function, str(given), str(made)],
+            env={**os.environ, SWITCH: "0", "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             timeout=SECONDS,

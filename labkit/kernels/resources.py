@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from labkit.kernels.bubblewrap import bwrap_path
 from labkit.meters.kernels.kept import made_once
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
@@ -121,21 +121,22 @@ def assembler() -> Path:
 @functools.cache
 def _boxed() -> bool:
     """Whether bubblewrap is there and works."""
-    if shutil.which("bwrap") is None:
+    if (bwrap := bwrap_path()) is None:
         return False
-    tried = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--", "/usr/bin/true"]
+    tried = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--", "/usr/bin/true"]
     return subprocess.run(tried, capture_output=True).returncode == 0
 
 
 def _walls(ptxas: Path, text: Path) -> list[str]:
     """What stands before the assembler's command: a box with itself, the system's libraries and the text."""
-    if not _boxed():
+    bwrap = bwrap_path()
+    if bwrap is None or not _boxed():
         return []
     shown = [
         path for path in map(Path, ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")) if path.exists()
     ]
     bound = [part for path in (*shown, ptxas, text) for part in ("--ro-bind", str(path), str(path))]
-    walls = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    walls = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     return [*walls, "--tmpfs", "/tmp", "--dev", "/dev", *bound, "--"]  # an environment may lie below /tmp, and be shown
 
 

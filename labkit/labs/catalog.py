@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.labs.manifest import FOLDER_PATTERN, MANIFEST_NAME, Lab, ManifestError, Task, read_manifest
@@ -48,6 +50,15 @@ def find_lab(key: str, root: Path = ROOT) -> Lab:
             return lab
     there = ", ".join(f"{lab.number} ({lab.title})" for lab in labs) or "none"
     raise UnknownLab(f"there is no lab {key!r}; there are: {there}")
+
+
+def python_path(environment: Mapping[str, str] = os.environ) -> str:
+    """PYTHONPATH for a Python process of the course: this repository first, and nothing relative to a folder.
+
+    An empty or relative entry means the current folder, which may hold a submission's files.
+    """
+    others = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(ROOT), *filter(os.path.isabs, others)])
 
 
 def solution_folder(lab: Lab) -> Path:

@@ -39,6 +39,8 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
     Raises:
         RuntimeError: tracemalloc is already running, so that the peak would be somebody else's.
     """
+    if hasattr(function, "__beside__"):
+        return ArrayMemory(*function.__beside__(measure_arrays, *args, warm=warm, **kwargs))
     if hasattr(function, "__measure__"):
         return ArrayMemory(*function.__measure__("measure_arrays", args, {"warm": warm, **kwargs}))
     if tracemalloc.is_tracing():

@@ -56,6 +56,22 @@ def profile_memory(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile
     return ProfiledMemory(tuple(_made_here(record for _, record in timed)), result)
 
 
+def allocated_and_released(run: profile, prefix: str) -> dict[str, int]:
+    """Bytes that each event whose name begins with `prefix` held at its peak over what it left allocated."""
+    found = {}
+    for event in _events(run.profiler.kineto_results.experimental_event_tree()):  # type: ignore[union-attr]
+        if event.name.startswith(prefix):
+            sizes = [record.nbytes for _, record in sorted(_allocations([event], ()), key=lambda pair: pair[0])]
+            found[event.name] = _peak(sizes) - max(sum(sizes), 0)
+    return found
+
+
+def _events(roots: Iterable[Any]) -> Iterator[Any]:
+    for event in roots:
+        yield event
+        yield from _events(event.children)
+
+
 def _allocations(events: Iterable[Any], inside: tuple[tuple[int, str], ...]) -> Iterator[tuple[int, Allocation]]:
     for event in events:
         if event.tag == torch._C._profiler._EventType.Allocation:

@@ -18,15 +18,33 @@ Function = Callable[..., Any]
 Tensors = Sequence[torch.Tensor]
 
 
-def step(fn: Function, inputs: Tensors, d_out: torch.Tensor, on_nan: bool = False) -> tuple[Any, Any, list[Any]]:
-    """The output before the backward pass and after it, and the gradients; `on_nan`: `empty` hands out NaN."""
+def step(
+    fn: Function,
+    inputs: Tensors,
+    d_out: torch.Tensor | None,
+    on_nan: bool = False,
+    needs: Sequence[bool] = (),
+    n_backward: int = 1,
+) -> tuple[Any, Any, list[Any]]:
+    """The output before the backward pass and after it, and the gradients.
+
+    Args:
+        d_out: the output's gradient; None for that of its sum, one number that is expanded.
+        on_nan: `empty` hands out NaN.
+        needs: which of the inputs need a gradient; all when empty.
+        n_backward: how many backward passes there are through the one graph.
+    """
     leaves = _leaves(inputs)
+    for leaf, needed in zip(leaves, needs, strict=False):
+        leaf.requires_grad_(needed)
     with UninitialisedIsNaN() if on_nan else contextlib.nullcontext():
         out = fn(*leaves)
         if not isinstance(out, torch.Tensor):
             return out, None, []
         before = out.detach().clone()
-        (out * d_out).sum().backward()
+        for _ in range(n_backward):
+            loss = out.sum() if d_out is None else (out * d_out).sum()
+            loss.backward(retain_graph=n_backward > 1)
     return before, out.detach(), [x.grad for x in leaves]
 
 

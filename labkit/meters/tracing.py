@@ -1,26 +1,37 @@
-"""Follows every block of memory from the operator that made it to its release, with the line of code behind it."""
+"""Follows every block of memory from the operator that made it to its release, with the code behind it."""
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import sys
 import sysconfig
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.timeline import Block, Event
 
+MARK = "traced operator "
+"""Begins the name under which `torch.profiler` sees an operator; the number of the step follows."""
+THERE_BEFORE = ("parameter", "input", "before")
+"""Kinds of blocks that were there before the run; they count in `Trace.before_bytes`, not in a step's bytes."""
 ENGINE = "_engine_run_backward"
+CALL_OF_MODULE = torch.nn.Module._call_impl.__code__
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of somebody's code. `file` is a name, not a path: a trace is shown to others."""
+    """A line of code. `file` is a name, not a path: a trace is shown to others."""
 
     file: str
     number: int
@@ -29,60 +40,107 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Where an operator was called: indices into `Trace.lines`, the innermost first, and the path of the module."""
+
+    lines: tuple[int, ...]
+    module: str = ""
+
+
+@dataclass(frozen=True)
 class Step:
     """The moment after one operator has run, its operands still held.
 
-    `node` is the autograd node that ran it, None in the forward pass. `line` is an index into `Trace.lines`: the line
-    that ran the operator, or, if `for_gradient`, the line of the forward pass whose gradient it computes; None where no
-    line of the traced code is behind it.
+    `node` is the autograd node that ran it, None in the forward pass. `stack` is an index into `Trace.stacks`: the code
+    that ran the operator, or, if `for_gradient`, the code of the forward pass whose gradient it computes; None where
+    only torch itself called it. `live_bytes` are those of tensors made by the run, `workspace_bytes` what the operator
+    needed in addition while it ran.
     """
 
     op: str
     node: str | None
-    line: int | None
+    stack: int | None
     for_gradient: bool
     live_bytes: int
+    workspace_bytes: int = 0
 
 
 @dataclass
 class Life:
-    """One storage: what it is, and the steps at which it is alive, `born` ≤ step < `died` (None: it outlived them)."""
+    """One storage: what it is, and the steps at which it is alive, `born` ≤ step < `died` (None: it outlived them).
+
+    `kind` is one of parameter, input, before (there before the run), gradient, optimizer state, activation (made in a
+    forward pass and alive at its end), temporary, workspace (inside one operator).
+    """
 
     nbytes: int
     shape: tuple[int, ...]
     dtype: str
     op: str
     node: str | None
-    line: int | None
+    stack: int | None
     born: int
     died: int | None = None
+    kind: str = ""
+    name: str = ""
 
     def alive_at(self, step: int) -> bool:
         """Whether it counts at a step."""
         return self.born <= step and (self.died is None or step < self.died)
 
 
+@dataclass(frozen=True)
+class Pass:
+    """Steps that belong together: "forward", "backward" or "optimizer", from the step `first` to the next pass."""
+
+    name: str
+    first: int
+
+
 @dataclass
 class Trace:
     """A run, operator by operator, and every block of memory that it made.
 
-    `steps[i].live_bytes` is the sum of `nbytes` over the `lives` that are alive at step i. `forward_steps` is how many
-    steps the forward pass took; the others are the backward pass'.
+    `steps[i].live_bytes + steps[i].workspace_bytes` is the sum of `nbytes` over the `lives` that are alive at step i
+    and were not there before. `notes` say what is not counted.
     """
 
     steps: list[Step] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
-    peak_bytes: int = 0
-    forward_steps: int = 0
+    stacks: list[Stack] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def peak_step(self) -> int:
         """The first step with the most bytes alive."""
-        return max(range(len(self.steps)), key=lambda i: self.steps[i].live_bytes, default=0)
+        return max(range(len(self.steps)), key=self.bytes_at, default=0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes alive at once, of those that the run allocated."""
+        return self.bytes_at(self.peak_step) if self.steps else 0
+
+    @property
+    def before_bytes(self) -> int:
+        """Bytes that were there before the run: parameters, buffers, inputs."""
+        return sum(life.nbytes for life in self.lives if life.kind in THERE_BEFORE)
+
+    def bytes_at(self, step: int) -> int:
+        """Bytes alive at a step, of those that the run allocated."""
+        return self.steps[step].live_bytes + self.steps[step].workspace_bytes
+
+    def pass_at(self, step: int) -> str:
+        """The name of the pass that a step belongs to."""
+        return next((each.name for each in reversed(self.passes) if each.first <= step), "")
+
+    def lives_by_birth(self) -> list[Life]:
+        """All lives, the oldest first, beginning with what was there before."""
+        return sorted(self.lives, key=lambda life: (life.born, life.kind not in THERE_BEFORE))
 
     def alive_at(self, step: int) -> list[Life]:
-        """What counts at a step, the largest first."""
+        """What is alive at a step, the largest first."""
         return sorted((life for life in self.lives if life.alive_at(step)), key=lambda life: -life.nbytes)
 
 
@@ -90,53 +148,111 @@ class TracingMeter(AllocationMeter):
     """An `AllocationMeter` that keeps a `Trace`: the same count, to the byte, but for memory resized by hand.
 
     Autograd numbers its nodes in the order in which the forward pass makes them, so an operator of the backward pass
-    is told by the line of the forward pass whose gradient it computes.
+    is attributed to the line of the forward pass whose gradient it computes. Every module that is called is found on
+    the call stack, so its parameters and their gradients have names, and so does an optimizer's state after its step.
+    Each operator runs under a name that `torch.profiler` records (`MARK` and the number of its step).
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._trace = Trace()
         self._life_of: dict[Block, Life] = {}
-        self._lines: list[tuple[int | None, bool]] = []
-        self._numbers: dict[Line, int] = {}
-        self._line: tuple[int | None, bool] = (None, False)
-        self._line_of_node: dict[int, int | None] = {}
+        self._before: set[int] = set()
+        self._places: list[tuple[int | None, bool]] = []
+        self._pass_of: list[str] = []
+        self._stack_numbers: dict[Stack, int] = {}
+        self._line_numbers: dict[tuple[CodeType, int], int] = {}
+        self._place: tuple[int | None, bool] = (None, False)
+        self._stack_of_node: dict[int, int | None] = {}
         self._n_nodes = 0
+        self._path_of_module: dict[int, str] = {}
+        self._modules: list[torch.nn.Module] = []
+        self._entered_from: CodeType | None = None
+        self._in_pass: str | None = None
         self._over = False
+        self._hooks = contextlib.ExitStack()
 
-    def mark_forward_done(self) -> None:
-        """What comes from now on is the backward pass."""
-        self._trace.forward_steps = len(self.events)
+    def know_module(self, module: torch.nn.Module) -> None:
+        """Name the parameters, buffers and submodules of `module`, and the gradients that its parameters will get."""
+        if id(module) in self._path_of_module:
+            return
+        self._modules.append(module)  # or another could get its id
+        for path, each in module.named_modules():
+            self._path_of_module[id(each)] = path or type(module).__name__
+        for name, parameter in module.named_parameters():
+            self.know_leaf("parameter", name, parameter)
+        for name, buffer in module.named_buffers():
+            self._call_or_hold("parameter", f"{name} (buffer)", buffer)
+
+    def know_leaf(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Name a parameter or input that was there before, and the gradient that it will get."""
+        self._call_or_hold(kind, name, tensor)
+        if tensor.requires_grad and tensor.is_leaf:
+            self._hooks.callback(tensor.register_post_accumulate_grad_hook(self._name_gradient(name)).remove)
+
+    @contextlib.contextmanager
+    def in_pass(self, name: str) -> Iterator[None]:
+        """Count what runs inside as this pass, whoever calls it."""
+        before, self._in_pass = self._in_pass, name
+        try:
+            yield
+        finally:
+            self._in_pass = before
+
+    def call(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        """Say what a tensor is that the run has made; nothing happens for one that it has not."""
+        block = self.block_of(tensor)
+        if block is not None:
+            self._life_of[block].kind, self._life_of[block].name = kind, name
 
     def finish(self) -> Trace:
         """The trace; what is released from now on outlived the run."""
-        peak_bytes = self.peak_bytes  # judges the last operator
+        self._catch_up()  # judges the last operator
         self._over = True
         trace = self._trace
-        trace.peak_bytes = peak_bytes
         trace.steps = [
-            Step(e.op, e.node, *line, e.live_bytes) for e, line in zip(self.events, self._lines, strict=True)
+            Step(e.op, e.node, *place, e.live_bytes) for e, place in zip(self.events, self._places, strict=True)
         ]
+        first = 0
+        for name, steps in groupby(self._pass_of):
+            trace.passes.append(Pass(name, first))
+            first += len(list(steps))
+        _name_kinds(trace)
         return trace
 
     def __enter__(self) -> TracingMeter:
         self._n_nodes = torch._C._autograd._get_sequence_nr()
+        self._entered_from = sys._getframe(1).f_code
         super().__enter__()
+        for hook in (
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._after_optimizer),
+        ):
+            self._hooks.callback(hook.remove)
         return self
 
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.close()
+        super().__exit__(*error)
+
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._line = self._line_behind(sys._getframe(1))
-        return super()._see(func, args, kwargs)
+        if func.namespace == "profiler":  # how torch marks an optimizer's step
+            return func(*args, **kwargs)
+        self._place = self._place_of(sys._getframe(1))
+        with torch._C._profiler._RecordFunctionFast(f"{MARK}{len(self.events)}"):
+            return super()._see(func, args, kwargs)
 
     def _record(self, op: str) -> Event:
         self.events.append(Event(op, self._engine.node_name, self._live, self._peak, ()))
-        self._lines.append(self._line)
+        self._places.append(self._place)
+        in_backward = torch._C._current_graph_task_id() != -1
+        self._pass_of.append(self._in_pass or ("backward" if in_backward else "forward"))
         return self.events[-1]
 
     def _came(self, block: Block) -> None:
         if not self._over:
             where = len(self.events)
-            life = Life(block.nbytes, block.shape, block.dtype, block.op, block.node, self._line[0], where)
+            life = Life(block.nbytes, block.shape, block.dtype, block.op, block.node, self._place[0], where)
             self._life_of[block] = life
             self._trace.lives.append(life)
 
@@ -149,36 +265,93 @@ class TracingMeter(AllocationMeter):
         if pending.older.storage() is None:  # the sum took its place, in the last step so far
             self._life_of[pending.older.block].died = len(self.events) - 1
 
-    def _line_behind(self, frame: FrameType | None) -> tuple[int | None, bool]:
-        """The line of the traced code that is running, or whose gradient the engine is computing; and which of both."""
+    def _call_or_hold(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._alive:
+            self.call(kind, name, tensor)
+        elif storage._cdata not in self._before:  # tied weights count once
+            self._before.add(storage._cdata)
+            life = Life(storage.nbytes(), tuple(tensor.shape), str(tensor.dtype), "", None, None, 0, None, kind, name)
+            self._trace.lives.append(life)
+
+    def _name_gradient(self, name: str) -> Any:
+        def name_it(leaf: torch.Tensor) -> None:
+            if leaf.grad is not None:
+                self.call("gradient", f"gradient of {name}", leaf.grad)
+
+        return name_it
+
+    def _before_optimizer(self, *_: Any) -> None:
+        self._in_pass = "optimizer"
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._in_pass = None
+        names = {id(p): name for module in self._modules for name, p in module.named_parameters()}
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    self.call("optimizer state", f"{key} of {names.get(id(parameter), 'a parameter')}", value)
+
+    def _place_of(self, frame: FrameType | None) -> tuple[int | None, bool]:
+        """The stack that is running, or whose gradient the engine is computing; and whether it is the latter."""
+        lines: list[int] = []
+        modules: list[torch.nn.Module] = []
         in_engine = False
-        while frame is not None and not _is_somebodys(frame.f_code.co_filename):
-            in_engine = in_engine or frame.f_code.co_name == ENGINE
+        while frame is not None and frame.f_code is not self._entered_from:
+            code = frame.f_code
+            if code is CALL_OF_MODULE:
+                modules.append(frame.f_locals["self"])
+            elif code.co_name == ENGINE:
+                in_engine = in_engine or not lines
+            elif _is_somebodys(code.co_filename):
+                lines.append(self._line_number(code, frame.f_lineno))
             frame = frame.f_back
-        number = None if frame is None else self._number_of(frame)
+        if modules and id(modules[0]) not in self._path_of_module:
+            self.know_module(modules[-1])
+        module = self._path_of_module.get(id(modules[0]), "") if modules else ""
+        number = self._stack_number(Stack(tuple(lines), module)) if lines or module else None
         if not in_engine:
             made = torch._C._autograd._get_sequence_nr()
-            self._line_of_node.update(dict.fromkeys(range(self._n_nodes, made), number))
+            self._stack_of_node.update(dict.fromkeys(range(self._n_nodes, made), number))
             self._n_nodes = made
             return number, False
         node: Any = torch._C._current_autograd_node()
-        known = self._line_of_node.get(node._sequence_nr()) if node is not None else None
+        known = self._stack_of_node.get(node._sequence_nr()) if node is not None else None
         return (number, False) if known is None else (known, True)
 
-    def _number_of(self, frame: FrameType) -> int:
-        code = frame.f_code
-        text = linecache.getline(code.co_filename, frame.f_lineno).strip()
-        line = Line(Path(code.co_filename).name, frame.f_lineno, code.co_name, text)
-        if line not in self._numbers:
-            self._numbers[line] = len(self._trace.lines)
-            self._trace.lines.append(line)
-        return self._numbers[line]
+    def _stack_number(self, stack: Stack) -> int:
+        if stack not in self._stack_numbers:
+            self._stack_numbers[stack] = len(self._trace.stacks)
+            self._trace.stacks.append(stack)
+        return self._stack_numbers[stack]
+
+    def _line_number(self, code: CodeType, number: int) -> int:
+        if (code, number) not in self._line_numbers:
+            self._line_numbers[code, number] = len(self._trace.lines)
+            text = linecache.getline(code.co_filename, number).strip()
+            self._trace.lines.append(Line(Path(code.co_filename).name, number, code.co_name, text))
+        return self._line_numbers[code, number]
+
+
+def _name_kinds(trace: Trace) -> None:
+    """Give every life without a kind its own: what a forward pass leaves alive is an activation."""
+    firsts = [each.first for each in trace.passes]
+    ends = [*firsts[1:], len(trace.steps)]
+    for life in trace.lives:
+        if not life.kind:
+            number = bisect_right(firsts, life.born) - 1
+            outlives = life.died is None or life.died >= ends[number]
+            is_activation = outlives and trace.passes[number].name == "forward"
+            life.kind = "activation" if is_activation else "temporary"
 
 
 _OURS = tuple(str(Path(folder).resolve()) for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
-_PYTHONS = tuple(filter(None, map(sysconfig.get_paths().get, ("stdlib", "purelib", "platlib"))))
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
+@cache
 def _is_somebodys(file: str) -> bool:
-    """Whether a file is neither Python's, nor installed, nor this course's."""
-    return not file.startswith((*_OURS, *_PYTHONS, "<frozen"))
+    """Whether a file is neither Python's, nor torch's, nor this course's."""
+    if file.startswith((*_OURS, "<frozen")):
+        return False
+    return not file.startswith(_STANDARD_LIBRARY) or "-packages" in file

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from labkit.labs.catalog import ROOT, find_lab
+from labkit.labs.catalog import find_lab, python_path
 from labkit.labs.manifest import Lab
 from labkit.suite.limits import WALL_SECONDS
 from labkit.suite.run import SuiteRun, run_suite
@@ -86,7 +86,7 @@ def _in_a_process(
         stdin=stream,
         stdout=stream,
         stderr=stream,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        env={**os.environ, "PYTHONPATH": python_path()},
     )
     os.close(writer)
     run = SuiteRun()

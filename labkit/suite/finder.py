@@ -23,7 +23,7 @@ from labkit.suite.limits import TookTooLong, time_limit
 
 IMPORT_SECONDS = min(30.0, TEST_SECONDS)
 """CPU seconds that importing an answer may take."""
-OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy", "labkit.ranks.comm"}
+OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy", "labkit.ranks.comm", "labkit.ranks.threads"}
 
 
 class AnswerMissing(Exception):
@@ -63,7 +63,7 @@ class AnswerFinder(MetaPathFinder):
         answer = self.answers.get(name)
         if answer is None:
             return None
-        return importlib.util.spec_from_loader(name, (self.loader or _AnswerLoader)(answer), origin=str(answer.file))
+        return importlib.util.spec_from_loader(name, (self.loader or AnswerLoader)(answer), origin=str(answer.file))
 
     def install(self) -> None:
         """Go first in `sys.meta_path`, and forget modules of these names that were imported before.
@@ -87,13 +87,14 @@ class AnswerFinder(MetaPathFinder):
             sys.modules.pop(module, None)
 
 
-class _AnswerLoader(Loader):
+class AnswerLoader(Loader):
     """Runs an answer's file. What goes wrong is kept for the tests of the tasks, so that each is still judged."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
 
     def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
         module.__file__ = str(self.answer.file)
         problem = platform_problem(self.answer.lab) or _run(self.answer.file, module.__dict__)
         for task in self.answer.lab.tasks:
@@ -206,7 +207,7 @@ def _import_problem(file: Path, error: BaseException) -> str:
 def unusable_loader(ended: str) -> Callable[[Answer], Loader]:
     """For `AnswerFinder`: answers that end the process which imports them, which `ended` tells how."""
 
-    class Unusable(_AnswerLoader):
+    class Unusable(AnswerLoader):
         def exec_module(self, module: ModuleType) -> None:
             problem = f"importing {self.answer.file.name} ends the process: {ended}"
             for task in self.answer.lab.tasks:

@@ -17,11 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.allowed import HEAVY
+from labkit.labs.catalog import find_lab, python_path
 from labkit.suite.forkserver import Child, Forker, ForkServer, ServerEnded, serve, warm_up
 from labkit.suite.run import OVERTIME, SuiteRun, run_suite
 from labkit.suite.verdict import Verdict, how_it_ended, verdict_from
+
+HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
+"""What takes long to import, by the name under which a text mentions it."""
 
 SUITE_SECONDS = 3600.0
 """For what no test's own limit can end. It goes by the clock, so it must be far behind them."""
@@ -50,9 +52,8 @@ class WarmRunner:
 
     def __init__(self, modules: tuple[str, ...] = (), threads: int = 1, prepare: str = "") -> None:
         limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", "labkit.suite.prefork", prepare, ",".join([*ALWAYS, *modules])]
-        self._server = ForkServer(command, env={**os.environ, **limits, "PYTHONPATH": path})
+        command = [sys.executable, "-P", "-m", "labkit.suite.prefork", prepare, ",".join([*ALWAYS, *modules])]
+        self._server = ForkServer(command, env={**os.environ, **limits, "PYTHONPATH": python_path()})
 
     def run(
         self,

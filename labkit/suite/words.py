@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from labkit.labs.manifest import Lab
+from labkit.suite.dependencies import tasks_run_by
 from labkit.suite.results import MOST_SHARE, TaskResult, add_up, lab_points
 from labkit.suite.verdict import Kind, State, Verdict
 
 SHOWN_IN_FULL = 3
 WholeSuite = Mapping[str, Set[str]]
 WHY_CAPPED = {
-    MOST_SHARE[Kind.EXACT]: "a result on ordinary inputs is wrong",
-    MOST_SHARE[Kind.SMALL]: "a result on extreme inputs is wrong, or memory or work exceeds its bound",
+    Kind.EXACT: "a result on ordinary inputs is wrong",
+    Kind.ROBUST: "a result on extreme inputs is wrong",
+    Kind.SMALL: "memory or work exceeds its bound",
 }
 
 
@@ -37,6 +39,7 @@ def run_lines(
     if (problem := _same_problem(verdicts)) and len(results) > 1:
         return unusable_lines(lab, problem, results)
     lines: list[str] = []
+    runs = tasks_run_by(lab)
     for name, result in results.items():
         judged = [verdict for verdict in verdicts if verdict.task == name]
         if problem := _same_problem(judged):
@@ -47,6 +50,7 @@ def run_lines(
         else:
             lines.append(task_line(lab, result, start_here=following is not None and following.name == name))
             lines += _capped(lab, result, judged)
+        lines += _follows(runs.get(name, []), results, result)
         lines += _failures([verdict for verdict in judged if not verdict.passed], everything, more)
     hint = f"{following.name} — a hint: uv run lab hint {lab.number} {following.name}" if following else ""
     if not parts:
@@ -151,26 +155,40 @@ def _capped(lab: Lab, result: TaskResult, judged: Sequence[Verdict]) -> Iterable
         yield "  no points yet: no result on inputs drawn at random is right"
     elif result.passed / result.total > result.most_share:
         most = f"{points_text(task.points * result.most_share)} of its {points_text(task.points)} points"
-        yield f"  at most {most} while {WHY_CAPPED[result.most_share]}"
+        failed = {verdict.kind for verdict in judged if not verdict.passed}
+        why = [text for kind, text in WHY_CAPPED.items() if kind in failed and MOST_SHARE[kind] == result.most_share]
+        yield f"  at most {most} while {' and '.join(why)}"
+
+
+def _follows(runs: Sequence[str], results: Mapping[str, TaskResult], result: TaskResult) -> Iterable[str]:
+    """That a task fails for another one's sake, where its code runs one that is not done."""
+    if result.started and not result.done:
+        undone = [name for name in runs if name in results and not results[name].done]
+        if undone:
+            yield f"  your code for it runs {undone[0]}, which is not right yet: mend {undone[0]} first"
 
 
 def _failures(failed: list[Verdict], everything: bool, more: str) -> Iterable[str]:
-    """The first failures that say something new in full, the others by name; first what takes all points away."""
-    failed = sorted(failed, key=lambda verdict: verdict.kind is not Kind.OWN)
-    told: set[tuple[str, ...]] = set()
-    rest: list[Verdict] = []
-    for verdict in failed:
-        if verdict.state is State.NOT_STARTED:
-            continue
-        if everything or (verdict.lines not in told and len(told) < SHOWN_IN_FULL):
-            told.add(verdict.lines)
-            yield f"  ✗ {verdict.test}"
-            yield from (f"      {line}" for line in verdict.lines)
-            if verdict.n_printed:
-                lines = "1 line" if verdict.n_printed == 1 else f"{verdict.n_printed:,} lines"
-                yield f"      (your code printed {lines}: {more.replace('-v', '-s')} shows them)"
-        else:
-            rest.append(verdict)
-    if rest:
-        names = sorted({verdict.test.split("[")[0] for verdict in rest})
-        yield f"  ✗ and {len(rest)} more of {', '.join(names[:4])}{' …' if len(names) > 4 else ''} ({more} shows all)"
+    """The first failures that differ in full, the others by name; first what takes all points away."""
+    alike: dict[tuple[str, ...], list[Verdict]] = {}
+    for verdict in sorted(failed, key=lambda verdict: verdict.kind is not Kind.OWN):
+        if verdict.state is not State.NOT_STARTED:
+            alike.setdefault(verdict.lines, []).append(verdict)
+    groups = list(alike.values())
+    n_shown = len(groups) if everything else SHOWN_IN_FULL
+    for first, *others in groups[:n_shown]:
+        yield f"  ✗ {first.test}"
+        yield from (f"      {line}" for line in first.lines)
+        if first.n_printed:
+            lines = "1 line" if first.n_printed == 1 else f"{first.n_printed:,} lines"
+            yield f"      (your code printed {lines}: {more.replace('-v', '-s')} shows them)"
+        if others:
+            tests = "1 more test" if len(others) == 1 else f"{len(others)} more tests"
+            yield f"      and {tests}: the same ({_names(others)})"
+    if rest := [verdict for group in groups[n_shown:] for verdict in group]:
+        yield f"  ✗ and {len(rest)} more of {_names(rest)} ({more} shows all)"
+
+
+def _names(verdicts: Iterable[Verdict]) -> str:
+    names = sorted({verdict.test.split("[")[0] for verdict in verdicts})
+    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "")

@@ -1,33 +1,57 @@
-"""`lab trace`: run a function, follow its memory, and write the page."""
+"""`lab trace`: run a function or a module, follow its memory, and write the page."""
 
 from __future__ import annotations
 
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.trace.shapes import CannotTrace, parse_shape
+
+if TYPE_CHECKING:
+    from labkit.meters.tracing import Life, Trace
+
 FOLDER = Path("traces")
+ENDINGS = (".html", ".json", ".svg", ".png")
+MOST_ROWS = 6
 
 
 def trace(
     target: Annotated[
-        list[str], typer.Argument(metavar="TARGET", help="FILE:FUNCTION, or a lab and its task: 05 flash_backward")
+        list[str],
+        typer.Argument(
+            metavar="TARGET",
+            help="FILE:NAME or PACKAGE.MODULE:NAME of a function, class or module; a lab and its task: "
+            "05 flash_backward; or a CUDA memory snapshot: FILE.pickle",
+        ),
     ],
-    against: Annotated[
-        str | None, typer.Option(metavar="TARGET", help="another run beside it: FILE:FUNCTION or LAB:TASK")
+    against: Annotated[str | None, typer.Option(metavar="TARGET", help="another run beside it")] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(metavar="ARGUMENTS", help="call TARGET with these and trace what it returns: '768, n_head=12'"),
     ] = None,
     shape: Annotated[
-        list[str] | None, typer.Option(metavar="1,4,256,64", help="of every argument, or given once for each")
+        list[str] | None,
+        typer.Option(
+            metavar="1,256,768[:int]",
+            help="of every argument, or given once for each; default: what a module's first layer takes, "
+            "else 1,4,256,64 (batch, heads, positions, width)",
+        ),
     ] = None,
     inputs: Annotated[
-        str | None, typer.Option(metavar="FILE:FUNCTION", help="a function that returns the tuple of arguments")
+        str | None, typer.Option(metavar="FILE:FUNCTION", help="returns the arguments: a tuple, or a dict by name")
     ] = None,
     forward_only: Annotated[bool, typer.Option("--forward-only", help="leave out the backward pass")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="training steps: forward, backward, optimizer")] = None,
+    optimizer: Annotated[
+        str, typer.Option(metavar="NAME", help="of torch.optim, for --steps; with arguments: 'SGD(momentum=0.9)'")
+    ] = "AdamW",
     simulate: Annotated[
         bool, typer.Option("--simulate", help="on meta tensors: any size, and nothing computed")
     ] = False,
@@ -36,44 +60,50 @@ def trace(
     ] = None,
 ) -> None:
     """Follow every tensor of a run, and write a page that shows what is alive when, and which line made it."""
+    targets = [target, [against]] if against else [target]
+    try:
+        shapes = [parse_shape(text) for text in shape or []]
+        _check_files(targets, out or [])
+    except CannotTrace as error:
+        sys.exit(f"lab trace: {error}")
     from labkit.labs.catalog import UnknownLab
-    from labkit.meters.tracing import Trace
     from labkit.trace.page import write
     from labkit.trace.record import record
-    from labkit.trace.targets import CannotTrace, find_target
+    from labkit.trace.snapshot import read_snapshot
+    from labkit.trace.targets import find_optimizer, find_target
 
-    device, shapes = "meta" if simulate else "cpu", [shape_of(text) for text in shape or []]
     runs: list[tuple[str, Trace]] = []
+    device = "meta" if simulate else "cpu"
     try:
-        for words in [target, [against]] if against else [target]:
-            found = find_target(words, inputs)
-            runs.append((found.name, record(found.function, found.inputs(shapes, device), backward=not forward_only)))
-    except (CannotTrace, ValueError) as error:
-        if isinstance(error, ValueError) and _is_theirs(error):
-            sys.exit(told(error))
+        stepping = find_optimizer(optimizer) if steps else None
+        for words in targets:
+            if _is_snapshot(words):
+                runs += read_snapshot(Path(words[0]))
+                continue
+            found = find_target(words, init=init, factory=inputs, device=device)
+            made = record(
+                found.function,
+                found.inputs(shapes),
+                backward=not forward_only,
+                steps=steps or 1,
+                optimizer=stepping,
+                simulated=simulate,
+            )
+            runs.append((found.name, made))
+    except CannotTrace as error:
         sys.exit(f"lab trace: {error}")
     except UnknownLab:
         raise
     except Exception as error:
-        sys.exit(told(error))
+        sys.exit(error_text(error, simulated=simulate))
     files = out or [FOLDER / f"{file_name([name for name, _ in runs])}.html"]
-    try:
-        for file in files:
-            write(file, runs)
-    except (CannotTrace, ValueError) as error:
-        sys.exit(f"lab trace: {error}")
+    for file in files:
+        write(file, runs)
     for name, each in runs:
-        for line in summary(name, each):
+        for line in summary(name, each, default_inputs=not (shape or inputs)):
             typer.echo(line)
     for file in files:
         typer.echo(f"written: {file}")
-
-
-def shape_of(text: str) -> tuple[int, ...]:
-    """The shape that a text like 1,4,256,64 gives; ends the command with one line where it gives none."""
-    if not re.fullmatch(r"\d+(,\d+)*", text.replace(" ", "")):
-        sys.exit(f"lab trace: --shape {text}: whole numbers with commas, like 1,4,256,64")
-    return tuple(map(int, text.split(",")))
 
 
 def file_name(names: Sequence[str]) -> str:
@@ -81,36 +111,94 @@ def file_name(names: Sequence[str]) -> str:
     return re.sub(r"\W+", "_", "_against_".join(names))
 
 
-def summary(name: str, trace) -> list[str]:  # type: ignore[no-untyped-def]
-    """What the run's peak is, when, and the largest tensors at it."""
+def summary(name: str, trace: Trace, *, default_inputs: bool = False) -> Iterator[str]:
+    """What the run's peak is, when, the largest tensors at it, and what is not counted."""
+    from labkit.meters.tracing import THERE_BEFORE
+
     if not trace.steps:
-        return [f"{name}: no operator of torch ran: arrays of NumPy are not followed"]
+        yield f"{name}: no operator of torch ran: arrays of NumPy are not followed"
+        return
     step = trace.steps[trace.peak_step]
-    in_pass = "forward" if trace.peak_step < trace.forward_steps else "backward"
-    lines = [
-        f"{name}: {trace.peak_bytes:,} bytes at the peak, step {trace.peak_step + 1} of {len(trace.steps)}, in the "
-        f"{in_pass} pass ({step.op.removeprefix('aten::')})"
-    ]
-    for life in trace.alive_at(trace.peak_step)[:4]:
-        line = trace.lines[life.line] if life.line is not None else None
-        where = f"   {line.file}:{line.number}  {line.text}" if line else f"   {life.op.removeprefix('aten::')}"
-        lines.append(f"  {life.nbytes:>13,} B  {' × '.join(map(str, life.shape)):<20}{where}")
-    return lines
+    in_pass = trace.pass_at(trace.peak_step)
+    alive = trace.alive_at(trace.peak_step)
+    yield (
+        f"{name}: {trace.peak_bytes:,} bytes at the peak, step {trace.peak_step + 1} of {len(trace.steps)}"
+        f"{_during(in_pass)} ({step.op.removeprefix('aten::')})"
+    )
+    if trace.before_bytes:
+        in_all = trace.before_bytes + trace.peak_bytes
+        yield f"  over {trace.before_bytes:,} bytes that were there before, {in_all:,} in all"
+        if before := _there_before(trace, default_inputs):
+            yield f"  {before}"
+    made = [life for life in alive if life.kind not in THERE_BEFORE]
+    by_kind: Counter[str] = Counter()
+    for life in made:
+        by_kind[life.kind] += life.nbytes
+    yield f"  made by the run: {', '.join(f'{nbytes:,} of {kind}' for kind, nbytes in by_kind.most_common())}"
+    for life in made[:MOST_ROWS]:
+        yield f"  {life.nbytes:>13,} B  {life.kind:<15} {_shape(life):<20} {_where(life, trace)}".rstrip()
+    if rest := made[MOST_ROWS:]:
+        yield f"  {sum(life.nbytes for life in rest):>13,} B  in {len(rest)} more"
+    yield from (f"  {note}" for note in trace.notes)
 
 
-def _is_theirs(error: BaseException) -> bool:
-    """Whether an error comes from the code that was traced."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and not frames[-1].filename.startswith(str(Path(__file__).parents[1]))
-
-
-def told(error: BaseException) -> str:
-    """An error of the code that was traced, in a few lines: which one, and where in that code."""
+def error_text(error: BaseException, *, simulated: bool = False) -> str:
+    """An error of the code that was traced, in a few lines: which one, where in that code, and what to do."""
     ours = str(Path(__file__).parents[1])
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     frames = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     where = [f"  {Path(frame.filename).name}:{frame.lineno}  {frame.line}" for frame in frames[-3:]]
     if isinstance(error, NotImplementedError) and not str(error):
         return f"lab trace: not implemented yet: {where[-1].strip()}" if where else "lab trace: not implemented yet"
-    said = str(error).splitlines()[0] if str(error) else ""
-    return "\n".join([f"lab trace: the code ended in {type(error).__name__}: {said}", *where])
+    message = str(error).splitlines()[0] if str(error) else ""
+    lines = [f"lab trace: the code ended in {type(error).__name__}: {message}", *where]
+    if simulated:
+        lines.append(
+            "  with --simulate tensors have no values and are on the device meta: trace the module itself "
+            "(FILE:CLASS), make tensors with device=x.device, or leave out --simulate"
+        )
+    return "\n".join(lines)
+
+
+def _check_files(targets: Sequence[Sequence[str]], out: Sequence[Path]) -> None:
+    """Refuse files that are not there, and endings that cannot be written, before torch is imported."""
+    for words in targets:
+        file = words[0] if _is_snapshot(words) else ":".join(words).rpartition(":")[0]
+        if file.endswith((".py", ".pickle")) and not Path(file).is_file():
+            raise CannotTrace(f"there is no file {file}")
+    for path in out:
+        if path.suffix not in ENDINGS:
+            raise CannotTrace(f"{path.name}: traces are written as {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+
+
+def _is_snapshot(words: Sequence[str]) -> bool:
+    return len(words) == 1 and words[0].endswith((".pickle", ".pkl"))
+
+
+def _there_before(trace: Trace, default_inputs: bool) -> str:
+    parameters = [life for life in trace.lives if life.kind == "parameter"]
+    inputs = [life for life in trace.lives if life.kind == "input"]
+    parts = [f"{sum(life.nbytes for life in parameters):,} of parameters"] if parameters else []
+    if inputs:
+        names = [f"{life.name} {_shape(life)}" for life in inputs[:4]] + ["…"] * (len(inputs) > 4)
+        parts.append(f"inputs {', '.join(names)}{' (the default; --shape gives others)' if default_inputs else ''}")
+    return "; ".join(parts)
+
+
+def _during(name: str) -> str:
+    return {"": "", "optimizer": ", in the optimizer's step"}.get(name, f", in the {name} pass")
+
+
+def _shape(life: Life) -> str:
+    return " × ".join(map(str, life.shape))
+
+
+def _where(life: Life, trace: Trace) -> str:
+    stack = trace.stacks[life.stack] if life.stack is not None else None
+    if stack and stack.lines:
+        line = trace.lines[stack.lines[0]]
+        code = f"{line.file}:{line.number}  {line.text or line.function}"
+    else:
+        callers = {"backward": "the backward call", "optimizer": "the optimizer's step"}
+        code = callers.get(trace.pass_at(life.born), life.op.removeprefix("aten::"))
+    return "   ".join(filter(None, (life.name or (stack.module if stack else ""), code)))

@@ -1,45 +1,59 @@
-"""Writes traces down: a page to walk through that opens offline, data for a script, a picture for a report."""
+"""Writes traces: a page to walk through that opens offline, data for a script, a picture for a report."""
 
 from __future__ import annotations
 
 import html
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.labs.catalog import ROOT
 from labkit.meters.tracing import Trace
 
 FOLDER = Path(__file__).parent
+VIEWER = ("page.css", "page.js")
+GUIDE = ROOT / "docs" / "trace.md"
 
 
 def as_data(name: str, trace: Trace) -> dict[str, Any]:
-    """A trace as plain data: the fields of `Trace`, its steps, lives and lines, and the run's name."""
+    """A trace as plain data: the fields and peaks of `Trace`, and the run's name."""
     return {
         "name": name,
         "peak_bytes": trace.peak_bytes,
         "peak_step": trace.peak_step,
-        "forward_steps": trace.forward_steps,
-        **{part: [vars(each) for each in getattr(trace, part)] for part in ("steps", "lives", "lines")},
+        "before_bytes": trace.before_bytes,
+        "notes": trace.notes,
+        **{part: [vars(each) for each in getattr(trace, part)] for part in ("passes", "lines", "stacks", "steps")},
+        "lives": [vars(each) for each in trace.lives_by_birth()],
     }
 
 
-def page(runs: Sequence[tuple[str, Trace]]) -> str:
-    """One HTML document with all that it needs: one run, or two to be compared."""
+def page(runs: Sequence[tuple[str, Trace]], *, viewer: bool = True, back: tuple[str, str] | None = None) -> str:
+    """One HTML document for one run, or for several to be compared.
+
+    Args:
+        viewer: False for a page that loads the files `VIEWER` from the folder it is in.
+        back: address and text of a link to the course.
+    """
     title = " and ".join(name for name, _ in runs)
+    style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in VIEWER)
     parts = {
         "title": html.escape(f"Memory of {title}"),
-        "style": (FOLDER / "page.css").read_text(encoding="utf-8"),
+        "sources": "" if viewer else "'self' file:",
+        "style": f"<style>\n{style}</style>" if viewer else f'<link rel="stylesheet" href="{VIEWER[0]}">',
+        "script": f"<script>\n{script}</script>" if viewer else f'<script src="{VIEWER[1]}"></script>',
+        "back": f'<a href="{html.escape(back[0])}">{html.escape(back[1])}</a>' if back else "",
         "data": script_text([as_data(name, trace) for name, trace in runs]),
-        "script": (FOLDER / "page.js").read_text(encoding="utf-8"),
     }
     template = (FOLDER / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{ (\w+) \}\}", lambda mark: parts[mark[1]], template)
 
 
 def script_text(data: Any) -> str:
-    """JSON that nothing in it can end the script element it stands in."""
+    """JSON in which nothing can end the script element around it."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -53,10 +67,18 @@ def write(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
         raise ValueError(f"{path.name}: traces are written as .html, .json, .svg or .png")
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".html":
-        path.write_text(page(runs), encoding="utf-8")
+        path.write_text(page(runs, back=_guide_from(path)), encoding="utf-8")
     elif path.suffix == ".json":
         path.write_text(json.dumps([as_data(name, trace) for name, trace in runs], indent=1), encoding="utf-8")
     else:
         from labkit.trace.picture import save_picture
 
         save_picture(path, runs)
+
+
+def _guide_from(path: Path) -> tuple[str, str] | None:
+    """The course's page about traces, where the page at `path` is in the course's folder."""
+    folder = path.resolve().parent
+    if not folder.is_relative_to(ROOT) or not GUIDE.is_file():
+        return None
+    return os.path.relpath(GUIDE, folder), "Attention Labs: how to read this page"

@@ -7,10 +7,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.meters.tracing import Life, Trace
+from labkit.meters.tracing import Trace
 
-COLOURS = {"forward": "#7fb2d9", "kept": "#2f9d7c", "backward": "#e39a5c"}
-LABELS = {"forward": "forward", "kept": "alive at the forward pass' end", "backward": "backward"}
+COLOURS = {
+    "parameter": "#8a939c",
+    "input": "#b8bfc6",
+    "before": "#8a939c",
+    "optimizer state": "#c278a8",
+    "gradient": "#e69f00",
+    "activation": "#2a9d78",
+    "temporary": "#6db3e2",
+    "workspace": "#d9603b",
+    "allocated": "#6db3e2",
+}
 UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
 
 
@@ -21,24 +30,18 @@ def save_picture(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
 
     figure = Figure(figsize=(8, 0.4 + 2.8 * len(runs)), layout="constrained")
     rows = figure.subplots(len(runs), squeeze=False)[:, 0]
-    most = max([trace.peak_bytes for _, trace in runs] + [1])
+    most = max([trace.before_bytes + trace.peak_bytes for _, trace in runs] + [1])
     factor, unit = next(((2**power, unit) for power, unit in UNITS if most >= 2**power), (1, "bytes"))
     for axes, (name, trace) in zip(rows, runs, strict=True):
         _draw(axes, trace, factor)
         axes.set_ylim(0, 1.05 * most / factor)
         axes.set_ylabel(f"{unit} alive")
-        axes.set_title(f"{name}: peak {trace.peak_bytes:,} bytes", loc="left", fontsize="medium")
+        axes.set_title(f"{name}: peak {trace.before_bytes + trace.peak_bytes:,} bytes", loc="left", fontsize="medium")
     rows[-1].set_xlabel("operators run")
-    patches = [Patch(color=COLOURS[kind], label=LABELS[kind]) for kind in COLOURS]
-    figure.legend(handles=patches, fontsize="small", loc="outside upper right", ncols=3)
+    used = {life.kind for _, trace in runs for life in trace.lives}
+    patches = [Patch(color=colour, label=kind) for kind, colour in COLOURS.items() if kind in used]
+    figure.legend(handles=patches, fontsize="small", loc="outside lower center", ncols=len(patches) or 1)
     figure.savefig(path, dpi=160)
-
-
-def kind_of(life: Life, trace: Trace) -> str:
-    """Whether a block was made in the backward pass, was kept at the end of the forward pass, or was gone by then."""
-    if life.born >= trace.forward_steps:
-        return "backward"
-    return "kept" if life.died is None or life.died >= trace.forward_steps else "forward"
 
 
 def _draw(axes: Any, trace: Trace, factor: int) -> None:
@@ -49,15 +52,16 @@ def _draw(axes: Any, trace: Trace, factor: int) -> None:
         corners = [_corners(bar[1:], factor) for bar in bars if bar[0] == kind]
         axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=0.2))
     axes.set_xlim(0, max(len(trace.steps), 1))
-    axes.axhline(trace.peak_bytes / factor, color="#b3261e", linewidth=0.8, linestyle="--")
-    if 0 < trace.forward_steps < len(trace.steps):
-        axes.axvline(trace.forward_steps, color="#5c646c", linewidth=0.8)
+    axes.axhline((trace.before_bytes + trace.peak_bytes) / factor, color="#b3261e", linewidth=0.8, linestyle="--")
+    for each in trace.passes[1:]:
+        axes.axvline(each.first, color="#5c646c", linewidth=0.8)
 
 
 def _bars(trace: Trace) -> Iterator[tuple[str, int, int, int, int]]:
     """The kind, first step, end, lower and upper byte of every piece of a block that lies at one height."""
+    lives = trace.lives_by_birth()
     comes, goes = defaultdict(list), defaultdict(list)
-    for number, life in enumerate(trace.lives):
+    for number, life in enumerate(lives):
         comes[life.born].append(number)
         goes[len(trace.steps) if life.died is None else life.died].append(number)
     alive: dict[int, tuple[int, int]] = {}  # of each, since when it lies where
@@ -65,11 +69,11 @@ def _bars(trace: Trace) -> Iterator[tuple[str, int, int, int, int]]:
         low = 0
         gone = set(goes[step])
         for number in [*alive, *comes[step]] if gone or comes[step] else ():
-            life = trace.lives[number]
+            life = lives[number]
             since, where = alive.get(number, (step, low))
             if number in gone or where != low or step == len(trace.steps):
                 if since < step:
-                    yield kind_of(life, trace), since, step, where, where + life.nbytes
+                    yield life.kind, since, step, where, where + life.nbytes
                 since = step
             if number in gone:
                 alive.pop(number, None)

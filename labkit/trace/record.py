@@ -1,27 +1,128 @@
-"""Runs a function under the meter that follows every block of memory."""
+"""Runs a function or a module under the meter that follows every block of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
-from labkit.meters.tracing import Trace, TracingMeter
+from labkit.meters.profiler import allocated_and_released
+from labkit.meters.tracing import MARK, Life, Trace, TracingMeter
+from labkit.trace.inputs import parameters_of
+
+SIMULATED = "Simulated: the workspace inside kernels is not counted."
+PLAIN_FORM = "Simulated, scaled_dot_product_attention takes its plain form, with all its scores."
+COUNTED = (
+    "Workspace inside kernels is counted; another device needs another. Not counted: Python's numbers as operands, "
+    "8 bytes each, and the random state that torch.utils.checkpoint sets aside, 5,056 bytes."
+)
+NUMBERS_BYTES = 64
+"""Up to here an operator's workspace is numbers of Python on their way to a kernel."""
 
 
-def record(function: Callable[..., Any], arguments: Sequence[Any], *, backward: bool = True) -> Trace:
-    """Call `function(*arguments)`, then its backward pass where results require grad, and follow what is allocated.
+def record(
+    function: Callable[..., Any],
+    arguments: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    backward: bool = True,
+    steps: int = 1,
+    optimizer: Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer] | None = None,
+    simulated: bool = False,
+) -> Trace:
+    """Call `function` on `arguments`, then the backward pass where results require grad, and follow every allocation.
 
-    The gradients of the results are ones, made when the forward pass is over. Arguments are there before and do not
-    count; what the backward pass leaves behind are their gradients.
+    The backward pass begins at the scalars among the results, if any: they are the loss. Otherwise it begins at all
+    results, with gradients of ones that are made when the forward pass is over.
+
+    Args:
+        function: a function or a `torch.nn.Module`.
+        arguments: positional, or by name.
+        backward: False for the forward pass alone.
+        steps: how often both passes run; gradients are set to None after each.
+        optimizer: makes an optimizer, which takes a step after each backward pass, of the parameters of the module, or
+            of the arguments that require grad.
+        simulated: arguments and parameters are meta tensors, and so are those that the function makes.
     """
+    named = list(_named_tensors(function, arguments))
+    module = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
+    owned: list[torch.Tensor] = list(module.parameters()) if isinstance(module, torch.nn.Module) else []
+    learned = owned or [tensor for _, tensor in named if tensor.requires_grad]
     meter = TracingMeter()
-    with meter:
-        results = function(*arguments)
-        meter.mark_forward_done()
-        leading = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if backward and leading:
-            torch.autograd.backward(leading, [torch.ones_like(leaf) for leaf in leading])
-    return meter.finish()
+    profiler: Any = None if simulated else profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    looking_on: AbstractContextManager[Any] = nullcontext() if profiler is None else profiler
+    with looking_on, meter, torch.device("meta") if simulated else nullcontext():
+        if isinstance(module, torch.nn.Module):
+            meter.know_module(module)
+        for name, tensor in named:
+            meter.know_leaf("input", name, tensor)
+        steps_with = None if optimizer is None or not learned else optimizer(learned)
+        for number in range(steps):
+            results = function(**arguments) if isinstance(arguments, Mapping) else function(*arguments)
+            if backward:
+                _run_backward(results, meter)
+            if steps_with is not None:
+                steps_with.step()
+            if number < steps - 1:
+                del results
+                _forget_gradients([*owned, *(tensor for _, tensor in named)])
+    trace = meter.finish()
+    if profiler is None:
+        trace.notes.append(SIMULATED)
+        if any("scaled_dot_product_attention" in line.text for line in trace.lines):
+            trace.notes.append(PLAIN_FORM)
+    else:
+        _add_workspace(trace, profiler)
+    return trace
+
+
+def _run_backward(results: Any, meter: TracingMeter) -> None:
+    leading = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    leading = [leaf for leaf in leading if leaf.ndim == 0] or leading
+    if not leading:
+        return
+    with meter.in_pass("backward"):
+        ones = [torch.ones_like(leaf) for leaf in leading]
+        for each in ones:
+            meter.call("temporary", "gradient of the result, ones", each)
+        del each
+        torch.autograd.backward(leading, ones)
+
+
+def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.grad = None
+
+
+def _named_tensors(
+    function: Callable[..., Any], arguments: Sequence[Any] | Mapping[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors among the arguments, each named after its parameter."""
+    if isinstance(arguments, Mapping):
+        by_name = dict(arguments)
+    else:
+        names = [parameter.name for parameter in parameters_of(function) or ()]
+        names += [f"argument {i}" for i in range(len(names), len(arguments))]
+        by_name = dict(zip(names, arguments, strict=False))
+    for path, leaf in tree_flatten_with_path(by_name)[0]:
+        if isinstance(leaf, torch.Tensor):
+            first: Any = path[0]
+            yield f"{first.key}{''.join(map(str, path[1:]))}", leaf
+
+
+def _add_workspace(trace: Trace, profiler: Any) -> None:
+    """Add what operators allocated and released inside themselves, as the profiler has seen it."""
+    found = allocated_and_released(profiler, MARK)
+    for number, nbytes in sorted((int(name.removeprefix(MARK)), nbytes) for name, nbytes in found.items()):
+        if nbytes > NUMBERS_BYTES:
+            step = trace.steps[number]
+            trace.steps[number] = replace(step, workspace_bytes=nbytes)
+            name = f"workspace inside {step.op.removeprefix('aten::')}"
+            trace.lives.append(
+                Life(nbytes, (), "", step.op, step.node, step.stack, number, number + 1, "workspace", name)
+            )
+    trace.notes.append(COUNTED)

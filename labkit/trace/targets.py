@@ -1,217 +1,213 @@
-"""What is traced: a function of anyone's, or a task of a lab, and the inputs that it is called with."""
+"""Finds what is traced: a function, a class or an instance of anyone's, or a task of a lab, and makes its inputs."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
-from labkit.labs.catalog import ROOT, find_lab, find_task
+from labkit.labs.catalog import ROOT, UnknownLab, find_lab, find_task
+from labkit.trace.inputs import INPUTS, SEED, SHAPE, make_inputs, moved
 from labkit.trace.offer import can_be_traced
+from labkit.trace.shapes import CannotTrace, Shape
 
-SHAPE = (1, 4, 256, 64)
-"""Batch, heads, positions and width, where nothing else is asked for."""
-SEED = 0
-DEPTH = 8
-
-
-class CannotTrace(Exception):
-    """A target or its inputs that cannot be made sense of; the message is one line for whoever asked."""
+Arguments = Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass
 class Target:
-    """A function, what it is called, and what makes its arguments anew for each run.
-
-    `inputs` is called with the shapes asked for (none: the usual ones) and a device.
-    """
+    """A function or module, its name, and what makes its arguments, of the shapes asked for or the default ones."""
 
     name: str
     function: Callable[..., Any]
-    inputs: Callable[[Sequence[tuple[int, ...]], str], Sequence[Any]]
+    inputs: Callable[[Sequence[Shape]], Arguments]
 
 
-def find_target(words: Sequence[str], factory: str | None = None) -> Target:
-    """The target that one word, FILE:FUNCTION or LAB:TASK, or two, LAB TASK, name.
+def find_target(
+    words: Sequence[str], *, init: str | None = None, factory: str | None = None, device: str = "cpu"
+) -> Target:
+    """The target that one word, FILE:NAME, PACKAGE.MODULE:NAME or LAB:TASK, or two, LAB TASK, name.
 
     Args:
-        factory: FILE:FUNCTION of a function without arguments that returns the tuple of the target's arguments.
+        init: arguments, as Python in the target's module: the target is called with them, and what that returns is
+            traced. A class is called without arguments where none are given.
+        factory: FILE:FUNCTION of a function that returns the target's arguments: a tuple, or a dict by name.
+        device: "meta" for a simulation; files are loaded and modules made there where they can be.
 
     Raises:
-        CannotTrace: there is no such file or function.
+        CannotTrace: there is no such file, module or name, or it needs arguments.
         UnknownLab: there is no such lab or task.
     """
+    torch.manual_seed(SEED)  # two runs of a model that routes by its values are the same
     where, _, name = ":".join(words).rpartition(":")
     if not where:
-        raise CannotTrace(f"{name!r} names no function: FILE:FUNCTION, or a lab and its task, like 05 flash_forward")
-    if where.endswith(".py") or Path(where).is_file():
-        target = Target(name, _function(Path(where), name), _by_parameters(where, name))
+        raise CannotTrace(
+            f"{name!r} names nothing to trace: FILE:NAME, PACKAGE.MODULE:NAME, or a lab and its task, "
+            "like 05 flash_forward"
+        )
+    is_file = where.endswith(".py") or Path(where).is_file()
+    if not is_file and (len(words) > 1 or not _is_module(where)):
+        target = _of_lab(where, name, device)
     else:
-        target = _of_lab(where, name)
+        module = _load_file(Path(where), device) if is_file else _import(where)
+        function = _made(_look_up(module, where, name), module, name, init, device)
+        target = Target(name, function, lambda shapes: make_inputs(function, name, shapes, device))
     if factory:
         file, _, maker = factory.rpartition(":")
-        make = _function(Path(file or "."), maker)
-        target.inputs = lambda _shapes, device: [_moved(value, device) for value in _as_tuple(make())]
+        make = _look_up(_load_file(Path(file or "."), device), file, maker)
+        target.inputs = lambda _shapes: tree_map(lambda value: moved(value, device), _as_arguments(make()))
     return target
 
 
-def _of_lab(number: str, name: str) -> Target:
+def find_optimizer(text: str) -> Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]:
+    """Makes an optimizer of `torch.optim`: AdamW, or with arguments: SGD(momentum=0.9).
+
+    Raises:
+        CannotTrace: there is none of that name.
+    """
+    name, _, arguments = text.strip().partition("(")
+    kind = getattr(torch.optim, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise CannotTrace(f"torch.optim has no optimizer {name!r}")
+    arguments = arguments.removesuffix(")")
+    return lambda parameters: eval(f"kind(parameters, {arguments})", {"kind": kind, "parameters": parameters})
+
+
+def _of_lab(number: str, name: str, device: str) -> Target:
     lab = find_lab(number)
     task = find_task(lab, name)
-    function = _function(lab.answer_file, task.name)
-    if isinstance(function, type) and issubclass(function, torch.autograd.Function):
-        function = function.apply
+    module = _load_file(lab.answer_file, device)
+    function = _made(_look_up(module, str(lab.answer_file), task.name), module, task.name, None, device)
     if not can_be_traced(lab, task):
         raise CannotTrace(
             f"{lab.label} {task.name} takes no tensors of torch that are known here: --inputs FILE:FUNCTION gives some"
         )
+    named = f"{lab.label} {task.name}"
     if maker := INPUTS.get(task.name):
-        return Target(f"{lab.label} {task.name}", function, lambda shapes, device: maker(_shape(shapes), device))
-    return Target(f"{lab.label} {task.name}", function, _by_parameters(str(lab.answer_file), task.name))
+        return Target(named, function, lambda shapes: maker(_one_shape(shapes), device))
+    return Target(named, function, lambda shapes: make_inputs(function, task.name, shapes, device))
 
 
-def _function(file: Path, name: str) -> Callable[..., Any]:
-    if not file.is_file():
-        raise CannotTrace(f"there is no file {file}")
-    known = sys.modules.get(_module_name(file))
-    module = known or _load(file)
+def _one_shape(shapes: Sequence[Shape]) -> tuple[int, ...]:
+    if len(shapes) > 1:
+        raise CannotTrace("a task takes one --shape")
+    return shapes[0].sizes if shapes else SHAPE
+
+
+def _look_up(module: ModuleType, where: str, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise CannotTrace(f"{file} has no function {name!r}")
+        raise CannotTrace(f"{where} has no function, class or module {name!r}")
     return found
 
 
-def _module_name(file: Path) -> str:
-    return f"traced_{abs(hash(file.resolve()))}"
+def _made(found: Any, module: ModuleType, name: str, init: str | None, device: str) -> Any:
+    """What is traced: the target itself, or what it returns when it is called with `init`."""
+    if isinstance(found, type) and issubclass(found, torch.autograd.Function):
+        return found.apply
+    if init is None and isinstance(found, type):
+        _require_no_arguments(found, name)
+        init = ""
+    if init is not None:
+        known = _Names(module)
+        known["the_target"] = found
+        found = _on(device, lambda: eval(f"the_target({init})", {"torch": torch}, known))
+    if not callable(found):
+        raise CannotTrace(f"{name} returned a {type(found).__name__}, which cannot be called")
+    return found.to(device) if isinstance(found, torch.nn.Module) and device == "meta" else found
 
 
-def _load(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(_module_name(file), file)
-    if spec is None or spec.loader is None:
-        raise CannotTrace(f"{file} is no Python file")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+def _require_no_arguments(found: type, name: str) -> None:
+    try:
+        signature = inspect.signature(found)
+        signature.bind()
+    except TypeError:
+        raise CannotTrace(f"{name} is made with {signature}: give its arguments with --init") from None
+    except ValueError:  # made in C
+        pass
+
+
+class _Names(dict[str, Any]):
+    """The names of a module; packages such as `transformers` find some of theirs only when they are asked."""
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__()
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        try:
+            return getattr(self._module, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+
+def _on(device: str, make: Callable[[], Any]) -> Any:
+    """What `make` returns, its tensors on the meta device if that is asked for and can be."""
+    if device == "meta":
+        try:
+            with torch.device("meta"):
+                return make()
+        except Exception:  # it needs values, or a device of its own: whatever is wrong otherwise is seen below
+            pass
+    return make()
+
+
+def _is_module(where: str) -> bool:
+    if not all(part.isidentifier() for part in where.split(".")):
+        return False
+    try:
+        find_lab(where)
+    except UnknownLab:
+        return True
+    return False
+
+
+def _import(where: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.append("")  # the current folder, after what is installed
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name and where.startswith(error.name):
+            raise CannotTrace(f"there is no file, lab or installed package {where}") from None
+        raise
+
+
+def _load_file(file: Path, device: str) -> ModuleType:
+    if not file.is_file():
+        raise CannotTrace(f"there is no file {file}")
+    name = f"traced_{abs(hash((file.resolve(), device)))}"
+    if name in sys.modules:
+        return sys.modules[name]
     for folder in (str(file.resolve().parent), str(ROOT)):
         if folder not in sys.path:
             sys.path.append(folder)
+    return _on(device, lambda: _execute(name, file))
+
+
+def _execute(name: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise CannotTrace(f"{file} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[spec.name]
+        del sys.modules[name]
         raise
     return module
 
 
-def _by_parameters(where: str, name: str) -> Callable[[Sequence[tuple[int, ...]], str], Sequence[Any]]:
-    """A tensor for every parameter that needs a value: of the one shape given, or each of its own."""
-
-    def inputs(shapes: Sequence[tuple[int, ...]], device: str) -> Sequence[Any]:
-        function = _function(Path(where), name)
-        if isinstance(function, type) and issubclass(function, torch.autograd.Function):
-            raise CannotTrace(f"{name} is a torch.autograd.Function: trace {name}.apply with --inputs")
-        needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
-        needed = [p for p in needed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        if len(shapes) not in (0, 1, len(needed)):
-            raise CannotTrace(f"{name} needs {len(needed)} arguments: give one --shape for all, or one for each")
-        each = list(shapes) if len(shapes) == len(needed) else [_shape(shapes)] * len(needed)
-        return _tensors(device, *each)
-
-    return inputs
-
-
-def _shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    if len(shapes) > 1:
-        raise CannotTrace("a task takes one --shape")
-    return shapes[0] if shapes else SHAPE
-
-
-def _tensors(device: str, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(SEED)
-    made = [torch.randn(shape, generator=generator) for shape in shapes]
-    return [tensor.to(device).requires_grad_() for tensor in made]
-
-
-def _flash_backward(shape: tuple[int, ...], device: str) -> Sequence[Any]:
-    with torch.no_grad():
-        q, k, v, gradient = _tensors(device, *[shape] * 4)
-        scores = q @ k.mT / shape[-1] ** 0.5
-        return *(x.detach() for x in (q, k, v)), scores.softmax(-1) @ v, scores.logsumexp(-1), gradient.detach()
-
-
-def _deep(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(DEPTH):
-        x = torch.tanh(x)
-    return x
-
-
-def _sequence(shape: tuple[int, ...], device: str) -> Sequence[Any]:
-    return [torch.tanh] * 2 * DEPTH, 4, *_tensors(device, shape)
-
-
-def _window(shape: tuple[int, ...], device: str) -> Sequence[Any]:
-    return *_tensors(device, shape, shape, shape), 64, 64
-
-
-def _grouped(shape: tuple[int, ...], device: str) -> Sequence[Any]:
-    *batch, heads, length, width = shape
-    return _tensors(device, shape, *[(*batch, max(heads // 4, 1), length, width)] * 2)
-
-
-def _split(shape: tuple[int, ...], device: str) -> Sequence[Any]:
-    q, k, v = _grouped(shape, device)
-    return q[..., -1:, :].detach(), k.detach(), v.detach(), 4
-
-
-def _paged(shape: tuple[int, ...], device: str) -> Sequence[Any]:
-    heads, length, width = shape[-3:]
-    block_size, kv_heads = 16, max(heads // 4, 1)
-    n_blocks = -(-length // block_size)
-    q, k, v = _tensors(device, (1, heads, width), *[(n_blocks, block_size, kv_heads, width)] * 2)
-    table = torch.arange(n_blocks).flip(0)[None]
-    return q.detach(), k.detach(), v.detach(), table, torch.tensor([length])
-
-
-def _latent(shape: tuple[int, ...], device: str) -> Sequence[Any]:
-    *batch, heads, length, width = shape
-    cache = [(*batch, length, 2 * width), (*batch, length, width)]
-    queries, matrices = [(*batch, heads, width)] * 2, [(heads, width, 2 * width)] * 2
-    return [x.detach() for x in _tensors(device, *queries, *cache, *matrices)]
-
-
-INPUTS: dict[str, Callable[[tuple[int, ...], str], Sequence[Any]]] = {
-    "flash_forward": lambda shape, device: [x.detach() for x in _tensors(device, shape, shape, shape)],
-    "flash_backward": _flash_backward,
-    "FlashAttention": lambda shape, device: _tensors(device, shape, shape, shape),
-    "Checkpoint": lambda shape, device: [_deep, *_tensors(device, shape)],
-    "checkpoint": lambda shape, device: [_deep, *_tensors(device, shape)],
-    "checkpoint_sequential": _sequence,
-    "sliding_window_attention": _window,
-    "grouped_query_attention": _grouped,
-    "split_kv_decode": _split,
-    "paged_attention": _paged,
-    "mla_decode": _latent,
-    "quantize_kv": lambda shape, device: [*(x.detach() for x in _tensors(device, shape, shape)), 4, 16],
-    "attention_with_sinks": lambda shape, device: [*_tensors(device, shape, shape, shape), 64, 4],
-    "attention_sink_logit": lambda shape, device: [
-        *_tensors(device, shape, shape, shape),
-        *_tensors(device, shape[-3:-2]),
-    ],
-}
-"""Arguments of the labs' tasks that take more than tensors; see `labkit.trace.offer`."""
-
-
-def _as_tuple(values: Any) -> tuple[Any, ...]:
-    return tuple(values) if isinstance(values, tuple | list) else (values,)
-
-
-def _moved(value: Any, device: str) -> Any:
-    if isinstance(value, torch.Tensor) and device != str(value.device):
-        return value.detach().to(device).requires_grad_(value.requires_grad)
-    return value
+def _as_arguments(values: Any) -> Arguments:
+    return values if isinstance(values, tuple | list | dict) else (values,)

@@ -1,4 +1,4 @@
-"""The instructor's commands after grading: `lab export`, `lab extend`, `lab statistics` and `lab counts`."""
+"""The instructor's commands after grading: `lab export`, `lab extend` and `lab statistics`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Course = Annotated[Path, typer.Argument(metavar="COURSE", help="the folder that 
 LabNames = Annotated[list[str] | None, typer.Option("--lab", help="a lab's number; all when none is named")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add these commands to `lab`."""
-    for command in (export, extend, statistics, counts):
-        app.command(rich_help_panel="instructors")(command)
+def add_commands(app: typer.Typer, group: str) -> None:
+    """Add these commands to `lab`, in a group of its help."""
+    for command in (export, extend, statistics):
+        app.command(rich_help_panel=group)(command)
 
 
 def export(
@@ -114,24 +114,3 @@ def statistics(
     if page:
         write_page(page, told)
         typer.echo(f"wrote {page}")
-
-
-def counts(
-    submitted: Annotated[Path, typer.Argument(metavar="SUBMITTED", help="what `lab grade` was given")],
-    to: Annotated[Path, typer.Argument(metavar="TO", help="the CSV file to write")],
-    lab: LabNames = None,
-) -> None:
-    """Write the class' board as a CSV: what the judge has counted of each student's answer, trace by trace."""
-    from labkit.suite.counts import NoBoard, has_board
-    from labstaff.grading.class_board import class_board, write_csv
-    from labstaff.grading.run import NothingToGrade
-
-    labs = [find_lab(name) for name in lab] if lab else [each for each in find_labs() if has_board(each)]
-    try:
-        rows = class_board(submitted.resolve(), labs)
-        write_csv(to, rows)
-    except (NothingToGrade, NoBoard) as error:
-        sys.exit(f"lab counts: {error}")
-    n_counted = len({row.student for row in rows if row.counts})
-    n_students = len({row.student for row in rows})
-    typer.echo(f"wrote {to}: counts of {n_counted} of {n_students} students")

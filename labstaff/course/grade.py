@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ def grade(
     table: Path | None = None,
     export: Export | None = None,
     force: bool = False,
+    looked_at: Collection[str] = (),
     say: Callable[[str], None] = print,
 ) -> int:
     """All of `lab grade`: judge, tell, and in an nbgrader course record; returns the exit status.
@@ -69,6 +70,7 @@ def grade(
                 table=table,
                 export=export,
                 force=force,
+                looked_at=looked_at,
                 flags=flags,
                 say=say,
             )

@@ -14,7 +14,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.labs.catalog import ROOT, find_labs
+from labkit.labs.catalog import find_labs, python_path
 from labkit.suite.forkserver import ForkServer, serve, warm_up
 from labstaff.judge.version import version_of
 
@@ -39,9 +39,10 @@ class Nbgrader:
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         environment = {**os.environ, **(environment or {})}
         programs = os.pathsep.join([str(Path(sys.executable).parent), *filter(None, [environment.get("PATH")])])
-        path = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", __name__]
-        self._server = ForkServer(command, env={**environment, "PATH": programs, "PYTHONPATH": path})
+        command = [sys.executable, "-P", "-m", __name__]
+        self._server = ForkServer(
+            command, env={**environment, "PATH": programs, "PYTHONPATH": python_path(environment)}
+        )
 
     def __call__(self, course: Path, *arguments: str) -> Done:
         """Run `nbgrader ARGUMENTS` in the folder `course` and wait for it.

@@ -33,7 +33,7 @@ from labstaff.course.paths import (
 from labstaff.course.ready import MOST_NOTEBOOK_BYTES, make_ready
 from labstaff.course.views import clear_views, only_these
 from labstaff.judge.judging import hidden_seed, kept_at
-from labstaff.judge.kept import FILE
+from labstaff.judge.kept import FILE, kept
 from labstaff.judge.plain_text import one_line
 from labstaff.judge.results import clear_parts
 from labstaff.judge.submission import NOTES_FILE, read_regular, read_submission
@@ -103,7 +103,8 @@ def fingerprint(places: Places) -> str:
     submission = read_submission(lab, places.submitted)
     judged = kept_at(places.results, submission, hidden_seed(places.course))
     submitted = (places.submitted / name for name in (NOTEBOOK, TIMESTAMP, NOTES_FILE))
-    digest = hashlib.sha256(repr(_due(places)).encode())
+    looked_at = submission.key in kept(places.course).looked_at
+    digest = hashlib.sha256(repr((*_due(places), looked_at)).encode())
     for file in (judged, *submitted, places.released / NOTEBOOK, places.course / CONFIG_FILE):
         digest.update(hashlib.sha256(read_regular(file, MOST_NOTEBOOK_BYTES) or b"").digest())
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from labstaff.course.ready import timestamp_flags
 from labstaff.course.record import RECORDED, fingerprint
 from labstaff.course.restore import NOTES
 from labstaff.course.shown import listing
-from labstaff.grading.told import earned, task_lines
+from labstaff.grading.told import earned, task_lines, withheld_line
 from labstaff.judge.judging import judge_submission
 from labstaff.judge.plain_text import one_line
 from labstaff.judge.results import JudgedSubmission
@@ -38,7 +38,10 @@ class SuiteOutputs(NbGraderPreprocessor):
         first_check = next(i for i, cell in enumerate(nb.cells) if cell.metadata.get("nbgrader", {}).get("locked"))
         nb.cells.insert(first_check, listing(places.submitted / "src" / f"{lab.module}.py"))
         refused = [f"the judge refused this submission: {judged.reason}"] if judged.status != "judged" else []
-        to_look_at = [*timestamp_flags(places), *judged.flags]
+        findings = [f"{lab.module}.py {finding}" for finding in judged.findings]
+        to_look_at = [*timestamp_flags(places), *judged.flags, *findings]
+        if judged.withheld:
+            to_look_at.append(f"{withheld_line(judged)} {places.student}")
         if refused or to_look_at:
             _raise_flag(resources["nbgrader"])
         if notes := [*refused, *nb.metadata.get(NOTES, []), *to_look_at]:

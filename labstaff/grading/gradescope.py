@@ -89,8 +89,8 @@ def results(lab: Lab, judged: JudgedSubmission, visibility: Visibility) -> dict[
     output = f"{lab.label} · {lab.title}: {score:g} of {lab.points:g} points"
     if judged.status != "judged":
         output += f"\nnot judged: {judged.reason}"
-    if judged.flags:
-        flags = "\n".join(one_line(flag) for flag in judged.flags)
+    if judged.flags or judged.findings:
+        flags = "\n".join(one_line(flag) for flag in [*judged.flags, *judged.findings])
         tests.append({"name": "for the grader", **_text(flags), "visibility": Visibility.HIDDEN})
     return {"score": score, "visibility": visibility, **_text(output), "tests": tests}
 

@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import FOLDER_PATTERN, Lab
-from labstaff.judge.judging import Judge, hidden_seed, judge_now, kept_at, with_flags
+from labstaff.judge.judging import Judge, hidden_seed, judge_now, kept_at, of_submission
 from labstaff.judge.plain_text import one_line
 from labstaff.judge.results import JudgedSubmission, clear_parts, judged_otherwise, load, save
 from labstaff.judge.submission import Submission, read_submission
@@ -104,6 +104,7 @@ def judge_all(
     unsafe: bool = False,
     force: bool = False,
     running: Running | None = None,
+    looked_at: Collection[str] = (),
 ) -> Iterator[Outcome]:
     """The outcome of each submission, as it comes; each is kept in `results` before it is given out.
 
@@ -117,6 +118,7 @@ def judge_all(
         unsafe: judge without bubblewrap.
         force: judge again what was judged before.
         running: is kept up to date with what is being judged on this machine.
+        looked_at: keys of submissions of which nothing is withheld.
 
     Raises:
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
@@ -133,7 +135,7 @@ def judge_all(
         path = kept_at(results, submission, seed)
         kept = None if force else load(path)
         if kept is not None:
-            yield Outcome(handed_in, with_flags(kept, submission), was_kept=True)
+            yield Outcome(handed_in, of_submission(kept, submission, looked_at), was_kept=True)
             continue
         waiting.setdefault(path, []).append((handed_in, submission))
         to_judge[path] = Job(f"{handed_in.lab.label} {one_line(handed_in.student, 40)}", submission, path, seed)
@@ -144,7 +146,7 @@ def judge_all(
     for path, result in engine(list(to_judge.values())):
         for handed_in, submission in waiting[path]:
             if isinstance(result, Judged):
-                judged = with_flags(result.judged, submission)
+                judged = of_submission(result.judged, submission, looked_at)
                 otherwise = judged_otherwise(path)
                 yield Outcome(handed_in, judged, was_otherwise=otherwise, seconds=result.seconds)
             else:

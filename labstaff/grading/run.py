@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
@@ -14,8 +14,9 @@ from labkit.labs.manifest import Lab
 from labstaff.grading.gradescope import Export
 from labstaff.grading.many import Outcome, Running, find_submissions, judge_all
 from labstaff.grading.summary import summary_lines, write_table
-from labstaff.judge.kept import keep_results_at, kept, results_of
+from labstaff.judge.kept import keep_looked_at, keep_results_at, kept, results_of
 from labstaff.judge.plain_text import one_line
+from labstaff.judge.submission import read_submission
 
 
 class NothingToGrade(Exception):
@@ -33,6 +34,7 @@ def grade_submitted(
     table: Path | None = None,
     export: Export | None = None,
     force: bool = False,
+    looked_at: Collection[str] = (),
     flags: dict[tuple[str, str], list[str]] | None = None,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
     say: Callable[[str], None] = print,
@@ -45,11 +47,13 @@ def grade_submitted(
         workers, scheduler, unsafe, force: as in `judge_all`.
         table: a CSV file to be written.
         export: what Gradescope is to be given.
+        looked_at: students at whose submissions, as they are now, the instructor has looked: nothing of them is
+            withheld from now on.
         flags: what to say besides of a submission, by student and lab.
         on_outcome: called with each outcome as it comes.
 
     Raises:
-        NothingToGrade: there are no submissions.
+        NothingToGrade: there are no submissions, or none of a student who was looked at.
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
         CannotExport: `export` names one file, and there are more submissions.
     """
@@ -65,6 +69,9 @@ def grade_submitted(
     if results is not None:
         results.mkdir(parents=True, exist_ok=True)  # what is no folder is not remembered as one
         keep_results_at(course, results.resolve())
+    if missing := set(looked_at) - {each.student for each in found}:
+        raise NothingToGrade(f"--looked-at: {submitted} holds no submission of {', '.join(sorted(missing))}")
+    keep_looked_at(course, [read_submission(e.lab, e.place).key for e in found if e.student in looked_at])
     running = Running()
     judging = judge_all(
         found,
@@ -75,6 +82,7 @@ def grade_submitted(
         unsafe=unsafe,
         force=force,
         running=running,
+        looked_at=kept(course).looked_at,
     )
     outcomes = []
     for outcome in _shown(judging, len(found), running):

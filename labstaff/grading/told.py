@@ -19,6 +19,17 @@ def earned(judged: JudgedSubmission, task: str, max_points: float) -> float:
     return float(min(max(round(float(points), 2), 0.0), max_points))
 
 
+def withheld_line(judged: JudgedSubmission) -> str:
+    """How many points wait for the instructor's look, and how they are released."""
+    return f"{sum(judged.withheld.values()):g} points withheld until lab grade … --looked-at"
+
+
+def finding_line(judged: JudgedSubmission, most: int = MOST_TOLD) -> str:
+    """The first of the review's findings, in one line."""
+    more = [f"and {len(judged.findings) - most} more"] if len(judged.findings) > most else []
+    return "; ".join([*judged.findings[:most], *more])
+
+
 def task_lines(task: Task, judged: JudgedSubmission) -> Iterator[str]:
     """How the task's tests went: how many passed, and what the first failures say."""
     if judged.status != "judged":
@@ -27,6 +38,8 @@ def task_lines(task: Task, judged: JudgedSubmission) -> Iterator[str]:
     tests = {name: state for name, state in judged.tests.items() if name.split("::")[0] == task.tests}
     failed = [name for name, state in tests.items() if state != "passed"]
     yield f"{len(tests) - len(failed)} of {len(tests)} tests pass"
+    if points := judged.withheld.get(task.name):
+        yield f"{points:g} points are withheld until the instructor has looked at {finding_line(judged)}"
     said: set[str] = set()
     for name in failed:
         message = judged.messages.get(name, "") or f"the test is {tests[name]}"

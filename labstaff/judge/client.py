@@ -18,6 +18,7 @@ from labkit.testing.compare import changed_elsewhere
 from labkit.testing.programs import program_text
 from labstaff.judge import framing, messages
 from labstaff.judge.framing import CodecError
+from labstaff.judge.imports import imported_modules
 from labstaff.judge.machines import Machines
 from labstaff.judge.messages import Message
 from labstaff.judge.packing import pack
@@ -116,7 +117,8 @@ class RemoteAnswer:
             self.problem = f"{name} cannot be read: {error.strerror}"
             return
         bound_suite()
-        self.cell = self.sandbox.cell(memory_bytes=self.bound_bytes)
+        modules = imported_modules(text) if self.bound_bytes is not None else []
+        self.cell = self.sandbox.cell(memory_bytes=self.bound_bytes, modules=modules)
         self.cells.append(self.cell)
         load = messages.Load(
             module=self.answer.lab.module,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,11 +15,13 @@ from labkit.labs.manifest import Lab, Task
 from labkit.suite.forkserver import Forker
 from labkit.suite.prefork import DIED, WarmRunner, heavy_modules, run_by
 from labkit.suite.results import task_points
+from labkit.suite.review import Finding
 from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.testing.outside import NEEDS_MORE
+from labstaff.grader.source import read_source
+from labstaff.grader.withheld import withheld_points
 from labstaff.judge.collected import LIFE
-from labstaff.judge.examine import Examined, examine
 from labstaff.judge.kept import kept, results_of
 from labstaff.judge.plain_text import lines, one_line
 from labstaff.judge.results import JudgedSubmission, load, path_of, save
@@ -68,8 +70,11 @@ class Judge:
         self._warm: set[str] = set()
         self._collected: dict[str, Forker] = {}
 
-    def judge(self, submission: Submission, seed: int) -> JudgedSubmission:
+    def judge(self, submission: Submission, seed: int, findings: Sequence[Finding] = ()) -> JudgedSubmission:
         """The outcome for `submission`, with the suite's random inputs drawn from `seed`.
+
+        Args:
+            findings: what the review found in its source.
 
         Raises:
             JudgeFailed: the judge could not work; the submission's own faults are in the result.
@@ -85,7 +90,7 @@ class Judge:
             run = self._task_by_task(lab, submission.source, seed, run, unfinished)
         if not run.verdicts:
             raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
-        judged = judged_run(lab, key, run)
+        judged = judged_run(lab, key, run, findings)
         return replace(judged, flags=[*flags, *judged.flags])
 
     def close(self) -> None:
@@ -183,7 +188,7 @@ def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
     return [task for task in lab.tasks if task.name in spent]
 
 
-def judged_run(lab: Lab, key: str, run: SuiteRun) -> JudgedSubmission:
+def judged_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = ()) -> JudgedSubmission:
     """The result of a suite's run: every test, and each task's points, by the rule that students see too.
 
     A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing.
@@ -200,9 +205,19 @@ def judged_run(lab: Lab, key: str, run: SuiteRun) -> JudgedSubmission:
     if not complete:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
     flags += [f"{task.name}: no points: {why}" for task in lab.tasks if (why := _hidden_memory(task, run))]
-    tasks = {task.name: _points(task, run, flags) if complete else 0.0 for task in lab.tasks}
-    counts = _counts(lab, run) if complete else {}
-    return JudgedSubmission(lab.folder.name, key, "judged", "", flags, tests, messages, tasks, counts)
+    tasks = {task.name: _points(task, run) if complete else 0.0 for task in lab.tasks}
+    return JudgedSubmission(
+        lab.folder.name,
+        key,
+        "judged",
+        flags=flags,
+        tests=tests,
+        messages=messages,
+        tasks=tasks,
+        findings=[str(each) for each in findings],
+        withheld=withheld_points(lab, findings, run.verdicts, tasks),
+        counts=_counts(lab, run) if complete else {},
+    )
 
 
 def test_id(lab: Lab, verdict: Verdict) -> str:
@@ -211,17 +226,9 @@ def test_id(lab: Lab, verdict: Verdict) -> str:
     return f"{task.tests if task else ''}::{verdict.test}"
 
 
-def _points(task: Task, run: SuiteRun, flags: list[str]) -> float:
+def _points(task: Task, run: SuiteRun) -> float:
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
-    if _hidden_memory(task, run):
-        return 0.0
-    points = task_points(task, verdicts)
-    if not points and (n_passed := sum(verdict.passed for verdict in verdicts)):
-        flags.append(
-            f"{task.name}: no points for {n_passed} of {len(verdicts)} tests: an answer that does nothing, "
-            "or repeats the examples, passes them too"
-        )
-    return points
+    return 0.0 if _hidden_memory(task, run) else task_points(task, verdicts)
 
 
 def _counts(lab: Lab, run: SuiteRun) -> dict[str, dict[str, int]]:
@@ -232,13 +239,13 @@ def _counts(lab: Lab, run: SuiteRun) -> dict[str, dict[str, int]]:
 
 
 def _hidden_memory(task: Task, run: SuiteRun) -> str:
-    """What the meters in the answer's process did not see, though the kernel did; nothing where they agree."""
+    """What a run under the kernel's bound needed, where the meters in the process found less; "" where they agree."""
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
     inside = [verdict for verdict in verdicts if verdict.kind is Kind.SMALL and not verdict.outside]
     for verdict in verdicts:
         too_much = [line for line in verdict.lines if NEEDS_MORE in line]
         if verdict.outside and too_much and inside and all(each.passed for each in inside):
-            return f"its memory is hidden from the meters, which found nothing, and from outside {too_much[0]}"
+            return f"measured by the operating system, {too_much[0]}; the meters in the process found less"
     return ""
 
 
@@ -260,24 +267,25 @@ def judge_submission(
             with Judge(unsafe=unsafe) as own:
                 judged = judge_now(own, submission, seed)
         save(path, judged)
-    return with_flags(judged, submission)
+    return of_submission(judged, submission, kept(course).looked_at)
 
 
 def judge_now(judge: Judge, submission: Submission, seed: int) -> JudgedSubmission:
-    """The outcome for `submission`, complete as it is kept: how it went, what its text says, what decided it."""
-    examined = Examined([], [], submission.problem)
-    if not submission.problem:
-        examined = examine(submission.source, submission.lab.module)
-    judged = _refused(submission, examined.problem) if examined.problem else judge.judge(submission, seed)
-    flags = [lines(flag) for flag in [*examined.flags, *judged.flags]]
-    messages = {name: lines(message) for name, message in judged.messages.items()}
+    """The outcome for `submission`, complete as it is kept: how it went, and what its source shows."""
+    syntax: list[int] = []
+    if submission.problem:
+        judged = _refused(submission, submission.problem)
+    else:
+        found, syntax = read_source(submission.source, submission.lab)
+        judged = judge.judge(submission, seed, found)
     return replace(
         judged,
         version=version_of(submission.lab, seed),
         reason=one_line(judged.reason),
-        flags=flags,
-        messages=messages,
-        syntax=examined.runs,
+        flags=[lines(flag) for flag in judged.flags],
+        messages={name: lines(message) for name, message in judged.messages.items()},
+        findings=[one_line(finding) for finding in judged.findings],
+        syntax=syntax,
     )
 
 
@@ -286,9 +294,16 @@ def kept_at(results: Path, submission: Submission, seed: int) -> Path:
     return path_of(results, submission.lab.folder.name, submission.key, version_of(submission.lab, seed))
 
 
-def with_flags(judged: JudgedSubmission, submission: Submission) -> JudgedSubmission:
-    """A result, which holds for everybody with the same file, with what lies beside this one's file."""
-    return replace(judged, flags=[*submission.flags, *judged.flags])
+def of_submission(judged: JudgedSubmission, submission: Submission, looked_at: Collection[str]) -> JudgedSubmission:
+    """A result, which holds for everybody with the same file, as it stands for this submission.
+
+    Points that wait for the instructor's look are taken off, unless the submission's key is in `looked_at`.
+    """
+    flags = [*submission.flags, *judged.flags]
+    if submission.key in looked_at:
+        return replace(judged, flags=flags, findings=[], withheld={})
+    tasks = {name: round(points - judged.withheld.get(name, 0.0), 4) for name, points in judged.tasks.items()}
+    return replace(judged, flags=flags, tasks=tasks)
 
 
 def hidden_seed(course: Path) -> int:

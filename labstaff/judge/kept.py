@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from labstaff.judge.results import write_whole
 
@@ -21,12 +23,13 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `seed` decides all random inputs in the course; no student has seen it. `made` is the day on which the course was
     made (ISO 8601, UTC; empty when that is not known): nothing was handed in before. `results` is a folder, from the
-    course's when it is not absolute.
+    course's when it is not absolute. `looked_at` has the keys of submissions whose findings the instructor has seen.
     """
 
     seed: int
     made: str = ""
     results: str = RESULTS
+    looked_at: list[str] = []
 
 
 def kept(course: Path, *, is_new: bool = False) -> Kept:
@@ -60,7 +63,14 @@ def keep_results_at(course: Path, results: Path) -> None:
     now = kept(course)
     place = str(results.relative_to(course)) if results.is_relative_to(course) else str(results)
     if place != now.results:
-        write_whole(course / FILE, msgspec.json.encode(msgspec.structs.replace(now, results=place)))
+        write_whole(course / FILE, msgspec.json.encode(replace(now, results=place)))
+
+
+def keep_looked_at(course: Path, keys: Collection[str]) -> None:
+    """From now on nothing is withheld from the submissions with these keys."""
+    now = kept(course)
+    if new := sorted(set(keys) - set(now.looked_at)):
+        write_whole(course / FILE, msgspec.json.encode(replace(now, looked_at=[*now.looked_at, *new])))
 
 
 def _read(path: Path) -> Kept | None:

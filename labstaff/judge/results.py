@@ -23,7 +23,8 @@ class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     "refused" (nothing could be judged; `reason` says why, and all points are 0). `flags` are for the grader to look at.
     `tests` maps a test's id (`TestClass::test_name`) to how it went, `messages` a failed test's id to what a student
     would read, `tasks` a task to the points it earns. `counts` maps a test that passed to what the suite has counted
-    there for the lab's board. `syntax` is what `labstaff.grading.similar` compares.
+    there for the lab's board. `findings` is what the review found in the source, and `withheld` maps a task to the
+    points that wait until the instructor has looked at it. `syntax` is what `labstaff.grading.similar` compares.
     """
 
     lab: str
@@ -34,6 +35,8 @@ class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tests: dict[str, Literal["passed", "failed", "missing"]] = {}
     messages: dict[str, str] = {}
     tasks: dict[str, float] = {}
+    findings: list[str] = []
+    withheld: dict[str, float] = {}
     counts: dict[str, dict[str, int]] = {}
     version: str = ""
     syntax: list[int] = []

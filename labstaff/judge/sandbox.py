@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -18,9 +17,10 @@ from pathlib import Path
 import pytest
 
 import labkit
-from labkit.suite.allowed import HEAVY
+from labkit.kernels.bubblewrap import bwrap_path
 from labkit.suite.forkserver import Child, Ended, ForkServer, ServerEnded
 from labkit.suite.limits import cpu_seconds_of
+from labkit.suite.prefork import HEAVY
 from labkit.suite.verdict import how_it_ended
 from labkit.suite.wall_clock import queued_seconds_of
 from labstaff.judge import framing, messages
@@ -28,7 +28,7 @@ from labstaff.judge.confine import CAN_FILTER, CPU_SECONDS, MEMORY_BYTES, SCRATC
 from labstaff.judge.unpacking import unpacker_of
 
 ALWAYS = (
-    *("labkit.meters.arrays", "labkit.suite.allowed", "numpy.testing", "numpy.typing", "statistics", "dataclasses"),
+    *("labkit.meters.arrays", "numpy.testing", "numpy.typing", "statistics", "dataclasses"),
     *("decimal", "fractions", "numpy.fft", "numpy.polynomial", "numpy.lib.stride_tricks", "typing_extensions"),
 )
 """Imported before the first cell: what answers may import, as far as it costs little."""
@@ -46,7 +46,7 @@ POWERS = {
 """What the process that makes cells keeps to do so, by the walls around them: see `forkserver`."""
 
 INSIDE = (
-    *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/suite/__init__.py", "labkit/suite/allowed.py"),
+    *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/suite/__init__.py"),
     *("labkit/suite/forkserver.py", "labkit/suite/limits.py", "labkit/suite/wall_clock.py"),
     *("labkit/suite/prefork_torch.py", "labstaff/__init__.py"),
     *(
@@ -57,8 +57,6 @@ INSIDE = (
                 "confine",
                 "forkserver",
                 "framing",
-                "guarded_parts",
-                "guards",
                 "loading",
                 "messages",
                 "packing",
@@ -170,8 +168,13 @@ class Sandbox:
         command = [sys.executable, "-P", "-c", f"{first}; main(*sys.argv[1:])", modules, walls]
         self._server = ForkServer(command if unsafe else [*bubblewrap(walls), *command], env=environment("/tmp"))
 
-    def cell(self, memory_bytes: int | None = None, cpu_seconds: int = CPU_SECONDS) -> Cell:
+    def cell(
+        self, memory_bytes: int | None = None, cpu_seconds: int = CPU_SECONDS, modules: Sequence[str] = ()
+    ) -> Cell:
         """A new process for one answer, which may hold `memory_bytes` over what it holds before the answer is loaded.
+
+        Args:
+            modules: imported before its memory is bounded: libraries that the answer imports do not count.
 
         Raises:
             BoxBroken: none can be had.
@@ -181,7 +184,13 @@ class Sandbox:
             memory_bytes = int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES))
         self.n_cells += 1
         number = self.n_cells + 64 * os.getpid()  # of several suites that share the box, none has another's user
-        asked = {"number": number, "memory_bytes": memory_bytes, "cpu_seconds": cpu_seconds, "is_measured": is_measured}
+        asked = {
+            "number": number,
+            "memory_bytes": memory_bytes,
+            "cpu_seconds": cpu_seconds,
+            "is_measured": is_measured,
+            "modules": list(modules),
+        }
         ours, theirs = socket.socketpair()
         if hasattr(socket, "SO_PASSCRED"):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the other side sends
@@ -229,10 +238,10 @@ def _kept(modules: Sequence[str], *, unsafe: bool) -> Iterator[Callable[[], None
 
 def require_bubblewrap() -> str:
     """The walls that a box can have here; raises `SandboxMissing`, with what to do about it, unless there are some."""
-    if not sys.platform.startswith("linux") or shutil.which("bwrap") is None:
+    if not sys.platform.startswith("linux") or bwrap_path() is None:
         raise SandboxMissing(
             "bubblewrap (bwrap) is not installed: submissions are judged inside it and nowhere else.\n"
-            "Debian, Ubuntu: apt-get install bubblewrap · Fedora: dnf install bubblewrap · macOS: in a Linux VM.\n"
+            "It comes with `uv sync` on Linux, and as the package bubblewrap of distributions; macOS: in a Linux VM.\n"
             "--unsafe-no-sandbox judges without it: a submission can then read this machine's files."
         )
     said = ""
@@ -250,7 +259,7 @@ def require_bubblewrap() -> str:
 
 def bubblewrap(walls: str) -> list[str]:
     """The command that makes the box: the system's libraries, the interpreter and its packages, read-only."""
-    command = ["bwrap", *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
+    command = [bwrap_path() or "bwrap", *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
     command += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     command += ["--unshare-user"] if walls == "namespaces" else []
     for power in POWERS[walls]:

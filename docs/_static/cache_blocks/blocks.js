@@ -1,6 +1,6 @@
 /* The blocks of a paged cache: who owns each, what it holds, which a prompt can find; and a script of deeds run on them.
 
-It is the manager that Lab 09 asks for, written again for this page: tests/test_cache_blocks.py holds each step here to
+It is the manager that Lab 09 asks for, written again for this page: tests/docs/test_cache_blocks.py holds each step here to
 the course's BlockManager. Nothing in this file knows of a document.
 
 A deed is ["allocate", sequence, tokens], ["append", sequence, token], ["fork", parent, child] or ["free", sequence]. */

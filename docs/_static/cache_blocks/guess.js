@@ -45,7 +45,7 @@
   /* What makes the difference between two positions. */
   function why(here, next) {
     const { outcome } = next;
-    if (outcome.refused) return "as before, since the deed is refused or skipped";
+    if (outcome.refused) return "as before, since the operation is refused or skipped";
     const parts = [];
     if (outcome.taken?.length) parts.push(`${outcome.taken.length} taken`);
     if (outcome.revived?.length) parts.push(`${outcome.revived.length} found among those without an owner`);

@@ -7,7 +7,7 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
   const { h, say, makePlayer, keepInAddress } = stepPlayer;
   const { SCENARIOS, begin, parse, settingsOf } = cacheBlocks;
   const SHOWN = 6; // words of a block in a sequence's text
-  const KEY = "# a prompt that begins alike finds it. Outlines: orange, taken by this deed; green, found there.";
+  const KEY = "# a prompt that begins alike finds it. Outlines: orange, taken by this operation; green, found there.";
 
   function start() {
     const hook = document.getElementById("cache-blocks");
@@ -105,7 +105,7 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
       const traffic = h("ul", { class: "cb-traffic" });
       const controls = cacheBlocks.makeControls({ change, show: showScenario });
       const guess = cacheBlocks.makeGuess({ step });
-      const root = h("section", { "aria-label": "A paged cache, deed by deed" });
+      const root = h("section", { "aria-label": "A paged cache, step by step" });
       const last = () => view.positions.length - 1;
       const player = makePlayer({ show, last, leap, leapName: "scene", picture: pool, keysIn: root });
       const label = "A paged cache. Left and right arrows step, with shift by scenes; Home and End; space plays.";

@@ -5,7 +5,7 @@
   const { plural } = cacheBlocks;
 
   function stepInWords({ deed, outcome }, { blockSize }) {
-    if (!deed) return "Before the first deed: all blocks are free. Press Play, or step with the right arrow.";
+    if (!deed) return "Before the first operation: all blocks are free. Press Play, or step with the right arrow.";
     const [what, name, given] = deed;
     switch (what) {
       case "allocate":

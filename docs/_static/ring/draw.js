@@ -25,14 +25,16 @@
     const most = Math.max(1, ...here.of.map(({ pairs }) => pairs));
     const nodes = here.of.map(({ rank, holds, pairs, waits }) => {
       const [x, y] = place(rank);
+      const idle = waits > 0 && pairs === 0;
       return s(
         "g",
         {},
-        s("circle", { class: "rg-rank", cx: x, cy: y, r: size }),
-        s("path", { class: waits ? "rg-slack" : "rg-busy", d: slice(x, y, size, pairs / most) }),
-        s("circle", { class: "rg-edge", cx: x, cy: y, r: size }),
-        s("text", { x, y: y - 3, class: "rg-name" }, `rank ${rank}`),
-        s("text", { x, y: y + 12, class: "rg-holds" }, here.phase === "end" ? "done" : `K, V of ${holds}`),
+        s("circle", { class: waits ? "rg-waits" : "rg-rank", cx: x, cy: y, r: size }),
+        s("path", { class: "rg-works", d: slice(x, y, size, here.phase === "step" ? pairs / most : 0) }),
+        s("circle", { class: idle ? "rg-edge rg-idle" : "rg-edge", cx: x, cy: y, r: size }),
+        s("text", { x, y: y - (idle ? 8 : 3), class: "rg-name" }, `rank ${rank}`),
+        s("text", { x, y: y + (idle ? 5 : 12), class: "rg-holds" }, here.phase === "end" ? "done" : `K, V of ${holds}`),
+        idle ? s("text", { x, y: y + 18, class: "rg-name" }, "idle") : [],
       );
     });
     const label = here.of.map(({ rank, holds, pairs }) => `rank ${rank} holds the block of ${holds}, ${pairs} pairs`).join("; ");
@@ -50,7 +52,9 @@
 
   function marker() {
     const tip = s("path", { d: "M0 0L7 3.5L0 7z", class: "rg-tip" });
-    return s("defs", {}, s("marker", { id: "rg-arrow", viewBox: "0 0 7 7", refX: 6, refY: 3.5, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, tip));
+    const arrowhead = s("marker", { id: "rg-arrow", viewBox: "0 0 7 7", refX: 6, refY: 3.5, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, tip);
+    const line = s("path", { d: "M0 0V6", class: "rg-hatch" });
+    return s("defs", {}, arrowhead, s("pattern", { id: "rg-hatching", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, line));
   }
 
   function arrow([x0, y0], [x1, y1], size, block, ranks) {
@@ -84,14 +88,15 @@
         cells[name] += `M${(MARGIN + key * unit).toFixed(2)} ${(query * unit).toFixed(2)}h${unit.toFixed(2)}v${unit.toFixed(2)}h${(-unit).toFixed(2)}z`;
       }
     }
-    const marks = ring.owner.map((rank, query) => s("text", { class: "rg-row", x: MARGIN - 5, y: (query + 0.5) * unit + 3 }, String(rank)));
+    const digits = Math.max(10, Math.min(13, 0.8 * unit)); // in units of the picture; at 10 they are read on a phone
+    const marks = ring.owner.map((rank, query) => s("text", { class: "rg-row", "font-size": digits, x: MARGIN - 5, y: (query + 0.5) * unit + 0.36 * digits }, String(rank)));
     const label = `${nTokens} by ${nTokens} scores. ${here.phase === "step" ? "Marked: what the ranks compute in this step." : ""}`;
     return s(
       "svg",
       { viewBox: `0 0 ${MARGIN + SIDE + 2} ${SIDE + 2}`, role: "img", "aria-label": label },
       ["later", "done", "now"].map((name) => s("path", { class: `rg-${name}`, d: cells[name] })),
       s("rect", { class: "rg-frame", x: MARGIN, y: 0, width: SIDE, height: SIDE }),
-      nTokens <= 36 ? marks : [],
+      unit >= 9 ? marks : [],
     );
   }
 

@@ -56,11 +56,9 @@ Replaces what stands in the element #ring, which is what a reader sees where no 
       const setting = h("p", { class: "rg-setting", "data-out": "setting" });
       const [circle, matrix, table] = [h("div", { class: "rg-picture" }), h("div", { class: "rg-picture" }), h("div", { class: "rg-table" })];
       const totals = h("ul", { class: "rg-totals" });
-      const legend = h(
-        "ul",
-        { class: "rg-legend" },
-        [["now", "computed in this step"], ["done", "before"], ["later", "to come"]].map(([name, words]) => h("li", {}, h("span", { class: `rg-key rg-key-${name}` }), words)),
-      );
+      const legend = (keys) => h("ul", { class: "rg-legend" }, keys.map(([name, words]) => h("li", {}, h("span", { class: `rg-key rg-key-${name}` }), words)));
+      const ofRanks = legend([["works", "computes in this step"], ["waits", "waits for the slowest"]]);
+      const ofMatrix = legend([["now", "computed in this step"], ["done", "before"], ["later", "to come"]]);
       const controls = ringPage.makeControls({
         change,
         show: (key) => {
@@ -72,8 +70,8 @@ Replaces what stands in the element #ring, which is what a reader sees where no 
       const leap = (at, by) => (by > 0 ? ring.last : 0);
       const player = makePlayer({ show, last: () => ring.last, leap, leapName: "round", picture: circle, keysIn: root });
       const label = "The ring. Left and right arrows step, Home and End go to the ends, space plays.";
-      const left = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "Who holds what, and what travels"), circle), player.element);
-      const right = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "Queries downwards, with their ranks; keys to the right"), matrix, legend));
+      const left = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "Who holds what, and what travels"), circle, ofRanks), player.element);
+      const right = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "Queries downwards, with their ranks; keys to the right"), matrix, ofMatrix));
       root.append(
         setting,
         h("div", { class: "rg-stage", tabindex: 0, role: "group", "aria-label": label }, left, right),

@@ -1,7 +1,7 @@
 /* What the tile loop of FlashAttention moves between HBM and SRAM, and what lies in SRAM, at each of its steps.
 
 The loop is the one that labkit.simulated_memory.Machine counts: every array that is alive between a load and a store is
-charged, temporaries too, and the first byte above the capacity ends the run. tests/test_tile_loop.py holds each count
+charged, temporaries too, and the first byte above the capacity ends the run. tests/docs/test_tile_loop.py holds each count
 here to that machine. Nothing in this file knows of a document.
 
 Settings: order ("queries" or "keys" in the outer loop), nQueries, nKeys, d, dV, blockQ, blockK, sramBytes, causal.

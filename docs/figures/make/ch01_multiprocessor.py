@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # The A100 whitepaper's numbers for the whole chip; what a quarter of a multiprocessor does follows from them.
 SMS, CLOCK_HZ = 108, 1.41e9
 FP32_FLOPS, TENSOR_FLOPS = 19.5e12, 312e12
-QUARTERS, WARP = 4, 32
+QUARTERS, WARP, WARPS_AN_SM = 4, 32, 64
 REGISTER_KIB, L1_KIB, SHARED_KIB = 256, 192, 164
 L2_MIB, HBM_GB = 40, 40
 
@@ -26,6 +26,7 @@ def multiprocessor_data() -> dict[str, Any]:
         "sms": SMS,
         "quarters": QUARTERS,
         "threads_in_a_warp": WARP,
+        "warps_a_quarter": WARPS_AN_SM // QUARTERS,
         "fp32_lanes_a_quarter": round(FP32_FLOPS / per_clock / 2),
         "tensor_flops_a_clock_a_quarter": round(TENSOR_FLOPS / per_clock),
         "registers_a_quarter_kib": REGISTER_KIB // QUARTERS,
@@ -45,8 +46,8 @@ def draw_multiprocessor(data: dict[str, Any]) -> Figure:
     ax.axis("off")
     _box(ax, (1, 1, 98, 103), MUTED, 0.06)
     ax.text(50, 5.5, f"one multiprocessor (SM), of {data['sms']}", ha="center", va="center", weight="bold", size=10.5)
-    for quarter in range(data["quarters"]):
-        _draw_quarter(ax, 4 + quarter * 23.4, data)
+    for number in range(1, data["quarters"] + 1):
+        _draw_quarter(ax, number, data)
     _box(ax, (4, 81, 92, 19), GREEN, 0.22)
     _say(ax, 50, 86.5, "shared memory (SRAM) and L1", bold=True)
     _say(ax, 50, 91, f"{data['l1_and_shared_kib']} KiB, of it shared at most {data['shared_at_most_kib']} KiB")
@@ -62,16 +63,17 @@ def draw_multiprocessor(data: dict[str, Any]) -> Figure:
     return figure
 
 
-def _draw_quarter(ax: Axes, left: float, data: dict[str, Any]) -> None:
-    """A quarter: a warp in its turn, its registers, its units."""
+def _draw_quarter(ax: Axes, number: int, data: dict[str, Any]) -> None:
+    """A quarter: the warp that it runs in this clock, its registers, its units."""
+    left = 4 + (number - 1) * 23.4
     width = 21.8
     middle = left + width / 2
-    _say(ax, middle, 12, "warp in turn", bold=True)
-    columns = 8
-    for thread in range(data["threads_in_a_warp"]):
-        x = left + 2.4 + thread % columns * 2.45
-        ax.add_patch(_circle((x, 17 + thread // columns * 3.4), INK))
-    _say(ax, middle, 32, f"{data['threads_in_a_warp']} threads")
+    _say(ax, middle, 12, f"quarter {number}", bold=True)
+    _say(ax, middle, 16.5, f"1 of {data['warps_a_quarter']} warps:")
+    threads = range(data["threads_in_a_warp"])
+    x = [left + 2.3 + thread % 8 * 2.45 for thread in threads]
+    ax.plot(x, [21 + thread // 8 * 3 for thread in threads], "o", color=INK, markersize=3.2)
+    _say(ax, middle, 33.5, f"{data['threads_in_a_warp']} threads")
     _box(ax, (left, 36, width, 14), BLUE, 0.22)
     _say(ax, middle, 40.5, "registers", bold=True)
     _say(ax, middle, 45.5, f"{data['registers_a_quarter_kib']} KiB")
@@ -90,12 +92,6 @@ def _box(ax: Axes, place: tuple[float, float, float, float], colour: str, alpha:
     ax.add_patch(Rectangle((x, y), width, height, facecolor=colour, alpha=alpha, linewidth=0))
     edge = MUTED if colour == PAPER else colour
     ax.add_patch(Rectangle((x, y), width, height, facecolor="none", edgecolor=edge, linewidth=1.2))
-
-
-def _circle(centre: tuple[float, float], colour: str) -> Any:
-    from matplotlib.patches import Ellipse
-
-    return Ellipse(centre, 1.5, 2.0, facecolor=colour, linewidth=0)
 
 
 def _say(ax: Axes, x: float, y: float, text: str, *, bold: bool = False) -> None:

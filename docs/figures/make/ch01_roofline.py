@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labstaff.figures import BLUE, GREEN, GRID, MUTED, ORANGE, PINK, Recipe
+from labstaff.figures import BLUE, GRID, ORANGE, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,6 +42,16 @@ CHIPS: dict[str, dict[str, Any]] = {
     },
 }
 SHARED_BYTES_PER_CLOCK = 128  # 32 banks of 4 bytes in each SM
+LEVELS = [
+    ("registers", "registers_mib", "", ()),
+    ("L1 and shared memory (SRAM)", "l1_and_shared_mib", "shared_tb_s", ("A100 SXM 40 GB", "H100 SXM 80 GB")),
+    ("L2 cache", "l2_mib", "l2_tb_s", ("A100 SXM 40 GB",)),
+    ("HBM, where every tensor lies", "hbm_gb", "hbm_tb_s", ()),
+    ("host memory, over PCIe", "", "host_gb_s_each_way", ()),
+]
+"""Title, keys of size and bandwidth, and for which chips the bandwidth is a computed bound, not a vendor's figure."""
+CHIP_LOOKS = [("A100 SXM 40 GB", -0.2, BLUE, ""), ("H100 SXM 80 GB", 0.5, ORANGE, "///")]
+"""Name, place below the level's title, colour and hatch."""
 PCIE_LANES, PCIE_CODE = 16, 128 / 130  # of 130 bits on a lane, 128 are data
 
 
@@ -64,40 +74,37 @@ def hierarchy_data() -> dict[str, Any]:
 
 
 def draw_hierarchy(data: dict[str, Any]) -> Figure:
-    """Draw the levels top to bottom, each wider than the one above it."""
+    """Draw for each level how fast it is and what it holds, as bars from 0, two chips below each other."""
     import matplotlib.pyplot as plt
 
-    a100, h100 = data["chips"].values()
-    levels = [
-        ("Registers", "inside each SM, one thread's own", "registers_mib", "MiB", None, BLUE),
-        (
-            "L1 and shared memory (SRAM)",
-            "inside each SM, one thread block's",
-            "l1_and_shared_mib",
-            "MiB",
-            "shared_tb_s",
-            GREEN,
-        ),
-        ("L2 cache", "one for the whole chip", "l2_mib", "MiB", "l2_tb_s", PINK),
-        ("HBM", "“GPU memory”: every tensor lives here", "hbm_gb", "GB", "hbm_tb_s", ORANGE),
-    ]
-    figure, axes = plt.subplots(figsize=(5.0, 6.0))
-    axes.set(xlim=(-0.52, 0.52), ylim=(5.0, -0.42))
-    axes.axis("off")
-    for index, (title, owner, size, unit, rate, colour) in enumerate(levels):
-        _slab(axes, index, colour)
-        axes.text(0, index + 0.2, title, ha="center", va="center", weight="bold", size=10.5)
-        axes.text(0, index + 0.42, owner, ha="center", va="center", color=MUTED, size=8.5)
-        for x, chip in ((-0.175, a100), (0.175, h100)):
-            text = f"{chip[size]:.4g} {unit}" + (f" · {chip[rate] + 1e-9:.3g} TB/s" if rate else "")
-            axes.text(x, index + 0.68, text, ha="center", va="center", size=9)
-    _slab(axes, 4, MUTED)
-    axes.text(0, 4.2, "Host memory (DRAM)", ha="center", va="center", weight="bold", size=10.5)
-    axes.text(0, 4.42, "on the other side of the bus, PCIe", ha="center", va="center", color=MUTED, size=8.5)
-    for x, (name, chip) in zip((-0.175, 0.175), data["chips"].items(), strict=True):
-        axes.text(x, -0.2, name, ha="center", va="center", size=9, weight="bold")
-        axes.text(x, 4.68, f"{chip['host_gb_s_each_way']:.3g} GB/s each way", ha="center", va="center", size=9)
+    figure, (rates, sizes) = plt.subplots(1, 2, figsize=(5.0, 5.8), sharey=True)
+    for at, (title, size, rate, bounds) in enumerate(LEVELS):
+        for name, offset, colour, hatch in CHIP_LOOKS:
+            chip, y = data["chips"][name], 2 * at + offset
+            tb_s = chip[rate] / 1000 if rate == "host_gb_s_each_way" else chip.get(rate)
+            shown = "not published" if tb_s is None else f"{'≤ ' if name in bounds else ''}{tb_s + 1e-9:.3g}"
+            _bar(rates, y, tb_s or 0, shown, colour, hatch)
+            held = chip.get(size)
+            gb = 0 if held is None else held if size == "hbm_gb" else held * 2**20 / 1e9
+            unit = "GB" if size == "hbm_gb" else "MiB"
+            _bar(sizes, y, gb, "as you bought" if held is None else f"{held:.4g} {unit}", colour, hatch)
+        rates.text(0, 2 * at - 0.72, title, va="center", weight="bold", size=9.5)
+    for axes, title, limit, ticks in (
+        (rates, "bandwidth, TB/s", 46, (0, 10, 20, 30)),
+        (sizes, "size, GB", 115, (0, 40, 80)),
+    ):
+        axes.set(xlim=(0, limit), ylim=(2 * len(LEVELS) - 0.9, -1.2), yticks=[], xticks=ticks)
+        axes.grid(axis="y", visible=False)
+        axes.set_title(title)
+    bars = [plt.Rectangle((0, 0), 1, 1, facecolor="none", hatch=look[3], edgecolor=look[2]) for look in CHIP_LOOKS]
+    figure.legend(bars, [look[0] for look in CHIP_LOOKS], loc="outside lower center", ncols=2)
     return figure
+
+
+def _bar(axes: Axes, y: float, width: float, label: str, colour: str, hatch: str) -> None:
+    axes.barh(y, width, height=0.62, color=colour, alpha=0.45, linewidth=0)
+    axes.barh(y, width, height=0.62, facecolor="none", edgecolor=colour, hatch=hatch, linewidth=1)
+    axes.annotate(label, (width, y), xytext=(4, 0), textcoords="offset points", va="center", size=9)
 
 
 def roofline_data() -> dict[str, Any]:
@@ -198,11 +205,3 @@ FIGURES = {
     "01_memory_hierarchy": Recipe(hierarchy_data, draw_hierarchy),
     "01_roofline": Recipe(roofline_data, draw_roofline),
 }
-
-
-def _slab(axes: Axes, index: int, colour: str) -> None:
-    top, bottom = 0.36 + index * 0.03, 0.36 + (index + 1) * 0.03
-    corners = [(-top, index), (top, index), (bottom, index + 0.9), (-bottom, index + 0.9)]
-    xs, ys = zip(*corners, strict=True)
-    axes.fill(xs, ys, color=colour, alpha=0.22, linewidth=0)
-    axes.plot([*xs, xs[0]], [*ys, ys[0]], color=colour, linestyle="-", linewidth=1.4)

@@ -26,7 +26,8 @@ LOOKS = {
     "attention": (ORANGE, "xx"),
     "logits": (PAPER, ".."),
 }
-LEAST_FOR_A_NAME_GIB = 1.2
+LEAST_FOR_A_NAME_GIB, LEAST_FOR_A_LABEL_GIB = 1.2, 0.1
+"""A part from the first size on holds its name; a thinner one is pointed at; one below the second has no height."""
 
 
 def whole_model_data() -> dict[str, Any]:
@@ -62,6 +63,15 @@ def draw_whole_model(data: dict[str, Any]) -> Figure:
             if size >= LEAST_FOR_A_NAME_GIB:
                 under = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.2, "alpha": 0.85} if hatch else None
                 ax.text(at, height + size / 2, f"{part} {size:.1f}", ha="center", va="center", size=8.5, bbox=under)
+            elif size >= LEAST_FOR_A_LABEL_GIB:
+                ax.annotate(
+                    f"{part} {size:.1f}",
+                    (at, height + size / 2),
+                    xytext=(at, height - 2.2),
+                    ha="center",
+                    size=8.5,
+                    arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 0.9, "shrinkB": 0},
+                )
             height += size
         ax.text(at, height + 0.4, f"{height:.1f} GiB", ha="center", va="bottom", weight="bold", size=9.5)
     ax.set_xticks(range(len(BARS)), list(BARS))

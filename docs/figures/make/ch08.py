@@ -24,13 +24,15 @@ BY_HAND_LEN, BY_HAND_WINDOW = 8, 3
 SEQ_LEN, WINDOW, BLOCK = 1024, 256, 64
 LENGTHS = [256, 512, 1024, 2048]
 SMALL_WINDOW, MASK_BLOCK, HEAD_DIM = 64, 128, 64
-LOOKS = {
-    "naive_mask": ("a step with an N × N mask", ORANGE, "--", "s"),
-    "causal_sdpa": ("a step of causal attention, fused", GREEN, "-.", "D"),
-    "tiled_window": ("a step in tiles of the window", BLUE, "-", "o"),
-    "building": ("making a block mask", PINK, ":", "^"),
-    "block_mask": ("keeping a block mask", MUTED, (0, (6, 2)), "v"),
+STEPS = ("naive_mask", "causal_sdpa", "tiled_window")
+LOOKS: dict[str, tuple[str, str, Any, str, int]] = {
+    "naive_mask": ("window as an N × N mask", ORANGE, "--", "s", -3),
+    "tiled_window": ("window in tiles", BLUE, "-", "o", 1),
+    "causal_sdpa": ("no window: causal, fused", GREEN, "-.", "D", -9),
+    "building": ("while it is made", PINK, ":", "^", -3),
+    "block_mask": ("kept", MUTED, (0, (6, 2)), "v", -3),
 }
+"""Label, colour, dash, marker, and how far the last point's label is moved up, for each form."""
 
 
 def by_hand_data() -> dict[str, Any]:
@@ -136,7 +138,7 @@ def draw_tiles(data: dict[str, Any]) -> Figure:
 
 def lengths_data() -> dict[str, Any]:
     """Bytes over N: the peak of a training step of three forms, and of a block mask what is made and what is kept."""
-    points = [{"form": form, "N": n, "bytes": _step_peak(form, n)} for form in list(LOOKS)[:3] for n in LENGTHS]
+    points = [{"form": form, "N": n, "bytes": _step_peak(form, n)} for form in STEPS for n in LENGTHS]
     for n in LENGTHS:
         peak, kept = _block_mask(n)
         points += [{"form": "building", "N": n, "bytes": peak}, {"form": "block_mask", "N": n, "bytes": kept}]
@@ -144,21 +146,27 @@ def lengths_data() -> dict[str, Any]:
 
 
 def draw_lengths(data: dict[str, Any]) -> Figure:
-    """Draw bytes over N, one line for each form."""
+    """Draw bytes over N: above the three training steps, below a block mask while it is made and when it is kept."""
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(5.0, 5.2))
-    for form, (label, colour, dash, marker) in LOOKS.items():
+    figure, (steps, masks) = plt.subplots(2, 1, figsize=(5.0, 7.6), sharex=True, height_ratios=[3, 2])
+    for form, (label, colour, dash, marker, shift) in LOOKS.items():
+        ax = steps if form in STEPS else masks
         points = [point for point in data["points"] if point["form"] == form]
         heights = [point["bytes"] / 1e6 for point in points]
         ax.plot([point["N"] for point in points], heights, color=colour, linestyle=dash, marker=marker, label=label)
-    ax.set_yscale("log")
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(LENGTHS, [str(n) for n in LENGTHS])
-    ax.minorticks_off()
-    ax.set(xlabel="N", ylabel="memory, MB", ylim=(3e-5, 900))
-    ax.set_title(f"one head, window {data['window']}, d = {data['d']}, float32")
-    ax.legend(loc="upper left", fontsize=8.5)
+        last = f"{heights[-1]:.1f} MB" if heights[-1] > 0.1 else f"{1000 * heights[-1]:.1f} kB"
+        ax.annotate(last, (LENGTHS[-1], heights[-1]), xytext=(8, shift), textcoords="offset points", size=9)
+    for ax, title in ((steps, "at the peak of a training step"), (masks, "a block mask")):
+        ax.set_yscale("log")
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(LENGTHS, [str(n) for n in LENGTHS])
+        ax.minorticks_off()
+        ax.set(ylabel="MB", xlim=(230, 3300))
+        ax.set_title(title)
+        ax.legend(loc="upper left", fontsize=9)
+    steps.set(ylim=(0.18, 400), yticks=[1, 10, 100], yticklabels=["1", "10", "100"])
+    masks.set(xlabel="N", ylim=(3e-5, 4000), yticks=[1e-4, 0.01, 1, 100], yticklabels=["0.0001", "0.01", "1", "100"])
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Chapter 09's figures: two diagonals, the bytes of caches, prefill and decoding under a roof, what slots are used for.
+"""Chapter 09's figures: generation step by step, two diagonals, bytes of caches, a roofline, what slots are used for.
 
 Lab 09's solution is run, so the data can be made again only where `solutions/` is.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PROMPT, ANSWER = ["The", "cat", "sat", "on"], ["the", "mat", "and", "slept"]
 SHAPES = [(5, 5), (2, 5), (1, 5), (5, 3)]  # queries and keys
 MODELS: dict[str, dict[str, int]] = {
     "OPT-13B": {"layers": 40, "kv_heads": 40, "head_dim": 128},
@@ -27,7 +28,18 @@ MODELS: dict[str, dict[str, int]] = {
     "DeepSeek-V2": {"layers": 60, "kv_heads": 128, "head_dim": 128, "latent_dim": 512, "rope_dim": 64},
 }
 LENGTHS = [2**power for power in range(8, 18)]
-LOOKS = [(ORANGE, "-"), (BLUE, "--"), (GREEN, "-."), (PINK, "-"), (PINK, ":"), (MUTED, (0, (6, 2)))]
+LOOKS = [
+    (ORANGE, "-", 1.8),
+    (BLUE, "-", 4.5),
+    (INK, "--", 1.4),
+    (PINK, "-", 1.8),
+    (PINK, ":", 1.8),
+    (MUTED, (0, (6, 2)), 1.8),
+]
+"""Of each model's line: colour, dash, width. Two lie on one another, and the wider one shows on both sides."""
+
+ABOVE = {"OPT-13B": 4, "Llama-3.1-405B": -9, "Llama-3-8B": 3, "DeepSeek-V2": -4}
+"""By how many points a name is moved up from the end of its line."""
 CHIPS = {"A100 SXM 40 GB": (312.0, 1.555), "H100 SXM 80 GB": (989.4, 3.35)}  # TFLOP/s in 16 bits, TB/s: chapter 1
 HEADS, HEAD_DIM, N_KEYS = 8, 64, 1024
 STEPS = {  # queries, key heads
@@ -38,6 +50,46 @@ STEPS = {  # queries, key heads
 }
 SLOTS, BLOCK, LIMIT, N_REQUESTS = 8192, 16, 2048, 300
 SHARES = {"token": BLUE, "reserved": GREEN, "internal": ORANGE, "external": PINK, "free": GRID}
+
+
+def generation_data() -> dict[str, Any]:
+    """By step: the tokens that go in, the cached ones, and the one that comes out; and the keys computed in all."""
+    text, steps, cached = [*PROMPT, *ANSWER], [], 0
+    for number, token in enumerate(ANSWER):
+        known = len(PROMPT) + number
+        steps.append({"in": text[cached:known], "cached": text[:cached], "out": token})
+        cached = known
+    with_cache = sum(len(step["in"]) for step in steps)
+    without = sum(len(PROMPT) + number for number in range(len(ANSWER)))
+    return {"steps": steps, "tokens_computed": {"with the cache": with_cache, "without": without}}
+
+
+def draw_generation(data: dict[str, Any]) -> Figure:
+    """Draw the steps downwards: what is cached already, what goes in, and the token that comes out."""
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    n_places = len(PROMPT) + len(ANSWER) - 1
+    figure, ax = plt.subplots(figsize=(5.0, 5.0))
+    for row, step in enumerate(data["steps"]):
+        top, n_cached, n_in = 2.6 * row, len(step["cached"]), len(step["in"])
+        ax.text(0, top - 0.28, "prefill: the prompt goes in" if row == 0 else f"decoding step {row}: one token goes in",
+                size=9.5, weight="bold")  # fmt: skip
+        for place, token in enumerate([*step["cached"], *step["in"]]):
+            new = place >= n_cached
+            ax.add_patch(Rectangle((place, top), 0.94, 1, facecolor=BLUE if new else MUTED, alpha=0.45 if new else 0.22,
+                                   linewidth=0))  # fmt: skip
+            ax.text(place + 0.47, top + 0.5, token, ha="center", va="center", size=9)
+        middle = n_cached + n_in - 0.53
+        ax.annotate("", (n_places + 0.35, top + 0.5), (middle + 0.55, top + 0.5),
+                    arrowprops={"arrowstyle": "-|>", "color": ORANGE, "linewidth": 1.5})  # fmt: skip
+        ax.text(n_places + 0.45, top + 0.5, step["out"], size=10, weight="bold", color=ORANGE, va="center")
+        new = f"{n_in} new keys and values a layer" if row == 0 else "1 new key and value a layer"
+        words = new + (f", {n_cached} read from the cache" if n_cached else "")
+        ax.text(0, top + 1.42, words, size=8.5, color=MUTED)
+    ax.set(xlim=(-0.1, n_places + 1.7), ylim=(2.6 * len(data["steps"]) - 0.7, -0.9))
+    ax.axis("off")
+    return figure
 
 
 def diagonals_data() -> dict[str, Any]:
@@ -102,12 +154,16 @@ def caches_data() -> dict[str, Any]:
 
 
 def draw_caches(data: dict[str, Any]) -> Figure:
-    """Draw GiB over tokens, both logarithmic, a line for each model."""
+    """Draw GiB over tokens, both logarithmic, a line for each model with its name at its end."""
     import matplotlib.pyplot as plt
 
     figure, ax = plt.subplots(figsize=(5.0, 5.6))
-    for (name, heights), (colour, dash) in zip(data["bytes"].items(), LOOKS, strict=True):
-        ax.plot(data["tokens"], [n_bytes / 2**30 for n_bytes in heights], color=colour, linestyle=dash, label=name)
+    for (name, heights), (colour, dash, width) in zip(data["bytes"].items(), LOOKS, strict=True):
+        sizes = [n_bytes / 2**30 for n_bytes in heights]
+        ax.plot(data["tokens"], sizes, color=colour, linestyle=dash, linewidth=width)
+        words = name.replace(", ", ",\n")
+        ax.annotate(words, (data["tokens"][-1], sizes[-1]), xytext=(5, ABOVE.get(name, 0)), textcoords="offset points",
+                    size=8.5, color=colour, va="center", annotation_clip=False)  # fmt: skip
     ax.axhline(15, color=INK, linewidth=1, linestyle=":")
     ax.annotate("weights of Llama-3-8B, 15 GiB", (260, 15), xytext=(0, 4), textcoords="offset points", size=8.5)
     ax.set_xscale("log", base=2)
@@ -115,8 +171,7 @@ def draw_caches(data: dict[str, Any]) -> Figure:
     ax.set_xticks(data["tokens"][::3], [f"{tokens:,}" for tokens in data["tokens"][::3]])
     ax.set_yticks([2**-6, 2**-3, 1, 8, 64], ["1/64", "1/8", "1", "8", "64"])
     ax.minorticks_off()
-    ax.set(xlabel="tokens of one sequence", ylabel="its cache, GiB", ylim=(2**-6.4, 2**9.2))
-    ax.legend(loc="upper left", fontsize=8.5, ncols=2)
+    ax.set(xlabel="tokens of one sequence", ylabel="its cache, GiB", xlim=(220, 131_072), ylim=(2**-6.4, 2**7.4))
     return figure
 
 
@@ -209,6 +264,7 @@ def draw_slots(data: dict[str, Any]) -> Figure:
 
 
 FIGURES = {
+    "09_generation": Recipe(generation_data, draw_generation),
     "09_diagonals": Recipe(diagonals_data, draw_diagonals),
     "09_cache_bytes": Recipe(caches_data, draw_caches),
     "09_prefill_and_decode": Recipe(roof_data, draw_roof),

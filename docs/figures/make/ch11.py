@@ -48,7 +48,7 @@ def draw_layouts(data: dict[str, Any]) -> Figure:
     """Draw for each layout the causal matrix, rows by their ranks, and beside it the pairs of ranks and steps."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(3, 2, figsize=(5.6, 8.6), width_ratios=[1.15, 1])
+    figure, axes = plt.subplots(3, 2, figsize=(5.0, 8.6), width_ratios=[1.3, 1])
     for row, (layout, found) in zip(axes, data["layouts"].items(), strict=True):
         _draw_matrix(row[0], layout, found["tokens"], data["n_tokens"])
         _draw_work(row[1], found)
@@ -63,9 +63,9 @@ def _draw_matrix(ax: Axes, layout: str, tokens: list[list[int]], n_tokens: int) 
         for i in held:
             looks = {"facecolor": colour, "alpha": 0.5, "hatch": hatch, "edgecolor": PAPER, "linewidth": 0}
             ax.add_patch(Rectangle((0, i), i + 1, 1, **looks))
-            ax.text(-0.4, i + 0.5, str(rank), ha="right", va="center", size=7, color=INK)
+            ax.text(-0.4, i + 0.5, str(rank), ha="right", va="center", size=8.5, color=INK)
     ax.plot([0, 0, n_tokens, n_tokens, 0], [0, n_tokens, n_tokens, 0, 0], color=MUTED, linewidth=0.8)
-    ax.set(xlim=(-1.4, n_tokens), ylim=(n_tokens, 0), aspect="equal", title=layout, xlabel="key")
+    ax.set(xlim=(-1.6, n_tokens), ylim=(n_tokens, 0), aspect="equal", title=layout, xlabel="key")
     ax.set_ylabel("query, with its rank")
     ax.set_xticks([0.5, n_tokens - 0.5], ["0", str(n_tokens - 1)])
     ax.set_yticks([])
@@ -91,7 +91,7 @@ def _draw_work(ax: Axes, found: dict[str, Any]) -> None:
     total = sum(map(sum, found["work"]))
     ax.set(xlim=(-0.05, n + 0.05), ylim=(n + 0.05, -0.05), aspect="equal", xlabel="step")
     ax.set_ylabel("rank")
-    ax.set_title(f"{total} pairs, the ring takes {found['ring_takes']}", size=9)
+    ax.set_title(f"{total} pairs,\nthe ring takes {found['ring_takes']}", size=9)
     ax.set_xticks([step + 0.5 for step in range(n)], [str(step) for step in range(n)])
     ax.set_yticks([rank + 0.5 for rank in range(n)], [str(rank) for rank in range(n)])
     ax.tick_params(length=0)

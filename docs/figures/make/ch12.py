@@ -27,6 +27,9 @@ SCHEMES: list[Scheme] = [
     *({"kind": "latent", "rank": rank} for rank in (8, 16, 32, 64)),
     *({"kind": "quantized", "bits": bits, "group": group} for bits in (2, 4, 8) for group in (16, 32)),
 ]
+BESIDE = {"2": (-6, 4, "right"), "4": (-6, -11, "right"), "2/32": (-6, -3, "right")}
+"""Where the label of a point is that would lie on another's: to the right, upwards, and its side."""
+
 WINDOWS = [8, 16, 32, 64, 96, 128, 160, 192]
 
 
@@ -139,22 +142,25 @@ def sinks_data() -> dict[str, Any]:
 
 
 def draw_sinks(data: dict[str, Any]) -> Figure:
-    """Draw the error over the window, a line for each number of sinks."""
+    """Draw the error over the window, without a sink and with one; those with four are marks on the second line."""
     import matplotlib.pyplot as plt
 
     figure, ax = plt.subplots(figsize=(5.0, 4.2))
-    for (sinks, errors), (colour, mark, dash) in zip(
-        data["errors"].items(), [(ORANGE, "s", "--"), (GREEN, "^", "-."), (BLUE, "o", "-")], strict=True
-    ):
-        label = {"0": "no sink", "1": "1 sink"}.get(sinks, f"{sinks} sinks")
-        ax.plot(data["windows"], errors, dash, marker=mark, color=colour, label=label)
+    windows, errors = data["windows"], data["errors"]
+    ax.plot(windows, errors["0"], "--", marker="s", color=ORANGE)
+    ax.plot(windows, errors["1"], "-", marker="o", color=BLUE)
+    ax.plot(windows, errors["4"], "o", color=BLUE, markersize=11, markerfacecolor="none", linestyle="none")
+    ax.annotate("no sink", (windows[4], errors["0"][4]), xytext=(0, 10), textcoords="offset points", color=ORANGE)
+    words = "1 sink: filled\n4 sinks: rings, the same"
+    ax.annotate(
+        words, (windows[5], errors["1"][5]), xytext=(-10, -4), textcoords="offset points", color=BLUE, ha="right"
+    )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks([8, 16, 32, 64, 128, 256], ["8", "16", "32", "64", "128", "256"])
     ax.set_yticks([0.001, 0.01, 0.1, 1], ["0.001", "0.01", "0.1", "1"])
     ax.minorticks_off()
     ax.set(xlabel=f"window, of {data['tokens']} tokens", ylabel="error of attention's output, relative")
-    ax.legend(loc="lower left")
     return figure
 
 
@@ -185,7 +191,7 @@ def draw_budget(data: dict[str, Any]) -> Figure:
     """Draw error over bytes, a point for each scheme, with the staircase of the best that fits."""
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(5.0, 5.0))
+    figure, ax = plt.subplots(figsize=(5.0, 5.8))
     for kind, (colour, mark) in MARKS.items():
         points = [(each["bytes_a_token"], each["error"]) for each in data["points"] if each["kind"] == kind]
         ax.plot(*zip(*points, strict=True), mark, color=colour, label=kind, zorder=3)
@@ -196,9 +202,9 @@ def draw_budget(data: dict[str, Any]) -> Figure:
     ax.annotate("full", (full, 1.6), xytext=(-3, 0), textcoords="offset points", ha="right", size=8.5)
     for each in data["points"]:
         if each["kind"] != "full":
-            left = each["kind"] == "grouped"
-            ax.annotate(_short(each), (each["bytes_a_token"], each["error"]), xytext=(-5 if left else 4, 4),
-                        textcoords="offset points", size=7, color=MUTED, ha="right" if left else "left")  # fmt: skip
+            dx, dy, side = BESIDE.get(_short(each), (5, 4, "left"))
+            ax.annotate(_short(each), (each["bytes_a_token"], each["error"]), xytext=(dx, dy),
+                        textcoords="offset points", size=8.5, color=MUTED, ha=side)  # fmt: skip
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks([16, 32, 64, 128, 256, 512], ["16", "32", "64", "128", "256", "512"])

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -122,7 +122,8 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas, dot, run = builder.create_atomic_rmw, builder.create_atomic_cas, builder.create_dot, function.run
     patch = module._patch_lang
-    patched: set[int] = set()
+    language: Any = importlib.import_module("triton.language")
+    patched: dict[int, dict[str, Any]] = {}
 
     def handle(data: np.ndarray, like: Any) -> Any:
         return module.TensorHandle(data, like.dtype)
@@ -159,17 +160,32 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
         handler.multiplied(left.data.shape, right.data.shape)
         return dot(self, left, right, *rest, **more)
 
+    def loop(first: Any, end: Any = None, step: Any = None, **_options: Any) -> Iterable[Any]:
+        """What a loop runs through: scalars of the bounds' widest type, as in a compiled kernel, and no Python ints."""
+        first, end, step = 0 if end is None else first, first if end is None else end, 1 if step is None else step
+        numbers = range(first, end, step)
+        bounds = [bound for bound in (first, end, step) if isinstance(bound, language.tensor)]
+        return (sum(bound * 0 for bound in bounds) + number for number in numbers) if bounds else numbers
+
     def patch_once(kernel: FunctionType) -> Any:
         """Triton does it at each call inside of a kernel, of `tl.max` too, and looks at all of its language again."""
         if id(kernel.__globals__) in patched:
             return None
-        patched.add(id(kernel.__globals__))
-        return patch(kernel)
+        patched[id(kernel.__globals__)] = kernel.__globals__
+        scope = patch(kernel)
+        language.range = loop  # undone with the rest of what was patched
+        kernel.__globals__.setdefault("range", loop)
+        return scope
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         handler.launched(self, args, kwargs, grid)
         patched.clear()  # a launch undoes at its end what it has patched at its beginning
-        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        try:
+            return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        finally:
+            for names in patched.values():
+                if names.get("range") is loop:
+                    del names["range"]
 
     builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
     builder.create_atomic_rmw, builder.create_atomic_cas = atomic_rmw, atomic_cas

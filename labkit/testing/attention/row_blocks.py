@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from labkit.meters.blocks import drawn
 from labkit.testing.attention.cases import Case
 from labkit.testing.attention.suspects import pass_suspects, scale_suspects
 
@@ -25,38 +26,15 @@ def cut(x: npt.NDArray, lengths: Sequence[int], axis: int = -1) -> list[npt.NDAr
     return np.split(x, np.cumsum(lengths)[:-1], axis=axis)
 
 
-def passing(blocks: Blocks) -> Iterator[npt.NDArray]:
-    """Copies of `blocks`, each filled with NaN as soon as the next one is asked for."""
-    last = None
-    for block in blocks:
-        if last is not None:
-            last.fill(np.nan)
-        last = block.copy()
-        yield last
-    if last is not None:
-        last.fill(np.nan)
-
-
-def fresh(rng: np.random.Generator, n_blocks: int, shape: Any, made: list[Any]) -> Iterator[npt.NDArray]:
-    """`n_blocks` random float32 blocks; `made` grows by one with each."""
-    for _ in range(n_blocks):
-        made.append(shape)
-        yield rng.standard_normal(shape, dtype=np.float32)
-
-
 class Far:
     """Blocks of rows that are tens of MiB together and are made when they are asked for, the same ones each time."""
 
     def __init__(self, rng: np.random.Generator, shape: tuple[int, ...], n_blocks: int = 64) -> None:
         self.shape, self.seeds = shape, rng.integers(0, 2**32, n_blocks)
 
-    def once(self) -> Iterator[npt.NDArray]:
-        """The blocks, to be gone through once."""
-        return iter(self.again())
-
     def again(self) -> Iterator[npt.NDArray]:
-        """The same blocks, as often as asked for."""
-        return (np.random.default_rng(seed).standard_normal(self.shape, dtype=np.float32) for seed in self.seeds)
+        """The blocks, as often as asked for."""
+        return drawn(self.shape, self.seeds)
 
     def __str__(self) -> str:
         return f"{len(self.seeds)} blocks of {' × '.join(map(str, self.shape))}"

@@ -74,13 +74,17 @@ class GroupedCase(Case):
     def plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
         """What plain implementations get: sums in float32, in several orders; half precision is rounded at the end.
 
+        Their weights are exp(score − maximum) over the sum, or exp(score − log-sum-exp): the rounding of a large L
+        makes the second less exact.
+
         Float64 is the reference itself: what is lost in it is float32's loss, scaled down.
         """
         if not self.K.shape[-2]:
             return {name: Lazily([lambda exact=exact: exact]) for name, exact in self.want.items()}  # type: ignore[misc]
         still = self._as_it_is()
         made = Lazily(
-            partial(still._in_float32, place, base, turn)
+            partial(still._in_float32, place, base, turn, by_lse)
+            for by_lse in (False, True)
             for turn in range(len(orders(1)))
             for place in ("scores", "queries")
             for base in (math.e, 2.0)
@@ -105,7 +109,7 @@ class GroupedCase(Case):
         made = attention(*self.inputs, mask=mask, scale=scale, dtype=dtype)
         return {"O": numbers(made.output), "L": numbers(made.lse)}
 
-    def _in_float32(self, place: str, base: float, turn: int) -> Results:
+    def _in_float32(self, place: str, base: float, turn: int, by_lse: bool) -> Results:
         wide, keys = (torch.from_numpy(orders(n)[turn].copy()) for n in (self.Q.shape[-1], self.K.shape[-2]))
         Q, K, V = (x.float() for x in self.inputs)
         Q, K, V = Q[..., wide], K[..., keys, :][..., wide], V[..., keys, :]
@@ -114,11 +118,15 @@ class GroupedCase(Case):
         S = S.masked_fill(self.hidden[:, keys], -torch.inf)
         m = S.amax(-1, keepdim=True)
         m = m.masked_fill(m.isneginf(), 0)
-        powers = torch.exp2(S - m) if base == 2 else torch.exp(S - m)
+        exp = torch.exp2 if base == 2 else torch.exp
+        powers = exp(S - m)
         l = powers.sum(-1, keepdim=True)
-        O = (powers @ V / l.masked_fill(l == 0, 1)).to(self.Q.dtype if self.Q.dtype.itemsize == 2 else torch.float32)
-        L = ((m + l.log() * per_e) / per_e)[..., 0]
-        return {"O": O.float().numpy(), "L": L.numpy()}
+        L = m + l.log() * per_e
+        O = powers @ V / l.masked_fill(l == 0, 1)
+        if by_lse:
+            O = exp(S - L.masked_fill(L.isneginf(), 0)) @ V
+        O = O.to(self.Q.dtype if self.Q.dtype.itemsize == 2 else torch.float32)
+        return {"O": O.float().numpy(), "L": (L / per_e)[..., 0].numpy()}
 
     @property
     def given(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

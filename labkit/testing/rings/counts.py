@@ -221,12 +221,12 @@ def assert_strips(name: str, found: Mapping[str, Any], n: int) -> None:
         assert_at_most(about, largest // 4, n * 512 + 4096, unit="numbers", hint=hint)
 
 
-def assert_peak(found: Mapping[str, Any], n: int, world_size: int, widths: int) -> None:
-    """Fail where a rank of n tokens, one head, needs more than some tensors of its own rows and some strips."""
+def assert_peak(found: Mapping[str, Any], n: int, world_size: int, widths: int, strips: int) -> None:
+    """Fail where a rank of n tokens, one head, needs more than `widths` tensors of n rows and `strips` of scores."""
     hint = "what a rank holds must be its own rows, the two blocks at hand, and strips of scores, whatever P is"
     for rank, peak in enumerate(found["peak_bytes"]):
         about = f"the peak memory of rank {rank} of {world_size}, {n} tokens there, in float32 numbers,"
-        assert_at_most(about, peak // 4, n * (64 * widths + 3 * min(n, 512)) + 4096, unit="", hint=hint)
+        assert_at_most(about, peak // 4, n * (64 * widths + strips * min(n, 512)) + 4096, unit="", hint=hint)
 
 
 def assert_block(minimal_block: Callable[..., Any], flops: float, bandwidth: float) -> None:

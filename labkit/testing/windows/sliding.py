@@ -313,26 +313,21 @@ class WindowCase(Case):
 
 
 class WindowStepCase(WindowCase):
-    """A case of somebody's `attend`, forward and backward."""
+    """A case of somebody's `attend`, forward and backward; `step` gives the output and the gradients of q, k and v."""
 
     attend: Callable[..., Any]
+    step: Callable[..., Any]
 
     def check_step(self, hint: str = "", nan_hint: str = "", names: Sequence[str] = ("dq", "dk", "dv")) -> None:
         """One training step, compared with the reference."""
-        out, leaves = self.apply()
-        self.compare("out", out, hint, nan_hint)
-        (out * self.dO).sum().backward()
-        for name, leaf in zip(("dq", "dk", "dv"), leaves, strict=True):
-            require(leaf.grad is not None, f"{name} never arrived: what autograd was to follow was cut by a detach")
-            if name in names:
-                self.compare(name, leaf.grad, hint, nan_hint)
-
-    def apply(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The output, and the leaves that it came from."""
-        leaves = [x.clone(memory_format=torch.preserve_format).requires_grad_() for x in self.inputs]
-        out = self.attend(*leaves, self.window, self.block)
+        out = self.attend(*(x.detach().requires_grad_() for x in self.inputs), self.window, self.block)
         require(isinstance(out, torch.Tensor) and out.requires_grad, "out does not require grad, though q, k and v do")
-        return out, leaves
+        self.compare("out", out, hint, nan_hint)
+        _, *gradients = self.step(*self.inputs, self.dO, self.window, self.block)
+        for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
+            require(gradient is not None, f"{name} never arrived: what autograd was to follow was cut by a detach")
+            if name in names:
+                self.compare(name, gradient, hint, nan_hint)
 
 
 def _rounded(array: npt.NDArray, dtype: torch.dtype) -> npt.NDArray[np.floating]:

@@ -45,14 +45,30 @@ pytestmark = pytest.mark.seconds(30)  # a dispatch mode that does not decline dy
 simulated = pytest.mark.seconds(90)  # so does the first arithmetic on meta tensors, with a computer algebra system
 
 
+WITHIN_REACH = program(
+    {
+        "MemoryTracker": MemoryTracker,
+        "attention_training_memory": attention_training_memory,
+        "benchmark_attention": benchmark_attention,
+        "measure_memory": measure_memory,
+        "saved_for_backward": saved_for_backward,
+        "AllocationMeter": AllocationMeter,
+        "examples": examples,
+        "left_on": left_on,
+        "read": read,
+        "stand_ins": stand_ins,
+        "torch": torch,
+    }
+)
+"""What lines may name."""
+
+
 @program
 def run(lines, **names):
-    """Run lines of Python; returns what they `note`. They know `names`, the programs, and what is within reach."""
-    return run_lines(lines, globals() | names)
+    """Run lines of Python; returns what they `note`. They know `names` and what is within reach."""
+    return run_lines(lines, WITHIN_REACH | names)
 
 
-TASKS = program([MemoryTracker, attention_training_memory, benchmark_attention, measure_memory, saved_for_backward])
-TOOLS = program([AllocationMeter, examples, left_on, read, stand_ins, torch])  # what lines name, they must find
 LINES = Lines(run)
 peak = LINES.gives("measure_memory", part=0)
 saved = LINES.gives("saved_for_backward")

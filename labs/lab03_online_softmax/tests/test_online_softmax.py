@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from online_softmax import merge_states, online_attention, online_softmax, online_softmax_stats, safe_softmax
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
+from labkit.meters.blocks import drawn, fresh, passing
 from labkit.meters.unwritten_arrays import uninitialised_is_nan
 from labkit.testing.any_inputs import any_inputs
 from labkit.testing.attention.cases import Case, looser
@@ -18,12 +19,10 @@ from labkit.testing.attention.row_blocks import (
     Far,
     axis_suspects,
     cut,
-    fresh,
     in_float64,
     merge_suspects,
     no_keys,
     output_suspects,
-    passing,
     softmax_of_row,
     some_masked,
     some_states,
@@ -76,6 +75,17 @@ def compare(name, got, want, plain, suspects, hint="", dtype=None):
     """`assert_close`, where the hint is for NaN too; `suspects()` are made only when something is off."""
     with np.errstate(all="ignore"):
         assert_close(name, got, want, plain=plain, dtype=dtype, suspects=suspects, hint=hint, nan_hint=hint or NAN_HINT)
+
+
+def given_a_list(task, blocks):
+    """What a task returns for a list of blocks."""
+    return task(list(blocks))
+
+
+@program
+def given_blocks_that_pass(task, blocks):
+    """What a task returns for an iterator of blocks, each overwritten as soon as the next one is asked for."""
+    return task(passing(blocks))
 
 
 class TestSafeSoftmax:
@@ -170,7 +180,7 @@ class OverBlocks:
     example: ClassVar
     all_masked: ClassVar[str]
 
-    def check(self, blocks, given=None, hint=""):
+    def check(self, blocks, hint="", give=given_a_list):
         """Compare what the task makes of `given` (the blocks as a list, when None) with the reference."""
         raise NotImplementedError
 
@@ -237,7 +247,7 @@ class OverBlocks:
     @by_split
     def test_blocks_that_pass(self, rng, lengths):
         blocks = cut(3 * rng.standard_normal((2, sum(lengths))).astype(np.float32), lengths)
-        self.check(blocks, passing(blocks), hint=PASSED)
+        self.check(blocks, hint=PASSED, give=given_blocks_that_pass)
 
     @robust
     def test_arguments_are_left_alone(self, rng):
@@ -252,17 +262,30 @@ class OverBlocks:
     def test_any_split(self, seed, lengths, spread, share):
         rng = np.random.default_rng(seed)
         blocks = cut(some_masked(rng, rng.normal(0, spread, (2, sum(lengths))), share), lengths)
-        self.check(blocks, passing(blocks))
+        self.check(blocks, give=given_blocks_that_pass)
+
+
+@program
+def peak_over(task, seed, n_blocks, shape, *before, n_iterables=1):
+    """The peak bytes of a call with iterables of blocks, made when they are asked for, and how many were."""
+    rng, made = np.random.default_rng(seed), []
+    task(*before, *(fresh(rng, 3, shape, []) for _ in range(n_iterables)))
+    blocks = [fresh(rng, n_blocks, shape, made) for _ in range(n_iterables)]
+    return measure_arrays(task, *before, *blocks, warm=False).peak_bytes, len(made)
 
 
 def peak_over_blocks(task, rng, n_blocks, shape, *before, n_iterables=1):
-    """The peak bytes of a call with iterables of blocks, which are made when asked for, and must all be asked for."""
-    task(*before, *(fresh(rng, 3, shape, []) for _ in range(n_iterables)))
-    made = []
-    blocks = [fresh(rng, n_blocks, shape, made) for _ in range(n_iterables)]
-    peak = measure_arrays(task, *before, *blocks, warm=False).peak_bytes
-    assert_equal("the number of blocks asked for", len(made), n_iterables * n_blocks)
+    """The peak bytes of a call with iterables of blocks, all of which must be asked for."""
+    seed = int(rng.integers(2**32))
+    peak, n_asked = peak_over(task, seed, n_blocks, shape, *before, n_iterables=n_iterables)
+    assert_equal("the number of blocks asked for", n_asked, n_iterables * n_blocks)
     return peak
+
+
+@program
+def given_drawn_blocks(task, *arguments):
+    """What a task returns for its first arguments and, in place of each (shape, seeds), blocks drawn when asked for."""
+    return task(*(drawn(*each) if isinstance(each, tuple) else each for each in arguments))
 
 
 class TestOnlineSoftmaxStats(OverBlocks):
@@ -270,9 +293,9 @@ class TestOnlineSoftmaxStats(OverBlocks):
     example = [1, 2], [4], [3, -np.inf]
     all_masked = "−inf − (−inf): a row of −inf has m = −inf and l = 0"
 
-    def check(self, blocks, given=None, hint=""):
+    def check(self, blocks, hint="", give=given_a_list):
         dtype = blocks[0].dtype
-        got = online_softmax_stats(list(blocks) if given is None else given)
+        got = give(online_softmax_stats, blocks)
         m, l = assert_tuple("online_softmax_stats's result", got, ("m", "l"))
         x = np.concatenate(blocks, axis=-1)
         _, want_m, want_l = softmax_of_row(x)
@@ -305,7 +328,11 @@ class TestOnlineSoftmaxStats(OverBlocks):
     @pytest.mark.outside(mib=8)
     def test_many_blocks_seen_from_outside(self, rng, outside):
         blocks = Far(rng, (512, 2**7))
-        m, l = assert_tuple("online_softmax_stats's result", outside(online_softmax_stats, blocks.once()), ("m", "l"))
+        m, l = assert_tuple(
+            "online_softmax_stats's result",
+            outside(given_drawn_blocks, online_softmax_stats, (blocks.shape, blocks.seeds)),
+            ("m", "l"),
+        )
         m_of_each, l_of_each = zip(*(softmax_of_row(block)[1:] for block in blocks.again()), strict=True)
         want_m = np.max(m_of_each, axis=0)
         want_l = np.sum(np.exp(m_of_each - want_m) * l_of_each, axis=0)
@@ -318,8 +345,8 @@ class TestOnlineSoftmax(OverBlocks):
     example = [1, 2], [4]
     all_masked = "0/0 or −inf − (−inf): such a row gives 0"
 
-    def check(self, blocks, given=None, hint=""):
-        got = online_softmax(list(blocks) if given is None else given)
+    def check(self, blocks, hint="", give=given_a_list):
+        got = give(online_softmax, blocks)
         x = np.concatenate(blocks, axis=-1)
         want, plain = softmax_of_row(x)[0], softmax_of_row(x, x.dtype)[0]
         empty = "the softmax is empty\nUsual cause: the blocks are gone through twice; a generator is used up"
@@ -344,7 +371,7 @@ class TestOnlineSoftmax(OverBlocks):
     @pytest.mark.outside(mib=46)
     def test_many_blocks_seen_from_outside(self, rng, outside):
         blocks = Far(rng, (256, 2**9), n_blocks=32)
-        got = outside(online_softmax, blocks.once())
+        got = outside(given_drawn_blocks, online_softmax, (blocks.shape, blocks.seeds))
         x = np.concatenate(list(blocks.again()), axis=-1)[1].astype(np.float64)
         want = np.exp(x - x.max())
         close = getattr(got, "shape", ()) == (256, len(x)) and np.allclose(got[1], want / want.sum(), rtol=1e-3)
@@ -354,10 +381,9 @@ class TestOnlineSoftmax(OverBlocks):
 # Attention of one query
 
 
-def assert_attention(q, K_blocks, V_blocks, scale=None, given=None, hint="", attend=online_attention):
-    """Compare the row's output, from `given` (both lists, when None), with the reference."""
-    K_given, V_given = (list(K_blocks), list(V_blocks)) if given is None else given
-    got = attend(q, K_given, V_given, **({} if scale is None else {"scale": scale}))
+def assert_attention(q, K_blocks, V_blocks, scale=None, hint="", attend=online_attention):
+    """Compare the row's output with the reference."""
+    got = attend(q, list(K_blocks), list(V_blocks), **({} if scale is None else {"scale": scale}))
     K, V = np.concatenate(K_blocks, axis=-2), np.concatenate(V_blocks, axis=-2)
     masked = np.isneginf(K).any(axis=-1)[..., None, :]
     case = Case(q[..., None, :], K, V, mask=masked, scale=scale, n_steps=len(K_blocks))
@@ -371,6 +397,25 @@ def attention_on_nan(q, K_blocks, V_blocks):
     """What online_attention returns where uninitialised memory holds NaN."""
     with uninitialised_is_nan():
         return online_attention(q, K_blocks, V_blocks)
+
+
+@program
+def attention_of_blocks_that_pass(q, K_blocks, V_blocks):
+    """What online_attention returns for iterators of blocks, each overwritten when the next one is asked for."""
+    return online_attention(q, passing(K_blocks), passing(V_blocks))
+
+
+@program
+def attention_and_order(q, K_blocks, V_blocks):
+    """What online_attention returns, and from which of its iterators, K or V, each block was asked for."""
+    asked = []
+
+    def noted(name, blocks):
+        for block in blocks:
+            asked.append(name)
+            yield block
+
+    return online_attention(q, noted("K", K_blocks), noted("V", V_blocks)), "".join(asked)
 
 
 class TestOnlineAttention:
@@ -464,20 +509,21 @@ class TestOnlineAttention:
     @by_split
     def test_blocks_that_pass(self, rng, lengths):
         q, K, V = row(rng, lengths, d_v=5)
-        assert_attention(q, K, V, given=(passing(K), passing(V)), hint=PASSED)
+        assert_attention(q, K, V, hint=PASSED, attend=attention_of_blocks_that_pass)
 
     @small
     def test_keys_and_values_side_by_side(self, rng):
         q, K, V = row(rng, (8, 8, 8, 3), d_v=5)
-        asked, ahead = [], []
+        orders = []
 
-        def blocks(name, source):
-            for block in source:
-                asked.append(name)
-                ahead.append(abs(asked.count("K") - asked.count("V")))
-                yield block
+        def attend(*given):
+            got, order = attention_and_order(*given)
+            orders.append(order)
+            return got
 
-        assert_attention(q, K, V, given=(blocks("K", K), blocks("V", V)))
+        assert_attention(q, K, V, attend=attend)
+        asked = orders[0]
+        ahead = [abs(asked[:i].count("K") - asked[:i].count("V")) for i in range(1, len(asked) + 1)]
         assert_equal("the order in which blocks were asked for", "".join(sorted(asked)), "KKKKVVVV")
         told = (
             f"one of the two is {max(ahead)} blocks ahead of the other, 1 is allowed: K's and V's blocks come in turn"
@@ -498,7 +544,7 @@ class TestOnlineAttention:
     def test_many_blocks_seen_from_outside(self, rng, outside):
         K, V = Far(rng, (64, 2**7, 16), n_blocks=48), Far(rng, (64, 2**7, 8), n_blocks=48)
         q = rng.standard_normal((64, 16), dtype=np.float32)
-        got = outside(online_attention, q, K.once(), V.once())
+        got = outside(given_drawn_blocks, online_attention, q, (K.shape, K.seeds), (V.shape, V.seeds))
         scores = np.concatenate([(k[1] @ q[1] / 4).astype(np.float64) for k in K.again()])
         weights = np.split(np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum(), 48)
         want = sum(w @ v[1] for w, v in zip(weights, V.again(), strict=True))
@@ -555,7 +601,7 @@ class TestOnlineAttention:
     def test_any_split(self, seed, lengths, spread, d):
         rng = np.random.default_rng(seed)
         q, K, V = row(rng, lengths, d=d, d_v=3, dtype=np.float64, logit_scale=spread)
-        assert_attention(q, K, V, given=(passing(K), passing(V)))
+        assert_attention(q, K, V, attend=attention_of_blocks_that_pass)
 
 
 def assert_merged(state_a, state_b, want, n_steps=2, hint=""):

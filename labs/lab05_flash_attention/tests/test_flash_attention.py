@@ -464,13 +464,35 @@ def kept_by_apply(Q, K, V):
     return kept_between(FlashAttention.apply, (Q, K, V)), left_behind(FlashAttention.apply, (Q, K, V))
 
 
-def apply(case, *needs_gradient):
-    """The student's output, and the inputs given, which need gradients as told (all, if nothing is told)."""
-    needs = needs_gradient or (True, True, True)
-    inputs = [x.detach().requires_grad_(needed) for x, needed in zip(case.inputs, needs, strict=True)]
+@program
+def gradient_of_one_input(X, dO):
+    """The gradient of X, which is query, key and value at once."""
+    X = X.detach().requires_grad_()
+    (FlashAttention.apply(X, X, X, False) * dO).sum().backward()
+    return X.grad
+
+
+class StepOfApply(torch.autograd.Function):
+    """`apply` for torch's own check of gradients, wherever the student's code runs."""
+
+    @staticmethod
+    def forward(ctx, causal, *inputs):
+        ctx.causal = causal
+        ctx.save_for_backward(*inputs)
+        return FlashAttention.apply(*inputs, causal).detach()
+
+    @staticmethod
+    def backward(ctx, dO):
+        with torch.enable_grad():
+            return None, *step_of_apply("step", *ctx.saved_tensors, dO, ctx.causal)[2]
+
+
+def apply(case, needs):
+    """The student's output, for inputs that need a gradient or do not."""
+    inputs = [x.detach().requires_grad_(needs) for x in case.inputs]
     O = FlashAttention.apply(*inputs, True) if case.causal else FlashAttention.apply(*inputs)
     assert_output_alone(O)
-    return O, inputs
+    return O
 
 
 def assert_output_alone(O):
@@ -521,10 +543,10 @@ class TestFlashAttention(EveryTask):
     half_n = 600  # its tiles are its own: what each loses must add up
 
     def check(self, case, hint="", nan_hint=""):
-        O, inputs = apply(case)
+        O, _, gradients = step_of_apply("step", *case.inputs, case.dO, case.causal)
+        assert_output_alone(O)
         assert_output(case, O, hint=hint, nan_hint=nan_hint)
-        loss(O, case).backward()
-        assert_right(case, arrived([x.grad for x in inputs]), hint=hint, nan_hint=nan_hint)
+        assert_right(case, arrived(gradients), hint=hint, nan_hint=nan_hint)
 
     def test_is_causal_may_be_left_out(self, rng):
         case = Case(rng, n=40, d=8)
@@ -537,7 +559,7 @@ class TestFlashAttention(EveryTask):
         for causal in (False, True):
             case = Case(rng, n_queries=4, n_keys=6, d=3, d_v=2, causal=causal, dtype=torch.float64, batch=(2,))
             right = torch.autograd.gradcheck(
-                lambda *x, causal=causal: FlashAttention.apply(*x, causal),
+                functools.partial(StepOfApply.apply, causal),
                 [x.requires_grad_() for x in case.inputs],
                 raise_exception=False,
                 check_undefined_grad=False,
@@ -561,54 +583,50 @@ class TestFlashAttention(EveryTask):
     def test_one_input_in_three_places(self, rng):
         case = Case(rng, n=40, d=8)
         case.K = case.V = case.Q
-        X = case.Q.clone().requires_grad_()
-        loss(FlashAttention.apply(X, X, X, False), case).backward()
+        gradient = gradient_of_one_input(case.Q, case.dO)
         case.want["dX"] = sum(case.want[name] for name in GRADIENTS)
         case.plain["dX"] = [sum(parts) for parts in zip(*(case.plain[name] for name in GRADIENTS), strict=True)]
         alone = {f"only {name} arrives": case.want[name] for name in GRADIENTS}
-        case.check("dX", X.grad, alone, hint="X is query, key and value: its gradient is dQ + dK + dV")
+        case.check("dX", gradient, alone, hint="X is query, key and value: its gradient is dQ + dK + dV")
 
     @robust
     def test_gradient_of_a_sum(self, rng):
         case = Case(rng, n=70, d=8, batch=(2,))
         case.dO = torch.ones_like(case.dO)
-        O, inputs = apply(case)
-        O.sum().backward()
+        _, _, gradients = step_of_apply("step", *case.inputs, None)
         hint = "dO of O.sum() is one number, expanded: a view with strides of 0"
-        assert_right(case, arrived([x.grad for x in inputs]), hint=hint)
+        assert_right(case, arrived(gradients), hint=hint)
 
     @pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True),
                                        (False, True, True), (True, False, True)])  # fmt: skip
     def test_inputs_that_need_no_gradient(self, rng, needs):
         case = Case(rng, n=40, d=8, causal=True)
-        O, inputs = apply(case, *needs)
-        loss(O, case).backward()
+        _, _, gradients = step_of_apply("step", *case.inputs, case.dO, case.causal, needs=needs)
         why = "backward returns one value for each argument of forward, with None in the place of those not needed"
-        for name, x, needed in zip(GRADIENTS, inputs, needs, strict=True):
+        for name, gradient, needed in zip(GRADIENTS, gradients, needs, strict=True):
             if needed:
-                require(x.grad is not None, f"{name} never arrived, though its input needs a gradient\n{why}")
-                assert_right(case, {name: x.grad}, hint="each gradient must stand in its own argument's place")
+                require(gradient is not None, f"{name} never arrived, though its input needs a gradient\n{why}")
+                assert_right(case, {name: gradient}, hint="each gradient must stand in its own argument's place")
             else:
-                require(x.grad is None, f"{name} arrived, though its input needs no gradient")
+                require(gradient is None, f"{name} arrived, though its input needs no gradient")
 
     @robust
     def test_without_any_gradient(self, rng):
         case = Case(rng, n=40, d=8)
-        O, _ = apply(case, False, False, False)
+        O = apply(case, False)
         require(not O.requires_grad, "no input needs a gradient, and yet O does")
         with torch.no_grad():
-            O, _ = apply(case)
+            O = apply(case, True)
         require(not O.requires_grad, "under torch.no_grad() O must not need a gradient")
         case.check("O", O)
 
     @robust
     def test_backward_twice(self, rng):
         case = Case(rng, n=40, d=8, causal=True)
-        O, inputs = apply(case)
-        loss(O, case).backward(retain_graph=True)
-        first = {name: gradient.clone() for name, gradient in arrived([x.grad for x in inputs]).items()}
-        loss(O, case).backward()
-        for name, twice in arrived([x.grad for x in inputs]).items():
+        _, _, once = step_of_apply("step", *case.inputs, case.dO, case.causal)
+        _, _, both = step_of_apply("step", *case.inputs, case.dO, case.causal, n_backward=2)
+        first = arrived(once)
+        for name, twice in arrived(both).items():
             off = float((twice - 2 * first[name]).abs().max())
             told = f"{name} of a second backward pass differs from the first's by {off:.3g}"
             cause = "backward changes a saved tensor in place"

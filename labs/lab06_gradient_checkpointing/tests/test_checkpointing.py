@@ -42,11 +42,11 @@ from labkit.testing.compare import (
     assert_raises,
     assert_tuple,
     assert_type,
-    assert_unchanged,
     require,
     require_at_most,
 )
 from labkit.testing.programs import program
+from labkit.testing.unchanged import left_alone
 
 ROOM_FOR_STATE = 16 * 1024
 """Bytes: the CPU generator's state is 5,056."""
@@ -64,14 +64,15 @@ def asked(question, task, *args):
     return QUESTIONS[question](*counted(task), *args)
 
 
-WITHIN_REACH = program([F, deep, mixed])  # what lines name, they must find
+WITHIN_REACH = program({"F": F, "torch": torch, "deep": deep, "mixed": mixed})
+"""What lines may name."""
 
 
 @program
 def passes(task, line, args, **options):
     """What `watch_passes` tells of a line, and how often its functions ran in the forward pass and in all."""
     run, ran = counted(task)
-    names = globals() | args | {"run": run}
+    names = WITHIN_REACH | args | {"run": run}
     told = watch_passes(lambda: eval(line, names), list(args.values()), ran=ran, **options)
     return told | {"calls": told["n_forward"], "all_calls": len(ran)}
 
@@ -80,7 +81,7 @@ def passes(task, line, args, **options):
 def kept(task, line, args):
     """The bytes besides arguments and results that a line's forward pass keeps, and how often its functions ran."""
     run, ran = counted(task)
-    return kept_by_forward(lambda: eval(line, globals() | args | {"run": run})), len(ran)
+    return kept_by_forward(lambda: eval(line, WITHIN_REACH | args | {"run": run})), len(ran)
 
 
 @program
@@ -135,7 +136,7 @@ TWO_DROPOUTS = f"({ONE_DROPOUT}, {ONE_DROPOUT}, torch.rand(3, device=x.device))[
 @program
 def node(fn, args):
     """The name of the result's node, whether Checkpoint is of torch's own kind, and which arguments the node saved."""
-    y = Checkpoint.apply(eval(fn), *args)
+    y = Checkpoint.apply(eval(fn, dict(WITHIN_REACH)), *args)
     places = {arg.data_ptr(): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
     saved = getattr(y.grad_fn, "saved_tensors", ())
     theirs = isinstance(Checkpoint, type) and issubclass(Checkpoint, torch.utils.checkpoint.CheckpointFunction)
@@ -231,12 +232,11 @@ class Recomputation:
 
     def test_arguments_are_left_alone(self, rng):
         args = {"x": random(rng, 5), "data": random(rng, 5, grad=False)}
-        before = [numbers(tensor).copy() for tensor in args.values()]
-        made = self.passes("run(lambda x, data: torch.sin(x) * data, x, data)", **args)
-        for (name, tensor), old, needs, needs_now in zip(args.items(), before, (True, False), made.needs, strict=True):
+        with left_alone(args, args.values()):
+            made = self.passes("run(lambda x, data: torch.sin(x) * data, x, data)", **args)
+        for name, needs, needs_now in zip(args, (True, False), made.needs, strict=True):
             told = f"requires_grad of {name}, an argument, was changed to {not needs}"
             require(needs_now is needs, f"{told}\nThe caller's tensors stay as they are: work on a detached one")
-            assert_unchanged(name, tensor, old)
         require(made.gradients, "the result does not require grad though the argument does")
         require(made.gradients[-1][1] is None, "data, an argument that requires no grad, has a .grad after backward")
 

@@ -30,7 +30,6 @@ from labkit.testing.compare import (
     assert_keys,
     assert_raises,
     assert_type,
-    assert_unchanged,
     require,
     require_at_least,
     require_at_most,
@@ -39,6 +38,7 @@ from labkit.testing.linear.cases import AGREEMENT, LinearCase, divided, mapped, 
 from labkit.testing.linear.memory import PARTS, Handout, assert_bytes, expected_bytes
 from labkit.testing.linear.profile import ROUTES, assert_mb, assert_row, rows_of
 from labkit.testing.programs import program
+from labkit.testing.unchanged import left_alone
 
 simulated = pytest.mark.seconds(60)  # the first arithmetic on meta tensors imports a computer algebra system
 
@@ -60,6 +60,18 @@ def call_on_nan(task, *args):
 
     with UninitialisedIsNaN():
         return getattr(answer, task)(*args)
+
+
+@program
+def gradients_of(task, inputs, factors, *options):
+    """The gradients of the sum of what the task's function returns, each number times its factor."""
+    import linear_attention as answer
+
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    out = getattr(answer, task)(*leaves, *options)
+    if out.requires_grad:
+        (out * factors).sum().backward()
+    return [x.grad for x in leaves]
 
 
 @program
@@ -130,22 +142,21 @@ class TestFeatureMap:
         require(got.dtype == dtype, f"φ of {dtype} is {got.dtype}, expected the dtype of x")
 
     def test_gradient(self):
-        x = torch.tensor([-3000.0, -2.0, -0.5, 0.5, 3.0, 3000.0], dtype=torch.float64, requires_grad=True)
-        feature_map(x).sum().backward()
-        require(x.grad is not None, "no gradient reaches x: it was detached on the way")
-        want = numbers(x.detach().clamp(max=0).exp())
+        x = torch.tensor([-3000.0, -2.0, -0.5, 0.5, 3.0, 3000.0], dtype=torch.float64)
+        (gradient,) = gradients_of("feature_map", [x], torch.ones_like(x))
+        require(gradient is not None, "no gradient reaches x: it was detached on the way")
+        want = numbers(x.clamp(max=0).exp())
         name = "the derivative of φ at −3000, −2, −0.5, 0.5, 3 and 3000"
         nan_hint = "inf · 0: `where` hands a gradient of 0 to the branch not taken, whose exp overflowed: "
         nan_hint += "clamp what goes into it"
-        assert_close(name, x.grad, want, plain=want + AGREEMENT, nan_hint=nan_hint)
+        assert_close(name, gradient, want, plain=want + AGREEMENT, nan_hint=nan_hint)
 
     @pytest.mark.kind("robust")
     def test_argument_stays(self, rng):
         x = torch.from_numpy(rng.standard_normal(9))
-        before = numbers(x).copy()
-        got = feature_map(x)
-        require(got.data_ptr() != x.data_ptr(), "φ(x) is x itself, changed in place: the caller still needs x")
-        assert_unchanged("x", x, before)
+        with left_alone("x", [x]):
+            got = feature_map(x)
+            require(got.data_ptr() != x.data_ptr(), "φ(x) is x itself, changed in place: the caller still needs x")
 
 
 def inputs(rng, n, d, d_v, batch=()):
@@ -190,10 +201,9 @@ class Route:
         """Arguments are neither changed nor assumed to be contiguous, and float32 and bfloat16 stay what they are."""
         case = LinearCase(rng, 33, 6, 4, (3,), causal=self.causal)
         strided = [x.mT.contiguous().mT for x in case.inputs]
-        before = [x.clone() for x in strided]
-        case.check("out, of inputs that are not contiguous,", self.route(*strided))
-        for name, x, old in zip("qkv", strided, before, strict=True):
-            assert_unchanged(name, x, old)
+        with left_alone("qkv", strided):
+            out = self.route(*strided)
+        case.check("out, of inputs that are not contiguous,", out)
         short = self.route(*(x.bfloat16() for x in case.inputs))
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
 
@@ -214,13 +224,13 @@ class Route:
         cut = "the output requires no grad though q, k and v do\nUsual cause: a detach, a .data, or no_grad on the way"
         require(got.requires_grad, cut)
         factors = torch.from_numpy(rng.standard_normal(tuple(got.shape)))
-        (got * factors).sum().backward()
+        own_gradients = gradients_of(self.task, case.inputs, factors, *([] if chunk is None else [chunk]))
         (case.by_weights(*theirs) * factors).sum().backward()
         hint = "part of the way back is cut by a detach or no_grad, often around the state"
-        for name, own, other in zip("qkv", leaves, theirs, strict=True):
-            require(own.grad is not None, f"the gradient of {name} is None: it was detached on the way")
+        for name, own, other in zip("qkv", own_gradients, theirs, strict=True):
+            require(own is not None, f"the gradient of {name} is None: it was detached on the way")
             want = numbers(other.grad)
-            assert_close(f"the gradient of {name}", own.grad, want, plain=want + AGREEMENT / 2, hint=hint)
+            assert_close(f"the gradient of {name}", own, want, plain=want + AGREEMENT / 2, hint=hint)
 
     def counts(self, rng, n, d, d_v, *options):
         """What one call allocates, computes and runs. Its result must be right, or another function was counted."""

@@ -177,12 +177,6 @@ BAD_SHAPES = {  # those of k and v, where q's is (2, 10, 6)
 }
 
 
-class StepCase(WindowStepCase):
-    """A case of the student's attention."""
-
-    attend = staticmethod(sliding_window_attention)
-
-
 @program
 def measured_step(q, k, v, d_out, window, block):
     """A training step's output, its arithmetic in each pass, the bytes kept between them, and the whole's memory."""
@@ -196,6 +190,13 @@ def plain_step(q, k, v, d_out, window, block):
     out = sliding_window_attention(*leaves, window, block)
     (out * d_out).sum().backward()
     return out.detach(), *(x.grad for x in leaves)
+
+
+class StepCase(WindowStepCase):
+    """A case of the student's attention."""
+
+    attend = staticmethod(sliding_window_attention)
+    step = staticmethod(plain_step)
 
 
 @program

@@ -380,12 +380,12 @@ def minimal_block(flops: float, bandwidth: float) -> int:
         312 · 10¹² FLOP/s and 12.5 · 10⁹ bytes/s: 24,960.
     """
     ### BEGIN SOLUTION
-    from fractions import Fraction
+    import math
 
     for name, number in (("flops", flops), ("bandwidth", bandwidth)):
         if not number > 0:
             raise ValueError(f"{name}={number} is not above 0")
-    return -(-Fraction(flops) // Fraction(bandwidth))  # 4 c² d / flops ≥ 4 c d / bandwidth
+    return math.ceil(flops / bandwidth)  # 4 c² d / flops ≥ 4 c d / bandwidth
     ### END SOLUTION
 
 

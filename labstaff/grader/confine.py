@@ -1,0 +1,90 @@
+# ruff: noqa: SIM905 — a long list of names is read best as words
+"""Bounds a worker before the submission is loaded: resource limits, and a filter of system calls (seccomp).
+
+The filter allows rather than refuses: a call that is not listed fails with EPERM. Memory that RLIMIT_DATA does not
+count cannot be allocated (shared mappings, growing stacks, files in memory, pipes), and no process can be started.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import resource
+
+CPU_SECONDS = 600
+"""Far behind the limits of a test and of a suite."""
+LIMITS = {
+    resource.RLIMIT_CPU: CPU_SECONDS,
+    resource.RLIMIT_FSIZE: 16 << 20,
+    resource.RLIMIT_NOFILE: 64,
+    resource.RLIMIT_NPROC: 64,
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_MEMLOCK: 0,
+    resource.RLIMIT_MSGQUEUE: 0,
+}
+ALLOWED = (
+    "read write readv writev pread64 pwrite64 lseek close close_range dup dup3 open openat fstat stat lstat newfstatat "
+    "statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getcwd getdents64 unlink unlinkat mkdir "
+    "mkdirat rmdir rename renameat renameat2 ftruncate fsync fdatasync umask fadvise64 poll ppoll select pselect6 "
+    "recvfrom sendto brk munmap mremap mprotect madvise mincore membarrier rt_sigaction rt_sigprocmask rt_sigreturn "
+    "rt_sigpending sigaltstack restart_syscall tgkill futex set_robust_list get_robust_list rseq set_tid_address "
+    "sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min "
+    "get_mempolicy arch_prctl exit exit_group gettid getpid getppid getuid geteuid getgid getegid getgroups getresuid "
+    "getresgid getpgrp getpgid getsid clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times "
+    "getitimer setitimer getrusage getrlimit uname sysinfo getrandom getcpu"
+).split()
+UNCOUNTED_MEMORY = 0x1 | 0x100 | 0x40000  # MAP_SHARED, MAP_GROWSDOWN, MAP_HUGETLB
+CLONE_THREAD, NEW_NAMESPACES = 0x10000, 0x7E020080
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # duplicates, flags and locks; no owners, signals, sizes of pipes
+IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal; blocking; close on exec
+PRCTL_COMMANDS = (15, 16, 0x53564D41)  # names of threads and mappings
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGE_BYTES = -1, -3, 32 << 10
+
+
+def confine() -> None:
+    """Apply the limits and the filter to this process, for good. Threads remain possible."""
+    for kind, bound in LIMITS.items():
+        _, hard = resource.getrlimit(kind)
+        bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(kind, (bound, bound))
+    filter_calls()
+
+
+def filter_calls() -> None:
+    """Install the filter of system calls.
+
+    Raises:
+        RuntimeError: libseccomp is not installed.
+    """
+    import pyseccomp as seccomp
+
+    rules = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
+    for name in ALLOWED:
+        rules.add_rule(seccomp.ALLOW, name)
+    rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")  # the C library then uses clone
+    rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, UNCOUNTED_MEMORY, 0))
+    thread = seccomp.Arg(0, seccomp.MASKED_EQ, CLONE_THREAD | NEW_NAMESPACES, CLONE_THREAD)
+    rules.add_rule(seccomp.ALLOW, "clone", thread)
+    rules.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0))  # no other process; limits only fall
+    for name, place, commands in (
+        ("fcntl", 1, FCNTL_COMMANDS),
+        ("ioctl", 1, IOCTL_COMMANDS),
+        ("prctl", 0, PRCTL_COMMANDS),
+    ):
+        for command in commands:
+            rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(place, seccomp.MASKED_EQ, 0xFFFFFFFF, command))
+    rules.load()
+
+
+def limit_memory(n_bytes: int) -> None:
+    """Let this process have so many bytes of data, for good."""
+    resource.setrlimit(resource.RLIMIT_DATA, (n_bytes, n_bytes))
+
+
+def give_memory_back() -> None:
+    """Have freed arrays returned to the kernel at once, so that a memory limit counts what is alive."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
+        libc.malloc_trim(0)

@@ -1,0 +1,389 @@
+"""Suite side: what a suite finds instead of a submission's functions, classes and objects."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from labkit.suite import finder, limits
+from labkit.suite.finder import Answer, AnswerMissing
+from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, seconds_for_another
+from labkit.suite.verdict import ProcessEnded
+from labkit.testing import programs, unchanged
+from labkit.testing.outside import needs_more
+from labstaff.grader import wire
+from labstaff.grader.machines import Machines
+from labstaff.grader.sandbox import Worker, Workers
+from labstaff.judge.imports import imported_modules
+
+if TYPE_CHECKING:
+    import pytest
+
+MOST_STARTS = 40
+"""How often a submission's worker is started again before the rest of its tests fail."""
+STOP_SECONDS = 20.0
+"""How long a call that is told to stop may take to stop: one call into a library."""
+TOOK_TOO_LONG = f"{TookTooLong.__module__}:{TookTooLong.__name__}"
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
+KNOWN = {f"builtins:{name}": kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
+KNOWN |= {f"{finder.__name__}:{kind.__name__}": kind for kind in (finder.AnswerMissing, finder.TaskMissing)}
+COURSE_ERRORS = {"labkit.simulated_memory": "SRAMOverflow", "torch": "OutOfMemoryError"}
+
+
+class SubmissionError(Exception):
+    """An exception whose class has no meaning here, or the end of the worker."""
+
+
+class WorkerEnded(SubmissionError, ProcessEnded):
+    """The worker ended in the middle of a call."""
+
+
+class Remote:
+    """One submission in its worker, which is started when needed and again after it has died."""
+
+    def __init__(self, sandbox: Workers, answer: Answer) -> None:
+        self.sandbox, self.answer = sandbox, answer
+        self.worker: Worker | None = None
+        self.n_starts = 0
+        self.machines = Machines()
+        self.unusable = ""
+        self._methods: list[MethodType] = []
+        self._cpu_seconds = 0.0
+
+    def cpu_seconds(self) -> float:
+        """The CPU time of all its workers so far."""
+        return self._cpu_seconds + (self.worker.cpu_seconds if self.worker else 0.0)
+
+    def start(self) -> Worker:
+        """The worker with the submission loaded.
+
+        Raises:
+            AnswerMissing: loading it has failed before.
+            SubmissionError: its worker has ended too often.
+        """
+        if self.unusable:
+            raise AnswerMissing(self.unusable)
+        if self.worker is not None and not self.worker.has_ended:
+            return self.worker
+        if self.n_starts == MOST_STARTS:
+            raise SubmissionError(f"its process ended {MOST_STARTS} times: the rest is not graded")
+        self.n_starts += 1
+        self.machines = Machines()
+        self.worker = self.sandbox.worker()
+        file = self.answer.file
+        try:
+            source = file.read_bytes()
+        except OSError as error:
+            self.unusable = f"{file.name} cannot be read: {error.strerror}"
+            raise AnswerMissing(self.unusable) from None
+        try:
+            self._request("load", self.answer.lab, file.name, source)
+        except SubmissionError as error:
+            self.unusable = f"importing {file.name} failed: {error}"
+            raise AnswerMissing(self.unusable) from None
+        return self.worker
+
+    def end(self) -> str:
+        """End the worker; handles to what was in it are void. How it ended, for a message."""
+        worker, self.worker = self.worker, None
+        if worker is None:
+            return ""
+        how = worker.end()
+        self._cpu_seconds += worker.cpu_seconds
+        return how
+
+    def call(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], within_mib: float | None = None) -> Any:
+        """What a call returns, with plain data as it was there and handles for everything else.
+
+        Args:
+            function: a stand-in, or a function of the suite's that is to run there.
+            within_mib: make the call in a fresh worker that may allocate so many MiB for it.
+
+        Raises:
+            Exception: what it raised, where that class is known here, and SubmissionError otherwise.
+        """
+        torch = sys.modules.get("torch")
+        grad = bool(torch is not None and torch.is_grad_enabled())
+        look = unchanged.is_watching()
+        call = (function, tuple(args), kwargs, seconds_for_another(), grad, look)
+        if within_mib is None:
+            self.start()
+            return self._request("call", *call)
+        self.end()
+        worker = self.start()
+        try:
+            source = self.answer.file.read_text(encoding="utf-8-sig", errors="replace")
+            self._request("hold", imported_modules(source), *call)
+            try:
+                worker.limit_memory(int(within_mib * 2**20))
+            except (EOFError, OSError, wire.WireError):
+                raise SubmissionError("its process did not take a memory limit") from None
+            return self._request("go")
+        finally:
+            self.end()
+
+    def _request(self, *message: Any) -> Any:
+        worker = self.worker
+        assert worker is not None
+        self._methods = []
+        try:
+            head, writer = wire.for_worker(message, self._describe)
+            wire.send(worker.channel, head, writer.buffers)
+            reply = self._reply(worker)
+        except wire.WireError as error:
+            self.end()
+            raise SubmissionError(f"what came back cannot be used: {error}") from None
+        except (EOFError, OSError):
+            raise WorkerEnded(f"its process ended: {self.end()}") from None
+        except TookTooLong as error:
+            with not_repeated():
+                error.__dict__["far_places"] = self._where_it_stops(worker)
+            raise
+        except BaseException:  # the worker still works on the call, and would answer the next one
+            self.end()
+            raise
+        if isinstance(reply, wire.Raised):
+            raise self._exception(reply)
+        for number, array in reply.arguments or ():
+            _overwrite(writer.arrays[number], array)
+        return reply.result if reply.moved is None else self.machines.moved(reply.moved, reply.result)
+
+    def _reply(self, worker: Worker, seconds: float | None = None) -> wire.Returned | wire.Raised:
+        while True:
+            reply = wire.from_worker(*wire.receive(worker.channel, seconds), self._found)
+            self.machines.forget(reply.dropped)
+            if not isinstance(reply, wire.Ask):
+                return reply
+            answer = self._carried_out(reply)
+            head, writer = wire.for_worker(answer, self._describe)
+            wire.send(worker.channel, head, writer.buffers)
+
+    def _carried_out(self, asked: wire.Ask) -> tuple[bool, Any]:
+        """(True, result) of what the worker asks for, or (False, the exception that was raised)."""
+        args, kwargs = asked.arguments
+        if asked.operation != "callback":
+            return self.machines.carry_out(asked.operation, args, kwargs)
+        number, *arguments = args
+        if type(number) is not int or not 0 <= number < len(self._methods):
+            raise wire.WireError("a callback that was not given")
+        try:
+            return True, self._methods[number](*arguments)
+        except Exception as error:
+            return False, RuntimeError(str(error))
+
+    def _where_it_stops(self, worker: Worker) -> list[tuple[str, int, str]]:
+        """Have the call stop that waits for something, and where that was; the worker is ended if it does not."""
+        with contextlib.suppress(wire.WireError, EOFError, OSError):  # TimeoutError is one
+            worker.stop_call()
+            reply = self._reply(worker, STOP_SECONDS)
+            if isinstance(reply, wire.Raised) and reply.kinds[:1] == [TOOK_TOO_LONG]:
+                return self._places(reply)
+        self.end()
+        return []
+
+    def _describe(self, x: Any) -> list[Any] | None:
+        """What stands for `x` on the way to the worker, where that is not a copy of it."""
+        if isinstance(x, StandIn):
+            return ["real", x._where()]
+        if isinstance(x, MethodType):  # it stays with its object, and is called back
+            self._methods.append(x)
+            return ["callback", len(self._methods) - 1]
+        return self.machines.describe(x)
+
+    def _found(self, description: Any) -> Any:
+        kind, content = description
+        if kind != "handle":
+            return self.machines.found(description)
+        number, name = content
+        if type(number) is not int:
+            raise wire.WireError("a handle has a number")
+        return type(str(name).replace("\0", "") or "object", (Handle,), {})(self, number)
+
+    def _exception(self, raised: wire.Raised) -> BaseException:
+        error = exceeded_by_another() if raised.kinds[:1] == [TOOK_TOO_LONG] else self._of_its_kind(raised)
+        error.__dict__["far_places"] = self._places(raised)
+        return error
+
+    def _places(self, raised: wire.Raised) -> list[tuple[str, int, str]]:
+        files = {file.name: str(file) for file in (self.answer.file, self.answer.lab.suite_file)}
+        return [(files[Path(f).name], line, name) for f, line, name in raised.places if Path(f).name in files]
+
+    def _of_its_kind(self, raised: wire.Raised) -> Exception:
+        kind = next((found for name in raised.kinds if (found := _known(name)) is not None), None)
+        if kind is None:
+            name = (raised.kinds or ["Exception"])[0].split(":")[-1]
+            kind = type(name.replace("\0", "") or "Exception", (SubmissionError,), {})
+        try:
+            return kind(raised.message)
+        except Exception:
+            return SubmissionError(raised.message)
+
+
+class StandIn:
+    """Looks like a function or a class of a submission; calling it calls the real one, in the worker."""
+
+    def __init__(self, remote: Remote, path: str) -> None:
+        self.__dict__.update(_remote=remote, _path=path, __name__=path.rpartition(".")[2], __qualname__=path)
+
+    def _where(self) -> list[Any]:
+        """What the worker finds it by."""
+        return [None, self.__dict__["_path"]]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the real one returns."""
+        return self.__dict__["_remote"].call(self, args, kwargs)
+
+    def __beside__(self, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `probe(real one, ...)` returns, run in the worker."""
+        return self.__dict__["_remote"].call(probe, (self, *args), kwargs)
+
+    def __within__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What the real one returns in a fresh worker that may allocate so many MiB for the call.
+
+        Raises:
+            AssertionError: it needs more.
+        """
+        return within(self.__dict__["_remote"], mib, self, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return StandIn(self.__dict__["_remote"], f"{self.__dict__['_path']}.{name}")
+
+
+class Handle(StandIn):
+    """Stands for an object that a call has returned and that cannot cross; void when the worker ends."""
+
+    def __init__(self, remote: Remote, number: int, path: str = "") -> None:
+        super().__init__(remote, path or type(self).__name__)
+        self.__dict__.update(_number=number, _attribute=path, _worker=remote.worker)
+
+    def _where(self) -> list[Any]:
+        here = self.__dict__
+        if here["_remote"].worker is not here["_worker"]:
+            raise SubmissionError(f"{here['__name__']} was lost when the process ended")
+        return [here["_number"], here["_attribute"]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        here = self.__dict__
+        path = f"{here['_attribute']}.{name}" if here["_attribute"] else name
+        return Handle(here["_remote"], here["_number"], path)
+
+    def __len__(self) -> int:
+        return self.__dict__["_remote"].call(len, (self,), {})
+
+
+class RemoteProbe:
+    """A function of the suite's that runs in the worker; inside another probe it is the function itself."""
+
+    def __init__(self, remote: Remote, function: FunctionType) -> None:
+        functools.update_wrapper(self, function)
+        self._remote, self._function = remote, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What it returns there."""
+        return self._remote.call(self._function, args, kwargs)
+
+    def __within__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """See `StandIn.__within__`."""
+        return within(self._remote, mib, self._function, args, kwargs)
+
+    def __reduce__(self) -> Any:
+        return wire.same, (self._function,)
+
+
+class RemoteLoader(Loader):
+    """Fills a lab's module with stand-ins."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.remote = remote
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
+        for task in self.remote.answer.lab.tasks:
+            setattr(module, task.name, StandIn(self.remote, task.name))
+
+
+def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Answer], Loader]:
+    """For the import finder: every submission in a worker of `sandbox`, and its suite's probes with it."""
+    by_suite: dict[Path, Remote] = {}
+
+    def load(answer: Answer) -> Loader:
+        suite = answer.lab.suite_file
+        if suite not in by_suite:
+            by_suite[suite] = Remote(sandbox, answer)
+            limits.clocks_elsewhere.append(by_suite[suite].cpu_seconds)
+        return RemoteLoader(by_suite[suite])
+
+    def run_beside(function: FunctionType) -> RemoteProbe:
+        suite = Path(inspect.unwrap(function).__code__.co_filename)
+        module = sys.modules[function.__module__]
+        cloudpickle.register_pickle_by_value(module)
+        return RemoteProbe(by_suite[suite], function)
+
+    def end() -> None:
+        programs.elsewhere = None
+        for remote in by_suite.values():
+            limits.clocks_elsewhere.remove(remote.cpu_seconds)
+            remote.end()
+
+    programs.elsewhere = run_beside
+    config.add_cleanup(end)
+    return load
+
+
+def within(remote: Remote, mib: float, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a call returns that may allocate `mib` MiB.
+
+    Raises:
+        AssertionError: it needs more.
+    """
+    try:
+        return remote.call(function, args, kwargs, mib)
+    except Exception as error:
+        if _is_want_of_memory(error):
+            raise AssertionError(needs_more(function.__name__, mib, args)) from None
+        raise
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    message = str(error)
+    if isinstance(error, MemoryError) or "MemoryError" in message:
+        return True
+    if isinstance(error, WorkerEnded):  # it died of a failed allocation
+        return "SIG" in message
+    return isinstance(error, RuntimeError) and any(words in message for words in OUT_OF_MEMORY)
+
+
+def _known(name: str) -> Any:
+    if name in KNOWN:
+        kind = KNOWN[name]
+        usable = issubclass(kind, Exception) and not issubclass(kind, UnicodeError | ExceptionGroup)
+        return kind if usable and kind is not Exception else None
+    module, _, kind_name = name.partition(":")
+    if COURSE_ERRORS.get(module) == kind_name and module in sys.modules:
+        return getattr(sys.modules[module], kind_name)
+    return None
+
+
+def _overwrite(array: Any, value: Any) -> None:
+    """Have an argument hold what the submission has made of it."""
+    if type(array) is not type(value) or array.shape != value.shape or array.dtype != value.dtype:
+        raise wire.WireError("an argument has become something else")
+    if hasattr(array, "detach"):
+        if array.device.type == "cpu":
+            array.detach().copy_(value.detach())
+    elif array.flags.writeable:
+        array[...] = value

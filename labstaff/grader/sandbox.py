@@ -1,0 +1,336 @@
+"""The sandbox: bubblewrap around a process that sees an interpreter, its packages, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import labkit
+from labkit.kernels.bubblewrap import bwrap_path
+from labkit.suite.limits import cpu_seconds_of
+from labkit.suite.verdict import how_it_ended
+from labstaff.grader import wire
+from labstaff.grader.preload import ENDED
+
+PRELOADED = (
+    *("numpy.testing", "numpy.typing", "numpy.fft", "numpy.polynomial", "numpy.lib.stride_tricks", "numpy.ma"),
+    *("statistics", "dataclasses", "decimal", "fractions", "logging", "unittest", "typing_extensions"),
+    *("cloudpickle", "msgspec", "pyseccomp", "labkit.meters.arrays"),
+)
+"""Imported before the first worker: what submissions may import, as far as it costs little."""
+BESIDE = {"matplotlib.pyplot": ("matplotlib.backends.backend_agg",)}
+"""What the first use of a heavy module would import."""
+INSIDE = (
+    *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/labs/__init__.py", "labkit/labs/manifest.py"),
+    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "budget", "limits", "wall_clock", "prefork_torch")),
+    "labstaff/__init__.py",
+    *(f"labstaff/grader/{name}.py" for name in ("__init__", "confine", "preload", "wire", "worker", "worker_machine")),
+)
+"""What of the course is inside: calling and measuring. No reference, no expected value, no suite."""
+SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
+MEMORY_BYTES = 3 << 30
+"""What a worker may allocate after its start."""
+START_SECONDS = 180.0
+END_SECONDS = 10.0
+BROKEN = "the sandbox is broken"
+MISSING = """\
+submissions are graded inside bubblewrap (bwrap), and it is not installed.
+It comes with `uv sync` on Linux, and as the package bubblewrap of distributions; macOS: in a Linux VM.
+--unsafe-no-sandbox grades without it: a submission can then read this machine's files."""
+
+
+USER_NAMESPACES = """\
+It needs unprivileged user namespaces (kernel.unprivileged_userns_clone=1, or bwrap setuid).
+--unsafe-no-sandbox grades without it: a submission can then read this machine's files."""
+
+
+class SandboxMissing(Exception):
+    """bubblewrap or libseccomp is missing, or does not work here; the message says what to do."""
+
+
+class SandboxBroken(pytest.exit.Exception):  # type: ignore[name-defined]
+    """The sandbox gives no worker, through no fault of a submission. Ends a run of pytest."""
+
+    def __init__(self, why: object) -> None:
+        super().__init__(f"{BROKEN}: {why}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+
+
+class Workers:
+    """The process inside a sandbox that forks workers, one at a time, from the side of a process that needs them.
+
+    Args:
+        control: a socket to it.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self._last: Worker | None = None
+
+    def worker(self) -> Worker:
+        """A new worker; the one before is ended.
+
+        Raises:
+            SandboxBroken: the sandbox gives none.
+        """
+        if self._last is not None:
+            self._last.end()
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the other side sends
+        try:
+            with theirs:
+                socket.send_fds(self.control, [b"+"], [theirs.fileno()])
+            pid = _sender(ours)
+            self._last = worker = Worker(self, ours, pid)
+            wire.from_worker(*wire.receive(ours, START_SECONDS), special=lambda _: None)
+            worker.limit_memory(int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES)))
+        except (EOFError, OSError, wire.WireError) as error:
+            ours.close()
+            raise SandboxBroken(f"it gives no worker: {type(error).__name__} {error}") from None
+        return worker
+
+    def ended(self, seconds: float) -> tuple[int, float]:
+        """The wait status of the worker that has ended, and the CPU seconds it used.
+
+        Raises:
+            SandboxBroken: the sandbox has ended with it.
+            TimeoutError: the worker has not ended within `seconds`.
+        """
+        self.control.settimeout(seconds)
+        try:
+            report = self.control.recv(ENDED.size)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise SandboxBroken(error) from None
+        finally:
+            self.control.settimeout(None)
+        if len(report) != ENDED.size:
+            raise SandboxBroken("it has ended")
+        status, cpu_seconds = ENDED.unpack(report)
+        return status, cpu_seconds
+
+
+class Sandbox(Workers):
+    """One bubblewrap with a process in it that forks workers.
+
+    Args:
+        heavy: modules to import before the first worker, besides those that every submission may need.
+        unsafe: do without bubblewrap. Limits and the filter of system calls still apply.
+
+    Raises:
+        SandboxMissing: bubblewrap or libseccomp is missing, and `unsafe` was not given.
+    """
+
+    def __init__(self, heavy: Sequence[str] = (), *, unsafe: bool = False) -> None:
+        require_libseccomp()
+        self._folder = tempfile.TemporaryDirectory(prefix="scratch-") if unsafe else None
+        home = Path(labkit.__file__).parents[1] if unsafe else Path("/course")
+        scratch = self._folder.name if self._folder else SCRATCH
+        modules = ",".join([*PRELOADED, *heavy, *(each for name in heavy for each in BESIDE.get(name, ()))])
+        user = str(0x70000000 + secrets.randbelow(1 << 24)) if may_change_user() and not unsafe else ""
+        start = f"import sys; sys.path.insert(0, {str(home)!r}); from labstaff.grader.preload import main"
+        command = [sys.executable, "-P", "-c", f"{start}; main(*sys.argv[1:])", modules, scratch, user]
+        command.append("" if unsafe else "1")
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(control)
+        with theirs:
+            self._process = subprocess.Popen(
+                [*([] if unsafe else bubblewrap()), *command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment(scratch),
+                start_new_session=True,
+            )
+
+    def is_usable(self) -> bool:
+        """Whether it lives: it ends when anything is left in it."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End the sandbox and everything in it."""
+        self.control.close()
+        self._process.kill()
+        self._process.wait()
+        if self._process.stderr:
+            self._process.stderr.close()
+        if self._folder:
+            self._folder.cleanup()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def wait_until_ready(self) -> None:
+        """Until everything is imported, and a first worker was there.
+
+        Raises:
+            SandboxMissing: bubblewrap does not work here.
+        """
+        try:
+            self.worker().end()
+        except SandboxBroken:
+            self._process.kill()
+            _, said = self._process.communicate(timeout=END_SECONDS)
+            why = said.decode(errors="replace").strip().splitlines() or ["it ended"]
+            raise SandboxMissing(f"the sandbox does not work here: {why[-1]}\n{USER_NAMESPACES}") from None
+
+
+current: Workers | None = None
+"""The workers that suites in this process are to use, where another process has a sandbox ready."""
+
+
+def use(control: socket.socket) -> None:
+    """Have suites in this process use the sandbox that `control` belongs to."""
+    global current
+    current = Workers(control)
+
+
+class Worker:
+    """A process for one submission, from the suite's side."""
+
+    def __init__(self, sandbox: Workers, channel: socket.socket, pid: int) -> None:
+        self.channel = channel
+        self._sandbox, self._pid, self.has_ended = sandbox, pid, False
+        self._handle = os.pidfd_open(pid)
+        self._cpu_seconds = 0.0
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The CPU time it has used so far."""
+        return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid, alone=True)
+
+    def limit_memory(self, n_bytes: int) -> None:
+        """Let it allocate so many bytes more than it has allocated now. The kernel is asked whether the limit holds.
+
+        Raises:
+            EOFError: it has ended, or has not set the limit.
+            WireError: what it reported is no message.
+        """
+        bound = _number(self._pid, "status", "VmData:") * 1024 + n_bytes
+        head, writer = wire.for_worker(("limit", bound), special=lambda _: None)
+        wire.send(self.channel, head, writer.buffers)
+        wire.from_worker(*wire.receive(self.channel, START_SECONDS), special=lambda _: None)
+        if _number(self._pid, "limits", "Max data size") > bound:
+            raise EOFError("it has not set its memory limit")
+
+    def stop_call(self) -> None:
+        """Have the call that it works on raise TookTooLong."""
+        signal.pidfd_send_signal(self._handle, signal.SIGPROF)
+
+    def end(self) -> str:
+        """End it, unless it has ended; how it ended, for a message."""
+        if self.has_ended:
+            return "it has ended"
+        self.channel.close()
+        try:
+            status, self._cpu_seconds = self._sandbox.ended(0.2)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            status, self._cpu_seconds = self._sandbox.ended(END_SECONDS)
+        self.has_ended = True
+        os.close(self._handle)
+        return how_it_ended(os.waitstatus_to_exitcode(status))
+
+
+def require_bubblewrap() -> str:
+    """Where bubblewrap is.
+
+    Raises:
+        SandboxMissing: it is not installed.
+    """
+    found = bwrap_path() if sys.platform.startswith("linux") else None
+    if found is None:
+        raise SandboxMissing(MISSING)
+    return found
+
+
+def require_libseccomp() -> None:
+    """Raise SandboxMissing where the filter of system calls cannot be made."""
+    try:
+        import pyseccomp  # noqa: F401
+    except (ImportError, RuntimeError, OSError):
+        raise SandboxMissing("the sandbox needs libseccomp: apt-get install libseccomp2") from None
+
+
+def bubblewrap() -> list[str]:
+    """The command that makes the sandbox: system libraries, the interpreter and its packages, all read-only."""
+    command = [require_bubblewrap(), *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
+    command += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if may_change_user() else ["--unshare-user"]
+    for name, value in environment(SCRATCH).items():
+        command += ["--setenv", name, value]
+    command += ["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH]
+    shown: dict[Path, Path] = {}
+    for path in map(Path, ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/proc/cpuinfo")):
+        if path.is_symlink():
+            command += ["--symlink", os.readlink(path), str(path)]
+        elif path.exists():
+            shown[path] = path
+    for path in map(Path, (sys.base_prefix, sys.prefix)):
+        if Path("/usr") not in (path, *path.parents):
+            shown[path] = path
+    home = Path(labkit.__file__).parents[1]
+    shown |= {Path("/course", name): home / name for name in INSIDE if (home / name).exists()}
+    devices = [Path("/dev", name) for name in ("null", "zero", "random", "urandom")]
+    above = {parent for path in (*shown, *devices) for parent in path.parents} - {Path("/"), *shown}
+    for folder in sorted(above):
+        command += ["--perms", "0755", "--dir", str(folder)]
+    for path, source in shown.items():
+        command += ["--ro-bind", str(source), str(path)]
+    for device in devices:
+        command += ["--dev-bind", str(device), str(device)]
+    return [*command, "--remount-ro", "/", "--chdir", SCRATCH, "--"]
+
+
+def environment(scratch: str) -> dict[str, str]:
+    """What submissions find in their environment: nothing of the grader's."""
+    fixed = {"PATH": "/usr/bin:/bin", "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8", "LOGNAME": "student"}
+    plots = {"MPLCONFIGDIR": scratch, "MPLBACKEND": "agg"}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return fixed | plots | threads | {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def may_change_user() -> bool:
+    """Whether this process is root with all users mapped: the sandbox then runs as a user of its own."""
+    if os.geteuid() != 0:
+        return False
+    mapped = Path("/proc/self/uid_map").read_text().split()
+    return len(mapped) == 3 and int(mapped[2]) > 0x7FFFFFFF
+
+
+def _number(pid: int, file: str, name: str) -> int:
+    """The number behind a name in a file of /proc about a process."""
+    lines = Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8").splitlines()
+    found = next(line for line in lines if line.startswith(name))
+    number = found.removeprefix(name).split()[0]
+    return int(number) if number.isdigit() else sys.maxsize
+
+
+def _sender(channel: socket.socket) -> int:
+    """The process that has sent what comes next, by its number here."""
+    channel.settimeout(START_SECONDS)
+    try:
+        data, said, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(12), socket.MSG_PEEK)
+    finally:
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        channel.settimeout(None)
+    found = [struct.unpack("iII", data)[0] for _, kind, data in said if kind == socket.SCM_CREDENTIALS]
+    if not data or not found:
+        raise EOFError
+    return found[0]

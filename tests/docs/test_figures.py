@@ -1,0 +1,176 @@
+"""Figures of the docs: their data is what the code counts, and each has an alternative text and a caption."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from labkit.labs.catalog import ROOT
+from labstaff import figures
+
+pytestmark = pytest.mark.slow
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.DOTALL | re.MULTILINE)
+INLINE_CODE = re.compile(r"`[^`\n]+`")
+IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<target>[^)\s]+)[^)]*\)")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+SCRIPT = """
+from labstaff.figures import Recipe
+
+def draw(data):
+    import matplotlib.pyplot as plt
+    figure, axes = plt.subplots()
+    axes.plot(data["bytes"])
+    return figure
+
+FIGURES = {"sizes": Recipe(lambda: {"bytes": [1, 2, VALUE], "ratio": 1 / 3}, draw)}
+"""
+
+
+@pytest.mark.parametrize("name", list(figures.recipes()))
+def test_kept_data_is_what_the_code_gives_now(name: str) -> None:
+    assert figures.stale([name]) == []
+
+
+def test_every_file_in_the_figures_folder_is_made_by_a_script() -> None:
+    files = [*figures.FIGURES_DIR.glob("*.svg"), *figures.FIGURES_DIR.glob("*.json")]
+    assert {file.stem for file in files} == set(figures.recipes())
+
+
+def test_measured_points_of_chapter_01_lie_on_the_formulas() -> None:
+    data = json.loads((figures.FIGURES_DIR / "01_memory_over_n.json").read_text(encoding="utf-8"))
+    assert [point["N"] for point in data["points"]] == [256, 512, 1024, 2048, 4096]
+    for point in data["points"]:
+        n, d = point["N"], data["d"]
+        assert point["inputs_bytes"] == 3 * n * d * 4
+        assert point["named_peak_kib"] * 1024 == (4 * n * n + n * d) * 4
+        assert point["in_place_peak_kib"] * 1024 == (n * n + n * d) * 4
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_image_has_an_alternative_text_and_a_caption(page: Path) -> None:
+    assert _image_problems(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("markdown", "problem"),
+    [
+        ("![](a.svg)\n\n*Figure 1. What it shows, in a sentence of its own.*\n", "a.svg: the alternative text"),
+        ("![Two lines that cross.](a.svg)\n\nPlain text.\n", "a.svg: no caption"),
+        ("![Two lines that cross.](a.svg)\n\n*Short.*\n", "a.svg: no caption"),
+        ("![Two lines that cross.](a.svg)", "a.svg: no caption"),
+    ],
+)
+def test_an_image_without_text_is_reported(markdown: str, problem: str) -> None:
+    (found,) = _image_problems(markdown)
+    assert found.startswith(problem)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_is_dropped_as_a_comment(page: Path) -> None:
+    prose = _prose(page.read_text(encoding="utf-8"))
+    assert re.findall(r"^\s*(?:> )?%.*", prose, re.MULTILINE) == [], "MyST drops a line that begins with %"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_a_page_refers_to_exists(page: Path) -> None:
+    text = _prose(page.read_text(encoding="utf-8"))
+    targets = [match["target"] for match in (*IMAGE.finditer(text), *LINK.finditer(text))]
+    paths = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:", target)]
+    assert [path for path in paths if path and not (page.parent / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", list(figures.recipes()))
+def test_every_figure_is_shown_on_some_page(name: str) -> None:
+    shown = {Path(match["target"]).name for page in PAGES for match in IMAGE.finditer(page.read_text(encoding="utf-8"))}
+    assert f"{name}.svg" in shown
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("figures")
+    (folder / "make").mkdir()
+    (folder / "make" / "one.py").write_text(SCRIPT.replace("VALUE", "3"), encoding="utf-8")
+    figures.build(directory=folder)
+    return folder
+
+
+class TestStale:
+    """The check itself, on a folder of its own."""
+
+    @pytest.fixture
+    def folder(self, built: Path, tmp_path: Path) -> Path:
+        return shutil.copytree(built, tmp_path / "figures")
+
+    def test_fresh_files_pass(self, folder: Path) -> None:
+        assert figures.stale(directory=folder) == []
+
+    def test_changed_data_names_the_value(self, folder: Path) -> None:
+        (folder / "make" / "one.py").write_text(SCRIPT.replace("VALUE", "4"), encoding="utf-8")
+        (problem,) = figures.stale(directory=folder)
+        assert "sizes.json: data.bytes[2] is 3, recomputed 4" in problem
+
+    def test_missing_svg(self, folder: Path) -> None:
+        (folder / "sizes.svg").unlink()
+        (problem,) = figures.stale(directory=folder)
+        assert problem.startswith("sizes.svg: missing")
+
+    def test_svg_drawn_from_other_data(self, folder: Path) -> None:
+        svg = folder / "sizes.svg"
+        svg.write_text(re.sub("sha256:..", "sha256:zz", svg.read_text(encoding="utf-8")), encoding="utf-8")
+        (problem,) = figures.stale(directory=folder)
+        assert problem.startswith("sizes.svg: drawn from other data")
+
+    def test_file_that_no_script_makes(self, folder: Path) -> None:
+        (folder / "orphan.json").write_text("{}", encoding="utf-8")
+        (problem,) = figures.stale(directory=folder)
+        assert problem.startswith("orphan.json: no script")
+
+    def test_building_twice_gives_the_same_bytes(self, folder: Path) -> None:
+        first = {file.name: file.read_bytes() for file in folder.glob("sizes.*")}
+        figures.build(directory=folder)
+        assert {file.name: file.read_bytes() for file in folder.glob("sizes.*")} == first
+        assert set(first) == {"sizes.svg", "sizes.json"}
+
+    def test_svg_holds_a_dark_form_and_no_date(self, folder: Path) -> None:
+        svg = (folder / "sizes.svg").read_text(encoding="utf-8")
+        light, dark = figures.COLOURS["ink"]
+        assert f'[style*="fill: {light}"]{{fill:{dark}!important}}' in svg
+        assert "prefers-color-scheme: dark" in svg
+        assert "<metadata>" not in svg
+
+    def test_unknown_name_is_one_clear_message(self, folder: Path) -> None:
+        with pytest.raises(ValueError, match=r"makes 'size'; there are: sizes"):
+            figures.stale(["size"], directory=folder)
+
+
+@pytest.mark.parametrize("name", list(figures.recipes()))
+def test_every_colour_of_a_figure_has_a_dark_form(name: str) -> None:
+    svg = (figures.FIGURES_DIR / f"{name}.svg").read_text(encoding="utf-8")
+    drawn = svg.partition("</style>")[2]
+    used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", drawn))
+    assert used
+    assert used <= {light for light, _ in figures.COLOURS.values()}
+
+
+def _prose(markdown: str) -> str:
+    """Return the text without code, so that an example of an image or a link does not count as one."""
+    return INLINE_CODE.sub("", FENCE.sub("", markdown))
+
+
+def _image_problems(markdown: str) -> list[str]:
+    text, problems = FENCE.sub("", markdown), []
+    for image in IMAGE.finditer(text):
+        name = Path(image["target"]).name
+        if len(image["alt"].split()) < 3:
+            problems.append(f"{name}: the alternative text says too little: {image['alt']!r}")
+        caption = text[image.end() :].lstrip("\n").partition("\n\n")[0].strip()
+        if not (caption.startswith("*") and caption.endswith("*") and len(caption.split()) >= 6):
+            problems.append(f"{name}: no caption in italics under it, found: {caption[:60]!r}")
+    return problems

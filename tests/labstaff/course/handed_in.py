@@ -1,0 +1,155 @@
+"""What students hand in to a course of Lab 01: honest files, and notebooks made to earn or to do what they must not."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from tests.student import LAB, solution_text, stub_text, with_function
+
+CHECKS = {task.name: task.points for task in LAB.tasks}
+ANSWERS = {question.id: question.points for question in LAB.questions}
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
+EVIL = '<img src="x" onerror="fetch(\'/formgrader/api/grade\')">'
+LOOP = '''
+def analyze_scaling(results):
+    """Never ends."""
+    while True:
+        pass
+'''
+
+
+def half() -> str:
+    """Lab 01 with the last three tasks untouched."""
+    source = solution_text()
+    for task in LAB.tasks[3:]:
+        source = with_function(source, task.name, f"def {task.name}(*_, **__):\n    raise NotImplementedError")
+    return source
+
+
+def answered(notebook: dict) -> dict:
+    """The released notebook with a written answer and a figure."""
+    for cell in notebook["cells"]:
+        grade_id = cell["metadata"].get("nbgrader", {}).get("grade_id")
+        if grade_id == "why_quadratic":
+            cell["source"] = "The weights: $N^2$ of them, and `a<b` stays as it is."
+        if grade_id == "figure_scaling":
+            cell["source"] = "plot()"
+            cell["outputs"] = [
+                {"output_type": "display_data", "data": {"image/png": PIXEL, "text/html": EVIL}, "metadata": {}}
+            ]
+    return notebook
+
+
+def cell_of(notebook: dict, grade_id: str) -> dict:
+    """The cell with this grade_id."""
+    return next(c for c in notebook["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") == grade_id)
+
+
+def edited_checks(notebook: dict) -> dict:
+    """Every check cell gives itself full marks, and says so in its saved output."""
+    for task, points in CHECKS.items():
+        cell = cell_of(notebook, task)
+        cell["source"] = f"{points}"
+        cell["outputs"] = [
+            {
+                "output_type": "execute_result",
+                "data": {"text/plain": f"{points}"},
+                "metadata": {},
+                "execution_count": 1,
+            }
+        ]
+    return notebook
+
+
+def deleted_cells(notebook: dict) -> dict:
+    """Nothing that is graded is left."""
+    notebook["cells"] = [c for c in notebook["cells"] if "nbgrader" not in c["metadata"]]
+    return notebook
+
+
+def redefined(notebook: dict) -> dict:
+    """An extra cell replaces the check function, another calls itself a check."""
+    source = "import labkit.notebook\nlabkit.notebook.check = lambda *a: 20"
+    notebook["cells"].insert(0, {"cell_type": "code", "metadata": {}, "source": source, "outputs": []})
+    made_up = {
+        "grade": True,
+        "grade_id": "bonus",
+        "locked": True,
+        "points": 100,
+        "schema_version": 3,
+        "solution": False,
+    }
+    notebook["cells"].append({"cell_type": "code", "metadata": {"nbgrader": made_up}, "source": "100", "outputs": []})
+    return notebook
+
+
+def duplicated(notebook: dict) -> dict:
+    """Each graded cell three times, one of them moved to the front, as another kind of cell."""
+    graded = [c for c in notebook["cells"] if "nbgrader" in c["metadata"]]
+    turned = [{**c, "cell_type": "markdown" if c["cell_type"] == "code" else "code", "outputs": []} for c in graded]
+    notebook["cells"] = [*turned, *notebook["cells"], *graded]
+    return notebook
+
+
+def other_points(notebook: dict) -> dict:
+    """More points, scores written into the metadata, answers that call themselves checks."""
+    for grade_id in (*CHECKS, *ANSWERS):
+        planted = {"points": 1000, "score": 1000, "manual_score": 1000, "auto_score": 1000, "extra_credit": 1000}
+        cell_of(notebook, grade_id)["metadata"]["nbgrader"].update(planted, solution=False, grade=True)
+    notebook["metadata"]["nbgrader"] = {"score": 1000}
+    return notebook
+
+
+def active(notebook: dict) -> dict:
+    """Markdown and outputs that would act in the grader's browser."""
+    cell_of(notebook, "why_quadratic")["source"] = f"Look: {EVIL} ```` and [this](javascript:alert(1))"
+    cell_of(notebook, "alive_at_once")["source"] = "![x](attachment:nothing.png)"
+    pixels = "![](/logout) ![](https://example.org/x.png) <b id='standard_attention'>x</b>"
+    notebook["cells"].append({"cell_type": "markdown", "metadata": {}, "source": pixels})
+    cell_of(notebook, "figure_scaling")["outputs"] = [
+        {
+            "output_type": "display_data",
+            "data": {"text/html": EVIL, "application/javascript": "evil()"},
+            "metadata": {},
+        },
+        {"output_type": "display_data", "data": {"image/png": f'"{EVIL}'}, "metadata": {"width": EVIL}},
+        {"output_type": "stream", "name": "stdout", "text": EVIL},
+    ]
+    notebook["metadata"]["widgets"] = {"application/vnd.jupyter.widget-state+json": {"x": EVIL}}
+    return notebook
+
+
+def huge(notebook: dict) -> dict:
+    """Outputs without end."""
+    outputs = [{"output_type": "stream", "name": "stdout", "text": "x" * 2_000_000}] * 6
+    big = base64.b64encode(base64.b64decode(PIXEL) + bytes(6_000_000)).decode()
+    picture = {"output_type": "display_data", "data": {"image/png": big}, "metadata": {}}
+    cell_of(notebook, "figure_scaling")["outputs"] = [*outputs, picture]
+    return notebook
+
+
+NO_JSON = "\x00 this is no notebook {"
+ODD = json.dumps({"cells": [None, 3, {"cell_type": []}, {"cell_type": "code", "source": {"a": 1}, "metadata": 7}]})
+HONEST: dict[str, tuple[str, object]] = {
+    "perfect": (solution_text(), answered),
+    "half": (half(), answered),
+    "stub": (stub_text(), None),
+    "import_error": ("import no_such_module\n" + solution_text(), None),
+    "endless_loop": (with_function(solution_text(), "analyze_scaling", LOOP), None),
+}
+HOSTILE: dict[str, object] = {
+    "edited_checks": edited_checks,
+    "deleted_cells": deleted_cells,
+    "redefined": redefined,
+    "duplicated": duplicated,
+    "other_points": other_points,
+    "active": active,
+    "huge": huge,
+    "no_json": NO_JSON,
+    "odd": ODD,
+    "deep": "[" * 200_000,
+    "no_notebook": "",
+    "refused": None,
+}
+EARNED = {"perfect": 60.0, "half": 35.0, "stub": 0.0, "import_error": 0.0, "endless_loop": 50.0}

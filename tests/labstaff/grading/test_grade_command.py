@@ -1,0 +1,116 @@
+"""`lab grade` as a command: right submissions of ordinary style, and files that Python would import by their names."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from labkit.labs.catalog import ROOT, find_lab, solution_file
+from labkit.labs.manifest import Lab
+from labkit.suite.apart import run_apart
+from labstaff.course.nbgrader_process import Nbgrader
+from tests.student import quiet_environment
+
+pytestmark = pytest.mark.sandbox
+
+IMPORTED_BY_NAME = ("pytest", "numpy", "sitecustomize", "usercustomize", "conftest", "json", "torch", "nbgrader")
+
+
+def submit(submitted: Path, student: str, lab: Lab, source: str) -> Path:
+    """Write a submission of `lab`; its folder."""
+    folder = submitted / student / lab.folder.name
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / lab.answer_file.name).write_text(source, encoding="utf-8")
+    return folder
+
+
+def points(submitted: Path, labs: list[Lab], cwd: Path = ROOT) -> dict[tuple[str, str], dict[str, float]]:
+    """What `lab grade` gives, by student and lab's folder, by task; started in the folder `cwd`."""
+    table = submitted.parent / "points.csv"
+    command = [str(Path(sys.executable).with_name("lab")), "grade", str(submitted), "--csv", str(table)]
+    for lab in labs:
+        command += ["--lab", lab.number]
+    run = subprocess.run(command, cwd=cwd, env=quiet_environment(), capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    with table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            found[row["student"], row["lab"]][row["task"]] = float(row["points"])
+    return found
+
+
+def with_import(lab: Lab, statement: str) -> str:
+    """The solution of `lab` with one more import at the top."""
+    text = solution_file(lab).read_text(encoding="utf-8")
+    assert "\nimport " in text
+    return text.replace("\nimport ", f"\n{statement}\nimport ", 1)
+
+
+def test_ordinary_style_costs_no_points(tmp_path):
+    labs = [find_lab("04"), find_lab("08")]
+    statements = {"04": "import matplotlib.pyplot as plt", "08": "from matplotlib.figure import Figure"}
+    for lab in labs:
+        submit(tmp_path / "submitted", "ann", lab, with_import(lab, statements[lab.number]))
+    compiled = solution_file(labs[1]).read_text(encoding="utf-8")
+    for options, helper in (("", "_precise"), ("(dynamic=True)", "_scores")):
+        assert f"\ndef {helper}(" in compiled
+        compiled = compiled.replace(f"\ndef {helper}(", f"\n@torch.compile{options}\ndef {helper}(")
+    submit(tmp_path / "submitted", "bob", labs[1], compiled)
+    found = points(tmp_path / "submitted", labs)
+    full = {lab.folder.name: {task.name: task.points for task in lab.tasks} for lab in labs}
+    assert found == {
+        (student, labs[n].folder.name): full[labs[n].folder.name] for student, n in [("ann", 0), ("ann", 1), ("bob", 1)]
+    }
+
+
+def test_no_file_of_a_submission_is_imported_outside_the_sandbox(tmp_path):
+    lab = find_lab("01")
+    folder = submit(tmp_path / "submitted", "ann", lab, solution_file(lab).read_text(encoding="utf-8"))
+    imported = plant(folder)
+    imported_from_src = plant(folder / "src")
+    found = points(tmp_path / "submitted", [lab], cwd=folder)
+    for file in (imported, imported_from_src):
+        assert not file.exists(), file.read_text(encoding="utf-8")
+    assert found["ann", lab.folder.name] == {task.name: task.points for task in lab.tasks}
+
+
+def test_nbgrader_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    imported = plant(tmp_path)
+    (tmp_path / "course").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Nbgrader() as nbgrader:
+        done = nbgrader(tmp_path / "course", "--version")
+    assert not imported.exists(), imported.read_text(encoding="utf-8")
+    assert done.status == 0, done.output
+
+
+def test_check_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    imported = plant(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    lab = find_lab("01")
+    run = run_apart(lab, "--solutions", tests=[lab.tasks[0].tests])
+    assert not imported.exists(), imported.read_text(encoding="utf-8")
+    assert run.verdicts
+    assert all(verdict.passed for verdict in run.verdicts)
+
+
+def test_every_python_process_of_the_course_ignores_the_current_folder():
+    files = [file for package in ("labkit", "labstaff") for file in (ROOT / package).rglob("*.py")]
+    for file in files:
+        for options in re.findall(r"\[sys\.executable, *([^,]*)", file.read_text(encoding="utf-8")):
+            assert options == '"-P"', file
+
+
+def plant(folder: Path) -> Path:
+    """Put modules into `folder` that write a line each when they are imported; the file that they write."""
+    imported = folder.parent / f"imported-from-{folder.name}.txt"
+    code = f"with open({str(imported)!r}, 'a') as file:\n    print(__file__, file=file)\nraise ImportError\n"
+    for name in IMPORTED_BY_NAME:
+        (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    return imported

@@ -1,0 +1,150 @@
+"""The students' tree: complete without the instructor's side, and nothing of a solution in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.labs.catalog import ROOT, find_labs
+from labstaff.release.leaks import find_leaks, secret_passages
+from labstaff.release.tree import INSTRUMENTS, ReleaseError, release
+from tests.student import quiet_environment
+
+pytestmark = pytest.mark.slow
+
+LABS = find_labs()
+HUGE = 1_500_000
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A released tree in a fresh folder."""
+    out = tmp_path_factory.mktemp("released") / "course"
+    release(ROOT, out)
+    return out
+
+
+def run(released: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of the released tree from inside it: its labkit, not the house's."""
+    environment = {**quiet_environment(), "PYTHONPATH": str(released)}
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=released, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_nothing_of_the_instructors(released):
+    for absent in ("solutions", "tests", "labstaff", ".ci"):
+        assert not (released / absent).exists(), absent
+    for text in ("pyproject.toml", "README.md"):
+        content = (released / text).read_text(encoding="utf-8")
+        assert "instructors:" not in content
+        assert "nbgrader" not in content
+    names = {path.name for path in released.rglob("*")}
+    assert not names & {"__pycache__", ".git", ".venv", ".lab", "report.py", "right", "mistakes"}
+    assert not [path for path in released.rglob("*") if path.is_file() and path.stat().st_size > HUGE]
+
+
+def test_everything_a_student_needs(released):
+    for lab in LABS:
+        folder = released / "labs" / lab.folder.name
+        for file in ("README.md", "lab.toml", f"src/{lab.module}.py", f"tests/test_{lab.module}.py", "report.ipynb"):
+            assert (folder / file).is_file(), file
+        for path in lab.read:
+            assert (released / path).is_file()
+    for file in ("README.md", "pyproject.toml", "uv.lock", "LICENSE", ".gitignore"):
+        assert (released / file).is_file()
+    assert "://" not in (released / "uv.lock").read_text(encoding="utf-8")
+
+
+def test_an_editor_and_a_container_find_their_settings(released):
+    """The container without the instructor's tools, and without the powers that judging in it takes."""
+    assert (released / ".vscode" / "settings.json").is_file()
+    ours, theirs = (json.loads((tree / ".devcontainer/devcontainer.json").read_text()) for tree in (ROOT, released))
+    assert ours.keys() - theirs.keys() == {"capAdd", "securityOpt"}
+    dockerfile = (released / ".devcontainer" / "Dockerfile").read_text(encoding="utf-8")
+    assert "uv" in dockerfile
+    assert "bubblewrap" not in dockerfile + json.dumps(theirs)
+    assert "chromium" not in dockerfile
+    assert "instructors:" not in dockerfile
+
+
+def test_links_of_the_documents_lead_somewhere(released):
+    gone = []
+    for page in released.rglob("*.md"):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        targets = re.findall(r"\]\(([^)\s#]+)", text)
+        local = [target for target in targets if not re.match(r"[a-z]+:", target)]
+        gone += [f"{page.relative_to(released)}: {target}" for target in local if not (page.parent / target).exists()]
+    assert gone == []
+    assert (released / "docs" / "README.md").is_file()
+
+
+def test_nothing_of_a_solution(released):
+    files = [path for path in released.rglob("*") if path.is_file()]
+    files = [path for path in files if not str(path.relative_to(released)).startswith(INSTRUMENTS)]
+    assert find_leaks(LABS, files) == []
+    assert sum(len(secret_passages(lab)) for lab in LABS) > 20 * len(LABS), "there is next to nothing to look for"
+
+
+def test_a_passage_of_a_solution_is_found(tmp_path):
+    secret = max(secret_passages(LABS[0]), key=len)
+    text, notebook, output = tmp_path / "a.md", tmp_path / "b.ipynb", tmp_path / "c.ipynb"
+    text.write_text(f"Try this:\n\n    {secret.replace(' ', '  ')}\n", encoding="utf-8")
+    halves = [secret[: len(secret) // 2], secret[len(secret) // 2 :]]
+    notebook.write_text(json.dumps({"cells": [{"source": halves}]}), encoding="utf-8")
+    output.write_text(json.dumps({"cells": [{"outputs": [{"text": secret}]}]}), encoding="utf-8")
+    assert {leak.file for leak in find_leaks(LABS[:1], [text, notebook, output])} == {text, notebook, output}
+
+
+def test_suites_run_at_once(released):
+    done = run(released, "pytest", "-p", "no:cacheprovider")
+    assert done.returncode == 1, done.stdout + done.stderr
+    for lab in LABS:
+        for task in lab.tasks:
+            assert f"{lab.label} · {task.name} · not implemented yet" in done.stdout
+
+
+def test_a_solved_file_passes_there(released):
+    lab = LABS[0]
+    target = released / "labs" / lab.folder.name / "src" / f"{lab.module}.py"
+    stub = target.read_text(encoding="utf-8")
+    shutil.copyfile(ROOT / "solutions" / lab.folder.name / "src" / f"{lab.module}.py", target)
+    try:
+        done = run(released, "pytest", f"labs/{lab.folder.name}")
+        assert done.returncode == 0, done.stdout
+        assert f"{len(lab.tasks)} of {len(lab.tasks)} tasks done" in done.stdout
+        board = run(released, "labkit.commands.cli")
+        assert f"{len(lab.tasks)} of {len(lab.tasks)}" in board.stdout
+    finally:
+        target.write_text(stub, encoding="utf-8")
+
+
+def test_the_students_commands(released):
+    told = run(released, "labkit.commands.cli", "--help").stdout
+    for command in ("check", "hint", "watch"):
+        assert f"\n  {command}" in told
+    for command in ("build", "release"):
+        assert f"\n  {command}" not in told
+    assert run(released, "labkit.commands.cli", "hint", "01", "standard_attention").stdout.startswith(
+        "lab01 · standard_attention · hint 1 of"
+    )
+
+
+def test_refuses_an_existing_folder(tmp_path):
+    with pytest.raises(ReleaseError, match="exists already"):
+        release(ROOT, tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_leak_stops_the_release(tmp_path, monkeypatch):
+    monkeypatch.setattr("labstaff.release.leaks.secret_passages", lambda lab: {"Hands-on labs on attention's memory"})
+    with pytest.raises(ReleaseError, match=r"passages of solutions would be released; nothing was\n  pyproject.toml: "):
+        release(ROOT, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,24 @@
+"""Tests that cannot run on a machine are left out and counted in one line; nothing fails because of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from labkit.labs.catalog import ROOT
+
+
+def test_without_namespaces_sandbox_tests_are_counted(tmp_path):
+    """The system's bwrap comes first: here it is one that the kernel allows nothing."""
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n", encoding="utf-8")
+    bwrap.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    file = next(ROOT.glob("tests/**/test_sandbox.py"))
+    command = [sys.executable, "-m", "pytest", str(file), "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    line = r"^sandbox: \d+ tests were not run: .*bwrap: No permissions to create new namespace$"
+    assert re.search(line, done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert not re.search(r"\d (failed|passed|errors?)", done.stdout), done.stdout
