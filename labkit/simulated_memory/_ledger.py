@@ -28,7 +28,7 @@ class _Moved:
 
 
 class _Ledger:
-    """A machine's books. Graded answers may not touch them: `labstaff.judge.policy` closes names that begin so."""
+    """A machine's books. The source review lists a submission that touches them."""
 
     def __init__(self, sram_bytes: int, sealed: bool) -> None:
         self.sram_bytes = sram_bytes

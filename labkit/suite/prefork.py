@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.labs.catalog import find_lab, python_path
-from labkit.suite.allowed import HEAVY
 from labkit.suite.forkserver import Child, Forker, ForkServer, ServerEnded, serve, warm_up
 from labkit.suite.run import OVERTIME, SuiteRun, run_suite
 from labkit.suite.verdict import Verdict, how_it_ended, verdict_from
+
+HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
+"""What takes long to import, by the name under which a text mentions it."""
 
 SUITE_SECONDS = 3600.0
 """For what no test's own limit can end. It goes by the clock, so it must be far behind them."""

@@ -67,23 +67,20 @@ NUMPYS_PRODUCTS = frozenset("numpy.asarray numpy.dot numpy.einsum numpy.inner nu
 USED = frozenset(
     f"__{name}__"
     for name in "all annotations call class contains doc enter eq exit file getitem hash init iter len main module "
-    "name new next post_init qualname repr setitem str version wrapped".split()
+    "name new next post_init qualname repr setitem slots str version wrapped".split()
 )
-"""Names between double underscores that ordinary code uses."""
+"""Names between double underscores that ordinary code uses of an object."""
 
-DEFINED = USED | frozenset(
+TAMPERING = frozenset(
     f"__{name}__"
-    for name in "abs add aenter aexit and author bool bytes ceil class_getitem copy deepcopy delattr delete delitem "
-    "divmod float floor floordiv format future ge get getattr gt iadd iand imatmul imul index init_subclass int "
-    "invert isub itruediv le length_hint lshift lt match_args matmul mod mul ne neg or pos pow radd rand reversed "
-    "rfloordiv rmatmul rmod rmul ror round rpow rshift rsub rtruediv rxor set set_name setattr slots sub truediv "
-    "trunc weakref xor".split()
+    for name in "array_function array_interface array_ufunc build_class builtins class del getattribute getstate "
+    "import instancecheck loader reduce reduce_ex setstate spec subclasscheck torch_dispatch torch_function".split()
 )
-"""Those that it defines as well."""
+"""Those that it neither defines nor names by themselves."""
 
 LAZY = frozenset(f"__{name}__" for name in "array float getattr getitem index int iter len next".split())
 PRIVATE = frozenset("_asdict _base _fields _make _replace _version".split())
-BUILTINS = frozenset("__import__ compile eval exec globals input locals open".split())
+BUILTINS = frozenset("compile eval exec globals input locals open".split())
 OWN_OBJECTS = frozenset(("cls", "ctx", "self"))
 SET_BY_ANYONE = frozenset(("grad", "requires_grad", "shape"))
 BY_NAME = frozenset(("delattr", "getattr", "setattr"))
@@ -117,7 +114,7 @@ def review(source: str, lab: Lab) -> list[Finding]:
 def findings(source: str, lab: Lab) -> list[Finding]:
     """As `review`, without the lab's allowance."""
     try:
-        tree = _without_self_check(ast.parse(source.removeprefix("\ufeff")))
+        tree = without_self_check(ast.parse(source.removeprefix("\ufeff")))
         return sorted(set(_Review(tree, lab).findings()))
     except (RecursionError, MemoryError):
         return [Finding(1, TOO_DEEP)]
@@ -185,7 +182,7 @@ class _Review:
             yield f"imports {path}"
 
     def names(self, node: ast.Name) -> Iterator[str]:
-        if (node.id in BUILTINS and node.id not in self.bound) or _is_dunder(node.id, DEFINED):
+        if (node.id in BUILTINS and node.id not in self.bound) or node.id in TAMPERING:
             yield f"uses {node.id}"
 
     def attributes(self, node: ast.Attribute) -> Iterator[str]:
@@ -236,7 +233,7 @@ class _Review:
             yield f"calls {path} with a callback"
 
     def functions(self, node: ast.FunctionDef) -> Iterator[str]:
-        if _is_dunder(node.name, DEFINED):
+        if node.name in TAMPERING:
             yield f"defines {node.name}"
         elif node.name in LAZY and any(self.computes(each) for each in ast.walk(node)):
             yield f"computes in {node.name}, when a result is read"
@@ -259,7 +256,7 @@ class _Review:
         if not isinstance(text, str) or "_" not in text or id(node) in self.harmless:
             return
         is_part = len(text) > 2 and text.strip("_").isalpha() and (text.startswith("__") or text.endswith("__"))
-        if FIELD_OF_A_TEMPLATE.search(text) or (is_part and text not in DEFINED):
+        if FIELD_OF_A_TEMPLATE.search(text) or (is_part and text not in USED):
             yield f"names {text[:40]!r} in a string"
 
     def computes(self, node: ast.AST) -> bool:
@@ -316,7 +313,8 @@ RULES: dict[type[ast.AST], Callable[[_Review, Any], Iterator[str]]] = {
 }
 
 
-def _without_self_check(tree: ast.Module) -> ast.Module:
+def without_self_check(tree: ast.Module) -> ast.Module:
+    """`tree` without the blocks that run only when the file itself is run; what is under their `else` stays."""
     body: list[ast.stmt] = []
     for node in tree.body:
         is_check = isinstance(node, ast.If) and ast.unparse(node.test) in SELF_CHECKS

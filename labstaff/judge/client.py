@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.suite.allowed import imported_modules
 from labkit.suite.finder import IMPORT_SECONDS, Answer, import_problem
 from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, time_limit
 from labkit.suite.verdict import ProcessEnded
@@ -19,6 +18,7 @@ from labkit.testing.compare import changed_elsewhere
 from labkit.testing.programs import program_text
 from labstaff.judge import framing, messages
 from labstaff.judge.framing import CodecError
+from labstaff.judge.imports import imported_modules
 from labstaff.judge.machines import Machines
 from labstaff.judge.messages import Message
 from labstaff.judge.packing import pack
@@ -117,7 +117,7 @@ class RemoteAnswer:
             self.problem = f"{name} cannot be read: {error.strerror}"
             return
         bound_suite()
-        modules = imported_modules(text, self.answer.lab.module) if self.bound_bytes is not None else []
+        modules = imported_modules(text) if self.bound_bytes is not None else []
         self.cell = self.sandbox.cell(memory_bytes=self.bound_bytes, modules=modules)
         self.cells.append(self.cell)
         load = messages.Load(

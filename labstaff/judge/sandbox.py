@@ -18,9 +18,9 @@ import pytest
 
 import labkit
 from labkit.kernels.bubblewrap import bwrap_path
-from labkit.suite.allowed import HEAVY
 from labkit.suite.forkserver import Child, Ended, ForkServer, ServerEnded
 from labkit.suite.limits import cpu_seconds_of
+from labkit.suite.prefork import HEAVY
 from labkit.suite.verdict import how_it_ended
 from labkit.suite.wall_clock import queued_seconds_of
 from labstaff.judge import framing, messages
@@ -28,7 +28,7 @@ from labstaff.judge.confine import CAN_FILTER, CPU_SECONDS, MEMORY_BYTES, SCRATC
 from labstaff.judge.unpacking import unpacker_of
 
 ALWAYS = (
-    *("labkit.meters.arrays", "labkit.suite.allowed", "numpy.testing", "numpy.typing", "statistics", "dataclasses"),
+    *("labkit.meters.arrays", "numpy.testing", "numpy.typing", "statistics", "dataclasses"),
     *("decimal", "fractions", "numpy.fft", "numpy.polynomial", "numpy.lib.stride_tricks", "typing_extensions"),
 )
 """Imported before the first cell: what answers may import, as far as it costs little."""
@@ -46,7 +46,7 @@ POWERS = {
 """What the process that makes cells keeps to do so, by the walls around them: see `forkserver`."""
 
 INSIDE = (
-    *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/suite/__init__.py", "labkit/suite/allowed.py"),
+    *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/suite/__init__.py"),
     *("labkit/suite/forkserver.py", "labkit/suite/limits.py", "labkit/suite/wall_clock.py"),
     *("labkit/suite/prefork_torch.py", "labstaff/__init__.py"),
     *(
@@ -57,8 +57,6 @@ INSIDE = (
                 "confine",
                 "forkserver",
                 "framing",
-                "guarded_parts",
-                "guards",
                 "loading",
                 "messages",
                 "packing",

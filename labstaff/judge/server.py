@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from labkit.meters.arrays import only_what_stays
-from labkit.suite.allowed import METERS
 from labkit.suite.limits import not_interrupted, stop_when_told, time_limit
 from labstaff.judge import framing, messages, remote_machine
 from labstaff.judge.loading import NotRun, load_answer
@@ -24,6 +23,13 @@ from labstaff.judge.tracking import Arrays
 from labstaff.judge.unpacking import unpacker_of
 
 MOST_CAUSES = 10
+METERS = {
+    "measure_arrays": "labkit.meters.arrays",
+    "kept_by_forward": "labkit.meters.saved",
+    "measure_peak": "labkit.meters.tensors",
+}
+"""Meters that a suite may have called on a function of the answer, where that function is."""
+
 unpack = unpacker_of(messages.FromSuite)
 
 

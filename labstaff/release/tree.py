@@ -29,7 +29,7 @@ RELEASED = (
     "uv.lock",
 )
 INSTRUMENTS = ("labkit/meters/", "labkit/bench/")
-"""What judges Lab 02 does what its answers do. Students may read it, and an answer that imports it is refused."""
+"""What grades Lab 02 does what its answers do. Students may read it; a submission that imports it is a finding."""
 KEPT_BACK = ("docs/figures/make/",)
 REGION = re.compile(
     r"^[ \t]*(?:#|<!--) instructors: begin(?: -->)?[ \t]*\n.*?^[ \t]*(?:#|<!--) instructors: end(?: -->)?[ \t]*\n",

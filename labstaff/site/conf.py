@@ -11,7 +11,7 @@ LIGHT["aside"], DARK["aside"] = "#f4f6f8", "#171d26"
 
 
 def _theme(of: dict[str, str]) -> dict[str, str]:
-    """The figures' paper, ink and blue for the pages around them."""
+    """The figures' paper, ink and blue for the pages around them, and takeaways in nearly the text's size."""
     return {
         "color-background-primary": of["paper"],
         "color-background-secondary": of["aside"],
@@ -21,6 +21,7 @@ def _theme(of: dict[str, str]) -> dict[str, str]:
         "color-brand-primary": of["blue"],
         "color-brand-content": of["blue"],
         "color-brand-visited": of["blue"],
+        "admonition-font-size": "0.95rem",  # a takeaway is read, not skipped
     }
 
 

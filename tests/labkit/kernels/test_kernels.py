@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
 from labkit.labs.catalog import find_lab
 from labkit.meters.kernels import adapter
 from labkit.suite import finder
-from labkit.suite.allowed import refusals
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Triton exists for Linux alone")
 os.environ.setdefault(adapter.SWITCH, "1")  # before anything imports Triton
@@ -154,14 +152,14 @@ class TestWatch:
 
 
 class TestReport:
-    """`lab kernel report`, on the example and on any file's kernel."""
+    """`lab kernel`, on the example and on any file's kernel."""
 
     def run(self, *arguments):
         from typer.testing import CliRunner
 
         from labkit.commands.app import app
 
-        return CliRunner().invoke(app, ["kernel", "report", *arguments])
+        return CliRunner().invoke(app, ["kernel", *arguments])
 
     def test_a_kernel_of_any_file(self, tmp_path):
         file = tmp_path / "mine.py"
@@ -184,7 +182,7 @@ class TestReport:
         target = f"{example.__file__}:product_kernel"
         run = self.run(target, *types, *sets, "--arch", "80", "--warps", "4")
         assert run.exit_code == 0, run.output
-        refused, taken = run.stdout.splitlines()[1:]
+        refused, taken = run.stdout.splitlines()[1:3]
         assert "K >= 16" in refused
         assert taken.endswith("yes")
 
@@ -269,32 +267,6 @@ class TestPlatform:
         served.install()
         served.remove()
         assert os.environ[adapter.SWITCH] == "1"
-
-
-class TestAllowed:
-    """What a graded answer may use of Triton; the interpreter runs kernels without the guards of a graded run."""
-
-    @pytest.mark.parametrize(
-        ("line", "says"),
-        [
-            ("x = triton.runtime", "uses triton.runtime"),
-            ("x = tl.core", "uses triton.language.core"),
-            ("x = tl.core.sys", "uses triton.language.core.sys"),
-            ("from triton.language import core", "uses triton.language.core"),
-            ("import triton.compiler", "imports triton.compiler"),
-            ("x = tl", "uses tl as a value"),
-            ("x = inspect.currentframe()", "uses inspect, which it does not define"),
-            ("tl.sum = print", "changes triton.language.sum"),
-        ],
-    )
-    def test_refused(self, line, says):
-        assert says in "; ".join(what for _, what in refusals(f"{HEAD}{line}\n", LAB))
-
-    def test_kernels_are_judged(self):
-        assert refusals(SHIFT, LAB) == []
-        assert refusals(f"{HEAD}x = tl.math.exp2\n", LAB) == []
-        stub = Path(LAB.answer_file).read_text(encoding="utf-8")
-        assert refusals(stub, LAB) == []
 
 
 class TestFarRows:

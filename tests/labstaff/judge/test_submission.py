@@ -1,10 +1,9 @@
-"""Hostile submissions earn nothing, harm nothing, and leave the others' results as they are."""
+"""What of a submission is read, and memory that is hidden from the meters: the operating system measures it too."""
 
 from __future__ import annotations
 
 import os
 import stat
-import unicodedata
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,199 +12,81 @@ import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.prefork import WarmRunner
-from labkit.suite.results import task_points
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.testing.outside import needs_more
 from labstaff.course import suite_outputs
 from labstaff.course.suite_outputs import check_outputs
-from labstaff.grading.many import find_submissions, judge_all
+from labstaff.grading.many import find_submissions
 from labstaff.grading.run import grade_submitted
 from labstaff.judge import sandbox
-from labstaff.judge.examine import examine
 from labstaff.judge.judging import judged_run
-from labstaff.judge.plain_text import STEERING
 from labstaff.judge.submission import MOST_BYTES, read_submission
-from tests.labstaff.judge.hostile import CORPUS, STUB
-from tests.labstaff.judge.hostile_counts import (
-    BEFORE_NUMPY,
-    BEFORE_TORCH,
-    HIDING_NUMPY,
-    HIDING_TORCH,
-    ON_THE_MACHINE,
-    WASTEFUL,
-)
-from tests.labstaff.judge.hostile_values import SECOND_SET
-from tests.labstaff.judge.spellings import SPELT
 
 pytestmark = pytest.mark.slow
 
 LAB = find_lab("01")
-EVERYTHING = [*CORPUS, *SECOND_SET]
-HONEST = {
-    "a_honest_one": "{}",
-    "byte_order_mark": "\ufeff{}",
-    "line_ends": "{}\r\n# \r\n",
-    "self_check": "{}\n\nif __name__ == '__main__':\n    import sys\n    np.testing.assert_equal(1, 1)\n",
-    "own_setattr": "{}\n\nclass A:\n    def __init__(self):\n        object.__setattr__(self, '_x', 1)\n\nA()\n",
-    "update_wrapper": "{}\nimport functools\nfunctools.update_wrapper(lambda: 0, standard_attention)\n",
-    "any_text": "{}\nTEXT = '{0.shape} inspect sys os.path __dict__'.format(np.ones(3))\n",
-    "own_finaliser": """{}
-class Kept:
-    kept = 0
-    def __init__(self):
-        self.me = self
-        Kept.kept += 1
-    def __del__(self):
-        Kept.kept -= 1
-
-_attention = standard_attention
-
-def standard_attention(*args, **options):
-    kept = Kept()
-    return _attention(*args, **options)
-""",
-    "weak_cache": """{}
-import weakref
-CACHE, KEPT, _attention = weakref.WeakValueDictionary(), [], standard_attention
-
-class Shape:
-    pass
-
-def standard_attention(Q, *args, **options):
-    shape = CACHE.setdefault(Q.shape, Shape())
-    weakref.finalize(shape, KEPT.clear)
-    return _attention(Q, *args, **options)
-""",
-    "collector": """{}
-import gc
-_attention = standard_attention
-
-def standard_attention(*args, **options):
-    gc.disable()
-    try:
-        return _attention(*args, **options)
-    finally:
-        gc.enable()
-        gc.collect()
-""",
-    "zz_honest_too": "{}\n",
+COLLECTED = {
+    "by_a_finaliser": "late = Late(); late.me, late.do = late, {do}; del late; gc.collect(); done or {do}()",
+    "by_a_weak_reference": "node = Node(); node.me = node; seen = weakref.ref(node, lambda _: {do}()); del node; "
+    "gc.collect(); done or {do}()",
+    "by_a_generator": "node = Node(); node.me, node.words = node, last_words({do}); next(node.words); del node; "
+    "gc.collect(); done or {do}()",
 }
-"""Right answers, with what honest code does beside: `{}` is the solution."""
+"""Ways to have `{do}`, a function, called by the garbage collector; and in the open, where it failed there."""
 
-MEMORY = 512 << 20
+BEFORE_COLLECTED = """import gc, weakref
+done = []
+class Node: pass
+class Late:
+    def __del__(self):
+        self.do()
+def last_words(do):
+    try:
+        yield
+    finally:
+        do()
+"""
+OF_NUMPY = "(lambda: done.append(np.ones((len(Q), len(K)), np.float32).sum()))"
+OF_TORCH = "(lambda: done.append(torch.ones(len(Q), len(K)).sum()))"
 
+HIDING_NUMPY = {
+    "in_the_open": "S = np.empty((len(Q), len(K)), np.float32)",
+    "workspace_of_the_module": "S = WORKSPACE[: len(Q), : len(K)]",
+    "workspace_of_a_class": "S = Kept.matrix",
+    "workspace_as_a_default": "S = kept()",
+    "workspace_of_a_cache": "S = matrix()",
+    "rows_one_by_one": "S = [np.empty(len(K), np.float32) for _ in range(len(Q))]",
+    "texts": "S = [bytearray(4 * len(K)) for _ in range(len(Q))]",
+    "half_precision": "S = np.empty((len(Q), len(K)), np.float16)",
+    **{name: f"done.clear(); {lines.format(do=OF_NUMPY)}" for name, lines in COLLECTED.items()},
+}
+"""Ways to make the whole matrix in a function of Q and K: the lines, with `BEFORE_NUMPY` above the function."""
 
-@pytest.fixture(scope="session")
-def canary(tmp_path_factory):
-    return tmp_path_factory.mktemp("canary") / "made"
+BEFORE_NUMPY = {
+    "workspace_of_the_module": "WORKSPACE = np.ones((4096, 4096), np.float32)",
+    "workspace_of_a_class": "class Kept:\n    matrix = np.ones((4096, 4096), np.float32)",
+    "workspace_as_a_default": "def kept(matrix=np.ones((4096, 4096), np.float32)):\n    return matrix",
+    "workspace_of_a_cache": "import functools\n@functools.lru_cache\ndef matrix():\n"
+    "    return np.empty((4096, 4096), np.float32)\nmatrix()[...] = 0",
+    **dict.fromkeys(COLLECTED, BEFORE_COLLECTED),
+}
 
-
-@pytest.fixture(scope="session")
-def outcomes(tmp_path_factory, canary):
-    """All submissions judged in one run, the honest ones first and last; short limits, so that what hangs ends soon."""
-    course = tmp_path_factory.mktemp("hostile")
-    solution = solution_file(LAB).read_text(encoding="utf-8")
-    texts = {hostile.name: hostile.source.replace("{canary}", str(canary)) for hostile in EVERYTHING}
-    for name, around in HONEST.items():
-        texts[name] = around.replace("{}", solution, 1)
-    for name, text in texts.items():
-        folder = course / "submitted" / name / LAB.folder.name / "src"
-        folder.mkdir(parents=True)
-        (folder / "profiling.py").write_text(text, encoding="utf-8", newline="")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ATTENTION_LABS_TEST_SECONDS", "3")
-        patch.setenv("ATTENTION_LABS_CELL_BYTES", str(MEMORY))
-        found = judge_all(find_submissions(course / "submitted", [LAB]), course / "judged", workers=2)
-        return {outcome.handed_in.student: outcome for outcome in found}
-
-
-@pytest.mark.parametrize("hostile", EVERYTHING, ids=[hostile.name for hostile in EVERYTHING])
-def test_it_earns_nothing_and_the_grader_is_told(hostile, outcomes, canary):
-    outcome = outcomes[hostile.name]
-    assert outcome.judged is not None, outcome.problem
-    result = outcome.judged
-    earned = {task: points for task, points in result.tasks.items() if points}
-    assert not earned, f"{hostile.tries}: {earned}"
-    assert result.points == 0
-    told = "\n".join([result.reason, *result.flags, *result.messages.values()])
-    assert told.strip(), "nothing is said about it"
-    assert hostile.says in told, f"the grader is told:\n{told[:2000]}"
-    assert not canary.exists() and not canary.with_suffix(".png").exists(), "it wrote a file"
-
-
-@pytest.fixture(scope="module")
-def one_test(tmp_path_factory):
-    """Judges a file by the task's first tests alone: what holds for one call holds for all."""
-    tests = ("TestStandardAttention::test_worked_example", "TestStandardAttention::test_odd_lengths")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ATTENTION_LABS_TEST_SECONDS", "3")
-        patch.setenv("ATTENTION_LABS_CELL_BYTES", str(MEMORY))
-        with WarmRunner(prepare="labstaff.judge.sandbox:keep_boxed") as runner:
-
-            def judge(source):
-                folder = tmp_path_factory.mktemp("spelt")
-                (folder / "profiling.py").write_text(source, encoding="utf-8")
-                return runner.run(LAB.label, "--src", str(folder), "--sandboxed", tests=tests)
-
-            yield judge
+HIDING_TORCH = {
+    "in_the_open": "S = torch.empty(len(Q), len(K))",
+    "numpy_in_its_place": "S = np.empty((len(Q), len(K)), np.float32)",
+    "workspace_of_the_module": "S = WORKSPACE",
+    "workspace_out_of_sight": "S = torch.empty(0).set_(WORKSPACE.untyped_storage())",
+    "by_growing_a_storage": "S = torch.empty(1); S.resize_(len(Q), len(K))",
+    "lists": "S = [bytearray(4 * len(K)) for _ in range(len(Q))]",
+    **{name: f"done.clear(); {lines.format(do=OF_TORCH)}" for name, lines in COLLECTED.items()},
+}
+BEFORE_TORCH = dict.fromkeys(
+    ("workspace_of_the_module", "workspace_out_of_sight"), "WORKSPACE = torch.ones(4096, 4096)"
+) | dict.fromkeys(COLLECTED, BEFORE_COLLECTED)
 
 
-def test_every_attack_fails_in_other_spellings_too(one_test, canary):
-    let_in = {}
-    for hostile in SPELT:
-        run = one_test(hostile.source.replace("{canary}", str(canary)))
-        assert not run.problem, hostile.name
-        if task_points(LAB.tasks[0], run.verdicts):
-            let_in[hostile.name] = hostile.tries
-    assert not let_in
-    assert not canary.exists() and not canary.with_suffix(".png").exists(), "it wrote a file"
-
-
-@pytest.mark.parametrize("hostile", SECOND_SET, ids=[hostile.name for hostile in SECOND_SET])
-def test_nothing_steers_who_reads_it(hostile, outcomes):
-    result = outcomes[hostile.name].judged
-    told = "".join([result.reason, *result.flags, *result.messages.values()])
-    assert not {character for character in told if unicodedata.category(character) in STEERING} - {"\n", "\t"}
-
-
-def test_an_encoding_that_a_text_names_hides_nothing():
-    """What is examined is the text that is judged, and not what a reader of bytes would make of it."""
-    text = SOLUTION.read_text(encoding="utf-8")
-    cookie = b"# coding: utf-7\n"
-    assert examine(cookie + text.encode(), LAB.module).runs == examine(b"#\n" + text.encode(), LAB.module).runs
-
-
-def test_honest_ones_keep_their_points(outcomes):
-    for name in HONEST:
-        result = outcomes[name].judged
-        assert result is not None
-        assert result.points == LAB.points, (result.flags, result.messages)
-
-
-@pytest.fixture(scope="module")
-def on_the_machine(tmp_path_factory):
-    """Runs of two of Lab 04's tests of tiled_traffic, with each of the tricks and with none."""
-    lab = find_lab("04")
-    solution = solution_file(lab).read_text(encoding="utf-8")
-    texts = {hostile.name: hostile.source for hostile in ON_THE_MACHINE} | {"": WASTEFUL.replace("{trick}", "pass")}
-    tests = tuple(f"TestTiledTraffic::test_{name}" for name in ("output", "bytes"))
-    runs = {}
-    with WarmRunner(prepare="labstaff.judge.sandbox:keep_boxed") as runner:
-        for name, text in texts.items():
-            folder = tmp_path_factory.mktemp("trick")
-            (folder / f"{lab.module}.py").write_text(f"{solution}\n{text}", encoding="utf-8")
-            runs[name] = runner.run(lab.label, "--src", str(folder), "--sandboxed", tests=tests)
-    return runs
-
-
-@pytest.mark.parametrize("hostile", ON_THE_MACHINE, ids=[hostile.name for hostile in ON_THE_MACHINE])
-def test_every_byte_is_counted(hostile, on_the_machine):
-    passed = {name: {v.test for v in run.verdicts if v.passed} for name, run in on_the_machine.items()}
-    verdicts = on_the_machine[hostile.name].verdicts
-    assert 0 < len(passed[""]) < len(verdicts), "without a trick it loads too much, and is right but for that"
-    assert passed[hostile.name] <= passed[""], hostile.tries
-    assert hostile.says in "\n".join(line for verdict in verdicts for line in verdict.lines)
+STUB = LAB.answer_file.read_text(encoding="utf-8")
 
 
 def hiding(number, task, ways, before, head):
