@@ -38,14 +38,18 @@ def pytest_lab_answer(config: pytest.Config, lab: Lab) -> Answer | None:
 def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Answer], Loader] | None:
     """With `--sandboxed`, stand-ins for answers that live in a sandbox."""
     if config.option.new_sandboxed:
-        from labkit.suite.prefork import heavy_modules
+        from labkit.suite.warm import heavy_modules
+        from labstaff.grader import sandbox as new
         from labstaff.grader.remote import remote_loader
-        from labstaff.grader.sandbox import Sandbox as NewSandbox
 
-        new = NewSandbox.current or NewSandbox(heavy_modules(*(lab.suite_file for lab in labs)))
-        if new is not NewSandbox.current:
-            config.add_cleanup(new.close)
-        return remote_loader(config, new)
+        workers = new.current
+        if workers is None:
+            try:
+                workers = new.Sandbox(heavy_modules(*(lab.suite_file for lab in labs)))
+            except new.SandboxMissing as error:
+                raise pytest.UsageError(str(error)) from None
+            config.add_cleanup(workers.close)
+        return remote_loader(config, workers)
     if not config.option.sandboxed:
         return None
     from labkit.suite.prefork import heavy_modules

@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905 — a long list of names is read best as words
 """Bounds a worker before the submission is loaded: resource limits, and a filter of system calls (seccomp).
 
 The filter allows rather than refuses: a call that is not listed fails with EPERM. Memory that RLIMIT_DATA does not

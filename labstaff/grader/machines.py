@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class Machines:
         self.things: dict[int, Any] = {}
         self.own: dict[int, np.ndarray] = {}
         self._n_given = 0
-        self._operations = {
+        self._operations: dict[str, Callable[..., Any]] = {
             "machine": lambda *args: self._give(Machine(*args)),
             "get": self._get,
             "call": self._call,
@@ -127,9 +128,9 @@ class Machines:
         return self.own[number]
 
     def _require_room(self, n_bytes: int) -> None:
-        held = [*self.own.values(), *(thing for thing in self.things.values() if isinstance(thing, HBMArray))]
-        machines = {id(thing): thing for thing in self.things.values() if isinstance(thing, Machine)}
-        in_use = sum(each.nbytes for each in held) + sum(machine.in_use for machine in machines.values())
+        arrays = {id(thing): thing.nbytes for thing in self.things.values() if isinstance(thing, HBMArray)}
+        machines = {id(thing): thing.in_use for thing in self.things.values() if isinstance(thing, Machine)}
+        in_use = sum(array.nbytes for array in self.own.values()) + sum((*arrays.values(), *machines.values()))
         if in_use + n_bytes > MOST_BYTES:
             raise MemoryError(f"{n_bytes:,} B more: the machines of a graded submission hold {MOST_BYTES:,} B")
 

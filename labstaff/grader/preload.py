@@ -15,16 +15,19 @@ import traceback
 from labstaff.grader.confine import confine
 from labstaff.grader.worker import serve
 
-ENDED = struct.Struct("<id?")
-"""What is reported of a worker: its wait status, its CPU seconds, and whether the sandbox is as it was before."""
+ENDED = struct.Struct("<id")
+"""What is reported of a worker: its wait status and its CPU seconds."""
 
 
-def main(modules: str, scratch: str, user: str, control: str) -> None:
+def main(modules: str, scratch: str, user: str, is_alone: str, control: str) -> None:
     """Import `modules`; for each socket that comes over `control`, fork a worker that serves it, and report its end.
+
+    Ends when a worker has left anything: a process, or a file that cannot be removed.
 
     Args:
         scratch: the folder that a worker may write in; emptied after each.
         user: the user to become, "" for none.
+        is_alone: "1" where no other process can be seen from here.
     """
     if user:
         os.setgroups([])
@@ -47,7 +50,10 @@ def main(modules: str, scratch: str, user: str, control: str) -> None:
             _live(files[0])
         os.close(files[0])
         _, status, usage = os.wait4(worker, 0)
-        channel.send(ENDED.pack(status, usage.ru_utime + usage.ru_stime, _cleaned(scratch)))
+        is_clean = _emptied(scratch) and not (is_alone and _any_process())
+        channel.send(ENDED.pack(status, usage.ru_utime + usage.ru_stime))
+        if not is_clean:
+            return
 
 
 def _live(file: int) -> None:
@@ -66,17 +72,21 @@ def _live(file: int) -> None:
         os._exit(status)
 
 
-def _cleaned(scratch: str) -> bool:
-    """Empty the scratch folder; whether no process and no file is left."""
+def _emptied(scratch: str) -> bool:
     for entry in os.scandir(scratch):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)
         else:
             os.unlink(entry.path)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, 0)  # to every other process that this one may signal
-        return False
     return not os.listdir(scratch)
+
+
+def _any_process() -> bool:
+    try:
+        os.kill(-1, 0)  # to every other process that this one may signal
+    except ProcessLookupError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from labkit.testing import programs, unchanged
 from labkit.testing.outside import needs_more
 from labstaff.grader import wire
 from labstaff.grader.machines import Machines
-from labstaff.grader.sandbox import Sandbox, Worker
+from labstaff.grader.sandbox import Worker, Workers
+from labstaff.judge.imports import imported_modules
 
 if TYPE_CHECKING:
     import pytest
@@ -50,7 +51,7 @@ class WorkerEnded(SubmissionError, ProcessEnded):
 class Remote:
     """One submission in its worker, which is started when needed and again after it has died."""
 
-    def __init__(self, sandbox: Sandbox, answer: Answer) -> None:
+    def __init__(self, sandbox: Workers, answer: Answer) -> None:
         self.sandbox, self.answer = sandbox, answer
         self.worker: Worker | None = None
         self.n_starts = 0
@@ -72,7 +73,7 @@ class Remote:
         """
         if self.unusable:
             raise AnswerMissing(self.unusable)
-        if self.worker is not None:
+        if self.worker is not None and not self.worker.has_ended:
             return self.worker
         if self.n_starts == MOST_STARTS:
             raise SubmissionError(f"its process ended {MOST_STARTS} times: the rest is not graded")
@@ -121,8 +122,12 @@ class Remote:
         self.end()
         worker = self.start()
         try:
-            self._request("hold", *call)
-            worker.limit_memory(int(within_mib * 2**20))
+            source = self.answer.file.read_text(encoding="utf-8-sig", errors="replace")
+            self._request("hold", imported_modules(source), *call)
+            try:
+                worker.limit_memory(int(within_mib * 2**20))
+            except (EOFError, OSError, wire.WireError):
+                raise SubmissionError("its process did not take a memory limit") from None
             return self._request("go")
         finally:
             self.end()
@@ -311,7 +316,7 @@ class RemoteLoader(Loader):
             setattr(module, task.name, StandIn(self.remote, task.name))
 
 
-def remote_loader(config: pytest.Config, sandbox: Sandbox) -> Callable[[Answer], Loader]:
+def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Answer], Loader]:
     """For the import finder: every submission in a worker of `sandbox`, and its suite's probes with it."""
     by_suite: dict[Path, Remote] = {}
 
@@ -365,7 +370,8 @@ def _is_want_of_memory(error: Exception) -> bool:
 def _known(name: str) -> Any:
     if name in KNOWN:
         kind = KNOWN[name]
-        return kind if issubclass(kind, Exception) else None
+        usable = issubclass(kind, Exception) and not issubclass(kind, UnicodeError | ExceptionGroup)
+        return kind if usable and kind is not Exception else None
     module, _, kind_name = name.partition(":")
     if COURSE_ERRORS.get(module) == kind_name and module in sys.modules:
         return getattr(sys.modules[module], kind_name)

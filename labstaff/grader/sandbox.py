@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import struct
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import labkit
+from labkit.kernels.bubblewrap import bwrap_path
 from labkit.suite.limits import cpu_seconds_of
 from labkit.suite.verdict import how_it_ended
 from labstaff.grader import wire
@@ -46,7 +46,12 @@ END_SECONDS = 10.0
 BROKEN = "the sandbox is broken"
 MISSING = """\
 submissions are graded inside bubblewrap (bwrap), and it is not installed.
-Debian, Ubuntu: apt-get install bubblewrap · Fedora: dnf install bubblewrap · macOS: in a Linux VM.
+It comes with `uv sync` on Linux, and as the package bubblewrap of distributions; macOS: in a Linux VM.
+--unsafe-no-sandbox grades without it: a submission can then read this machine's files."""
+
+
+USER_NAMESPACES = """\
+It needs unprivileged user namespaces (kernel.unprivileged_userns_clone=1, or bwrap setuid).
 --unsafe-no-sandbox grades without it: a submission can then read this machine's files."""
 
 
@@ -61,8 +66,63 @@ class SandboxBroken(pytest.exit.Exception):  # type: ignore[name-defined]
         super().__init__(f"{BROKEN}: {why}", returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 
-class Sandbox:
-    """One bubblewrap with a process in it that forks workers, one at a time.
+class Workers:
+    """The process inside a sandbox that forks workers, one at a time, from the side of a process that needs them.
+
+    Args:
+        control: a socket to it.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self._last: Worker | None = None
+
+    def worker(self) -> Worker:
+        """A new worker; the one before is ended.
+
+        Raises:
+            SandboxBroken: the sandbox gives none.
+        """
+        if self._last is not None:
+            self._last.end()
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the other side sends
+        try:
+            with theirs:
+                socket.send_fds(self.control, [b"+"], [theirs.fileno()])
+            pid = _sender(ours)
+            self._last = worker = Worker(self, ours, pid)
+            wire.from_worker(*wire.receive(ours, START_SECONDS), special=lambda _: None)
+            worker.limit_memory(int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES)))
+        except (EOFError, OSError, wire.WireError) as error:
+            ours.close()
+            raise SandboxBroken(f"it gives no worker: {type(error).__name__} {error}") from None
+        return worker
+
+    def ended(self, seconds: float) -> tuple[int, float]:
+        """The wait status of the worker that has ended, and the CPU seconds it used.
+
+        Raises:
+            SandboxBroken: the sandbox has ended with it.
+            TimeoutError: the worker has not ended within `seconds`.
+        """
+        self.control.settimeout(seconds)
+        try:
+            report = self.control.recv(ENDED.size)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise SandboxBroken(error) from None
+        finally:
+            self.control.settimeout(None)
+        if len(report) != ENDED.size:
+            raise SandboxBroken("it has ended")
+        status, cpu_seconds = ENDED.unpack(report)
+        return status, cpu_seconds
+
+
+class Sandbox(Workers):
+    """One bubblewrap with a process in it that forks workers.
 
     Args:
         heavy: modules to import before the first worker, besides those that every submission may need.
@@ -72,12 +132,8 @@ class Sandbox:
         SandboxMissing: bubblewrap or libseccomp is missing, and `unsafe` was not given.
     """
 
-    current: Sandbox | None = None
-    """The sandbox that this process is to use."""
-
     def __init__(self, heavy: Sequence[str] = (), *, unsafe: bool = False) -> None:
         require_libseccomp()
-        self.is_clean = True
         self._folder = tempfile.TemporaryDirectory(prefix="scratch-") if unsafe else None
         home = Path(labkit.__file__).parents[1] if unsafe else Path("/course")
         scratch = self._folder.name if self._folder else SCRATCH
@@ -85,7 +141,9 @@ class Sandbox:
         user = str(0x70000000 + secrets.randbelow(1 << 24)) if may_change_user() and not unsafe else ""
         start = f"import sys; sys.path.insert(0, {str(home)!r}); from labstaff.grader.preload import main"
         command = [sys.executable, "-P", "-c", f"{start}; main(*sys.argv[1:])", modules, scratch, user]
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command.append("" if unsafe else "1")
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(control)
         with theirs:
             self._process = subprocess.Popen(
                 [*([] if unsafe else bubblewrap()), *command, str(theirs.fileno())],
@@ -97,51 +155,13 @@ class Sandbox:
                 start_new_session=True,
             )
 
-    def worker(self) -> Worker:
-        """A new worker, after the one before has ended.
-
-        Raises:
-            SandboxBroken: the sandbox gives none.
-        """
-        ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the other side sends
-        try:
-            with theirs:
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-            pid = _sender(ours)
-            worker = Worker(self, ours, pid)
-            wire.from_worker(*wire.receive(ours, START_SECONDS), special=lambda _: None)
-            worker.limit_memory(int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES)))
-        except (EOFError, OSError, wire.WireError) as error:
-            ours.close()
-            raise SandboxBroken(f"{error} {self._last_words()}".strip()) from None
-        return worker
-
-    def ended(self, seconds: float) -> tuple[int, float]:
-        """The wait status of the worker that has ended, and the CPU seconds it used.
-
-        Raises:
-            SandboxBroken: the sandbox has ended with it, or something was left in it.
-            TimeoutError: the worker has not ended within `seconds`.
-        """
-        self._control.settimeout(seconds)
-        try:
-            report = self._control.recv(ENDED.size)
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise SandboxBroken(error) from None
-        finally:
-            self._control.settimeout(None)
-        if len(report) != ENDED.size:
-            raise SandboxBroken(self._last_words())
-        status, cpu_seconds, is_clean = ENDED.unpack(report)
-        self.is_clean &= is_clean
-        return status, cpu_seconds
+    def is_usable(self) -> bool:
+        """Whether it lives: it ends when anything is left in it."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End the sandbox and everything in it."""
-        self._control.close()
+        self.control.close()
         self._process.kill()
         self._process.wait()
         if self._process.stderr:
@@ -155,27 +175,44 @@ class Sandbox:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _last_words(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired, ValueError, OSError):
+    def wait_until_ready(self) -> None:
+        """Until everything is imported, and a first worker was there.
+
+        Raises:
+            SandboxMissing: bubblewrap does not work here.
+        """
+        try:
+            self.worker().end()
+        except SandboxBroken:
             self._process.kill()
             _, said = self._process.communicate(timeout=END_SECONDS)
-            return said.decode(errors="replace").strip().splitlines()[-1] if said else "it ended"
-        return "it ended"
+            why = said.decode(errors="replace").strip().splitlines() or ["it ended"]
+            raise SandboxMissing(f"the sandbox does not work here: {why[-1]}\n{USER_NAMESPACES}") from None
+
+
+current: Workers | None = None
+"""The workers that suites in this process are to use, where another process has a sandbox ready."""
+
+
+def use(control: socket.socket) -> None:
+    """Have suites in this process use the sandbox that `control` belongs to."""
+    global current
+    current = Workers(control)
 
 
 class Worker:
     """A process for one submission, from the suite's side."""
 
-    def __init__(self, sandbox: Sandbox, channel: socket.socket, pid: int) -> None:
+    def __init__(self, sandbox: Workers, channel: socket.socket, pid: int) -> None:
         self.channel = channel
-        self._sandbox, self._pid, self._ended = sandbox, pid, False
+        self._sandbox, self._pid, self.has_ended = sandbox, pid, False
         self._handle = os.pidfd_open(pid)
         self._cpu_seconds = 0.0
 
     @property
     def cpu_seconds(self) -> float:
         """The CPU time it has used so far."""
-        return self._cpu_seconds if self._ended else cpu_seconds_of(self._pid, alone=True)
+        return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid, alone=True)
 
     def limit_memory(self, n_bytes: int) -> None:
         """Let it allocate so many bytes more than it has allocated now. The kernel is asked whether the limit holds.
@@ -197,7 +234,7 @@ class Worker:
 
     def end(self) -> str:
         """End it, unless it has ended; how it ended, for a message."""
-        if self._ended:
+        if self.has_ended:
             return "it has ended"
         self.channel.close()
         try:
@@ -206,9 +243,21 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             status, self._cpu_seconds = self._sandbox.ended(END_SECONDS)
-        self._ended = True
+        self.has_ended = True
         os.close(self._handle)
         return how_it_ended(os.waitstatus_to_exitcode(status))
+
+
+def require_bubblewrap() -> str:
+    """Where bubblewrap is.
+
+    Raises:
+        SandboxMissing: it is not installed.
+    """
+    found = bwrap_path() if sys.platform.startswith("linux") else None
+    if found is None:
+        raise SandboxMissing(MISSING)
+    return found
 
 
 def require_libseccomp() -> None:
@@ -219,21 +268,9 @@ def require_libseccomp() -> None:
         raise SandboxMissing("the sandbox needs libseccomp: apt-get install libseccomp2") from None
 
 
-def bwrap_path() -> str:
-    """Where bubblewrap is.
-
-    Raises:
-        SandboxMissing: it is not installed.
-    """
-    found = shutil.which("bwrap") if sys.platform.startswith("linux") else None
-    if found is None:
-        raise SandboxMissing(MISSING)
-    return found
-
-
 def bubblewrap() -> list[str]:
     """The command that makes the sandbox: system libraries, the interpreter and its packages, all read-only."""
-    command = [bwrap_path(), *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
+    command = [require_bubblewrap(), *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
     command += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if may_change_user() else ["--unshare-user"]
     for name, value in environment(SCRATCH).items():

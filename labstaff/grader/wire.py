@@ -202,10 +202,10 @@ class Writer:
             return x
         if isinstance(x, np.generic) and (array := self.array(np.asarray(x))):
             return {"scalar": array[1]}
-        for kind, plain in ((list, list.__iter__), (tuple, tuple.__iter__), (set, set.__iter__)):
+        for kind in (list, tuple, set, frozenset):
             if isinstance(x, kind):
-                items = [self.tree(each, depth + 1) for each in plain(x)]
-                return items if kind is list else {kind.__name__: items}
+                items = [self.tree(each, depth + 1) for each in kind.__iter__(x)]  # type: ignore[attr-defined, arg-type]
+                return items if kind is list else {"tuple" if kind is tuple else "set": items}
         if isinstance(x, dict):
             return {"dict": [[self.tree(k, depth + 1), self.tree(v, depth + 1)] for k, v in dict.items(x)]}
         if isinstance(x, str):
@@ -255,17 +255,17 @@ class Writer:
         number = self._number(x)
         if x.dtype.byteorder == ">":
             x = x.astype(x.dtype.newbyteorder("<"))
+        if not x.size:
+            return [number, 0, x.dtype.str, list(x.shape), [], 0, x.flags.writeable]
         owner = x
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         (first, last), (start, end) = map(np.lib.array_utils.byte_bounds, (x, owner))
         if not (start <= first <= last <= end and end - start <= 4 * (last - first) + 4096):
             owner, start, end = x, first, last  # a small part of something large
-        if not x.size:
-            start, end = first, first
         if id(owner) not in self._storages:
             self._storages[id(owner)] = owner, self._buffer(_memory(start, end - start, owner))
-        at = x.__array_interface__["data"][0] - start if x.size else 0
+        at = x.__array_interface__["data"][0] - start
         buffer = self._storages[id(owner)][1]
         return [number, buffer, x.dtype.str, list(x.shape), list(x.strides), at, x.flags.writeable]
 
@@ -454,7 +454,7 @@ def _memory(address: int, length: int, owner: Any) -> memoryview:
     if not length:
         return memoryview(b"")
     block = (ctypes.c_char * length).from_address(address)
-    block.owner = owner  # type: ignore[attr-defined]
+    block.owner = owner  # type: ignore[attr-defined, arg-type]
     return memoryview(block).cast("B")
 
 

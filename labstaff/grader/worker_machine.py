@@ -71,7 +71,9 @@ def known_as(x: Any) -> int | None:
 def made(description: Any) -> Any:
     """The stand-in for a thing of the suite's."""
     kind, (number, shape, dtype) = description
-    return {"tile": Tile, "hbm": HBMArray, "machine": Machine._of}[kind](number, *([shape, dtype] if shape else []))
+    if kind == "machine":
+        return Machine._of(number)
+    return (Tile if kind == "tile" else HBMArray)(number, shape, dtype)
 
 
 class _Thing:

@@ -73,6 +73,12 @@ def test_an_image_without_text_is_reported(markdown: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_is_dropped_as_a_comment(page: Path) -> None:
+    prose = _prose(page.read_text(encoding="utf-8"))
+    assert re.findall(r"^\s*(?:> )?%.*", prose, re.MULTILINE) == [], "MyST drops a line that begins with %"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_a_page_refers_to_exists(page: Path) -> None:
     text = _prose(page.read_text(encoding="utf-8"))
     targets = [match["target"] for match in (*IMAGE.finditer(text), *LINK.finditer(text))]

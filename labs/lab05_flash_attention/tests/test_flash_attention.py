@@ -483,7 +483,8 @@ class StepOfApply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dO):
-        return None, *step_of_apply("step", *ctx.saved_tensors, dO, ctx.causal)[2]
+        with torch.enable_grad():
+            return None, *step_of_apply("step", *ctx.saved_tensors, dO, ctx.causal)[2]
 
 
 def apply(case, needs):

@@ -1,0 +1,44 @@
+"""Runs suites on submissions in sandboxes: a warm process for suites, and a warm sandbox for each run at a time."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from labkit.suite.run import SuiteRun
+from labkit.suite.warm import HEAVY, WarmRunner
+from labstaff.grader.sandbox import Sandbox, require_bubblewrap, require_libseccomp, use
+
+
+class SandboxedRunner(WarmRunner):
+    """As `WarmRunner`, with each submission in a sandbox. Threads may share one.
+
+    Args:
+        unsafe: do without bubblewrap (see `Sandbox`).
+
+    Raises:
+        SandboxMissing: there is no libseccomp here, or no bubblewrap and `unsafe` was not given.
+    """
+
+    def __init__(self, threads: int = 1, *, unsafe: bool = False) -> None:
+        require_libseccomp()
+        if not unsafe:
+            require_bubblewrap()
+        super().__init__(tuple(HEAVY.values()), threads)
+        self._unsafe = unsafe
+        self._idle: list[Sandbox] = []
+
+    def run(self, lab: str, *options: str, **more: Any) -> SuiteRun:
+        """See `WarmRunner.run`. A sandbox in which a run did not end, or left something, is not used again."""
+        sandbox = self._idle.pop() if self._idle else Sandbox(tuple(HEAVY.values()), unsafe=self._unsafe)
+        run = super().run(lab, *options, "--new-sandboxed", prepare=functools.partial(use, sandbox.control), **more)
+        if run.problem or not sandbox.is_usable():
+            sandbox.close()
+        else:
+            self._idle.append(sandbox)
+        return run
+
+    def close(self) -> None:
+        """End the sandboxes."""
+        while self._idle:
+            self._idle.pop().close()

@@ -1,0 +1,228 @@
+"""Attacks by a submission's code: each one fails in the sandbox and succeeds in a process of its own without it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from labkit.labs.catalog import ROOT, find_lab
+from labkit.suite.finder import Answer
+from labkit.suite.limits import TookTooLong, time_limit
+from labstaff.grader import wire
+from labstaff.grader.remote import Handle, Remote, StandIn, SubmissionError
+from labstaff.grader.sandbox import MEMORY_BYTES, Sandbox
+from labstaff.judge.submission import MOST_BYTES, read_submission
+
+pytestmark = [pytest.mark.slow, pytest.mark.sandbox]
+
+LAB = find_lab("03")
+TASK = LAB.tasks[0].name
+ATTACKS = {
+    "read a file of the host": "open('/etc/passwd').read()",
+    "list the course": f"import os; os.listdir({str(ROOT / 'labs')!r})",
+    "write outside": "open('/var/tmp/attack', 'w').close(); import os; os.unlink('/var/tmp/attack')",
+    "reach the network": "import socket; socket.create_connection(('127.0.0.1', PORT), 5).close()",
+    "start a process": "import os; pid = os.fork(); pid or os._exit(0); os.waitpid(pid, 0)",
+    "start a program": "import subprocess; subprocess.run(['true'], check=True)",
+    "signal another process": "import os; os.kill(os.getppid(), 0)",
+    "hold on to another process": "import os; os.close(os.pidfd_open(os.getppid()))",
+    "read another process's limits": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
+    "raise its own limit": "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (96, r.getrlimit(r.RLIMIT_NOFILE)[1]))",
+    "share memory": "import mmap; mmap.mmap(-1, 1 << 20).close()",
+    "make a file in memory": "import os; os.close(os.memfd_create('x'))",
+    "make a pipe": "import os; [os.close(end) for end in os.pipe()]",
+    "read settings of the kernel": "open('/proc/sys/kernel/osrelease').read()",
+    "read devices of the machine": "import os; assert os.listdir('/sys')",
+    "make a namespace": "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
+    "allocate without end": f"import numpy; numpy.empty({MEMORY_BYTES + (64 << 20)}, 'u1')",
+    "start threads without end": """
+        import threading
+        event = threading.Event()
+        threads = [threading.Thread(target=event.wait, daemon=True) for _ in range(200)]
+        try:
+            [thread.start() for thread in threads]
+        finally:
+            event.set()
+        """,
+    "write a large file": """
+        import os
+        with open('large', 'wb') as file:
+            file.write(bytes(17 << 20))
+        os.unlink('large')
+        """,
+}
+"""Statements that raise where they do not succeed."""
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def submitted(sandbox, tmp_path):
+    """A function that gives a stand-in for the task of a submission with this text."""
+    remotes = []
+
+    def submit(text: str) -> StandIn:
+        file = tmp_path / f"{LAB.module}.py"
+        file.write_text(textwrap.dedent(text), encoding="utf-8")
+        remotes.append(Remote(sandbox, Answer(LAB, file)))
+        return StandIn(remotes[-1], TASK)
+
+    yield submit
+    for remote in remotes:
+        remote.end()
+
+
+def task(body: str) -> str:
+    """The text of a submission whose task has this body."""
+    return f"def {TASK}(*args):\n" + textwrap.indent(textwrap.dedent(body).strip(), "    ")
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_fails_in_the_sandbox_alone(submitted, port, attack, tmp_path):
+    body = ATTACKS[attack].replace("PORT", str(port))
+    with pytest.raises((OSError, MemoryError, RuntimeError, AssertionError, ValueError)):
+        submitted(task(body))()
+
+    plain = [sys.executable, "-c", textwrap.dedent(body)]
+    without = subprocess.run(plain, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert without.returncode == 0, without.stderr
+
+
+ENDLESS = "while True: pass"
+DEAF = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
+
+
+@pytest.mark.parametrize("body", [ENDLESS, DEAF, "import time; time.sleep(1000)"], ids=["endless", "deaf", "sleeping"])
+def test_what_does_not_end_is_stopped(submitted, monkeypatch, body):
+    monkeypatch.setattr("labstaff.grader.remote.STOP_SECONDS", 1.0)
+    attack = submitted(task(body))
+    with pytest.raises((TookTooLong, SubmissionError)), time_limit(1, 3):
+        attack()
+    assert submitted(task("return 1"))() == 1
+
+
+GARBAGE = """
+    import os
+    for file in range(3, 20):
+        try:
+            os.write(file, BYTES)
+        except OSError:
+            pass
+    """
+LIE = "from labstaff.grader.wire import Writer\nWriter._array = lambda self, x: [0, {}, '<f8', [{}], [8], 0, True]\n"
+UNUSABLE = {
+    "garbage on the channel": GARBAGE.replace("BYTES", "bytes(range(256)) * 16"),
+    "a message of 2⁴⁰ bytes announced": GARBAGE.replace(
+        "BYTES", "(10).to_bytes(4, 'little') + (1 << 40).to_bytes(8, 'little')"
+    ),
+    "an array larger than its buffer": LIE.format(0, 9) + "import numpy\nreturn numpy.ones(2)",
+    "an array of no buffer": LIE.format(-1, 2) + "import numpy\nreturn numpy.ones(2)",
+    "ten million numbers": "return [0] * 10_000_000",
+    "one number expanded to 2³⁸ bytes": "import numpy\nreturn numpy.broadcast_to(1.0, (1 << 35,))",
+    "a list nested too deep": "x = []\nfor _ in range(500): x = [x]\nreturn x",
+    "a list that contains itself": "x = []\nx.append(x)\nreturn x",
+    "a text of 100 MB": "return 'x' * 100_000_000",
+}
+
+
+@pytest.mark.parametrize("body", UNUSABLE.values(), ids=list(UNUSABLE))
+def test_a_value_that_is_none_is_refused(submitted, body):
+    with pytest.raises(SubmissionError):
+        submitted(task(body))()
+    assert submitted(task("return 1"))() == 1
+
+
+def test_code_of_a_result_does_not_run_here(submitted):
+    """Subclasses come back as what they hold, other objects stay in the worker."""
+    own = task("""
+        class Own(tuple):
+            def __iter__(self): raise SystemExit
+            def __reduce__(self): return exec, ("raise SystemExit",)
+        class Other:
+            def __reduce__(self): return exec, ("raise SystemExit",)
+        return Own((1, 2)), Other()
+        """)
+    first, second = submitted(own)()
+    assert (type(first), first, isinstance(second, Handle)) == (tuple, (1, 2), True)
+
+
+def test_the_next_submission_finds_nothing_of_the_one_before(submitted):
+    """Neither a file nor a changed library; a sandbox in which something is left is not used again."""
+    harm = (
+        "import numpy\nnumpy.add = None\nopen('left', 'w').close()\nimport os\nos.mkdir('folder')\nreturn os.listdir()"
+    )
+    first = submitted(task(harm))
+    assert set(first()) >= {"left", "folder"}
+    first.__dict__["_remote"].end()
+    look = "import os, numpy\nreturn os.listdir(), numpy.add is None"
+    assert submitted(task(look))() == ([f"{LAB.module}.py"], False)
+
+
+def test_a_memory_limit_is_the_kernels(submitted):
+    """Set after the submission is loaded, and read back from the kernel: a worker that does not set it is ended."""
+    forged = "import labstaff.grader.worker as worker\nworker.limit_memory = lambda n_bytes: None\n"
+    attack = submitted(forged + task("return bytearray(64 << 20)[:1]"))
+    with pytest.raises((SubmissionError, AssertionError)):
+        attack.__within__(16, (), {})
+    assert submitted(task("return len(bytearray(8 << 20))")).__within__(16, (), {}) == 8 << 20
+
+
+def test_no_line_of_the_instructors_is_quoted(submitted, tmp_path):
+    """An error whose code claims to stand in a file of the instructor's."""
+    claims = f"exec(compile('\\n\\n1 / 0', {str(ROOT / 'solutions' / 'x.py')!r}, 'exec'))"
+    with pytest.raises(ZeroDivisionError) as raised:
+        submitted(task(claims))()
+    assert {Path(file).name for file, _, _ in raised.value.__dict__["far_places"]} == {f"{LAB.module}.py"}
+
+
+def link(folder: Path) -> Path:
+    """A link to a file of the instructor's in place of the submission."""
+    (folder / "src").mkdir()
+    (folder / "src" / f"{LAB.module}.py").symlink_to("/etc/passwd")
+    return folder
+
+
+def fifo(folder: Path) -> Path:
+    """A pipe that nobody writes to."""
+    (folder / "src").mkdir()
+    os.mkfifo(folder / "src" / f"{LAB.module}.py")
+    return folder
+
+
+def bomb(folder: Path) -> Path:
+    """An archive whose file unpacks to much more than a submission may have."""
+    with zipfile.ZipFile(folder / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"src/{LAB.module}.py", "#" * (MOST_BYTES + 1))
+    return folder / "x.zip"
+
+
+@pytest.mark.parametrize("plant", [link, fifo, bomb])
+def test_only_a_regular_file_of_bounded_size_is_read(plant, tmp_path):
+    submission = read_submission(LAB, plant(tmp_path))
+    assert submission.problem
+    assert b"root:" not in submission.source
+
+
+def test_what_comes_over_the_wire_is_bounded_before_it_is_made():
+    """As the worker's side would send it, if it did not check itself."""
+    tree = {"array": [0, 0, "<f8", [1 << 30], [0], 0, True]}
+    head = wire.msgspec.msgpack.encode(([8], ["Returned", tree, None, None, []]))
+    with pytest.raises(wire.WireError, match="a message holds"):
+        wire.from_worker(memoryview(head), memoryview(bytearray(64)), lambda _: None)

@@ -1,0 +1,97 @@
+"""A submission gets the same states, messages and points in process and in the sandbox."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from dataclasses import dataclass
+
+import pytest
+
+from labkit.suite.apart import run_apart
+from labkit.suite.results import task_points
+from labkit.suite.verdict import State, Verdict
+from labkit.suite.warm import WarmRunner
+from labstaff.grader.sandbox import Sandbox, use
+from tests.student import LAB, solution_text, with_function
+
+pytestmark = [pytest.mark.slow, pytest.mark.sandbox]
+
+TASKS = {task.name: task for task in LAB.tasks if task.name in ("standard_attention", "estimate_attention_memory")}
+"""The others cost time and show nothing more."""
+
+ATTENTION, ESTIMATE = ("(Q, K, V, mask=None)", "(Q, K, V, mask)"), ("(*sizes, **options)", "(*sizes, **options)")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A file, the state of its tests that do not pass, and a part of what they say; neither where all pass."""
+
+    source: bytes
+    state: State = State.PASSED
+    says: str = ""
+
+
+def changed(body: str, state: State = State.PASSED, says: str = "", *, estimate: bool = False) -> Answer:
+    """The solution with another body for a task; `solved(...)` in it calls the right one."""
+    name = "estimate_attention_memory" if estimate else "standard_attention"
+    head, call = ESTIMATE if estimate else ATTENTION
+    body = body.replace("solved(...)", f"_solved{call}")
+    text = with_function(solution_text(), name, f"_solved = {name}\n\n\ndef {name}{head}:\n{body}")
+    return Answer(text.encode(), state, says)
+
+
+CHECK = "\n\nif __name__ == '__main__':\n    raise SystemExit('a self-check')\n"
+CRASH = (
+    "    if Q.ndim > 3:\n        np.lib.stride_tricks.as_strided(Q, (2**40,), (2**20,)).sum()\n    return solved(...)"
+)
+SLOW = "    for _ in range(50_000):\n        pass\n    return solved(...)"
+ANSWERS = {
+    "right": Answer(solution_text().encode()),
+    "self-check": Answer((solution_text() + CHECK).encode()),
+    "byte-order mark": Answer(("\ufeff" + solution_text()).encode()),
+    "CRLF": Answer(solution_text().replace("\n", "\r\n").encode()),
+    "prints": changed("    print(Q)\n    return solved(...)"),
+    "slow": changed(SLOW, estimate=True),
+    "wrong": changed("    O, P = solved(...)\n    return O, 2 * P", State.WRONG, "weights is off by"),
+    "endless": changed("    while True: pass", State.TOO_SLOW, "was still running after 2 s of CPU", estimate=True),
+    "crashing": changed(CRASH, State.CRASHED, "its process ended: SIGSEGV"),
+    "syntax error": Answer(b"def f(:\n", State.UNUSABLE, "profiling.py has a syntax error in line 1"),
+}
+
+
+def outcome(verdicts: list[Verdict]) -> tuple[dict[str, tuple[State, tuple[str, ...]]], dict[str, float]]:
+    """By test its state and messages, by task the points."""
+    points = {name: task_points(task, [v for v in verdicts if v.task == name]) for name, task in TASKS.items()}
+    return {f"{verdict.task}::{verdict.test}": (verdict.state, verdict.lines) for verdict in verdicts}, points
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox() as sandbox:
+        yield sandbox
+
+
+def in_two_seconds(control: socket.socket) -> None:
+    """In a run's process: use a sandbox, and end a test early."""
+    from labkit.suite import budget
+
+    budget.TEST_SECONDS = 2.0
+    use(control)
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=list(ANSWERS))
+def test_both_modes_give_the_same(sandbox, answer, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "2")
+    (tmp_path / f"{LAB.module}.py").write_bytes(answer.source)
+    options, tests = ("--src", str(tmp_path)), tuple(task.tests for task in TASKS.values())
+    in_process = run_apart(LAB, *options, tests=tests)
+    prepare = functools.partial(in_two_seconds, sandbox.control)
+    sandboxed = WarmRunner().run(LAB.label, *options, "--new-sandboxed", tests=tests, prepare=prepare)
+    assert not sandboxed.problem
+    assert outcome(in_process.verdicts) == outcome(sandboxed.verdicts)
+
+    states, points = outcome(in_process.verdicts)
+    assert {state for state, _ in states.values()} <= {State.PASSED, answer.state}
+    assert any(state is answer.state and answer.says in "\n".join(lines) for state, lines in states.values())
+    assert all(points[name] == task.points for name, task in TASKS.items()) == (answer.state is State.PASSED)
