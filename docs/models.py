@@ -51,18 +51,31 @@ class ViTBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class ViT(nn.Sequential):
+    """`depth` such blocks, one after the other."""
+
+    def __init__(self, depth: int = 4, width: int = 768, heads: int = 12, recompute: bool = False) -> None:
+        super().__init__(*[ViTBlock(width, heads, recompute) for _ in range(depth)])
+
+
 class LlamaLayer(nn.Module):
     """A decoder layer of Llama 3's form: RMSNorm, rotary positions, grouped keys and values, SwiGLU.
 
-    `repeat` copies each key and value head for its group of queries before attention; otherwise torch's kernel is told
-    that they are shared.
+    `repeat` copies each head of keys and values for its group of queries before attention; without it torch's kernel is
+    told that they are shared. `recompute` computes SwiGLU's product again in the backward pass.
     """
 
     def __init__(
-        self, width: int = 1024, heads: int = 16, kv_heads: int = 4, inner: int = 3584, repeat: bool = True
+        self,
+        width: int = 1024,
+        heads: int = 16,
+        kv_heads: int = 4,
+        inner: int = 3584,
+        repeat: bool = True,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.repeat = heads, kv_heads, repeat
+        self.heads, self.kv_heads, self.repeat, self.recompute = heads, kv_heads, repeat, recompute
         head = width // heads
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
         self.q = nn.Linear(width, width, bias=False)
@@ -76,7 +89,13 @@ class LlamaLayer(nn.Module):
         """(B, N, width) to (B, N, width)."""
         x = x + self.attention(self.norm1(x))
         y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        if self.recompute:
+            return x + checkpoint(self.swiglu, self.gate(y), self.up(y), use_reentrant=False)
+        return x + self.swiglu(self.gate(y), self.up(y))
+
+    def swiglu(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """(B, N, inner), twice, to (B, N, width)."""
+        return self.down(F.silu(gate) * up)
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
         """(B, N, width) to (B, N, width)."""
@@ -88,6 +107,13 @@ class LlamaLayer(nn.Module):
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=not self.repeat)
         return self.o(out.transpose(1, 2).flatten(-2))
+
+
+class Llama(nn.Sequential):
+    """`depth` such layers, one after the other."""
+
+    def __init__(self, depth: int = 4, repeat: bool = True, recompute: bool = False) -> None:
+        super().__init__(*[LlamaLayer(repeat=repeat, recompute=recompute) for _ in range(depth)])
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:

@@ -12,16 +12,11 @@ from labkit.labs.catalog import ROOT, find_lab, find_labs
 from labstaff.course.commands import add_commands as add_commands_after_grading
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the instructor's commands to `lab`."""
-    app.command(rich_help_panel="instructors")(build)
-    app.command(rich_help_panel="instructors")(new)
-    app.command(rich_help_panel="instructors")(mistake)
-    app.command(rich_help_panel="instructors")(release)
-    app.command(rich_help_panel="instructors")(site)
-    app.command(rich_help_panel="instructors")(course)
-    app.command(rich_help_panel="instructors")(grade)
-    add_commands_after_grading(app)
+def add_commands(app: typer.Typer, group: str) -> None:
+    """Add the instructor's commands to `lab`, in a group of its help."""
+    for command in (course, grade, release, site, mistake, build, new):
+        app.command(rich_help_panel=group)(command)
+    add_commands_after_grading(app, group)
 
 
 def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None) -> None:

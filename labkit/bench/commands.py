@@ -28,11 +28,10 @@ Csv = Annotated[
 ]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add the reader's commands to `lab`."""
-    app.command()(bench)
-    app.command()(plot)
-    app.command()(model)
+def add_commands(app: typer.Typer, group: str) -> None:
+    """Add the reader's commands to `lab`, in a group of its help."""
+    for command in (bench, plot, model):
+        app.command(rich_help_panel=group)(command)
 
 
 def bench(

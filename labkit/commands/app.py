@@ -13,17 +13,20 @@ import typer
 
 from labkit.bench.commands import add_commands as add_bench_commands
 from labkit.commands import INTERRUPTED
-from labkit.commands.kernel import kernel_app
+from labkit.commands.help import INSTRUCTORS, READERS, STUDENTS, GroupedHelp
+from labkit.commands.kernel import kernel
 from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
 from labkit.ranks.command import ring
 from labkit.trace.command import trace
 
 app = typer.Typer(
+    cls=GroupedHelp,
     no_args_is_help=False,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Attention Labs: measure attention's memory, then write FlashAttention.",
+    help="Attention Labs: measure attention's memory, then write FlashAttention. Without a command: the board, which "
+    "shows every lab, your points, and what to do next.",
 )
 FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 NO_ROOM_FOR_TEMPORARY_FILES = errno.ENOENT  # as `tempfile` has it, which names no file
@@ -41,7 +44,7 @@ def of_the_disk(error: OSError) -> str | None:
 
 @app.callback(invoke_without_command=True)
 def board(context: typer.Context) -> None:
-    """Show the board: every lab, tasks done, points, what is next."""
+    """Show the board; give the clone what it lacks."""
     from labkit.commands.lockfile import hide_additions
 
     hide_additions(ROOT)
@@ -51,7 +54,7 @@ def board(context: typer.Context) -> None:
         show_board(find_labs())
 
 
-@app.command()
+@app.command(rich_help_panel=STUDENTS)
 def check(
     lab: LabName,
     tasks: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="judge these tasks only")] = None,
@@ -68,7 +71,7 @@ def check(
     raise typer.Exit(check_lab(found, chosen, everything=everything, show_prints=show_prints))
 
 
-@app.command()
+@app.command(rich_help_panel=STUDENTS)
 def hint(
     lab: LabName,
     task: Annotated[str | None, typer.Argument(help="a task; without it, the next one that is not done")] = None,
@@ -81,7 +84,7 @@ def hint(
         typer.echo(line)
 
 
-@app.command()
+@app.command(rich_help_panel=STUDENTS)
 def watch(lab: LabName) -> None:
     """Run a lab's suite again whenever its file is saved, and say what changed. Ctrl-C ends it."""
     from labkit.commands.watch import watch_lab
@@ -89,12 +92,12 @@ def watch(lab: LabName) -> None:
     watch_lab(find_lab(lab))
 
 
-add_bench_commands(app)
-app.command()(trace)
-app.add_typer(kernel_app, name="kernel")
-app.command()(ring)
+app.command(rich_help_panel=STUDENTS)(kernel)
+app.command(rich_help_panel=STUDENTS)(ring)
+add_bench_commands(app, READERS)
+app.command(rich_help_panel=READERS)(trace)
 if (ROOT / "labstaff").is_dir():  # comes with the instructor's tree, and brings its own commands
-    importlib.import_module("labstaff.commands").add_commands(app)
+    importlib.import_module("labstaff.commands").add_commands(app, INSTRUCTORS)
 
 
 def say_when_interrupted(commands: typer.Typer, name: str) -> None:
@@ -102,9 +105,6 @@ def say_when_interrupted(commands: typer.Typer, name: str) -> None:
     for each in commands.registered_commands:
         if each.callback is not None:
             each.callback = _interruptible(f"{name} {each.name or each.callback.__name__}", each.callback)
-    for group in commands.registered_groups:
-        if group.typer_instance is not None:
-            say_when_interrupted(group.typer_instance, f"{name} {group.name}")
 
 
 def _interruptible(name: str, command: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""`lab kernel report`: what the compiler makes of a kernel over block sizes, warps and stages, for GPUs not here."""
+"""`lab kernel`: what the compiler makes of a kernel over block sizes, warps and stages, for GPUs not here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from labkit.kernels.table import Row
     from labkit.meters.kernels.watch import Launch
 
-kernel_app = typer.Typer(no_args_is_help=True, help="Kernels in Triton, compiled without a GPU.")
 HEADS = ("arch", "warps", "stages", "shared B", "registers", "stack B", "products", "tf32", "fits")
+LEGEND = """
+shared B: bytes of shared memory of a program · registers: of a thread, at most 255
+stack B: bytes that a thread spills to memory because registers do not suffice
+products: tensor-core instructions in the code; tf32: those of them that round float32 to 10 bits
+fits: whether an SM of this architecture has so much shared memory for one program"""
 BLOCKS = "64x64,128x64,128x128"
 
 
@@ -29,13 +33,7 @@ class Form(StrEnum):
     json = "json"
 
 
-@kernel_app.callback()
-def kernel() -> None:
-    """Kernels in Triton, compiled without a GPU."""
-
-
-@kernel_app.command()
-def report(
+def kernel(
     target: Annotated[
         str | None,
         typer.Argument(
@@ -60,16 +58,16 @@ def report(
     ] = None,
     form: Annotated[Form, typer.Option("--format", help="of the table")] = Form.text,
 ) -> None:
-    """Compile a kernel for sm_80 and sm_90: shared memory, registers, spills, tensor-core instructions."""
+    """Compile a Triton kernel without a GPU: its shared memory, registers, spills and tensor-core instructions."""
     from labkit.kernels.resources import AssemblerMissing
     from labkit.kernels.table import DTYPES, CannotReport, rows_of
     from labkit.meters.kernels.adapter import UnknownTriton
     from labkit.suite.finder import platform_problem
 
     if problem := platform_problem(_lab_10()):
-        sys.exit(f"lab kernel report: {problem}")
+        sys.exit(f"lab kernel: {problem}")
     if dtype not in DTYPES:
-        sys.exit(f"lab kernel report: --dtype {dtype}: one of {', '.join(DTYPES)}")
+        sys.exit(f"lab kernel: --dtype {dtype}: one of {', '.join(DTYPES)}")
     settings = [
         (each_arch, each_warps, each_stages)
         for each_arch in numbers("--arch", arch, (80, 90))
@@ -82,7 +80,7 @@ def report(
             for setting in settings:
                 rows += rows_of(launches, chosen, *setting)
     except (CannotReport, UnknownTriton, AssemblerMissing) as error:
-        sys.exit(f"lab kernel report: {error}")
+        sys.exit(f"lab kernel: {error}")
     WRITERS[form](rows)
 
 
@@ -91,9 +89,9 @@ def numbers(option: str, text: str, known: Sequence[int] = ()) -> list[int]:
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
-        sys.exit(f"lab kernel report: {option} {text}: whole numbers with commas")
+        sys.exit(f"lab kernel: {option} {text}: whole numbers with commas")
     if strangers := [each for each in found if known and each not in known]:
-        sys.exit(f"lab kernel report: {option} {strangers[0]}: one of {', '.join(map(str, known))}")
+        sys.exit(f"lab kernel: {option} {strangers[0]}: one of {', '.join(map(str, known))}")
     return found
 
 
@@ -144,7 +142,7 @@ def _to_compile(
 def _pair(option: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        sys.exit(f"lab kernel report: {option} {text}: NAME=…")
+        sys.exit(f"lab kernel: {option} {text}: NAME=…")
     return name, value
 
 
@@ -163,7 +161,7 @@ def _value(text: str) -> Any:
 def _block(text: str) -> tuple[int, int]:
     rows, x, columns = text.partition("x")
     if not (x and rows.isdigit() and columns.isdigit()):
-        sys.exit(f"lab kernel report: --blocks {text}: like 64x64,128x64")
+        sys.exit(f"lab kernel: --blocks {text}: like 64x64,128x64")
     return int(rows), int(columns)
 
 
@@ -188,6 +186,7 @@ def _as_text(rows: list[Row]) -> None:
             *(cell.rjust(width) for cell, width in zip(line[1:-1], widths[1:], strict=True)),
         ]
         typer.echo("  ".join([*cells, line[-1]]))
+    typer.echo(LEGEND)
 
 
 def _as_csv(rows: list[Row]) -> None:

@@ -1,4 +1,4 @@
-"""A table of what the compiler makes of a kernel over its block sizes: `lab kernel report`'s own part."""
+"""A table of what the compiler makes of a kernel over its block sizes: `lab kernel`'s own part."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from labkit.suite.verdict import Kind, State, Verdict
 SHOWN_IN_FULL = 3
 WholeSuite = Mapping[str, Set[str]]
 WHY_CAPPED = {
-    MOST_SHARE[Kind.EXACT]: "a result on ordinary inputs is wrong",
-    MOST_SHARE[Kind.SMALL]: "a result on extreme inputs is wrong, or memory or work exceeds its bound",
+    Kind.EXACT: "a result on ordinary inputs is wrong",
+    Kind.ROBUST: "a result on extreme inputs is wrong",
+    Kind.SMALL: "memory or work exceeds its bound",
 }
 
 
@@ -154,7 +155,9 @@ def _capped(lab: Lab, result: TaskResult, judged: Sequence[Verdict]) -> Iterable
         yield "  no points yet: no result on inputs drawn at random is right"
     elif result.passed / result.total > result.most_share:
         most = f"{points_text(task.points * result.most_share)} of its {points_text(task.points)} points"
-        yield f"  at most {most} while {WHY_CAPPED[result.most_share]}"
+        failed = {verdict.kind for verdict in judged if not verdict.passed}
+        why = [text for kind, text in WHY_CAPPED.items() if kind in failed and MOST_SHARE[kind] == result.most_share]
+        yield f"  at most {most} while {' and '.join(why)}"
 
 
 def _follows(runs: Sequence[str], results: Mapping[str, TaskResult], result: TaskResult) -> Iterable[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -112,6 +113,8 @@ def file_name(names: Sequence[str]) -> str:
 
 def summary(name: str, trace: Trace, *, default_inputs: bool = False) -> Iterator[str]:
     """What the run's peak is, when, the largest tensors at it, and what is not counted."""
+    from labkit.meters.tracing import THERE_BEFORE
+
     if not trace.steps:
         yield f"{name}: no operator of torch ran: arrays of NumPy are not followed"
         return
@@ -120,15 +123,21 @@ def summary(name: str, trace: Trace, *, default_inputs: bool = False) -> Iterato
     alive = trace.alive_at(trace.peak_step)
     yield (
         f"{name}: {trace.peak_bytes:,} bytes at the peak, step {trace.peak_step + 1} of {len(trace.steps)}"
-        f"{in_pass and f', in the {in_pass} pass'} ({step.op.removeprefix('aten::')})"
+        f"{_during(in_pass)} ({step.op.removeprefix('aten::')})"
     )
     if trace.before_bytes:
         in_all = trace.before_bytes + trace.peak_bytes
         yield f"  over {trace.before_bytes:,} bytes that were there before, {in_all:,} in all"
-        yield f"  {_there_before(trace, default_inputs)}"
-    for life in alive[:MOST_ROWS]:
+        if before := _there_before(trace, default_inputs):
+            yield f"  {before}"
+    made = [life for life in alive if life.kind not in THERE_BEFORE]
+    by_kind: Counter[str] = Counter()
+    for life in made:
+        by_kind[life.kind] += life.nbytes
+    yield f"  made by the run: {', '.join(f'{nbytes:,} of {kind}' for kind, nbytes in by_kind.most_common())}"
+    for life in made[:MOST_ROWS]:
         yield f"  {life.nbytes:>13,} B  {life.kind:<15} {_shape(life):<20} {_where(life, trace)}".rstrip()
-    if rest := alive[MOST_ROWS:]:
+    if rest := made[MOST_ROWS:]:
         yield f"  {sum(life.nbytes for life in rest):>13,} B  in {len(rest)} more"
     yield from (f"  {note}" for note in trace.notes)
 
@@ -167,18 +176,17 @@ def _is_snapshot(words: Sequence[str]) -> bool:
 
 
 def _there_before(trace: Trace, default_inputs: bool) -> str:
-    from labkit.meters.tracing import THERE_BEFORE
-
-    parts = []
-    for kind in THERE_BEFORE:
-        lives = [life for life in trace.lives if life.kind == kind]
-        if kind == "input" and lives:
-            each = ", ".join(f"{life.name} {_shape(life)}" for life in lives[:4])
-            each += ", …" if len(lives) > 4 else ""
-            parts.append(f"inputs {each}{' (the default; --shape gives others)' if default_inputs else ''}")
-        elif lives:
-            parts.append(f"{sum(life.nbytes for life in lives):,} of {kind if kind == 'before' else 'parameters'}")
+    parameters = [life for life in trace.lives if life.kind == "parameter"]
+    inputs = [life for life in trace.lives if life.kind == "input"]
+    parts = [f"{sum(life.nbytes for life in parameters):,} of parameters"] if parameters else []
+    if inputs:
+        names = [f"{life.name} {_shape(life)}" for life in inputs[:4]] + ["…"] * (len(inputs) > 4)
+        parts.append(f"inputs {', '.join(names)}{' (the default; --shape gives others)' if default_inputs else ''}")
     return "; ".join(parts)
+
+
+def _during(name: str) -> str:
+    return {"": "", "optimizer": ", in the optimizer's step"}.get(name, f", in the {name} pass")
 
 
 def _shape(life: Life) -> str:
@@ -187,8 +195,10 @@ def _shape(life: Life) -> str:
 
 def _where(life: Life, trace: Trace) -> str:
     stack = trace.stacks[life.stack] if life.stack is not None else None
-    code = life.op.removeprefix("aten::")
     if stack and stack.lines:
         line = trace.lines[stack.lines[0]]
         code = f"{line.file}:{line.number}  {line.text or line.function}"
+    else:
+        callers = {"backward": "the backward call", "optimizer": "the optimizer's step"}
+        code = callers.get(trace.pass_at(life.born), life.op.removeprefix("aten::"))
     return "   ".join(filter(None, (life.name or (stack.module if stack else ""), code)))

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from labkit.labs.catalog import ROOT, UnknownLab, find_lab, find_task
-from labkit.trace.inputs import INPUTS, SHAPE, make_inputs, moved
+from labkit.trace.inputs import INPUTS, SEED, SHAPE, make_inputs, moved
 from labkit.trace.offer import can_be_traced
 from labkit.trace.shapes import CannotTrace, Shape
 
@@ -47,6 +47,7 @@ def find_target(
         CannotTrace: there is no such file, module or name, or it needs arguments.
         UnknownLab: there is no such lab or task.
     """
+    torch.manual_seed(SEED)  # two runs of a model that routes by its values are the same
     where, _, name = ":".join(words).rpartition(":")
     if not where:
         raise CannotTrace(

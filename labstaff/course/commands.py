@@ -14,10 +14,10 @@ Course = Annotated[Path, typer.Argument(metavar="COURSE", help="the folder that 
 LabNames = Annotated[list[str] | None, typer.Option("--lab", help="a lab's number; all when none is named")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add these commands to `lab`."""
+def add_commands(app: typer.Typer, group: str) -> None:
+    """Add these commands to `lab`, in a group of its help."""
     for command in (export, extend, statistics):
-        app.command(rich_help_panel="instructors")(command)
+        app.command(rich_help_panel=group)(command)
 
 
 def export(

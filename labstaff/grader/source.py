@@ -31,9 +31,9 @@ class Source(NamedTuple):
     runs: list[int]
 
 
-def read_source(source: bytes, lab: Lab) -> Source:
+def read_source(source: bytes, lab: Lab, cpu_seconds: int = CPU_SECONDS) -> Source:
     """Review a submission to `lab` in a child process: a crafted text can take the parser hours, or crash it."""
-    command = [sys.executable, "-P", "-m", __name__, lab.folder.name]
+    command = [sys.executable, "-P", "-m", __name__, lab.folder.name, str(cpu_seconds)]
     environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(ROOT)}
     try:
         done = subprocess.run(
@@ -45,9 +45,9 @@ def read_source(source: bytes, lab: Lab) -> Source:
     return Source([Finding(line, what, tuple(tasks)) for line, what, tasks in found], runs)
 
 
-def main(lab_name: str) -> None:
+def main(lab_name: str, cpu_seconds: int) -> None:
     """In the child: the text comes on standard input, what is found goes to standard output."""
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     text = sys.stdin.buffer.read().decode("utf-8", "replace")
@@ -87,4 +87,4 @@ def syntax_runs(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

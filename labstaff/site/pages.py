@@ -18,7 +18,7 @@ CHAPTER = re.compile(r"(\d\d)_\w+")
 GROUPS: dict[str, tuple[str, ...]] = {
     "The course": ("course_map", "self_study"),
     "Chapters": (),
-    "To play with": ("tile_loop", "cache_blocks", "ring"),
+    "To play with": ("tile_loop", "cache_blocks", "ring", "trace"),
     "Labs": (),
     "Look up": ("glossary", "references"),
     "Instructors": ("instructors", "what_goes_wrong"),

@@ -143,7 +143,11 @@ def assert_traffic(case: RingCase, told: Mapping[str, Any], method: str, backwar
     block = batch * 2 * (n // P) * case.kv_heads * d
     e, sums = case.Q.itemsize, max(case.Q.itemsize, 4)
     expanded = batch * sent_bytes(sizes._replace(kv_heads=heads), backward)
-    names = {"keys and values are expanded to all query heads before they travel": expanded}
+    wide = batch * sent_bytes(sizes._replace(dtype_bytes=4), backward)
+    names = {
+        "keys and values are converted to float32 before they travel": wide,
+        "keys and values are expanded to all query heads before they travel": expanded,
+    }
     if method == "ring":
         names[f"K and V make P = {P} hops: the last one carries them home, where they are already"] = want + block * e
         names["K and V make one hop too few"] = want - block * e

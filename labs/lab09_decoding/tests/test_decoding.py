@@ -162,12 +162,20 @@ class TestGroupedQueryAttention:
         case.Q = 2 * case.Q  # exactly what twice the usual scale does
         got = two_results("grouped_query_attention", grouped_query_attention(*given, scale=0.5))
         case.check_results(got, hint="a scale that is given takes the place of 1/√d")
+        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=3, n_keys=20, d=16)
+        given = case.given
+        case.Q = 0 * case.Q
+        got = two_results("grouped_query_attention", grouped_query_attention(*given, scale=0.0))
+        case.check_results(got, hint="scale=0.0 is a scale that is given: `scale or …` takes it for None")
 
     @robust
     @by_dtype
     def test_other_dtypes(self, rng, dtype):
-        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=3, n_keys=200, d=16, dtype=dtype)
-        assert_grouped(case, hint=SHORT_SUMS)
+        for logit_scale in (1, 30):
+            case = GroupedCase(
+                rng, kv_heads=2, group=2, n_queries=3, n_keys=200, d=16, dtype=dtype, logit_scale=logit_scale
+            )
+            assert_grouped(case, hint=SHORT_SUMS)
 
     @robust
     @pytest.mark.parametrize("causal", [False, True])
@@ -208,6 +216,7 @@ class TestGroupedQueryAttention:
         for wrong, when, said in [
             ((torch.zeros(5, 2, 6), k, v), "for 5 query heads on 2 key heads", ("5", "2")),
             ((q, k, torch.zeros(2, 4, 3)), "when k and v differ in N_k", ("(2, 5, 6)", "(2, 4, 3)")),
+            ((q, k, torch.zeros(1, 5, 3)), "when k and v differ in heads", ("(2, 5, 6)", "(1, 5, 3)")),
             ((q, torch.zeros(2, 5, 7), v), "when q and k differ in d", ("(4, 2, 6)", "(2, 5, 7)")),
         ]:
             assert_raises(ValueError, partial(grouped_query_attention, *wrong), when=when, mentions=said)
@@ -335,6 +344,14 @@ def assert_split(case, num_splits, hint="", nan_hint=""):
     case.check_split(got, num_splits, hint=hint, nan_hint=nan_hint)
 
 
+def opposite(case):
+    """Equal weights, and values of which the second half nearly undoes the first: what is rounded before stays."""
+    half = case.v.shape[-2] // 2
+    case.Q = 0 * case.Q
+    case.share(case.k, torch.cat([case.v[..., :half, :] + 300, case.v[..., half:, :] - 300], -2))
+    return case
+
+
 class TestSplitKvDecode:
     """Parts of the keys, merged exactly."""
 
@@ -368,6 +385,7 @@ class TestSplitKvDecode:
     def test_other_dtypes(self, rng, dtype):
         hint = "partial outputs and log-sum-exps of half-precision inputs are float32, rounded once, when merged"
         assert_split(one_query(rng, n_keys=200, dtype=dtype), 9, hint=hint)
+        assert_split(opposite(one_query(rng, n_keys=64, dtype=dtype)), 2, hint=hint)
 
     @robust
     def test_inputs_need_not_be_contiguous(self, rng):
@@ -392,6 +410,7 @@ class TestSplitKvDecode:
             ((q, k, v, -1), "for -1 splits", ["num_splits"]),
             ((torch.zeros(5, 6), k, v, 2), "for 5 query heads on 2", ["5", "2"]),
             ((q, k, v[:, :4], 2), "when k and v differ in N_k", []),
+            ((q, k, v[:1], 2), "when k and v differ in heads", []),
         ]:
             assert_raises(ValueError, partial(split_kv_decode, *wrong), when=when, mentions=said)
 
@@ -403,9 +422,14 @@ class TestNumSplitsHeuristic:
         assert_heuristic(num_splits_heuristic, 48, 108, 64)
 
     @pytest.mark.parametrize(("total", "sms", "blocks"), [(1, 108, 64), (8, 132, 1024), (64, 132, 8), (108, 108, 64),
-                                                         (500, 108, 64), (30, 100, 7), (20, 132, 11)])  # fmt: skip
+                                                         (500, 108, 64), (30, 100, 7), (20, 132, 11),
+                                                         (110, 100, 64)])  # fmt: skip
     def test_some_sizes(self, total, sms, blocks):
         assert_heuristic(num_splits_heuristic, total, sms, blocks)
+
+    def test_just_enough_is_enough(self):
+        hint = "17 / 20 is 0.85, and that of 20 splits is 1: at least 0.85 times the best is enough"
+        assert_equal("num_splits_heuristic(17, 20, 20)", num_splits_heuristic(17, 20, 20), 1, hint=hint)
 
     def test_at_most_so_many(self):
         assert_heuristic(num_splits_heuristic, 1, 108, 1000)
@@ -429,6 +453,16 @@ class TestNumSplitsHeuristic:
         given[place] = 0
         name = ("total_mblocks", "num_sms", "num_n_blocks", "max_splits")[place]
         assert_raises(ValueError, lambda: num_splits_heuristic(*given), when=f"for {name}=0", mentions=[name])
+
+
+@program
+def tables_after_theirs_were_changed():
+    """The table of a sequence, asked for after lists that were handed out before have been changed."""
+    manager = BlockManager(4, 2)
+    manager.allocate("a", [1, 2, 3]).append(7)
+    first = list(manager.block_table("a"))
+    manager.block_table("a").clear()
+    return [first, manager.block_table("a")]
 
 
 class TestBlockManager:
@@ -462,6 +496,15 @@ class TestBlockManager:
         hint = "all was found, and one token must be computed: the last block is the sequence's own"
         Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4]).assert_finds("b", [1, 2, 3, 4], 2, hint)
 
+    def test_the_last_block_of_a_prompt_is_found_when_it_is_full(self):
+        hint = "the prompt fills its last block, which a longer one finds"
+        Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4]).assert_finds("b", [1, 2, 3, 4, 5], 4, hint)
+
+    def test_tables_are_the_callers_own(self):
+        found = tables_after_theirs_were_changed()
+        hint = "a list is handed out that is the manager's own: what the caller does with it changes the manager"
+        assert_equal("the table after the caller has changed his", found, [[0, 1], [0, 1]], hint=hint)
+
     def test_a_block_is_what_precedes_it_too(self):
         managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4, 5])
         hint = "the key of a block leaves out what lies before it: keys and values depend on all of the text"
@@ -470,7 +513,8 @@ class TestBlockManager:
 
     def test_a_partly_filled_block_is_its_owner_s(self):
         hint = "only full blocks are shared: in one that is still being filled the next token of each would cost a copy"
-        Managed(BlockManager, 8, 2).after(a=[1, 2, 3]).assert_finds("b", [1, 2, 3, 4], 2, hint)
+        for longer in ([1, 2, 3, 4], [1, 2, 3, 4, 5]):
+            Managed(BlockManager, 8, 2).after(a=[1, 2, 3]).assert_finds("b", longer, 2, hint)
 
     def test_what_was_freed_is_found_until_it_is_needed(self):
         managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3, 4, 5], gone="a")
@@ -607,6 +651,7 @@ class TestPagedAttention:
     @by_dtype
     def test_other_dtypes(self, rng, dtype):
         assert_paged(PagedBatch(rng, (100, 7), block_size=8, dtype=dtype), SHORT_SUMS)
+        assert_paged(PagedBatch(rng, (100, 7), block_size=8, dtype=dtype, logit_scale=30), SHORT_SUMS)
 
     @robust
     def test_integers_of_another_width(self, rng):
@@ -662,6 +707,10 @@ class TestSimulateServing:
         for requests in ([(2, 6, 8), (2, 2, 8), (2, 6, 8), (4, 6, 10)], [(1, 1, 4), (1, 5, 6), (1, 1, 4), (5, 3, 8)]):
             for policy in ("max", "oracle", "pow2"):
                 assert_shares(simulate_serving, requests, 20, policy, 4)
+
+    def test_the_lowest_place_that_fits(self):
+        requests = [(4, 2, 6), (1, 4, 5), (2, 2, 4), (1, 4, 5), (1, 5, 6)]
+        assert_shares(simulate_serving, requests, 16, "oracle", 4)
 
     def test_when_blocks_run_out_the_last_begins_anew(self):
         assert_shares(simulate_serving, [(4, 8, 12), (4, 8, 12), (3, 9, 12)], 16, "paged", 2)

@@ -50,7 +50,8 @@ class TestCachePlan:
     @refuses
     @pytest.mark.parametrize(
         ("change", "name"),
-        [({"bits": 3}, "bits"), ({"bits": 0}, "bits"), ({"block_size": 0}, "block_size"), ({"nbytes": 1279}, "nbytes")],
+        [({"bits": bits}, "bits") for bits in (0, 1, 3, 6, 16, 64)]
+        + [({"block_size": 0}, "block_size"), ({"nbytes": 1279}, "nbytes")],
     )
     def test_bad_arguments(self, change, name):
         given = {"spec": SPEC, "nbytes": 40_000, "block_size": 8, "bits": 8} | change
@@ -108,6 +109,27 @@ class TestBlockManager:
         what = "the blocks of a new sequence, when 5 was never used, then 2, 1, 0 and then 4, 3 became free,"
         assert_equal(what, managed.manager.allocate("c", [9] * 3), [5, 2], hint=hint)
 
+    def test_blocks_are_named_when_they_are_full(self):
+        hint = "only full blocks are shared: in one that is still being filled the next token of each would cost a copy"
+        Managed(BlockManager, 8, 2).after(a=[1, 2, 3]).assert_finds("b", [1, 2, 3, 4, 5], 2, hint)
+        Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4]).assert_finds(
+            "b", [1, 2, 3, 4, 5], 4, "the last block is full"
+        )
+        managed = Managed(BlockManager, 8, 3).after(a=[1, 2])
+        managed.blocks_while_growing("a", range(3, 8))
+        managed.assert_finds("b", [*range(1, 7), 9], 6, "blocks that fill up token by token are shared as well")
+
+    def test_a_fork_has_found_all_of_its_parent(self):
+        managed = Managed(BlockManager, 6, 2).after(a=[1, 2, 3])
+        managed.fork("a", "b")
+        assert_equal("num_cached_tokens of a fork", managed.manager.num_cached_tokens("b"), 3)
+
+    @robust
+    def test_equal_hashes_are_not_equal_tokens(self):
+        managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3])
+        hint = f"hash({managed.of_equal_hash(1)}) is hash(1) in Python: where hashes are equal, tokens must be compared"
+        managed.assert_finds("b", [managed.of_equal_hash(1), 2, 3], 0, hint)
+
     @robust
     def test_no_block_for_a_token(self):
         managed = Managed(BlockManager, 3, 2).after(a=[1, 2], b=[3, 4, 5])
@@ -147,8 +169,9 @@ def bytes_of_blocks(sizes, k, v, q):
     table, start = list(range(num_blocks)), len(blocks) - len(q)
     with AllocationMeter() as memory:
         result, read, fused = read_by(made, lambda: again.attend(layers - 1, q, table, start))
+    _, early, _ = read_by(made, lambda: again.attend(layers - 1, q, table, len(blocks) // 8 - len(q)))
     told = {"made": when_made, "full": when_full, "result": result, "peak": memory.peak_bytes, "read": read}
-    return told | {"fused": fused}
+    return told | {"fused": fused, "early": early}
 
 
 @program
@@ -260,6 +283,15 @@ class TestQuantizedBlocks:
 
     @robust
     @by_bits
+    def test_small_numbers(self, rng, bits):
+        blocks = BitBlocks(rng, QuantizedBlocks, bits=bits)
+        text = blocks.sequence(9, spread=1e-3)
+        blocks.write(text)
+        hint = "a small scale is taken for another: it is what the range gives, and only where it is 0 all codes are"
+        blocks.check(text, 8, hint=hint)
+
+    @robust
+    @by_bits
     def test_numbers_far_from_zero(self, rng, bits):
         blocks = BitBlocks(rng, QuantizedBlocks, bits=bits)
         text = blocks.sequence(9, offset=100.0, spread=3.0)
@@ -322,6 +354,9 @@ class TestQuantizedBlocks:
         hint = "a block is read again, or blocks are read that are not needed: a group of heads shares one read"
         kept = num_blocks * size * 2 * heads * (d + 4)
         assert_at_most(f"what attend reads of a cache of {kept:,} bytes", told["read"], kept, hint=hint)
+        hint = "the whole table is read: nothing behind the last query is needed"
+        name = f"what attend reads of {kept:,} bytes for queries that end at an eighth of them"
+        assert_at_most(name, told["early"], kept // 4, hint=hint)
 
     @pytest.mark.outside(mib=44)
     @small
@@ -336,7 +371,7 @@ class TestQuantizedBlocks:
         require(off < 1e-3, f"o is off by {off:.3g} with the cache full")
 
     @refuses
-    @pytest.mark.parametrize(("bits", "d"), [(3, 8), (16, 8), (0, 8), (2, 6)])
+    @pytest.mark.parametrize(("bits", "d"), [(3, 8), (16, 8), (0, 8), (1, 8), (6, 8), (32, 8), (2, 6)])
     def test_bad_bits(self, bits, d):
         call = partial(QuantizedBlocks, 4, 2, 1, 1, d, bits)
         assert_raises(ValueError, call, when=f"for {bits} bits and {d} numbers", mentions=["bits"])
@@ -416,6 +451,17 @@ class TestScheduler:
         served = assert_served(Scheduler, trace, 8, 4, 16)
         want = {0: 16, 1: 16}
         assert_equal("the tokens generated", {id: len(text) for id, text in served.completions.items()}, want)
+
+    def test_the_request_that_came_last_gives_way(self):
+        scheduler = Scheduler(4, 2, 8)
+        scheduler.submit("first", [1, 2, 3], 5)
+        scheduler.submit("last", [4, 5, 6], 3)
+        for _ in range(2):
+            scheduler.plan()
+            scheduler.advance({"first": 7, "last": 8})
+        served = [piece["id"] for piece in scheduler.plan()["work"]]
+        hint = "the request in need gives way itself: the one that came last does, so that the first is always served"
+        assert_equal("the requests served when both need a block and none is free", served, ["first"], hint=hint)
 
     @robust
     def test_one_block_a_token_and_one_token_a_step(self, rng):
@@ -546,6 +592,20 @@ class TestServer:
     def test_worked_example(self, rng):
         prompt = clear_prompt(rng, (), (24, 56), 1)
         serve(Server(SPEC, GENEROUS, 16), [Request(0, 0, prompt, 1)], SPEC, GENEROUS, 16)
+
+    def test_a_block_is_copied(self, rng):
+        server = Server(SPEC, GENEROUS, 16)
+        _, size, _ = settings_of(server, SPEC, GENEROUS)
+        k, v = torch.from_numpy(rng.standard_normal((2, size, SPEC["kv_heads"], SPEC["head_dim"]))).float()
+        q = torch.from_numpy(rng.standard_normal((1, SPEC["heads"], SPEC["head_dim"]))).float()
+        for layer in range(SPEC["layers"]):
+            server.write(layer, [0] * size, list(range(size)), k.clone(), v.clone())
+        before = [server.attend(layer, q, [0], size - 1) for layer in range(SPEC["layers"])]
+        server.copy(0, 3)
+        for layer in range(SPEC["layers"]):
+            server.write(layer, [0] * size, list(range(size)), v.clone(), k.clone())
+            same = torch.allclose(before[layer], server.attend(layer, q, [3], size - 1))
+            require(same, f"after copy(0, 3) block 3 does not hold in layer {layer} what block 0 held")
 
     @by_kind
     def test_traces_with_room_to_spare(self, rng, kind):

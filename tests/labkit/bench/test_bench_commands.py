@@ -143,7 +143,7 @@ def test_a_line_cut_off_goes_and_whole_ones_stay(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("command", "place"),
-    [("bench --claims", "labkit.bench.show.show_claims"), ("kernel report", "labkit.commands.kernel.numbers")],
+    [("bench --claims", "labkit.bench.show.show_claims"), ("kernel", "labkit.commands.kernel.numbers")],
 )
 def test_ctrl_c_in_any_command(monkeypatch, command, place):
     def pressed(*_arguments, **_options):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from statistics import median
 
 import pytest
 from rich.console import Console
@@ -12,8 +13,10 @@ from labkit.commands.counts import BOARD_FILE, COLUMNS, cells, count_tables
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.apart import run_apart
 from labstaff.answers.board import board_text, server_module
+from labstaff.figures import FIGURES_DIR
 
 LAB = find_lab("13")
+CHAPTER = (ROOT / "docs" / "13_serving.md").read_text(encoding="utf-8")
 BOARD = json.loads((LAB.folder / BOARD_FILE).read_text(encoding="utf-8"))
 FIRST, SHARED, PREEMPTING = (each["counts"] for each in BOARD["references"])
 
@@ -30,7 +33,27 @@ def test_the_chapter_shows_the_counts(trace):
     for each in BOARD["references"]:
         lines.append(f"| {each['name']} | {' | '.join(cells(each['counts'][trace]))} |")
     text = "\n".join(lines)
-    assert text in (ROOT / "docs" / "13_serving.md").read_text(encoding="utf-8"), f"\n{text}"
+    assert text in CHAPTER, f"\n{text}"
+
+
+def test_the_chapters_table_of_waits_is_its_figures():
+    """Steps and tokens are the counts', steps to the first token those of figure 13_waiting."""
+    data = json.loads((FIGURES_DIR / "13_waiting.json").read_text(encoding="utf-8"))
+    for trace, servers in data["steps_to_the_first_token"].items():
+        for each in BOARD["references"]:
+            counts, waits = each["counts"][trace], servers[each["name"]]
+            numbers = f"{counts['steps']} | {counts['tokens'] / counts['steps']:.2g} | {median(waits):g} | {max(waits)}"
+            assert f"| *{trace}*, {each['name']} | {numbers} |" in CHAPTER
+
+
+def test_the_chapters_table_of_rates_is_its_figures():
+    data = json.loads((FIGURES_DIR / "13_rates.json").read_text(encoding="utf-8"))
+    line = data["lines"]["2000"]
+    rows = zip(line["at_once"], line["ms_a_step"], line["user"], line["server"], strict=True)
+    shown = {n: (n * 2000 * data["token"] / 2**30, ms, user, server) for n, ms, user, server in rows}
+    for n in (1, 16, 64, 243):
+        caches, ms, user, server = shown[n]
+        assert f"| {n} | {caches:.3g} | {ms:.1f} | {user:.0f} | {float(f'{server:.3g}'):,.0f} |" in CHAPTER
 
 
 def test_lab_check_prints_the_counts_below_the_course_s():

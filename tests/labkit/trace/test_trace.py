@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch.cuda import _memory_viz
+from typer.testing import CliRunner
 
+from labkit.commands.app import app
 from labkit.commands.check import trace_lines
 from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file
 from labkit.meters.profiler import profile_memory
@@ -377,7 +380,6 @@ def test_the_command_says_the_peak_and_writes(code, tmp_path, capsys):
         assert f"{run['name']}: {run['peak_bytes']:,} bytes at the peak, step {run['peak_step'] + 1} of" in said
     assert f"code.py:{line('scores.softmax')}  weights = scores.softmax(-1)" in said
     assert "over 12,288 bytes that were there before" in said
-    assert re.search(r"[\d,]+ B  in \d+ more", said)
     assert said.count("written: ") == 4
     assert ElementTree.parse(files[2]).getroot().tag.endswith("svg")
     assert files[3].read_bytes().startswith(b"\x89PNG")
@@ -386,6 +388,7 @@ def test_the_command_says_the_peak_and_writes(code, tmp_path, capsys):
 def test_the_command_says_the_default_shape(code, tmp_path, capsys):
     run_command(f"{code}:net", shape=None, steps=1, optimizer="SGD(lr=0.1, momentum=0.9)", out=[tmp_path / "run.html"])
     said = capsys.readouterr().out
+    assert re.search(r"[\d,]+ B  in \d+ more", said)
     assert "inputs x 1 × 256 × 16 (the default; --shape gives others)" in said
     assert "momentum_buffer of layers.0.weight" in (tmp_path / "run.html").read_text()
     with pytest.raises(SystemExit, match=r"torch\.optim has no optimizer 'SDG'"):
@@ -590,3 +593,23 @@ def test_the_chapters_traces_share_the_viewer():
 
 def test_the_chapters_traces_give_no_solution_away():
     assert find_leaks(find_labs(), FOLDER.glob("*.html")) == []
+
+
+GUIDE = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
+PRINTED = re.findall(r"```bash\nuv run lab (trace [^\n]+)\n```\n\n```text\n([^`]+)```", GUIDE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "printed"), PRINTED, ids=[command for command, _ in PRINTED])
+def test_the_guides_commands_print_what_it_shows(command, printed, tmp_path):
+    torch.set_num_threads(1)  # workspace depends on it
+    ran = CliRunner().invoke(app, [*shlex.split(command), "--out", str(tmp_path / "run.html")])
+    assert [line for line in printed.splitlines() if line not in ran.output.splitlines()] == [], ran.output
+
+
+def test_the_guide_shows_what_its_commands_print():
+    assert len(PRINTED) == 7
+    saved = [int(number.replace(",", "")) for number in re.findall(r"([\d,]{8,}) bytes", GUIDE)]
+    peaks = [int(re.search(r"([\d,]+) bytes at", text)[1].replace(",", "")) for _, text in PRINTED]
+    for more, less in ((0, 1), (2, 3), (4, 5), (5, 6)):
+        assert peaks[more] - peaks[less] in saved

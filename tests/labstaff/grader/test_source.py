@@ -35,6 +35,13 @@ def test_any_text_is_read_within_bounds(text):
     assert len(runs) <= MOST_RUNS
 
 
+CHAINS = b"import x\n" + (b"x" + b".a" * 900 + b"\n") * 570
+
+
+def test_what_takes_the_review_too_long_is_a_finding():
+    assert read_source(CHAINS, LAB, cpu_seconds=1) == ([NOT_READ], [])
+
+
 def test_what_ends_the_child_is_a_finding(monkeypatch):
     monkeypatch.setattr("labstaff.grader.source.WAIT_SECONDS", 0.01)
     assert read_source(b"x = 1", LAB) == ([NOT_READ], [])
