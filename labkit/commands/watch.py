@@ -12,8 +12,8 @@ from rich.text import Text
 from labkit.commands.check import print_lines
 from labkit.labs.manifest import Lab
 from labkit.suite.apart import to_the_end
-from labkit.suite.prefork import WarmRunner, heavy_modules
 from labkit.suite.results import TaskResult, add_up, fingerprint, store
+from labkit.suite.warm import WarmRunner, heavy_modules
 from labkit.suite.words import change_lines, line_style, run_lines
 
 DEBOUNCE_MS = 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
@@ -112,8 +111,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """Give each test of a lab a time limit of its own."""
     if _lab(item) is None:
         return (yield)
-    if compare := sys.modules.get("labkit.testing.compare"):
-        compare.changed_elsewhere.clear()
     if ended := _ended(item):
         raise ProcessEnded(ended)
     marker = item.get_closest_marker("seconds")

@@ -203,7 +203,7 @@ def test_many_failures_are_told_by_name(lab):
 def test_watch_runs_again_on_each_save_and_says_what_changed(lab, monkeypatch, tmp_path):
     """In the house itself, on a copy of the student's file: --src is not watched, so the runner is given the copy."""
     from labkit.commands import watch
-    from labkit.suite.prefork import WarmRunner
+    from labkit.suite.warm import WarmRunner
 
     class OnTheCopy(WarmRunner):
         def run(self, label, *options, **more):
