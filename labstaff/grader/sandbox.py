@@ -33,7 +33,7 @@ BESIDE = {"matplotlib.pyplot": ("matplotlib.backends.backend_agg",)}
 """What the first use of a heavy module would import."""
 INSIDE = (
     *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/labs/__init__.py", "labkit/labs/manifest.py"),
-    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "budget", "limits", "wall_clock", "prefork_torch")),
+    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "limits", "wall_clock", "prefork_torch")),
     "labstaff/__init__.py",
     *(f"labstaff/grader/{name}.py" for name in ("__init__", "confine", "preload", "wire", "worker", "worker_machine")),
 )
