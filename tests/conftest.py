@@ -178,6 +178,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: "job" in _params(item))
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist tells the one that writes the summary what it has left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: typing.Any) -> None:
+    """Take it over: all processes have collected, and left out, the same."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", [])
+
+
 def _slow_problem(config: pytest.Config) -> str:
     """What to type for the slow tests, unless markers were named."""
     return "" if config.option.markexpr else "uv run pytest -m slow -n 2 runs them"

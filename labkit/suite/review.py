@@ -51,7 +51,7 @@ FURTHER_PARTS = frozenset(
 
 ATTRIBUTES = frozenset(
     "DispatchKey DispatchKeySet UntypedStorage ag_frame as_strided callbacks cr_frame cr_code ctypes data_ptr f_back "
-    "f_builtins f_code f_globals f_locals from_file get_objects get_referents get_referrers gi_code gi_frame "
+    "f_builtins f_code f_globals f_locals from_file garbage get_objects get_referents get_referrers gi_code gi_frame "
     "gi_yieldfrom redispatch resize_ set_ set_debug set_threshold setprofile settrace tb_frame tb_next "
     "untyped_storage".split()
 )
@@ -83,6 +83,7 @@ PRIVATE = frozenset("_asdict _base _fields _make _replace _version".split())
 BUILTINS = frozenset("compile eval exec globals input locals open".split())
 OWN_OBJECTS = frozenset(("cls", "ctx", "self"))
 SET_BY_ANYONE = frozenset(("grad", "requires_grad", "shape"))
+REGISTERING = frozenset(("__setattr__", "register_buffer", "register_parameter"))
 BY_NAME = frozenset(("delattr", "getattr", "setattr"))
 WRAPPING = {"functools.update_wrapper": 2, "functools.wraps": 1}
 SELF_CHECKS = ("__name__ == '__main__'", "'__main__' == __name__")
@@ -188,6 +189,12 @@ class _Review:
     def attributes(self, node: ast.Attribute) -> Iterator[str]:
         if id(node) not in self.harmless and not (node.attr == "__dict__" and _is_self(node.value)):
             yield from self.attribute(self.path(node), node.attr)
+        if (
+            node.attr == "__init__"
+            and isinstance(node.value, ast.Name)
+            and node.value.id not in self.own | {*self.paths}
+        ):
+            yield "calls __init__ of an object"
         if not isinstance(node.ctx, ast.Load):
             yield from self.set(node.value, node.attr)
 
@@ -343,6 +350,8 @@ def _given(node: ast.AST) -> Iterator[str]:
         yield from (target.id for target in targets if isinstance(target, ast.Name))
     elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
         yield node.attr
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in REGISTERING:
+        yield from (each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str))
 
 
 def _bound(node: ast.AST) -> Iterator[str]:

@@ -330,9 +330,9 @@ measure_memory(fn, x, 2, 3, scale=0.5, other=y)
         require(keyword, "keyword arguments do not reach fn as they are")
 
     def test_fn_is_called_once(self):
-        calls = []
-        peak_and_result(measure_memory(calls.append, 1))
-        assert_equal("the number of calls of fn", len(calls), 1)
+        measured, n_calls = run("calls = []\nnote(measure_memory(calls.append, 1))\nnote(len(calls))")
+        peak_and_result(measured)
+        assert_equal("the number of calls of fn", n_calls, 1)
 
     def test_a_function_that_allocates_nothing(self):
         """

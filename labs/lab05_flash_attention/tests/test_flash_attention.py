@@ -13,6 +13,7 @@ from flash_attention import FlashAttention, flash_backward, flash_forward
 from labkit.meters.calls import ScoreTiles, UninitialisedIsNaN, measured
 from labkit.meters.cuda import CudaMeter
 from labkit.meters.steps import kept_between, left_behind, measured_step, penalised_gradients, saved_tensors, step
+from labkit.testing.attention.gradients import ByStep
 from labkit.testing.attention.saved import assert_saved
 from labkit.testing.attention.tensor_cases import Case, numbers, strided
 from labkit.testing.attention.tensor_reference import attention, gradients, gradients_with_penalty
@@ -472,21 +473,6 @@ def gradient_of_one_input(X, dO):
     return X.grad
 
 
-class StepOfApply(torch.autograd.Function):
-    """`apply` for torch's own check of gradients, wherever the student's code runs."""
-
-    @staticmethod
-    def forward(ctx, causal, *inputs):
-        ctx.causal = causal
-        ctx.save_for_backward(*inputs)
-        return FlashAttention.apply(*inputs, causal).detach()
-
-    @staticmethod
-    def backward(ctx, dO):
-        with torch.enable_grad():
-            return None, *step_of_apply("step", *ctx.saved_tensors, dO, ctx.causal)[2]
-
-
 def apply(case, needs):
     """The student's output, for inputs that need a gradient or do not."""
     inputs = [x.detach().requires_grad_(needs) for x in case.inputs]
@@ -559,7 +545,9 @@ class TestFlashAttention(EveryTask):
         for causal in (False, True):
             case = Case(rng, n_queries=4, n_keys=6, d=3, d_v=2, causal=causal, dtype=torch.float64, batch=(2,))
             right = torch.autograd.gradcheck(
-                functools.partial(StepOfApply.apply, causal),
+                lambda *x, causal=causal: ByStep.apply(
+                    lambda *x: FlashAttention.apply(*x, causal), lambda *x: step_of_apply("step", *x, causal)[2], *x
+                ),
                 [x.requires_grad_() for x in case.inputs],
                 raise_exception=False,
                 check_undefined_grad=False,

@@ -14,6 +14,7 @@ from labkit.meters.mask_caches import session_of
 from labkit.meters.steps import penalised_gradients
 from labkit.meters.steps import step as step_of
 from labkit.meters.tensors import measure_peak
+from labkit.testing.attention.gradients import ByStep
 from labkit.testing.attention.tensor_cases import strided
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
@@ -255,7 +256,9 @@ class TestSlidingWindowAttention:
         case = StepCase(rng, 9, 4, 3, d=3, d_v=2, dtype=torch.float64)
         case.check_step(hint="a step is done in float32")
         right = torch.autograd.gradcheck(
-            lambda q, k, v: sliding_window_attention(q, k, v, 4, 3),
+            lambda *x: ByStep.apply(
+                lambda *x: sliding_window_attention(*x, 4, 3), lambda *x: plain_step(*x, 4, 3)[1:], *x
+            ),
             [x.requires_grad_() for x in case.inputs],
             raise_exception=False,
             check_undefined_grad=False,

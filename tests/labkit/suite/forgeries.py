@@ -51,6 +51,7 @@ FORGERIES = {
             "functools.wraps(Liar, assigned=('loaded',), updated=())(type(machine))",
             "import functools\nclass Liar(Machine):\n    loaded = property(lambda self: 0)",
         ),
+        "set_up_again": tiled_traffic("machine.__init__(machine.sram_bytes)"),
         "another_class": tiled_traffic("machine.__class__ = Machine"),
         "another_class_by_setattr": tiled_traffic("setattr(machine, '__class__', Machine)"),
         "another_method": tiled_traffic("machine.loaded_from = lambda array: 0"),
