@@ -29,6 +29,8 @@ FINDER = pytest.StashKey[AnswerFinder]()
 WHOLE = pytest.StashKey[dict[str, WholeSuite]]()
 TIMED_OUT = pytest.StashKey[set[str]]()
 """The classes of tests of which one has taken too long."""
+GPU_SECONDS = 120.0
+"""For a test that starts CUDA and compiles kernels."""
 SHORT_SHARE = 0.2
 """The share of its time that a test gets after another one of its task has taken too long."""
 RESUME_CLOCKS = pytest.StashKey[Callable[[], None]]()
@@ -264,7 +266,8 @@ def _drop_hint(item: pytest.Item, error: BaseException) -> None:
 def _seconds(item: pytest.Item, lab: Lab) -> float:
     """CPU seconds that a test may take: its mark's, or its lab's."""
     marker = item.get_closest_marker("seconds")
-    return min(marker.args[0] if marker else lab.test_seconds, GIVEN_SECONDS)
+    usual = GPU_SECONDS if item.get_closest_marker("gpu") else lab.test_seconds
+    return min(marker.args[0] if marker else usual, GIVEN_SECONDS)
 
 
 def _class_id(item: pytest.Item) -> str:

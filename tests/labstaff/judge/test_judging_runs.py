@@ -93,7 +93,7 @@ def test_an_endless_answer_ends_by_its_cpu_time(options, monkeypatch, tmp_path):
     with WarmRunner(prepare="labstaff.judge.sandbox:keep_unboxed" if options else "") as runner:
         run = runner.run("lab01", "--src", str(tmp_path), *options, cpu_seconds=0.75)
     assert run.problem == f"{OVERTIME} within 0.75 s of CPU time"
-    assert 1 <= len(run.verdicts) <= 3 < run.n_collected
+    assert 1 <= len(run.verdicts) <= 10 < run.n_collected
     assert {verdict.state for verdict in run.verdicts} <= {State.TOO_SLOW, State.PASSED}
 
 
