@@ -12,9 +12,9 @@ from rich.text import Text
 from labkit.commands.check import Progress, interrupted_lines, lines_of, print_lines
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.apart import ForkedRuns
-from labkit.suite.prefork import heavy_modules
 from labkit.suite.results import TaskResult, add_up, fingerprint
 from labkit.suite.run import SuiteRun
+from labkit.suite.warm import heavy_modules
 from labkit.suite.words import change_lines, line_style
 
 DEBOUNCE_MS = 100
