@@ -146,3 +146,15 @@ def test_results_that_are_right_are_named():
     del got["output"], got["weights"]
     with pytest.raises(AssertionError, match=r"elements are off$"):
         compare.compare_each(got, lambda name: case.check(name, got[name], name))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("totals = powers.sum(axis=-1)", "a number a row, (5,), meets the rows, (5,129)"),
+        ("totals = powers[..., :0].max(axis=-1, keepdims=True)", "there is nothing to reduce"),
+    ],
+)
+def test_numpys_error_comes_with_its_usual_cause(tmp_path, line, says):
+    source = solution_text().replace("totals = powers.sum(axis=-1, keepdims=True)", line)
+    assert says in pytest_run(tmp_path, source, "-k", "test_more_keys_than_queries").stdout
