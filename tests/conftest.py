@@ -25,7 +25,7 @@ from labkit.commands.lockfile import hide_additions
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import verdict_from
-from labstaff.judge.sandbox import SandboxMissing, require_bubblewrap
+from labstaff.grader.sandbox import SandboxMissing, require_bubblewrap
 from tests import judging
 from tests.labstaff.site.built_site import CHROMIUM, a_browser
 
@@ -176,6 +176,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.append(f"{marker}: {len(marked)} tests were not run: {why}")
             items[:] = [item for item in items if item not in marked]
     items.sort(key=lambda item: "job" in _params(item))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist tells the one that writes the summary what it has left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: typing.Any) -> None:
+    """Take it over: all processes have collected, and left out, the same."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", [])
 
 
 def _slow_problem(config: pytest.Config) -> str:

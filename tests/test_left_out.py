@@ -7,17 +7,20 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from labkit.labs.catalog import ROOT
 
 
-def test_without_namespaces_sandbox_tests_are_counted(tmp_path):
+@pytest.mark.parametrize("options", [[], ["-n1"]], ids=["one process", "xdist"])
+def test_without_namespaces_sandbox_tests_are_counted(tmp_path, options):
     """The system's bwrap comes first: here it is one that the kernel allows nothing."""
     bwrap = tmp_path / "bwrap"
     bwrap.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n", encoding="utf-8")
     bwrap.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     file = next(ROOT.glob("tests/**/test_sandbox.py"))
-    command = [sys.executable, "-m", "pytest", str(file), "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", str(file), "-p", "no:cacheprovider", *options]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     line = r"^sandbox: \d+ tests were not run: .*bwrap: No permissions to create new namespace$"
     assert re.search(line, done.stdout, re.MULTILINE), done.stdout + done.stderr

@@ -31,6 +31,8 @@ app = typer.Typer(
 FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 NO_ROOM_FOR_TEMPORARY_FILES = errno.ENOENT  # as `tempfile` has it, which names no file
 LabName = Annotated[str, typer.Argument(metavar="LAB", help="a lab's number, like 01")]
+TaskNames = Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="judge these tasks only")]
+FirstFailure = Annotated[bool, typer.Option("--first", "-x", help="stop at the first failure")]
 
 
 def of_the_disk(error: OSError) -> str | None:
@@ -57,18 +59,20 @@ def board(context: typer.Context) -> None:
 @app.command(rich_help_panel=STUDENTS)
 def check(
     lab: LabName,
-    tasks: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="judge these tasks only")] = None,
+    tasks: TaskNames = None,
     everything: Annotated[bool, typer.Option("--all", "-v", help="tell every failure in full")] = False,
     show_prints: Annotated[
         bool, typer.Option("--prints", "-s", help="show what your code prints; breakpoint() works")
     ] = False,
+    first_failure: FirstFailure = False,
 ) -> None:
     """Run a lab's suite on your file and say what each task lacks."""
     from labkit.commands.check import check_lab
 
     found = find_lab(lab)
     chosen = [find_task(found, name) for name in tasks or []]
-    raise typer.Exit(check_lab(found, chosen, everything=everything, show_prints=show_prints))
+    status = check_lab(found, chosen, everything=everything, show_prints=show_prints, first_failure=first_failure)
+    raise typer.Exit(status)
 
 
 @app.command(rich_help_panel=STUDENTS)
@@ -85,11 +89,12 @@ def hint(
 
 
 @app.command(rich_help_panel=STUDENTS)
-def watch(lab: LabName) -> None:
+def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = False) -> None:
     """Run a lab's suite again whenever its file is saved, and say what changed. Ctrl-C ends it."""
     from labkit.commands.watch import watch_lab
 
-    watch_lab(find_lab(lab))
+    found = find_lab(lab)
+    watch_lab(found, [find_task(found, name) for name in tasks or []], first_failure=first_failure)
 
 
 app.command(rich_help_panel=STUDENTS)(kernel)

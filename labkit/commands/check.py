@@ -1,21 +1,23 @@
-"""`lab check`: one run of a lab's suite with a progress bar, and its lines."""
+"""`lab check`: one run of a lab's suite, with progress, and its lines."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.live import Live
 from rich.text import Text
 
+from labkit.commands import INTERRUPTED
 from labkit.commands.counts import count_tables
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.apart import OnVerdict, run_apart
+from labkit.suite.apart import Listener, run_apart
 from labkit.suite.finder import file_problem, platform_problem
-from labkit.suite.results import add_up, store, stored
+from labkit.suite.results import store, store_whole_tasks, stored
 from labkit.suite.review import review
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
@@ -23,16 +25,26 @@ from labkit.suite.words import line_style, run_lines, unusable_lines
 from labkit.trace.offer import can_be_traced
 
 LONG_SECONDS = 15.0
+REPORT_SECONDS = 10.0
+"""How often progress is printed where it cannot be shown in place."""
 MOST_FINDINGS = 10
 
 
-def check_lab(lab: Lab, tasks: Sequence[Task] = (), *, everything: bool = False, show_prints: bool = False) -> int:
+def check_lab(
+    lab: Lab,
+    tasks: Sequence[Task] = (),
+    *,
+    everything: bool = False,
+    show_prints: bool = False,
+    first_failure: bool = False,
+) -> int:
     """Run the suite of `lab`, show what it says, and return the exit status: 0 when every test passed.
 
     Args:
         tasks: judge these only; all when empty.
         everything: tell every failure in full.
         show_prints: let what the file prints, and a debugger that it opens, have the terminal.
+        first_failure: stop there.
     """
     console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
     if problem := platform_problem(lab) or file_problem(lab.answer_file):
@@ -40,17 +52,38 @@ def check_lab(lab: Lab, tasks: Sequence[Task] = (), *, everything: bool = False,
         return 1
     print_lines(console, review_lines(lab))
     began = time.monotonic()
-    run = _run(lab, tasks, show_prints)
-    if run.problem:
+    progress = Progress(lab)
+    run = _run(lab, tasks, show_prints, first_failure, progress)
+    if run.interrupted:
+        print_lines(console, interrupted_lines("lab check", run, progress))
+    elif run.died and not run.verdicts:
+        print_lines(console, unusable_lines(lab, run.problem))
+        return 1
+    elif run.problem:
         console.print(Text(f"{lab.label}: the suite could not be run\n{run.problem}", style="red"))
         return 2
-    print_lines(console, run_lines(lab, run.verdicts, everything=everything))
+    print_lines(console, lines_of(lab, run, everything=everything))
     print_lines(console, trace_lines(lab, run.verdicts))
     for table in count_tables(lab, run.verdicts):
         console.print()
         console.print(table, soft_wrap=False)
-    _keep(console, lab, run, 0.0 if tasks else time.monotonic() - began)
+    if run.interrupted:
+        return INTERRUPTED
+    _keep(console, lab, run, time.monotonic() - began)
     return 0 if all(verdict.passed for verdict in run.verdicts) else 1
+
+
+def lines_of(lab: Lab, run: SuiteRun, *, everything: bool = False, more: str = "-v") -> list[str]:
+    """The lines of a run, which may have been stopped before its end; it then has no points for tasks cut short."""
+    whole_suite = {task: set(tests) for task, tests in run.collected.items()}
+    is_cut = len(run.verdicts) < run.n_collected
+    return run_lines(lab, run.verdicts, everything=everything, whole_suite=whole_suite if is_cut else None, more=more)
+
+
+def interrupted_lines(command: str, run: SuiteRun, progress: Progress) -> list[str]:
+    """Where Ctrl-C came, and that what follows is not all."""
+    where = f" in {progress.test}, {run.interrupted}" if progress.test else ""
+    return [f"{command}: interrupted{where}, after {progress.n_done} of {progress.n_tests} tests", ""]
 
 
 def print_lines(console: Console, lines: Sequence[str]) -> None:
@@ -76,34 +109,67 @@ def review_lines(lab: Lab) -> list[str]:
     return [f"When {lab.answer_file.name} is graded, your instructor will be shown:", *lines, *more, ""]
 
 
-def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool) -> SuiteRun:
+class Progress(Listener):
+    """Which test runs, for how long, and how many are done."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._began = time.monotonic()
+        self.test = ""
+        self.n_done = self.n_tests = 0
+
+    def on_start(self, task: str, test: str, n_collected: int) -> None:
+        """See `Listener`."""
+        self.test, self.n_tests, self._began = test, n_collected, time.monotonic()
+
+    def on_verdict(self, verdict: Verdict) -> None:
+        """See `Listener`."""
+        self.n_done += 1
+
+    def line(self) -> Text:
+        """Progress in one line."""
+        test = f"{self.n_done} of {self.n_tests} tests · {self.test}" if self.test else "importing"
+        return Text(f"{self._lab.label} · {test} · {time.monotonic() - self._began:.0f} s", style="dim")
+
+    @contextlib.contextmanager
+    def shown(self, console: Console) -> Iterator[None]:
+        """Show the line in place on a terminal; print it now and then elsewhere."""
+        if console.is_terminal:
+            with Live(get_renderable=self.line, console=console, transient=True):
+                yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._print_now_and_then, args=(console, over))
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _print_now_and_then(self, console: Console, over: threading.Event) -> None:
+        while not over.wait(REPORT_SECONDS):
+            console.print(self.line(), soft_wrap=True)
+
+
+def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool, first_failure: bool, progress: Progress) -> SuiteRun:
     tests = [task.tests for task in tasks]
+    options = ["-x"] if first_failure else []
     if show_prints:
-        return run_apart(lab, tests=tests, show_prints=True)
-    bars = Console(stderr=True)
+        return run_apart(lab, *options, tests=tests, listener=progress, show_prints=True)
+    console = Console(stderr=True)
     if (usual_seconds := stored(lab).suite_seconds) >= LONG_SECONDS and not tasks:
-        bars.print(f"{lab.label}: the last run took {usual_seconds:.0f} s", style="dim", highlight=False)
-    with progress(bars, lab) as on_verdict:
-        return run_apart(lab, tests=tests, on_verdict=on_verdict)
-
-
-@contextlib.contextmanager
-def progress(bars: Console, lab: Lab) -> Iterator[OnVerdict]:
-    """A bar for the tests of a run, where `bars` is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=bars, transient=True, disable=not bars.is_terminal) as progress:
-        bar = progress.add_task(f"{lab.label} · importing", total=None)
-
-        def on_verdict(verdict: Verdict, n_collected: int) -> None:
-            progress.update(bar, advance=1, total=n_collected, description=f"{lab.label} · {verdict.task}")
-
-        yield on_verdict
+        console.print(f"{lab.label}: the last run took {usual_seconds:.0f} s", style="dim", highlight=False)
+    with progress.shown(console):
+        return run_apart(lab, *options, tests=tests, listener=progress)
 
 
 def _keep(console: Console, lab: Lab, run: SuiteRun, seconds: float) -> None:
-    """Keep how long a whole run took; and its results, where no single process has seen all of them."""
-    whole = run.n_starts > 1 and len(run.verdicts) == run.n_collected
+    """Keep how long a run of all tests took; and the results of one whose process has ended before it kept them."""
     try:
-        store(lab, add_up(lab, run.verdicts) if whole else {}, suite_seconds=seconds)
+        if run.died:
+            store_whole_tasks(lab, run.verdicts, {task: set(tests) for task, tests in run.collected.items()})
+        elif len(run.verdicts) == run.n_collected and len(run.collected) == len(lab.tasks):
+            store(lab, {}, suite_seconds=seconds)
     except OSError as error:
         console.print(Text(f"the results of {lab.label} could not be kept: {error.strerror}", style="red"))

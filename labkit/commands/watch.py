@@ -1,28 +1,39 @@
-"""`lab watch`: the suite again on every save, in a child forked from a parent that keeps the imports warm."""
+"""`lab watch`: the suite again on every save, in a process forked from one that has everything imported."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from rich.console import Console
 from rich.text import Text
 
-from labkit.commands.check import print_lines
-from labkit.labs.manifest import Lab
-from labkit.suite.apart import to_the_end
-from labkit.suite.prefork import WarmRunner, heavy_modules
-from labkit.suite.results import TaskResult, add_up, fingerprint, store
-from labkit.suite.words import change_lines, line_style, run_lines
+from labkit.commands.check import Progress, interrupted_lines, lines_of, print_lines
+from labkit.labs.manifest import Lab, Task
+from labkit.suite.apart import ForkedRuns
+from labkit.suite.results import TaskResult, add_up, fingerprint
+from labkit.suite.run import SuiteRun
+from labkit.suite.warm import heavy_modules
+from labkit.suite.words import change_lines, line_style
 
 DEBOUNCE_MS = 100
 
 
-def watch_lab(lab: Lab, saves: Iterable[object] | None = None, console: Console | None = None) -> None:
+def watch_lab(
+    lab: Lab,
+    tasks: Sequence[Task] = (),
+    *,
+    first_failure: bool = False,
+    saves: Iterable[object] | None = None,
+    console: Console | None = None,
+) -> None:
     """Run the suite of `lab`, and again for each item of `saves`; by default, each change in its `src/` folder.
 
-    A run with other results than the one before says what changed first.
+    A run with other results than the one before says what changed. `tasks` and `first_failure` as in `check_lab`.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, also while the suite runs.
     """
     from watchfiles import watch
 
@@ -32,25 +43,31 @@ def watch_lab(lab: Lab, saves: Iterable[object] | None = None, console: Console 
     before: dict[str, TaskResult] = {}
     where = lab.answer_file.relative_to(lab.folder.parent.parent)
     console.print(f"watching {where}: save it to run again, Ctrl-C to end", style="dim")
-    with WarmRunner(heavy_modules(lab.suite_file, lab.answer_file)) as runner:
-        for _ in chain([None], saves):
-            judged = None
-            while judged != (judged := fingerprint(lab)):  # saved again while it ran: nobody watched for that
-                before = _once(runner, lab, before, console)
+    runs = ForkedRuns(lab, heavy_modules(lab.suite_file, lab.answer_file))
+    options = ["-x"] if first_failure else []
+    for _ in chain([None], saves):
+        judged = None
+        while judged != (judged := fingerprint(lab)):  # saved again while it ran: nobody watched for that
+            progress = Progress(lab)
+            with progress.shown(Console(stderr=True)):
+                run = runs.run(*options, tests=[task.tests for task in tasks], listener=progress)
+            if run.interrupted:
+                print_lines(console, interrupted_lines("lab watch", run, progress))
+                print_lines(console, lines_of(lab, run))
+                raise KeyboardInterrupt
+            before = _show(run, lab, before, console)
 
 
-def _once(runner: WarmRunner, lab: Lab, before: dict[str, TaskResult], console: Console) -> dict[str, TaskResult]:
-    run = to_the_end(lambda options, _: runner.run(lab.label, *options))
-    if run.problem:
+def _show(run: SuiteRun, lab: Lab, before: dict[str, TaskResult], console: Console) -> dict[str, TaskResult]:
+    if not run.verdicts:
         console.print(Text(f"{lab.label}: {run.problem}", style="red"))
         return before
-    now = add_up(lab, run.verdicts)
-    if run.n_starts > 1 and len(run.verdicts) == run.n_collected:
-        store(lab, now)  # no single process has seen all of it
     console.rule(style="dim")
-    print_lines(console, run_lines(lab, run.verdicts, more=f"uv run lab check {lab.number} -v"))
-    changes = change_lines(lab, before, now)
+    print_lines(console, lines_of(lab, run, more=f"uv run lab check {lab.number} -v"))
+    if len(run.verdicts) < run.n_collected:
+        return before
+    now = add_up(lab, run.verdicts)
     if before:
-        for line in changes or ["no change in what passes"]:
+        for line in change_lines(lab, before, now) or ["no change in what passes"]:
             console.print(Text(line, style=line_style(line)))
     return now

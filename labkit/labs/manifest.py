@@ -54,6 +54,7 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     platform: Literal["", "linux"] = ""
     libraries: tuple[Least, ...] = ()
     environment: tuple[Setting, ...] = ()
+    test_seconds: Positive = 5
     requires: tuple[Text, ...] = ()
     read: tuple[Text, ...] = ()
     tasks: Annotated[tuple[Task, ...], msgspec.Meta(min_length=1)]
@@ -65,7 +66,8 @@ class Lab(_Written, frozen=True, kw_only=True):
 
     A draft is still being written: it is not released, and how many mistakes it has is not asked. `platform` is what
     its libraries need, "" for any; `libraries` the least versions, `triton>=3.6`, of those that the project itself
-    allows in older ones; `environment` what must be set, `NAME=value`, before an answer is imported.
+    allows in older ones; `environment` what must be set, `NAME=value`, before an answer is imported. `test_seconds`
+    is the CPU time that a test may take, ten times what the slowest right answer needs.
     """
 
     folder: Path

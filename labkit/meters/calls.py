@@ -24,7 +24,10 @@ def measured(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
 
 
 class OperatorsSeen(OperatorMode):
-    """Notes the names of the operators that run, one after the other, and the kinds of devices of what they make."""
+    """Notes the names of the operators that run, one after the other, and the kinds of devices of what they make.
+
+    Of tensors with several elements: an empty one may be made anywhere to ask for its dtype's size.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +38,7 @@ class OperatorsSeen(OperatorMode):
         out = func(*args, **kwargs)
         self.operators.append(func._schema.name.removeprefix("aten::"))
         made = out if isinstance(out, tuple | list) else (out,)
-        self.devices |= {x.device.type for x in made if isinstance(x, torch.Tensor)}
+        self.devices |= {x.device.type for x in made if isinstance(x, torch.Tensor) and x.numel() > 1}
         return out
 
 

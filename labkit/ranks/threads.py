@@ -13,7 +13,6 @@ import torch
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.products import ProductMeter
-from labkit.ranks.clock import counted
 from labkit.ranks.comm import RanksStuck, Traffic, described
 from labkit.ranks.mail import Mail, Parcel, line_of_caller
 from labkit.ranks.stuck import Waiting, explained
@@ -22,6 +21,7 @@ from labkit.suite.limits import not_repeated
 
 END_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 0.5
+HANDLER_SECONDS = 0.1
 
 
 @dataclass
@@ -109,18 +109,17 @@ class _World:
     # from outside
 
     def run(self) -> Ran:
-        with counted():
-            for thread in self.threads:
-                thread.start()
-            self.turns[0].release()
-            try:
-                while not self.over.wait(3600):
-                    pass
-            except BaseException as error:  # a time limit, or Ctrl-C: it comes up here, and must end the ranks too
-                with not_repeated():
-                    self.end(error)
-                raise error.with_traceback(self.interrupted.__traceback__ if self.interrupted else None) from None
-            self.end(None)
+        for thread in self.threads:
+            thread.start()
+        self.turns[0].release()
+        try:
+            while not self.over.wait(HANDLER_SECONDS):  # a signal that came to another thread is handled then
+                pass
+        except BaseException as error:  # a time limit, or Ctrl-C: it comes up here, and must end the ranks too
+            with not_repeated():
+                self.end(error)
+            raise error.with_traceback(self.interrupted.__traceback__ if self.interrupted else None) from None
+        self.end(None)
         if self.failure is not None:
             raise self.failure
         return Ran(

@@ -1,166 +1,195 @@
-"""Runs a lab's suite in a process of its own, and goes on where an answer has taken that process along."""
+"""Runs a lab's suite in a process of its own, which reports each test as it begins and as it ends."""
 
 from __future__ import annotations
 
-import contextlib
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection
 from typing import Any
 
 from labkit.labs.catalog import find_lab, python_path
 from labkit.labs.manifest import Lab
-from labkit.suite.limits import WALL_SECONDS
+from labkit.suite.limits import WALL_FACTOR, WALL_SECONDS
 from labkit.suite.run import SuiteRun, run_suite
-from labkit.suite.verdict import Verdict, how_it_ended, verdict_from
-from labkit.suite.wall_clock import queued_seconds_of
+from labkit.suite.verdict import State, Verdict, how_it_ended, verdict_from
 
-MOST_STARTS = 40
-"""How often a process is started for one run before the rest of its tests fail."""
+STOP_SECONDS = 60.0
+"""How long after a test's own limit its process is killed: for a test that its limit cannot stop."""
+END_SECONDS = 5.0
+"""How long a process may take to end after Ctrl-C."""
 
-SILENT_SECONDS = WALL_SECONDS + 60
-"""How long a process may tell nothing: a test that its limit cannot stop, in the middle of a library, ends there."""
-LEAST_QUEUED_SECONDS = 1.0
-"""A shorter wait for a processor prolongs nothing."""
 
-OnVerdict = Callable[[Verdict, int], None]
-RunOnce = Callable[[Sequence[str], OnVerdict], SuiteRun]
-"""Runs a suite once with further options of pytest's; `died` of the result says how its process ended, if it did."""
+class Listener:
+    """Is called while a suite runs."""
+
+    def on_start(self, task: str, test: str, n_collected: int) -> None:
+        """A test begins."""
+
+    def on_verdict(self, verdict: Verdict) -> None:
+        """A test has ended."""
 
 
 def run_apart(
     lab: Lab,
     *options: str,
     tests: Sequence[str] = (),
-    on_verdict: OnVerdict = lambda verdict, n_collected: None,
+    listener: Listener | None = None,
     show_prints: bool = False,
 ) -> SuiteRun:
     """As `run_suite`, in a process of its own.
 
-    An answer that ends its process (a crash in a library, `os._exit`) fails the test that ran; the others are run in
-    another process.
+    An answer that ends its process (a crash in a library, `os._exit`) ends the run: its last verdict names the test.
+    Ctrl-C ends it too, and `interrupted` says where.
     """
-
-    def once(more: Sequence[str], told: OnVerdict) -> SuiteRun:
-        return _in_a_process(lab, [*options, *more], tests, told, show_prints)
-
-    return to_the_end(once, on_verdict)
-
-
-def to_the_end(run_once: RunOnce, on_verdict: OnVerdict = lambda verdict, n_collected: None) -> SuiteRun:
-    """The result of `run_once`, begun again without the tests that were judged as often as its process has ended."""
-    options: list[str] = []
-    judged: list[Verdict] = []
-
-    def told(verdict: Verdict, n_collected: int) -> None:
-        on_verdict(verdict, n_collected + n_judged)
-
-    for n_starts in range(1, MOST_STARTS + 2):
-        n_judged = len(judged)
-        run = run_once(options, told)
-        judged += run.verdicts
-        if not run.died:
-            break
-        if not run.verdicts and n_starts > 1 and "--ended" in options and not judged:
-            options = ["--unusable", run.died]  # it is not a test that ends the process, but the import
-            continue
-        each = "--ended" if n_starts < MOST_STARTS else "--ended-all"
-        done = json.dumps([f"{verdict.task}::{verdict.test}" for verdict in judged])
-        options = [each, f"its process ended: {run.died}", "--judged", done]
-    return replace(run, verdicts=judged, n_collected=run.n_collected + n_judged, n_starts=n_starts)
-
-
-def _in_a_process(
-    lab: Lab, options: Sequence[str], tests: Sequence[str], on_verdict: OnVerdict, show_prints: bool
-) -> SuiteRun:
-    reader, writer = os.pipe()
-    job = {"lab": str(lab.folder), "options": options, "tests": list(tests), "show_prints": show_prints}
+    ours, theirs = multiprocessing.Pipe(duplex=False)
     stream = None if show_prints else subprocess.DEVNULL
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "labkit.suite.apart", str(writer), json.dumps(job)],
-        pass_fds=[writer],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "labkit.suite.apart",
+            str(theirs.fileno()),
+            _job(lab, options, tests, show_prints),
+        ],
+        pass_fds=[theirs.fileno()],
         stdin=stream,
         stdout=stream,
         stderr=stream,
         env={**os.environ, "PYTHONPATH": python_path()},
+        start_new_session=not show_prints,  # Ctrl-C is for this process, which passes it on once
     )
-    os.close(writer)
-    run = SuiteRun()
-    silence = _Silence(child, None if show_prints else SILENT_SECONDS)
+    theirs.close()
+    seconds = None if show_prints else _most_seconds(lab)
     try:
-        with os.fdopen(reader, encoding="utf-8") as lines:
-            for line in lines:
-                silence.broken()
-                told = json.loads(line)
-                if "verdict" in told:
-                    verdict = verdict_from(told["verdict"])
-                    run.verdicts.append(verdict)
-                    run.n_collected = told["n_collected"]
-                    on_verdict(verdict, run.n_collected)
-                else:
-                    child.wait()
-                    return replace(run, **told)
-        status = child.wait()
-        run.died = f"it told nothing for {SILENT_SECONDS:g} s" if silence.too_long else how_it_ended(status)
+        events = _events(ours, child, seconds)
+        return _heard(lab, events, lambda: how_it_ended(child.wait()), listener or Listener())
     finally:
-        silence.end()
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
+        child.kill()
         child.wait()
+
+
+class ForkedRuns:
+    """Runs the suite of a lab again and again, each time in a process forked from one that has imported `modules`."""
+
+    def __init__(self, lab: Lab, modules: Sequence[str]) -> None:
+        self._lab = lab
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([*modules, "hypothesis", __name__])
+        os.environ["PYTHONSAFEPATH"] = "1"  # the process that forks imports nothing from the current folder
+
+    def run(self, *options: str, tests: Sequence[str] = (), listener: Listener | None = None) -> SuiteRun:
+        """As `run_apart`."""
+        ours, theirs = self._context.Pipe(duplex=False)
+        child = self._context.Process(target=_forked, args=(theirs, _job(self._lab, options, tests, False)))
+        child.start()
+        theirs.close()
+
+        def ended() -> str:
+            child.join()
+            return how_it_ended(child.exitcode or 0)
+
+        try:
+            return _heard(self._lab, _events(ours, child, _most_seconds(self._lab)), ended, listener or Listener())
+        finally:
+            child.kill()
+            child.join()
+
+
+def _job(lab: Lab, options: Sequence[str], tests: Sequence[str], show_prints: bool) -> str:
+    return json.dumps({"lab": str(lab.folder), "options": options, "tests": tests, "show_prints": show_prints})
+
+
+def _most_seconds(lab: Lab) -> float:
+    return max(WALL_SECONDS, WALL_FACTOR * lab.test_seconds) + STOP_SECONDS
+
+
+def _events(connection: Connection, child: Any, seconds: float | None) -> Iterator[dict[str, Any]]:
+    """What a process sends; it is killed when it sends nothing for so many seconds, and Ctrl-C is passed on to it."""
+    is_interrupted = False
+    while True:
+        try:
+            if not connection.poll(seconds):
+                child.kill()
+            event = json.loads(connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            return
+        except KeyboardInterrupt:
+            if is_interrupted:
+                raise
+            is_interrupted, seconds = True, END_SECONDS
+            os.kill(child.pid, signal.SIGINT)
+        else:
+            yield event
+
+
+def _heard(lab: Lab, events: Iterator[dict[str, Any]], ended: Callable[[], str], listener: Listener) -> SuiteRun:
+    """The run that the `events` of `_tell` describe; `ended` says how the process ended that sent them."""
+    run = SuiteRun()
+    task = test = ""
+    for event in events:
+        if "collected" in event:
+            run.collected, run.n_collected = event["collected"], event["n_collected"]
+        elif "test" in event:
+            task, test = event["task"], event["test"]
+            listener.on_start(task, test, run.n_collected)
+        elif "verdict" in event:
+            run.verdicts.append(verdict_from(event["verdict"]))
+            test = ""
+            listener.on_verdict(run.verdicts[-1])
+        else:
+            run.problem, run.interrupted = event["problem"], event["interrupted"]
+            return run
+    run.died = ended()
+    if test:
+        run.verdicts.append(Verdict(test, task, State.CRASHED, (f"its process ended: {run.died}",)))
+    else:
+        run.problem = f"importing {lab.answer_file.name} ends the process: {run.died}"
     return run
 
 
-class _Silence:
-    """Ends a process that tells nothing for too long; while it waits for a processor, it is not expected to."""
+def _tell(connection: Connection, job: dict[str, Any]) -> None:
+    """Run a suite as `job` says, and send what `_heard` understands."""
 
-    def __init__(self, child: subprocess.Popen, seconds: float | None) -> None:
-        self.too_long = False
-        self._child, self._seconds = child, seconds
-        self._timer: threading.Timer | None = None
-        self.broken()
+    def send(**event: Any) -> None:
+        connection.send_bytes(json.dumps(event).encode())
 
-    def broken(self) -> None:
-        self.end()
-        if self._seconds is not None:
-            self._wait(self._seconds)
+    def on_start(task: str, test: str, run: SuiteRun) -> None:
+        if not run.verdicts:
+            send(collected=run.collected, n_collected=run.n_collected)
+        send(task=task, test=test)
 
-    def end(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-
-    def _wait(self, seconds: float) -> None:
-        self._queued_before = queued_seconds_of(self._child.pid)
-        self._timer = threading.Timer(seconds, self._give_up)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _give_up(self) -> None:
-        queued_seconds = queued_seconds_of(self._child.pid) - self._queued_before
-        if queued_seconds >= LEAST_QUEUED_SECONDS:
-            self._wait(queued_seconds)
-            return
-        self.too_long = True
-        self._child.kill()
+    run = run_suite(
+        find_lab(job["lab"]),
+        *job["options"],
+        tests=job["tests"],
+        on_start=on_start,
+        on_verdict=lambda verdict, _: send(verdict=asdict(verdict)),
+        show_prints=job["show_prints"],
+    )
+    send(problem=run.problem, interrupted=run.interrupted)
 
 
-def _live(descriptor: int, job: dict[str, Any]) -> None:
-    """The life of the process: one run, told line by line."""
-    with os.fdopen(descriptor, "w", encoding="utf-8", buffering=1) as told:
+def _forked(connection: Connection, job: str) -> None:
+    os.setsid()  # as `start_new_session`
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    _tell(connection, json.loads(job))
 
-        def on_verdict(verdict: Verdict, n_collected: int) -> None:
-            told.write(json.dumps({"verdict": asdict(verdict), "n_collected": n_collected}) + "\n")
 
-        lab = find_lab(job["lab"])
-        run = run_suite(lab, *job["options"], tests=job["tests"], on_verdict=on_verdict, show_prints=job["show_prints"])
-        told.write(json.dumps({"n_collected": run.n_collected, "problem": run.problem}) + "\n")
+def _main(descriptor: str, job: str) -> None:
+    os.set_inheritable(int(descriptor), False)
+    _tell(Connection(int(descriptor), readable=False), json.loads(job))
 
 
 if __name__ == "__main__":
-    os.set_inheritable(int(sys.argv[1]), False)
-    _live(int(sys.argv[1]), json.loads(sys.argv[2]))
+    _main(*sys.argv[1:])
     sys.stdout.flush()
-    os._exit(0)  # what torch's libraries say of themselves on the way out is nobody's concern here
+    os._exit(0)  # what torch's libraries print on the way out is nobody's concern here

@@ -18,10 +18,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from labkit.labs.manifest import Lab
-from labkit.suite.budget import TEST_SECONDS
-from labkit.suite.limits import TookTooLong, time_limit
+from labkit.suite.limits import GIVEN_SECONDS, TookTooLong, time_limit
 
-IMPORT_SECONDS = min(30.0, TEST_SECONDS)
+IMPORT_SECONDS = min(30.0, GIVEN_SECONDS)
 """CPU seconds that importing an answer may take."""
 OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy", "labkit.ranks.comm", "labkit.ranks.threads"}
 
@@ -202,18 +201,6 @@ def _import_problem(file: Path, error: BaseException) -> str:
     last = frames[-1] if frames else None
     line_number, code = (last.lineno, last.line or "") if last else (None, "")
     return import_problem(file.name, type(error).__name__, str(error), line_number, code)
-
-
-def unusable_loader(ended: str) -> Callable[[Answer], Loader]:
-    """For `AnswerFinder`: answers that end the process which imports them, which `ended` tells how."""
-
-    class Unusable(AnswerLoader):
-        def exec_module(self, module: ModuleType) -> None:
-            problem = f"importing {self.answer.file.name} ends the process: {ended}"
-            for task in self.answer.lab.tasks:
-                setattr(module, task.name, Absent(problem))
-
-    return Unusable
 
 
 def not_defined(module: str, name: str) -> str:

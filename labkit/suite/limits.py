@@ -1,4 +1,4 @@
-"""Stops code that runs too long, by name: an endless loop must not end a whole run."""
+"""Stops a test that runs too long: a limit of CPU time, and one by the clock behind it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from types import FrameType
 
-from labkit.suite.wall_clock import wall_seconds_now
-
-SLOWEST_RIGHT_SECONDS = 11.0
-"""What the slowest known right answer needs for one test, in CPU time: FlashAttention in tiles of 16 × 16."""
 WALL_SECONDS = 60.0
-"""How long a body may take by the clock: for one that sleeps, or waits for what never comes. See `wall_clock`."""
+"""The least that a test may take by the clock: it stops code that waits for what never comes."""
+WALL_FACTOR = 3.0
+"""How many times its CPU limit a test may take by the clock, where that is more: other programs run too."""
+GIVEN_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "inf"))
+"""No test and no import may take more CPU seconds: for tests of the limits themselves."""
 REPEAT_SECONDS = 1.0
 LEAST_SECONDS = 0.01
 
@@ -32,138 +31,115 @@ class TookTooLong(BaseException):
         super().__init__(f"still running after {seconds:g} {unit}")
         self.seconds = seconds
         self.waited = waited
+        self.is_idle = False
+        """Whether it used next to no CPU time until then."""
         self.why_less = ""
         self.limit: object = None
-        """What `time_limit` gave its body, so that the limit that was exceeded can be told from another."""
+        """What `time_limit` gave its body."""
 
 
-@dataclass
 class _Limit:
-    """What one `time_limit` allows, and when it began."""
+    """The limit of the body that runs now."""
 
-    cpu_seconds: float
-    wall_seconds: float
-    cpu_began: float = field(default_factory=lambda: cpu_seconds_now())
-    wall_began: float = field(default_factory=wall_seconds_now)
-
-    def seconds_left(self) -> float:
-        """The least time on the wall before it can be exceeded; not above 0 when it is."""
-        cpu_left = self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
-        return min(cpu_left, self.wall_seconds - (wall_seconds_now() - self.wall_began))
-
-    def error(self) -> TookTooLong:
-        waited = cpu_seconds_now() - self.cpu_began < self.cpu_seconds
-        error = TookTooLong(self.wall_seconds if waited else self.cpu_seconds, waited=waited)
-        error.limit = self
-        return error
-
-    def cpu_error(self) -> TookTooLong:
-        """As `error`, told by a process elsewhere that has watched its own CPU time."""
-        error = TookTooLong(self.cpu_seconds)
-        error.limit = self
-        return error
+    def __init__(self, cpu_seconds: float, wall_seconds: float) -> None:
+        self.cpu_seconds, self.wall_seconds = cpu_seconds, wall_seconds
+        self.cpu_began = cpu_seconds_now()
+        self.held = 0
+        self.due: TookTooLong | None = None
 
     def cpu_seconds_left(self) -> float:
         return self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
 
+    def error(self, *, waited: bool) -> TookTooLong:
+        error = TookTooLong(self.wall_seconds if waited else self.cpu_seconds, waited=waited)
+        error.is_idle = waited and self.cpu_seconds - self.cpu_seconds_left() < self.wall_seconds / 10
+        error.limit = self
+        return error
 
-_active: list[_Limit] = []
-_held, _is_due = 0, False
-"""How many bodies may not be interrupted now, and whether the alarm has gone off in them."""
+    def exceeded(self, signum: int, _frame: FrameType | None) -> None:
+        error = self.error(waited=signum != signal.SIGPROF)
+        if self.held:
+            self.due = error
+        else:
+            raise error
+
+
+_limit: _Limit | None = None
 
 
 @contextlib.contextmanager
-def time_limit(cpu_seconds: float, wall_seconds: float = WALL_SECONDS) -> Iterator[object]:
-    """Raise `TookTooLong` in the body when it has used `cpu_seconds`, and again every second while the body goes on.
+def time_limit(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[object]:
+    """Raise `TookTooLong` in the body when this process has used `cpu_seconds`, and again each second after that.
 
-    Counted is the CPU time of the thread that runs the body, and of `clocks_elsewhere`: neither other programs on a
-    busy machine nor the number of cores that a library keeps warm decide about an answer. `wall_seconds` bound what
-    takes no CPU time. Limits may be nested; each goes on counting while one inside it runs and after that has ended.
-
-    Python runs signal handlers between bytecodes of the main thread: a loop is stopped, one long NumPy call only
-    when it returns. Outside the main thread, or where there is no SIGALRM (Windows), the body runs without a limit.
+    `wall_seconds` limits what uses no CPU time; by default `WALL_SECONDS` at least. Inside another limit the body has
+    none of its own. Python runs signal handlers between bytecodes of the main thread: a loop is stopped, one long NumPy
+    call only when it returns. Outside the main thread, or where there are no such signals (Windows), there is no limit.
     """
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+    global _limit
+    if _limit or not hasattr(signal, "SIGPROF") or threading.current_thread() is not threading.main_thread():
         yield None
         return
-    limit = _Limit(cpu_seconds, wall_seconds)
-    previous = signal.signal(signal.SIGALRM, _look)
-    _active.append(limit)
-    _wait_for_next()
+    wall_seconds = max(WALL_SECONDS, WALL_FACTOR * cpu_seconds) if wall_seconds is None else wall_seconds
+    limit = _limit = _Limit(cpu_seconds, wall_seconds)
+    previous = {number: signal.signal(number, limit.exceeded) for number in (signal.SIGPROF, signal.SIGALRM)}
+    _set_timers(cpu_seconds, wall_seconds)
     try:
         yield limit
     finally:
-        _active.remove(limit)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-        if _active:
-            _wait_for_next()
-
-
-@contextlib.contextmanager
-def clock_stopped() -> Iterator[None]:
-    """Let no limit count what happens in the body: somebody sits at a debugger's prompt."""
-    resume = stop_clocks()
-    try:
-        yield
-    finally:
-        resume()
+        _set_timers(0, 0)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        _limit = None
 
 
 def stop_clocks() -> Callable[[], None]:
-    """`clock_stopped` in two steps: no limit counts until the function that is returned is called."""
-    if not _active:
+    """Let the limit count nothing until the function that is returned is called: somebody is at a debugger's prompt."""
+    limit = _limit
+    if limit is None:
         return lambda: None
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    stopped = list(_active)
-    cpu_began, wall_began = cpu_seconds_now(), wall_seconds_now()
+    cpu_left, wall_left = (signal.getitimer(timer)[0] for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL))
+    cpu_stopped = cpu_seconds_now()
+    _set_timers(0, 0)
 
     def resume() -> None:
-        cpu_seconds, wall_seconds = cpu_seconds_now() - cpu_began, wall_seconds_now() - wall_began
-        for limit in stopped:
-            limit.cpu_began += cpu_seconds
-            limit.wall_began += wall_seconds
-        if _active:
-            _wait_for_next()
+        limit.cpu_began += cpu_seconds_now() - cpu_stopped
+        if _limit is limit:
+            _set_timers(cpu_left, wall_left)
 
     return resume
 
 
 @contextlib.contextmanager
 def not_interrupted() -> Iterator[None]:
-    """Raise what becomes due in the body, which takes no time of its own, at its end: half a message is none."""
-    global _held, _is_due
-    _held += 1
+    """Raise what becomes due in the body at its end: half a message is none."""
+    limit = _limit
+    if limit is None:
+        yield
+        return
+    limit.held += 1
     try:
         yield
     finally:
-        _held -= 1
-    if _is_due and not _held:
-        _is_due = False
-        _look(signal.SIGALRM, None)
+        limit.held -= 1
+    if limit.due and not limit.held:
+        error, limit.due = limit.due, None
+        raise error
 
 
 @contextlib.contextmanager
 def not_repeated() -> Iterator[None]:
-    """Raise in the body, which tidies up after a limit that was exceeded, none again; from its end on as usual."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    """Raise nothing in the body, which tidies up after a limit that was exceeded; from its end on as usual."""
+    _set_timers(0, 0)
     try:
         yield
     finally:
-        if _active:
-            signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
+        if _limit:
+            _set_timers(REPEAT_SECONDS, REPEAT_SECONDS)
 
 
 def stop_when_told() -> None:
-    """Take SIGUSR1 for word that the time of what runs now is over; where no limit is active, it says nothing."""
-    signal.signal(signal.SIGUSR1, _told)
-
-
-def _told(signum: int, frame: FrameType | None) -> None:
-    for limit in _active:
-        limit.wall_seconds = 0.0
-    if _active:
-        _look(signum, frame)
+    """Take SIGUSR1 for word that the time of what runs now is over; without a limit it says nothing."""
+    signal.signal(signal.SIGUSR1, lambda signum, frame: _limit.exceeded(signum, frame) if _limit else None)
 
 
 def seconds_for_another() -> float | None:
@@ -171,17 +147,20 @@ def seconds_for_another() -> float | None:
 
     A little less than is left, so that it stops first and can say where it was.
     """
-    if not _active:
+    if _limit is None:
         return None
-    left = min(limit.cpu_seconds_left() for limit in _active)
+    left = _limit.cpu_seconds_left()
     return max(left - max(0.05, left / 20), LEAST_SECONDS)
 
 
 def exceeded_by_another() -> TookTooLong:
     """What to raise when a process that was given `seconds_for_another` has taken them."""
-    if not _active:
-        return TookTooLong(0.0)
-    return min(_active, key=_Limit.cpu_seconds_left).cpu_error()
+    return _limit.error(waited=False) if _limit else TookTooLong(0.0)
+
+
+def cpu_seconds_now() -> float:
+    """The CPU seconds that limits count: of this process, and of `clocks_elsewhere`."""
+    return time.process_time() + sum(clock() for clock in clocks_elsewhere)
 
 
 def cpu_seconds_of(pid: int, *, alone: bool = False) -> float:
@@ -203,25 +182,7 @@ def cpu_seconds_of(pid: int, *, alone: bool = False) -> float:
     return of_its_own_and_ended_children + sum(cpu_seconds_of(int(child)) for child in children)
 
 
-def _look(_signum: int, _frame: FrameType | None) -> None:
-    """The alarm has gone off: raise the outermost limit that is exceeded, or set the alarm again."""
-    global _is_due
-    if _held:
-        _is_due = True
-        return
-    for limit in _active:
-        if limit.seconds_left() <= 0:
-            signal.setitimer(signal.ITIMER_REAL, REPEAT_SECONDS)
-            raise limit.error()
-    _wait_for_next()
-
-
-def _wait_for_next() -> None:
-    """Set the alarm for when the first limit can be exceeded: a body that ends in time is never disturbed."""
-    left = min(limit.seconds_left() for limit in _active)
-    signal.setitimer(signal.ITIMER_REAL, max(left, LEAST_SECONDS))
-
-
-def cpu_seconds_now() -> float:
-    """The CPU seconds that limits count: of this thread, and of `clocks_elsewhere`."""
-    return time.thread_time() + sum(clock() for clock in clocks_elsewhere)
+def _set_timers(cpu_seconds: float, wall_seconds: float) -> None:
+    """When the signals come; 0 for never."""
+    for timer, seconds in ((signal.ITIMER_PROF, cpu_seconds), (signal.ITIMER_REAL, wall_seconds)):
+        signal.setitimer(timer, seconds, REPEAT_SECONDS if seconds else 0)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
+import os
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
@@ -15,12 +13,11 @@ import pytest
 from labkit.labs.catalog import ROOT, find_labs, lab_at
 from labkit.labs.manifest import Lab, ManifestError
 from labkit.suite import hooks, limits
-from labkit.suite.budget import TaskBudget
-from labkit.suite.finder import Answer, AnswerFinder, student_answer, unusable_loader
-from labkit.suite.limits import TookTooLong, time_limit
+from labkit.suite.finder import Answer, AnswerFinder, student_answer
+from labkit.suite.limits import GIVEN_SECONDS, WALL_FACTOR, WALL_SECONDS, TookTooLong, time_limit
 from labkit.suite.reporter import LAB_LINES, use_words, wants_words
 from labkit.suite.results import store_whole_tasks
-from labkit.suite.verdict import Kind, ProcessEnded, State, Verdict, explain
+from labkit.suite.verdict import Kind, State, Verdict, explain
 from labkit.suite.words import WholeSuite
 
 ANSWERS = pytest.StashKey[dict[str, Answer]]()
@@ -29,7 +26,12 @@ LAB_OF = pytest.StashKey[dict[Path, Lab | None]]()
 VERDICTS = pytest.StashKey[dict[str, list[Verdict]]]()
 FINDER = pytest.StashKey[AnswerFinder]()
 WHOLE = pytest.StashKey[dict[str, WholeSuite]]()
-BUDGETS = pytest.StashKey[dict[str, TaskBudget]]()
+TIMED_OUT = pytest.StashKey[set[str]]()
+"""The classes of tests of which one has taken too long."""
+GPU_SECONDS = 120.0
+"""For a test that starts CUDA and compiles kernels."""
+SHORT_SHARE = 0.2
+"""The share of its time that a test gets after another one of its task has taken too long."""
 RESUME_CLOCKS = pytest.StashKey[Callable[[], None]]()
 NOT_STORED = pytest.StashKey[str]()
 EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
@@ -39,6 +41,10 @@ N_PLAIN = 2
 GENERAL = pytest.StashKey[set[tuple[str, bool]]]()
 """The classes in which a plain test has failed, and whether by NaN, which has other causes."""
 GPU_LEFT_OUT = pytest.StashKey[int]()
+
+
+for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")  # arrays are small here, and limits count the CPU time of all threads
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -51,9 +57,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attention labs")
     group.addoption("--src", type=Path, metavar="DIR", help="judge the modules in DIR instead of labs/*/src")
     group.addoption("--seed", type=int, default=0, help="draw the tests' random inputs from another seed")
-    # What `labkit.suite.apart` has a second process told of the first.
-    for name in ("--judged", "--ended", "--ended-all", "--unusable"):
-        group.addoption(name, default="", help=argparse.SUPPRESS)
 
 
 @pytest.hookimpl(trylast=True)
@@ -69,14 +72,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "outside(mib): memory is measured from outside, by the fixture of this name")
     config.stash[VERDICTS] = {}
     config.stash[WHOLE] = {}
-    config.stash[BUDGETS] = {}
+    config.stash[TIMED_OUT] = set()
     config.stash[PLAIN], config.stash[GENERAL] = {}, set()
     config.addinivalue_line("markers", f"kind(name): what a test asks of an answer: {', '.join(Kind)}")
     answers = [_answer(config, lab) for lab in labs]
     config.stash[ANSWERS] = {answer.lab.label: answer for answer in answers}
     loader = config.hook.pytest_lab_loader(config=config, labs=labs)
-    if config.option.unusable:
-        loader = unusable_loader(config.option.unusable)
     finder = config.stash[FINDER] = AnswerFinder(answers, loader)
     finder.install()
     if wants_words(config, labs):
@@ -94,9 +95,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items if config.getoption("tbstyle", "auto") == "auto" else ():
         if lab := _lab(item):
             item.repr_failure = _short_failure(item, lab)  # type: ignore[method-assign]
-    if config.option.judged:
-        judged = set(json.loads(config.option.judged))
-        items[:] = [item for item in items if f"{_task_name(item)}::{item.name}" not in judged]
     for item in items:
         names = config.stash[PLAIN].setdefault(_class_id(item), [])
         if isinstance(item, pytest.Function) and len(names) < N_PLAIN and item.originalname not in names:
@@ -110,22 +108,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """Give each test of a lab a time limit of its own."""
-    if _lab(item) is None:
+    lab = _lab(item)
+    if lab is None:
         return (yield)
-    if compare := sys.modules.get("labkit.testing.compare"):
-        compare.changed_elsewhere.clear()
-    if ended := _ended(item):
-        raise ProcessEnded(ended)
-    marker = item.get_closest_marker("seconds")
-    wanted_seconds = marker.args[0] if marker else None
-    budgets = item.config.stash[BUDGETS]
-    budget = budgets.setdefault(_class_name(item), TaskBudget())
-    lost_in_all = sum(each.lost_seconds for each in budgets.values())
+    timed_out, task = item.config.stash[TIMED_OUT], _class_name(item)
+    is_short = task in timed_out
+    seconds = _seconds(item, lab) * (SHORT_SHARE if is_short else 1)
+    wall_seconds = max(WALL_SECONDS, WALL_FACTOR * seconds) * (SHORT_SHARE if is_short else 1)
     try:
-        with time_limit(*budget.limits(wanted_seconds, lost_in_all)):
+        with time_limit(seconds, wall_seconds):
             return (yield)
     except TookTooLong as error:
-        budget.lost(error, wanted_seconds)
+        timed_out.add(task)
+        if is_short:
+            error.why_less = "Another test of this task took too long, so this one got a fifth of the time"
         raise
 
 
@@ -169,11 +165,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     told = config.pluginmanager.hasplugin(LAB_LINES)
     for lab in config.stash[LABS]:
         if verdicts := config.stash[VERDICTS].get(lab.label):
-            of_one_process = not (config.option.judged or config.option.ended_all)
             own = config.stash[ANSWERS][lab.label] == student_answer(lab) and not _elsewhere(config)
-            if told or (own and of_one_process):
+            if told or own:
                 whole = config.stash[WHOLE][lab.label] = _whole_suite(session, lab)
-            if own and of_one_process:
+            if own:
                 try:
                     store_whole_tasks(lab, verdicts, whole)
                 except OSError as error:
@@ -265,18 +260,19 @@ def _drop_hint(item: pytest.Item, error: BaseException) -> None:
         general.add((task, is_nan))
 
 
+def _seconds(item: pytest.Item, lab: Lab) -> float:
+    """CPU seconds that a test may take: its mark's, or its lab's."""
+    marker = item.get_closest_marker("seconds")
+    usual = GPU_SECONDS if item.get_closest_marker("gpu") else lab.test_seconds
+    return min(marker.args[0] if marker else usual, GIVEN_SECONDS)
+
+
 def _class_id(item: pytest.Item) -> str:
     return item.nodeid.rpartition("::")[0]
 
 
 def _class_name(item: pytest.Item) -> str:
     return item.cls.__name__ if isinstance(item, pytest.Function) and item.cls else ""
-
-
-def _ended(item: pytest.Item) -> str:
-    """How an earlier process of this run ended in this test: the first one that it left to be judged."""
-    option = item.config.option
-    return option.ended_all or (option.ended if item is item.session.items[0] else "")
 
 
 def _task_name(item: pytest.Item) -> str:

@@ -41,21 +41,23 @@ QUICK = (
 class SuiteRun:
     """What one run of a suite gave.
 
-    `problem` is set when the suite could not be run at all, or not to its end; `died` when that is because the process
-    of the run ended, and says how. `n_starts` is how many processes it took.
+    `problem` is set when the suite could not be run at all, or not to its end; `died` when the process of the run has
+    ended before it, and says how; `interrupted` at Ctrl-C, and says where. `collected` are the tests by task.
     """
 
     verdicts: list[Verdict] = field(default_factory=list)
     n_collected: int = 0
     problem: str = ""
     died: str = ""
-    n_starts: int = 1
+    interrupted: str = ""
+    collected: dict[str, list[str]] = field(default_factory=dict)
 
 
 def run_suite(
     lab: Lab,
     *options: str,
     tests: Sequence[str] = (),
+    on_start: Callable[[str, str, SuiteRun], None] = lambda task, test, run: None,
     on_verdict: Callable[[Verdict, int], None] = lambda verdict, n_collected: None,
     show_prints: bool = False,
     cpu_seconds: float | None = None,
@@ -65,13 +67,14 @@ def run_suite(
 
     Args:
         tests: which tests, as `TestClass` or `TestClass::test_name`; all when empty.
+        on_start: called before each test with its task, its name, and the run so far.
         on_verdict: called after each test with its verdict and the number of tests collected.
         show_prints: let what the answer prints, and a debugger that it opens, have the terminal.
         cpu_seconds: begin no further test when this run, its answer's processes included, has used so much CPU time;
             `problem` then begins with `OVERTIME`.
         plugins: of pytest's, beside those that pyproject.toml names.
     """
-    recorder = Recorder(lab, on_verdict, sys.stdout if show_prints else None, cpu_seconds)
+    recorder = Recorder(lab, on_verdict, sys.stdout if show_prints else None, cpu_seconds, on_start)
     targets = [f"{lab.suite_file}::{test}" for test in tests] or [str(lab.suite_file)]
     arguments = [*targets, *options, *QUICK, "-c", str(_house(lab) / "pyproject.toml")]
     said = io.StringIO()
@@ -96,8 +99,10 @@ class Recorder:
         on_verdict: Callable[[Verdict, int], None],
         terminal: TextIO | None,
         cpu_seconds: float | None,
+        on_start: Callable[[str, str, SuiteRun], None] = lambda task, test, run: None,
     ) -> None:
         self.run = SuiteRun()
+        self._on_start = on_start
         self.overtime = ""
         self._lab, self._on_verdict, self._terminal = lab, on_verdict, terminal
         self._cpu_seconds, self._cpu_began = cpu_seconds, cpu_seconds_now()
@@ -117,6 +122,13 @@ class Recorder:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Count what will run."""
         self.run.n_collected = len(session.items)
+        for item in session.items:
+            self.run.collected.setdefault(self._task_name(item), []).append(item.name)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Report that a test begins."""
+        self._on_start(self._task_name(item), item.name, self.run)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
@@ -147,6 +159,19 @@ class Recorder:
             if name == "verdict" and isinstance(value, Verdict) and value not in self.run.verdicts[-1:]:
                 self.run.verdicts.append(value)
                 self._on_verdict(value, self.run.n_collected)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Keep which line of the answer's file Ctrl-C has interrupted."""
+        own = [entry for entry in excinfo.traceback if Path(entry.path).name == self._lab.answer_file.name]
+        code = f": {str(own[-1].statement).strip()}" if own else ""
+        self.run.interrupted = (
+            f"at {Path(own[-1].path).name}:{own[-1].lineno + 1}{code}" if own else "outside your code"
+        )
+
+    def _task_name(self, item: pytest.Item) -> str:
+        test_class = item.getparent(pytest.Class)
+        task = self._lab.task_of(test_class.name) if test_class else None
+        return task.name if task else ""
 
     def _no_debugger(self, *_args: object, **_kwargs: object) -> None:
         raise NoDebugger(f"a debugger needs a terminal of its own: uv run lab check {self._lab.number} -s")

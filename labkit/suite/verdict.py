@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit.suite.finder import AnswerMissing, TaskMissing
-from labkit.suite.limits import SLOWEST_RIGHT_SECONDS, TookTooLong
+from labkit.suite.limits import TookTooLong
 
 LONGEST_LINE = 160
 MOST_LINES = 12
@@ -152,10 +152,10 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
 
 def _why_too_long(error: TookTooLong) -> str:
     """What can be known: nobody can tell slow code from an endless loop by watching it."""
-    if error.waited:
+    if error.is_idle:
         return "It used little CPU time: it waits for something that does not come"
-    known = f"Right answers of this course need at most {SLOWEST_RIGHT_SECONDS:g} s for a test"
-    return f"{known}: it is slow, or it never ends{error.why_less}"
+    share = error.why_less or "The limit is ten times what the slowest right answer of this lab needs for a test"
+    return f"{share}: it is slow, or it never ends"
 
 
 def _places(error: BaseException) -> list[Place]:

@@ -15,6 +15,7 @@ const KINDS = { /* of tensors: the colour, and what the legend says */
 const COLOURS = [...new Set(Object.values(KINDS).map(([colour]) => colour))];
 const THERE_BEFORE = ["parameter", "input", "before"];
 const UNITS = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
+const SHORT = { forward: "fwd", backward: "bwd", optimizer: "opt" };
 const SMALL_PX = 0.75, LEFT = 62, TOP = 24, BOTTOM = 22, FEWEST_STEPS = 12, MORE_ROWS = 200;
 
 const h = (tag, attributes = {}, ...children) => {
@@ -199,6 +200,7 @@ function makeView(run, top) {
       context.fillStyle = colour.muted;
       if (at < area.height - BOTTOM + 1) context.fillText(`${tick} ${name}`, LEFT - 8, at);
     }
+    context.fillText("step", LEFT - 8, area.height - 9);
     context.textAlign = "center";
     for (const tick of ticks(state.from + 1, state.to, Math.max(area.width / 110, 2))) {
       if (tick % 1 === 0) context.fillText(tick.toLocaleString("en-US"), clamp(x(tick - 0.5, area), LEFT + 12, area.width - 18), area.height - 9);
@@ -215,7 +217,7 @@ function makeView(run, top) {
         context.globalAlpha = 1;
       }
       context.fillStyle = colour.ink;
-      const label = [each.name, each.name.slice(0, 3)].find(text => context.measureText(text).width + 8 < right - left);
+      const label = [each.name, SHORT[each.name]].find(text => context.measureText(text).width + 8 < right - left);
       if (label) context.fillText(label, (left + right) / 2, (TOP - 4) / 2 + 1);
     });
   }
@@ -235,7 +237,7 @@ function makeView(run, top) {
     context.setLineDash([]);
     if (state.chosen !== null) {
       context.fillStyle = colour.mark;
-      context.globalAlpha = 0.75;
+      context.globalAlpha = 0.55;
       columns.forEach(({ step, bands }, column) => {
         if (step < events.born[state.chosen] || step >= events.died[state.chosen]) return;
         const band = bands.find(each => each.id === state.chosen);
@@ -289,7 +291,8 @@ function makeView(run, top) {
     const lines = [h("p", {}, h("strong", {}, `Step ${state.step + 1} of ${run.steps.length}: `),
       [passAt(state.step), what].filter(Boolean).join(", "), ` — ${bytes(bytesAt(run, state.step))} alive${state.step === run.peak_step ? ", the peak" : ""}`)];
     const by = step.for_gradient ? "for the gradient of " : "";
-    lines.push(h("p", {}, by, callerOf(stack, state.step, step.op), stack?.module ? ` in ${stack.module}` : ""));
+    const caller = callerOf(stack, state.step, step.op);
+    if (caller !== plainOp(step.op)) lines.push(h("p", {}, by, caller, stack?.module ? ` in ${stack.module}` : ""));
     if (state.chosen === null) lines.push(wholeStack(stack));
     else lines.push(...describeChosen(run.lives[state.chosen]));
     detail.replaceChildren(...lines);

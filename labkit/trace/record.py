@@ -63,14 +63,15 @@ def record(
         steps_with = None if optimizer is None or not learned else optimizer(learned)
         for number in range(steps):
             results = function(**arguments) if isinstance(arguments, Mapping) else function(*arguments)
-            if backward:
-                _run_backward(results, meter)
+            has_gradient = backward and _run_backward(results, meter)
             if steps_with is not None:
                 steps_with.step()
             if number < steps - 1:
                 del results
                 _forget_gradients([*owned, *(tensor for _, tensor in named)])
     trace = meter.finish()
+    if backward and not has_gradient:
+        trace.notes.append("No backward pass: no tensor among the results requires grad.")
     if profiler is None:
         trace.notes.append(SIMULATED)
         if any("scaled_dot_product_attention" in line.text for line in trace.lines):
@@ -80,17 +81,19 @@ def record(
     return trace
 
 
-def _run_backward(results: Any, meter: TracingMeter) -> None:
+def _run_backward(results: Any, meter: TracingMeter) -> bool:
+    """Run the backward pass from the loss, or else from all results; whether there is one."""
     leading = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     leading = [leaf for leaf in leading if leaf.ndim == 0] or leading
     if not leading:
-        return
+        return False
     with meter.in_pass("backward"):
         ones = [torch.ones_like(leaf) for leaf in leading]
         for each in ones:
             meter.call("temporary", "gradient of the result, ones", each)
         del each
         torch.autograd.backward(leading, ones)
+    return True
 
 
 def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:

@@ -109,7 +109,7 @@ def _look_up(module: ModuleType, where: str, name: str) -> Any:
         found = getattr(found, part, None)
     if not callable(found):
         raise CannotTrace(f"{where} has no function, class or module {name!r}")
-    return found
+    return _uncompiled(found)
 
 
 def _made(found: Any, module: ModuleType, name: str, init: str | None, device: str) -> Any:
@@ -123,9 +123,15 @@ def _made(found: Any, module: ModuleType, name: str, init: str | None, device: s
         known = _Names(module)
         known["the_target"] = found
         found = _on(device, lambda: eval(f"the_target({init})", {"torch": torch}, known))
+    found = _uncompiled(found)
     if not callable(found):
         raise CannotTrace(f"{name} returned a {type(found).__name__}, which cannot be called")
     return found.to(device) if isinstance(found, torch.nn.Module) and device == "meta" else found
+
+
+def _uncompiled(found: Any) -> Any:
+    """What `torch.compile` was given: compiled code shows no operators."""
+    return getattr(found, "_orig_mod", getattr(found, "_torchdynamo_orig_callable", found))
 
 
 def _require_no_arguments(found: type, name: str) -> None:
@@ -190,9 +196,14 @@ def _load_file(file: Path, device: str) -> ModuleType:
     name = f"traced_{abs(hash((file.resolve(), device)))}"
     if name in sys.modules:
         return sys.modules[name]
-    for folder in (str(file.resolve().parent), str(ROOT)):
-        if folder not in sys.path:
-            sys.path.append(folder)
+    folder, parts = file.resolve().parent, [file.stem]
+    while (folder / "__init__.py").is_file():  # part of a package, which its relative imports need
+        folder, parts = folder.parent, [folder.name, *parts]
+    for path in (str(folder), str(ROOT)):
+        if path not in sys.path:
+            sys.path.append(path)
+    if len(parts) > 1:
+        return _on(device, lambda: importlib.import_module(".".join(parts)))
     return _on(device, lambda: _execute(name, file))
 
 

@@ -116,6 +116,7 @@ def draw_diagonals(data: dict[str, Any]) -> Figure:
 
     heights = [shape["n_queries"] + 1.6 for shape in data["shapes"]]
     figure, axes = plt.subplots(len(heights), 2, figsize=(5.0, 8.0), height_ratios=heights)
+    figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     for number, shape in enumerate(data["shapes"]):
         for ax, name in zip(axes[number], ("top left", "bottom right"), strict=True):
             _draw_grid(ax, shape["n_queries"], shape["n_keys"], shape[name])

@@ -42,6 +42,7 @@ def draw_lanes(data: dict[str, Any]) -> Figure:
 
     tile, last = data["tile"], data["rows"] * data["width"] - 1
     figure, axes = plt.subplots(len(data["programs"]), 1, figsize=(5.0, 8.6))
+    figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     for number, (ax, program) in enumerate(zip(axes, data["programs"], strict=True)):
         for lane, (inside, element) in enumerate(zip(program["inside"], program["elements"], strict=True)):
             i, j = divmod(lane, tile)
@@ -87,6 +88,7 @@ def draw_compiler(data: dict[str, Any]) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(5.0, 5.6), sharex=True, sharey="row")
+    figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     for column, arch in enumerate((80, 90)):
         for num_warps, (colour, mark, dash) in LOOKS.items():
             rows = [row for row in data["rows"] if row["arch"] == arch and row["num_warps"] == num_warps]

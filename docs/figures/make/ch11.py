@@ -49,6 +49,7 @@ def draw_layouts(data: dict[str, Any]) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(3, 2, figsize=(5.0, 8.6), width_ratios=[1.3, 1])
+    figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     for row, (layout, found) in zip(axes, data["layouts"].items(), strict=True):
         _draw_matrix(row[0], layout, found["tokens"], data["n_tokens"])
         _draw_work(row[1], found)
@@ -131,6 +132,7 @@ def draw_timeline(data: dict[str, Any]) -> Figure:
     from matplotlib.patches import Patch
 
     figure, axes = plt.subplots(len(data["runs"]), 1, figsize=(5.6, 8.4))
+    figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     longest = max(run["end"] for run in data["runs"].values())
     for ax, (name, run) in zip(axes, data["runs"].items(), strict=True):
         for rank, spans in enumerate(run["spans"]):
@@ -178,6 +180,7 @@ def draw_bytes(data: dict[str, Any]) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 1, figsize=(5.0, 6.4), sharex=True)
+    figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     whole = data["keys_and_values"]
     for ax, what in zip(axes, ("sent", "held"), strict=True):
         for name, found in data["methods"].items():

@@ -103,6 +103,7 @@ def draw_batching(data: dict[str, Any]) -> Figure:
     from matplotlib.patches import Rectangle
 
     figure, panels = plt.subplots(2, 1, figsize=(5.0, 3.9), sharex=True)
+    figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     longest = max(len(steps) for steps in data["steps"].values())
     for ax, (name, steps) in zip(panels, data["steps"].items(), strict=True):
         for step, rows in enumerate(steps):
@@ -190,6 +191,7 @@ def draw_waiting(data: dict[str, Any]) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(2, 1, figsize=(5.0, 4.2))
+    figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     for ax, (kind, servers) in zip(panels, data["steps_to_the_first_token"].items(), strict=True):
         for row, (waits, colour) in enumerate(zip(servers.values(), (ORANGE, GREEN, BLUE), strict=True)):
             before = [waits[:n].count(each) for n, each in enumerate(waits)]
@@ -324,6 +326,7 @@ def draw_blocks(data: dict[str, Any]) -> Figure:
     servers, looks = data["servers"], [(ORANGE, "--"), (GREEN, "-."), (BLUE, "-")]
     longest = max(len(server["held"]) for server in servers)
     figure, (top, *panels) = plt.subplots(4, 1, figsize=(5.0, 8.2), sharex=True, height_ratios=[1.5, 1, 1, 1])
+    figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     _draw_done(top, data, looks)
     for ax, server, (colour, _) in zip(panels, servers, looks, strict=True):
         steps = range(len(server["held"]))

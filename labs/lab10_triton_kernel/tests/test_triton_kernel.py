@@ -34,7 +34,7 @@ from labkit.testing.decoding.grouped import split_suspects
 from labkit.testing.decoding.paging import PagedBatch
 from labkit.testing.kernels.assertions import GARBAGE, assert_bytes, assert_compiles, assert_multiplied, assert_sound
 from labkit.testing.kernels.row_softmax import assert_softmax
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.tiles.counts import tiles_with_an_entry
 from labkit.testing.tiles.io_formulas import queries_outside_traffic
 
@@ -56,24 +56,24 @@ NO_TOKENS = "without tokens the largest score is −inf, −inf − (−inf) is 
 # Every call is watched, where the answer is
 
 
-@program
+@probe
 def called(task, given, *more, garbage=True):
     """What a task returns, and what its kernels did."""
     return kernel_call(_function(task), given, *more, garbage=garbage)
 
 
-@program
+@probe
 def compiled_for(task, archs, options, given, *more):
     """The kernels of a call, compiled for each of `archs`."""
     return compiled_call(_function(task), given, *more, archs=archs, **options)
 
 
-@program
+@probe
 def softmax_of_far_rows(x):
     return call_on_far_rows(softmax_rows, x)
 
 
-@program
+@probe
 def _function(task):
     return {
         "softmax_rows": softmax_rows,
@@ -316,6 +316,16 @@ class TestFlashForward(EitherPass):
         self.check(Case(rng, n=1, d=17))
 
     @robust
+    def test_scores_of_half_precision_are_kept_in_float32(self, rng):
+        case = Case(rng, n=40, d=16, dtype=torch.float16)
+        case.Q[..., 0] = case.K[..., 0] = 32  # all scores are 256 and a little, which float16 would lose
+        (O, _), _ = called(self.task, given(self.task, case), False, 16, 16)
+        Q, K, V = (x.float() for x in case.inputs)
+        plain = ((Q @ K.mT / 4).softmax(-1) @ V).half().numpy()
+        hint = "scores are rounded to half precision: tl.dot gives float32, which exp needs"
+        assert_close("O", O.double().numpy(), case.want["O"], plain=plain, hint=hint)
+
+    @robust
     def test_very_negative_logits(self, rng):
         case = Case(rng, n=40)
         case.Q, case.K = case.Q.abs() * 300, -case.K.abs() - 1
@@ -542,6 +552,8 @@ class TestPagedDecode:
     def test_half_precision_is_merged_in_float32(self, rng):
         batch = PagedBatch(rng, (200, 64), block_size=16, dtype=torch.float16)
         paged(batch, 4, "the parts' outputs and log-sum-exps belong in float32, until they are merged")
+        batch = PagedBatch(rng, (200, 64), block_size=16, dtype=torch.float16, logit_scale=30)
+        paged(batch, 4, "scores are rounded to half precision: tl.dot gives float32, which exp needs")
 
     @small
     @pytest.mark.parametrize("num_splits", [1, 3])

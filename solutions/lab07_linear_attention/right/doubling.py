@@ -46,3 +46,15 @@ def linear_attention_memory(batch, heads, seq_len, d, dtype_bytes):
         "linear_chunked_peak": max(moments, key=lambda shapes: sum(map(prod, shapes))),
     }
     return {name: batch * heads * dtype_bytes * sum(map(prod, shapes)) for name, shapes in alive.items()}
+
+
+def _profile_row(n, shape, dtype, device, capacity_bytes):
+    q, k, v = (torch.randn(shape, dtype=dtype, device=device) for _ in range(3))
+    predicted = linear_attention_memory(*shape, torch.empty(0, dtype=dtype).element_size())
+    room = float("inf") if capacity_bytes is None else capacity_bytes - predicted["inputs"]
+    row = {"seq_len": n, "input_memory_mb": predicted["inputs"] / MB}
+    for name, route in _routes().items():
+        peak = _peak_or_nan(route, q, k, v)
+        row |= {f"{name}_memory_mb": peak / MB if peak <= room else float("nan")}
+    row |= {f"{name}_theoretical_mb": predicted[f"{name}_peak"] / MB for name in _routes()}
+    return row | {"savings_bidir": row["standard_memory_mb"] / row["linear_bidir_memory_mb"]}

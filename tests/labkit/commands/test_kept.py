@@ -95,14 +95,21 @@ def test_a_crash_in_the_middle_keeps_what_was_known(house):
     assert house.kept() == before
 
 
-def test_check_goes_on_after_a_crash(house):
+def test_a_crash_ends_check_and_names_the_test(house):
     house.write(with_function(solution_text(), ATTENTION, CRASH))
-    run = house.check()
-    passed, total = house.kept()[ATTENTION]
-    assert passed == total - 1, all_of(run)
+    run = house.check("estimate_attention_memory", ATTENTION)
+    assert run.returncode == 1
     assert "✗ test_batch_and_heads\n      its process ended: SIGSEGV (memory that is not its own)" in run.stdout
-    assert "5 of 6 tasks done, 50 of 60 points" in run.stdout
+    assert "lab01: a task has points when every test of it was run" in run.stdout
+    assert set(house.kept()) == {"estimate_attention_memory"}, "the task that was done before"
     assert not run.stderr
+
+
+def test_check_stops_at_the_first_failure(house):
+    run = house.check("-x")
+    assert run.returncode == 1
+    assert run.stdout.count("✗") == 1
+    assert "lab01: a task has points when every test of it was run" in run.stdout
 
 
 @pytest.mark.parametrize(

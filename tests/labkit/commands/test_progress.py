@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
+import threading
 
 import pytest
 from rich.console import Console
 
+from labkit.commands import check
 from labkit.commands.board import next_lines, show_board
+from labkit.commands.check import Progress
 from labkit.commands.hints import hint_lines
 from labkit.labs.catalog import UnknownLab, find_lab
 from labkit.suite.results import TaskResult, add_up, lab_points, load, next_task, store, task_points
@@ -200,17 +202,16 @@ def test_many_failures_are_told_by_name(lab):
     assert len([line for line in run_lines(lab, own, everything=True) if "✗" in line]) == 10
 
 
-def test_watch_runs_again_on_each_save_and_says_what_changed(lab, monkeypatch, tmp_path):
-    """In the house itself, on a copy of the student's file: --src is not watched, so the runner is given the copy."""
+def test_watch_runs_again_on_each_save_and_says_what_changed(lab, monkeypatch):
+    """On a copy of the student's file, which `--src` names."""
     from labkit.commands import watch
-    from labkit.suite.prefork import WarmRunner
+    from labkit.suite.apart import ForkedRuns
 
-    class OnTheCopy(WarmRunner):
-        def run(self, label, *options, **more):
-            tests = ("TestEstimateAttentionMemory",)
-            return super().run(label, "--src", str(lab.answer_file.parent), tests=tests)
+    class OnTheCopy(ForkedRuns):
+        def run(self, *options, **more):
+            return super().run("--src", str(lab.answer_file.parent), *options, **more)
 
-    monkeypatch.setattr(watch, "WarmRunner", OnTheCopy)
+    monkeypatch.setattr(watch, "ForkedRuns", OnTheCopy)
     heard = io.StringIO()
 
     def saves():
@@ -218,10 +219,34 @@ def test_watch_runs_again_on_each_save_and_says_what_changed(lab, monkeypatch, t
         yield 1
         yield 2
 
-    watch.watch_lab(lab, saves(), Console(file=heard, width=150))
+    watch.watch_lab(lab, [lab.tasks[3]], saves=saves(), console=Console(file=heard, width=150))
     text = heard.getvalue()
     first, second, third = text.split("─" * 150)[1:]
     assert "estimate_attention_memory · not implemented yet" in first
     assert "▲ lab01 · estimate_attention_memory · 0 → 15 of 15" in second
     assert "no change in what passes" in third
-    assert json.loads(json.dumps(text)).count("watching labs/lab01_memory_profiling/src/profiling.py") == 1
+    assert text.count("watching labs/lab01_memory_profiling/src/profiling.py") == 1
+    assert "standard_attention" not in text
+
+
+def test_progress_names_the_test_and_counts(lab):
+    shown = Progress(lab)
+    assert shown.line().plain.startswith("lab01 · importing · ")
+    shown.on_start("standard_attention", "test_mask", 87)
+    assert shown.line().plain.startswith("lab01 · 0 of 87 tests · test_mask · ")
+    shown.on_verdict(Verdict("test_mask", "standard_attention", State.PASSED))
+    assert shown.line().plain.startswith("lab01 · 1 of 87 tests · test_mask · ")
+
+
+def test_progress_is_printed_where_there_is_no_terminal(lab, monkeypatch):
+    heard, printed = io.StringIO(), threading.Event()
+
+    class Heard(Console):
+        def print(self, *args, **options):
+            super().print(*args, **options)
+            printed.set()
+
+    monkeypatch.setattr(check, "REPORT_SECONDS", 0.01)
+    with Progress(lab).shown(Heard(file=heard, width=150)):
+        assert printed.wait(60)
+    assert heard.getvalue().startswith("lab01 · importing · ")

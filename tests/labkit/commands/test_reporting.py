@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from labkit.labs.catalog import find_lab
-from labkit.suite.prefork import WarmRunner
 from labkit.suite.results import task_points
 from labkit.suite.verdict import State, explain
+from labkit.suite.warm import WarmRunner
 from labkit.suite.words import run_lines
 from tests.student import LAB, pytest_run, solution_text, stub_text, with_function
 
@@ -211,7 +211,10 @@ def test_endless_loop(tmp_path, monkeypatch):
     run = only(pytest_run(tmp_path, source, "-k", "Standard or Estimate"))
     assert run.returncode == 1
     assert len(lines_with(run, f"{ESTIMATE} was still running after 1 s of CPU time, last seen at profiling.py:")) == 1
-    assert lines_with(run, "(other tests have used up a lot of time already, so this one got less)")
+    assert lines_with(
+        run,
+        "Another test of this task took too long, so this one got a fifth of the time: it is slow, or it never ends",
+    )
     assert lines_with(run, "lab01 · standard_attention · done"), "the other tasks are still judged"
 
 

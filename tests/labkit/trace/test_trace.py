@@ -117,6 +117,14 @@ def makes_net():
     return Net(16)
 
 
+compiled = torch.compile(net)
+
+
+@torch.compile
+def compiled_function(x):
+    return x.exp()
+
+
 def needs_values(x):
     return x * x.sum().item()
 """
@@ -288,6 +296,13 @@ def test_a_module_that_a_function_calls_has_names_too(code):
     assert ("gradient", "gradient of layers.1.bias") in {(life.kind, life.name) for life in made.lives}
 
 
+def test_a_simulation_takes_a_module_that_the_file_makes(code):
+    for name in ("uses_net", "net"):
+        target = find_target([f"{code}:{name}"], device="meta")
+        made = record(target.function, target.inputs([Shape((3, 16))]), simulated=True)
+        assert made.peak_bytes == traced(f"{code}:{name}", (3, 16)).peak_bytes
+
+
 def test_steps_with_an_optimizer(code):
     made = traced(f"{code}:net", (3, 16), steps=2, optimizer=torch.optim.AdamW)
     assert_adds_up(made)
@@ -309,6 +324,8 @@ def test_a_scalar_among_the_results_is_the_loss(code):
     ("words", "init", "shape"),
     [
         ("CODE:net", None, (1, 256, 16)),
+        ("CODE:compiled", None, (1, 256, 16)),
+        ("CODE:compiled_function", None, (1, 4, 256, 64)),
         ("CODE:Net", "8, depth=1", (1, 256, 8)),
         ("CODE:makes_net", "", (1, 256, 16)),
         ("CODE:Ids", None, (1, 256)),
@@ -325,6 +342,24 @@ def test_functions_classes_instances_and_what_is_installed(code, words, init, sh
     inputs = target.inputs([])
     assert (tuple(inputs[0].shape), inputs[0].device.type) == (shape, device)
     assert record(target.function, inputs, simulated=device == "meta").peak_bytes > 0
+
+
+def test_a_file_of_a_package_may_import_relatively(tmp_path):
+    folder = tmp_path / "project_of_anns" / "nets"
+    folder.mkdir(parents=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").touch()
+    (folder.parent / "sizes.py").write_text("WIDTH = 8\n")
+    (folder / "net.py").write_text("import torch\nfrom ..sizes import WIDTH\nlayer = torch.nn.Linear(WIDTH, WIDTH)\n")
+    target = find_target([f"{folder / 'net.py'}:layer"])
+    assert tuple(target.inputs([])[0].shape) == (1, 256, 8)
+
+
+def test_results_without_a_gradient_are_named(code):
+    made = traced(f"{code}:naive", (2, 4, 8))
+    assert not any("No backward pass" in note for note in made.notes)
+    made = record(torch.argmax, [torch.ones(3)])
+    assert "No backward pass: no tensor among the results requires grad." in made.notes
 
 
 def test_inputs_of_ones_own(code):
