@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
@@ -112,8 +111,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     lab = _lab(item)
     if lab is None:
         return (yield)
-    if compare := sys.modules.get("labkit.testing.compare"):
-        compare.changed_elsewhere.clear()
     timed_out, task = item.config.stash[TIMED_OUT], _class_name(item)
     is_short = task in timed_out
     seconds = _seconds(item, lab) * (SHORT_SHARE if is_short else 1)

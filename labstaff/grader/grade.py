@@ -17,15 +17,15 @@ from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.suite.warm import DIED
 from labkit.testing.outside import NEEDS_MORE
+from labstaff.grader.kept import kept, results_of
+from labstaff.grader.plain_text import lines, one_line
+from labstaff.grader.results import JudgedSubmission, load, path_of, save
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.sandbox import BROKEN
 from labstaff.grader.source import read_source
+from labstaff.grader.submission import Submission, read_submission
+from labstaff.grader.version import version_of
 from labstaff.grader.withheld import withheld_points
-from labstaff.judge.kept import kept, results_of
-from labstaff.judge.plain_text import lines, one_line
-from labstaff.judge.results import JudgedSubmission, load, path_of, save
-from labstaff.judge.submission import Submission, read_submission
-from labstaff.judge.version import version_of
 
 SUITE_CPU_SECONDS = 300.0
 """CPU time of one submission's suite, its worker included, after which no further test of it is begun.

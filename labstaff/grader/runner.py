@@ -31,7 +31,7 @@ class SandboxedRunner(WarmRunner):
     def run(self, lab: str, *options: str, **more: Any) -> SuiteRun:
         """See `WarmRunner.run`. A sandbox in which a run did not end, or left something, is not used again."""
         sandbox = self._idle.pop() if self._idle else Sandbox(tuple(HEAVY.values()), unsafe=self._unsafe)
-        run = super().run(lab, *options, "--new-sandboxed", prepare=functools.partial(use, sandbox.control), **more)
+        run = super().run(lab, *options, "--sandboxed", prepare=functools.partial(use, sandbox.control), **more)
         if run.problem or not sandbox.is_usable():
             sandbox.close()
         else:

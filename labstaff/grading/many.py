@@ -16,11 +16,11 @@ from typing import Any
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import FOLDER_PATTERN, Lab
-from labstaff.judge.judging import Judge, hidden_seed, judge_now, kept_at, of_submission
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import JudgedSubmission, clear_parts, judged_otherwise, load, save
-from labstaff.judge.submission import Submission, read_submission
-from labstaff.judge.version import version_of
+from labstaff.grader.grade import Judge, hidden_seed, judge_now, kept_at, of_submission
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import JudgedSubmission, clear_parts, judged_otherwise, load, save
+from labstaff.grader.submission import Submission, read_submission
+from labstaff.grader.version import version_of
 
 
 @dataclass(frozen=True)

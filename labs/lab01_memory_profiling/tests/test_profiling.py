@@ -42,7 +42,7 @@ from labkit.testing.compare import (
     compare_each,
     require,
 )
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))
@@ -257,14 +257,14 @@ class TestStandardAttention:
         )
 
 
-@program
+@probe
 def measured_in_turn(sizes):
     """Measure each of `sizes`; what the calls returned, seen after the last one, and how many different objects."""
     results = [measure_attention_memory(*each) for each in sizes]
     return results, len({id(result) for result in results})
 
 
-@program
+@probe
 def watched(task, *args):
     """What a task returns, and how many weights it computed in rows of each length: [[row length, weights], …]."""
     functions = {"measure": measure_attention_memory, "profile": profile_memory_scaling}
@@ -484,13 +484,13 @@ class TestEstimateAttentionMemory:
                 assert_equal(f"{key} against a real array's nbytes", stats[key], array.nbytes)
 
 
-@program
+@probe
 def profile_of_a_generator(lengths):
     """The profile of lengths that can be gone through once."""
     return profile_memory_scaling(n for n in lengths)
 
 
-@program
+@probe
 def results_once_analyzed(results):
     """What `results` hold after a call that reads them."""
     analyze_scaling(results)
@@ -577,7 +577,7 @@ class TestAnalyzeScaling:
         require(list(results.items()) == list(made_up([64, 32]).items()), "results, the argument, was changed")
 
 
-@program
+@probe
 def drawn(results, given=True, others_current=False):
     """What stands in the Axes that the task drew `results` in."""
     return axes_drawn_in(plot_memory_scaling, results, given=given, others_current=others_current)

@@ -17,9 +17,9 @@ import pytest
 
 from labstaff.course.grade import SOME_NOT_GRADED, grade
 from labstaff.course.nbgrader_process import Nbgrader
-from labstaff.judge.judging import Judge
-from labstaff.judge.plain_text import cell, lines, one_line
-from labstaff.judge.submission import MOST_BYTES, NOTES_FILE, read_submission
+from labstaff.grader.grade import Judge
+from labstaff.grader.plain_text import cell, lines, one_line
+from labstaff.grader.submission import MOST_BYTES, NOTES_FILE, read_submission
 from tests.labstaff.course.own_word import LAB, answer, hand_in, judge_by_its_word
 
 pytestmark = pytest.mark.slow

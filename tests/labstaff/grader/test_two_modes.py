@@ -87,7 +87,7 @@ def test_both_modes_give_the_same(sandbox, answer, tmp_path, monkeypatch):
     options, tests = ("--src", str(tmp_path)), tuple(task.tests for task in TASKS.values())
     in_process = run_apart(LAB, *options, tests=tests)
     prepare = functools.partial(in_two_seconds, sandbox.control)
-    sandboxed = WarmRunner().run(LAB.label, *options, "--new-sandboxed", tests=tests, prepare=prepare)
+    sandboxed = WarmRunner().run(LAB.label, *options, "--sandboxed", tests=tests, prepare=prepare)
     assert not sandboxed.problem
     if answer.state is State.CRASHED:  # in process that ends the run
         same = sandboxed.verdicts[: len(in_process.verdicts)]
