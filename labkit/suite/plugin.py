@@ -14,7 +14,7 @@ from labkit.labs.catalog import ROOT, find_labs, lab_at
 from labkit.labs.manifest import Lab, ManifestError
 from labkit.suite import hooks, limits
 from labkit.suite.finder import Answer, AnswerFinder, student_answer
-from labkit.suite.limits import GIVEN_SECONDS, WALL_FACTOR, WALL_SECONDS, TookTooLong, time_limit
+from labkit.suite.limits import WALL_FACTOR, WALL_SECONDS, TookTooLong, time_limit
 from labkit.suite.reporter import LAB_LINES, use_words, wants_words
 from labkit.suite.results import store_whole_tasks
 from labkit.suite.verdict import Kind, State, Verdict, explain
@@ -264,7 +264,7 @@ def _seconds(item: pytest.Item, lab: Lab) -> float:
     """CPU seconds that a test may take: its mark's, or its lab's."""
     marker = item.get_closest_marker("seconds")
     usual = GPU_SECONDS if item.get_closest_marker("gpu") else lab.test_seconds
-    return min(marker.args[0] if marker else usual, GIVEN_SECONDS)
+    return min(marker.args[0] if marker else usual, limits.GIVEN_SECONDS)
 
 
 def _class_id(item: pytest.Item) -> str:

@@ -33,7 +33,7 @@ BESIDE = {"matplotlib.pyplot": ("matplotlib.backends.backend_agg",)}
 """What the first use of a heavy module would import."""
 INSIDE = (
     *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/labs/__init__.py", "labkit/labs/manifest.py"),
-    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "limits", "wall_clock", "prefork_torch")),
+    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "limits", "prefork_torch")),
     "labstaff/__init__.py",
     *(f"labstaff/grader/{name}.py" for name in ("__init__", "confine", "preload", "wire", "worker", "worker_machine")),
 )
@@ -214,7 +214,7 @@ class Worker:
     @property
     def cpu_seconds(self) -> float:
         """The CPU time it has used so far."""
-        return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid, alone=True)
+        return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid)
 
     def limit_memory(self, n_bytes: int) -> None:
         """Let it allocate so many bytes more than it has allocated now. The kernel is asked whether the limit holds.
