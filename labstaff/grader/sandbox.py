@@ -214,7 +214,7 @@ class Worker:
     @property
     def cpu_seconds(self) -> float:
         """The CPU time it has used so far."""
-        return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid, alone=True)
+        return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid)
 
     def limit_memory(self, n_bytes: int) -> None:
         """Let it allocate so many bytes more than it has allocated now. The kernel is asked whether the limit holds.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from labkit.suite import plugin
 from labkit.suite.apart import run_apart
 from labkit.suite.results import task_points
 from labkit.suite.verdict import State, Verdict
@@ -75,7 +74,9 @@ def sandbox():
 
 def in_two_seconds(control: socket.socket) -> None:
     """In a run's process: use a sandbox, and end a test early."""
-    plugin.GIVEN_SECONDS = 2.0
+    from labkit.suite import limits
+
+    limits.GIVEN_SECONDS = 2.0
     use(control)
 
 
