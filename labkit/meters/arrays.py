@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from labkit.meters.collector import collector_waits
 
 BOOKKEEPING_BYTES = 16_384
 """What Python objects around the arrays (tuples, views, frames, lists of blocks) may add to a peak."""
-
-
-_earlier_peaks: list[int] = []
 
 
 class ArrayMemory(NamedTuple):
@@ -46,7 +42,6 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
     if warm:
         function(*args, **kwargs)
     gc.collect()
-    _earlier_peaks.clear()
     with collector_waits():
         tracemalloc.start()
         try:
@@ -56,19 +51,4 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
             after, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    return ArrayMemory(max(peak, *_earlier_peaks, 0) - before, after - before, result)
-
-
-@contextlib.contextmanager
-def only_what_stays() -> Iterator[None]:
-    """In a measured call: of what the body allocates, count what is still there after it, and nothing in between."""
-    if not tracemalloc.is_tracing():
-        yield
-        return
-    _earlier_peaks[:] = [max(tracemalloc.get_traced_memory()[1], *_earlier_peaks, 0)]
-    try:
-        yield
-    finally:
-        gc.freeze()  # garbage stays as it is: to free it may run code that allocates
-        gc.collect()  # it empties Python's free lists, which fill up with every message that crosses
-        tracemalloc.reset_peak()
+    return ArrayMemory(peak - before, after - before, result)

@@ -195,8 +195,9 @@ def on_this_machine(workers: int, unsafe: bool, running: Running) -> Engine:
             return Judged(judged, time.monotonic() - began)
 
         with ExitStack() as judges, ThreadPoolExecutor(workers, initializer=_leave_ctrl_c_to_the_main_thread) as pool:
+            labs = [job.submission.lab for job in jobs]
             for _ in range(workers):
-                idle.put(judges.enter_context(Judge(unsafe=unsafe)))
+                idle.put(judges.enter_context(Judge(labs, unsafe=unsafe)))
             futures = {pool.submit(one, job): job.path for job in jobs}
             try:
                 for future in as_completed(futures):

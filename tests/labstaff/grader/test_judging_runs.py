@@ -28,7 +28,7 @@ def runs_come_from(runner, monkeypatch):
 class CutShort:
     """A runner whose whole run is cut in the second task's tests, and whose runs of that task never end."""
 
-    def __init__(self, unsafe):
+    def __init__(self, modules, unsafe):
         self.asked = []
 
     def run(self, lab, *options, tests, cpu_seconds, seconds):
