@@ -249,15 +249,15 @@ def _drop_hint(item: pytest.Item, error: BaseException) -> None:
     """Leave a test's own hint out of its message once a plain test of the task has failed: the cause is general."""
     from labkit.testing.compare import WrongValue
 
-    if not isinstance(error, WrongValue):
-        return
-    general, task, is_nan = item.config.stash[GENERAL], _class_id(item), " is NaN" in str(error)
-    if error.own_hint and (task, is_nan) in general:
-        error.args = (str(error).replace(f"\n{error.own_hint}", ""),)
+    general, task = item.config.stash[GENERAL], _class_id(item)
+    own_hint, is_nan = getattr(error, "own_hint", ""), " is NaN" in str(error)
+    if own_hint and (task, is_nan) in general:
+        error.args = (str(error).replace(f"\n{own_hint}", ""),)
     worked_example = item.name.startswith("test_worked_example")
     plain = getattr(item, "originalname", "") in item.config.stash[PLAIN].get(task, ())
-    if _kind(item) is Kind.EXACT and plain and (worked_example or not error.own_hint):
-        general.add((task, is_nan))
+    if _kind(item) is Kind.EXACT and plain and (worked_example or not own_hint):
+        both = () if isinstance(error, WrongValue) else ((task, not is_nan),)
+        general.update([(task, is_nan), *both])
 
 
 def _seconds(item: pytest.Item, lab: Lab) -> float:

@@ -222,7 +222,8 @@ def compare_each(names: Iterable[str], check: Callable[[str], None]) -> None:
         return
     first = next(iter(errors.values()))
     if right:
-        first.args = (f"{first}\n{_listed(right)} right, only {_listed(errors)} off",)
+        head, *more = str(first).splitlines()
+        first.args = ("\n".join([head, f"{_listed(right)} right, only {_listed(errors)} off", *more]),)
     raise first
 
 

@@ -306,7 +306,7 @@ class EitherPass(EveryTask):
         share = entries_seen(130, 165, block_q, block_k) / (130 * 165)
         hint = f"of all scores {share:.0%} lie in tiles with a key that some query sees\nUsual cause: "
         hint += "tiles above the diagonal are computed and then masked: leave them out, the first one too"
-        name = f"with causal, the scores that {self.task} computes"
+        name = f"the scores that {self.task} computes with causal"
         assert_at_most(name, half, round(share * full), unit="entries", hint=hint)
 
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite import budget
 from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.suite.verdict import State, Verdict
 from labkit.suite.warm import WarmRunner
@@ -76,17 +75,11 @@ def test_a_busy_machine_takes_no_points(monkeypatch):
     assert not result.flags
 
 
-def half_a_second() -> None:
-    """In a run's process: end its tests early."""
-    for name in ("TEST_SECONDS", "AFTER_ONE_SECONDS", "AFTER_MANY_SECONDS"):
-        setattr(budget, name, 0.5)
-
-
 def test_an_endless_submission_ends_by_its_cpu_time(tmp_path):
     """No further test is begun, and the verdicts that there are stay."""
     (tmp_path / "profiling.py").write_text(f"{SOLUTION}\n\ndef standard_attention(*_):\n    while True: pass\n")
     with WarmRunner() as warm:
-        run = warm.run("lab01", "--src", str(tmp_path), cpu_seconds=0.75, prepare=half_a_second)
+        run = warm.run("lab01", "--src", str(tmp_path), cpu_seconds=0.75)
     assert run.problem == f"{OVERTIME} within 0.75 s of CPU time"
     assert 1 <= len(run.verdicts) <= 10 < run.n_collected
     assert {verdict.state for verdict in run.verdicts} <= {State.TOO_SLOW, State.PASSED}
