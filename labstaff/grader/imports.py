@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import sys
 
-from labkit.suite.review import without_self_check
+from labkit.suite.review import LIBRARIES, without_self_check
 
-LIBRARIES = frozenset(("matplotlib", "numpy", "torch", "triton"))
+LIBRARIES_OF_LABS = LIBRARIES | {"torch", "triton"}
 
 
 def imported_modules(source: str) -> list[str]:
@@ -20,4 +20,4 @@ def imported_modules(source: str) -> list[str]:
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return sorted(name for name in named if name.split(".")[0] in LIBRARIES | sys.stdlib_module_names)
+    return sorted(name for name in named if name.split(".")[0] in LIBRARIES_OF_LABS | sys.stdlib_module_names)

@@ -216,6 +216,11 @@ class Worker:
         """The CPU time it has used so far."""
         return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid)
 
+    @property
+    def data_bytes(self) -> int:
+        """The bytes that RLIMIT_DATA counts of it, as the kernel says."""
+        return _number(self._pid, "status", "VmData:") * 1024
+
     def limit_memory(self, n_bytes: int) -> None:
         """Let it allocate so many bytes more than it has allocated now. The kernel is asked whether the limit holds.
 
@@ -223,7 +228,7 @@ class Worker:
             EOFError: it has ended, or has not set the limit.
             WireError: what it reported is no message.
         """
-        bound = _number(self._pid, "status", "VmData:") * 1024 + n_bytes
+        bound = self.data_bytes + n_bytes
         head, writer = wire.for_worker(("limit", bound), special=lambda _: None)
         wire.send(self.channel, head, writer.buffers)
         wire.from_worker(*wire.receive(self.channel, START_SECONDS), special=lambda _: None)
