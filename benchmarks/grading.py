@@ -31,9 +31,9 @@ from labkit.labs.manifest import Lab
 from labstaff.course.make import make_course
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.recorder import Recorder
+from labstaff.grader.grade import hidden_seed
 from labstaff.grading.many import find_submissions, judge_all
 from labstaff.grading.run import grade_submitted
-from labstaff.judge.judging import hidden_seed
 
 KERNEL_WAY = """
 c = get_config()

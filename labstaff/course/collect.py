@@ -19,8 +19,8 @@ from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labstaff.course.paths import NOTEBOOK, Places, why_not_recordable
 from labstaff.course.ready import MOST_NOTEBOOK_BYTES, PUT_THERE, time_of
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.submission import MOST_BYTES, Submission, find_in_archive, open_archive, read_regular
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.submission import MOST_BYTES, Submission, find_in_archive, open_archive, read_regular
 
 
 @dataclass

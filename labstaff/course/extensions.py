@@ -11,7 +11,7 @@ from typing import Any
 from labkit.labs.manifest import Lab
 from labstaff.course.gradebook import Graded, grades, opened
 from labstaff.course.paths import COMMANDS_LOCK, CONFIG_FILE, alone, submissions, why_not_recordable
-from labstaff.judge.plain_text import one_line
+from labstaff.grader.plain_text import one_line
 
 ONE_DAY = datetime.timedelta(days=1)
 MOST_DAYS = 3650

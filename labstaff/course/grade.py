@@ -19,10 +19,10 @@ from labstaff.course.paths import CONFIG_FILE, submissions
 from labstaff.course.ready import make_ready, timestamp_flags
 from labstaff.course.record import Recorded
 from labstaff.course.recorder import Recorder
+from labstaff.grader.plain_text import one_line
 from labstaff.grading.gradescope import Export
 from labstaff.grading.many import Outcome
 from labstaff.grading.run import grade_submitted
-from labstaff.judge.plain_text import one_line
 
 ALL_WELL, SOME_NOT_GRADED, SOME_REFUSED, STOPPED = 0, 1, 3, 130
 """Exit statuses: all graded; some not judged or not recorded; all recorded, some hold nothing to judge; Ctrl-C."""

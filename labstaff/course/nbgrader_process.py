@@ -16,7 +16,7 @@ from pathlib import Path
 
 from labkit.labs.catalog import find_labs, python_path
 from labkit.suite.forkserver import ForkServer, serve, warm_up
-from labstaff.judge.version import version_of
+from labstaff.grader.version import version_of
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.labs.manifest import FOLDER_PATTERN, MANIFEST_NAME, Lab
-from labstaff.judge.kept import results_of
-from labstaff.judge.plain_text import one_line
+from labstaff.grader.kept import results_of
+from labstaff.grader.plain_text import one_line
 
 NOTEBOOK = "report.ipynb"
 TIMESTAMP = "timestamp.txt"

@@ -12,7 +12,7 @@ from typing import Any
 from labkit.labs.catalog import UnknownLab, find_lab
 from labstaff.course.gradebook import Graded, cells_of, grades, opened
 from labstaff.course.mapping import OF_STUDENT, Mapping, MappingError, read_roster
-from labstaff.judge.plain_text import cell, one_line
+from labstaff.grader.plain_text import cell, one_line
 
 
 @dataclass

@@ -11,7 +11,7 @@ from nbgrader.plugins import BasePlugin, ExportPlugin
 from traitlets import Float
 
 from labstaff.course.gradebook import Graded, cells_of, grades
-from labstaff.judge.plain_text import cell
+from labstaff.grader.plain_text import cell
 
 SECONDS_PER_DAY = 86_400
 COLUMNS = ("assignment", "duedate", "timestamp", "student_id", "last_name", "first_name", "email")

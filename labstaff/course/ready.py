@@ -15,10 +15,10 @@ from pathlib import Path
 
 from labkit.labs.manifest import Lab
 from labstaff.course.paths import NOTEBOOK, SUBMITTED, TIMESTAMP, Places, submissions
-from labstaff.judge.kept import kept
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import clear_parts, write_whole
-from labstaff.judge.submission import MOST_BYTES, NOTES_FILE, read_regular, read_submission
+from labstaff.grader.kept import kept
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import clear_parts, write_whole
+from labstaff.grader.submission import MOST_BYTES, NOTES_FILE, read_regular, read_submission
 
 MOST_NOTEBOOK_BYTES = 24 << 20
 MOST_OTHER_BYTES = 1 << 20

@@ -32,11 +32,11 @@ from labstaff.course.paths import (
 )
 from labstaff.course.ready import MOST_NOTEBOOK_BYTES, make_ready
 from labstaff.course.views import clear_views, only_these
-from labstaff.judge.judging import hidden_seed, kept_at
-from labstaff.judge.kept import FILE, kept
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import clear_parts
-from labstaff.judge.submission import NOTES_FILE, read_regular, read_submission
+from labstaff.grader.grade import hidden_seed, kept_at
+from labstaff.grader.kept import FILE, kept
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import clear_parts
+from labstaff.grader.submission import NOTES_FILE, read_regular, read_submission
 
 RECORDED = "attention_labs_recorded"
 """Under which name of a recorded notebook's metadata its fingerprint stands."""

@@ -13,7 +13,7 @@ from typing import Any
 from labstaff.course.cells import code_cell, displayed, failed, markdown_cell, printed
 from labstaff.course.ready import MOST_NOTEBOOK_BYTES, NOT_HANDED_IN, PUT_THERE
 from labstaff.course.shown import shown_safely
-from labstaff.judge.plain_text import one_line
+from labstaff.grader.plain_text import one_line
 
 LARGEST_IMAGE = 4 * 2**20
 MOST_CELLS = 400

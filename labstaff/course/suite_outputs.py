@@ -14,10 +14,10 @@ from labstaff.course.ready import timestamp_flags
 from labstaff.course.record import RECORDED, fingerprint
 from labstaff.course.restore import NOTES
 from labstaff.course.shown import listing
+from labstaff.grader.grade import judge_submission
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import JudgedSubmission
 from labstaff.grading.told import earned, task_lines, withheld_line
-from labstaff.judge.judging import judge_submission
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import JudgedSubmission
 
 LONGEST_NOTE = 400
 

@@ -19,7 +19,7 @@ from labstaff.course.grade import grade
 from labstaff.course.gradebook import NoGradebook, grades, opened
 from labstaff.course.mapping import MappingError, known_mappings, read_mapping
 from labstaff.course.platforms import export_grades
-from labstaff.judge.judging import Judge
+from labstaff.grader.grade import Judge
 from tests.labstaff.course.own_word import LAB, answer_file, hand_in, judge_by_its_word
 from tests.labstaff.grading.test_gradescope import breaches
 

@@ -20,7 +20,7 @@ from sqlalchemy.engine import Engine
 from labstaff.course import one_gradebook
 from labstaff.course.metadata import CheckMetadata, Remembering
 from labstaff.course.one_gradebook import OPENED_BY, OneGradebook, in_one_step, keep
-from labstaff.judge.judging import Judge
+from labstaff.grader.grade import Judge
 from tests.labstaff.course.own_word import LAB, answer, answer_file, hand_in, judge_by_its_word
 from tests.labstaff.course.recorded import everything, first_scores, graded
 from tests.labstaff.course.recording import ForkedNbgrader

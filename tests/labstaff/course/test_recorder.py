@@ -11,8 +11,8 @@ from labkit.labs.catalog import find_lab
 from labstaff.course import recorder as recording
 from labstaff.course.record import Recorded
 from labstaff.course.recorder import LEAST_AT_ONCE, Recorder
+from labstaff.grader.results import JudgedSubmission
 from labstaff.grading.many import HandedIn, Outcome
-from labstaff.judge.results import JudgedSubmission
 
 LAB, OTHER = find_lab("01"), find_lab("03")
 LONGEST_SECONDS = 60

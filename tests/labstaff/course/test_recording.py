@@ -22,9 +22,9 @@ from labkit.labs.catalog import ROOT
 from labstaff.course.grade import STOPPED, grade
 from labstaff.course.nbgrader_process import Nbgrader
 from labstaff.course.record import record
+from labstaff.grader.grade import Judge
+from labstaff.grader.kept import FILE, kept
 from labstaff.grading.run import NothingToGrade
-from labstaff.judge.judging import Judge
-from labstaff.judge.kept import FILE, kept
 from tests.labstaff.course.own_word import LAB, answer, answer_file, hand_in, judge_by_its_word
 from tests.labstaff.course.recorded import first_scores, gradebook, graded, shown
 
