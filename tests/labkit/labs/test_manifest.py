@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from labkit.labs.catalog import UnknownLab, find_lab, find_labs
 from labkit.labs.manifest import ManifestError, read_manifest
 from labkit.suite.limits import WALL_FACTOR, WALL_SECONDS
+from labkit.suite.review import allowance
 
 GOOD = """
 title = "A lab"
@@ -133,3 +136,14 @@ def test_the_handout_says_how_long_a_test_may_take(lab):
     handout = (lab.folder / "README.md").read_text(encoding="utf-8")
     assert f"A test may take {lab.test_seconds:g} s of CPU time" in handout
     assert f"and {wall_seconds:g} s by the clock" in handout
+
+
+@pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
+def test_the_handout_names_the_imports_that_a_solution_needs(lab):
+    handout = (lab.folder / "README.md").read_text(encoding="utf-8")
+    paragraph = re.search(r"^\*\*Imports\.\*\*(?:.+\n)+", handout, re.MULTILINE)
+    assert paragraph
+    imports = [each.removeprefix("imports ") for each in allowance(lab) if each.startswith("imports ")]
+    # A library's name covers its submodules; the course's own modules are named in full.
+    names = {name if name.startswith("labkit.") else name.partition(".")[0] for name in imports}
+    assert [name for name in sorted(names) if name not in paragraph[0].casefold()] == []
