@@ -31,8 +31,8 @@ from labkit.labs.manifest import Lab
 from labstaff.course.grade import grade
 from labstaff.course.make import make_course
 from labstaff.course.paths import nbgrader
+from labstaff.grader.grade import hidden_seed
 from labstaff.grading.many import find_submissions, judge_all
-from labstaff.judge.judging import hidden_seed
 
 KERNEL_WAY = """
 c = get_config()

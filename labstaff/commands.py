@@ -159,10 +159,10 @@ def grade(
     from labkit.commands.app import of_the_disk
     from labstaff.course.grade import grade as grade_folder
     from labstaff.course.gradebook import NoGradebook
+    from labstaff.grader.sandbox import SandboxMissing
     from labstaff.grading.gradescope import CannotExport, Export, Visibility
     from labstaff.grading.many import NoScheduler
     from labstaff.grading.run import NothingToGrade
-    from labstaff.judge.sandbox import SandboxMissing
 
     labs = [find_lab(name) for name in lab or []] or find_labs()
     if visibility not in [*Visibility]:

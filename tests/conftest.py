@@ -25,7 +25,7 @@ from labkit.commands.lockfile import hide_additions
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import verdict_from
-from labstaff.judge.sandbox import SandboxMissing, require_bubblewrap
+from labstaff.grader.sandbox import SandboxMissing, require_bubblewrap
 from tests import judging
 from tests.labstaff.site.built_site import CHROMIUM, a_browser
 

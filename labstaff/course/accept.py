@@ -20,10 +20,9 @@ import msgspec
 
 from labkit.labs.manifest import Lab
 from labstaff.course.paths import ACCEPTED, NOTEBOOK, SUBMITTED, TIMESTAMP, Places
-from labstaff.grading.many import HandedIn, find_submissions
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import write_whole
-from labstaff.judge.submission import (
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import write_whole
+from labstaff.grader.submission import (
     NOTES_FILE,
     Submission,
     find_in_archive,
@@ -31,6 +30,7 @@ from labstaff.judge.submission import (
     read_regular,
     read_submission,
 )
+from labstaff.grading.many import HandedIn, find_submissions
 
 MOST_NOTEBOOK_BYTES = 24 << 20
 MOST_CELLS = 1000

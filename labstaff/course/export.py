@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.labs.catalog import UnknownLab, find_lab
 from labstaff.course.gradebook import opened
-from labstaff.judge.plain_text import cell
+from labstaff.grader.plain_text import cell
 
 
 @dataclass(frozen=True)

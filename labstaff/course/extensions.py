@@ -12,7 +12,7 @@ from typing import Any
 from labkit.labs.manifest import Lab
 from labstaff.course.gradebook import opened
 from labstaff.course.paths import SUBMITTED, Places
-from labstaff.judge.plain_text import one_line
+from labstaff.grader.plain_text import one_line
 
 ONE_DAY = datetime.timedelta(days=1)
 

@@ -17,9 +17,9 @@ from labstaff.course.accept import accept_all
 from labstaff.course.gradebook import require_readable
 from labstaff.course.paths import ACCEPTED, CONFIG_FILE, SUBMITTED
 from labstaff.course.record import record
+from labstaff.grader.plain_text import one_line
 from labstaff.grading.many import Outcome
 from labstaff.grading.run import NothingToGrade, grade_submitted
-from labstaff.judge.plain_text import one_line
 
 ALL_WELL, SOME_NOT_GRADED, SOME_REFUSED, STOPPED = 0, 1, 3, 130
 """Exit statuses: all graded; some not graded or not recorded; all recorded, some hold no code; Ctrl-C."""

@@ -15,7 +15,7 @@ from labstaff.course.settings import CONFIG
 from labstaff.derive.build import derive_stub
 from labstaff.derive.markers import MarkerError
 from labstaff.derive.notebooks import ReportError, derive_report, read_report, to_text
-from labstaff.judge.kept import kept
+from labstaff.grader.kept import kept
 from labstaff.release.leaks import find_leaks
 
 

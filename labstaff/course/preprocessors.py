@@ -16,9 +16,9 @@ from labstaff.course.make import check_release
 from labstaff.course.paths import NOTEBOOK, Places
 from labstaff.course.record import RECORDED, fingerprint, result_of
 from labstaff.course.shown import listing
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import JudgedSubmission
 from labstaff.grading.told import earned, task_lines, withheld_line
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import JudgedSubmission
 
 FOR_GRADER = "for_grader"
 LONGEST_NOTE = 400

@@ -18,11 +18,11 @@ import msgspec
 from labkit.labs.manifest import Lab
 from labstaff.course.accept import MOST_NOTEBOOK_BYTES
 from labstaff.course.paths import ACCEPTED, CONFIG_FILE, NOTEBOOK, TIMESTAMP, Places, nbgrader
-from labstaff.judge.judging import hidden_seed, kept_at, of_submission
-from labstaff.judge.kept import kept
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import JudgedSubmission, load
-from labstaff.judge.submission import read_regular, read_submission
+from labstaff.grader.grade import hidden_seed, kept_at, of_submission
+from labstaff.grader.kept import kept
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import JudgedSubmission, load
+from labstaff.grader.submission import read_regular, read_submission
 
 RECORDED = "attention_labs_recorded"
 """The entry of a recorded notebook's metadata that holds its fingerprint."""

@@ -9,7 +9,7 @@ from traitlets.config import Application
 
 from labkit.labs.catalog import find_labs
 from labstaff.course.paths import ACCEPTED, SUBMITTED
-from labstaff.judge.submission import NOTES_FILE
+from labstaff.grader.submission import NOTES_FILE
 
 STEPS = "labstaff.course.preprocessors"
 CONFIG = '''\

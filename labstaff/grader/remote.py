@@ -19,12 +19,12 @@ from labkit.suite import finder, limits
 from labkit.suite.finder import Answer, AnswerMissing
 from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, seconds_for_another
 from labkit.suite.verdict import ProcessEnded
-from labkit.testing import programs, unchanged
-from labkit.testing.outside import needs_more
+from labkit.testing import probes, unchanged
+from labkit.testing.outside import needs_more, task_name
 from labstaff.grader import wire
+from labstaff.grader.imports import imported_modules
 from labstaff.grader.machines import Machines
 from labstaff.grader.sandbox import Worker, Workers
-from labstaff.judge.imports import imported_modules
 
 if TYPE_CHECKING:
     import pytest
@@ -334,12 +334,12 @@ def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Answer],
         return RemoteProbe(by_suite[suite], function)
 
     def end() -> None:
-        programs.elsewhere = None
+        probes.elsewhere = None
         for remote in by_suite.values():
             limits.clocks_elsewhere.remove(remote.cpu_seconds)
             remote.end()
 
-    programs.elsewhere = run_beside
+    probes.elsewhere = run_beside
     config.add_cleanup(end)
     return load
 
@@ -354,7 +354,7 @@ def within(remote: Remote, mib: float, function: Any, args: Sequence[Any], kwarg
         return remote.call(function, args, kwargs, mib)
     except Exception as error:
         if _is_want_of_memory(error):
-            raise AssertionError(needs_more(function.__name__, mib, args)) from None
+            raise AssertionError(needs_more(task_name(function, args), mib, args)) from None
         raise
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from labkit.labs.catalog import find_lab
 from labstaff.course.grade import grade
-from labstaff.judge.results import JudgedSubmission
+from labstaff.grader.results import JudgedSubmission
 
 LAB = find_lab("01")
 WORTH = re.compile(rb"# points: (\d+)")

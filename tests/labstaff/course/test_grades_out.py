@@ -16,7 +16,7 @@ from labkit.labs.catalog import ROOT
 from labstaff.course.export import COLUMNS, export_grades
 from labstaff.course.extensions import CannotExtend, extend_all, extension_lines, spend_late_days
 from labstaff.course.gradebook import NoGradebook, opened
-from labstaff.judge.judging import Judge
+from labstaff.grader.grade import Judge
 from tests.labstaff.course.fixed_scores import LAB, answer_file, graded, graded_by_comment, hand_in
 from tests.labstaff.grading.test_gradescope import breaches
 

@@ -19,9 +19,9 @@ import pytest
 from labkit.labs.catalog import ROOT
 from labstaff.course.grade import STOPPED, grade
 from labstaff.course.paths import nbgrader
+from labstaff.grader.grade import Judge
+from labstaff.grader.kept import FILE, kept
 from labstaff.grading.run import NothingToGrade
-from labstaff.judge.judging import Judge
-from labstaff.judge.kept import FILE, kept
 from tests.labstaff.course.fixed_scores import LAB, answer, answer_file, graded, graded_by_comment, hand_in
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from labstaff.judge.plain_text import cell, lines, one_line
-from labstaff.judge.submission import MOST_BYTES, read_submission
+from labstaff.grader.plain_text import cell, lines, one_line
+from labstaff.grader.submission import MOST_BYTES, read_submission
 from tests.student import LAB
 
 NAME = LAB.folder.name

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from labkit.labs.manifest import FOLDER_PATTERN, Lab
-from labstaff.judge.plain_text import one_line
+from labstaff.grader.plain_text import one_line
 
 MOST_BYTES = 1 << 20
 MOST_ENTRIES = 10_000

@@ -15,7 +15,7 @@ from labkit.labs.manifest import Lab
 
 CODE = (
     *("labkit/*.py", "labkit/labs", "labkit/suite", "labkit/testing", "labkit/meters", "labkit/bench"),
-    *("labkit/kernels", "labkit/ranks", "labkit/serving", "labkit/simulated_memory", "labstaff/judge"),
+    *("labkit/kernels", "labkit/ranks", "labkit/serving", "labkit/simulated_memory", "labstaff/grader"),
     *("labstaff/grader", "labkit/suite/*.json"),
 )
 """The rooms that take part in judging. The others (boards, traces, the site, recording) change no result."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labstaff.judge import version as versions
+from labstaff.grader import version as versions
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def another_course(tmp_path, monkeypatch):
         "labkit/meters/arrays.py",
         "labkit/simulated_memory/_ledger.py",
         "labkit/bench/step_assertions.py",
-        "labstaff/judge/sandbox.py",
+        "labstaff/grader/sandbox.py",
         f"labs/{LAB.folder.name}/lab.toml",
         f"labs/{LAB.folder.name}/tests/test_profiling.py",
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from labstaff.judge.results import write_whole
+from labstaff.grader.results import write_whole
 
 FILE = "judging.json"
 RESULTS = "judged"

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.prefork import WarmRunner
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.testing.outside import needs_more
 from labstaff.course import preprocessors
 from labstaff.course.preprocessors import check_outputs
+from labstaff.grader import sandbox
+from labstaff.grader.grade import judged_run
+from labstaff.grader.runner import SandboxedRunner
+from labstaff.grader.submission import MOST_BYTES, read_submission
 from labstaff.grading.many import find_submissions
 from labstaff.grading.run import grade_submitted
-from labstaff.judge import sandbox
-from labstaff.judge.judging import judged_run
-from labstaff.judge.submission import MOST_BYTES, read_submission
 
 pytestmark = pytest.mark.slow
 
@@ -105,13 +105,13 @@ def hiding(number, task, ways, before, head):
 def seen_from_outside(tmp_path_factory):
     """Runs of the tests that measure from outside, by task and way."""
     runs = {}
-    with WarmRunner(("labkit.suite.prefork_torch",), prepare="labstaff.judge.sandbox:keep_boxed") as runner:
+    with SandboxedRunner() as runner:
         for number, task, test, ways, before, head in HIDING:
             for name, text in hiding(number, task, ways, before, head).items():
                 folder = tmp_path_factory.mktemp("hiding")
                 (folder / f"{find_lab(number).module}.py").write_text(text, encoding="utf-8")
                 tests = (f"{test}::test_no_matrix_seen_from_outside",)
-                runs[task, name] = runner.run(f"lab{number}", "--src", str(folder), "--sandboxed", tests=tests)
+                runs[task, name] = runner.run(f"lab{number}", "--src", str(folder), tests=tests)
     return runs
 
 
@@ -253,7 +253,7 @@ def test_paths_in_an_archive(entries, source, says, tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "me.zip"], "something was extracted"
 
 
-def test_no_bubblewrap_no_judging(monkeypatch):
+def test_no_bubblewrap_no_grading(monkeypatch):
     monkeypatch.setattr(sandbox, "bwrap_path", lambda: None)
     with pytest.raises(sandbox.SandboxMissing, match=r"bubblewrap .* not installed[\s\S]*--unsafe-no-sandbox"):
         sandbox.Sandbox()
@@ -269,6 +269,6 @@ def test_links_to_other_students_are_passed_over(tmp_path):
     assert [each.student for each in find_submissions(tmp_path, [LAB])] == ["ann"]
 
 
-def test_the_box_holds_no_answers():
+def test_the_sandbox_holds_no_answers():
     inside = {Path(name).name for name in sandbox.INSIDE}
     assert not inside & {"reference.py", "tensor_reference.py", "compare.py", "bench", "solutions", "tests"}
