@@ -119,12 +119,10 @@ def course(
 ) -> None:
     """Make an nbgrader course: sources, settings, and released assignments in which nothing leaks."""
     from labstaff.course.make import CourseError, make_course
-    from labstaff.course.nbgrader_process import Nbgrader
 
     chosen = [find_lab(name) for name in labs or []] or find_labs()
     try:
-        with Nbgrader() as nbgrader:
-            make_course(chosen, out.resolve(), nbgrader)
+        make_course(chosen, out.resolve())
     except CourseError as error:
         sys.exit(f"lab course: {error}")
     for lab in chosen:

@@ -14,8 +14,8 @@ from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.testing.outside import needs_more
-from labstaff.course import suite_outputs
-from labstaff.course.suite_outputs import check_outputs
+from labstaff.course import preprocessors
+from labstaff.course.preprocessors import check_outputs
 from labstaff.grader import sandbox
 from labstaff.grader.grade import judged_run
 from labstaff.grader.runner import SandboxedRunner
@@ -167,7 +167,7 @@ def test_what_is_hidden_earns_nothing_and_stands_in_summary_and_feedback(tmp_pat
         page = check_outputs(lab, task, task.points, judged)[0]["text"]
         assert (f"{task.name} needs more than" in page) == (task in hiding)
         assert f"{lab.label} · {task.name} · {judged.tasks[task.name]:g} of" in page
-    cell = suite_outputs._notes_cell(judged.flags)
+    cell = preprocessors._notes_cell(judged.flags)
     assert cell["outputs"][0]["text"].count("no points: measured by the operating system") == 3
 
 
