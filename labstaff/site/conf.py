@@ -1,17 +1,16 @@
-"""Sphinx's settings for the site. `lab site OUT` is the command; navigation and handouts come from pages.py."""
+"""Sphinx's settings for the site; the command is `lab site OUT`."""
 
 from __future__ import annotations
 
 from labstaff.figures import COLOURS
-from labstaff.site import HERE
-from labstaff.site.pages import ROOT_PAGE
+from labstaff.site import FRONT, HERE
 
 LIGHT, DARK = ({role: pair[at] for role, pair in COLOURS.items()} for at in (0, 1))
 LIGHT["aside"], DARK["aside"] = "#f4f6f8", "#171d26"
 
 
 def _theme(of: dict[str, str]) -> dict[str, str]:
-    """The figures' paper, ink and blue for the pages around them, and takeaways in nearly the text's size."""
+    """The pages take the figures' paper, ink and blue; takeaways are set nearly as large as the text."""
     return {
         "color-background-primary": of["paper"],
         "color-background-secondary": of["aside"],
@@ -21,22 +20,14 @@ def _theme(of: dict[str, str]) -> dict[str, str]:
         "color-brand-primary": of["blue"],
         "color-brand-content": of["blue"],
         "color-brand-visited": of["blue"],
-        "admonition-font-size": "0.95rem",  # a takeaway is read, not skipped
+        "admonition-font-size": "0.95rem",
     }
 
 
 project = html_title = "Attention Labs"
-root_doc = ROOT_PAGE
-extensions = [
-    "myst_parser",
-    "sphinx_copybutton",
-    "labstaff.site.pages",
-    "labstaff.site.mathematics",
-    "labstaff.site.scripts",
-    "labstaff.site.search",
-]
-exclude_patterns = ["_*", "figures"]
-nitpicky = True
+root_doc = FRONT
+extensions = ["myst_parser", "sphinx_copybutton", "labstaff.site.pages"]
+include_patterns = ["docs/*.md", "labs/*/README.md", "what_goes_wrong.md", "what_goes_wrong/*.md"]
 
 myst_enable_extensions = ["alert", "dollarmath", "html_image", "strikethrough", "tasklist"]
 myst_heading_anchors = 4
@@ -44,18 +35,22 @@ myst_heading_slug_func = "github"
 myst_dmath_allow_space = False
 myst_dmath_double_inline = True
 
+# Sphinx's renderer for MathJax leaves TeX in the page for a script. The script here is KaTeX, called by math.js.
+mathjax_path = "katex.min.js"
+mathjax_inline = mathjax_display = ["", ""]
+myst_update_mathjax = False
+
 highlight_language = "none"  # blocks that name no language
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+copybutton_selector = "div:not(.highlight-text, .highlight-output) > div.highlight > pre"
 
 html_theme = "furo"
 html_theme_options = {"light_css_variables": _theme(LIGHT), "dark_css_variables": _theme(DARK)}
 html_static_path = [str(HERE / "static"), str(HERE / "katex")]
 html_css_files = ["katex.min.css", "site.css"]
-html_js_files = [("tables.js", {"defer": "defer"})]
-html_math_renderer = "katex"
+html_js_files = [("math.js", {"defer": "defer"}), ("tables.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
 html_use_index = False
-pygments_style = "friendly"
-pygments_dark_style = "github-dark"
-copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"

@@ -64,7 +64,7 @@ def _told(lab: Lab, mistakes: list[Mistake], runs: dict[tuple[str, str], SuiteRu
                 said = run.problem.splitlines() or student_lines(mistake, run.verdicts)[1:]
                 lines += [f"### `{mistake.name}`", "", _plain(mistake.what), ""]
                 lines += _fenced("diff", diff_lines(mistake))
-                lines += _fenced("text", [line.removeprefix("  ") for line in said])
+                lines += _fenced("output", [line.removeprefix("  ") for line in said])
     return lines
 
 

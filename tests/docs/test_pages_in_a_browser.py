@@ -1,16 +1,18 @@
-"""The book's site in a browser, from disk: each page is whole and quiet, and the interactive ones step."""
+"""The site in a browser, from disk: every page is whole, search works, and the interactive pages step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urldefrag
 
 import pytest
 
+from labkit.labs.catalog import ROOT
 from labkit.testing.rings.counts import work
+from labstaff.site import build_site
 from tests.docs import block_deeds, tile_loop_reference
-from tests.labstaff.site.built_site import Watched, built_site, watch
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -18,55 +20,77 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 PHONE_WIDTH = 360
-TOO_WIDE = """() => [...document.querySelectorAll("article *")]
-  .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
-  // What scrolls in a frame of its own, and what KaTeX clips or keeps for screen readers.
-  .filter(e => !e.parentElement.closest(".table-wrapper, div.math, pre, .katex svg, .katex-mathml"))
-  .map(e => e.outerHTML.slice(0, 80))"""
-UNSEEN = """() => [...document.querySelectorAll("article img")]
-  .filter(image => !image.complete || !image.naturalWidth).map(image => image.src)"""
-FACES_WANTED = """() => [...document.querySelectorAll(".katex-html *")]
+PROBLEMS = """() => [
+  // Wider than the phone, outside of what scrolls in its own frame or is kept for screen readers.
+  ...[...document.querySelectorAll("article *")]
+    .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+    .filter(e => !e.parentElement.closest(".table-wrapper, div.math, pre, .katex svg, .katex-mathml")),
+  ...[...document.images].filter(image => !image.complete || !image.naturalWidth),
+  ...document.querySelectorAll(".katex-error"),
+].map(e => e.outerHTML.slice(0, 120))"""
+FONTS_WANTED = """() => [...document.querySelectorAll(".katex-html *")]
   .filter(e => [...e.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim()))
   .map(e => getComputedStyle(e))
   .map(style => `${style.fontFamily.split(",")[0]} ${style.fontWeight} ${style.fontStyle}`)"""
-FACES_THERE = "() => [...document.fonts].map(face => `${face.family} ${face.weight} ${face.style}`)"
+FONTS = "() => [...document.fonts].map(face => `${face.family} ${face.weight} ${face.style}`)"
+IDS = "() => [...document.querySelectorAll('[id]')].map(e => e.id)"
+LINKS = """() => [...document.querySelectorAll("a[href]")].map(a => a.href)
+  .filter(href => href.startsWith("file:"))"""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_site(tmp_path_factory)
+    out = tmp_path_factory.mktemp("book") / "site"
+    build_site(ROOT, out)
+    return out
 
 
 @pytest.fixture
-def window(browser: Browser, site: Path) -> Iterator[Watched]:
-    """A window of a phone's width that fails the test when a page complains or asks another machine."""
+def complaints(page: Page) -> list[str]:
+    """What goes wrong while a test looks at pages: errors, files that are not there, requests to other machines."""
+    found: list[str] = []
+    page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on("requestfailed", lambda request: found.append(f"failed: {request.url}"))
+    page.context.route(lambda url: not url.startswith(("file:", "data:")), lambda route: route.abort())
+    return found
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A phone's window."""
     context = browser.new_context(viewport={"width": PHONE_WIDTH, "height": 740})
-    window = watch(context, site)
-    yield window
+    yield context.new_page()
     context.close()
-    assert (window.requests, window.complaints) == ([], [])
 
 
-def test_every_page_is_whole_on_a_phone(window: Watched, site: Path) -> None:
-    names = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
-    assert len(names) > 15
-    for name in names:
-        page = window.open(name)
-        assert page.evaluate(TOO_WIDE) == [], f"{name} has to be scrolled sideways"
-        assert page.evaluate(UNSEEN) == [], f"{name} lacks images"
-        missing = set(page.evaluate(FACES_WANTED)) - set(page.evaluate(FACES_THERE))
-        assert not missing, f"{name}: labstaff/site/katex/README.md says where the fonts are"
+def test_every_page_is_whole_on_a_phone(page: Page, complaints: list[str], site: Path) -> None:
+    ids: dict[str, set[str]] = {}
+    links: dict[str, set[str]] = {}
+    for file in sorted((site / "docs").glob("*.html")) + sorted(site.glob("labs/*/*.html")):
+        page.goto(file.as_uri())
+        assert page.evaluate(PROBLEMS) == [], file.name
+        missing = set(page.evaluate(FONTS_WANTED)) - set(page.evaluate(FONTS))
+        assert not missing, f"{file.name}: labstaff/site/katex/README.md says where the fonts are"
+        ids[file.as_uri()] = set(page.evaluate(IDS))
+        links[file.name] = set(page.evaluate(LINKS))
+    assert len(ids) > 30
+    assert complaints == []
+    for name, targets in links.items():
+        for target in targets:  # an anchor with "=" is an interactive page's setting
+            address, anchor = urldefrag(target)
+            assert Path(address.removeprefix("file://")).is_file(), f"{name} links to {target}"
+            assert "=" in anchor or anchor in ids.get(address, {anchor}) | {""}, f"{name} links to {target}"
 
 
-def test_search_finds_a_word_from_disk(window: Watched) -> None:
-    window.page.set_viewport_size({"width": 1200, "height": 900})
-    page = window.open("index.html")
+def test_search_finds_a_word_from_disk(page: Page, site: Path) -> None:
+    page.set_viewport_size({"width": 1200, "height": 900})
+    page.goto((site / "index.html").as_uri())
     box = page.locator("input[name=q]").first
     box.fill("rescaling")
     box.press("Enter")
-    page.locator("#search-results p", has_text="pages matching").wait_for()
-    found = page.locator("#search-results ul.search a").evaluate_all("all => all.map(a => a.getAttribute('href'))")
-    assert "03_online_softmax.html" in " ".join(found)
+    page.locator("#search-results ul.search a[href*='03_online_softmax.html']").first.click()
+    page.locator("article h1", has_text="Online softmax").wait_for()
 
 
 def tile_loop_at_the_end(page: Page) -> None:
@@ -101,10 +125,11 @@ INTERACTIVE: dict[str, tuple[str, Callable[[Page], None]]] = {
 
 
 @pytest.mark.parametrize("name", INTERACTIVE)
-def test_an_interactive_page_steps_to_the_course_s_numbers(window: Watched, site: Path, name: str) -> None:
+def test_an_interactive_page_steps_to_the_course_s_numbers(
+    page: Page, complaints: list[str], site: Path, name: str
+) -> None:
     setting, at_the_end = INTERACTIVE[name]
-    page = window.page
-    page.goto((site / f"{name}.html").as_uri() + setting)
+    page.goto((site / "docs" / f"{name}.html").as_uri() + setting)
     first, said = steps(page)[0], shown(page, "said")
     page.get_by_role("button", name="A step on", exact=True).click()
     assert steps(page)[0] == first + 1
@@ -116,6 +141,7 @@ def test_an_interactive_page_steps_to_the_course_s_numbers(window: Watched, site
     page.wait_for_function(f"location.hash.includes('at={last}')")
     page.reload()
     assert steps(page) == (last, last), "the address keeps the step"
+    assert complaints == []
 
 
 def shown(page: Page, name: str) -> str:

@@ -1,10 +1,10 @@
-/* Tables in a narrow window: one that goes on says so and takes the arrow keys; one of words can be read row by row.
+/* Wide tables and formulas in a narrow window get a sign that they scroll, and a table of words is read row by row.
 
-What it looks like is site.css's affair. Without this script wide tables scroll, with no sign but their scroll bar. */
+site.css says what that looks like. Without this script they scroll with no sign but the scroll bar. */
 (function () {
   "use strict";
 
-  const SIGNS = { left: "← more columns", right: "more columns →" };
+  const SIGNS = { left: "← more", right: "more →" };
 
   function start() {
     for (const frame of document.querySelectorAll(".table-wrapper")) {
@@ -13,6 +13,7 @@ What it looks like is site.css's affair. Without this script wide tables scroll,
       if (isOfWords(heads)) nameCells(table, heads);
       watch(frame);
     }
+    document.querySelectorAll("div.math").forEach(watch);
   }
 
   /* Numbers stand right and are compared down a column; words are read along a row. */
@@ -21,7 +22,7 @@ What it looks like is site.css's affair. Without this script wide tables scroll,
     return heads.length > 3 && 2 * numbers.length < heads.length;
   }
 
-  /* Each cell carries the head of its column, which a phone shows beside it. */
+  /* Each cell gets the head of its column, which a phone shows before the value. */
   function nameCells(table, heads) {
     const names = heads.map((head) => {
       const copy = head.cloneNode(true);
@@ -34,7 +35,7 @@ What it looks like is site.css's affair. Without this script wide tables scroll,
     }
   }
 
-  /* Keep the signs above a frame true, and let the keyboard scroll it as long as there is something to scroll. */
+  /* Update the signs above a frame, and let the keyboard scroll it while there is something to scroll. */
   function watch(frame) {
     const signs = document.createElement("p");
     signs.className = "table-signs";
@@ -52,7 +53,7 @@ What it looks like is site.css's affair. Without this script wide tables scroll,
       frame.dataset.more = [frame.scrollLeft > 1 && "left", frame.scrollLeft < hidden - 1 && "right"].filter(Boolean).join(" ");
       signs.hidden = !goesOn;
       for (const sign of signs.children) sign.classList.toggle("there", frame.dataset.more.includes(sign.dataset.side));
-      for (const [name, value] of Object.entries({ tabindex: 0, role: "region", "aria-label": "A wide table, scrolls sideways" })) {
+      for (const [name, value] of Object.entries({ tabindex: 0, role: "region", "aria-label": "Scrolls sideways" })) {
         if (goesOn) frame.setAttribute(name, value);
         else frame.removeAttribute(name);
       }
@@ -61,7 +62,7 @@ What it looks like is site.css's affair. Without this script wide tables scroll,
     frame.addEventListener("scroll", look, { passive: true });
     const sizes = new ResizeObserver(look);
     sizes.observe(frame);
-    sizes.observe(frame.querySelector("table"));
+    sizes.observe(frame.firstElementChild);
   }
 
   start();
