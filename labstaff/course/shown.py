@@ -52,13 +52,13 @@ def as_html(source: str, attachments: dict[str, dict[str, str]] | None = None) -
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
     try:
-        if len(source) > LONGEST or MATH_WITH_LINKS.search(source):
-            raise ValueError("not to be rendered")
+        if len(source) > LONGEST:
+            raise ValueError("too long to be rendered")
         renderer = IPythonRenderer(escape=False, attachments=attachments or {}, exclude_anchor_links=True)
         with time_limit(RENDER_SECONDS):
             rendered = MarkdownWithMath(renderer=renderer).render(source)
         if MATH_WITH_LINKS.search(html.unescape(rendered)):
-            raise ValueError("not to be rendered")
+            raise ValueError("mathematics that links or styles")
         return nh3.clean(
             rendered,
             tags=TAGS,

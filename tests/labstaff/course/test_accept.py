@@ -170,16 +170,17 @@ def test_what_could_act_in_a_page_is_left_out(folder):
 
 def test_what_a_cell_is_worth_comes_from_the_release(folder):
     notebook = json.loads(RELEASED)
-    wanted = [cell["metadata"] for cell in json.loads(RELEASED)["cells"]]
+    wanted = [(cell["cell_type"], cell["metadata"]) for cell in notebook["cells"]]
+    notebook = json.loads(RELEASED)
     for cell in notebook["cells"]:
         if grading := cell["metadata"].get("nbgrader"):
             grading.update(points=1000, score=1000, solution=False, grade=True)
-            cell["cell_type"] = "markdown"
+            cell["cell_type"] = "raw"
     made_up = {"grade": True, "grade_id": "bonus", "points": 100, "solution": False}
     notebook["cells"].append({"cell_type": "code", "source": "100", "metadata": {"nbgrader": made_up}})
     (folder / "report.ipynb").write_text(json.dumps(notebook))
     *cells, bonus = json.loads(accepted(folder)["report.ipynb"])["cells"]
-    assert [cell["metadata"] for cell in cells] == wanted
+    assert [(cell["cell_type"], cell["metadata"]) for cell in cells] == wanted
     assert bonus["metadata"] == {}
 
 

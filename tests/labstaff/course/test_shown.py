@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -58,8 +59,9 @@ def test_what_is_shown_can_do_nothing(text):
     assert not {"nbgrader_cell", "score"} & set(seen.classes)
 
 
-def test_mathematics_that_links_is_shown_as_typed():
-    assert as_html("$\\href{x}{y}$") == "<pre>$\\href{x}{y}$</pre>"
+@pytest.mark.parametrize("text", ["$\\href{x}{y}$", "&#36;&bsol;href{x}{y}&#36;"])
+def test_mathematics_that_links_is_shown_as_typed(text):
+    assert as_html(text) == f"<pre>{html.escape(text)}</pre>"
 
 
 class Seen(HTMLParser):
