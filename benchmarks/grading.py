@@ -28,12 +28,11 @@ from pathlib import Path
 from benchmarks.harness import Table, Times, rows
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.labs.manifest import Lab
+from labstaff.course.grade import grade
 from labstaff.course.make import make_course
-from labstaff.course.nbgrader_process import Nbgrader
-from labstaff.course.recorder import Recorder
+from labstaff.course.paths import nbgrader
+from labstaff.grader.grade import hidden_seed
 from labstaff.grading.many import find_submissions, judge_all
-from labstaff.grading.run import grade_submitted
-from labstaff.judge.judging import hidden_seed
 
 KERNEL_WAY = """
 c = get_config()
@@ -53,8 +52,7 @@ def tables(*, lab: int = 1, submissions: int = 24, workers: int = 2) -> Iterator
     wall, cpu = Times(), Times()
     with tempfile.TemporaryDirectory() as folder:
         course, kernel = Path(folder, "course"), Path(folder, "kernel")
-        with Nbgrader() as nbgrader:
-            _hand_in(graded, course, kernel, nbgrader, submissions)
+        _hand_in(graded, course, kernel, submissions)
         for name, way, arguments in (
             (THEIRS, _kernel_way, (str(kernel), graded.number)),
             (JUDGED, _judging_alone, (str(course), graded.number, workers)),
@@ -80,20 +78,14 @@ def _judging_alone(course: str, number: str, workers: int) -> None:
 
 def _own_way(course: str, number: str, workers: int) -> None:
     """What `lab grade` does."""
-    lab = find_lab(number)
-    with Recorder(Path(course)) as recorder:
-        outcomes = grade_submitted(
-            Path(course, "submitted"), [lab], workers=workers, on_outcome=recorder.judged, say=lambda line: None
-        )
-        recorder.finish(outcomes)
-    if any(outcome.judged is None or outcome.judged.points < lab.points for outcome in outcomes):
-        raise RuntimeError("a right submission lost points")
+    printed: list[str] = []
+    if grade(Path(course, "submitted"), [find_lab(number)], workers=workers, say=printed.append):
+        raise RuntimeError("\n".join(printed))
 
 
 def _kernel_way(course: str, number: str) -> None:
     """What `nbgrader autograde` does."""
-    with Nbgrader() as nbgrader:
-        done = nbgrader(Path(course), "autograde", find_lab(number).folder.name)
+    done = nbgrader(Path(course), "autograde", find_lab(number).folder.name)
     if done.status:
         raise RuntimeError(done.output[-2000:])
 
@@ -126,9 +118,9 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _hand_in(lab: Lab, course: Path, kernel: Path, nbgrader: Nbgrader, submissions: int) -> None:
+def _hand_in(lab: Lab, course: Path, kernel: Path, submissions: int) -> None:
     """Make both courses, with the same submissions, up to where grading begins."""
-    make_course([lab], course, nbgrader)
+    make_course([lab], course)
     text = solution_file(lab).read_text(encoding="utf-8")
     for number in range(submissions):
         place = course / "submitted" / f"s{number:03d}" / lab.folder.name

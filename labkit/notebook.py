@@ -29,4 +29,5 @@ def check(lab: str, task: str) -> None:
     """Run the tests of one task of `lab` on the student's file and print what they say."""
     found = find_lab(lab)
     run = run_apart(found, tests=(find_task(found, task).tests,))
-    print(run.problem or "\n".join(run_lines(found, run.verdicts, more=f"uv run lab check {found.number} -v")))
+    more = f"uv run lab check {found.number} -v"
+    print(run.problem or "\n".join(run_lines(found, run.verdicts, whole_suite=run.collected, more=more)))

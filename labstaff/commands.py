@@ -119,12 +119,10 @@ def course(
 ) -> None:
     """Make an nbgrader course: sources, settings, and released assignments in which nothing leaks."""
     from labstaff.course.make import CourseError, make_course
-    from labstaff.course.nbgrader_process import Nbgrader
 
     chosen = [find_lab(name) for name in labs or []] or find_labs()
     try:
-        with Nbgrader() as nbgrader:
-            make_course(chosen, out.resolve(), nbgrader)
+        make_course(chosen, out.resolve())
     except CourseError as error:
         sys.exit(f"lab course: {error}")
     for lab in chosen:
@@ -161,10 +159,10 @@ def grade(
     from labkit.commands.app import of_the_disk
     from labstaff.course.grade import grade as grade_folder
     from labstaff.course.gradebook import NoGradebook
+    from labstaff.grader.sandbox import SandboxMissing
     from labstaff.grading.gradescope import CannotExport, Export, Visibility
     from labstaff.grading.many import NoScheduler
     from labstaff.grading.run import NothingToGrade
-    from labstaff.judge.sandbox import SandboxMissing
 
     labs = [find_lab(name) for name in lab or []] or find_labs()
     if visibility not in [*Visibility]:

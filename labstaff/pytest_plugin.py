@@ -19,7 +19,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attention labs")
     group.addoption("--solutions", action="store_true", help="judge the course's solutions instead of labs/*/src")
     group.addoption("--answer", type=Path, metavar="FILE", help="judge a right/ answer from solutions/")
-    group.addoption("--new-sandboxed", action="store_true")
     group.addoption("--sandboxed", action="store_true", help="judge the code in a process of its own, in a sandbox")
 
 
@@ -36,33 +35,21 @@ def pytest_lab_answer(config: pytest.Config, lab: Lab) -> Answer | None:
 
 
 def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Answer], Loader] | None:
-    """With `--sandboxed`, stand-ins for answers that live in a sandbox."""
-    if config.option.new_sandboxed:
-        from labkit.suite.warm import heavy_modules
-        from labstaff.grader import sandbox as new
-        from labstaff.grader.remote import remote_loader
-
-        workers = new.current
-        if workers is None:
-            try:
-                workers = new.Sandbox(heavy_modules(*(lab.suite_file for lab in labs)))
-            except new.SandboxMissing as error:
-                raise pytest.UsageError(str(error)) from None
-            config.add_cleanup(workers.close)
-        return remote_loader(config, workers)
+    """With `--sandboxed`, stand-ins for submissions in a sandbox."""
     if not config.option.sandboxed:
         return None
-    from labkit.suite.prefork import heavy_modules
-    from labstaff.judge.proxy import client_loader
-    from labstaff.judge.sandbox import Sandbox, SandboxMissing
+    from labkit.suite.warm import heavy_modules
+    from labstaff.grader import sandbox
+    from labstaff.grader.remote import remote_loader
 
-    try:
-        sandbox = Sandbox.current or Sandbox(heavy_modules(*(lab.suite_file for lab in labs)))
-    except SandboxMissing as error:
-        raise pytest.UsageError(str(error)) from None
-    if sandbox is not Sandbox.current:
-        config.add_cleanup(sandbox.close)
-    return client_loader(config, sandbox)
+    workers = sandbox.current
+    if workers is None:
+        try:
+            workers = sandbox.Sandbox(heavy_modules(*(lab.suite_file for lab in labs)))
+        except sandbox.SandboxMissing as error:
+            raise pytest.UsageError(str(error)) from None
+        config.add_cleanup(workers.close)
+    return remote_loader(config, workers)
 
 
 def variant_text(lab: Lab, variant: Path) -> str:

@@ -26,13 +26,12 @@ from labkit.commands.lockfile import hide_additions
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import verdict_from
-from labstaff.judge.sandbox import SandboxMissing, require_bubblewrap
+from labstaff.grader.sandbox import SandboxMissing, require_bubblewrap
 from tests import judging
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from labstaff.course.nbgrader_process import Nbgrader
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts behind a script's back
     signal.signal(signal.SIGINT, signal.default_int_handler)  # commands that are started here are to hear Ctrl-C
@@ -139,21 +138,10 @@ def browser() -> Iterator[Browser]:
 def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A course of Lab 01 as `lab course` makes it, to be copied."""
     from labstaff.course.make import make_course
-    from labstaff.course.nbgrader_process import Nbgrader
 
     course = tmp_path_factory.mktemp("made") / "course"
-    with Nbgrader() as nbgrader:
-        make_course([find_lab("01")], course, nbgrader)
+    make_course([find_lab("01")], course)
     return course
-
-
-@pytest.fixture(scope="module")
-def shared_nbgrader() -> Iterator[Nbgrader]:
-    """nbgrader, imported once for all tests of a file."""
-    from labstaff.course.nbgrader_process import Nbgrader
-
-    with Nbgrader() as nbgrader:
-        yield nbgrader
 
 
 def pytest_configure() -> None:

@@ -14,8 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from labkit.meters.kernels.kept import kernels_kept
-from labkit.suite.prefork import WarmRunner
 from labkit.suite.run import SuiteRun
+from labkit.suite.warm import WarmRunner
+from labstaff.grader.runner import SandboxedRunner
 
 N_RUNNERS = 2
 HEAVY = ("labkit.suite.prefork_torch", "matplotlib.pyplot")
@@ -24,12 +25,12 @@ HEAVY = ("labkit.suite.prefork_torch", "matplotlib.pyplot")
 def main(jobs_file: str, results_file: str, sandbox: str) -> None:
     """Run every job; an exception of a runner is the problem of the job's result."""
     jobs = json.loads(Path(jobs_file).read_text(encoding="utf-8"))
-    options = ("--sandboxed",) if sandbox else ()
-    prepare = "labstaff.judge.sandbox:keep_boxed" if sandbox else ""
     kernels = kernels_kept(Path(results_file).with_name("kernels"))  # most answers' are the solution's
     with (
         kernels,
-        WarmRunner(HEAVY, prepare=prepare) as runner,  # one parent for all: it imports what all need once
+        (
+            SandboxedRunner() if sandbox else WarmRunner(HEAVY)
+        ) as runner,  # one parent for all: it imports what all need once
         Path(results_file).open("a", encoding="utf-8", buffering=1) as results,
     ):
 
@@ -37,7 +38,7 @@ def main(jobs_file: str, results_file: str, sandbox: str) -> None:
             job = jobs[number]
             began = time.perf_counter()
             try:
-                run = runner.run(job["lab"], *job["options"], *options, tests=tuple(job["tests"]))
+                run = runner.run(job["lab"], *job["options"], tests=tuple(job["tests"]))
             except Exception as error:
                 run = SuiteRun(problem=f"{type(error).__name__}: {error}")
             told = {"number": number, "seconds": time.perf_counter() - began, "run": asdict(run)}

@@ -15,7 +15,6 @@ import pytest
 from labkit.labs.catalog import ROOT, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
 from labkit.suite.verdict import State
-from labkit.testing.programs import program_text
 from labstaff.answers.mistakes import MISTAKES_PER_TASK, Mistake, mistakes_of
 from labstaff.answers.right import RIGHT_PER_LAB, right_answers
 from labstaff.derive.build import derive_stub, derived_files
@@ -128,7 +127,7 @@ def test_mistake_is_found(mistake, job, judges):
 
 @pytest.mark.parametrize("job", [SOLVED[f"{lab.label}-seed0"] for lab in LABS], ids=[lab.label for lab in LABS])
 def test_every_task_draws_inputs_at_random(job, judges):
-    """What is fixed in a suite can be read there and written down: see `labstaff.judge.judging.judged_run`."""
+    """What is fixed in a suite can be read there and written down: see `labstaff.grader.grade.judged_run`."""
     drawn = {verdict.task for verdict in judges(job).verdicts if verdict.drawn}
     lab = next(lab for lab in LABS if lab.label == job.lab)
     assert drawn == {task.name for task in lab.tasks}
@@ -154,15 +153,22 @@ def test_every_test_belongs_to_a_task(lab):
 
 
 @by_lab
-def test_programs_judge_nothing(lab):
-    """They run in the answer's process: what they know, an answer may read."""
-    nodes = list(ast.walk(ast.parse(program_text(lab.suite_file))))
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-    course = {name for name in names if name.startswith("labkit")}
-    measuring = ("labkit.simulated_memory", "labkit.meters.", "labkit.ranks.")
-    assert all(name.startswith(measuring) for name in course), course
-    assert not [node.lineno for node in nodes if isinstance(node, ast.Assert)], "a program asserts something"
+def test_probes_compare_nothing(lab):
+    """They run in the submission's process: what they name, a submission may read."""
+    body = ast.parse(lab.suite_file.read_text(encoding="utf-8")).body
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    probes = [node for node in functions if [getattr(each, "id", "") for each in node.decorator_list] == ["probe"]]
+    nodes = [node for each in probes for node in ast.walk(each)]
+    named = {node.id for node in nodes if isinstance(node, ast.Name)} - {n.arg for n in nodes if isinstance(n, ast.arg)}
+    assert not [node.lineno for node in nodes if isinstance(node, ast.Assert)], "a probe asserts something"
+    others = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)} - {p.name for p in probes}
+    assert not named & others, "a probe names what is no probe"
+    imports = [node for node in [*body, *nodes] if isinstance(node, ast.ImportFrom) and node.module]
+    known = {name.asname or name.name: node.module for node in imports for name in node.names}
+    course = {known[name] for name in named & known.keys() if known[name].startswith("labkit")}
+    course -= {"labkit.testing.probes"}
+    measuring = ("labkit.simulated_memory", "labkit.meters", "labkit.ranks.")
+    assert all(module.startswith(measuring) for module in course), course
 
 
 @by_lab

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.prefork import WarmRunner
+from labkit.suite.warm import WarmRunner
 from labstaff.answers.mistakes import find_mistake
 
 MISTAKE = find_mistake(find_lab("01"), "attention_no_maximum")

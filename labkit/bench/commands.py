@@ -40,8 +40,10 @@ def bench(
     d_models: DModels = D_MODELS,
     seq_lens: SeqLens = SEQ_LENS,
     batch_size: Annotated[int, typer.Option(help="attentions at once")] = 8,
-    warmup_steps: Annotated[int, typer.Option(help="steps before the clock counts")] = 5,
-    steps: Annotated[int, typer.Option(help="timed steps a row")] = 100,
+    warmup_steps: Annotated[
+        int | None, typer.Option(help="steps before the clock counts; 5, on cpu 1", show_default=False)
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="timed steps a row; 100, on cpu 5", show_default=False)] = None,
     csv: Csv = None,
     parts: Annotated[bool, typer.Option("--parts", help="say what each row's memory is made of, to the byte")] = False,
     fit: Annotated[str | None, typer.Option(metavar="SIZE", help="the longest sequences that fit, e.g. 24GiB")] = None,
@@ -56,6 +58,9 @@ def bench(
     elif claims:
         show_claims()
     else:
+        usual_warmup_steps, usual_steps = (1, 5) if device == "cpu" else (5, 100)
+        warmup_steps = usual_warmup_steps if warmup_steps is None else warmup_steps
+        steps = usual_steps if steps is None else steps
         rows = run(device, impl, widths, whole_numbers("--seq-lens", seq_lens), batch_size, warmup_steps, steps, csv)
         show_rows(rows)
         if parts:

@@ -62,7 +62,7 @@ def check_lab(
     elif run.problem:
         console.print(Text(f"{lab.label}: the suite could not be run\n{run.problem}", style="red"))
         return 2
-    print_lines(console, lines_of(lab, run, everything=everything))
+    print_lines(console, run_lines(lab, run.verdicts, everything=everything, whole_suite=run.collected))
     print_lines(console, trace_lines(lab, run.verdicts))
     for table in count_tables(lab, run.verdicts):
         console.print()
@@ -71,13 +71,6 @@ def check_lab(
         return INTERRUPTED
     _keep(console, lab, run, time.monotonic() - began)
     return 0 if all(verdict.passed for verdict in run.verdicts) else 1
-
-
-def lines_of(lab: Lab, run: SuiteRun, *, everything: bool = False, more: str = "-v") -> list[str]:
-    """The lines of a run, which may have been stopped before its end; it then has no points for tasks cut short."""
-    whole_suite = {task: set(tests) for task, tests in run.collected.items()}
-    is_cut = len(run.verdicts) < run.n_collected
-    return run_lines(lab, run.verdicts, everything=everything, whole_suite=whole_suite if is_cut else None, more=more)
 
 
 def interrupted_lines(command: str, run: SuiteRun, progress: Progress) -> list[str]:

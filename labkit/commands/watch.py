@@ -9,13 +9,13 @@ from itertools import chain
 from rich.console import Console
 from rich.text import Text
 
-from labkit.commands.check import Progress, interrupted_lines, lines_of, print_lines
+from labkit.commands.check import Progress, interrupted_lines, print_lines
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.apart import ForkedRuns
-from labkit.suite.prefork import heavy_modules
 from labkit.suite.results import TaskResult, add_up, fingerprint
 from labkit.suite.run import SuiteRun
-from labkit.suite.words import change_lines, line_style
+from labkit.suite.warm import heavy_modules
+from labkit.suite.words import change_lines, line_style, run_lines
 
 DEBOUNCE_MS = 100
 
@@ -53,7 +53,7 @@ def watch_lab(
                 run = runs.run(*options, tests=[task.tests for task in tasks], listener=progress)
             if run.interrupted:
                 print_lines(console, interrupted_lines("lab watch", run, progress))
-                print_lines(console, lines_of(lab, run))
+                print_lines(console, run_lines(lab, run.verdicts, whole_suite=run.collected))
                 raise KeyboardInterrupt
             before = _show(run, lab, before, console)
 
@@ -63,7 +63,8 @@ def _show(run: SuiteRun, lab: Lab, before: dict[str, TaskResult], console: Conso
         console.print(Text(f"{lab.label}: {run.problem}", style="red"))
         return before
     console.rule(style="dim")
-    print_lines(console, lines_of(lab, run, more=f"uv run lab check {lab.number} -v"))
+    more = f"uv run lab check {lab.number} -v"
+    print_lines(console, run_lines(lab, run.verdicts, whole_suite=run.collected, more=more))
     if len(run.verdicts) < run.n_collected:
         return before
     now = add_up(lab, run.verdicts)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from labkit.meters.collector import collector_waits
 
 BOOKKEEPING_BYTES = 16_384
 """What Python objects around the arrays (tuples, views, frames, lists of blocks) may add to a peak."""
-
-
-_earlier_peaks: list[int] = []
 
 
 class ArrayMemory(NamedTuple):
@@ -34,21 +30,18 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
 
     With `warm`, the function is called once before the measured call: an import inside it would add megabytes.
     Pass `warm=False` when an argument can be consumed only once. A function that lives in another process says so by a
-    method `__measure__`, and is measured there.
+    method `__beside__`, and is measured there.
 
     Raises:
         RuntimeError: tracemalloc is already running, so that the peak would be somebody else's.
     """
     if hasattr(function, "__beside__"):
         return ArrayMemory(*function.__beside__(measure_arrays, *args, warm=warm, **kwargs))
-    if hasattr(function, "__measure__"):
-        return ArrayMemory(*function.__measure__("measure_arrays", args, {"warm": warm, **kwargs}))
     if tracemalloc.is_tracing():
         raise RuntimeError("tracemalloc is already running: its peak would mix this call with what came before")
     if warm:
         function(*args, **kwargs)
     gc.collect()
-    _earlier_peaks.clear()
     with collector_waits():
         tracemalloc.start()
         try:
@@ -58,19 +51,4 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
             after, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    return ArrayMemory(max(peak, *_earlier_peaks, 0) - before, after - before, result)
-
-
-@contextlib.contextmanager
-def only_what_stays() -> Iterator[None]:
-    """In a measured call: of what the body allocates, count what is still there after it, and nothing in between."""
-    if not tracemalloc.is_tracing():
-        yield
-        return
-    _earlier_peaks[:] = [max(tracemalloc.get_traced_memory()[1], *_earlier_peaks, 0)]
-    try:
-        yield
-    finally:
-        gc.freeze()  # garbage stays as it is: to free it may run code that allocates
-        gc.collect()  # it empties Python's free lists, which fill up with every message that crosses
-        tracemalloc.reset_peak()
+    return ArrayMemory(peak - before, after - before, result)

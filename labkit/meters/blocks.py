@@ -1,6 +1,6 @@
 """Blocks that come once: iterators that are made beside the function they are given to."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,6 @@ def fresh(rng: np.random.Generator, n_blocks: int, shape: Any, made: list[Any]) 
         yield rng.standard_normal(shape, dtype=np.float32)
 
 
-def drawn(shape: tuple[int, ...], seeds: Sequence[int]) -> Iterator[npt.NDArray]:
+def drawn(shape: tuple[int, ...], seeds: Iterable[int]) -> Iterator[npt.NDArray]:
     """A random float32 block for each seed, made when it is asked for."""
     return (np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) for seed in seeds)

@@ -18,8 +18,6 @@ def kept_by_forward(fn: Callable[..., Any], *args: Any) -> int:
     """
     if hasattr(fn, "__beside__"):
         return fn.__beside__(kept_by_forward, *args)
-    if hasattr(fn, "__measure__"):
-        return fn.__measure__("kept_by_forward", args, {})
     with AllocationMeter() as meter:
         output = fn(*args)
     blocks = {meter.block_of(tensor) for tensor in _tensors(output)}

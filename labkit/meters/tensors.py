@@ -34,10 +34,8 @@ def measure_peak(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TensorMem
     The first tensor among the arguments decides the device and so the meter (`meter_for`); without one, torch's default
     device does. The result is still held when they are read.
     """
-    if hasattr(fn, "__beside__"):
+    if hasattr(fn, "__beside__"):  # fn lives in another process, and is measured there
         return TensorMemory(*fn.__beside__(measure_peak, *args, **kwargs))
-    if hasattr(fn, "__measure__"):  # fn lives in another process, and is measured there
-        return TensorMemory(*fn.__measure__("measure_peak", args, kwargs))
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     with meter_for(tensors[0].device if tensors else torch.get_default_device()) as meter:
         result = fn(*args, **kwargs)

@@ -18,6 +18,7 @@ from labkit.labs.manifest import Lab
 from labkit.suite.limits import WALL_FACTOR, WALL_SECONDS
 from labkit.suite.run import SuiteRun, run_suite
 from labkit.suite.verdict import State, Verdict, how_it_ended, verdict_from
+from labkit.suite.warm import CONTEXT, WarmRunner
 
 STOP_SECONDS = 60.0
 """How long after a test's own limit its process is killed: for a test that its limit cannot stop."""
@@ -80,14 +81,12 @@ class ForkedRuns:
 
     def __init__(self, lab: Lab, modules: Sequence[str]) -> None:
         self._lab = lab
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*modules, "hypothesis", __name__])
-        os.environ["PYTHONSAFEPATH"] = "1"  # the process that forks imports nothing from the current folder
+        WarmRunner((*modules, __name__))  # starts the process that forks
 
     def run(self, *options: str, tests: Sequence[str] = (), listener: Listener | None = None) -> SuiteRun:
         """As `run_apart`."""
-        ours, theirs = self._context.Pipe(duplex=False)
-        child = self._context.Process(target=_forked, args=(theirs, _job(self._lab, options, tests, False)))
+        ours, theirs = CONTEXT.Pipe(duplex=False)
+        child = CONTEXT.Process(target=_forked, args=(theirs, _job(self._lab, options, tests, False)))
         child.start()
         theirs.close()
 

@@ -34,8 +34,6 @@ class TookTooLong(BaseException):
         self.is_idle = False
         """Whether it used next to no CPU time until then."""
         self.why_less = ""
-        self.limit: object = None
-        """What `time_limit` gave its body."""
 
 
 class _Limit:
@@ -44,8 +42,6 @@ class _Limit:
     def __init__(self, cpu_seconds: float, wall_seconds: float) -> None:
         self.cpu_seconds, self.wall_seconds = cpu_seconds, wall_seconds
         self.cpu_began = cpu_seconds_now()
-        self.held = 0
-        self.due: TookTooLong | None = None
 
     def cpu_seconds_left(self) -> float:
         return self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
@@ -53,22 +49,17 @@ class _Limit:
     def error(self, *, waited: bool) -> TookTooLong:
         error = TookTooLong(self.wall_seconds if waited else self.cpu_seconds, waited=waited)
         error.is_idle = waited and self.cpu_seconds - self.cpu_seconds_left() < self.wall_seconds / 10
-        error.limit = self
         return error
 
     def exceeded(self, signum: int, _frame: FrameType | None) -> None:
-        error = self.error(waited=signum != signal.SIGPROF)
-        if self.held:
-            self.due = error
-        else:
-            raise error
+        raise self.error(waited=signum == signal.SIGALRM)
 
 
 _limit: _Limit | None = None
 
 
 @contextlib.contextmanager
-def time_limit(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[object]:
+def time_limit(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[None]:
     """Raise `TookTooLong` in the body when this process has used `cpu_seconds`, and again each second after that.
 
     `wall_seconds` limits what uses no CPU time; by default `WALL_SECONDS` at least. Inside another limit the body has
@@ -77,14 +68,14 @@ def time_limit(cpu_seconds: float, wall_seconds: float | None = None) -> Iterato
     """
     global _limit
     if _limit or not hasattr(signal, "SIGPROF") or threading.current_thread() is not threading.main_thread():
-        yield None
+        yield
         return
     wall_seconds = max(WALL_SECONDS, WALL_FACTOR * cpu_seconds) if wall_seconds is None else wall_seconds
     limit = _limit = _Limit(cpu_seconds, wall_seconds)
     previous = {number: signal.signal(number, limit.exceeded) for number in (signal.SIGPROF, signal.SIGALRM)}
     _set_timers(cpu_seconds, wall_seconds)
     try:
-        yield limit
+        yield
     finally:
         _set_timers(0, 0)
         for number, handler in previous.items():
@@ -110,23 +101,6 @@ def stop_clocks() -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def not_interrupted() -> Iterator[None]:
-    """Raise what becomes due in the body at its end: half a message is none."""
-    limit = _limit
-    if limit is None:
-        yield
-        return
-    limit.held += 1
-    try:
-        yield
-    finally:
-        limit.held -= 1
-    if limit.due and not limit.held:
-        error, limit.due = limit.due, None
-        raise error
-
-
-@contextlib.contextmanager
 def not_repeated() -> Iterator[None]:
     """Raise nothing in the body, which tidies up after a limit that was exceeded; from its end on as usual."""
     _set_timers(0, 0)
@@ -135,11 +109,6 @@ def not_repeated() -> Iterator[None]:
     finally:
         if _limit:
             _set_timers(REPEAT_SECONDS, REPEAT_SECONDS)
-
-
-def stop_when_told() -> None:
-    """Take SIGUSR1 for word that the time of what runs now is over; without a limit it says nothing."""
-    signal.signal(signal.SIGUSR1, lambda signum, frame: _limit.exceeded(signum, frame) if _limit else None)
 
 
 def seconds_for_another() -> float | None:
@@ -163,23 +132,14 @@ def cpu_seconds_now() -> float:
     return time.process_time() + sum(clock() for clock in clocks_elsewhere)
 
 
-def cpu_seconds_of(pid: int, *, alone: bool = False) -> float:
-    """The CPU seconds that process `pid` and all its descendants have used so far; 0 where /proc does not tell.
-
-    Args:
-        alone: it can have none, so that nobody has to look for them.
-    """
+def cpu_seconds_of(pid: int) -> float:
+    """The CPU seconds that process `pid` has used so far; 0 where /proc does not tell."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()
-        children: list[str] = []
-        for thread in () if alone else os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", encoding="utf-8") as file:
-                children += file.read().split()
-    except (OSError, ValueError):
+    except OSError:
         return 0.0
-    of_its_own_and_ended_children = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return of_its_own_and_ended_children + sum(cpu_seconds_of(int(child)) for child in children)
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _set_timers(cpu_seconds: float, wall_seconds: float) -> None:

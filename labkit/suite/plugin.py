@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
@@ -15,7 +14,7 @@ from labkit.labs.catalog import ROOT, find_labs, lab_at
 from labkit.labs.manifest import Lab, ManifestError
 from labkit.suite import hooks, limits
 from labkit.suite.finder import Answer, AnswerFinder, student_answer
-from labkit.suite.limits import GIVEN_SECONDS, WALL_FACTOR, WALL_SECONDS, TookTooLong, time_limit
+from labkit.suite.limits import WALL_FACTOR, WALL_SECONDS, TookTooLong, time_limit
 from labkit.suite.reporter import LAB_LINES, use_words, wants_words
 from labkit.suite.results import store_whole_tasks
 from labkit.suite.verdict import Kind, State, Verdict, explain
@@ -29,6 +28,8 @@ FINDER = pytest.StashKey[AnswerFinder]()
 WHOLE = pytest.StashKey[dict[str, WholeSuite]]()
 TIMED_OUT = pytest.StashKey[set[str]]()
 """The classes of tests of which one has taken too long."""
+GPU_SECONDS = 120.0
+"""For a test that starts CUDA and compiles kernels."""
 SHORT_SHARE = 0.2
 """The share of its time that a test gets after another one of its task has taken too long."""
 RESUME_CLOCKS = pytest.StashKey[Callable[[], None]]()
@@ -110,8 +111,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     lab = _lab(item)
     if lab is None:
         return (yield)
-    if compare := sys.modules.get("labkit.testing.compare"):
-        compare.changed_elsewhere.clear()
     timed_out, task = item.config.stash[TIMED_OUT], _class_name(item)
     is_short = task in timed_out
     seconds = _seconds(item, lab) * (SHORT_SHARE if is_short else 1)
@@ -250,21 +249,22 @@ def _drop_hint(item: pytest.Item, error: BaseException) -> None:
     """Leave a test's own hint out of its message once a plain test of the task has failed: the cause is general."""
     from labkit.testing.compare import WrongValue
 
-    if not isinstance(error, WrongValue):
-        return
-    general, task, is_nan = item.config.stash[GENERAL], _class_id(item), " is NaN" in str(error)
-    if error.own_hint and (task, is_nan) in general:
-        error.args = (str(error).replace(f"\n{error.own_hint}", ""),)
+    general, task = item.config.stash[GENERAL], _class_id(item)
+    own_hint, is_nan = getattr(error, "own_hint", ""), " is NaN" in str(error)
+    if own_hint and (task, is_nan) in general:
+        error.args = (str(error).replace(f"\n{own_hint}", ""),)
     worked_example = item.name.startswith("test_worked_example")
     plain = getattr(item, "originalname", "") in item.config.stash[PLAIN].get(task, ())
-    if _kind(item) is Kind.EXACT and plain and (worked_example or not error.own_hint):
-        general.add((task, is_nan))
+    if _kind(item) is Kind.EXACT and plain and (worked_example or not own_hint):
+        both = () if isinstance(error, WrongValue) else ((task, not is_nan),)
+        general.update([(task, is_nan), *both])
 
 
 def _seconds(item: pytest.Item, lab: Lab) -> float:
     """CPU seconds that a test may take: its mark's, or its lab's."""
     marker = item.get_closest_marker("seconds")
-    return min(marker.args[0] if marker else lab.test_seconds, GIVEN_SECONDS)
+    usual = GPU_SECONDS if item.get_closest_marker("gpu") else lab.test_seconds
+    return min(marker.args[0] if marker else usual, limits.GIVEN_SECONDS)
 
 
 def _class_id(item: pytest.Item) -> str:

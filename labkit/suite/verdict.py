@@ -17,6 +17,7 @@ from labkit.suite.limits import TookTooLong
 
 LONGEST_LINE = 160
 MOST_LINES = 12
+NOT_BROADCAST = re.compile(r"could not be broadcast together with shapes \(([\d,]+)\) \(([\d,]+)\)")
 OBJECT_OF_THE_TEST = re.compile(r"^ *self=<.*>,\n", re.MULTILINE)
 """In the call that Hypothesis quotes: says nothing to a student, and has another address in each run."""
 
@@ -133,7 +134,7 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
     said = str(error).strip()
     kind = type(error).__name__
     if mine:
-        hints = [OBJECT_OF_THE_TEST.sub("", note) for note in getattr(error, "__notes__", [])]
+        hints = [OBJECT_OF_THE_TEST.sub("", note) for note in getattr(error, "__notes__", [])] + _numpy_hints(said)
         return State.CRASHED, _clip(
             "\n".join(
                 (
@@ -148,6 +149,21 @@ def explain(error: BaseException, answer_files: Sequence[Path]) -> tuple[State, 
     tests = [place for place in places if Path(place.file).name.startswith("test_")]
     code = (tests or places)[-1].code
     return State.WRONG, _clip(f"what came back could not be used: {kind}: {said}\nthe test did: {code}")
+
+
+def _numpy_hints(said: str) -> list[str]:
+    """What usually causes NumPy's error, where it is one of two that say little."""
+    if said.startswith("zero-size array to reduction operation"):
+        return ["Usual cause: there is nothing to reduce, as in an empty block: max takes initial=-np.inf"]
+    if shapes := NOT_BROADCAST.search(said):
+        rows, one_a_row = (each.rstrip(",") for each in shapes.groups())
+        if rows.rpartition(",")[0] == one_a_row:
+            shape = shapes.group(2)
+            return [
+                f"Usual cause: keepdims=True is missing in max or sum: a number a row, ({shape}), meets the rows, "
+                f"({rows}); [..., None] gives it the axis back"
+            ]
+    return []
 
 
 def _why_too_long(error: TookTooLong) -> str:

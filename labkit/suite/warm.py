@@ -47,7 +47,11 @@ class WarmRunner:
         isolated = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}  # nothing is imported from the current folder
         CONTEXT.set_forkserver_preload([*ALWAYS, *modules])
         with _environment(limits | isolated):
-            forkserver.ensure_running()
+            try:
+                forkserver.ensure_running()
+            except ChildProcessError:  # it has ended, and something else has waited for it
+                forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
+                forkserver.ensure_running()
 
     def run(
         self,

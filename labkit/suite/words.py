@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from labkit.labs.manifest import Lab
 from labkit.suite.dependencies import tasks_run_by
@@ -10,7 +10,7 @@ from labkit.suite.results import MOST_SHARE, TaskResult, add_up, lab_points
 from labkit.suite.verdict import Kind, State, Verdict
 
 SHOWN_IN_FULL = 3
-WholeSuite = Mapping[str, Set[str]]
+WholeSuite = Mapping[str, Collection[str]]
 WHY_CAPPED = {
     Kind.EXACT: "a result on ordinary inputs is wrong",
     Kind.ROBUST: "a result on extreme inputs is wrong",
@@ -142,7 +142,7 @@ def _parts(verdicts: Sequence[Verdict], whole_suite: WholeSuite) -> dict[str, st
     return {
         task: f"{len(tests)} of its {len(whole_suite[task])}"
         for task, tests in run.items()
-        if task in whole_suite and not whole_suite[task] <= tests
+        if task in whole_suite and not set(whole_suite[task]) <= tests
     }
 
 

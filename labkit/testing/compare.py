@@ -222,7 +222,8 @@ def compare_each(names: Iterable[str], check: Callable[[str], None]) -> None:
         return
     first = next(iter(errors.values()))
     if right:
-        first.args = (f"{first}\n{_listed(right)} right, only {_listed(errors)} off",)
+        head, *more = str(first).splitlines()
+        first.args = ("\n".join([head, f"{_listed(right)} right, only {_listed(errors)} off", *more]),)
     raise first
 
 
@@ -231,15 +232,9 @@ def _listed(names: Iterable[str]) -> str:
     return f"{' and '.join([', '.join(each[:-1]), each[-1]])} are" if len(each) > 1 else f"{each[0]} is"
 
 
-changed_elsewhere: list[Any] = []
-"""Arguments of which an answer in another process has changed its copy. Here they are as they were: what a test
-computes from them later must not be what the answer made of them."""
-
-
 def assert_unchanged(name: str, now: npt.ArrayLike, before: npt.ArrayLike) -> None:
     """Fail unless the argument `name` still holds what it held before the call."""
-    known = any(now is each for each in changed_elsewhere)
-    if known or not np.array_equal(np.asarray(_in_numpy(now)), np.asarray(_in_numpy(before)), equal_nan=True):
+    if not np.array_equal(np.asarray(_in_numpy(now)), np.asarray(_in_numpy(before)), equal_nan=True):
         _fail(f"{name}, an argument, was changed in place\nThe caller still needs it: work on a copy")
 
 

@@ -41,14 +41,20 @@ def stays_within(mib: float, function: Callable[..., Any], *args: Any, **kwargs:
         n_bytes = measured.peak_bytes + of_tensors.peak_bytes
         measured = measured._replace(result=of_tensors.result)
     if n_bytes > mib * 2**20:
-        raise AssertionError(needs_more(getattr(function, "__name__", "it"), mib, args))
+        raise AssertionError(needs_more(task_name(function, args), mib, args))
     return measured.result
+
+
+def task_name(function: Callable[..., Any], args: Sequence[Any]) -> str:
+    """The name of the function that is measured: the first argument of a probe that calls it."""
+    measured = args[0] if args and callable(args[0]) else function
+    return getattr(measured, "__name__", "it")
 
 
 def needs_more(name: str, mib: float, args: Sequence[Any]) -> str:
     """What a student reads; where the first two arguments are queries and keys of a matrix beyond that, its size."""
     said = f"{name} {NEEDS_MORE} {mib:g} MiB over its arguments"
-    matrices = [x for x in args[:2] if len(getattr(x, "shape", ())) >= 2]
+    matrices = [x for x in args[:2] if not callable(x) and hasattr(x, "shape") and len(x.shape) >= 2]
     if len(matrices) < 2:
         return said
     n_q, n_k = (x.shape[-2] for x in matrices)

@@ -95,6 +95,8 @@ def trace(
     except UnknownLab:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise  # a full disk, which is no fault of the code's: `labkit.commands.cli` reports it
         sys.exit(error_text(error, simulated=simulate))
     files = out or [FOLDER / f"{file_name([name for name, _ in runs])}.html"]
     for file in files:

@@ -15,10 +15,11 @@ from pathlib import Path
 from labkit.labs.catalog import solution_file
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.kept import kernels_kept
-from labkit.suite.prefork import WarmRunner
+from labkit.suite.warm import WarmRunner
 from labkit.testing.margins import Margin
 from labstaff.answers.mistakes import mistakes_of
 from labstaff.answers.right import right_answers
+from labstaff.grader.runner import SandboxedRunner
 
 HEAVY = ("labkit.suite.prefork_torch", "matplotlib.pyplot")
 N_RUNNERS = 2
@@ -118,10 +119,9 @@ def right_jobs(lab: Lab, seeds: Sequence[int], mode: str) -> Iterator[Job]:
     """The solution and every other right answer, by the whole suite at the first seed."""
     texts: list[tuple[str, tuple[str, ...], str]] = [("solution", ("--solutions",), "")]
     texts += [(f"right/{f.name}", ("--answer", str(f)), f.read_text("utf-8")) for f in right_answers(lab)]
-    where = ("--sandboxed",) if mode == "sandboxed" else ()
     for name, options, text in texts:
         state = _state(lab, solution_file(lab).read_text("utf-8"), text)
-        yield Job(lab, name, state, tuple(seeds), mode, (*options, *where), (), True, True)
+        yield Job(lab, name, state, tuple(seeds), mode, options, (), True, True)
 
 
 def mistaken_jobs(lab: Lab, seeds: Sequence[int], folder: Path) -> Iterator[Job]:
@@ -136,11 +136,10 @@ def mistaken_jobs(lab: Lab, seeds: Sequence[int], folder: Path) -> Iterator[Job]
 
 def run(jobs: Iterable[Job], *, sandboxed: bool) -> Iterator[list[Outcome]]:
     """What comes of each job, in their order, from one warm process, two at once."""
-    prepare = "labstaff.judge.sandbox:keep_boxed" if sandboxed else ""
     with (
         tempfile.TemporaryDirectory(prefix="margins-") as folder,
         kernels_kept(Path(folder, "kernels")),
-        WarmRunner(HEAVY, prepare=prepare) as runner,
+        SandboxedRunner() if sandboxed else WarmRunner(HEAVY) as runner,
         ThreadPoolExecutor(N_RUNNERS) as pool,
     ):
         files = (Path(folder, str(number)) for number in count())

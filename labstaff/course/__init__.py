@@ -1,1 +1,1 @@
-"""The nbgrader course: made from the labs, graded by the judge, without a kernel anywhere."""
+"""The nbgrader course: release, collect, grade, record, export. No notebook is ever executed."""

@@ -23,27 +23,20 @@ def add_commands(app: typer.Typer, group: str) -> None:
 def export(
     course: Course,
     to: Annotated[Path, typer.Argument(metavar="TO", help="the CSV file to write")],
-    mapping: Annotated[
-        str, typer.Option("--for", help="table, canvas, moodle, or a TOML file of your own with the platform's names")
-    ] = "table",
-    roster: Annotated[
-        Path | None, typer.Option(help="the platform's own CSV of the class: its students are written")
-    ] = None,
+    platform: Annotated[str, typer.Option("--for", help="table, canvas or moodle")] = "table",
     lab: LabNames = None,
 ) -> None:
     """Write the gradebook as a CSV: a column a task and question, or as a learning platform imports it."""
+    from labstaff.course.export import COLUMNS, export_grades
     from labstaff.course.gradebook import NoGradebook
-    from labstaff.course.mapping import MappingError, read_mapping
-    from labstaff.course.platforms import export_grades
 
+    if platform not in COLUMNS:
+        sys.exit(f"lab export: --for: expected one of {', '.join(COLUMNS)}, found {platform!r}")
     try:
-        names = [find_lab(name).folder.name for name in lab or []]
-        done = export_grades(course.resolve(), read_mapping(mapping), to, roster=roster, assignments=names)
-    except (MappingError, NoGradebook) as error:
+        for line in export_grades(course.resolve(), to, platform, [find_lab(name).folder.name for name in lab or []]):
+            typer.echo(line)
+    except NoGradebook as error:
         sys.exit(f"lab export: {error}")
-    for remark in done.remarks:
-        typer.echo(remark)
-    typer.echo(f"wrote {done.n_students} students to {to}")
 
 
 def extend(
@@ -77,7 +70,7 @@ def extend(
         elif late_days is not None:
             done = spend_late_days(course, students or [], late_days)
         else:
-            done = extension_lines(course, [each.folder.name for each in labs], students or [])
+            done = extension_lines(course, students or [])
             done = done or ["nobody of these was late, and nobody has an extension"]
     except (CannotExtend, NoGradebook) as error:
         sys.exit(f"lab extend: {error}")

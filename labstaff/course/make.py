@@ -10,13 +10,12 @@ from pathlib import Path
 
 from labkit.labs.catalog import solution_folder
 from labkit.labs.manifest import Lab
-from labstaff.course.nbgrader_process import Nbgrader
-from labstaff.course.paths import CONFIG_FILE, NOTEBOOK
+from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, SUBMITTED, nbgrader
 from labstaff.course.settings import CONFIG
 from labstaff.derive.build import derive_stub
 from labstaff.derive.markers import MarkerError
 from labstaff.derive.notebooks import ReportError, derive_report, read_report, to_text
-from labstaff.judge.kept import kept
+from labstaff.grader.kept import kept
 from labstaff.release.leaks import find_leaks
 
 
@@ -28,7 +27,7 @@ class LeakError(RuntimeError):
     """Why an assignment must not be released; the message names files and passages."""
 
 
-def make_course(labs: Sequence[Lab], out: Path, nbgrader: Nbgrader) -> None:
+def make_course(labs: Sequence[Lab], out: Path) -> None:
     """Write the course to `out`, which must not exist.
 
     `source/` holds the reports with their model answers and is the instructor's; `release/` is what
@@ -44,7 +43,8 @@ def make_course(labs: Sequence[Lab], out: Path, nbgrader: Nbgrader) -> None:
             _write_source(lab, out / "source" / lab.folder.name)
         (out / CONFIG_FILE).write_text(CONFIG, encoding="utf-8")
         kept(out, is_new=True)
-        (out / "exchange").mkdir()  # nbgrader complains of one that is not there; nothing is put in it
+        (out / "exchange").mkdir()  # nbgrader warns where there is none; nothing is put in it
+        (out / SUBMITTED).mkdir()
         for lab in labs:
             done = nbgrader(out, "generate_assignment", lab.folder.name)
             if done.status:

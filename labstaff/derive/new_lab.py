@@ -110,6 +110,8 @@ def _handout(title: str, number: str, name: str, chapter: str, tasks: list[str])
             f"| Points | {points} for the tasks, 6 for the report |\n",
             "## How to run\n",
             f"```\nuv run lab check {int(number):02d}\nuv run lab hint {int(number):02d}\n```\n",
+            "**Imports.** NumPy and ordinary modules of the standard library are all you need.\n",
+            "**Time.** A test may take 5 s of CPU time, and 60 s by the clock.\n",
             "## What you build\n",
             *sections,
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,17 +15,17 @@ from labkit.suite.results import task_points
 from labkit.suite.review import Finding
 from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
-from labkit.suite.warm import DIED
+from labkit.suite.warm import DIED, HEAVY, heavy_modules
 from labkit.testing.outside import NEEDS_MORE
+from labstaff.grader.kept import kept, results_of
+from labstaff.grader.plain_text import lines, one_line
+from labstaff.grader.results import JudgedSubmission, load, path_of, save
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.sandbox import BROKEN
 from labstaff.grader.source import read_source
+from labstaff.grader.submission import Submission, read_submission
+from labstaff.grader.version import version_of
 from labstaff.grader.withheld import withheld_points
-from labstaff.judge.kept import kept, results_of
-from labstaff.judge.plain_text import lines, one_line
-from labstaff.judge.results import JudgedSubmission, load, path_of, save
-from labstaff.judge.submission import Submission, read_submission
-from labstaff.judge.version import version_of
 
 SUITE_CPU_SECONDS = 300.0
 """CPU time of one submission's suite, its worker included, after which no further test of it is begun.
@@ -51,14 +51,16 @@ class Judge:
     """A warm process for suites next to a warm sandbox for submissions: grades one after the other.
 
     Args:
+        labs: the labs whose submissions come, where that is known: torch is imported once where one needs it.
         unsafe: do without bubblewrap (see `labstaff.grader.sandbox.Sandbox`).
 
     Raises:
         SandboxMissing: there is no bubblewrap or no libseccomp here, and `unsafe` was not given.
     """
 
-    def __init__(self, *, unsafe: bool = False) -> None:
-        self._runner = SandboxedRunner(unsafe=unsafe)
+    def __init__(self, labs: Iterable[Lab] = (), *, unsafe: bool = False) -> None:
+        modules = heavy_modules(*(lab.suite_file for lab in labs)) if labs else tuple(HEAVY.values())
+        self._runner = SandboxedRunner(modules, unsafe=unsafe)
 
     def judge(self, submission: Submission, seed: int, findings: Sequence[Finding] = ()) -> JudgedSubmission:
         """The outcome for `submission`, with the suite's random inputs drawn from `seed`.
@@ -213,7 +215,7 @@ def judge_submission(
         if judge is not None:
             judged = judge_now(judge, submission, seed)
         else:
-            with Judge(unsafe=unsafe) as own:
+            with Judge([submission.lab], unsafe=unsafe) as own:
                 judged = judge_now(own, submission, seed)
         save(path, judged)
     return of_submission(judged, submission, kept(course).looked_at)

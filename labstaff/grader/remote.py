@@ -19,18 +19,20 @@ from labkit.suite import finder, limits
 from labkit.suite.finder import Answer, AnswerMissing
 from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, seconds_for_another
 from labkit.suite.verdict import ProcessEnded
-from labkit.testing import programs, unchanged
-from labkit.testing.outside import needs_more
+from labkit.testing import probes, unchanged
+from labkit.testing.outside import needs_more, task_name
 from labstaff.grader import wire
+from labstaff.grader.imports import imported_modules
 from labstaff.grader.machines import Machines
 from labstaff.grader.sandbox import Worker, Workers
-from labstaff.judge.imports import imported_modules
 
 if TYPE_CHECKING:
     import pytest
 
 MOST_STARTS = 40
 """How often a submission's worker is started again before the rest of its tests fail."""
+LOADED_BYTES = 4 << 20
+"""What loading an ordinary file may take besides its imports. More counts as memory of each measured call."""
 STOP_SECONDS = 20.0
 """How long a call that is told to stop may take to stop: one call into a library."""
 TOOK_TOO_LONG = f"{TookTooLong.__module__}:{TookTooLong.__name__}"
@@ -59,13 +61,17 @@ class Remote:
         self.unusable = ""
         self._methods: list[MethodType] = []
         self._cpu_seconds = 0.0
+        self.loaded_bytes = 0
 
     def cpu_seconds(self) -> float:
         """The CPU time of all its workers so far."""
         return self._cpu_seconds + (self.worker.cpu_seconds if self.worker else 0.0)
 
-    def start(self) -> Worker:
+    def start(self, modules: Sequence[str] = ()) -> Worker:
         """The worker with the submission loaded.
+
+        Args:
+            modules: imported before it, so that they do not count as memory of the submission.
 
         Raises:
             AnswerMissing: loading it has failed before.
@@ -86,8 +92,12 @@ class Remote:
         except OSError as error:
             self.unusable = f"{file.name} cannot be read: {error.strerror}"
             raise AnswerMissing(self.unusable) from None
+        if modules:
+            self._request("preload", modules)
+        before = self.worker.data_bytes
         try:
             self._request("load", self.answer.lab, file.name, source)
+            self.loaded_bytes = self.worker.data_bytes - before
         except SubmissionError as error:
             self.unusable = f"importing {file.name} failed: {error}"
             raise AnswerMissing(self.unusable) from None
@@ -120,12 +130,15 @@ class Remote:
             self.start()
             return self._request("call", *call)
         self.end()
-        worker = self.start()
+        source = self.answer.file.read_text(encoding="utf-8-sig", errors="replace")
+        worker = self.start(imported_modules(source))
         try:
-            source = self.answer.file.read_text(encoding="utf-8-sig", errors="replace")
-            self._request("hold", imported_modules(source), *call)
+            left = int(within_mib * 2**20) - max(0, self.loaded_bytes - LOADED_BYTES)
+            if left < 0:
+                raise MemoryError("what the file makes when it is imported takes more")
+            self._request("hold", *call)
             try:
-                worker.limit_memory(int(within_mib * 2**20))
+                worker.limit_memory(left)
             except (EOFError, OSError, wire.WireError):
                 raise SubmissionError("its process did not take a memory limit") from None
             return self._request("go")
@@ -334,12 +347,12 @@ def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Answer],
         return RemoteProbe(by_suite[suite], function)
 
     def end() -> None:
-        programs.elsewhere = None
+        probes.elsewhere = None
         for remote in by_suite.values():
             limits.clocks_elsewhere.remove(remote.cpu_seconds)
             remote.end()
 
-    programs.elsewhere = run_beside
+    probes.elsewhere = run_beside
     config.add_cleanup(end)
     return load
 
@@ -354,7 +367,7 @@ def within(remote: Remote, mib: float, function: Any, args: Sequence[Any], kwarg
         return remote.call(function, args, kwargs, mib)
     except Exception as error:
         if _is_want_of_memory(error):
-            raise AssertionError(needs_more(function.__name__, mib, args)) from None
+            raise AssertionError(needs_more(task_name(function, args), mib, args)) from None
         raise
 
 

@@ -14,24 +14,28 @@ class SandboxedRunner(WarmRunner):
     """As `WarmRunner`, with each submission in a sandbox. Threads may share one.
 
     Args:
+        modules: imported once, for suites and for submissions.
         unsafe: do without bubblewrap (see `Sandbox`).
 
     Raises:
         SandboxMissing: there is no libseccomp here, or no bubblewrap and `unsafe` was not given.
     """
 
-    def __init__(self, threads: int = 1, *, unsafe: bool = False) -> None:
+    def __init__(
+        self, modules: tuple[str, ...] = tuple(HEAVY.values()), threads: int = 1, *, unsafe: bool = False
+    ) -> None:
         require_libseccomp()
         if not unsafe:
             require_bubblewrap()
-        super().__init__(tuple(HEAVY.values()), threads)
+        super().__init__(modules, threads)
+        self._modules = modules
         self._unsafe = unsafe
         self._idle: list[Sandbox] = []
 
     def run(self, lab: str, *options: str, **more: Any) -> SuiteRun:
         """See `WarmRunner.run`. A sandbox in which a run did not end, or left something, is not used again."""
-        sandbox = self._idle.pop() if self._idle else Sandbox(tuple(HEAVY.values()), unsafe=self._unsafe)
-        run = super().run(lab, *options, "--new-sandboxed", prepare=functools.partial(use, sandbox.control), **more)
+        sandbox = self._idle.pop() if self._idle else Sandbox(self._modules, unsafe=self._unsafe)
+        run = super().run(lab, *options, "--sandboxed", prepare=functools.partial(use, sandbox.control), **more)
         if run.problem or not sandbox.is_usable():
             sandbox.close()
         else:

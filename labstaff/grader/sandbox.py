@@ -33,11 +33,13 @@ BESIDE = {"matplotlib.pyplot": ("matplotlib.backends.backend_agg",)}
 """What the first use of a heavy module would import."""
 INSIDE = (
     *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/labs/__init__.py", "labkit/labs/manifest.py"),
-    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "limits", "wall_clock", "prefork_torch")),
+    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "limits", "prefork_torch")),
     "labstaff/__init__.py",
     *(f"labstaff/grader/{name}.py" for name in ("__init__", "confine", "preload", "wire", "worker", "worker_machine")),
 )
 """What of the course is inside: calling and measuring. No reference, no expected value, no suite."""
+POWERS = ("CAP_SETUID", "CAP_SETGID")
+"""What the process inside keeps where the grader is root, to become a user of its own."""
 SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
 MEMORY_BYTES = 3 << 30
 """What a worker may allocate after its start."""
@@ -212,7 +214,12 @@ class Worker:
     @property
     def cpu_seconds(self) -> float:
         """The CPU time it has used so far."""
-        return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid, alone=True)
+        return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid)
+
+    @property
+    def data_bytes(self) -> int:
+        """The bytes that RLIMIT_DATA counts of it, as the kernel says."""
+        return _number(self._pid, "status", "VmData:") * 1024
 
     def limit_memory(self, n_bytes: int) -> None:
         """Let it allocate so many bytes more than it has allocated now. The kernel is asked whether the limit holds.
@@ -221,7 +228,7 @@ class Worker:
             EOFError: it has ended, or has not set the limit.
             WireError: what it reported is no message.
         """
-        bound = _number(self._pid, "status", "VmData:") * 1024 + n_bytes
+        bound = self.data_bytes + n_bytes
         head, writer = wire.for_worker(("limit", bound), special=lambda _: None)
         wire.send(self.channel, head, writer.buffers)
         wire.from_worker(*wire.receive(self.channel, START_SECONDS), special=lambda _: None)
@@ -272,7 +279,10 @@ def bubblewrap() -> list[str]:
     """The command that makes the sandbox: system libraries, the interpreter and its packages, all read-only."""
     command = [require_bubblewrap(), *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
     command += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
-    command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if may_change_user() else ["--unshare-user"]
+    if may_change_user():
+        command += [each for power in POWERS for each in ("--cap-add", power)]
+    else:
+        command.append("--unshare-user")
     for name, value in environment(SCRATCH).items():
         command += ["--setenv", name, value]
     command += ["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH]
@@ -303,7 +313,8 @@ def environment(scratch: str) -> dict[str, str]:
     fixed = {"PATH": "/usr/bin:/bin", "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8", "LOGNAME": "student"}
     plots = {"MPLCONFIGDIR": scratch, "MPLBACKEND": "agg"}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return fixed | plots | threads | {"PYTHONDONTWRITEBYTECODE": "1"}
+    eager = {"TORCHDYNAMO_DISABLE": "1"}  # torch.compile starts a compiler, which the sandbox refuses: run as written
+    return fixed | plots | threads | eager | {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def may_change_user() -> bool:

@@ -93,11 +93,16 @@ class Worker:
         limit_memory(n_bytes)
         return self.packed(wire.Returned(None))
 
-    def hold(self, modules: list[str], *call: Any) -> Any:
-        """Keep a call whose arguments have arrived, until the memory limit is set. `modules` do not count as memory."""
+    def preload(self, modules: list[str]) -> Any:
+        """Import modules before the submission is loaded, whose memory is measured from here on."""
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
+        give_memory_back()
+        return self.packed(wire.Returned(None))
+
+    def hold(self, *call: Any) -> Any:
+        """Keep a call whose arguments have arrived, until the memory limit is set."""
         self.held = call
         give_memory_back()
         return self.packed(wire.Returned(None))

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from labkit.labs.manifest import Lab, Task
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import JudgedSubmission, clear_parts, write_whole
 from labstaff.grading.many import Outcome
 from labstaff.grading.told import earned, task_lines
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import JudgedSubmission, clear_parts, write_whole
 
 RESULTS_FILE = "results.json"
 

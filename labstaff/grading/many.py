@@ -16,11 +16,11 @@ from typing import Any
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import FOLDER_PATTERN, Lab
-from labstaff.judge.judging import Judge, hidden_seed, judge_now, kept_at, of_submission
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.results import JudgedSubmission, clear_parts, judged_otherwise, load, save
-from labstaff.judge.submission import Submission, read_submission
-from labstaff.judge.version import version_of
+from labstaff.grader.grade import Judge, hidden_seed, judge_now, kept_at, of_submission
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import JudgedSubmission, clear_parts, judged_otherwise, load, save
+from labstaff.grader.submission import Submission, read_submission
+from labstaff.grader.version import version_of
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,9 @@ def on_this_machine(workers: int, unsafe: bool, running: Running) -> Engine:
             return Judged(judged, time.monotonic() - began)
 
         with ExitStack() as judges, ThreadPoolExecutor(workers, initializer=_leave_ctrl_c_to_the_main_thread) as pool:
+            labs = [job.submission.lab for job in jobs]
             for _ in range(workers):
-                idle.put(judges.enter_context(Judge(unsafe=unsafe)))
+                idle.put(judges.enter_context(Judge(labs, unsafe=unsafe)))
             futures = {pool.submit(one, job): job.path for job in jobs}
             try:
                 for future in as_completed(futures):

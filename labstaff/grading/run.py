@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from labkit.labs.manifest import Lab
+from labstaff.grader.kept import keep_looked_at, keep_results_at, kept, results_of
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.submission import read_submission
 from labstaff.grading.gradescope import Export
 from labstaff.grading.many import Outcome, Running, find_submissions, judge_all
 from labstaff.grading.summary import summary_lines, write_table
-from labstaff.judge.kept import keep_looked_at, keep_results_at, kept, results_of
-from labstaff.judge.plain_text import one_line
-from labstaff.judge.submission import read_submission
 
 
 class NothingToGrade(Exception):

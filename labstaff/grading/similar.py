@@ -21,7 +21,7 @@ def similar_groups(syntax: Mapping[str, Collection[int]], stub: Collection[int],
     """The groups of students whose files are alike, the largest first.
 
     Args:
-        syntax: student → the file's runs of syntax (`labstaff.judge.examine`).
+        syntax: student → the file's runs of syntax (`labstaff.grader.source`).
         stub: those of the file that was handed out, which do not count.
         near: the least share (of shared runs among all runs of the two) at which two belong together.
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from labkit.labs.manifest import Lab
+from labstaff.grader.plain_text import cell, one_line
 from labstaff.grader.source import read_source
 from labstaff.grading.many import Outcome
 from labstaff.grading.similar import similar_groups
 from labstaff.grading.told import finding_line, withheld_line
-from labstaff.judge.plain_text import cell, one_line
 
 MOST_HARD = 5
 MOST_GROUPS = 20

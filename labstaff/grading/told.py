@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from labkit.labs.manifest import Task
-from labstaff.judge.results import JudgedSubmission
+from labstaff.grader.results import JudgedSubmission
 
 MOST_TOLD = 5
 

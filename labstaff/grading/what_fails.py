@@ -9,13 +9,13 @@ from pathlib import Path
 
 from labkit.labs.manifest import Lab, Task
 from labstaff.answers.mistakes import mistakes_of
+from labstaff.grader.grade import hidden_seed, kept_at
+from labstaff.grader.kept import results_of
+from labstaff.grader.results import JudgedSubmission, load
+from labstaff.grader.submission import read_submission
 from labstaff.grading.gist import Words, cause
 from labstaff.grading.many import find_submissions
 from labstaff.grading.run import NothingToGrade
-from labstaff.judge.judging import hidden_seed, kept_at
-from labstaff.judge.kept import results_of
-from labstaff.judge.results import JudgedSubmission, load
-from labstaff.judge.submission import read_submission
 
 MOST_MESSAGES = 3
 NOT_STARTED = "still raises NotImplementedError"

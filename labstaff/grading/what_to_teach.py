@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from labkit.labs.manifest import Lab
+from labstaff.grader.plain_text import cell, lines, one_line
 from labstaff.grading.gist import cause
 from labstaff.grading.what_fails import Cause, ClassFailures, FailedTest
-from labstaff.judge.plain_text import cell, lines, one_line
 
 MOST_LINES = 10
 TITLE = "What to teach again"

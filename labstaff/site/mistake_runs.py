@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 
-from labkit.suite.prefork import WarmRunner, heavy_modules
 from labkit.suite.run import SuiteRun
+from labkit.suite.warm import WarmRunner, heavy_modules
 from labstaff.answers.mistakes import Mistake
 
 RUNNERS = 2

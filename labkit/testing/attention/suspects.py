@@ -158,6 +158,10 @@ def block_suspects(case: Case, block_q: int, block_k: int) -> Made:
     """Usual mistakes with sums over blocks of keys, and with the last blocks, which are smaller."""
     found = pass_suspects(case, [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)])
     if case.n_keys > block_k and case.n_keys % block_k:
+        found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
+        found["keys behind the end of the last block score 0 in place of −inf, and weigh something"] = lambda: _padded(
+            case, block_k
+        )
         found["the last block of keys is moved back to full size, so that keys count twice"] = lambda: _twice(
             case, block_k
         )
@@ -291,6 +295,22 @@ def _twice(case: Case, block_k: int) -> Attention:
     return attention(
         case.Q, case.K[..., order, :], case.V[..., order, :], mask=hidden[..., order], scale=case.used_scale
     )
+
+
+def _padded(case: Case, block_k: int) -> Attention:
+    with np.errstate(all="ignore"):
+        lse = np.logaddexp(case.want.lse, np.log(-case.n_keys % block_k))
+        share = np.exp(case.want.lse - lse)[..., None]
+    return Attention(case.want.output * share, case.want.weights * share, lse)
+
+
+def _from_zero(case: Case) -> Attention:
+    top = np.maximum(case.scores.max(-1, keepdims=True, initial=0), 0)
+    powers = np.exp(case.scores - top).astype(np.float32).astype(float)  # what underflows in float32 is lost
+    total = powers.sum(-1, keepdims=True)
+    weights = powers / np.where(total == 0, 1, total)
+    with np.errstate(divide="ignore"):
+        return Attention(weights @ case.V.astype(float), weights, (top + np.log(total))[..., 0])
 
 
 def _rows_left(case: Case, block_q: int) -> Attention:

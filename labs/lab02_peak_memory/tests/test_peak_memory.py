@@ -36,7 +36,7 @@ from labkit.meters.allocation import AllocationMeter
 from labkit.meters.lines import left_on, read, run_lines
 from labkit.testing.compare import assert_equal, assert_raises, require
 from labkit.testing.lines import Lines, assert_bytes, lines_of_dtypes, peak_and_result, random_lines
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 
 MIB, GIB = 2**20, 2**30
 WORKSPACE_BYTES = 64 * MIB
@@ -45,25 +45,23 @@ pytestmark = pytest.mark.seconds(30)  # a dispatch mode that does not decline dy
 simulated = pytest.mark.seconds(90)  # so does the first arithmetic on meta tensors, with a computer algebra system
 
 
-WITHIN_REACH = program(
-    {
-        "MemoryTracker": MemoryTracker,
-        "attention_training_memory": attention_training_memory,
-        "benchmark_attention": benchmark_attention,
-        "measure_memory": measure_memory,
-        "saved_for_backward": saved_for_backward,
-        "AllocationMeter": AllocationMeter,
-        "examples": examples,
-        "left_on": left_on,
-        "read": read,
-        "stand_ins": stand_ins,
-        "torch": torch,
-    }
-)
+WITHIN_REACH = {
+    "MemoryTracker": MemoryTracker,
+    "attention_training_memory": attention_training_memory,
+    "benchmark_attention": benchmark_attention,
+    "measure_memory": measure_memory,
+    "saved_for_backward": saved_for_backward,
+    "AllocationMeter": AllocationMeter,
+    "examples": examples,
+    "left_on": left_on,
+    "read": read,
+    "stand_ins": stand_ins,
+    "torch": torch,
+}
 """What lines may name."""
 
 
-@program
+@probe
 def run(lines, **names):
     """Run lines of Python; returns what they `note`. They know `names` and what is within reach."""
     return run_lines(lines, WITHIN_REACH | names)

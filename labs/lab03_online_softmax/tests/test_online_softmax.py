@@ -44,7 +44,7 @@ from labkit.testing.compare import (
     compare_each,
     require,
 )
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))
@@ -82,7 +82,7 @@ def given_a_list(task, blocks):
     return task(list(blocks))
 
 
-@program
+@probe
 def given_blocks_that_pass(task, blocks):
     """What a task returns for an iterator of blocks, each overwritten as soon as the next one is asked for."""
     return task(passing(blocks))
@@ -265,7 +265,7 @@ class OverBlocks:
         self.check(blocks, give=given_blocks_that_pass)
 
 
-@program
+@probe
 def peak_over(task, seed, n_blocks, shape, *before, n_iterables=1):
     """The peak bytes of a call with iterables of blocks, made when they are asked for, and how many were."""
     rng, made = np.random.default_rng(seed), []
@@ -282,7 +282,7 @@ def peak_over_blocks(task, rng, n_blocks, shape, *before, n_iterables=1):
     return peak
 
 
-@program
+@probe
 def given_drawn_blocks(task, *arguments):
     """What a task returns for its first arguments and, in place of each (shape, seeds), blocks drawn when asked for."""
     return task(*(drawn(*each) if isinstance(each, tuple) else each for each in arguments))
@@ -392,20 +392,20 @@ def assert_attention(q, K_blocks, V_blocks, scale=None, hint="", attend=online_a
     compare("the output", got, case.want.output[..., 0, :], plain, usual, hint, q.dtype)
 
 
-@program
+@probe
 def attention_on_nan(q, K_blocks, V_blocks):
     """What online_attention returns where uninitialised memory holds NaN."""
     with uninitialised_is_nan():
         return online_attention(q, K_blocks, V_blocks)
 
 
-@program
+@probe
 def attention_of_blocks_that_pass(q, K_blocks, V_blocks):
     """What online_attention returns for iterators of blocks, each overwritten when the next one is asked for."""
     return online_attention(q, passing(K_blocks), passing(V_blocks))
 
 
-@program
+@probe
 def attention_and_order(q, K_blocks, V_blocks):
     """What online_attention returns, and from which of its iterators, K or V, each block was asked for."""
     asked = []

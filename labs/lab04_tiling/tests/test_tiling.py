@@ -28,7 +28,7 @@ from labkit.testing.compare import (
     assert_type,
     require,
 )
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.tiles.counts import count_suspects, tiles_with_an_entry
 from labkit.testing.tiles.exponents import PowerLaw, StandIns, assert_exponents
 from labkit.testing.tiles.traffic import (
@@ -126,13 +126,13 @@ def assert_attention(Q, K, V, block_q, block_k, causal=False, mask=None, got=Non
     case.check("the output", got, suspects=found, dtype=Q.dtype, **hints)
 
 
-@program
+@probe
 def tiles_computed(*args, **options):
     """The output of tiled_attention, and the tiles of its scores, (queries, keys)."""
     return score_tiles(tiling.tiled_attention, *args, **options)
 
 
-@program
+@probe
 def attention_on_nan(*args):
     """The output of tiled_attention where uninitialised memory holds NaN."""
     with uninitialised_is_nan():
@@ -640,7 +640,7 @@ class TestChooseBlocks:
 # Exponents: the student's loop over machines, with stand-ins for the functions it calls
 
 
-@program
+@probe
 def exponents_of_stand_ins(arguments, called, chosen):
     """io_exponents, its arguments by name, with stand-ins for the two functions that it calls."""
     with played_traffic(tiling, called, chosen):

@@ -29,7 +29,7 @@ from labkit.testing.compare import (
     require,
     require_at_most,
 )
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.unchanged import left_alone
 from labkit.testing.wording import dtype_name
 from labkit.testing.work import (
@@ -44,7 +44,7 @@ from labkit.testing.work import (
 
 GRADIENTS = ("dQ", "dK", "dV")
 RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
-FUNCTIONS = program({"flash_forward": flash_forward, "flash_backward": flash_backward})
+FUNCTIONS = {"flash_forward": flash_forward, "flash_backward": flash_backward}
 BLOCKS = [(64, 64), (16, 24), (64, 32), (7, 200), (200, 7), (5, 1)]
 
 NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
@@ -90,13 +90,13 @@ def assert_right(case, results, *blocks, hint="", nan_hint=""):
 # What it takes
 
 
-@program
+@probe
 def measured_call(task, *args):
     """What `flash_forward` or `flash_backward` returns, and what it allocated and computed."""
     return measured(FUNCTIONS[task], *args)
 
 
-@program
+@probe
 def tiles_of_call(task, d, *args):
     """What the function returns, the tiles of scores, (queries, keys), that it computed, and kernels that did more."""
     with ScoreTiles(d) as seen:
@@ -104,7 +104,7 @@ def tiles_of_call(task, d, *args):
     return result, seen.tiles, seen.fused
 
 
-@program
+@probe
 def call_on_nan(task, *args):
     """What `flash_forward` or `flash_backward` returns where uninitialised memory holds NaN."""
     with UninitialisedIsNaN():
@@ -306,7 +306,7 @@ class EitherPass(EveryTask):
         share = entries_seen(130, 165, block_q, block_k) / (130 * 165)
         hint = f"of all scores {share:.0%} lie in tiles with a key that some query sees\nUsual cause: "
         hint += "tiles above the diagonal are computed and then masked: leave them out, the first one too"
-        name = f"with causal, the scores that {self.task} computes"
+        name = f"the scores that {self.task} computes with causal"
         assert_at_most(name, half, round(share * full), unit="entries", hint=hint)
 
 
@@ -447,7 +447,7 @@ class TestFlashBackward(EitherPass):
 LARGEST_TILE = 2**17
 
 
-@program
+@probe
 def step_of_apply(kind, Q, K, V, dO, causal=False, **options):
     """One of the steps of `labkit.meters.steps`, by its name, through `apply`."""
     kinds = {"step": step, "measured_step": measured_step, "penalised_gradients": penalised_gradients}
@@ -455,17 +455,17 @@ def step_of_apply(kind, Q, K, V, dO, causal=False, **options):
     return kinds[kind](function, (Q, K, V), dO, **options)
 
 
-@program
+@probe
 def saved_by_apply(Q, K, V):
     return saved_tensors(FlashAttention.apply, (Q, K, V), "QKVO")
 
 
-@program
+@probe
 def kept_by_apply(Q, K, V):
     return kept_between(FlashAttention.apply, (Q, K, V)), left_behind(FlashAttention.apply, (Q, K, V))
 
 
-@program
+@probe
 def gradient_of_one_input(X, dO):
     """The gradient of X, which is query, key and value at once."""
     X = X.detach().requires_grad_()

@@ -45,30 +45,30 @@ from labkit.testing.compare import (
     require,
     require_at_most,
 )
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.unchanged import left_alone
 
 ROOM_FOR_STATE = 16 * 1024
 """Bytes: the CPU generator's state is 5,056."""
 
 
-@program
+@probe
 def counted(task):
     """The answer's way to run a function, and a list that grows with each of the functions' calls."""
     return noted(Checkpoint.apply if task == "Checkpoint" else checkpoint)
 
 
-@program
+@probe
 def asked(question, task, *args):
     """What comes of a question of `labkit.meters.recomputed`, asked of the answer's way to run a function."""
     return QUESTIONS[question](*counted(task), *args)
 
 
-WITHIN_REACH = program({"F": F, "torch": torch, "deep": deep, "mixed": mixed})
+WITHIN_REACH = {"F": F, "torch": torch, "deep": deep, "mixed": mixed}
 """What lines may name."""
 
 
-@program
+@probe
 def passes(task, line, args, **options):
     """What `watch_passes` tells of a line, and how often its functions ran in the forward pass and in all."""
     run, ran = counted(task)
@@ -77,14 +77,14 @@ def passes(task, line, args, **options):
     return told | {"calls": told["n_forward"], "all_calls": len(ran)}
 
 
-@program
+@probe
 def kept(task, line, args):
     """The bytes besides arguments and results that a line's forward pass keeps, and how often its functions ran."""
     run, ran = counted(task)
     return kept_by_forward(lambda: eval(line, WITHIN_REACH | args | {"run": run})), len(ran)
 
 
-@program
+@probe
 def far_step(task, x):
     """A training step through 6 functions of 8 steps each: the result, and x's gradient."""
     run, _ = counted(task)
@@ -95,7 +95,7 @@ def far_step(task, x):
     return y.detach(), x.grad
 
 
-@program
+@probe
 def far_sequence(n, segments, x):
     """A training step through `checkpoint_sequential` of n tanh: the result, and x's gradient."""
     x = x.detach().requires_grad_()
@@ -133,7 +133,7 @@ ONE_DROPOUT = "run(lambda x: F.dropout(x, 0.5), x)"
 TWO_DROPOUTS = f"({ONE_DROPOUT}, {ONE_DROPOUT}, torch.rand(3, device=x.device))[:2]"
 
 
-@program
+@probe
 def node(fn, args):
     """The name of the result's node, whether Checkpoint is of torch's own kind, and which arguments the node saved."""
     y = Checkpoint.apply(eval(fn, dict(WITHIN_REACH)), *args)
@@ -495,7 +495,7 @@ class TestCheckpoint(Recomputation):
         self.check("run(torch.sin, x)", [torch.ones(3)], args={"x": x})
 
 
-@program
+@probe
 def sequence_passes(kind, parameters, segments, x, **options):
     """As `passes`, for `checkpoint_sequential`; moreover the functions' numbers in the order in which they ran."""
     ran = []
@@ -504,7 +504,7 @@ def sequence_passes(kind, parameters, segments, x, **options):
     return told | {"ran": ran}
 
 
-@program
+@probe
 def kept_by_sequence(kind, parameters, segments, x):
     """The bytes besides x and the result that the forward pass of `checkpoint_sequential` keeps."""
     functions, _ = sequence(kind, parameters, [])

@@ -37,13 +37,13 @@ from labkit.testing.compare import (
 from labkit.testing.linear.cases import AGREEMENT, LinearCase, divided, mapped, numbers, weights_of
 from labkit.testing.linear.memory import PARTS, Handout, assert_bytes, expected_bytes
 from labkit.testing.linear.profile import ROUTES, assert_mb, assert_row, rows_of
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.unchanged import left_alone
 
 simulated = pytest.mark.seconds(60)  # the first arithmetic on meta tensors imports a computer algebra system
 
 
-@program
+@probe
 def measured_call(task, *args):
     """What the task's function returns, and what it allocated, computed and ran."""
     import linear_attention as answer
@@ -53,7 +53,7 @@ def measured_call(task, *args):
     return result, counts | {"operators": seen.operators}
 
 
-@program
+@probe
 def call_on_nan(task, *args):
     """What the task's function returns where uninitialised memory holds NaN."""
     import linear_attention as answer
@@ -62,7 +62,7 @@ def call_on_nan(task, *args):
         return getattr(answer, task)(*args)
 
 
-@program
+@probe
 def gradients_of(task, inputs, factors, *options):
     """The gradients of the sum of what the task's function returns, each number times its factor."""
     import linear_attention as answer
@@ -74,7 +74,7 @@ def gradients_of(task, inputs, factors, *options):
     return [x.grad for x in leaves]
 
 
-@program
+@probe
 def profile_seen(*args, **options):
     """The rows of a profile, and the devices of all that it made."""
     with OperatorsSeen() as seen:
@@ -82,13 +82,13 @@ def profile_seen(*args, **options):
     return rows, sorted(seen.devices)
 
 
-@program
+@probe
 def profile_of_a_generator(lengths, *args):
     """The rows of a profile whose lengths can be gone through once."""
     return profile_attention_memory((n for n in lengths), *args)
 
 
-@program
+@probe
 def profile_on_a_small_device(capacity_bytes, where, *args):
     """The rows of a profile where an array of more than `capacity_bytes` is an error: of memory, if it says `where`."""
     other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")

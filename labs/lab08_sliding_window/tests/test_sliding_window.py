@@ -26,7 +26,7 @@ from labkit.testing.compare import (
     require_at_least,
     require_at_most,
 )
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.unchanged import left_alone
 from labkit.testing.windows.audit import (
     SIZES,
@@ -61,7 +61,7 @@ from labkit.testing.windows.sliding import (
 MASKS = [(9, 3), (1, 1), (7, 1), (8, 8), (8, 7), (5, 40), (63, 17), (33, 2)]
 
 
-@program
+@probe
 def mask_after_a_changed_one(seq_len, window):
     """A second mask, made after the first was changed in place."""
     first = window_mask(seq_len, window)
@@ -178,13 +178,13 @@ BAD_SHAPES = {  # those of k and v, where q's is (2, 10, 6)
 }
 
 
-@program
+@probe
 def measured_step(q, k, v, d_out, window, block):
     """A training step's output, its arithmetic in each pass, the bytes kept between them, and the whole's memory."""
     return step_taken(lambda q, k, v: sliding_window_attention(q, k, v, window, block), [q, k, v], d_out)
 
 
-@program
+@probe
 def plain_step(q, k, v, d_out, window, block):
     """A training step: the output, and the gradients of q, k and v."""
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -200,7 +200,7 @@ class StepCase(WindowStepCase):
     step = staticmethod(plain_step)
 
 
-@program
+@probe
 def step_on_nan(q, k, v, d_out, window, block):
     """What `plain_step` gives, where uninitialised memory holds NaN."""
     attend = lambda q, k, v: sliding_window_attention(q, k, v, window, block)  # noqa: E731
@@ -220,7 +220,7 @@ def taken(seq_len, window, block, d=8):
     return told
 
 
-@program
+@probe
 def step_with_a_penalty(q, k, v, d_out, window, block):
     """The gradients of a loss and the squares of its own gradients; or what was said where that is refused."""
     return penalised_gradients(lambda *inputs: sliding_window_attention(*inputs, window, block), (q, k, v), d_out)
@@ -394,13 +394,13 @@ OTHERS = {
 }
 
 
-@program
+@probe
 def cache_session(maxsize, deeds):
     """What a new cache does, deed by deed: see `labkit.meters.mask_caches`."""
     return session_of(BlockMaskCache(maxsize), deeds)
 
 
-@program
+@probe
 def number_held(maxsize, n_windows):
     """How many masks a cache of `maxsize` holds after as many windows as that, each mask 64 KiB."""
     cache = BlockMaskCache(maxsize)
@@ -547,31 +547,31 @@ SMALL = {"batch": 2, "heads": 3, "seq_len": 48, "head_dim": 8, "window": 11, "bl
 TRAINED = ("naive_mask", "causal_sdpa", "tiled_window")
 
 
-@program
+@probe
 def profiled_step(q, k, v, window, block):
     """The peak of a training step in the allocator's own record."""
     return profiled_peak(lambda q, k, v: sliding_window_attention(q, k, v, window, block), [q, k, v])
 
 
-@program
+@probe
 def watched_breakdown(shape, *arguments):
     """What runs under `memory_breakdown`: q, k and v, all arrays of their shape, FLOPs of products, masks made."""
     return watched(lambda: memory_breakdown(*arguments), shape)
 
 
-@program
+@probe
 def masks_of_one_call(shape, window):
     """How many arrays of bool of N × N one call of `window_mask` makes."""
     return watched(lambda: window_mask(shape[-2], window), shape)[-1]
 
 
-@program
+@probe
 def flops_of_one_step(shape, window, block):
     """The arithmetic of the products of one training step."""
     return flops_of_a_step(lambda q, k, v: sliding_window_attention(q, k, v, window, block), shape)
 
 
-@program
+@probe
 def watched_flex(*arguments):
     """What FlexAttention is given and gives while `memory_breakdown` runs: (q, k, v) and out, of each call."""
     import sliding_window

@@ -51,7 +51,7 @@ from labkit.testing.decoding.steps import (
     far_inputs,
     two_results,
 )
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
@@ -63,7 +63,7 @@ NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, a
 STRIDED = "a tensor whose heads and tokens are exchanged in memory: its rows are not adjacent"
 
 
-@program
+@probe
 def counted(task, *arguments):
     """What a task returns, the bytes it moves of q, k and v and holds besides, and the shapes of its products."""
     functions = {"gqa": grouped_query_attention, "split": split_kv_decode, "paged": paged_attention}
@@ -74,7 +74,7 @@ def counted(task, *arguments):
     return result, told | {"fused": products.fused, "flops": products.flops, "shapes": products.shapes}
 
 
-@program
+@probe
 def paged_on_nan(*arguments):
     """What paged_attention returns where uninitialised memory holds NaN."""
     with UninitialisedIsNaN():
@@ -222,7 +222,7 @@ class TestGroupedQueryAttention:
             assert_raises(ValueError, partial(grouped_query_attention, *wrong), when=when, mentions=said)
 
 
-@program
+@probe
 def cache_session(kind, arguments, deeds):
     """What a new cache does, deed by deed: see `labkit.meters.kv_caches`."""
     made = {"KVCache": KVCache, "RollingKVCache": RollingKVCache}[kind]
@@ -455,7 +455,7 @@ class TestNumSplitsHeuristic:
         assert_raises(ValueError, lambda: num_splits_heuristic(*given), when=f"for {name}=0", mentions=[name])
 
 
-@program
+@probe
 def tables_after_theirs_were_changed():
     """The table of a sequence, asked for after lists that were handed out before have been changed."""
     manager = BlockManager(4, 2)

@@ -34,7 +34,7 @@ from labkit.testing.decoding.grouped import split_suspects
 from labkit.testing.decoding.paging import PagedBatch
 from labkit.testing.kernels.assertions import GARBAGE, assert_bytes, assert_compiles, assert_multiplied, assert_sound
 from labkit.testing.kernels.row_softmax import assert_softmax
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.tiles.counts import tiles_with_an_entry
 from labkit.testing.tiles.io_formulas import queries_outside_traffic
 
@@ -56,24 +56,24 @@ NO_TOKENS = "without tokens the largest score is −inf, −inf − (−inf) is 
 # Every call is watched, where the answer is
 
 
-@program
+@probe
 def called(task, given, *more, garbage=True):
     """What a task returns, and what its kernels did."""
     return kernel_call(_function(task), given, *more, garbage=garbage)
 
 
-@program
+@probe
 def compiled_for(task, archs, options, given, *more):
     """The kernels of a call, compiled for each of `archs`."""
     return compiled_call(_function(task), given, *more, archs=archs, **options)
 
 
-@program
+@probe
 def softmax_of_far_rows(x):
     return call_on_far_rows(softmax_rows, x)
 
 
-@program
+@probe
 def _function(task):
     return {
         "softmax_rows": softmax_rows,

@@ -28,7 +28,7 @@ from labkit.testing.compare import (
     assert_raises,
     require,
 )
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.rings.counts import (
     assert_block,
     assert_bytes,
@@ -59,29 +59,27 @@ SHARED_HEADS = "query head h reads key head h // (H / H_kv), and what its gradie
 
 # Ranks, where the answer is
 
-FUNCTIONS = program(
-    {
-        "ring_attention_forward": ring_attention_forward,
-        "ring_attention_backward": ring_attention_backward,
-        "all_gather_attention": all_gather_attention,
-        "ulysses_attention": ulysses_attention,
-    }
-)
+FUNCTIONS = {
+    "ring_attention_forward": ring_attention_forward,
+    "ring_attention_backward": ring_attention_backward,
+    "all_gather_attention": all_gather_attention,
+    "ulysses_attention": ulysses_attention,
+}
 
 
-@program
+@probe
 def on_ranks(task, arguments, **options):
     """What a task returns on each rank for `arguments`, a list for each, and what that took."""
     return told(FUNCTIONS[task], arguments, **options)
 
 
-@program
+@probe
 def on_ranks_from_outside(task, arguments, causal, layout):
     """What a task returns on each rank."""
     return told(FUNCTIONS[task], arguments, causal=causal, layout=layout)["results"]
 
 
-@program
+@probe
 def peak_of_work(seq_len, world_size, layout):
     """The bytes that `causal_work` holds at its peak."""
     with AllocationMeter() as memory:

@@ -32,11 +32,11 @@ from labkit.testing.compressed.quantized import QuantizedCase, assert_quantized,
 from labkit.testing.compressed.sink_logits import LogitCase, logit_suspects
 from labkit.testing.compressed.sinks import SinkCase, sink_suspects
 from labkit.testing.decoding.steps import assert_own_products, two_results
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.unchanged import left_alone
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
-FUNCTIONS = program({"mla": mla_decode, "sinks": attention_with_sinks, "logit": attention_sink_logit})
+FUNCTIONS = {"mla": mla_decode, "sinks": attention_with_sinks, "logit": attention_sink_logit}
 HALF = [torch.float16, torch.bfloat16]
 OVERFLOW = "exp overflows: no score and no sink may enter exp without a maximum taken from it"
 SHORT_SUMS = "sums of half-precision inputs belong in float32, and are rounded once, at the end"
@@ -44,7 +44,7 @@ NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, a
 STRIDED = "a tensor whose axes are exchanged in memory: its rows are not adjacent"
 
 
-@program
+@probe
 def counted(task, *arguments):
     """What attention returns, and what it took: bytes read of its arguments, peak, products, fused calls."""
     watched = dict(zip("abcdef", (x for x in arguments if isinstance(x, torch.Tensor)), strict=False))
@@ -54,7 +54,7 @@ def counted(task, *arguments):
     return result, told | {"fused": products.fused, "flops": products.flops}
 
 
-@program
+@probe
 def on_nan(task, *arguments):
     """What attention returns where uninitialised memory holds NaN."""
     with UninitialisedIsNaN():
@@ -194,7 +194,7 @@ def keys_and_values(rng, *, n_tokens=16, d=8, d_v=16, batch=(2,), dtype=torch.fl
     return torch.from_numpy(k).to(dtype), torch.from_numpy(v).to(dtype)
 
 
-@program
+@probe
 def kept_by_quantizing(k, v, bits, group):
     """The bytes of memory that each tensor of the cache keeps alive, and of its own numbers."""
     cache = quantize_kv(k, v, bits, group)
@@ -592,7 +592,7 @@ SCHEMES = {
 ALL = [scheme for kind in SCHEMES.values() for scheme in kind]
 
 
-@program
+@probe
 def schemes_after(model, nbytes, tokens):
     """The schemes of a model when one has been chosen."""
     cache_under_budget(model, nbytes, tokens)

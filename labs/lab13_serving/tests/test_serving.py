@@ -14,7 +14,7 @@ from labkit.serving.model import SPEC
 from labkit.serving.trace import LIMITS, Request, any_requests, clear_prompt, make_trace, prefix_tokens
 from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require, require_own_work
 from labkit.testing.decoding.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
-from labkit.testing.programs import program
+from labkit.testing.probes import probe
 from labkit.testing.serving.bit_blocks import BitBlocks, attention, rounded
 from labkit.testing.serving.cache_plans import assert_plan
 
@@ -150,7 +150,7 @@ class TestBlockManager:
 # How it is kept
 
 
-@program
+@probe
 def bytes_of_blocks(sizes, k, v, q):
     """The bytes alive when such a cache is made, and when it is full; attention's result, its peak, what it reads."""
     num_blocks, block_size, layers = sizes[:3]
@@ -174,7 +174,7 @@ def bytes_of_blocks(sizes, k, v, q):
     return told | {"fused": fused, "early": early}
 
 
-@program
+@probe
 def full_cache(sizes, n_tokens, seed):
     """Attention of the last of so many tokens, drawn 64 at a time, in the last layer of a cache full of them."""
     cache, generator = QuantizedBlocks(*sizes), torch.Generator().manual_seed(seed)
@@ -394,7 +394,7 @@ def alike(n, prompt, max_new):
     return [Request(i, 0, tuple((i * 31 + j * 7) % 64 for j in range(prompt)), max_new) for i in range(n)]
 
 
-@program
+@probe
 def prompt_after_a_step(prompt):
     """What the caller's list holds when its request has got a token."""
     scheduler = Scheduler(4, 2, 8)
@@ -525,13 +525,13 @@ class TestScheduler:
 # All of it
 
 
-@program
+@probe
 def plain_layer_of(server, layer, places, k, v, reads):
     """One layer of a step, where the server is."""
     return run_layer(server, layer, places, k, v, reads)
 
 
-@program
+@probe
 def layer_of(server, layer, places, k, v, reads):
     """One layer of a step, where the server is, and the bytes that it keeps besides what it returns."""
     with AllocationMeter() as memory:
@@ -540,7 +540,7 @@ def layer_of(server, layer, places, k, v, reads):
     return found, kept
 
 
-@program
+@probe
 def new_server(spec, nbytes, max_tokens):
     """A server, and the bytes that it holds."""
     with AllocationMeter() as memory:
@@ -548,13 +548,13 @@ def new_server(spec, nbytes, max_tokens):
         return server, memory.live_bytes
 
 
-@program
+@probe
 def held_by_server(spec, nbytes, max_tokens, requests):
     """The bytes that a server holds while it serves requests, step by step."""
     return held_while_serving(Server, spec, nbytes, max_tokens, requests)
 
 
-@program
+@probe
 def served_from_outside(spec, nbytes, max_tokens, requests):
     """How many tokens a server computes for requests."""
     return held_while_serving(Server, spec, nbytes, max_tokens, requests, metered=False)["tokens"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from labkit.labs.catalog import find_lab
-from labkit.suite.prefork import WarmRunner
 from labkit.suite.results import task_points
 from labkit.suite.verdict import State, explain
+from labkit.suite.warm import WarmRunner
 from labkit.suite.words import run_lines
 from tests.student import LAB, pytest_run, solution_text, stub_text, with_function
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from labkit.labs.catalog import UnknownLab, find_lab, find_labs
 from labkit.labs.manifest import ManifestError, read_manifest
+from labkit.suite.limits import WALL_FACTOR, WALL_SECONDS
+from labkit.suite.review import allowance
 
 GOOD = """
 title = "A lab"
@@ -124,3 +128,22 @@ def test_a_lab_is_found_by_any_of_its_names(tmp_path):
     for key in ("2", "thing", "lab", "011"):
         with pytest.raises(UnknownLab, match=r"there is no lab '.*'; there are: 01 \(A lab\)"):
             find_lab(key, tmp_path)
+
+
+@pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
+def test_the_handout_says_how_long_a_test_may_take(lab):
+    wall_seconds = max(WALL_SECONDS, WALL_FACTOR * lab.test_seconds)
+    handout = (lab.folder / "README.md").read_text(encoding="utf-8")
+    assert f"A test may take {lab.test_seconds:g} s of CPU time" in handout
+    assert f"and {wall_seconds:g} s by the clock" in handout
+
+
+@pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
+def test_the_handout_names_the_imports_that_a_solution_needs(lab):
+    handout = (lab.folder / "README.md").read_text(encoding="utf-8")
+    paragraph = re.search(r"^\*\*Imports\.\*\*(?:.+\n)+", handout, re.MULTILINE)
+    assert paragraph
+    imports = [each.removeprefix("imports ") for each in allowance(lab) if each.startswith("imports ")]
+    # A library's name covers its submodules; the course's own modules are named in full.
+    names = {name if name.startswith("labkit.") else name.partition(".")[0] for name in imports}
+    assert [name for name in sorted(names) if name not in paragraph[0].casefold()] == []

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
 import pytest
 
-from labkit.labs.catalog import ROOT
-from labkit.suite.prefork import WarmRunner
 from labkit.suite.verdict import Kind, State
+from labkit.suite.warm import WarmRunner
 from tests.student import LAB, quiet_environment, solution_text, stub_text
 
 ONE = ("TestEstimateAttentionMemory::test_odd_sizes",)
@@ -78,33 +76,18 @@ def test_a_test_that_is_not_there_is_a_problem(warm):
     assert "not found" in warm.run(LAB.label, "--solutions", tests=("TestNothing",)).problem
 
 
-def test_after_the_parent_has_ended(tmp_path):
-    runner = WarmRunner()
-    runner.close()
-    with pytest.raises((RuntimeError, ValueError)):
-        judge(runner, tmp_path, solution_text())
-
-
-REHEARSED = """
-import json, os, sys
-from labkit.suite import prefork
-from labkit.labs.catalog import find_lab
-prefork._rehearse(json.dumps({"lab": "lab01"}).encode())
-there = sorted(name for name in sys.modules if name.split(".")[0] in ("labs", "profiling"))
-before, child = set(sys.modules), os.fork()
-if not child:
-    run = prefork.run_suite(find_lab("01"), "--solutions")
-    assert all(verdict.passed for verdict in run.verdicts) and run.n_collected, run
-    print(json.dumps([there, sorted(name for name in set(sys.modules) - before if name.startswith("labkit"))]))
-    sys.stdout.flush()
-    os._exit(0)
-os.waitpid(child, 0)
-"""
-
-
-def test_what_a_suite_needs_is_imported_before_its_runs_and_no_answer_is():
-    command = [sys.executable, "-c", REHEARSED]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=quiet_environment(), timeout=120)
-    left_over, imported_by_the_child = json.loads(done.stdout)
-    assert left_over == []
-    assert imported_by_the_child == []
+@pytest.mark.parametrize("name", ["pytest", "numpy", "sitecustomize", "hypothesis"])
+def test_nothing_is_imported_from_the_current_folder(tmp_path, name):
+    """Which may be a student's: the fork server and its runs are isolated from it."""
+    (tmp_path / f"{name}.py").write_text("import os; os._exit(3)")
+    program = (
+        "from labkit.suite.warm import WarmRunner\n"
+        "if __name__ == '__main__':\n"
+        f"    run = WarmRunner().run({LAB.label!r}, '--solutions', tests={ONE!r})\n"
+        "    assert run.verdicts[0].passed, run"
+    )
+    (tmp_path / "apart").mkdir()
+    (tmp_path / "apart" / "program.py").write_text(program)
+    command = [sys.executable, "-P", str(tmp_path / "apart" / "program.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=quiet_environment(), timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -141,8 +141,20 @@ def test_a_tests_own_hint_is_not_shown_where_plain_tests_fail_too(tmp_path):
 def test_results_that_are_right_are_named():
     case = drawn(0, causal=False)
     got = {"output": case.want.output, "lse": case.want.lse / 2, "weights": case.want.weights}
-    with pytest.raises(AssertionError, match=r"lse is off by .*\n.*\noutput and weights are right, only lse is off$"):
+    with pytest.raises(AssertionError, match=r"lse is off by .*\noutput and weights are right, only lse is off\ngot"):
         compare.compare_each(got, lambda name: case.check(name, got[name], name))
     del got["output"], got["weights"]
     with pytest.raises(AssertionError, match=r"elements are off$"):
         compare.compare_each(got, lambda name: case.check(name, got[name], name))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("totals = powers.sum(axis=-1)", "a number a row, (5,), meets the rows, (5,129)"),
+        ("totals = powers[..., :0].max(axis=-1, keepdims=True)", "there is nothing to reduce"),
+    ],
+)
+def test_numpys_error_comes_with_its_usual_cause(tmp_path, line, says):
+    source = solution_text().replace("totals = powers.sum(axis=-1, keepdims=True)", line)
+    assert says in pytest_run(tmp_path, source, "-k", "test_more_keys_than_queries").stdout

@@ -1,22 +1,13 @@
-"""What students hand in to a course of Lab 01: honest files, and notebooks made to earn or to do what they must not."""
+"""Submissions to a course of Lab 01: honest ones, and notebooks made to earn points or to act in a browser."""
 
 from __future__ import annotations
 
-import base64
-import json
-
-from tests.student import LAB, solution_text, stub_text, with_function
+from tests.student import LAB, solution_text, with_function
 
 CHECKS = {task.name: task.points for task in LAB.tasks}
 ANSWERS = {question.id: question.points for question in LAB.questions}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
 EVIL = '<img src="x" onerror="fetch(\'/formgrader/api/grade\')">'
-LOOP = '''
-def analyze_scaling(results):
-    """Never ends."""
-    while True:
-        pass
-'''
 
 
 def half() -> str:
@@ -120,23 +111,10 @@ def active(notebook: dict) -> dict:
     return notebook
 
 
-def huge(notebook: dict) -> dict:
-    """Outputs without end."""
-    outputs = [{"output_type": "stream", "name": "stdout", "text": "x" * 2_000_000}] * 6
-    big = base64.b64encode(base64.b64decode(PIXEL) + bytes(6_000_000)).decode()
-    picture = {"output_type": "display_data", "data": {"image/png": big}, "metadata": {}}
-    cell_of(notebook, "figure_scaling")["outputs"] = [*outputs, picture]
-    return notebook
-
-
-NO_JSON = "\x00 this is no notebook {"
-ODD = json.dumps({"cells": [None, 3, {"cell_type": []}, {"cell_type": "code", "source": {"a": 1}, "metadata": 7}]})
 HONEST: dict[str, tuple[str, object]] = {
     "perfect": (solution_text(), answered),
     "half": (half(), answered),
-    "stub": (stub_text(), None),
     "import_error": ("import no_such_module\n" + solution_text(), None),
-    "endless_loop": (with_function(solution_text(), "analyze_scaling", LOOP), None),
 }
 HOSTILE: dict[str, object] = {
     "edited_checks": edited_checks,
@@ -145,11 +123,8 @@ HOSTILE: dict[str, object] = {
     "duplicated": duplicated,
     "other_points": other_points,
     "active": active,
-    "huge": huge,
-    "no_json": NO_JSON,
-    "odd": ODD,
-    "deep": "[" * 200_000,
+    "no_json": "\x00 this is no notebook {",
     "no_notebook": "",
-    "refused": None,
+    "no_code": None,
 }
-EARNED = {"perfect": 60.0, "half": 35.0, "stub": 0.0, "import_error": 0.0, "endless_loop": 50.0}
+EARNED = {"perfect": 60.0, "half": 35.0, "import_error": 0.0}

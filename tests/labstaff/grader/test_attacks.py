@@ -18,7 +18,7 @@ from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.grader import wire
 from labstaff.grader.remote import Handle, Remote, StandIn, SubmissionError
 from labstaff.grader.sandbox import MEMORY_BYTES, Sandbox
-from labstaff.judge.submission import MOST_BYTES, read_submission
+from labstaff.grader.submission import MOST_BYTES, read_submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.sandbox]
 

@@ -7,11 +7,11 @@ import pytest
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.review import Finding
 from labkit.suite.verdict import Kind, State, Verdict
+from labstaff.grader.grade import of_submission
+from labstaff.grader.results import JudgedSubmission
 from labstaff.grader.source import MOST_FINDINGS, MOST_RUNS, NOT_READ, read_source
+from labstaff.grader.submission import Submission
 from labstaff.grader.withheld import withheld_points
-from labstaff.judge.judging import of_submission
-from labstaff.judge.results import JudgedSubmission
-from labstaff.judge.submission import Submission
 
 LAB = find_lab("05")
 FORWARD, BACKWARD, FUNCTION = LAB.tasks

@@ -14,7 +14,7 @@ import pytest
 from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.labs.manifest import Lab
 from labkit.suite.apart import run_apart
-from labstaff.course.nbgrader_process import Nbgrader
+from labstaff.course.paths import nbgrader
 from tests.student import quiet_environment
 
 pytestmark = pytest.mark.sandbox
@@ -84,8 +84,7 @@ def test_nbgrader_imports_nothing_from_the_current_folder(tmp_path, monkeypatch)
     imported = plant(tmp_path)
     (tmp_path / "course").mkdir()
     monkeypatch.chdir(tmp_path)
-    with Nbgrader() as nbgrader:
-        done = nbgrader(tmp_path / "course", "--version")
+    done = nbgrader(tmp_path / "course", "--version")
     assert not imported.exists(), imported.read_text(encoding="utf-8")
     assert done.status == 0, done.output
 

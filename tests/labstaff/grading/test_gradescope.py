@@ -8,9 +8,9 @@ import math
 import pytest
 
 from labkit.labs.catalog import find_lab
+from labstaff.grader.results import JudgedSubmission
 from labstaff.grading.gradescope import CannotExport, Export, Visibility
 from labstaff.grading.many import HandedIn, Outcome
-from labstaff.judge.results import JudgedSubmission
 
 LAB = find_lab("01")
 FIRST, SECOND, *_ = LAB.tasks

@@ -19,15 +19,15 @@ import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
 from labstaff.answers.mistakes import find_mistake
+from labstaff.grader.grade import Judge
+from labstaff.grader.kept import FILE
+from labstaff.grader.results import JudgedSubmission, load, path_of, save
 from labstaff.grader.source import syntax_runs
+from labstaff.grader.submission import Submission, read_submission
 from labstaff.grading import many
 from labstaff.grading.many import Job, Judged, Outcome, Running, find_submissions, judge_all, judge_here
 from labstaff.grading.similar import similar_groups
 from labstaff.grading.summary import summary_lines, write_table
-from labstaff.judge.judging import Judge
-from labstaff.judge.kept import FILE
-from labstaff.judge.results import JudgedSubmission, load, path_of, save
-from labstaff.judge.submission import Submission, read_submission
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ import pytest
 
 from labkit.labs.catalog import find_lab
 from labstaff.answers.mistakes import find_mistake
+from labstaff.grader.results import JudgedSubmission
 from labstaff.grading.gist import Words
 from labstaff.grading.what_fails import NOT_STARTED, ClassFailures, causes_of, failures_of
 from labstaff.grading.what_to_teach import NOTHING_ACTS, table_lines, write_csv, write_page
-from labstaff.judge.results import JudgedSubmission
 
 LAB = find_lab("01")
 FIRST, SECOND, *_ = LAB.tasks

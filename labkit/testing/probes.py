@@ -1,0 +1,28 @@
+"""Marks what of a suite runs next to the submission: a meter around several calls, a backward pass, a drawing.
+
+Values are compared in the suite's own process; some things must be asked where the submission is. A *probe* is a
+function of the suite that uses the submission in ways that plain data cannot express. It takes and returns plain data
+and compares nothing. In an ordinary run it is just called. Where the submission is in another process, the function is
+sent there, with what it names and nothing else; of labkit it may name meters, ranks and the simulated memory.
+
+    @probe
+    def measured_call(task, *args): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import TypeVar
+
+F = TypeVar("F", bound=Callable)
+
+elsewhere: Callable[[FunctionType], Callable] | None = None
+"""Makes of a probe what runs it in the submission's process; None while that is this one."""
+
+
+def probe(function: F) -> F:
+    """Mark a function of a suite as a probe."""
+    if elsewhere is None or not isinstance(function, FunctionType):
+        return function
+    return elsewhere(function)  # type: ignore[return-value]

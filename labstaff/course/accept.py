@@ -1,0 +1,241 @@
+"""Takes two files from each submission, the code and the report, and writes them cleaned for nbgrader to read.
+
+nbgrader follows links, copies every file, and shows what a notebook holds in a page that may change grades. So it never
+reads `submitted/`: it reads `accepted/`, which holds regular files of bounded size that are written here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+import contextlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from labkit.labs.manifest import Lab
+from labstaff.course.paths import ACCEPTED, NOTEBOOK, SUBMITTED, TIMESTAMP, Places
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import write_whole
+from labstaff.grader.submission import (
+    NOTES_FILE,
+    Submission,
+    find_in_archive,
+    open_archive,
+    read_regular,
+    read_submission,
+)
+from labstaff.grading.many import HandedIn, find_submissions
+
+MOST_NOTEBOOK_BYTES = 24 << 20
+MOST_CELLS = 1000
+LONGEST_OUTPUT = 20_000
+PICTURES = ("image/png", "image/jpeg")
+NOT_IN_NAMES = "*?[]"
+"""nbgrader takes these for patterns in a student's name."""
+
+Text = str | list[str]
+
+
+class Output(msgspec.Struct):
+    """One output of a code cell, as Jupyter saves it."""
+
+    output_type: str
+    name: str = ""
+    text: Text = ""
+    data: dict[str, Any] = {}
+    ename: str = ""
+    evalue: str = ""
+    traceback: list[str] = []
+
+
+class Cell(msgspec.Struct):
+    """One cell, as Jupyter saves it."""
+
+    cell_type: Literal["code", "markdown", "raw"]
+    source: Text = ""
+    metadata: dict[str, Any] = {}
+    outputs: list[Output] = []
+    attachments: dict[str, dict[str, Any]] = {}
+
+
+class Notebook(msgspec.Struct):
+    """What is read of a submitted notebook."""
+
+    cells: list[Cell]
+
+
+def accept_all(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
+    """Make `accepted/` hold the present submissions of `labs`, and nothing else of these labs.
+
+    Returns:
+        Why a submission was not accepted, by student and assignment. The others are accepted.
+    """
+    problems: dict[tuple[str, str], str] = {}
+    accepted = set()
+    for handed_in in find_submissions(course / SUBMITTED, list(labs)):
+        places = Places(course, handed_in.student, handed_in.lab.folder.name)
+        if one_line(places.student) != places.student or set(places.student) & set(NOT_IN_NAMES):
+            problem = "nbgrader takes no such name: rename the folder, in plain characters and without any of * ? [ ]"
+        else:
+            problem = _accept(handed_in, places)
+        if problem:
+            problems[places.student, places.assignment] = problem
+        else:
+            accepted.add(places.accepted)
+    for lab in labs:
+        for folder in (course / ACCEPTED).glob(f"*/{lab.folder.name}"):
+            if folder not in accepted:
+                shutil.rmtree(folder)
+    return problems
+
+
+def _accept(handed_in: HandedIn, places: Places) -> str:
+    """Write one submission's files where they have changed; returns why that failed."""
+    lab = handed_in.lab
+    try:
+        place = _archive_in(handed_in.place, lab) or handed_in.place
+        submission = read_submission(lab, place)
+        notes = [] if place.is_dir() else submission.flags
+        if submission.problem:
+            notes.append(submission.problem)
+        time = read_regular(handed_in.place / TIMESTAMP, 1000)
+        if time and not _is_time(time):
+            notes.append(f"{TIMESTAMP} cannot be read: it counts as handed in on time")
+            time = None
+        notes += [f"{other.name} was handed in too, and is not read" for other in handed_in.others]
+        released = json.loads((places.released / NOTEBOOK).read_text(encoding="utf-8"))
+        notebook = _clean_notebook(lab, place, released, notes)
+        content = {
+            f"src/{lab.module}.py": None if submission.problem else submission.source,
+            NOTEBOOK: json.dumps(notebook).encode(),
+            TIMESTAMP: time,
+            NOTES_FILE: "".join(f"{one_line(note)}\n" for note in notes).encode() or None,
+        }
+        for name, wanted in content.items():
+            path = places.accepted / name
+            if wanted is None:
+                path.unlink(missing_ok=True)
+            elif read_regular(path, MOST_NOTEBOOK_BYTES) != wanted:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, wanted)
+        return ""
+    except OSError as error:
+        return one_line(f"cannot be read: {error}")
+
+
+def _archive_in(place: Path, lab: Lab) -> Path | None:
+    """The zip archive in a folder that holds one and neither of the two files, as learning platforms deliver it."""
+    if not place.is_dir() or any((place / name).exists() for name in (NOTEBOOK, "src", f"{lab.module}.py")):
+        return None
+    archives = [path for path in place.glob("*.zip") if path.is_file() and not path.is_symlink()]
+    return archives[0] if len(archives) == 1 else None
+
+
+def _clean_notebook(lab: Lab, place: Path, released: dict, notes: list[str]) -> dict:
+    """The submitted report with its text, code, printed text and pictures; the released one where it cannot be read.
+
+    What a cell is worth comes from the released notebook. nbgrader then restores the text of check cells.
+    """
+    try:
+        content = _read_notebook(lab, place)
+        if content is None:
+            raise ValueError("there is none, as a regular file")
+        if len(content) > MOST_NOTEBOOK_BYTES:
+            raise ValueError(f"it is larger than {MOST_NOTEBOOK_BYTES >> 20} MiB")
+        cells = msgspec.json.decode(content.removeprefix(codecs.BOM_UTF8), type=Notebook).cells
+        if len(cells) > MOST_CELLS:
+            raise ValueError(f"it has {len(cells):,} cells")
+        graded = {grade_id: cell for cell in released["cells"] if (grade_id := _grade_id(cell["metadata"]))}
+        last = {_grade_id(cell.metadata): i for i, cell in enumerate(cells)}  # of an answer given twice, the last
+        counts = {i: graded[grade_id] for grade_id, i in last.items() if grade_id in graded}
+        return {**released, "cells": [_clean_cell(cell, i, counts.get(i)) for i, cell in enumerate(cells)]}
+    except Exception as error:  # a made-up archive can make zipfile raise nearly anything
+        notes.append(f"{NOTEBOOK} cannot be read: {one_line(error)}; the released one is used")
+        return released
+
+
+def _read_notebook(lab: Lab, place: Path) -> bytes | None:
+    if place.is_dir():
+        return read_regular(place / NOTEBOOK, MOST_NOTEBOOK_BYTES)
+    with place.open("rb") as file, open_archive(file) as archive:
+        entry = find_in_archive(archive, NOTEBOOK, "", Submission(lab))
+        if entry is None:
+            return None
+        with archive.open(entry) as packed:
+            return packed.read(MOST_NOTEBOOK_BYTES + 1)
+
+
+def _grade_id(metadata: dict[str, Any]) -> str:
+    grading = metadata.get("nbgrader")
+    grade_id = grading.get("grade_id") if isinstance(grading, dict) else None
+    return grade_id if isinstance(grade_id, str) else ""
+
+
+def _clean_cell(cell: Cell, number: int, released: dict | None) -> dict:
+    """Args: `released` is the graded cell that this one is; None for an ordinary cell."""
+    is_code = (released["cell_type"] if released else cell.cell_type) == "code"
+    clean: dict[str, Any] = {
+        "cell_type": "code" if is_code else "markdown",
+        "id": f"submitted-{number}",
+        "metadata": released["metadata"] if released else {},
+        "source": _text(cell.source),
+    }
+    if is_code:
+        outputs = [_clean_output(output) for output in cell.outputs]
+        return clean | {"execution_count": None, "outputs": [output for output in outputs if output]}
+    attachments = {name: _pictures(data) for name, data in cell.attachments.items()}
+    return clean | {"attachments": attachments} if attachments else clean
+
+
+def _clean_output(output: Output) -> dict | None:
+    """Text and pictures; HTML, scripts and widgets, which could act in the grader's browser, are left out."""
+    if output.output_type == "stream":
+        name = "stderr" if output.name == "stderr" else "stdout"
+        return {"output_type": "stream", "name": name, "text": _cut(_text(output.text))}
+    if output.output_type == "error":
+        traceback = _cut("\n".join(output.traceback)).split("\n")
+        return {
+            "output_type": "error",
+            "ename": output.ename[:200],
+            "evalue": output.evalue[:2000],
+            "traceback": traceback,
+        }
+    data = _pictures(output.data)
+    if isinstance(text := output.data.get("text/plain"), str | list):
+        data["text/plain"] = _cut(_text(text))
+    return {"output_type": "display_data", "metadata": {}, "data": data} if data else None
+
+
+def _pictures(data: dict[str, Any]) -> dict[str, str]:
+    """The pictures among an output's forms, as plain base64."""
+    found = {}
+    for kind in PICTURES:
+        with contextlib.suppress(binascii.Error, ValueError, TypeError):
+            text = "".join(_text(data.get(kind, "")).split())
+            if base64.b64decode(text, validate=True):
+                found[kind] = text
+    return found
+
+
+def _text(text: Any) -> str:
+    return text if isinstance(text, str) else "".join(line for line in text if isinstance(line, str))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_OUTPUT else f"{text[:LONGEST_OUTPUT]}\n… (cut)"
+
+
+def _is_time(content: bytes) -> bool:
+    from dateutil import parser
+
+    try:
+        parser.parse(content.decode("utf-8"))
+        return True
+    except (ValueError, OverflowError):
+        return False

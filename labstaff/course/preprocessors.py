@@ -1,0 +1,132 @@
+"""Steps of nbgrader's conversions that are this course's own: results in the place of execution, and no leaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nbformat.v4 import new_code_cell, new_output
+from nbgrader.api import Gradebook
+from nbgrader.plugins import BasePlugin
+from nbgrader.preprocessors import NbGraderPreprocessor
+from traitlets import Float, Unicode
+
+from labkit.labs.manifest import Lab, Task
+from labstaff.course.make import check_release
+from labstaff.course.paths import NOTEBOOK, Places
+from labstaff.course.record import RECORDED, fingerprint, result_of
+from labstaff.course.shown import listing
+from labstaff.grader.plain_text import one_line
+from labstaff.grader.results import JudgedSubmission
+from labstaff.grading.told import earned, task_lines, withheld_line
+
+FOR_GRADER = "for_grader"
+LONGEST_NOTE = 400
+SECONDS_PER_DAY = 86_400
+
+
+class _OfCourse(NbGraderPreprocessor):
+    course = Unicode(help="the course's folder").tag(config=True)
+
+    def places(self, resources: dict[str, Any]) -> Places:
+        names = resources["nbgrader"]
+        return Places(Path(self.course), names["student"], names["assignment"])
+
+
+class Results(_OfCourse):
+    """In autograde, in the place of nbgrader's Execute: writes each result into its check cell. Nothing is run."""
+
+    def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The notebook with check cells' outputs, the graded file, and notes for the grader.
+
+        Raises:
+            LookupError: the submission was not graded yet.
+        """
+        places = self.places(resources)
+        lab, judged = places.lab, result_of(places)
+        if judged is None:
+            raise LookupError(f"{places.student} is not graded yet: run lab grade")
+        tasks = {task.name: task for task in lab.tasks}
+        checks = [i for i, cell in enumerate(nb.cells) if cell.metadata.get("nbgrader", {}).get("grade_id") in tasks]
+        for i in checks:
+            grading = nb.cells[i].metadata["nbgrader"]
+            nb.cells[i].outputs = check_outputs(lab, tasks[grading["grade_id"]], float(grading["points"]), judged)
+        nb.cells.insert(min(checks), listing(places.accepted / "src" / f"{lab.module}.py"))
+        if notes := grader_notes(lab, judged, places.student):
+            nb.cells.insert(0, _notes_cell(notes))
+            _raise_flag(resources["nbgrader"])
+        nb.metadata[RECORDED] = fingerprint(places)  # written after the scores are saved: a submission that has it is
+        return nb, resources
+
+
+class WithoutNotes(NbGraderPreprocessor):
+    """In generate_feedback: leaves out what is for the grader alone."""
+
+    def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The notebook without the cell of notes."""
+        nb.cells = [cell for cell in nb.cells if not cell.metadata.get(FOR_GRADER)]
+        return nb, resources
+
+
+class CheckRelease(_OfCourse):
+    """Last in generate_assignment: an assignment in which a passage of a solution is found is not released."""
+
+    def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The notebook as it is; nbgrader removes the release and fails when this raises `LeakError`."""
+        import nbformat
+
+        places = self.places(resources)
+        check_release(places.lab, places.released, {NOTEBOOK: nbformat.writes(nb)})
+        return nb, resources
+
+
+class LatePenalty(BasePlugin):
+    """nbgrader's late-submission plugin of this course: a share of the points for each day begun."""
+
+    percent_per_day = Float(0.0, help="percent of the points taken off for each day begun").tag(config=True)
+    grace_minutes = Float(0.0, help="how many minutes after the due date are not late").tag(config=True)
+
+    def late_submission_penalty(self, student_id: str, score: float, total_seconds_late: float) -> float | None:
+        """The points taken off `score`; None for nothing."""
+        seconds = total_seconds_late - 60 * self.grace_minutes
+        if seconds <= 0 or self.percent_per_day <= 0:
+            return None
+        n_days = -(-seconds // SECONDS_PER_DAY)
+        return round(score * min(1.0, n_days * self.percent_per_day / 100), 2)
+
+
+def check_outputs(lab: Lab, task: Task, max_points: float, judged: JudgedSubmission) -> list[Any]:
+    """A check cell's two outputs: what the tests report, and the points as one plain number."""
+    points = earned(judged, task.name, max_points)
+    lines = [f"{lab.label} · {task.name} · {points:g} of {max_points:g} points", *task_lines(task, judged)]
+    return [
+        new_output("stream", text=_writable("\n".join(lines) + "\n")),
+        new_output("execute_result", {"text/plain": repr(points)}),
+    ]
+
+
+def grader_notes(lab: Lab, judged: JudgedSubmission, student: str) -> list[str]:
+    """What the grader, and not the student, should see."""
+    notes = [f"not graded: {judged.reason}"] if judged.status != "judged" else []
+    notes += [*judged.flags, *(f"{lab.module}.py {finding}" for finding in judged.findings)]
+    return [*notes, f"{withheld_line(judged)} {student}"] if judged.withheld else notes
+
+
+def _raise_flag(names: dict[str, str]) -> None:
+    """Formgrader shows a flag beside the submission in its lists, until a person takes it down."""
+    with Gradebook(names["db_url"]) as gradebook:
+        notebook = gradebook.find_submission_notebook(names["notebook"], names["assignment"], names["student"])
+        notebook.flagged = True
+        gradebook.db.commit()
+
+
+def _notes_cell(notes: list[str]) -> Any:
+    text = "\n".join(f"- {one_line(note, LONGEST_NOTE)}" for note in notes)
+    cell = new_code_cell("# For the grader", outputs=[new_output("stream", text=_writable(text + "\n"))])
+    cell.metadata[FOR_GRADER] = True
+    return cell
+
+
+def _writable(text: str) -> str:
+    """`text` without the halves of characters that a message can hold and no file can."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,1 +1,0 @@
-"""Judges answers that nobody trusts: the suite runs here, the answer in a sandboxed process of its own."""

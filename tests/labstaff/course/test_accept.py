@@ -1,0 +1,195 @@
+"""Which files of a submission are graded, from a folder or an archive, and what is left of a hostile notebook."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from labstaff.course.accept import MOST_CELLS, accept_all
+from labstaff.course.paths import Places
+from tests.student import LAB
+
+NAME = LAB.folder.name
+CODE = f"src/{LAB.module}.py"
+PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+SCRIPT = "<script>alert(1)</script>"
+RELEASED = (LAB.folder / "report.ipynb").read_bytes()
+MANY = json.dumps({"cells": [{"cell_type": "code"}] * (MOST_CELLS + 1)})
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """One student's folder in a course, with both files."""
+    for place in (tmp_path / "release" / NAME, tmp_path / "submitted" / "ann" / NAME):
+        (place / "src").mkdir(parents=True)
+        (place / "report.ipynb").write_bytes(RELEASED)
+        (place / CODE).write_text("x = 1\n")
+    return tmp_path / "submitted" / "ann" / NAME
+
+
+def accepted(folder: Path) -> dict[str, bytes]:
+    """The files that are graded, by name."""
+    course, student = folder.parents[2], folder.parent.name
+    assert accept_all(course, [LAB]) == {}
+    place = Places(course, student, NAME).accepted
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def pack(archive: Path, files: dict[str, str | bytes]) -> None:
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as content:
+        for name, text in files.items():
+            content.writestr(name, text)
+
+
+def test_two_files_are_taken_and_nothing_else(folder):
+    (folder / "evil.html").write_text(SCRIPT)
+    (folder / "link.ipynb").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "pipe")
+    files = accepted(folder)
+    assert set(files) == {CODE, "report.ipynb"}
+    assert files[CODE] == b"x = 1\n"
+    assert {path.name for path in folder.iterdir()} >= {"evil.html", "link.ipynb", "pipe"}, "nothing is moved"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(folder):
+    for name in (CODE, "report.ipynb"):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    files = accepted(folder)
+    assert files[CODE] == b"x = 1\n"
+    assert "for_the_grader.txt" not in files
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["LAB.zip", "LAB/any.zip"])
+def test_an_archive_of_the_whole_tree(folder, nested):
+    files = {name: (folder / name).read_bytes() for name in (CODE, "report.ipynb")}
+    other = {"me/labs/lab02_peak_memory/report.ipynb": "other"}
+    for name in ("report.ipynb", CODE):
+        (folder / name).unlink()
+    (folder / "src").rmdir()
+    if not nested:
+        folder.rmdir()
+    archive = folder / "any.zip" if nested else folder.with_suffix(".zip")
+    pack(archive, {**other, **{f"me/labs/{NAME}/{name}": text for name, text in files.items()}})
+    assert set(accepted(folder)) == {CODE, "report.ipynb"}
+
+
+def test_a_submission_that_is_gone_or_lost_a_file_is_graded_as_it_is_now(folder):
+    accepted(folder)
+    (folder / CODE).unlink()
+    assert set(accepted(folder)) == {"report.ipynb", "for_the_grader.txt"}
+    folder.rename(folder.parents[2] / "elsewhere")
+    accept_all(folder.parents[2], [LAB])
+    assert not list((folder.parents[2] / "accepted").glob("*/*"))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "there is none, as a regular file"),
+        (b"\x00 {", "JSON is malformed"),
+        (b"[" * 200_000, "cannot be read"),
+        (b'{"cells": [null]}', "Expected `object`, got `null` - at `$.cells[0]`"),
+        (b'{"cells": [{"cell_type": "code", "source": {"a": 1}}]}', "$.cells[0].source"),
+        (b'{"cells": []}'.ljust((24 << 20) + 1), "larger than 24 MiB"),
+        (MANY.encode(), "it has 1,001 cells"),
+    ],
+    ids=["missing", "no JSON", "deep", "no cell", "no text", "large", "many cells"],
+)
+def test_a_report_that_cannot_be_read_is_replaced_and_said(folder, content, why):
+    (folder / "report.ipynb").unlink()
+    if content is not None:
+        (folder / "report.ipynb").write_bytes(content)
+    files = accepted(folder)
+    assert json.loads(files["report.ipynb"]) == json.loads(RELEASED)
+    note = files["for_the_grader.txt"].decode()
+    assert note.startswith("report.ipynb cannot be read: ") and why in note
+    assert len(note.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda path: (path.unlink(), path.symlink_to("/etc/passwd")), "as a regular file"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "as a regular file"),
+        (lambda path: path.write_bytes(b"#" * ((1 << 20) + 1)), "larger than 1 MiB"),
+    ],
+    ids=["link", "pipe", "large"],
+)
+def test_code_that_cannot_be_read_is_said(folder, spoil, why):
+    spoil(folder / CODE)
+    files = accepted(folder)
+    assert CODE not in files
+    assert why in files["for_the_grader.txt"].decode()
+
+
+@pytest.mark.parametrize(("time", "counts"), [("2026-01-02 13:00:00 UTC", True), ("yesterday, I think", False)])
+def test_a_time_that_is_none_is_left_out_and_said(folder, time, counts):
+    (folder / "timestamp.txt").write_text(time)
+    files = accepted(folder)
+    assert ("timestamp.txt" in files) == counts
+    assert ("for_the_grader.txt" in files) != counts
+
+
+@pytest.mark.parametrize("student", ["ada[1]", "eve\nFAILED: bob", "=cmd*", os.fsdecode(b"\xff")])
+def test_a_name_that_nbgrader_cannot_use_is_said_and_stops_nobody(folder, student):
+    other = folder.parents[1] / student / NAME
+    other.mkdir(parents=True)
+    assert list(accept_all(folder.parents[2], [LAB])) == [(student, NAME)]
+    assert (folder.parents[2] / "accepted" / "ann" / NAME / CODE).is_file()
+
+
+def test_what_could_act_in_a_page_is_left_out(folder):
+    outputs = [
+        {"output_type": "display_data", "data": {"text/html": SCRIPT, "image/svg+xml": SCRIPT, "image/png": PIXEL}},
+        {"output_type": "display_data", "data": {"image/png": f'"{SCRIPT}'}, "metadata": {"width": SCRIPT}},
+        {"output_type": "display_data", "data": {"application/javascript": "alert(1)"}},
+        {"output_type": "stream", "name": "stdout", "text": "x" * 1_000_000},
+        {"output_type": "error", "ename": "E", "evalue": "v", "traceback": ["t"]},
+    ]
+    cells = [
+        {"cell_type": "code", "source": ["a\n", "b"], "outputs": outputs, "metadata": {"name": SCRIPT}},
+        {"cell_type": "raw", "source": "text", "attachments": {"a.png": {"image/png": PIXEL, "text/html": SCRIPT}}},
+    ]
+    (folder / "report.ipynb").write_text(json.dumps({"cells": cells, "metadata": {"widgets": SCRIPT}}))
+    text = accepted(folder)["report.ipynb"].decode()
+    assert SCRIPT not in text and "alert" not in text
+    code, markdown = json.loads(text)["cells"]
+    assert code["source"] == "a\nb" and code["metadata"] == {}
+    picture, stream, error = code["outputs"]
+    assert picture["data"] == {"image/png": PIXEL}
+    assert len(stream["text"]) < 21_000
+    assert error["traceback"] == ["t"]
+    assert markdown["cell_type"] == "markdown"
+    assert markdown["attachments"] == {"a.png": {"image/png": PIXEL}}
+
+
+def test_what_a_cell_is_worth_comes_from_the_release(folder):
+    notebook = json.loads(RELEASED)
+    wanted = [(cell["cell_type"], cell["metadata"]) for cell in notebook["cells"]]
+    notebook = json.loads(RELEASED)
+    for cell in notebook["cells"]:
+        if grading := cell["metadata"].get("nbgrader"):
+            grading.update(points=1000, score=1000, solution=False, grade=True)
+            cell["cell_type"] = "raw"
+    made_up = {"grade": True, "grade_id": "bonus", "points": 100, "solution": False}
+    notebook["cells"].append({"cell_type": "code", "source": "100", "metadata": {"nbgrader": made_up}})
+    (folder / "report.ipynb").write_text(json.dumps(notebook))
+    *cells, bonus = json.loads(accepted(folder)["report.ipynb"])["cells"]
+    assert [(cell["cell_type"], cell["metadata"]) for cell in cells] == wanted
+    assert bonus["metadata"] == {}
+
+
+def test_of_an_answer_given_twice_the_last_counts(folder):
+    notebook = json.loads(RELEASED)
+    notebook["cells"] *= 2
+    (folder / "report.ipynb").write_text(json.dumps(notebook))
+    cells = json.loads(accepted(folder)["report.ipynb"])["cells"]
+    n_cells = len(cells) // 2
+    assert [cell["metadata"] for cell in cells] == [{}] * n_cells + [
+        cell["metadata"] for cell in json.loads(RELEASED)["cells"]
+    ]

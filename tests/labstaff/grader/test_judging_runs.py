@@ -1,0 +1,105 @@
+"""The runs of a judge: what it imports for them, how a run is cut short, and what is judged of the rest."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.labs.catalog import find_lab, solution_file
+from labkit.suite.run import OVERTIME, SuiteRun
+from labkit.suite.verdict import State, Verdict
+from labkit.suite.warm import WarmRunner
+from labstaff.grader.grade import NOT_JUDGED, SUITE_CPU_SECONDS, TASK_CPU_SECONDS, Judge
+from labstaff.grader.submission import Submission
+
+pytestmark = pytest.mark.slow
+
+LAB = find_lab("01")
+SOLUTION = solution_file(LAB).read_text(encoding="utf-8")
+
+
+def runs_come_from(runner, monkeypatch):
+    """Have `runner` take the place of the one that runs suites."""
+    monkeypatch.setattr("labstaff.grader.grade.SandboxedRunner", runner)
+
+
+class CutShort:
+    """A runner whose whole run is cut in the second task's tests, and whose runs of that task never end."""
+
+    def __init__(self, modules, unsafe):
+        self.asked = []
+
+    def run(self, lab, *options, tests, cpu_seconds, seconds):
+        self.asked.append((cpu_seconds, seconds))
+        first, second, *_ = LAB.tasks
+        verdicts = {task.name: [Verdict("test_it", task.name, State.PASSED, drawn=True)] for task in LAB.tasks}
+        if not tests:
+            return SuiteRun(verdicts[first.name] + verdicts[second.name], 20, f"{OVERTIME} within 300 s of CPU time")
+        (task,) = [task for task in LAB.tasks if (task.tests,) == tests]
+        if task is second:
+            return SuiteRun(verdicts[second.name], 4, f"{OVERTIME} within 60 s of CPU time")
+        return SuiteRun(verdicts[task.name], 1)
+
+    def close(self):
+        pass
+
+
+def test_an_endless_task_costs_its_own_points(monkeypatch):
+    """However a suite is cut short, what was not reached is judged task by task, within a bound."""
+    runs_come_from(CutShort, monkeypatch)
+    with Judge(unsafe=True) as judge:
+        result = judge.judge(Submission(LAB, b"x = 1"), 1)
+        asked = judge._runner.asked
+    endless = LAB.tasks[1]
+    assert {name: points for name, points in result.tasks.items() if name != endless.name} == {
+        task.name: task.points for task in LAB.tasks if task is not endless
+    }
+    assert result.tasks[endless.name] == endless.points / 4, "one of its four tests was reached"
+    assert result.status == "judged"
+    assert result.flags == ["its suite was cut short: the run did not end within 300 s of CPU time"]
+    assert sum("did not end within 60 s" in message for message in result.messages.values()) == 3
+    assert [cpu_seconds for cpu_seconds, _ in asked] == [SUITE_CPU_SECONDS] + [TASK_CPU_SECONDS] * (len(LAB.tasks) - 1)
+    assert all(seconds >= 10 * cpu_seconds for cpu_seconds, seconds in asked), "the clock's guard is far behind"
+
+
+def test_a_busy_machine_takes_no_points(monkeypatch):
+    """Judging takes more by the clock than its limit in CPU time: the clock goes on by 10 s at each look."""
+    looked = itertools.count()
+    monkeypatch.setattr("labkit.suite.warm.time", SimpleNamespace(monotonic=lambda: 10.0 * next(looked)))
+    with Judge(unsafe=True) as judge:
+        result = judge.judge(Submission(LAB, SOLUTION.encode()), 1)
+    assert 10.0 * next(looked) > SUITE_CPU_SECONDS
+    assert result.points == LAB.points, (result.flags, result.messages)
+    assert not result.flags
+
+
+def test_an_endless_submission_ends_by_its_cpu_time(tmp_path):
+    """No further test is begun, and the verdicts that there are stay."""
+    (tmp_path / "profiling.py").write_text(f"{SOLUTION}\n\ndef standard_attention(*_):\n    while True: pass\n")
+    with WarmRunner() as warm:
+        run = warm.run("lab01", "--src", str(tmp_path), cpu_seconds=0.75)
+    assert run.problem == f"{OVERTIME} within 0.75 s of CPU time"
+    assert 1 <= len(run.verdicts) <= 10 < run.n_collected
+    assert {verdict.state for verdict in run.verdicts} <= {State.TOO_SLOW, State.PASSED}
+
+
+def test_a_task_that_ends_its_process_leaves_the_others_their_tests(monkeypatch):
+    """After so many ends of its process an answer's tests fail unrun: in a run of its own a task has its own count."""
+    left_out = (f"SubmissionError: its process ended 40 times: {NOT_JUDGED}",)
+
+    class Spent(CutShort):
+        def run(self, lab, *options, tests, cpu_seconds, seconds):
+            first, *others = LAB.tasks
+            slow = [Verdict("test_it", first.name, State.TOO_SLOW, ("still running",), drawn=True)]
+            if tests:
+                (task,) = [task for task in others if (task.tests,) == tests]
+                return SuiteRun([Verdict("test_it", task.name, State.PASSED, drawn=True)], 1)
+            rest = [Verdict("test_it", task.name, State.WRONG, left_out, drawn=True) for task in others]
+            return SuiteRun(slow + rest, len(LAB.tasks))
+
+    runs_come_from(Spent, monkeypatch)
+    with Judge(unsafe=True) as judge:
+        result = judge.judge(Submission(LAB, b"x = 1"), 1)
+    assert result.tasks == {task.name: task.points if i else 0.0 for i, task in enumerate(LAB.tasks)}

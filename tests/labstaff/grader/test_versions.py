@@ -1,0 +1,76 @@
+"""What decides a result, and so is in the version under which it is kept."""
+
+from __future__ import annotations
+
+import shutil
+
+import msgspec
+import pytest
+
+from labkit.labs.catalog import ROOT, find_lab
+from labstaff.grader import version as versions
+
+pytestmark = pytest.mark.slow
+
+LAB = find_lab("01")
+
+
+@pytest.fixture
+def another_course(tmp_path, monkeypatch):
+    """A copy of the course whose files may be changed; a function that gives its version for Lab 01."""
+    for part in ("labkit", "labstaff", f"labs/{LAB.folder.name}"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(versions, "ROOT", tmp_path)
+    lab = msgspec.structs.replace(LAB, folder=tmp_path / "labs" / LAB.folder.name)
+
+    def version(seed=1):
+        versions._common.cache_clear()
+        return versions.version_of(lab, seed)
+
+    yield tmp_path, version
+    versions._common.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "labkit/testing/compare.py",
+        "labkit/testing/attention/reference.py",
+        "labkit/suite/results.py",
+        "labkit/meters/arrays.py",
+        "labkit/simulated_memory/_ledger.py",
+        "labkit/bench/step_assertions.py",
+        "labstaff/grader/sandbox.py",
+        f"labs/{LAB.folder.name}/lab.toml",
+        f"labs/{LAB.folder.name}/tests/test_profiling.py",
+    ],
+)
+def test_what_decides_a_result_is_in_its_version(file, another_course):
+    folder, version = another_course
+    before = version()
+    with (folder / file).open("a", encoding="utf-8") as text:
+        text.write("\n# mended\n")
+    assert version() != before
+
+
+def test_what_decides_nothing_is_not(another_course):
+    folder, version = another_course
+    before = version()
+    for file in ("labkit/commands/board.py", "labstaff/course/record.py", f"labs/{LAB.folder.name}/README.md"):
+        with (folder / file).open("a", encoding="utf-8") as text:
+            text.write("\n# mended\n")
+    assert version() == before
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "python", "seed", "limit"])
+def test_libraries_limits_and_the_seed_are_in_the_version(name, another_course, monkeypatch):
+    _, version = another_course
+    before = version()
+    if name == "python":
+        monkeypatch.setattr(versions.platform, "python_version", lambda: "4.0")
+    elif name == "limit":
+        monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "77")
+    else:
+        installed = versions.version
+        monkeypatch.setattr(versions, "version", lambda each: "99" if each == name else installed(each))
+    assert version(2 if name == "seed" else 1) != before
