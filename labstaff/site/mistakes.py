@@ -1,6 +1,6 @@
-"""Writes the instructors' pages of what goes wrong: every mistake as a diff, and what its tests said when they ran.
+"""Instructors' pages of mistakes: each as a diff, with the messages of the tests that find it.
 
-They hold pieces of the solutions, so that the site for students goes without them: `lab site OUT --instructors`.
+They hold pieces of the solutions, so the students' site leaves them out: `lab site OUT --instructors`.
 """
 
 from __future__ import annotations
@@ -16,32 +16,34 @@ from labstaff.answers.show import diff_lines, student_lines
 OVERVIEW = "what_goes_wrong"
 TITLE = "What goes wrong, and what the suite says"
 INTRODUCTION = """\
-{n_mistakes} mistakes that students make, or might make to get round the work. Each is run on every commit, and must be
-found by the tests that its entry in `solutions/labNN_name/mistakes/` names, in words that help. These pages hold pieces
-of the solutions: they are for you, not for students.
+{n_mistakes} mistakes that students make, or might make to avoid the work. Each is run on every commit and must be
+found by the tests that its entry in `solutions/labNN_name/mistakes/` names. These pages hold pieces of the solutions:
+they are for you, not for students.
 """
 MEANS_SOMETHING = re.compile(r"([\\`*_$<>\[\]#|~])")
 
 
-def mistake_pages(labs: Sequence[Lab], judged: Callable[[Sequence[Mistake]], Sequence[SuiteRun]]) -> dict[str, str]:
+def mistake_pages(labs: Sequence[Lab], run_tests: Callable[[Sequence[Mistake]], Sequence[SuiteRun]]) -> dict[str, str]:
     """The pages' sources in Markdown, by their names: one that lists all mistakes, and one for each lab.
 
     Args:
-        labs: the labs whose mistakes are told.
-        judged: runs the tests of mistakes; see `labstaff.site.mistake_runs`.
+        labs: the labs whose mistakes are listed.
+        run_tests: runs the tests of mistakes; see `labstaff.site.mistake_runs`.
 
     Raises:
         MistakeError: a mistake is malformed, or its edit does not fit.
     """
     mistakes = {lab.label: mistakes_of(lab) for lab in labs}
     everything = [mistake for lab in labs for mistake in mistakes[lab.label]]
-    runs = {(mistake.lab.label, mistake.name): run for mistake, run in zip(everything, judged(everything), strict=True)}
+    runs = {
+        (mistake.lab.label, mistake.name): run for mistake, run in zip(everything, run_tests(everything), strict=True)
+    }
     overview = [f"# {TITLE}", "", INTRODUCTION.format(n_mistakes=len(everything))]
     pages = {}
     for lab in labs:
         page = f"{OVERVIEW}/{lab.folder.name}"
         overview += _listed(lab, mistakes[lab.label], f"{page}.md")
-        pages[page] = "\n".join(_told(lab, mistakes[lab.label], runs))
+        pages[page] = "\n".join(_lab_page(lab, mistakes[lab.label], runs))
     return {OVERVIEW: "\n".join(overview), **pages}
 
 
@@ -54,17 +56,17 @@ def _listed(lab: Lab, mistakes: list[Mistake], page: str) -> list[str]:
     return lines
 
 
-def _told(lab: Lab, mistakes: list[Mistake], runs: dict[tuple[str, str], SuiteRun]) -> list[str]:
+def _lab_page(lab: Lab, mistakes: list[Mistake], runs: dict[tuple[str, str], SuiteRun]) -> list[str]:
     lines = [f"# Lab {lab.number}: what goes wrong", ""]
     for task in lab.tasks:
         lines += [f"## {_plain(task.name)}", ""]
         for mistake in mistakes:
             if mistake.task == task.name:
                 run = runs[lab.label, mistake.name]
-                said = run.problem.splitlines() or student_lines(mistake, run.verdicts)[1:]
+                messages = run.problem.splitlines() or student_lines(mistake, run.verdicts)[1:]
                 lines += [f"### `{mistake.name}`", "", _plain(mistake.what), ""]
                 lines += _fenced("diff", diff_lines(mistake))
-                lines += _fenced("output", [line.removeprefix("  ") for line in said])
+                lines += _fenced("output", [line.removeprefix("  ") for line in messages])
     return lines
 
 

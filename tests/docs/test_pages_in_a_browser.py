@@ -26,7 +26,8 @@ PROBLEMS = """() => [
     .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
     .filter(e => !e.parentElement.closest(".table-wrapper, div.math, pre, .katex svg, .katex-mathml")),
   ...[...document.images].filter(image => !image.complete || !image.naturalWidth),
-  ...document.querySelectorAll(".katex-error"),
+  // TeX that KaTeX cannot parse, and commands that it does not know, which it sets in red.
+  ...document.querySelectorAll(".katex-error, [mathcolor='#cc0000']"),
 ].map(e => e.outerHTML.slice(0, 120))"""
 FONTS_WANTED = """() => [...document.querySelectorAll(".katex-html *")]
   .filter(e => [...e.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim()))
