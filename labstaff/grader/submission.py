@@ -24,7 +24,7 @@ MOST_DIRECTORY_BYTES = 16 << 20
 MOST_FLAGS = 20
 EXPECTED = {".ipynb", ".png", ".svg", ".csv", ".json", ".md", ".txt", ".pdf"}
 NOTES_FILE = "for_the_grader.txt"
-"""Where the course notes what it has set aside of a submission (see `labstaff.course.ready`), a line each."""
+"""Where the course notes what could not be read of a submission (see `labstaff.course.accept`), a line each."""
 
 UNPACKED = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 """Ways of packing that are read: the others let an archive ask for gigabytes of memory before its first byte."""
