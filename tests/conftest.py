@@ -26,7 +26,7 @@ from labkit.commands.lockfile import hide_additions
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.run import SuiteRun
 from labkit.suite.verdict import verdict_from
-from labstaff.grader.sandbox import SandboxMissing, require_bubblewrap
+from labstaff.grader.sandbox import SandboxMissing, require_sandbox
 from tests import judging
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _browser_problem(_config: pytest.Config) -> str:
 
 def _sandbox_problem(_config: pytest.Config) -> str:
     try:
-        require_bubblewrap()
+        require_sandbox()
     except SandboxMissing as error:
         return str(error).partition("\n")[0]
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -253,6 +254,19 @@ class Worker:
         self.has_ended = True
         os.close(self._handle)
         return how_it_ended(os.waitstatus_to_exitcode(status))
+
+
+@functools.cache
+def require_sandbox() -> None:
+    """Try the sandbox once.
+
+    Raises:
+        SandboxMissing: bubblewrap or libseccomp is missing, or the kernel allows no namespaces.
+    """
+    require_libseccomp()
+    tried = subprocess.run([*bubblewrap(), "/usr/bin/true"], capture_output=True, text=True)
+    if tried.returncode:
+        raise SandboxMissing(f"bubblewrap does not work here: {tried.stderr.strip()}\n{USER_NAMESPACES}")
 
 
 def require_bubblewrap() -> str:
