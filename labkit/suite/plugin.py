@@ -35,9 +35,8 @@ SHORT_SHARE = 0.2
 RESUME_CLOCKS = pytest.StashKey[Callable[[], None]]()
 NOT_STORED = pytest.StashKey[str]()
 EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
-PLAIN = pytest.StashKey[dict[str, list[str]]]()
-"""The plain tests of each class, which look for nothing in particular: its first ones."""
 N_PLAIN = 2
+"""How many of a class's tests, its first ones, are plain: they look for nothing in particular."""
 GENERAL = pytest.StashKey[set[tuple[str, bool]]]()
 """The classes in which a plain test has failed, and whether by NaN, which has other causes."""
 GPU_LEFT_OUT = pytest.StashKey[int]()
@@ -73,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[VERDICTS] = {}
     config.stash[WHOLE] = {}
     config.stash[TIMED_OUT] = set()
-    config.stash[PLAIN], config.stash[GENERAL] = {}, set()
+    config.stash[GENERAL] = set()
     config.addinivalue_line("markers", f"kind(name): what a test asks of an answer: {', '.join(Kind)}")
     answers = [_answer(config, lab) for lab in labs]
     config.stash[ANSWERS] = {answer.lab.label: answer for answer in answers}
@@ -95,10 +94,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items if config.getoption("tbstyle", "auto") == "auto" else ():
         if lab := _lab(item):
             item.repr_failure = _short_failure(item, lab)  # type: ignore[method-assign]
-    for item in items:
-        names = config.stash[PLAIN].setdefault(_class_id(item), [])
-        if isinstance(item, pytest.Function) and len(names) < N_PLAIN and item.originalname not in names:
-            names.append(item.originalname)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and (_elsewhere(config) or not _cuda_there()):  # no device is where answers live that run apart
         config.stash[GPU_LEFT_OUT] = len(gpu)
@@ -254,10 +249,16 @@ def _drop_hint(item: pytest.Item, error: BaseException) -> None:
     if own_hint and (task, is_nan) in general:
         error.args = (str(error).replace(f"\n{own_hint}", ""),)
     worked_example = item.name.startswith("test_worked_example")
-    plain = getattr(item, "originalname", "") in item.config.stash[PLAIN].get(task, ())
+    plain = isinstance(item, pytest.Function) and item.originalname in _plain_tests(item.cls)
     if _kind(item) is Kind.EXACT and plain and (worked_example or not own_hint):
         both = () if isinstance(error, WrongValue) else ((task, not is_nan),)
         general.update([(task, is_nan), *both])
+
+
+def _plain_tests(cls: type | None) -> list[str]:
+    """The first tests of a class, whichever of them run now. pytest takes those of base classes first."""
+    classes = reversed(cls.__mro__) if cls else ()
+    return list(dict.fromkeys(name for each in classes for name in vars(each) if name.startswith("test")))[:N_PLAIN]
 
 
 def _seconds(item: pytest.Item, lab: Lab) -> float:
