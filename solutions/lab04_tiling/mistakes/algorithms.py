@@ -24,10 +24,11 @@ def attention_standard_inside(Q, K, V, block_q, block_k, causal=False, mask=None
 
 def traffic_formula(machine, Q, K, V, block_q, block_k):
     _check_blocks(block_q, block_k)
-    (N_q, d), (N_k, d_v) = Q.shape, V.shape
-    elements = N_q * d + -(-N_q // block_q) * N_k * (d + d_v)
-    machine._ledger.loaded += elements * Q.dtype.itemsize
-    machine._ledger.stored += N_q * d_v * Q.dtype.itemsize
+    for i in range(0, Q.shape[0], block_q):
+        machine.load(Q, np.s_[i : i + block_q])
+        for j in range(0, K.shape[0], block_k):
+            machine.load(K, np.s_[j : j + block_k])
+            machine.load(V, np.s_[j : j + block_k])
     return tiled_attention(np.asarray(Q), np.asarray(K), np.asarray(V), block_q, block_k)
 
 
