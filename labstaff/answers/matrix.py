@@ -24,11 +24,13 @@ from labkit.labs.catalog import find_lab, find_labs, solution_file, solution_fol
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.kept import kernels_kept
 from labkit.suite.prefork import WarmRunner, heavy_modules
-from labkit.suite.run import SuiteRun
+from labkit.suite.run import OVERTIME, SuiteRun
 from labstaff.answers.mistakes import Mistake, mistakes_of
 
 FILE = "matrix.toml"
 LONGEST_MESSAGE = 300
+CPU_SECONDS = 100.0
+"""Of one run, after which no further test is begun: a mistake that never ends would take hours."""
 
 
 class Row(NamedTuple):
@@ -133,7 +135,8 @@ def row_of(mistake: Mistake, run: SuiteRun) -> Row:
         RuntimeError: no test failed, or the suite did not run to its end.
     """
     failed = [verdict for verdict in run.verdicts if not verdict.passed]
-    if not failed or (run.problem and not run.died):
+    stopped = run.died or run.problem.startswith(OVERTIME)
+    if not failed or (run.problem and not stopped):
         raise RuntimeError(f"{mistake.lab.label}: {mistake.name}: {run.problem or 'no test fails'}")
     classes = {task.name: task.tests for task in mistake.lab.tasks}
     fails = dict.fromkeys(f"{classes[verdict.task]}::{verdict.test.split('[')[0]}" for verdict in failed)
@@ -148,7 +151,7 @@ def run_lab(lab: Lab, runner: WarmRunner, pool: ThreadPoolExecutor) -> tuple[dic
             mistake.write(Path(folder))
             tests = affected_classes(lab, mistake.source())
             try:
-                return row_of(mistake, runner.run(lab.label, "--src", folder, tests=tests))
+                return row_of(mistake, runner.run(lab.label, "--src", folder, tests=tests, cpu_seconds=CPU_SECONDS))
             except RuntimeError as error:
                 return str(error)
 
