@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -121,6 +122,8 @@ def _names(node: ast.AST | None) -> set[str]:
         return set()
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     names |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    names |= {word for text in texts for word in re.findall(r"\w+", text)}  # tasks called by name
     return names | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}  # fixtures
 
 
@@ -143,8 +146,10 @@ def row_of(mistake: Mistake, run: SuiteRun) -> Row:
     return Row(mistake.task, " ".join(failed[0].lines[:1])[:LONGEST_MESSAGE], tuple(fails))
 
 
-def run_lab(lab: Lab, runner: WarmRunner, pool: ThreadPoolExecutor) -> tuple[dict[str, Row], list[str]]:
-    """Every mistake of the lab against its suite: the rows, and a line for each that no test finds."""
+def run_lab(
+    lab: Lab, runner: WarmRunner, pool: ThreadPoolExecutor, known: dict[str, Row]
+) -> tuple[dict[str, Row], list[str]]:
+    """Every mistake without a known row against its suite: all rows, and a line for each mistake that is not found."""
 
     def one(mistake: Mistake) -> Row | str:
         with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
@@ -156,8 +161,10 @@ def run_lab(lab: Lab, runner: WarmRunner, pool: ThreadPoolExecutor) -> tuple[dic
                 return str(error)
 
     mistakes = mistakes_of(lab)
-    results = dict(zip([mistake.name for mistake in mistakes], pool.map(one, mistakes), strict=True))
-    rows = {name: row for name, row in results.items() if isinstance(row, Row)}
+    to_run = [mistake for mistake in mistakes if mistake.name not in known]
+    results = dict(zip([mistake.name for mistake in to_run], pool.map(one, to_run), strict=True))
+    rows = {mistake.name: known[mistake.name] for mistake in mistakes if mistake.name in known}
+    rows |= {name: row for name, row in results.items() if isinstance(row, Row)}
     return rows, [problem for problem in results.values() if isinstance(problem, str)]
 
 
@@ -166,6 +173,7 @@ def main(
         list[str] | None, typer.Argument(metavar="[LAB]...", help="numbers; all when none is given")
     ] = None,
     only_unneeded: Annotated[bool, typer.Option("--unneeded", help="list the tests that no mistake fails")] = False,
+    missing: Annotated[bool, typer.Option("--missing", help="run only the mistakes that have no row yet")] = False,
     jobs: Annotated[int, typer.Option(help="how many suites run at a time")] = 2,
 ) -> None:
     """Run every mistake against its suite and record the result; ends with 1 where a mistake is not found."""
@@ -185,7 +193,7 @@ def main(
         ThreadPoolExecutor(jobs) as pool,
     ):
         for lab in chosen:
-            rows, missed = run_lab(lab, runner, pool)
+            rows, missed = run_lab(lab, runner, pool, recorded(lab) if missing else {})
             problems += missed
             (solution_folder(lab) / FILE).write_text(written(rows), encoding="utf-8")
             n_tests = len(tests_of(lab))
