@@ -66,15 +66,19 @@ def written(rows: dict[str, Row]) -> str:
 
 
 def tests_of(lab: Lab) -> list[str]:
-    """Every test function of the suite, `TestClass::test_name`, with those that a class of it inherits in this file."""
+    """Every test function of the suite, `TestClass::test_name`, those that a class inherits in this file included."""
     tree = ast.parse(lab.suite_file.read_text(encoding="utf-8"))
-    return [
-        f"{node.name}::{each.name}"
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and node.name.startswith("Test")
-        for each in node.body
-        if isinstance(each, ast.FunctionDef) and each.name.startswith("test")
-    ]
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+    def methods(name: str) -> list[str]:
+        if name not in classes:
+            return []
+        own = [each.name for each in classes[name].body if isinstance(each, ast.FunctionDef)]
+        inherited = [each for base in classes[name].bases for each in methods(ast.unparse(base))]
+        return [*inherited, *own]
+
+    found = [f"{name}::{each}" for name in classes if name.startswith("Test") for each in methods(name)]
+    return [test for test in dict.fromkeys(found) if "::test" in test]
 
 
 def unneeded(lab: Lab) -> list[str]:
