@@ -1,0 +1,211 @@
+"""The matrix of mistakes: which tests of its lab's suite each mistake fails, and the first message a student reads.
+
+`python -m labstaff.answers.matrix [LAB...]` runs it (about 40 minutes for all labs on two cores) and writes one file
+for each lab, `solutions/labNN_name/matrix.toml`. `--unneeded` runs nothing and lists the tests that no mistake fails.
+
+Only the test classes that name a changed definition of the solution, directly or through other definitions, are run:
+the others see the solution's own code.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from labkit.labs.catalog import find_lab, find_labs, solution_file, solution_folder
+from labkit.labs.manifest import Lab
+from labkit.meters.kernels.kept import kernels_kept
+from labkit.suite.prefork import WarmRunner, heavy_modules
+from labkit.suite.run import OVERTIME, SuiteRun
+from labstaff.answers.mistakes import Mistake, mistakes_of
+
+FILE = "matrix.toml"
+LONGEST_MESSAGE = 300
+CPU_SECONDS = 100.0
+"""Of one run, after which no further test is begun: a mistake that never ends would take hours."""
+
+
+class Row(NamedTuple):
+    """What one mistake led to.
+
+    Attributes:
+        task: the task it is made in.
+        message: the first line of the first test that failed.
+        fails: the functions of the suite that failed, `TestClass::test_name`, in the suite's order.
+    """
+
+    task: str
+    message: str
+    fails: tuple[str, ...]
+
+
+def recorded(lab: Lab) -> dict[str, Row]:
+    """The lab's rows by the mistake's name, as its file holds them; none where there is no file."""
+    file = solution_folder(lab) / FILE
+    read = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {name: Row(row["task"], row["message"], tuple(row["fails"])) for name, row in read.items()}
+
+
+def written(rows: dict[str, Row]) -> str:
+    """The rows as TOML, sorted by name: one line for a message, one for each failing test."""
+    parts = []
+    for name, row in sorted(rows.items()):
+        fails = "".join(f"    {json.dumps(test)},\n" for test in row.fails)
+        message = json.dumps(row.message, ensure_ascii=False)
+        parts.append(f"[{name}]\ntask = {json.dumps(row.task)}\nmessage = {message}\nfails = [\n{fails}]\n")
+    return "\n".join(parts)
+
+
+def tests_of(lab: Lab) -> list[str]:
+    """Every test function of the suite, `TestClass::test_name`, those that a class inherits in this file included."""
+    tree = ast.parse(lab.suite_file.read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+    def methods(name: str) -> list[str]:
+        if name not in classes:
+            return []
+        own = [each.name for each in classes[name].body if isinstance(each, ast.FunctionDef)]
+        inherited = [each for base in classes[name].bases for each in methods(ast.unparse(base))]
+        return [*inherited, *own]
+
+    found = [f"{name}::{each}" for name in classes if name.startswith("Test") for each in methods(name)]
+    return [test for test in dict.fromkeys(found) if "::test" in test]
+
+
+def unneeded(lab: Lab) -> list[str]:
+    """The test functions that no recorded mistake fails."""
+    needed = {test for row in recorded(lab).values() for test in row.fails}
+    return [test for test in tests_of(lab) if test not in needed]
+
+
+def affected_classes(lab: Lab, source: str) -> tuple[str, ...]:
+    """The test classes that name, directly or not, a definition in which `source` differs from the solution.
+
+    All of them where something else than functions, classes and simple assignments differs.
+    """
+    ours, theirs = (_definitions(text) for text in (solution_file(lab).read_text(encoding="utf-8"), source))
+    changed = {name for name in ours.keys() | theirs.keys() if _dump(ours.get(name)) != _dump(theirs.get(name))}
+    uses = {name: _names(node) | _names(ours.get(name)) for name, node in {**ours, **theirs}.items()}
+    suite = _definitions(lab.suite_file.read_text(encoding="utf-8"))
+    uses |= {f"suite:{name}": _names(node) for name, node in suite.items()}
+    while more := {
+        name for name, used in uses.items() if name.removeprefix("suite:") not in changed and used & changed
+    }:
+        changed |= {name.removeprefix("suite:") for name in more}
+    classes = tuple(task.tests for task in lab.tasks if task.tests in changed)
+    return () if "" in changed or len(classes) == len(lab.tasks) else classes
+
+
+def _definitions(text: str) -> dict[str, ast.AST | None]:
+    """The top-level statements by the name they bind; all others together under the empty name."""
+    found: dict[str, ast.AST | None] = {}
+    rest = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node
+        elif not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr):
+            rest.append(node)
+    if rest:
+        found[""] = ast.Module(rest, [])
+    return found
+
+
+def _names(node: ast.AST | None) -> set[str]:
+    if node is None:
+        return set()
+    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    names |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    names |= {word for text in texts for word in re.findall(r"\w+", text)}  # tasks called by name
+    return names | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}  # fixtures
+
+
+def _dump(node: ast.AST | None) -> str:
+    return "" if node is None else ast.dump(node)
+
+
+def row_of(mistake: Mistake, run: SuiteRun) -> Row:
+    """The mistake's row from a run of the suite on it.
+
+    Raises:
+        RuntimeError: no test failed, or the suite did not run to its end.
+    """
+    failed = [verdict for verdict in run.verdicts if not verdict.passed]
+    stopped = run.died or run.problem.startswith(OVERTIME)
+    if not failed or (run.problem and not stopped):
+        raise RuntimeError(f"{mistake.lab.label}: {mistake.name}: {run.problem or 'no test fails'}")
+    classes = {task.name: task.tests for task in mistake.lab.tasks}
+    fails = dict.fromkeys(f"{classes[verdict.task]}::{verdict.test.split('[')[0]}" for verdict in failed)
+    return Row(mistake.task, " ".join(failed[0].lines[:1])[:LONGEST_MESSAGE], tuple(fails))
+
+
+def run_lab(
+    lab: Lab, runner: WarmRunner, pool: ThreadPoolExecutor, known: dict[str, Row]
+) -> tuple[dict[str, Row], list[str]]:
+    """Every mistake without a known row against its suite: all rows, and a line for each mistake that is not found."""
+
+    def one(mistake: Mistake) -> Row | str:
+        with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
+            mistake.write(Path(folder))
+            tests = affected_classes(lab, mistake.source())
+            try:
+                return row_of(mistake, runner.run(lab.label, "--src", folder, tests=tests, cpu_seconds=CPU_SECONDS))
+            except RuntimeError as error:
+                return str(error)
+
+    mistakes = mistakes_of(lab)
+    to_run = [mistake for mistake in mistakes if mistake.name not in known]
+    results = dict(zip([mistake.name for mistake in to_run], pool.map(one, to_run), strict=True))
+    rows = {mistake.name: known[mistake.name] for mistake in mistakes if mistake.name in known}
+    rows |= {name: row for name, row in results.items() if isinstance(row, Row)}
+    return rows, [problem for problem in results.values() if isinstance(problem, str)]
+
+
+def main(
+    labs: Annotated[
+        list[str] | None, typer.Argument(metavar="[LAB]...", help="numbers; all when none is given")
+    ] = None,
+    only_unneeded: Annotated[bool, typer.Option("--unneeded", help="list the tests that no mistake fails")] = False,
+    missing: Annotated[bool, typer.Option("--missing", help="run only the mistakes that have no row yet")] = False,
+    jobs: Annotated[int, typer.Option(help="how many suites run at a time")] = 2,
+) -> None:
+    """Run every mistake against its suite and record the result; ends with 1 where a mistake is not found."""
+    chosen = [find_lab(name) for name in labs or []] or find_labs()
+    if only_unneeded:
+        for lab in chosen:
+            for test in unneeded(lab):
+                typer.echo(f"{lab.label} {test}")
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    problems: list[str] = []
+    modules = heavy_modules(*(lab.suite_file for lab in chosen))
+    with (
+        tempfile.TemporaryDirectory(prefix="kernels-") as folder,
+        kernels_kept(Path(folder, "kernels")),
+        WarmRunner(modules) as runner,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        for lab in chosen:
+            rows, missed = run_lab(lab, runner, pool, recorded(lab) if missing else {})
+            problems += missed
+            (solution_folder(lab) / FILE).write_text(written(rows), encoding="utf-8")
+            n_tests = len(tests_of(lab))
+            typer.echo(f"{lab.label}: {len(rows)} mistakes found, {len(unneeded(lab))} of {n_tests} tests unneeded")
+    for problem in problems:
+        typer.echo(problem, err=True)
+    raise typer.Exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)
