@@ -24,8 +24,8 @@ import typer
 from labkit.labs.catalog import find_lab, find_labs, solution_file, solution_folder
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.kept import kernels_kept
-from labkit.suite.prefork import WarmRunner, heavy_modules
 from labkit.suite.run import OVERTIME, SuiteRun
+from labkit.suite.warm import WarmRunner, heavy_modules
 from labstaff.answers.mistakes import Mistake, mistakes_of
 
 FILE = "matrix.toml"
@@ -65,7 +65,7 @@ def written(rows: dict[str, Row]) -> str:
     return "\n".join(parts)
 
 
-def tests_of(lab: Lab) -> list[str]:
+def suite_tests(lab: Lab) -> list[str]:
     """Every test function of the suite, `TestClass::test_name`, those that a class inherits in this file included."""
     tree = ast.parse(lab.suite_file.read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
@@ -84,7 +84,7 @@ def tests_of(lab: Lab) -> list[str]:
 def unneeded(lab: Lab) -> list[str]:
     """The test functions that no recorded mistake fails."""
     needed = {test for row in recorded(lab).values() for test in row.fails}
-    return [test for test in tests_of(lab) if test not in needed]
+    return [test for test in suite_tests(lab) if test not in needed]
 
 
 def affected_classes(lab: Lab, source: str) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def main(
             rows, missed = run_lab(lab, runner, pool, recorded(lab) if missing else {})
             problems += missed
             (solution_folder(lab) / FILE).write_text(written(rows), encoding="utf-8")
-            n_tests = len(tests_of(lab))
+            n_tests = len(suite_tests(lab))
             typer.echo(f"{lab.label}: {len(rows)} mistakes found, {len(unneeded(lab))} of {n_tests} tests unneeded")
     for problem in problems:
         typer.echo(problem, err=True)
