@@ -8,12 +8,6 @@ from labkit.testing.probes import probe
 FUNCTIONS = {"flash_forward": flash_forward, "flash_backward": flash_backward}
 
 
-class Seen(ScoreTiles):
-    """x"""
-
-    pass
-
-
 @probe
 def measured_call(task, *args):
     """What `flash_forward` or `flash_backward` returns, and what it allocated and computed."""
@@ -23,7 +17,7 @@ def measured_call(task, *args):
 @probe
 def tiles_of_call(task, d, *args):
     """What the function returns, the tiles of scores, (queries, keys), that it computed, and kernels that did more."""
-    with Seen(d) as seen:
+    with ScoreTiles(d) as seen:
         result = FUNCTIONS[task](*args)
     return result, seen.tiles, seen.fused
 

@@ -41,12 +41,10 @@ from labkit.testing.work import (
     entries_seen,
 )
 
-from .probes import call_on_nan, measured_call, tiles_of_call
+from .probes import FUNCTIONS, call_on_nan, measured_call, tiles_of_call
 
 GRADIENTS = ("dQ", "dK", "dV")
 RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
-from .probes import FUNCTIONS
-
 BLOCKS = [(64, 64), (16, 24), (64, 32), (7, 200), (200, 7), (5, 1)]
 
 NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
