@@ -129,9 +129,9 @@ def mistaken_jobs(lab: Lab, seeds: Sequence[int], folder: Path) -> Iterator[Job]
     for mistake in mistakes_of(lab):
         place = folder / lab.label / mistake.name
         mistake.write(place)
-        state = _state(lab, mistake.source(), " ".join(mistake.killed_by))
+        state = _state(lab, mistake.source(), " ".join(mistake.found_by))
         options = ("--src", str(place))
-        yield Job(lab, mistake.name, state, tuple(seeds), "plain", options, mistake.killed_by, True, False)
+        yield Job(lab, mistake.name, state, tuple(seeds), "plain", options, mistake.found_by, True, False)
 
 
 def run(jobs: Iterable[Job], *, sandboxed: bool) -> Iterator[list[Outcome]]:
