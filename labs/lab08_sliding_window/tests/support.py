@@ -176,7 +176,7 @@ class WindowCase(Case):
         assert_dtype(name, got, self.Q.dtype)
         if got.dtype.itemsize == 2:
             want, plain = (each[self.names[name]] for each in (self.want, self.plain))
-            scatter = _spread(numbers(got) - want) / _spread(plain - want)
+            scatter = round(_spread(numbers(got) - want) / _spread(plain - want), 3)
             what = f"the scatter of {name}'s errors, by one rounding at the end,"
             assert_at_most(what, scatter, MOST_SCATTER, unit="times", hint=f"Usual cause: {hint}")
 
