@@ -133,6 +133,12 @@ def test_an_interactive_page_steps_to_the_end(page: Page, problems: list[str], s
     assert problems == []
 
 
+def test_a_chapters_trace_loads_its_viewer(page: Page, problems: list[str], site: Path) -> None:
+    page.goto((site / "docs/_static/traces/02_step.html").as_uri())
+    page.locator(".detail", has_text="alive, the peak").first.wait_for()
+    assert problems == []
+
+
 def shown(page: Page, name: str) -> str:
     """The text of one output, even if a phone does not show it."""
     text: str = page.locator(f'[data-out="{name}"]').text_content() or ""
