@@ -178,20 +178,6 @@ class Sandbox(Workers):
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def wait_until_ready(self) -> None:
-        """Until everything is imported, and a first worker was there.
-
-        Raises:
-            SandboxMissing: bubblewrap does not work here.
-        """
-        try:
-            self.worker().end()
-        except SandboxBroken:
-            self._process.kill()
-            _, said = self._process.communicate(timeout=END_SECONDS)
-            why = said.decode(errors="replace").strip().splitlines() or ["it ended"]
-            raise SandboxMissing(f"the sandbox does not work here: {why[-1]}\n{USER_NAMESPACES}") from None
-
 
 current: Workers | None = None
 """The workers that suites in this process are to use, where another process has a sandbox ready."""
