@@ -21,7 +21,7 @@ Class attributes are the tables of cases. Every test runs once for each of `vari
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -48,6 +48,13 @@ def label(value: Any) -> str:
 
 class Contract:
     """Turns the tables of a test class into parameters of its tests."""
+
+    case: Callable[..., Any]
+    worked_case: Callable[[], Any]
+    check: Callable[..., Any]
+    check_on_nan: Callable[..., Any]
+    arguments: Callable[[Any], dict[str, Any]]
+    call: Callable[..., Any]
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"full": {}, "causal": {"causal": True}}
     tables: ClassVar[Mapping[str, str]] = {
