@@ -220,8 +220,14 @@ def _inference_built_in(size: _Sizes) -> Iterator[Parts]:
     yield {"inputs": 3 * size.tall, "weights": size.square, "output": size.tall}
 
 
-def _with_always(saved: Callable[[_Sizes], Iterator[Parts]]) -> Callable[[_Sizes], Iterator[Parts]]:
-    return lambda size: iter([{**size.always, **next(saved(size))}])
+def _live_written_out(size: _Sizes) -> Iterator[Parts]:
+    (saved,) = _saved_written_out(size)
+    yield {**size.always, **saved}
+
+
+def _live_built_in(size: _Sizes) -> Iterator[Parts]:
+    (saved,) = _saved_built_in(size)
+    yield {**size.always, **saved}
 
 
 _MOMENTS: dict[tuple[str, str], Callable[[_Sizes], Iterator[Parts]]] = {
@@ -231,8 +237,8 @@ _MOMENTS: dict[tuple[str, str], Callable[[_Sizes], Iterator[Parts]]] = {
     ("step_peak", "built_in"): _step_built_in,
     ("inference_peak", "written_out"): _inference_written_out,
     ("inference_peak", "built_in"): _inference_built_in,
-    ("live_after_forward", "written_out"): _with_always(_saved_written_out),
-    ("live_after_forward", "built_in"): _with_always(_saved_built_in),
+    ("live_after_forward", "written_out"): _live_written_out,
+    ("live_after_forward", "built_in"): _live_built_in,
     ("saved", "written_out"): _saved_written_out,
     ("saved", "built_in"): _saved_built_in,
 }

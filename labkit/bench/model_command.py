@@ -1,15 +1,15 @@
-"""`lab model`: where the memory of training a whole model goes."""
+"""`lab model`: the parts of the memory that training a whole model takes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from labkit.bench.model_sizes import MODELS, ModelSizes, gpt
+from labkit.bench.model_memory import MODELS, ModelSizes, gpt, training_memory
 
 BAR_WIDTH = 40
 MEANING = {
@@ -20,7 +20,7 @@ MEANING = {
     "attention": "the same, for the inside of attention",
     "logits": "float32, kept by the loss",
 }
-Size = Annotated[int | None, typer.Option(help="in place of the model's own")]
+Size = Annotated[int | None, typer.Option(help="instead of the model's own")]
 
 
 def model(
@@ -37,9 +37,7 @@ def model(
     ffn: Size = None,
     vocab: Size = None,
 ) -> None:
-    """Say where the memory of training a model goes: weights, gradients, optimizer, activations, attention."""
-    from labkit.bench.model_memory import training_memory
-
+    """Print the memory that training a model takes: weights, gradients, optimizer, activations, attention, logits."""
     given = {
         "layers": layers,
         "hidden": hidden,
@@ -58,15 +56,15 @@ def model(
 
 
 def sizes_of(name: str | None, given: Mapping[str, Any]) -> ModelSizes:
-    """The named model with the sizes that are given in place of its own; without a name, one of GPT's kind.
+    """The named model with the given sizes instead of its own; without a name, a model of GPT's kind.
 
-    What follows from a size that was given (heads of keys, a head's width, the feed-forward part) follows along unless
-    it is given too. Raises ValueError for an unknown name, or where too little is given.
+    Sizes that depend on a given one (heads of keys, a head's width, the feed-forward part) change with it unless they
+    are given too. Raises ValueError for an unknown name, or if sizes are missing.
     """
     if name is not None:
         if name not in MODELS:
             raise ValueError(f"there is no model {name!r}; there are: {', '.join(MODELS)}; or give its sizes")
-        return replace(MODELS[name], **_followed(MODELS[name], given))
+        return replace(MODELS[name], **_with_dependent_sizes(MODELS[name], given))
     missing = [f"--{size}" for size in ("layers", "hidden", "heads") if size not in given]
     if missing:
         raise ValueError(f"name a model ({', '.join(MODELS)}), or give its sizes: {', '.join(missing)} is missing")
@@ -74,7 +72,7 @@ def sizes_of(name: str | None, given: Mapping[str, Any]) -> ModelSizes:
     return replace(base, **given)
 
 
-def _followed(base: ModelSizes, given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_dependent_sizes(base: ModelSizes, given: Mapping[str, Any]) -> dict[str, Any]:
     derived = {}
     if "hidden" in given or "heads" in given:
         hidden, heads = given.get("hidden", base.hidden), given.get("heads", base.heads)
@@ -92,15 +90,14 @@ def _show(name: str, sizes: ModelSizes, parts: dict[str, int], how: str) -> None
     from rich.table import Table
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    told = ", ".join(f"{field.name} {getattr(sizes, field.name):,}" for field in fields(sizes)[:7])
+    described = ", ".join(f"{field.name} {getattr(sizes, field.name):,}" for field in fields(sizes)[:7])
     console.print(f"{name}: {sizes.parameters:,} parameters", style="bold")
-    console.print(f"{told}\n{how}\n", style="dim")
+    console.print(f"{described}\n{how}\n", style="dim")
     total = sum(parts.values())
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("part", "bytes", "GiB", "share", "", ""):
-        table.add_column(
-            column, justify="right" if column in ("bytes", "GiB", "share") else "left", no_wrap=bool(column)
-        )
+        justify: Literal["left", "right"] = "right" if column in ("bytes", "GiB", "share") else "left"
+        table.add_column(column, justify=justify, no_wrap=bool(column))
     for part, nbytes in parts.items():
         share = nbytes / total
         bar = "█" * round(BAR_WIDTH * share)
@@ -108,7 +105,7 @@ def _show(name: str, sizes: ModelSizes, parts: dict[str, int], how: str) -> None
     table.add_row("total", f"{total:,}", f"{total / 2**30:.2f}", "", "", "", style="bold")
     console.print(table)
     console.print(
-        "\nAll parts at once are an upper bound: in the backward pass gradients come while activations go."
+        "\nAll parts at once are an upper bound: in the backward pass gradients are made while activations are freed."
         "\nNot counted: what operators hold for a moment, the allocator's fragments, the CUDA context.",
         style="dim",
     )

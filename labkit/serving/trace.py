@@ -1,4 +1,4 @@
-"""Traces: which requests come when, drawn from a seed; conversations, and questions on long documents."""
+"""Traces of requests, drawn from a seed: conversations, and questions about long documents."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ whole keys and values or with 8 bits a number, is drawn again."""
 MOST_DRAWS = 200
 
 LIMITS = {"chat": {"nbytes": 28_000, "max_tokens": 48}, "documents": {"nbytes": 28_000, "max_tokens": 48}}
-"""The bytes of the cache and the tokens a step with which the board serves each kind of trace."""
+"""Bytes of the cache and tokens a step for each kind of trace, in the table of `lab check`."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Some tokens that come at the beginning of a step, and how many are to follow them."""
+    """A prompt that arrives at the beginning of a step, and how many tokens to generate."""
 
     id: int
     arrival: int

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.suite.run import SuiteRun
 from labkit.suite.warm import HEAVY, WarmRunner
-from labstaff.grader.sandbox import Sandbox, require_bubblewrap, require_libseccomp, use
+from labstaff.grader.sandbox import Sandbox, require_sandbox, use
 
 
 class SandboxedRunner(WarmRunner):
@@ -18,15 +18,14 @@ class SandboxedRunner(WarmRunner):
         unsafe: do without bubblewrap (see `Sandbox`).
 
     Raises:
-        SandboxMissing: there is no libseccomp here, or no bubblewrap and `unsafe` was not given.
+        SandboxMissing: bubblewrap is missing or does not work here, and `unsafe` was not given.
     """
 
     def __init__(
         self, modules: tuple[str, ...] = tuple(HEAVY.values()), threads: int = 1, *, unsafe: bool = False
     ) -> None:
-        require_libseccomp()
         if not unsafe:
-            require_bubblewrap()
+            require_sandbox()
         super().__init__(modules, threads)
         self._modules = modules
         self._unsafe = unsafe

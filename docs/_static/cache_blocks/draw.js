@@ -65,13 +65,13 @@
     return `background-image:linear-gradient(90deg, ${owners.map(stripe).join(", ")})`;
   }
 
-  /* What the last deed did to the pool: blocks taken and found, and the places that it wrote. */
-  function touchedBy({ deed, outcome, sequences }) {
+  /* What the last operation did to the pool: blocks taken and found, and the places that it wrote. */
+  function touchedBy({ operation, outcome, sequences }) {
     const touched = { taken: new Set(), found: new Set(), places: new Set() };
-    if (!deed || outcome.refused) return touched;
+    if (!operation || outcome.refused) return touched;
     for (const b of outcome.taken || []) touched.taken.add(b);
     for (const b of outcome.found || []) touched.found.add(b);
-    if (deed[0] === "fork") for (const b of sequences.find(({ name }) => name === deed[2]).table) touched.found.add(b);
+    if (operation[0] === "fork") for (const b of sequences.find(({ name }) => name === operation[2]).table) touched.found.add(b);
     if (outcome.place) touched.places.add(outcome.place.join(","));
     return touched;
   }

@@ -1,4 +1,4 @@
-/* One number to predict before each deed: how many blocks will have no owner after it. */
+/* One number to predict before each operation: how many blocks will have no owner after it. */
 (function () {
   "use strict";
 
@@ -32,7 +32,7 @@
       asked = { here, next };
       field.value = "";
       say(answer, "");
-      say(question, `Now ${plural(free(here), "block")} ${free(here) === 1 ? "has" : "have"} no owner. Next, ${cacheBlocks.deedInWords(next.deed)}. How many will have none then?`);
+      say(question, `Now ${plural(free(here), "block")} ${free(here) === 1 ? "has" : "have"} no owner. Next, ${cacheBlocks.operationInWords(next.operation)}. How many will have none then?`);
     }
 
     return { element, sync };

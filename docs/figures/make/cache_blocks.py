@@ -30,8 +30,8 @@ def state_data(scenario: str, position: int) -> dict[str, Any]:
     for name in ("blocks.js", "scenarios.js"):
         context.eval((FOLDER / name).read_text(encoding="utf-8"))
     say = f"""(() => {{
-      const {{ deeds, blocks, size }} = cacheBlocks.SCENARIOS[{json.dumps(scenario)}];
-      const here = cacheBlocks.run(deeds, {{ numBlocks: blocks, blockSize: size }})[{position}];
+      const {{ operations, blocks, size }} = cacheBlocks.SCENARIOS[{json.dumps(scenario)}];
+      const here = cacheBlocks.run(operations, {{ numBlocks: blocks, blockSize: size }})[{position}];
       return JSON.stringify({{ scenario: {json.dumps(scenario)}, position: {position}, block_size: size, ...here }});
     }})()"""
     told: dict[str, Any] = json.loads(context.eval(say))

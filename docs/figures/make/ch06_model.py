@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from labkit.bench.model_memory import training_memory
-from labkit.bench.model_sizes import MODELS
+from labkit.bench.model_memory import MODELS, training_memory
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 
 if TYPE_CHECKING:

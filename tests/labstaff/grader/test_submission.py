@@ -259,6 +259,16 @@ def test_no_bubblewrap_no_grading(monkeypatch):
         sandbox.Sandbox()
 
 
+def test_a_bubblewrap_that_does_not_work_is_found_before_any_submission(tmp_path, monkeypatch):
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n", encoding="utf-8")
+    bwrap.chmod(0o755)
+    monkeypatch.setattr(sandbox, "bwrap_path", lambda: str(bwrap))
+    sandbox.require_sandbox.cache_clear()
+    with pytest.raises(sandbox.SandboxMissing, match=r"No permissions[\s\S]*--unsafe-no-sandbox"):
+        SandboxedRunner()
+
+
 def test_links_to_other_students_are_passed_over(tmp_path):
     real = tmp_path / "ann" / LAB.folder.name / "src"
     real.mkdir(parents=True)
