@@ -82,7 +82,7 @@ class Machine(metaclass=_Frozen):
         content, index = self._ledger.content(hbm), _basic(index)
         target = content[index]
         if not isinstance(tile, Tile):
-            raise TypeError(f"store takes a tile, not {_describe(tile)}: only what lies in SRAM can be stored")
+            raise TypeError(f"store takes a tile, not {_describe(tile)}: only tiles in SRAM can be stored")
         value = self._ledger.plain(tile, "store")
         if target.shape != value.shape:
             raise ValueError(f"store: the tile has shape {value.shape}, the place in HBM has shape {target.shape}")
@@ -103,7 +103,7 @@ class Machine(metaclass=_Frozen):
         return HBMArray(self, np.array(array, order="C", subok=False))
 
     def allocate(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-        """Make room in HBM, not initialised: NaN where the dtype has one, else its largest value. Nothing is counted.
+        """Allocate an array in HBM, filled with NaN, or the dtype's largest value if it has no NaN. Nothing is counted.
 
         Returns an HBMArray on a sealed machine, else an ndarray; `load` and `store` take either.
         """

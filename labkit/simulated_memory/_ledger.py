@@ -16,7 +16,7 @@ _ARGUMENTS = (*_NUMBERS, str, slice, type, np.dtype, EllipsisType, type(None))
 class SRAMOverflow(MemoryError):
     """More bytes were alive in SRAM than it holds."""
 
-    __module__ = "labkit.simulated_memory"  # where answers import it from, and by which a judge knows it
+    __module__ = "labkit.simulated_memory"  # the public module, which messages show
 
 
 class _Moved:

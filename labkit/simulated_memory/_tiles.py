@@ -17,7 +17,7 @@ Scalar = int | float | complex | np.generic
 
 
 class _Frozen(type):
-    """The kind of classes that stay as they are: their counts are judged, and live beside the code that is."""
+    """Metaclass of classes whose attributes cannot be replaced: submissions run in the same process as the counts."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise TypeError(f"{cls.__name__} stays as it is: {name} cannot be set")
@@ -29,7 +29,7 @@ class _Frozen(type):
 class HBMArray(metaclass=_Frozen):
     """A handle to an array in HBM: it has a shape, a dtype and nbytes, and gives its values to `Machine.load` only.
 
-    `.numpy()` (and np.asarray) copies it out for whoever stands outside the machine, and counts that in `host_read`.
+    `.numpy()` (and np.asarray) copies it to the host and counts the bytes in `host_read`.
     """
 
     __slots__ = ("__weakref__", "_ledger", "_ledger_content")
@@ -61,7 +61,7 @@ class HBMArray(metaclass=_Frozen):
         return f"HBMArray(shape={self.shape}, dtype={self.dtype})"
 
     def _refuse(self, *_: object, **__: object) -> Any:
-        raise TypeError(f"{self!r} lies in HBM, where nothing is computed: load it first (machine.load(array, index))")
+        raise TypeError(f"{self!r} is in HBM, where nothing is computed: load it first (machine.load(array, index))")
 
     __array_ufunc__ = __getitem__ = __setitem__ = __iter__ = __bool__ = __float__ = __reduce_ex__ = _refuse
     __neg__ = __pos__ = __abs__ = __invert__ = _refuse

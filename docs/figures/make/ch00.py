@@ -5,13 +5,14 @@ Lab 05's solution is measured, so the first figure's data can be made again only
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
 
 from labstaff.figures import BLUE, INK, MUTED, ORANGE, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MIB = 2**20
 HEAD_DIM = 64
@@ -57,7 +58,6 @@ def front_data() -> dict[str, Any]:
 
 def draw_front(data: dict[str, Any]) -> Figure:
     """Draw both peaks over N on plain axes, where a square looks like one."""
-    import matplotlib.pyplot as plt
     import numpy as np
 
     figure, axes = plt.subplots(figsize=(5.6, 3.3))
@@ -105,9 +105,6 @@ def map_data() -> dict[str, Any]:
 
 def draw_map(data: dict[str, Any]) -> Figure:
     """Draw the labs from top to bottom, with an arrow at the side from each lab to those that need it."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import FancyBboxPatch
-
     labs = data["labs"]
     figure, axes = plt.subplots(figsize=(4.6, 0.78 * len(labs) + 0.1))
     row = {lab["lab"]: at for at, lab in enumerate(labs)}

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    import torch
-    from matplotlib.figure import Figure
 
 MIB, KIB = 2**20, 2**10
 HEAD_DIM = 64
@@ -42,8 +43,6 @@ def memory_over_n_data() -> dict[str, Any]:
 
 def draw_memory_over_n(data: dict[str, Any]) -> Figure:
     """Draw the peaks over N on log2 axes, with N·d and N² as guides."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(figsize=(5.0, 4.8))
     ns = [point["N"] for point in data["points"]]
     for name, (label, colour, dash, marker) in LOOKS.items():
@@ -90,8 +89,6 @@ def timeline_data() -> dict[str, Any]:
 
 def draw_timeline(data: dict[str, Any]) -> Figure:
     """Draw live memory over the operators of a step, each pass stretched to the same width."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(figsize=(5.0, 4.4))
     for name, (label, colour, dash, _) in LOOKS.items():
         x: list[float] = []
@@ -125,9 +122,6 @@ def work_data() -> dict[str, Any]:
 
 def draw_work(data: dict[str, Any]) -> Figure:
     """Draw the two assignments as squares, a number and a colour for each worker, white where nothing is done."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
-
     figure, both = plt.subplots(2, 1, figsize=(4.2, 7.8))
     colours = [BLUE, ORANGE, GREEN, PINK]
     titles = {

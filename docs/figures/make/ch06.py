@@ -11,15 +11,15 @@ from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.finder import Answer, AnswerFinder
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    import torch
-    from matplotlib.figure import Figure
 
 LAYERS = 64
 SEGMENTS = [1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 21, 26, 32, 43, 64]
@@ -73,8 +73,6 @@ def chain_data() -> dict[str, Any]:
 
 def draw_chain(data: dict[str, Any]) -> Figure:
     """Draw measured peaks over the model's curve and its two terms."""
-    import matplotlib.pyplot as plt
-
     n, rows = data["layers"], data["checkpointed"]
     figure, ax = plt.subplots(figsize=(5.0, 4.4))
     k = [row["segments"] for row in rows]
@@ -105,8 +103,6 @@ def lengths_data() -> dict[str, Any]:
 
 def draw_lengths(data: dict[str, Any]) -> Figure:
     """Draw the peak of a step over N, one line a form."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.8))
     for name, (label, colour, dash, marker) in LOOKS.items():
         points = [point for point in data["points"] if point["form"] == name]
@@ -148,8 +144,6 @@ def timeline_data() -> dict[str, Any]:
 
 def draw_timeline(data: dict[str, Any]) -> Figure:
     """Draw the bytes alive in the course of a step, one panel a form, the backward pass on a shaded ground."""
-    import matplotlib.pyplot as plt
-
     curves = data["curves"]
     figure, panels = plt.subplots(len(curves), 1, figsize=(5.0, 8.2), sharex=True, sharey=True)
     for ax, (name, curve) in zip(panels, curves.items(), strict=True):
@@ -186,8 +180,6 @@ def stack_data() -> dict[str, Any]:
 
 def draw_stack(data: dict[str, Any]) -> Figure:
     """Draw the peak over the number of layers: two forms, each with and without checkpoints."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.6))
     looks = {
         ("written_out", False): ("written out", ORANGE, "--", "s"),

@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.finder import Answer, AnswerFinder
 from labstaff.figures import BLUE, GREEN, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHAPE = (1, 1)
 HEAD_DIM = 16
@@ -60,8 +60,6 @@ def peaks_data() -> dict[str, Any]:
 
 def draw_peaks(data: dict[str, Any]) -> Figure:
     """Draw measured peaks as markers on the predicted lines."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.8))
     lengths = [point["N"] for point in data["points"]]
     for name, (label, colour, dash, marker) in LOOKS.items():
@@ -86,8 +84,6 @@ def savings_data() -> dict[str, Any]:
 
 def draw_savings(data: dict[str, Any]) -> Figure:
     """Draw the quotients as bars with their values."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 3.6))
     rows = data["rows"]
     bars = ax.bar([f"{row['N']:,}" for row in rows], [row["savings"] for row in rows], color=BLUE)
@@ -115,8 +111,6 @@ def kept_data() -> dict[str, Any]:
 
 def draw_kept(data: dict[str, Any]) -> Figure:
     """Draw the bytes kept over N; routes that keep the same share a line, which names them all and says so."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.2))
     together: dict[tuple[int, ...], list[str]] = {}
     for name in KEEPERS:

@@ -9,16 +9,17 @@ import importlib
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.finder import Answer, AnswerFinder
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
-
-if TYPE_CHECKING:
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BY_HAND_LEN, BY_HAND_WINDOW = 8, 3
 SEQ_LEN, WINDOW, BLOCK = 1024, 256, 64
@@ -49,8 +50,6 @@ def by_hand_data() -> dict[str, Any]:
 
 def draw_by_hand(data: dict[str, Any]) -> Figure:
     """Draw the mask as a grid, and below it the places of the cache, a row for each token."""
-    import matplotlib.pyplot as plt
-
     figure, (above, below) = plt.subplots(2, 1, figsize=(4.6, 8.4), height_ratios=[8, 8.6])
     _draw_seen(above, data)
     _draw_cache(below, data)
@@ -58,8 +57,6 @@ def draw_by_hand(data: dict[str, Any]) -> Figure:
 
 
 def _draw_seen(ax: Axes, data: dict[str, Any]) -> None:
-    from matplotlib.patches import Rectangle
-
     n = data["N"]
     for i, seen in enumerate(data["seen"]):
         for j in range(n):
@@ -79,8 +76,6 @@ def _draw_seen(ax: Axes, data: dict[str, Any]) -> None:
 
 
 def _draw_cache(ax: Axes, data: dict[str, Any]) -> None:
-    from matplotlib.patches import Rectangle
-
     n, width = data["N"], data["window"]
     for token, held in enumerate(data["held"]):
         for place, content in enumerate(held):
@@ -112,9 +107,6 @@ def tiles_data() -> dict[str, Any]:
 
 def draw_tiles(data: dict[str, Any]) -> Figure:
     """Draw the tiles as squares: full ones filled, partial ones with a cross, empty ones blank."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
-
     figure, ax = plt.subplots(figsize=(5.0, 5.0))
     for a, row in enumerate(data["tiles"]):
         for b, kind in enumerate(row):
@@ -147,8 +139,6 @@ def lengths_data() -> dict[str, Any]:
 
 def draw_lengths(data: dict[str, Any]) -> Figure:
     """Draw bytes over N: above the three training steps, below a block mask while it is made and when it is kept."""
-    import matplotlib.pyplot as plt
-
     figure, (steps, masks) = plt.subplots(2, 1, figsize=(5.0, 7.6), sharex=True, height_ratios=[3, 2])
     for form, (label, colour, dash, marker, shift) in LOOKS.items():
         ax = steps if form in STEPS else masks

@@ -5,17 +5,15 @@ Lab 12's solution is run, so the data can be made again only where `solutions/` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from benchmarks.harness import answer_module
+from labkit.testing.compressed.budgets import Scheme
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from matplotlib.figure import Figure
-
-    from labkit.testing.compressed.budgets import Scheme
 
 HEADS, WIDTHS = 16, {"d_n": 32, "d_r": 16, "d_c": 64, "d_v": 32}
 LENGTHS = [2**power for power in range(9, 15)]
@@ -74,8 +72,6 @@ def _keys_and_values_made(q_nope: Any, q_rope: Any, c_kv: Any, k_rope: Any, W_UK
 
 def draw_latent(data: dict[str, Any]) -> Figure:
     """Draw both peaks and the cache over the number of tokens, logarithmic."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.4))
     tokens = [row["tokens"] for row in data["rows"]]
     lines = {
@@ -111,8 +107,6 @@ def bits_data() -> dict[str, Any]:
 
 def draw_bits(data: dict[str, Any]) -> Figure:
     """Draw the four lines over the number of bits, the error logarithmic."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.2))
     looks = {"K by token": (ORANGE, "s", "--"), "K by channel": (BLUE, "o", "-"), "V by token": (GREEN, "^", "-."),
              "V by channel": (PINK, "D", ":")}  # fmt: skip
@@ -143,8 +137,6 @@ def sinks_data() -> dict[str, Any]:
 
 def draw_sinks(data: dict[str, Any]) -> Figure:
     """Draw the error over the window, without a sink and with one; those with four are marks on the second line."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.2))
     windows, errors = data["windows"], data["errors"]
     ax.plot(windows, errors["0"], "--", marker="s", color=ORANGE)
@@ -189,8 +181,6 @@ def _model(given: tuple[Any, ...]) -> dict[str, Any]:
 
 def draw_budget(data: dict[str, Any]) -> Figure:
     """Draw error over bytes, a point for each scheme, with the staircase of the best that fits."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 5.8))
     for kind, (colour, mark) in MARKS.items():
         points = [(each["bytes_a_token"], each["error"]) for each in data["points"] if each["kind"] == kind]
