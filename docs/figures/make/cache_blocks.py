@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
+import quickjs
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -25,8 +26,6 @@ GAP = 0.5
 
 def state_data(scenario: str, position: int) -> dict[str, Any]:
     """What the page's own manager says of one position: the blocks, the tables, the counts."""
-    import quickjs
-
     context = quickjs.Context()
     for name in ("blocks.js", "scenarios.js"):
         context.eval((FOLDER / name).read_text(encoding="utf-8"))

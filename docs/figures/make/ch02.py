@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -19,6 +20,8 @@ from labkit.bench.accounting import (
     attention_memory,
     longest_that_fits,
 )
+from labkit.bench.variants import built_in_softmax, written_out
+from labkit.meters.allocation import AllocationMeter
 from labkit.meters.timeline import Block, Event
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
@@ -229,11 +232,6 @@ def _second_step(form: str) -> tuple[list[Event], tuple[Block, ...]]:
 
     Storages are rounded up as on CUDA. Of the second step, because its gradients and a loss are there from the first.
     """
-    import torch
-
-    from labkit.bench.variants import built_in_softmax, written_out
-    from labkit.meters.allocation import AllocationMeter
-
     attention = {"written_out": written_out, "built_in": built_in_softmax}[form]
     with AllocationMeter(round_to=CUDA_ROUNDING_BYTES, timeline=True) as meter:
         q, k, v = (meter.name("Q, K, V", torch.randn(BATCH, N, D, requires_grad=True)) for _ in range(3))

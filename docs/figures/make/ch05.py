@@ -6,8 +6,6 @@ Lab 05's solution is measured, so the data can be made again only where `solutio
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -15,6 +13,9 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from benchmarks.harness import answer_module
+from labkit.meters.saved import kept_by_forward
+from labkit.meters.tensors import AllocationMeter
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
 
 MIB, KIB = 2**20, 2**10
@@ -71,8 +72,6 @@ def draw_memory_over_n(data: dict[str, Any]) -> Figure:
 
 def timeline_data() -> dict[str, Any]:
     """Live bytes after every operator of one training step, in KiB, for each form and each of the two passes."""
-    from labkit.meters.tensors import AllocationMeter
-
     n = TIMELINE_LENGTH
     series = {}
     for name, attention in forms(BLOCK).items():
@@ -157,9 +156,7 @@ FIGURES = {
 
 def forms(block: int) -> dict[str, Attention]:
     """Three ways to the same output and gradients, non-causal; tiles are block × block."""
-    import torch
-
-    flash = solution()
+    flash = answer_module("05")
 
     class Tiled(torch.autograd.Function):
         @staticmethod
@@ -183,9 +180,6 @@ def forms(block: int) -> dict[str, Attention]:
 
 def saved_and_peak(attention: Attention, n: int) -> tuple[int, int]:
     """Bytes kept between the passes, and at the peak of a step with gradients, both over the inputs and dO."""
-    from labkit.meters.saved import kept_by_forward
-    from labkit.meters.tensors import AllocationMeter
-
     inputs, dO = tensors(n)
     kept = kept_by_forward(attention, *inputs)
     with AllocationMeter() as meter:
@@ -195,8 +189,6 @@ def saved_and_peak(attention: Attention, n: int) -> tuple[int, int]:
 
 def tensors(n: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Q, K and V that need gradients, and dO."""
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     made = [torch.randn(n, HEAD_DIM, generator=generator) for _ in range(4)]
     return [x.requires_grad_() for x in made[:3]], made[3]
@@ -204,7 +196,6 @@ def tensors(n: int) -> tuple[list[torch.Tensor], torch.Tensor]:
 
 def ending(output: torch.Tensor, dO: torch.Tensor) -> torch.Tensor:
     """A number whose gradient with respect to the output is dO: `backward(dO)` imports for seconds first."""
-    import torch
 
     class Ending(torch.autograd.Function):
         @staticmethod
@@ -216,11 +207,3 @@ def ending(output: torch.Tensor, dO: torch.Tensor) -> torch.Tensor:
             return dO
 
     return Ending.apply(output)
-
-
-@cache
-def solution() -> ModuleType:
-    """Lab 05's own answer."""
-    from benchmarks.harness import answer_module
-
-    return answer_module("05")

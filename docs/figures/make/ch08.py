@@ -5,20 +5,19 @@ Lab 08's solution is measured, so the data can be made again only where `solutio
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
+import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from torch.nn.attention.flex_attention import create_block_mask
 
-from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.finder import Answer, AnswerFinder
+from benchmarks.harness import answer_module
+from labkit.meters.tensors import AllocationMeter
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 
 BY_HAND_LEN, BY_HAND_WINDOW = 8, 3
@@ -38,7 +37,7 @@ LOOKS: dict[str, tuple[str, str, Any, str, int]] = {
 
 def by_hand_data() -> dict[str, Any]:
     """Which keys each query of a short sequence sees, and what a rolling cache holds after each token."""
-    mask = solution("lab08").window_mask(BY_HAND_LEN, BY_HAND_WINDOW)
+    mask = answer_module("08").window_mask(BY_HAND_LEN, BY_HAND_WINDOW)
     seen = [[j for j, hidden in enumerate(row) if not hidden] for row in mask.tolist()]
     cache: list[int | None] = [None] * BY_HAND_WINDOW
     held = []
@@ -98,7 +97,7 @@ def _draw_cache(ax: Axes, data: dict[str, Any]) -> None:
 
 def tiles_data() -> dict[str, Any]:
     """What each tile of a window holds, and how many of each kind there are at two lengths."""
-    lab = solution("lab08")
+    lab = answer_module("08")
     kinds = lab.classify_tiles(SEQ_LEN, WINDOW, BLOCK)
     rows = ["".join(kind[0] for kind in row) for row in kinds.tolist()]
     counts = [{"N": n, **_counts(lab.classify_tiles(n, WINDOW, BLOCK))} for n in (SEQ_LEN, 8192)]
@@ -165,12 +164,7 @@ def _counts(kinds: Any) -> dict[str, int]:
 
 
 def _step_peak(form: str, n: int) -> int:
-    import torch
-    import torch.nn.functional as F
-
-    from labkit.meters.tensors import AllocationMeter
-
-    lab = solution("lab08")
+    lab = answer_module("08")
     q, k, v = (torch.ones(1, 1, n, HEAD_DIM, requires_grad=True) for _ in range(3))
 
     def naive() -> torch.Tensor:
@@ -188,10 +182,6 @@ def _step_peak(form: str, n: int) -> int:
 
 
 def _block_mask(n: int) -> tuple[int, int]:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    from labkit.meters.tensors import AllocationMeter
-
     def seen(_batch: Any, _head: Any, i: Any, j: Any) -> Any:
         return (j <= i) & (j > i - SMALL_WINDOW)
 
@@ -201,19 +191,6 @@ def _block_mask(n: int) -> tuple[int, int]:
     kept = meter.live_bytes
     del mask
     return meter.peak_bytes, kept
-
-
-@cache
-def solution(label: str) -> ModuleType:
-    """The lab's solution as a module."""
-    importlib.import_module("torch")  # outside of the time that an answer has for its import
-    lab = find_lab(label)
-    finder = AnswerFinder([Answer(lab, solution_file(lab))])
-    finder.install()
-    try:
-        return importlib.import_module(lab.module)
-    finally:
-        finder.remove()
 
 
 FIGURES = {

@@ -10,11 +10,14 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from benchmarks.harness import answer_module
+from labkit.meters.moved import MovedBytes
+from labkit.meters.products import ProductMeter
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
 
 PROMPT, ANSWER = ["The", "cat", "sat", "on"], ["the", "mat", "and", "slept"]
@@ -91,8 +94,6 @@ def draw_generation(data: dict[str, Any]) -> Figure:
 
 def diagonals_data() -> dict[str, Any]:
     """Which keys each query sees, from the bottom right as Lab 09's solution counts, and from the top left."""
-    import torch
-
     lab = answer_module("09")
     found = []
     for n_queries, n_keys in SHAPES:
@@ -169,11 +170,6 @@ def draw_caches(data: dict[str, Any]) -> Figure:
 
 def roof_data() -> dict[str, Any]:
     """FLOPs of attention's products and the bytes it must move, counted on the solution, for 16-bit numbers."""
-    import torch
-
-    from labkit.meters.moved import MovedBytes
-    from labkit.meters.products import ProductMeter
-
     lab, steps = answer_module("09"), {}
     for name, (n_queries, kv_heads) in STEPS.items():
         q, k, v = (torch.ones(heads, n, HEAD_DIM) for heads, n in ((HEADS, n_queries), *[(kv_heads, N_KEYS)] * 2))

@@ -8,11 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from benchmarks.harness import answer_module
+from labkit.ranks.threads import run_ranks
+from labkit.ranks.timeline import timeline
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
@@ -34,8 +37,6 @@ MEASURED_HEADS, MEASURED_LENGTH = 16, 512
 
 def layouts_data() -> dict[str, Any]:
     """Who holds each token, and the pairs of each rank and step, by Lab 11's solution."""
-    import torch
-
     lab = answer_module("11")
     found = {}
     for layout in LAYOUTS:
@@ -98,9 +99,6 @@ def _draw_work(ax: Axes, found: dict[str, Any]) -> None:
 
 def timeline_data() -> dict[str, Any]:
     """What four ranks do when, from real runs of the solution's forward pass, at speeds that fit the block's size."""
-    from labkit.ranks.threads import run_ranks
-    from labkit.ranks.timeline import timeline
-
     lab = answer_module("11")
     found = {}
     for name, (layout, causal, times_smallest) in TIMED.items():
@@ -150,8 +148,6 @@ def draw_timeline(data: dict[str, Any]) -> Figure:
 
 def bytes_data() -> dict[str, Any]:
     """What a rank sends and holds by each method, measured on the solution."""
-    from labkit.ranks.threads import run_ranks
-
     lab = answer_module("11")
     found: dict[str, Any] = {name: {"sent": [], "formula": [], "held": []} for name in METHODS}
     for n_ranks in RANKS:
@@ -188,8 +184,6 @@ def draw_bytes(data: dict[str, Any]) -> Figure:
 
 def _shards(lab: Any, n_ranks: int, layout: str, heads: int, kv_heads: int, length: int, width: int) -> list[Any]:
     """Each rank's q, k and v."""
-    import torch
-
     generator = torch.Generator().manual_seed(11)
     whole = [torch.randn(n, length, width, generator=generator) for n in (heads, kv_heads, kv_heads)]
     return list(zip(*(lab.shard(x, n_ranks, layout) for x in whole), strict=True))

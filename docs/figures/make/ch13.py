@@ -16,6 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from benchmarks.harness import answer_module
+from labkit.serving.engine import serve
+from labkit.serving.model import SPEC
+from labkit.serving.trace import LIMITS, make_trace
 from labstaff.answers.board import REFERENCES
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 
@@ -201,18 +204,12 @@ def draw_waiting(data: dict[str, Any]) -> Figure:
 
 @cache
 def _trace(kind: str) -> Sequence[Any]:
-    from labkit.serving.trace import make_trace
-
     return make_trace(kind, SEED)
 
 
 @cache
 def _served(kind: str, other: str) -> dict[str, Any]:
     """Serve a trace; by step the blocks of requests, the tokens in them, the requests; by request when what came."""
-    from labkit.serving.engine import serve
-    from labkit.serving.model import SPEC
-    from labkit.serving.trace import LIMITS
-
     trace, module = _trace(kind), answer_module("13", other)
     watched: list[Watched] = []
     blocks = module.BLOCKS

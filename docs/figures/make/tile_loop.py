@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
+import quickjs
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -42,8 +43,6 @@ NARROW_SHARE = 30 / 512
 
 def state_data(setting: dict[str, Any], position: int) -> dict[str, Any]:
     """What the page's own counts say of one step: tiles by state, arrays in SRAM, bytes moved."""
-    import quickjs
-
     context = quickjs.Context()
     context.eval(COUNTS.read_text(encoding="utf-8"))
     say = f"""(() => {{
