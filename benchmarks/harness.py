@@ -7,6 +7,7 @@ benchmark says otherwise.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import re
@@ -99,8 +100,9 @@ def run_benchmark(name: str, options: Mapping[str, int]) -> list[Table]:
     return list(importlib.import_module(f"benchmarks.{name}").tables(**options))
 
 
+@functools.cache
 def answer_module(number: str, other: str | None = "") -> ModuleType:
-    """A lab's solution as a module; definitions in `other` (`right/tuned`, for instance) replace the solution's."""
+    """A lab's solution as a module, loaded once; definitions in `other`, such as `right/tuned`, replace its own."""
     lab = find_lab(number)
     files = [solution_file(lab), *([solution_folder(lab) / f"{other}.py"] if other else [])]
     name = f"{lab.module}_{Path(other or 'solution').stem}"

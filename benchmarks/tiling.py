@@ -32,7 +32,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
         columns: dict[str, Column] = {"ms": times.ms, "speed, in place = 1": times.times_as_fast(IN_PLACE)}
         if name == "tiling":
             columns["gain of the step"] = times.gain
-        columns["MiB beside the output"] = partial(extra_mib, calls)
+        columns["MiB besides the output"] = partial(extra_mib, calls)
         shown = ("04_tiling_and_blocking.md", setting, HEADING) if name == "tiling" else ("", setting, name)
         yield Table(name, *shown, list(columns), rows(calls, columns))
 

@@ -9,7 +9,7 @@ GIB = 2**30
 CUDA_ROUNDING_BYTES = 512
 """CUDA's caching allocator hands out multiples of this."""
 CUDA_WORKSPACE_BYTES = 64 * MIB
-"""What the published benchmark holds in every row beside its tensors: cuBLAS' workspaces, forward and backward."""
+"""Bytes in every row of the published benchmark besides its tensors: cuBLAS's workspaces, forward and backward."""
 
 DEFINITIONS = ("forward_peak", "step_peak", "inference_peak", "live_after_forward", "saved")
 SOFTMAXES = ("written_out", "built_in")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Annotated, Any, Literal
+from dataclasses import fields
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,7 +19,7 @@ MEANING = {
     "attention": "the same, for the inside of attention",
     "logits": "float32, kept by the loss",
 }
-Size = Annotated[int | None, typer.Option(help="instead of the model's own")]
+Size = Annotated[int | None, typer.Option(help="of a model of GPT's kind, without a name")]
 
 
 def model(
@@ -32,57 +31,28 @@ def model(
     layers: Size = None,
     hidden: Size = None,
     heads: Size = None,
-    kv_heads: Size = None,
-    head_dim: Size = None,
-    ffn: Size = None,
-    vocab: Size = None,
 ) -> None:
     """Print the memory that training a model takes: weights, gradients, optimizer, activations, attention, logits."""
-    given = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "ffn": ffn,
-        "vocab": vocab,
-    }
     try:
-        sizes = sizes_of(name, {size: value for size, value in given.items() if value is not None})
+        sizes = sizes_of(name, layers, hidden, heads)
         parts = training_memory(sizes, batch_size, seq_len, attention, checkpoint)
     except ValueError as error:
         sys.exit(f"lab model: {error}")
     _show(name or "a model", sizes, parts, f"{batch_size} × {seq_len:,} tokens, {attention}, checkpoint: {checkpoint}")
 
 
-def sizes_of(name: str | None, given: Mapping[str, Any]) -> ModelSizes:
-    """The named model with the given sizes instead of its own; without a name, a model of GPT's kind.
+def sizes_of(name: str | None, layers: int | None, hidden: int | None, heads: int | None) -> ModelSizes:
+    """The sizes of the named model, or of one of GPT's kind with the given layers, width and heads.
 
-    Sizes that depend on a given one (heads of keys, a head's width, the feed-forward part) change with it unless they
-    are given too. Raises ValueError for an unknown name, or if sizes are missing.
+    Raises ValueError for an unknown name, and unless either a name or all three sizes are given.
     """
-    if name is not None:
-        if name not in MODELS:
-            raise ValueError(f"there is no model {name!r}; there are: {', '.join(MODELS)}; or give its sizes")
-        return replace(MODELS[name], **_with_dependent_sizes(MODELS[name], given))
-    missing = [f"--{size}" for size in ("layers", "hidden", "heads") if size not in given]
-    if missing:
-        raise ValueError(f"name a model ({', '.join(MODELS)}), or give its sizes: {', '.join(missing)} is missing")
-    base = gpt(given["layers"], given["hidden"], max(1, given["heads"]))
-    return replace(base, **given)
-
-
-def _with_dependent_sizes(base: ModelSizes, given: Mapping[str, Any]) -> dict[str, Any]:
-    derived = {}
-    if "hidden" in given or "heads" in given:
-        hidden, heads = given.get("hidden", base.hidden), given.get("heads", base.heads)
-        if base.head_dim * base.heads == base.hidden:
-            derived["head_dim"] = hidden // max(1, heads)
-        if base.kv_heads == base.heads:
-            derived["kv_heads"] = heads
-    if "hidden" in given:
-        derived["ffn"] = base.ffn * given["hidden"] // base.hidden
-    return {**derived, **given}
+    if name is None and layers and hidden and heads:
+        return gpt(layers, hidden, heads)
+    if name is None or layers or hidden or heads:
+        raise ValueError(f"give the name of a model ({', '.join(MODELS)}), or --layers, --hidden and --heads")
+    if name not in MODELS:
+        raise ValueError(f"there is no model {name!r}; there are: {', '.join(MODELS)}")
+    return MODELS[name]
 
 
 def _show(name: str, sizes: ModelSizes, parts: dict[str, int], how: str) -> None:

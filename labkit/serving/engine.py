@@ -131,6 +131,6 @@ def _check_output(o: Any, q: torch.Tensor, message: str) -> None:
     n_bad = int((~o.isfinite()).sum())
     require(
         n_bad == 0,
-        f"{message} returns {n_bad} numbers that are NaN or infinite\nUsual cause: places that nobody has written are "
-        "read: those behind the last token, or of another block",
+        f"{message} returns {n_bad} numbers that are NaN or infinite\nUsual cause: places are read that were never "
+        "written: after the last token, or in another block",
     )

@@ -10,7 +10,7 @@ from labkit.testing.compare import require
 NOT_COMPUTED = (
     "a block that was found holds its tokens only when they have been computed; or the work begins too late in the text"
 )
-STALE = "a block is given to somebody else and is still found under what it held; or the table is another request's"
+STALE = "a block is given to another request and is still found by its old content; or the table is another request's"
 TAKEN = "a request keeps its blocks until it is done or gives all of them up; then it is computed again"
 ANOTHER_BEGINNING = "keys and values depend on all tokens before: a block is known by its own and by those"
 

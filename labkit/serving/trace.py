@@ -79,14 +79,14 @@ def describe(trace: Sequence[Request]) -> str:
     n_prompt, n_new = (sum(each) for each in zip(*((len(r.prompt), r.max_new) for r in trace), strict=True))
     return (
         f"{len(trace)} requests in {trace[-1].arrival + 1} steps, {n_prompt:,} tokens of prompts and {n_new:,} to "
-        f"follow; {prefix_tokens(trace) / n_prompt:.0%} of the prompts' tokens stand in a beginning that came before"
+        f"follow; {prefix_tokens(trace) / n_prompt:.0%} of the prompts' tokens are in a beginning that came before"
     )
 
 
 def prefix_tokens(trace: Sequence[Request], answers: bool = True) -> int:
-    """How many tokens of prompts stand in a beginning that an earlier request had already: its prompt, and its answer.
+    """How many tokens of prompts are in a beginning that an earlier request had: of its prompt and its completion.
 
-    Without `answers` those that stand in a beginning of earlier prompts.
+    Without `answers` those that are in a beginning of earlier prompts.
     """
     seen: set[tuple[int, ...]] = set()
     found = 0

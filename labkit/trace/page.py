@@ -1,4 +1,4 @@
-"""Writes traces: a page to walk through that opens offline, data for a script, a picture for a report."""
+"""Writes traces as an offline page, as JSON, or as a picture."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def page(runs: Sequence[tuple[str, Trace]], *, viewer: str = "", back: tuple[str
 
 
 def script_text(data: Any) -> str:
-    """JSON in which nothing can end the script element around it."""
+    """JSON that cannot end the script element around it."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def write(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
-    """Write runs as what the file's ending says: .html, .json, .svg or .png.
+    """Write runs in the format of the file's suffix: .html, .json, .svg or .png.
 
     Raises:
         ValueError: the ending is none of these.
@@ -77,7 +77,7 @@ def write(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
 
 
 def _guide_from(path: Path) -> tuple[str, str] | None:
-    """The course's page about traces, where the page at `path` is in the course's folder."""
+    """Address and text of a link to the guide, if `path` is inside the course's folder."""
     folder = path.resolve().parent
     if not folder.is_relative_to(ROOT) or not GUIDE.is_file():
         return None

@@ -153,5 +153,5 @@ def number(text: str) -> int:
 
 def steps(page: Page) -> tuple[int, int]:
     """The step that is shown, and the last one."""
-    here, last = shown(page, "place").split(" / ")
+    here, last = shown(page, "place").replace(",", "").split(" / ")
     return int(here), int(last)

@@ -144,7 +144,7 @@ A operation is ["allocate", sequence, tokens], ["append", sequence, token], ["fo
     }
 
     /* Make the full blocks of a sequence findable; a block whose twin is findable already stays without a name. The key
-    is what stands in the block and the number of what stands before it, and no number is given twice: so equal keys
+    is the content of the block and the number of the text before it, and no number is given twice: so equal keys
     mean equal beginnings. */
     function giveNames({ table, tokens }) {
       let before = 0;

@@ -11,7 +11,7 @@
   const number = (count) => count.toLocaleString("en-US");
   const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 
-  /* 2,560 B, with the binary unit beside it from 1 KiB on. */
+  /* 2,560 B, with the binary unit from 1 KiB on. */
   function bytes(count) {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     const power = Math.max(0, units.findIndex((_, k) => count < 1024 ** (k + 1)));

@@ -1,4 +1,4 @@
-/* The words of the page of blocks: each operation and what came of it, the setting, and the text of a sequence. */
+/* The words of the page of blocks: each operation and its outcome, the setting, and the text of a sequence. */
 (function () {
   "use strict";
 
@@ -78,7 +78,7 @@
   }
 
   function settingInWords({ numBlocks, blockSize, longest }) {
-    return `${plural(numBlocks, "block")} of ${plural(blockSize, "place")}, runs of ${longest} places beside it, 128 KiB a token`;
+    return `${plural(numBlocks, "block")} of ${plural(blockSize, "place")}, compared with runs of ${longest} places, 128 KiB a token`;
   }
 
   /* The scene that a position belongs to; its title, and its place among the scenes. */

@@ -1,4 +1,4 @@
-"""The simulated memory: what is counted, what is charged, and what is refused."""
+"""The simulated memory: counted bytes, charged buffers, refused operations."""
 
 import copy
 import math
@@ -280,7 +280,7 @@ class TestRefusals:
         ],
     )
     def test_outside_data_does_not_mix_with_tiles(self, tile, values, operation):
-        with pytest.raises(TypeError, match="does not lie in SRAM"):
+        with pytest.raises(TypeError, match="is not in SRAM"):
             operation(tile, values)
 
     @pytest.mark.parametrize(
