@@ -269,6 +269,13 @@ def test_a_bubblewrap_that_does_not_work_is_found_before_any_submission(tmp_path
         SandboxedRunner()
 
 
+def test_a_run_says_why_its_sandbox_gives_no_worker(monkeypatch):
+    monkeypatch.setattr(sandbox, "INSIDE", [name for name in sandbox.INSIDE if "wire" not in name])
+    with SandboxedRunner(()) as runner:
+        problem = runner.run(LAB.label, "--solutions", tests=("TestStandardAttention::test_worked_example",)).problem
+    assert problem.startswith(f"{sandbox.BROKEN}: ImportError: cannot import name 'wire'"), problem
+
+
 def test_links_to_other_students_are_passed_over(tmp_path):
     real = tmp_path / "ann" / LAB.folder.name / "src"
     real.mkdir(parents=True)
