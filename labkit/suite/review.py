@@ -54,7 +54,7 @@ ATTENTION = frozenset(
     "MultiheadAttention TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer "
     "flex_attention multi_head_attention_forward scaled_dot_product_attention sdpa_kernel xformers flash_attn".split()
 )
-OUT_OF_TORCH = frozenset("from_numpy numpy tolist".split())
+OUT_OF_TORCH = frozenset(("from_numpy", "numpy"))
 NUMPYS_PRODUCTS = frozenset("numpy.asarray numpy.dot numpy.einsum numpy.inner numpy.matmul numpy.tensordot".split())
 
 USED = frozenset(
@@ -78,6 +78,8 @@ REGISTERING = frozenset(("__setattr__", "register_buffer", "register_parameter")
 BY_NAME = frozenset(("delattr", "getattr", "setattr"))
 SELF_CHECKS = ("__name__ == '__main__'", "'__main__' == __name__")
 FIELD_OF_A_TEMPLATE = re.compile(r"\{[^{}]*[.\[]_")
+OUTSIDE_TORCH = ", which computes outside torch"
+"""The end of a finding that matters only in code that a task uses: a figure may be drawn with NumPy."""
 TOO_DEEP = "is nested too deep to be reviewed"
 
 
@@ -144,8 +146,9 @@ class _Review:
         for statement in self.tree.body:
             for node in self.nodes[id(statement)]:
                 line = getattr(node, "lineno", 0)
-                if rule := RULES.get(type(node)):
-                    yield from (Finding(line, what) for what in rule(self, node))
+                for what in RULES[type(node)](self, node) if type(node) in RULES else ():
+                    if not what.endswith(OUTSIDE_TORCH) or self.tasks_that_use(statement):
+                        yield Finding(line, what)
                 if attention := self.attention(node):
                     for task in self.tasks_that_use(statement):
                         yield Finding(line, f"{task} uses a library's own attention ({attention})", (task,))
@@ -193,7 +196,7 @@ class _Review:
         elif name.startswith("_") and not _is_dunder(name) and name not in self.own | PRIVATE:
             yield f"uses {name}, which is private to a library"
         elif self.is_torch and (name in OUT_OF_TORCH or path in NUMPYS_PRODUCTS):
-            yield f"uses {path or name}, which computes outside torch"
+            yield f"uses {path or name}{OUTSIDE_TORCH}"
         elif path in PARTS or ("." in path and path.rpartition(".")[2] in MODULES | {"os", "sys"}):
             yield f"uses {path}"
 
