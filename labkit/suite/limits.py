@@ -14,7 +14,7 @@ WALL_SECONDS = 60.0
 """The least that a test may take by the clock: it stops code that waits for what never comes."""
 WALL_FACTOR = 3.0
 """How many times its CPU limit a test may take by the clock, where that is more: other programs run too."""
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 3.0
 """By the clock, for a test that uses no CPU time, once another one in this process has waited until its limit."""
 GIVEN_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "inf"))
 """No test and no import may take more CPU seconds: for tests of the limits themselves."""

@@ -54,7 +54,7 @@ ATTENTION = frozenset(
     "MultiheadAttention TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer "
     "flex_attention multi_head_attention_forward scaled_dot_product_attention sdpa_kernel xformers flash_attn".split()
 )
-OUT_OF_TORCH = frozenset("from_numpy numpy tolist".split())
+OUT_OF_TORCH = frozenset(("from_numpy", "numpy"))
 NUMPYS_PRODUCTS = frozenset("numpy.asarray numpy.dot numpy.einsum numpy.inner numpy.matmul numpy.tensordot".split())
 
 USED = frozenset(
@@ -74,11 +74,12 @@ TAMPERING = frozenset(
 PRIVATE = frozenset("_asdict _base _fields _make _replace _version".split())
 BUILTINS = frozenset("compile eval exec open".split())
 OWN_OBJECTS = frozenset(("cls", "ctx", "self"))
-SET_BY_ANYONE = frozenset(("grad", "requires_grad", "shape"))
 REGISTERING = frozenset(("__setattr__", "register_buffer", "register_parameter"))
 BY_NAME = frozenset(("delattr", "getattr", "setattr"))
 SELF_CHECKS = ("__name__ == '__main__'", "'__main__' == __name__")
 FIELD_OF_A_TEMPLATE = re.compile(r"\{[^{}]*[.\[]_")
+OUTSIDE_TORCH = ", which computes outside torch"
+"""The end of a finding that matters only in code that a task uses: a figure may be drawn with NumPy."""
 TOO_DEEP = "is nested too deep to be reviewed"
 
 
@@ -130,10 +131,13 @@ class _Review:
         self.nodes = {id(top): list(ast.walk(top)) for top in tree.body}
         nodes = [node for each in self.nodes.values() for node in each]
         self.own = {name for node in nodes for name in _given(node)}
+        self.class_names: set[str] = set()  # names that stand for the class of an object
         self.paths: dict[str, str] = {}  # names that stand for a library, or a part of one
         for node in nodes:
             self.paths.update(_imported(node))
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                if _is_class_of(node.value):
+                    self.class_names.add(node.targets[0].id)
                 self.paths |= {node.targets[0].id: path} if (path := self.path(node.value)) else {}
         self.is_torch = any(path.split(".")[0] == "torch" for path in self.paths.values())
         self.harmless = {id(node.func) for node in nodes if isinstance(node, ast.Call) and _sets_its_own(node)}
@@ -142,8 +146,9 @@ class _Review:
         for statement in self.tree.body:
             for node in self.nodes[id(statement)]:
                 line = getattr(node, "lineno", 0)
-                if rule := RULES.get(type(node)):
-                    yield from (Finding(line, what) for what in rule(self, node))
+                for what in RULES[type(node)](self, node) if type(node) in RULES else ():
+                    if not what.endswith(OUTSIDE_TORCH) or self.tasks_that_use(statement):
+                        yield Finding(line, what)
                 if attention := self.attention(node):
                     for task in self.tasks_that_use(statement):
                         yield Finding(line, f"{task} uses a library's own attention ({attention})", (task,))
@@ -191,7 +196,7 @@ class _Review:
         elif name.startswith("_") and not _is_dunder(name) and name not in self.own | PRIVATE:
             yield f"uses {name}, which is private to a library"
         elif self.is_torch and (name in OUT_OF_TORCH or path in NUMPYS_PRODUCTS):
-            yield f"uses {path or name}, which computes outside torch"
+            yield f"uses {path or name}{OUTSIDE_TORCH}"
         elif path in PARTS or ("." in path and path.rpartition(".")[2] in MODULES | {"os", "sys"}):
             yield f"uses {path}"
 
@@ -201,8 +206,8 @@ class _Review:
             yield f"changes {path}.{name}"
         elif _is_dunder(name):
             yield f"changes {name} of an object"
-        elif not (_is_self(value) or name in self.own | SET_BY_ANYONE or _is_named(value, self.own)):
-            yield f"sets {name} of an object of another class"
+        elif _is_class_of(value) or _is_named(value, self.class_names):
+            yield f"sets {name} of an object's class"
 
     def calls(self, node: ast.Call) -> Iterator[str]:
         function = node.func.id if isinstance(node.func, ast.Name) else ""
@@ -210,7 +215,8 @@ class _Review:
         if function in BY_NAME or path in ("operator.attrgetter", "operator.methodcaller"):
             for name in node.args[1:2] if function else node.args:
                 if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
-                    yield f"calls {function or path} with a computed name"
+                    if not _is_self(node.args[0]):
+                        yield f"calls {function or path} with a computed name"
                     continue
                 for part in name.value.split("."):
                     yield from self.attribute("", part)
@@ -344,6 +350,10 @@ def _sets_its_own(node: ast.Call) -> bool:
     owner = node.func.value
     by_super = isinstance(owner, ast.Call) and _is_named(owner.func, {"super"})
     return by_super or bool(node.args and _is_self(node.args[0]))
+
+
+def _is_class_of(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and _is_named(node.func, {"type"})
 
 
 def _is_self(node: ast.AST) -> bool:

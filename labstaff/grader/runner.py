@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.suite.run import SuiteRun
 from labkit.suite.warm import HEAVY, WarmRunner
-from labstaff.grader.sandbox import Sandbox, require_sandbox, use
+from labstaff.grader.sandbox import BROKEN, Sandbox, require_sandbox, use
 
 
 class SandboxedRunner(WarmRunner):
@@ -35,6 +35,8 @@ class SandboxedRunner(WarmRunner):
         """See `WarmRunner.run`. A sandbox in which a run did not end, or left something, is not used again."""
         sandbox = self._idle.pop() if self._idle else Sandbox(self._modules, unsafe=self._unsafe)
         run = super().run(lab, *options, "--sandboxed", prepare=functools.partial(use, sandbox.control), **more)
+        if BROKEN in run.problem and (error := sandbox.last_error()):
+            run.problem = f"{BROKEN}: {error}"
         if run.problem or not sandbox.is_usable():
             sandbox.close()
         else:

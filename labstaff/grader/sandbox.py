@@ -144,6 +144,7 @@ class Sandbox(Workers):
         start = f"import sys; sys.path.insert(0, {str(home)!r}); from labstaff.grader.preload import main"
         command = [sys.executable, "-P", "-c", f"{start}; main(*sys.argv[1:])", modules, scratch, user]
         command.append("" if unsafe else "1")
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 — the sandbox's own
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(control)
         with theirs:
@@ -152,6 +153,7 @@ class Sandbox(Workers):
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                stderr=self._errors,
                 env=environment(scratch),
                 start_new_session=True,
             )
@@ -160,11 +162,17 @@ class Sandbox(Workers):
         """Whether it lives: it ends when anything is left in it."""
         return self._process.poll() is None
 
+    def last_error(self) -> str:
+        """The last line of what went wrong in it, "" for nothing."""
+        self._errors.seek(0)
+        return (self._errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
+
     def close(self) -> None:
         """End the sandbox and everything in it."""
         self.control.close()
         self._process.kill()
         self._process.wait()
+        self._errors.close()
         if self._folder:
             self._folder.cleanup()
 

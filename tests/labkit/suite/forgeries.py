@@ -54,7 +54,7 @@ FORGERIES = {
         "set_up_again": tiled_traffic("machine.__init__(machine.sram_bytes)"),
         "another_class": tiled_traffic("machine.__class__ = Machine"),
         "another_class_by_setattr": tiled_traffic("setattr(machine, '__class__', Machine)"),
-        "another_method": tiled_traffic("machine.loaded_from = lambda array: 0"),
+        "another_property_by_a_name": tiled_traffic("kind = type(machine)\nkind.loaded = property(lambda self: 0)"),
         "numpy_by_another_name": tiled_traffic("library = np\nlibrary.array = np.asarray"),
     },
     "05": {
