@@ -32,7 +32,8 @@ from labstaff.course.grade import grade
 from labstaff.course.make import make_course
 from labstaff.course.paths import nbgrader
 from labstaff.grader.grade import hidden_seed
-from labstaff.grading.many import find_submissions, judge_all
+from labstaff.grading.parallel import grade_all
+from labstaff.grading.submitted import find_submissions
 
 KERNEL_WAY = """
 c = get_config()
@@ -71,8 +72,8 @@ def _judging_alone(course: str, number: str, workers: int) -> None:
     lab = find_lab(number)
     with tempfile.TemporaryDirectory() as results:
         found = find_submissions(Path(course, "submitted"), [lab])
-        for outcome in judge_all(found, Path(results), seed=hidden_seed(Path(course)), workers=workers):
-            if outcome.judged is None or outcome.judged.points < lab.points:
+        for outcome in grade_all(found, Path(results), seed=hidden_seed(Path(course)), workers=workers):
+            if outcome.result is None or outcome.result.points < lab.points:
                 raise RuntimeError("a right submission lost points")
 
 

@@ -30,7 +30,7 @@ from labstaff.grader.submission import (
     read_regular,
     read_submission,
 )
-from labstaff.grading.many import HandedIn, find_submissions
+from labstaff.grading.submitted import Submitted, find_submissions
 
 MOST_NOTEBOOK_BYTES = 24 << 20
 MOST_CELLS = 1000
@@ -78,12 +78,12 @@ def accept_all(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
     """
     problems: dict[tuple[str, str], str] = {}
     accepted = set()
-    for handed_in in find_submissions(course / SUBMITTED, list(labs)):
-        places = Places(course, handed_in.student, handed_in.lab.folder.name)
+    for submitted in find_submissions(course / SUBMITTED, list(labs)):
+        places = Places(course, submitted.student, submitted.lab.folder.name)
         if one_line(places.student) != places.student or set(places.student) & set(NOT_IN_NAMES):
             problem = "nbgrader takes no such name: rename the folder, in plain characters and without any of * ? [ ]"
         else:
-            problem = _accept(handed_in, places)
+            problem = _accept(submitted, places)
         if problem:
             problems[places.student, places.assignment] = problem
         else:
@@ -95,20 +95,20 @@ def accept_all(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
     return problems
 
 
-def _accept(handed_in: HandedIn, places: Places) -> str:
+def _accept(submitted: Submitted, places: Places) -> str:
     """Write one submission's files where they have changed; returns why that failed."""
-    lab = handed_in.lab
+    lab = submitted.lab
     try:
-        place = _archive_in(handed_in.place, lab) or handed_in.place
+        place = _archive_in(submitted.path, lab) or submitted.path
         submission = read_submission(lab, place)
         notes = [] if place.is_dir() else submission.flags
         if submission.problem:
             notes.append(submission.problem)
-        time = read_regular(handed_in.place / TIMESTAMP, 1000)
+        time = read_regular(submitted.path / TIMESTAMP, 1000)
         if time and not _is_time(time):
             notes.append(f"{TIMESTAMP} cannot be read: it counts as handed in on time")
             time = None
-        notes += [f"{other.name} was handed in too, and is not read" for other in handed_in.others]
+        notes += [f"{other.name} was handed in too, and is not read" for other in submitted.others]
         released = json.loads((places.released / NOTEBOOK).read_text(encoding="utf-8"))
         notebook = _clean_notebook(lab, place, released, notes)
         content = {

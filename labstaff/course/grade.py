@@ -18,7 +18,7 @@ from labstaff.course.gradebook import require_readable
 from labstaff.course.paths import ACCEPTED, CONFIG_FILE, SUBMITTED
 from labstaff.course.record import record
 from labstaff.grader.plain_text import one_line
-from labstaff.grading.many import Outcome
+from labstaff.grading.parallel import Outcome
 from labstaff.grading.run import NothingToGrade, grade_submitted
 
 ALL_WELL, SOME_NOT_GRADED, SOME_REFUSED, STOPPED = 0, 1, 3, 130
@@ -58,11 +58,11 @@ def grade(
     except KeyboardInterrupt:
         say("lab grade: stopped. What was graded is kept; the same command goes on from there.")
         return STOPPED
-    if n_not or any(outcome.judged is None for outcome in outcomes):
+    if n_not or any(outcome.result is None for outcome in outcomes):
         say("lab grade: some were not graded: see FAILED and NOT RECORDED above, and run it again")
         return SOME_NOT_GRADED
-    if any(outcome.judged and outcome.judged.status != "judged" for outcome in outcomes):
-        say("lab grade: some hold no code that can be graded and have 0 points: see “not judged” above")
+    if any(outcome.result and outcome.result.status != "judged" for outcome in outcomes):
+        say("lab grade: some hold no code that can be graded and have 0 points: see “not graded” above")
         return SOME_REFUSED
     return ALL_WELL
 

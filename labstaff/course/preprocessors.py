@@ -18,7 +18,7 @@ from labstaff.course.record import RECORDED, fingerprint, result_of
 from labstaff.course.shown import listing
 from labstaff.grader.plain_text import one_line
 from labstaff.grader.results import JudgedSubmission
-from labstaff.grading.told import earned, task_lines, withheld_line
+from labstaff.grading.report import earned, task_lines, withheld_line
 
 FOR_GRADER = "for_grader"
 LONGEST_NOTE = 400

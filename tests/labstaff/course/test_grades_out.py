@@ -14,7 +14,7 @@ import pytest
 
 from labkit.labs.catalog import ROOT
 from labstaff.course.export import COLUMNS, export_grades
-from labstaff.course.extensions import CannotExtend, extend_all, extension_lines, spend_late_days
+from labstaff.course.extensions import CannotExtend, extend_all, extension_lines
 from labstaff.course.gradebook import NoGradebook, opened
 from labstaff.grader.grade import Judge
 from tests.labstaff.course.fixed_scores import LAB, answer_file, graded, graded_by_comment, hand_in
@@ -131,17 +131,6 @@ def test_an_extension_is_for_somebody_and_of_something(course, made_course, tmp_
         extend_all(tmp_path, [LAB], ["bob"], 1)
 
 
-def test_late_days_are_spent_once(course):
-    assert spend_late_days(course, [], 3) == [
-        f"4711: {NAME}: 3 late days spent, 0 left",
-        f"bob: {NAME}: 2 late days spent, 1 left",
-    ]
-    assert spend_late_days(course, [], 3) == []
-    graded(course)
-    assert penalties(course) == {"ann": (20, 0), "bob": (10, 0), "4711": (5, 1.0)}, "two days begun are left"
-    assert extension_lines(course, ["4711"]) == [f"4711: {NAME}: 4.50 days late, extension of 3 days"]
-
-
 def command(*arguments, folder=ROOT) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "labkit.commands.cli", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -153,8 +142,6 @@ def test_the_commands(course, tmp_path):
         (("export", course, tmp_path / "a.csv", "--for", "canvas", "--lab", "01"), f"wrote 4 students to {tmp_path}"),
         (("extend", course), f"bob: {NAME}: 1.50 days late"),
         (("extend", course, "bob", "--lab", "01", "--days", "2"), "submitted --lab 01 records it"),
-        (("extend", course, "--late-days", "1"), f"4711: {NAME}: 1 late days spent, 0 left"),
-        (("statistics", course / "submitted", "--lab", "01"), "lab01 · Memory profiling: 3 submissions"),
     ):
         done = command(*arguments)
         assert done.returncode == 0, done.stderr
@@ -164,9 +151,11 @@ def test_the_commands(course, tmp_path):
         (("export", tmp_path, tmp_path / "b.csv"), "holds no gradebook.db"),
         (("extend", course, "--days", "2"), "--days needs a --lab and students"),
         (("extend", course, "nobody", "--lab", "01", "--days", "2"), "no student 'nobody'"),
-        (("statistics", tmp_path), "holds no STUDENT/LAB folder"),
         (("grade", course / "submitted", "--visibility", "later"), "--visibility: expected one of hidden"),
-        (("grade", course / "submitted", "--lab", "01", "--export", tmp_path / "x.json"), "there are 3: name a folder"),
+        (
+            ("grade", course / "submitted", "--lab", "01", "--gradescope", tmp_path / "x.json"),
+            "there are 3: name a folder",
+        ),
     ):
         done = command(*arguments)
         assert done.returncode == 1
@@ -190,7 +179,7 @@ def test_gradescope_reads_what_grade_exports(course, tmp_path):
     answer = tmp_path / "submitted" / "student" / NAME / "src" / f"{LAB.module}.py"
     answer.parent.mkdir(parents=True)
     shutil.copyfile(answer_file(course, "ann"), answer)
-    done = command("grade", tmp_path / "submitted", "--lab", "01", "--export", tmp_path / "results.json")
+    done = command("grade", tmp_path / "submitted", "--lab", "01", "--gradescope", tmp_path / "results.json")
     assert done.returncode == 0, done.stdout + done.stderr
     exported = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert breaches(exported) == []
