@@ -149,7 +149,10 @@ def test_every_test_belongs_to_a_task(lab):
     loose = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assert not loose, f"tests outside of a task's class: {loose}"
     assert sorted(classes) == sorted(task.tests for task in lab.tasks)
-    assert {f.name for f in lab.suite_file.parent.glob("*.py")} == {lab.suite_file.name}, "one suite a lab"
+    assert {file.name for file in lab.suite_files} <= {lab.suite_file.name, "support.py", "probes.py"}
+
+
+MAY_CROSS = ("labkit.simulated_memory", "labkit.meters", "labkit.ranks.", "labkit.testing.probes")
 
 
 @by_lab
@@ -166,9 +169,19 @@ def test_probes_compare_nothing(lab):
     imports = [node for node in [*body, *nodes] if isinstance(node, ast.ImportFrom) and node.module]
     known = {name.asname or name.name: node.module for node in imports for name in node.names}
     course = {known[name] for name in named & known.keys() if known[name].startswith("labkit")}
-    course -= {"labkit.testing.probes"}
-    measuring = ("labkit.simulated_memory", "labkit.meters", "labkit.ranks.")
-    assert all(module.startswith(measuring) for module in course), course
+    assert all(module.startswith(MAY_CROSS) for module in course), course
+    assert not {known[name] for name in named & known.keys()} & {"support"}, "a probe names what may compare"
+
+
+@by_lab
+def test_what_runs_beside_a_submission_brings_nothing_else(lab):
+    """All of `probes.py` may be sent to the submission's process."""
+    file = lab.suite_file.with_name("probes.py")
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8")))) if file in lab.suite_files else []
+    assert not [node.lineno for node in nodes if isinstance(node, ast.Assert)], "a probe asserts something"
+    imported = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    course = {node.module or "." for node in imported if node.level or (node.module or "").startswith("labkit")}
+    assert all(module.startswith(MAY_CROSS) for module in course), course
 
 
 @by_lab

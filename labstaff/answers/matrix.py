@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from labkit.labs.catalog import find_lab, find_labs, solution_file, solution_folder
+from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file, solution_folder
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.kept import kernels_kept
 from labkit.suite.run import OVERTIME, SuiteRun
@@ -66,15 +66,14 @@ def written(rows: dict[str, Row]) -> str:
 
 
 def suite_tests(lab: Lab) -> list[str]:
-    """Every test function of the suite, `TestClass::test_name`, those that a class inherits in this file included."""
-    tree = ast.parse(lab.suite_file.read_text(encoding="utf-8"))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    """Every test function of the suite, `TestClass::test_name`, with those that a class inherits."""
+    classes = {name: node for name, node in _suite_definitions(lab).items() if isinstance(node, ast.ClassDef)}
 
     def methods(name: str) -> list[str]:
         if name not in classes:
             return []
         own = [each.name for each in classes[name].body if isinstance(each, ast.FunctionDef)]
-        inherited = [each for base in classes[name].bases for each in methods(ast.unparse(base))]
+        inherited = [each for base in classes[name].bases for each in methods(ast.unparse(base).rpartition(".")[2])]
         return [*inherited, *own]
 
     found = [f"{name}::{each}" for name in classes if name.startswith("Test") for each in methods(name)]
@@ -95,7 +94,7 @@ def affected_classes(lab: Lab, source: str) -> tuple[str, ...]:
     ours, theirs = (_definitions(text) for text in (solution_file(lab).read_text(encoding="utf-8"), source))
     changed = {name for name in ours.keys() | theirs.keys() if _dump(ours.get(name)) != _dump(theirs.get(name))}
     uses = {name: _names(node) | _names(ours.get(name)) for name, node in {**ours, **theirs}.items()}
-    suite = _definitions(lab.suite_file.read_text(encoding="utf-8"))
+    suite = _suite_definitions(lab)
     uses |= {f"suite:{name}": _names(node) for name, node in suite.items()}
     while more := {
         name for name, used in uses.items() if name.removeprefix("suite:") not in changed and used & changed
@@ -103,6 +102,15 @@ def affected_classes(lab: Lab, source: str) -> tuple[str, ...]:
         changed |= {name.removeprefix("suite:") for name in more}
     classes = tuple(task.tests for task in lab.tasks if task.tests in changed)
     return () if "" in changed or len(classes) == len(lab.tasks) else classes
+
+
+def _suite_definitions(lab: Lab) -> dict[str, ast.AST | None]:
+    """The top-level statements of the lab's tests, and of the contracts that its test classes inherit."""
+    contracts = sorted((ROOT / "labkit/testing/contracts").glob("*.py"))
+    found: dict[str, ast.AST | None] = {}
+    for file in (*contracts, *lab.suite_files):
+        found |= _definitions(file.read_text(encoding="utf-8"))
+    return found
 
 
 def _definitions(text: str) -> dict[str, ast.AST | None]:
@@ -189,7 +197,7 @@ def main(
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     problems: list[str] = []
-    modules = heavy_modules(*(lab.suite_file for lab in chosen))
+    modules = heavy_modules(*(file for lab in chosen for file in lab.suite_files))
     with (
         tempfile.TemporaryDirectory(prefix="kernels-") as folder,
         kernels_kept(Path(folder, "kernels")),

@@ -164,7 +164,7 @@ def _run(runner: WarmRunner, job: Job, file: Path) -> list[Outcome]:
 
 
 def _state(lab: Lab, *texts: str) -> str:
-    whole = "\0".join([without_imports(lab.suite_file.read_text("utf-8")), *texts])
+    whole = "\0".join([*(without_imports(file.read_text("utf-8")) for file in lab.suite_files), *texts])
     return hashlib.sha256(whole.encode()).hexdigest()[:12]
 
 

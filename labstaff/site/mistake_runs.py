@@ -17,7 +17,7 @@ RUNNERS = 2
 
 def judged(mistakes: Sequence[Mistake]) -> list[SuiteRun]:
     """For each mistake, the run of the tests that it names, on the module with it; see `SuiteRun.problem`."""
-    modules = heavy_modules(*{mistake.lab.suite_file for mistake in mistakes})
+    modules = heavy_modules(*{file for mistake in mistakes for file in mistake.lab.suite_files})
     idle: Queue[WarmRunner] = Queue()
     for _ in range(min(RUNNERS, len(mistakes))):
         idle.put(WarmRunner(modules))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from flash_attention import FlashAttention, flash_backward, flash_forward
 
-from labkit.meters.calls import ScoreTiles, UninitialisedIsNaN, measured
 from labkit.meters.cuda import CudaMeter
 from labkit.meters.steps import kept_between, left_behind, measured_step, penalised_gradients, saved_tensors, step
 from labkit.testing.attention.gradients import ByStep
@@ -42,9 +41,10 @@ from labkit.testing.work import (
     entries_seen,
 )
 
+from .probes import FUNCTIONS, call_on_nan, measured_call, tiles_of_call
+
 GRADIENTS = ("dQ", "dK", "dV")
 RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
-FUNCTIONS = {"flash_forward": flash_forward, "flash_backward": flash_backward}
 BLOCKS = [(64, 64), (16, 24), (64, 32), (7, 200), (200, 7), (5, 1)]
 
 NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
@@ -88,27 +88,6 @@ def assert_right(case, results, *blocks, hint="", nan_hint=""):
 
 
 # What it takes
-
-
-@probe
-def measured_call(task, *args):
-    """What `flash_forward` or `flash_backward` returns, and what it allocated and computed."""
-    return measured(FUNCTIONS[task], *args)
-
-
-@probe
-def tiles_of_call(task, d, *args):
-    """What the function returns, the tiles of scores, (queries, keys), that it computed, and kernels that did more."""
-    with ScoreTiles(d) as seen:
-        result = FUNCTIONS[task](*args)
-    return result, seen.tiles, seen.fused
-
-
-@probe
-def call_on_nan(task, *args):
-    """What `flash_forward` or `flash_backward` returns where uninitialised memory holds NaN."""
-    with UninitialisedIsNaN():
-        return FUNCTIONS[task](*args)
 
 
 def measure(task, case, *blocks):
