@@ -172,12 +172,12 @@ def site(
     """Build the chapters and handouts, of all labs or some, as a website that opens from disk."""
     from labstaff.answers.mistakes import MistakeError
     from labstaff.site import SiteError, build_site
-    from labstaff.site.mistake_runs import judged
+    from labstaff.site.mistake_runs import run_mistakes
     from labstaff.site.mistakes import mistake_pages
 
     chosen = _chosen(labs)
     try:
-        pages = build_site(ROOT, out, mistake_pages(chosen, judged) if instructors else {}, chosen)
+        pages = build_site(ROOT, out, mistake_pages(chosen, run_mistakes) if instructors else {}, chosen)
     except (SiteError, MistakeError) as error:
         sys.exit(f"lab site: {error}")
     typer.echo(f"wrote {pages} pages; open {out / 'index.html'}")

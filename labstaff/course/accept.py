@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from labkit.labs.manifest import Lab
-from labstaff.course.paths import ACCEPTED, NOTEBOOK, SUBMITTED, TIMESTAMP, Places
+from labstaff.course.paths import ACCEPTED, NOTEBOOK, SUBMITTED, TIMESTAMP, SubmissionPaths
 from labstaff.grader.plain_text import one_line
 from labstaff.grader.results import write_whole
 from labstaff.grader.submission import (
@@ -79,15 +79,15 @@ def accept_all(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
     problems: dict[tuple[str, str], str] = {}
     accepted = set()
     for submitted in find_submissions(course / SUBMITTED, list(labs)):
-        places = Places(course, submitted.student, submitted.lab.folder.name)
-        if one_line(places.student) != places.student or set(places.student) & set(NOT_IN_NAMES):
+        paths = SubmissionPaths(course, submitted.student, submitted.lab.folder.name)
+        if one_line(paths.student) != paths.student or set(paths.student) & set(NOT_IN_NAMES):
             problem = "nbgrader takes no such name: rename the folder, in plain characters and without any of * ? [ ]"
         else:
-            problem = _accept(submitted, places)
+            problem = _accept(submitted, paths)
         if problem:
-            problems[places.student, places.assignment] = problem
+            problems[paths.student, paths.assignment] = problem
         else:
-            accepted.add(places.accepted)
+            accepted.add(paths.accepted)
     for lab in labs:
         for folder in (course / ACCEPTED).glob(f"*/{lab.folder.name}"):
             if folder not in accepted:
@@ -95,7 +95,7 @@ def accept_all(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
     return problems
 
 
-def _accept(submitted: Submitted, places: Places) -> str:
+def _accept(submitted: Submitted, paths: SubmissionPaths) -> str:
     """Write one submission's files where they have changed; returns why that failed."""
     lab = submitted.lab
     try:
@@ -106,10 +106,10 @@ def _accept(submitted: Submitted, places: Places) -> str:
             notes.append(submission.problem)
         time = read_regular(submitted.path / TIMESTAMP, 1000)
         if time and not _is_time(time):
-            notes.append(f"{TIMESTAMP} cannot be read: it counts as handed in on time")
+            notes.append(f"{TIMESTAMP} cannot be read: it counts as submitted on time")
             time = None
-        notes += [f"{other.name} was handed in too, and is not read" for other in submitted.others]
-        released = json.loads((places.released / NOTEBOOK).read_text(encoding="utf-8"))
+        notes += [f"{other.name} was submitted too, and is not read" for other in submitted.others]
+        released = json.loads((paths.released / NOTEBOOK).read_text(encoding="utf-8"))
         notebook = _clean_notebook(lab, place, released, notes)
         content = {
             f"src/{lab.module}.py": None if submission.problem else submission.source,
@@ -118,7 +118,7 @@ def _accept(submitted: Submitted, places: Places) -> str:
             NOTES_FILE: "".join(f"{one_line(note)}\n" for note in notes).encode() or None,
         }
         for name, wanted in content.items():
-            path = places.accepted / name
+            path = paths.accepted / name
             if wanted is None:
                 path.unlink(missing_ok=True)
             elif read_regular(path, MOST_NOTEBOOK_BYTES) != wanted:

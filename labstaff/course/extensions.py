@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.labs.manifest import Lab
 from labstaff.course.gradebook import opened
-from labstaff.course.paths import SUBMITTED, Places
+from labstaff.course.paths import SUBMITTED, SubmissionPaths
 from labstaff.grader.plain_text import one_line
 
 ONE_DAY = datetime.timedelta(days=1)
@@ -48,7 +48,7 @@ def extend_all(course: Path, labs: Sequence[Lab], students: Sequence[str], days:
                     gradebook.update_or_create_submission(lab.folder.name, student)
                 gradebook.grant_extension(lab.folder.name, student, days=days)
                 # nbgrader computes the penalty in autograde: without this folder, the next `lab grade` runs it again
-                shutil.rmtree(Places(course, student, lab.folder.name).autograded, ignore_errors=True)
+                shutil.rmtree(SubmissionPaths(course, student, lab.folder.name).autograded, ignore_errors=True)
     moved = f"due {days:g} days later" if days else "due as for everybody"
     return [f"{one_line(student)}: {lab.label}: {moved}" for lab in labs for student in students]
 

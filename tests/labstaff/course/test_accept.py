@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labstaff.course.accept import MOST_CELLS, accept_all
-from labstaff.course.paths import Places
+from labstaff.course.paths import SubmissionPaths
 from tests.student import LAB
 
 NAME = LAB.folder.name
@@ -36,7 +36,7 @@ def accepted(folder: Path) -> dict[str, bytes]:
     """The files that are graded, by name."""
     course, student = folder.parents[2], folder.parent.name
     assert accept_all(course, [LAB]) == {}
-    place = Places(course, student, NAME).accepted
+    place = SubmissionPaths(course, student, NAME).accepted
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 

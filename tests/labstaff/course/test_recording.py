@@ -22,7 +22,7 @@ from labstaff.course.paths import nbgrader
 from labstaff.grader.grade import Judge
 from labstaff.grader.kept import FILE, kept
 from labstaff.grading.run import NothingToGrade
-from tests.labstaff.course.fixed_scores import LAB, answer, answer_file, graded, graded_by_comment, hand_in
+from tests.labstaff.course.fixed_points import LAB, answer, answer_file, graded, graded_by_comment, hand_in
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def test_a_resubmission_is_recorded_and_nobody_else(course):
 
 def test_force_grades_and_records_again(course, monkeypatch):
     graded(course)
-    monkeypatch.setattr("tests.labstaff.course.fixed_scores.WORTH", re.compile(rb"# points: \d?(\d)"))
+    monkeypatch.setattr("tests.labstaff.course.fixed_points.WORTH", re.compile(rb"# points: \d?(\d)"))
     assert graded(course, force=True)[-1].startswith("gradebook.db: 3 recorded")
     assert first_scores(course) == {"ann": 5, "bob": 7, "cec": 1}
 

@@ -103,7 +103,7 @@ def test_links_of_the_documents_lead_somewhere(tree):
 
 
 def test_nothing_is_for_instructors_alone(tree, tmp_path):
-    """Neither the guide, which lists what grading does not promise, nor a mention of it; nor on a site built from it."""
+    """The guide lists what grading does not promise: it is not there and not mentioned, nor on a site."""
     for page in tree.rglob("*.md"):
         assert "instructors.md" not in page.read_text(encoding="utf-8"), page
     build_site(tree, tmp_path / "site")
