@@ -51,7 +51,6 @@ class Output(msgspec.Struct):
     data: dict[str, Any] = {}
     ename: str = ""
     evalue: str = ""
-    traceback: list[str] = []
 
 
 class Cell(msgspec.Struct):
@@ -101,9 +100,8 @@ def _accept(submitted: Submitted, paths: SubmissionPaths) -> str:
     try:
         place = _archive_in(submitted.path, lab) or submitted.path
         submission = read_submission(lab, place)
-        notes = [] if place.is_dir() else submission.flags
-        if submission.problem:
-            notes.append(submission.problem)
+        notes = [submission.problem] if submission.problem else []  # first: it is the reason that is reported
+        notes += [] if place.is_dir() else submission.flags
         time = read_regular(submitted.path / TIMESTAMP, 1000)
         if time and not _is_time(time):
             notes.append(f"{TIMESTAMP} cannot be read: it counts as submitted on time")
@@ -199,13 +197,7 @@ def _clean_output(output: Output) -> dict | None:
         name = "stderr" if output.name == "stderr" else "stdout"
         return {"output_type": "stream", "name": name, "text": _cut(_text(output.text))}
     if output.output_type == "error":
-        traceback = _cut("\n".join(output.traceback)).split("\n")
-        return {
-            "output_type": "error",
-            "ename": output.ename[:200],
-            "evalue": output.evalue[:2000],
-            "traceback": traceback,
-        }
+        return {"output_type": "stream", "name": "stderr", "text": _cut(f"{output.ename}: {output.evalue}")}
     data = _pictures(output.data)
     if isinstance(text := output.data.get("text/plain"), str | list):
         data["text/plain"] = _cut(_text(text))

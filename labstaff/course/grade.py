@@ -89,8 +89,12 @@ def _grade_course(
 
 @contextlib.contextmanager
 def _only_one(course: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """One `lab grade` at a time in a course: two would remove each other's folders. The lock ends with its process."""
+    """One `lab grade` at a time in a course: two would remove each other's folders.
+
+    nbgrader inherits the lock: it may still be recording when `lab grade` has been killed.
+    """
     with (course / ".grading.lock").open("a") as file:
+        os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

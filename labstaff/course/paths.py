@@ -82,6 +82,7 @@ def nbgrader(course: Path, *arguments: str) -> Done:
         cwd=course,
         env={**os.environ, "PATH": programs, "PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
+        close_fds=False,  # see `labstaff.course.grade`
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",

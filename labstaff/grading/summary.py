@@ -74,7 +74,7 @@ def frequent_causes(lab: Lab, results: Sequence[JudgedSubmission]) -> Counter[st
         found = set()
         for test, message in result.messages.items():
             task = lab.task_of(test.split("::")[0])
-            if task and (cause := CAUSE.search(" ".join(message.splitlines()))):
+            if task and (cause := CAUSE.search(" ".join(message.split()))):
                 names = [
                     each.name for each in mistakes if each.task == task.name and each.says and each.says in cause[1]
                 ]
@@ -109,7 +109,7 @@ def _distribution(lab: Lab, points: Sequence[float]) -> str:
     step = lab.points / N_BINS
     counts = Counter(min(int(each / step), N_BINS - 1) for each in points)
     bins = " · ".join(f"{i * step:g} to {(i + 1) * step:g}: {counts[i]}" for i in range(N_BINS))
-    return f"  points of {lab.points:g}  {bins} · median {statistics.median(points):g}"
+    return f"  points of {lab.points:g}  {bins} · median {round(statistics.median(points), 1):g}"
 
 
 def _failed_tests(result: JudgedSubmission) -> set[str]:

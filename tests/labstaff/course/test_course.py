@@ -87,8 +87,6 @@ def hand_in(course: Path, student: str, source: str, change) -> None:
     notebook = folder / "report.ipynb"
     if callable(change):
         notebook.write_text(json.dumps(change(json.loads(notebook.read_text(encoding="utf-8")))), encoding="utf-8")
-    elif change == "":
-        notebook.unlink()
     elif change is not None:
         notebook.write_text(change, encoding="utf-8")
 
@@ -162,7 +160,6 @@ def test_rubrics_are_for_the_grader_alone(cycle):
 def test_notes_are_for_the_grader_alone(cycle):
     for student, text in {
         "no_json": "report.ipynb cannot be read: JSON is malformed",
-        "no_notebook": "report.ipynb cannot be read: there is none",
         "no_code": f"not graded: there is no src/{LAB.module}.py",
     }.items():
         first = json.dumps(cycle.autograded(student)["cells"][0], ensure_ascii=False)
