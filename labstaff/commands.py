@@ -186,13 +186,12 @@ def site(
 def new(
     number: Annotated[str, typer.Argument(metavar="NN", help="its number")],
     name: Annotated[str, typer.Argument(help="its name, like ring_attention")],
-    tasks: Annotated[str, typer.Option(help="the functions that students write, separated by commas")],
 ) -> None:
-    """Make a new lab that passes its own check, to be filled in."""
+    """Make a new lab from the template: it passes its own checks, and is rewritten from there."""
     from labstaff.derive.new_lab import NewLabError, new_lab
 
     try:
-        written = new_lab(ROOT, number, name, [task.strip() for task in tasks.split(",") if task.strip()])
+        written = new_lab(ROOT, number, name)
     except NewLabError as error:
         sys.exit(f"lab new: {error}")
     for path in written:

@@ -48,10 +48,8 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
             f"mean {mean:.1f} of {task.points:g} points"
         )
     begun = [result for result in results if "passed" in result.tests.values()]
-    yield from _frequent("most frequent causes:", frequent_causes(lab, begun).most_common(MOST_CAUSES))
-    yield from _frequent(
-        "most failed tests:", Counter(t for r in begun for t in _failed_tests(r)).most_common(MOST_TESTS)
-    )
+    yield from _frequent("most frequent causes:", frequent_causes(lab, begun), MOST_CAUSES)
+    yield from _frequent("most failed tests:", Counter(t for r in begun for t in _failed_tests(r)), MOST_TESTS)
     for student, result in graded:
         if result.status != "judged":
             yield f"not graded: {student}: {one_line(result.reason)}"
@@ -117,10 +115,11 @@ def _failed_tests(result: JudgedSubmission) -> set[str]:
     return {name.split("[")[0] for name, state in result.tests.items() if state != "passed"}
 
 
-def _frequent(title: str, counts: Sequence[tuple[str, int]]) -> Iterator[str]:
+def _frequent(title: str, counts: Counter[str], most: int) -> Iterator[str]:
     if counts:
         yield title
-        yield from (f"  {count:>4} × {what}" for what, count in counts)
+        for what, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:most]:
+            yield f"  {count:>4} × {what}"
 
 
 def _similar_lines(lab: Lab, graded: Sequence[tuple[str, JudgedSubmission]]) -> Iterator[str]:
