@@ -73,9 +73,10 @@ def _grade_course(
     """The outcomes, and how many submissions are not recorded."""
     say = options["say"]
     problems = accept_all(course, labs)
-    if not problems and not any((course / ACCEPTED).glob("*/*")):
+    accepted = [folder for lab in labs for folder in (course / ACCEPTED).glob(f"*/{lab.folder.name}")]
+    if not problems and not accepted:
         raise NothingToGrade(f"{course / SUBMITTED} holds no STUDENT/LAB folder")
-    outcomes = grade_submitted(course / ACCEPTED, labs, results, **options) if (course / ACCEPTED).exists() else []
+    outcomes = grade_submitted(course / ACCEPTED, labs, results, **options) if accepted else []
     recorded = record(course, labs, force=options["force"])
     problems |= recorded.problems
     for (student, assignment), problem in sorted(problems.items()):

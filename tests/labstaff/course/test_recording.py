@@ -119,14 +119,6 @@ def test_each_that_fails_has_one_reason_and_stops_nobody(course, monkeypatch, tm
     assert first_scores(course) == POINTS
 
 
-def test_an_archive_is_graded_and_recorded(course):
-    folder = hand_in(course, "zoe", 9)
-    shutil.make_archive(str(folder), "zip", folder)
-    shutil.rmtree(folder)
-    graded(course)
-    assert first_scores(course) == {**POINTS, "zoe": 9}
-
-
 def test_withheld_points_are_released_by_a_look(course):
     with answer_file(course, "bob").open("a") as file:
         file.write("import ctypes\n")
@@ -142,6 +134,13 @@ def test_withheld_points_are_released_by_a_look(course):
     assert first_scores(course) == {**POINTS, "bob": 3.5}, "another file is to be looked at again"
     with pytest.raises(NothingToGrade, match="no submission of zoe"):
         graded(course, looked_at=["zoe"])
+
+
+def test_a_course_without_its_release_says_so_for_each(course):
+    shutil.rmtree(course / "release")
+    lost = [line for line in graded(course, status=1) if line.startswith("NOT RECORDED")]
+    assert len(lost) == len(POINTS)
+    assert all("release/" in line for line in lost)
 
 
 def test_a_course_without_submissions_is_one_line(made_course, tmp_path):
