@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.commands.help import AUTHORS, INSTRUCTORS
+from labkit.commands.help import AUTHORS
 from labkit.labs.catalog import ROOT, find_lab, find_labs
 from labkit.labs.manifest import Lab
 
@@ -19,15 +19,15 @@ NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="a folder that do
 Course = Annotated[Path, typer.Argument(metavar="COURSE", help="the folder that `lab course` made")]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Add these commands to `lab`, in two groups of its help."""
+def add_commands(app: typer.Typer, group: str) -> None:
+    """Add these commands to `lab`: those for instructors in a group of its help, those for authors in another."""
     groups: dict[str, tuple[Callable[..., None], ...]] = {
-        INSTRUCTORS: (release, course, grade, extend, export, site),
+        group: (release, course, grade, extend, export, site),
         AUTHORS: (new, build, mistake),
     }
-    for group, commands in groups.items():
+    for panel, commands in groups.items():
         for command in commands:
-            app.command(rich_help_panel=group)(command)
+            app.command(rich_help_panel=panel)(command)
 
 
 def release(out: NewFolder, labs: LabArguments = None) -> None:

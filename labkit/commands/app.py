@@ -13,7 +13,7 @@ import typer
 
 from labkit.bench.commands import add_commands as add_bench_commands
 from labkit.commands import INTERRUPTED
-from labkit.commands.help import READERS, STUDENTS, GroupedHelp
+from labkit.commands.help import INSTRUCTORS, READERS, STUDENTS, GroupedHelp
 from labkit.commands.kernel import kernel
 from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
 from labkit.ranks.command import ring
@@ -31,7 +31,7 @@ app = typer.Typer(
 FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 NO_ROOM_FOR_TEMPORARY_FILES = errno.ENOENT  # as `tempfile` has it, which names no file
 LabName = Annotated[str, typer.Argument(metavar="LAB", help="a lab's number, like 01")]
-TaskNames = Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="test these tasks only")]
+TaskNames = Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="judge these tasks only")]
 FirstFailure = Annotated[bool, typer.Option("--first", "-x", help="stop at the first failure")]
 
 
@@ -60,13 +60,13 @@ def board(context: typer.Context) -> None:
 def check(
     lab: LabName,
     tasks: TaskNames = None,
-    everything: Annotated[bool, typer.Option("--all", "-v", help="report every failure in full")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-v", help="tell every failure in full")] = False,
     show_prints: Annotated[
         bool, typer.Option("--prints", "-s", help="show what your code prints; breakpoint() works")
     ] = False,
     first_failure: FirstFailure = False,
 ) -> None:
-    """Run a lab's tests on your code and report what each task lacks."""
+    """Run a lab's suite on your file and say what each task lacks."""
     from labkit.commands.check import check_lab
 
     found = find_lab(lab)
@@ -90,7 +90,7 @@ def hint(
 
 @app.command(rich_help_panel=STUDENTS)
 def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = False) -> None:
-    """Run a lab's tests again whenever you save your code, and report what changed. Ctrl-C ends it."""
+    """Run a lab's suite again whenever its file is saved, and say what changed. Ctrl-C ends it."""
     from labkit.commands.watch import watch_lab
 
     found = find_lab(lab)
@@ -102,7 +102,7 @@ app.command(rich_help_panel=STUDENTS)(ring)
 add_bench_commands(app, READERS)
 app.command(rich_help_panel=READERS)(trace)
 if (ROOT / "labstaff").is_dir():  # comes with the instructor's tree, and brings its own commands
-    importlib.import_module("labstaff.commands").add_commands(app)
+    importlib.import_module("labstaff.commands").add_commands(app, INSTRUCTORS)
 
 
 def say_when_interrupted(commands: typer.Typer, name: str) -> None:
