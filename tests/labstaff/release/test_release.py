@@ -104,6 +104,7 @@ def test_links_of_the_documents_lead_somewhere(tree):
 
 def test_nothing_is_for_instructors_alone(tree, tmp_path):
     """The guide lists what grading does not promise: it is not there and not mentioned, nor on a site."""
+    assert not (tree / "docs" / "instructors.md").exists()
     for page in tree.rglob("*.md"):
         assert "instructors.md" not in page.read_text(encoding="utf-8"), page
     build_site(tree, tmp_path / "site")
