@@ -15,7 +15,7 @@ from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labstaff.grader.grade import Judge, hidden_seed, judge_now, kept_at, of_submission
 from labstaff.grader.plain_text import one_line
-from labstaff.grader.results import JudgedSubmission, clear_parts, judged_otherwise, load, save
+from labstaff.grader.results import JudgedSubmission, judged_otherwise, load, save
 from labstaff.grader.submission import Submission, read_submission
 from labstaff.grader.version import version_of
 from labstaff.grading.submitted import Submitted
@@ -70,8 +70,6 @@ def grade_all(
         NoScheduler: no scheduler can have this address.
     """
     seed = hidden_seed(results.parent) if seed is None else seed
-    for lab in {each.lab for each in submissions}:
-        clear_parts(results / lab.folder.name)
     waiting: dict[Path, list[tuple[Submitted, Submission]]] = {}
     for each in submissions:
         submission = read_submission(each.lab, each.path)

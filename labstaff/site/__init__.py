@@ -12,6 +12,8 @@ from types import MappingProxyType
 
 from labkit.labs.catalog import find_labs
 from labkit.labs.manifest import Lab
+from labkit.trace.page import FOLDER as VIEWER_FOLDER
+from labkit.trace.page import VIEWER
 from labstaff.release.choice import FOR_INSTRUCTORS, INSTRUCTORS_PAGE, page_for
 
 HERE = Path(__file__).resolve().parent
@@ -50,6 +52,9 @@ def build_site(
         _gather(root, source, for_instructors, labs or find_labs(root))
         _run_sphinx(source, site)
         shutil.copytree(source / "docs" / "_static", site / "docs" / "_static", dirs_exist_ok=True)
+        (site / "labkit" / "trace").mkdir(parents=True)
+        for name in VIEWER:  # the traces in docs/_static load it from here
+            shutil.copyfile(VIEWER_FOLDER / name, site / "labkit" / "trace" / name)
         (site / "index.html").write_text(f'<meta http-equiv="refresh" content="0; url={FRONT}.html">', encoding="utf-8")
         if out.exists():
             shutil.rmtree(out)
