@@ -59,14 +59,6 @@ def deleted_cells(notebook: dict) -> dict:
     return notebook
 
 
-def duplicated(notebook: dict) -> dict:
-    """Each graded cell three times, one of them moved to the front, as another kind of cell."""
-    graded = [c for c in notebook["cells"] if "nbgrader" in c["metadata"]]
-    turned = [{**c, "cell_type": "markdown" if c["cell_type"] == "code" else "code", "outputs": []} for c in graded]
-    notebook["cells"] = [*turned, *notebook["cells"], *graded]
-    return notebook
-
-
 def active(notebook: dict) -> dict:
     """Markdown and outputs that would act in the grader's browser."""
     cell_of(notebook, "why_quadratic")["source"] = f"Look: {EVIL} ```` and [this](javascript:alert(1))"
@@ -94,7 +86,6 @@ HONEST: dict[str, tuple[str, object]] = {
 HOSTILE: dict[str, object] = {
     "edited_checks": edited_checks,
     "deleted_cells": deleted_cells,
-    "duplicated": duplicated,
     "active": active,
     "no_json": "\x00 this is no notebook {",
     "no_code": None,
