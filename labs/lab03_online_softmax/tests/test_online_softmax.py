@@ -148,7 +148,9 @@ class OverBlocks:
     def test_large_logits(self, rng, size, dtype):
         self.check(cut((size + 8 * rng.integers(-2, 3, 29)).astype(dtype), (8, 8, 8, 5)), OVERFLOW)
 
-    @pytest.mark.parametrize(("shape", "lengths"), [((2, 3), (4, 9, 8)), ((5,), (5, 5, 5))], ids=str)
+    @pytest.mark.parametrize(
+        ("shape", "lengths"), [((2, 3), (4, 9, 8)), ((5,), (5, 5, 5))], ids=["B2x3", "B5-as-a-block"]
+    )
     def test_rows_of_a_batch(self, rng, shape, lengths):
         x = rng.normal(0, 3, (*shape, sum(lengths))).astype(np.float32)
         self.check(cut(x, lengths), "the row is along the last axis, the others are rows of their own: keepdims=True")
@@ -261,7 +263,7 @@ class TestOnlineAttention:
         lengths = lengths_of(split, rng)
         self.check(*row(rng, lengths), hint=EMPTY if 0 in lengths else "")
 
-    @pytest.mark.parametrize(("d", "d_v"), [(10, 3), (10, 24), (1, 1)])
+    @pytest.mark.parametrize(("d", "d_v"), [(10, 3), (10, 24), (1, 1)], ids=["D10-Dv3", "D10-Dv24", "D1-Dv1"])
     def test_widths(self, rng, d, d_v):
         self.check(*row(rng, (11, 6), d=d, d_v=d_v), hint="d is taken for d_v somewhere")
 
@@ -285,7 +287,9 @@ class TestOnlineAttention:
         hint = "take the maximum from the scores before exp"
         self.check(*integer_row(rng, size, dtype), 1.0, hint=hint, exact_scores=True)
 
-    @pytest.mark.parametrize(("batch", "lengths", "d"), [((3,), (5, 8, 2), 6), ((4, 4), (4, 4, 1), 4)], ids=str)
+    @pytest.mark.parametrize(
+        ("batch", "lengths", "d"), [((3,), (5, 8, 2), 6), ((4, 4), (4, 4, 1), 4)], ids=["B3", "B4x4"]
+    )
     def test_heads(self, rng, batch, lengths, d):
         self.check(*row(rng, lengths, d=d, d_v=4, batch=batch), hint="each head has m, l and o of its own")
 
@@ -403,7 +407,7 @@ class TestMergeStates:
     def test_precisions(self, rng, dtype):
         self.check(*two_states(rng, dtype=dtype))
 
-    @pytest.mark.parametrize("batch", [(2, 5), (4,)])
+    @pytest.mark.parametrize("batch", [(2, 5), (4,)], ids=["B2x5", "B4-as-wide-as-o"])
     def test_rows_of_a_batch(self, rng, batch):
         self.check(*two_states(rng, batch=batch, d_v=4), hint="l has shape (...), o has (..., d_v): l[..., None]")
 
