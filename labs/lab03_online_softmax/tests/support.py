@@ -131,7 +131,7 @@ def axis_suspects(x, axis):
 def stats_suspects(blocks):
     """(m, l) as known mistakes have them."""
     x = np.concatenate(blocks, axis=-1).astype(np.float64)
-    _, m, l = softmax_of_row(x)
+    m = softmax_of_row(x)[1]
     top, of_last = x.max(initial=-np.inf), softmax_of_row(blocks[-1])[1]
     sums = [powers.sum(-1) for powers in _powers_at_the_time(blocks)]
     return {
