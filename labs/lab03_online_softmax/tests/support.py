@@ -262,10 +262,14 @@ def states_of_parts(rng, sizes, spread):
 
 def merge_suspects(state_a, state_b, want):
     """A merged state as known mistakes have it; `want` is right."""
-    (_, l_a, o_a), (_, l_b, o_b), (m, l, o) = (map(np.float64, state) for state in (state_a, state_b, want))
+    (m_a, l_a, o_a), (m_b, l_b, o_b), (m, l, o) = (map(np.float64, state) for state in (state_a, state_b, want))
+    first = m_a >= m_b
+    larger = np.where(first, l_a, l_b), np.where(first[..., None], o_a, o_b)
     return {
         "l and o are added without rescaling": (m, l_a + l_b, o_a + o_b),
         "l and o are averaged": (m, (l_a + l_b) / 2, (o_a + o_b) / 2),
+        "the sums are halved": (m, l / 2, o / 2),
+        "only the state with the larger maximum is kept": (m, *larger),
         "o is divided by l: it is to stay undivided": (m, l, o / np.where(l == 0, 1, l)[..., None]),
     }
 
