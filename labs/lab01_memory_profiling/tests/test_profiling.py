@@ -109,7 +109,7 @@ class TestStandardAttention(Refusals, Memory, Numbers, Shapes):
 
     @robust
     @pytest.mark.parametrize(
-        ("heads", "without_keys", "logit_scale", "hint"),
+        ("batch", "without_keys", "logit_scale", "hint"),
         [
             pytest.param((), np.s_[[2, 5]], 1, NO_KEY, id="two_queries"),
             pytest.param((3,), np.s_[1, 2], 1, OTHER_ENTRIES, id="one_query_of_one_batch_entry"),
@@ -117,9 +117,9 @@ class TestStandardAttention(Refusals, Memory, Numbers, Shapes):
             pytest.param((), np.s_[2], 1_000, OTHER_QUERIES, id="beside_large_logits"),
         ],
     )
-    def test_queries_without_keys(self, rng, heads, without_keys, logit_scale, hint):
-        case = Case.drawn(rng, n_queries=6, n_keys=9, d=8, batch=heads, logit_scale=logit_scale)
-        case.mask = rng.random((*heads, 6, 9)) < 0.4
+    def test_queries_without_keys(self, rng, batch, without_keys, logit_scale, hint):
+        case = Case.drawn(rng, n_queries=6, n_keys=9, d=8, batch=batch, logit_scale=logit_scale)
+        case.mask = rng.random((*batch, 6, 9)) < 0.4
         case.mask[..., 0] = False
         case.mask[without_keys] = True
         self.check(case, hint=hint, nan_hint=hint)

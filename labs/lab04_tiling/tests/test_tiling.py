@@ -241,7 +241,7 @@ class TestTiledAttention(Refusals, Memory, Numbers, Shapes):
         assert_entries(f"the scores computed {where}{mode and ', '}{mode}", tiles, cut, case.causal)
 
     @pytest.mark.parametrize(
-        ("N", "d", "heads", "blocks", "mode"),
+        ("N", "d", "batch", "blocks", "mode"),
         [
             (1024, 64, (), (64, 64), "causal"),
             (1024, 64, (), (64, 64), "causal and mask"),
@@ -251,13 +251,13 @@ class TestTiledAttention(Refusals, Memory, Numbers, Shapes):
         ids=["N1024-causal", "N1024-causal-mask", "N2048", "B2x3-N512"],
     )
     @small
-    def test_memory(self, rng, N, d, heads, blocks, mode):
-        Q, K, V = (rng.standard_normal((*heads, N, d), dtype=np.float32) for _ in "QKV")
+    def test_memory(self, rng, N, d, batch, blocks, mode):
+        Q, K, V = (rng.standard_normal((*batch, N, d), dtype=np.float32) for _ in "QKV")
         options = {"causal": "causal" in mode} | ({"mask": rng.random(N) < 0.1} if "mask" in mode else {})
         short = {name: value[:8] if name == "mask" else value for name, value in options.items()}
         tiled_attention(Q[..., :8, :], K[..., :8, :], V[..., :8, :], 4, 4, **short)
         measured = measure_arrays(tiled_attention, Q, K, V, *blocks, warm=False, **options)
-        matrix = 4 * math.prod(heads) * N * N
+        matrix = 4 * math.prod(batch) * N * N
         name = f"the peak at N = {N}, d = {d}, blocks of {blocks[0]} × {blocks[1]}{mode and ', '}{mode}"
         hint = "The limit is 4·N·d elements, the output included; one N × N array of the scores would be "
         hint += f"{matrix:,} bytes, one of booleans {matrix // 4:,}"
