@@ -46,11 +46,14 @@ class Case:
     ) -> Case:
         """A case with standard-normal inputs. `sizes` are those of `random_qkv`, with `n` for N_q = N_k.
 
-        `masked` hides two keys of five, others for each query and each batch entry.
+        `masked` hides two keys of five, others for each query and each batch entry, but never the first key.
         """
         sizes = {"d": 16, **({"n_queries": n} if n else {}), **sizes}
         Q, K, V = random_qkv(rng, **sizes)
-        mask = rng.random((*Q.shape[:-1], K.shape[-2])) < 0.4 if masked else None
+        mask = None
+        if masked:
+            mask = rng.random((*Q.shape[:-1], K.shape[-2])) < 0.4
+            mask[..., 0] = False
         return cls(Q, K, V, causal=causal, mask=mask)
 
     @property

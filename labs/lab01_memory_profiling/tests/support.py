@@ -94,7 +94,7 @@ def assert_factor(got, results, want, usual, rel=1e-3):
     ratios = np.divide(memory[1:], memory[:-1])
     known_mistakes = {
         **usual,
-        "the square is assumed": 4.0,
+        "the square is assumed, or the exponent rounded": 4.0,
         "every step is taken for a doubling": ratios[-1],
         "every step is taken for a doubling and the ratios are averaged": np.mean(ratios),
         "it is the exponent, not the factor per doubling": exponent,
