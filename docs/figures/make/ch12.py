@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from labkit.testing.compressed.budgets import Scheme
-
 HEADS, WIDTHS = 16, {"d_n": 32, "d_r": 16, "d_c": 64, "d_v": 32}
 LENGTHS = [2**power for power in range(9, 15)]
 MARKS = {"grouped": (ORANGE, "s"), "window": (GREEN, "^"), "latent": (PINK, "D"), "quantized": (BLUE, "o")}
-SCHEMES: list[Scheme] = [
+SCHEMES: list[dict[str, Any]] = [
     {"kind": "full"},
     *({"kind": "grouped", "group": group} for group in (2, 4)),
     *({"kind": "window", "window": window, "num_sinks": sinks} for window in (16, 64, 128) for sinks in (0, 4)),
@@ -97,7 +95,7 @@ def draw_latent(data: dict[str, Any]) -> Figure:
 
 def bits_data() -> dict[str, Any]:
     """Relative errors of K and V, quantized by channel and by token, groups of 32, on the sample of a layer."""
-    from labkit.testing.compressed.samples import layer_sample
+    from labkit.testing.layer_sample import layer_sample
 
     lab, (_, k, v) = answer_module("12"), layer_sample()
     found: dict[str, Any] = {}
@@ -130,7 +128,7 @@ def draw_bits(data: dict[str, Any]) -> Figure:
 
 def sinks_data() -> dict[str, Any]:
     """Errors of attention's output over the window, with 0, 1 and 4 sinks; and the weight on the first token."""
-    from labkit.testing.compressed.samples import layer_sample
+    from labkit.testing.layer_sample import layer_sample
 
     lab, (q, k, v) = answer_module("12"), layer_sample()
     lines = {}
@@ -166,7 +164,7 @@ def draw_sinks(data: dict[str, Any]) -> Figure:
 
 def budget_data() -> dict[str, Any]:
     """Bytes a token and layer and the error of each scheme, and what is chosen for each budget."""
-    from labkit.testing.compressed.samples import layer_sample
+    from labkit.testing.layer_sample import layer_sample
 
     lab, given = answer_module("12"), layer_sample()
     n_tokens = given[1].shape[1]
@@ -179,7 +177,7 @@ def budget_data() -> dict[str, Any]:
     return {"tokens": n_tokens, "heads": given[1].shape[0], "d": given[1].shape[2], "points": points, "stairs": stairs}
 
 
-def _tried(lab: ModuleType, scheme: Scheme, given: tuple[Any, ...]) -> dict[str, Any]:
+def _tried(lab: ModuleType, scheme: dict[str, Any], given: tuple[Any, ...]) -> dict[str, Any]:
     return lab.cache_under_budget(_model(given) | {"schemes": [scheme]}, 10**12, given[1].shape[1])
 
 
