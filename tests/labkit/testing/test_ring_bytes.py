@@ -9,8 +9,8 @@ import torch
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.ranks.processes import load_function
 from labkit.ranks.threads import run_ranks
-from labkit.testing.rings.counts import Sizes, sent_bytes
-from labkit.testing.rings.shards import RingCase
+from labkit.testing.rings import Sizes, sent_bytes
+from labkit.testing.rings import RingCase
 
 HEADS, KV_HEADS, D = 8, 4, 6
 
