@@ -25,10 +25,10 @@ from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file, soluti
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.kept import kernels_kept
 from labkit.suite.run import OVERTIME, SuiteRun
+from labkit.suite.verdict import Verdict
 from labkit.suite.warm import WarmRunner, heavy_modules
-from labstaff.answers.mistakes import Mistake, mistakes_of
+from labstaff.answers.mistakes import MATRIX, Mistake, mistakes_of
 
-FILE = "matrix.toml"
 LONGEST_MESSAGE = 300
 CPU_SECONDS = 100.0
 """Of one run, after which no further test is begun: a mistake that never ends would take hours."""
@@ -39,20 +39,25 @@ class Row(NamedTuple):
 
     Attributes:
         task: the task it is made in.
+        found_by: the first test of its task that fails with a message that says what it must, `TestClass::test_name`.
         message: the first line of the first test that failed.
         fails: the functions of the suite that failed, `TestClass::test_name`, in the suite's order.
     """
 
     task: str
+    found_by: tuple[str, ...]
     message: str
     fails: tuple[str, ...]
 
 
 def recorded(lab: Lab) -> dict[str, Row]:
     """The lab's rows by the mistake's name, as its file holds them; none where there is no file."""
-    file = solution_folder(lab) / FILE
+    file = solution_folder(lab) / MATRIX
     read = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return {name: Row(row["task"], row["message"], tuple(row["fails"])) for name, row in read.items()}
+    return {
+        name: Row(row["task"], tuple(row["found_by"]), row["message"], tuple(row["fails"]))
+        for name, row in read.items()
+    }
 
 
 def written(rows: dict[str, Row]) -> str:
@@ -61,7 +66,8 @@ def written(rows: dict[str, Row]) -> str:
     for name, row in sorted(rows.items()):
         fails = "".join(f"    {json.dumps(test)},\n" for test in row.fails)
         message = json.dumps(row.message, ensure_ascii=False)
-        parts.append(f"[{name}]\ntask = {json.dumps(row.task)}\nmessage = {message}\nfails = [\n{fails}]\n")
+        start = f"[{name}]\ntask = {json.dumps(row.task)}\nfound_by = {json.dumps(row.found_by)}\n"
+        parts.append(f"{start}message = {message}\nfails = [\n{fails}]\n")
     return "\n".join(parts)
 
 
@@ -147,15 +153,22 @@ def row_of(mistake: Mistake, run: SuiteRun) -> Row:
     """The mistake's row from a run of the suite on it.
 
     Raises:
-        RuntimeError: no test failed, or the suite did not run to its end.
+        RuntimeError: no test of its task failed and said what it must, or the suite did not run to its end.
     """
     failed = [verdict for verdict in run.verdicts if not verdict.passed]
     stopped = run.died or run.problem.startswith(OVERTIME)
     if not failed or (run.problem and not stopped):
         raise RuntimeError(f"{mistake.lab.label}: {mistake.name}: {run.problem or 'no test fails'}")
     classes = {task.name: task.tests for task in mistake.lab.tasks}
-    fails = dict.fromkeys(f"{classes[verdict.task]}::{verdict.test.split('[')[0]}" for verdict in failed)
-    return Row(mistake.task, " ".join(failed[0].lines[:1])[:LONGEST_MESSAGE], tuple(fails))
+
+    def name(verdict: Verdict) -> str:
+        return f"{classes[verdict.task]}::{verdict.test.split('[')[0]}"
+
+    finding = [name(each) for each in failed if each.task == mistake.task and mistake.says in "\n".join(each.lines)]
+    if not finding:
+        raise RuntimeError(f"{mistake.lab.label}: {mistake.name}: no test of {mistake.task} says {mistake.says!r}")
+    message = " ".join(failed[0].lines[:1])[:LONGEST_MESSAGE]
+    return Row(mistake.task, (finding[0],), message, tuple(dict.fromkeys(map(name, failed))))
 
 
 def run_lab(
@@ -207,7 +220,7 @@ def main(
         for lab in chosen:
             rows, missed = run_lab(lab, runner, pool, recorded(lab) if missing else {})
             problems += missed
-            (solution_folder(lab) / FILE).write_text(written(rows), encoding="utf-8")
+            (solution_folder(lab) / MATRIX).write_text(written(rows), encoding="utf-8")
             n_tests = len(suite_tests(lab))
             typer.echo(f"{lab.label}: {len(rows)} mistakes found, {len(unneeded(lab))} of {n_tests} tests unneeded")
     for problem in problems:

@@ -170,7 +170,6 @@ def _mistake(i: int, task: str) -> str:
     return f"""[[mistake]]
 name = "{task.lower()}_adds_nothing"
 what = "Nothing is added."
-killed_by = ["{_class_name(task)}::test_values"]
 says = "nothing is added"
 edit = '''
 - return x + {i}

@@ -27,7 +27,7 @@ def judged(mistakes: Sequence[Mistake]) -> list[SuiteRun]:
         try:
             with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
                 mistake.write(Path(folder))
-                return runner.run(mistake.lab.label, "--src", folder, tests=mistake.killed_by)
+                return runner.run(mistake.lab.label, "--src", folder, tests=mistake.found_by)
         finally:
             idle.put(runner)
 

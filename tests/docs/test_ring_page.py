@@ -13,8 +13,7 @@ import torch
 from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.ranks.processes import load_function
 from labkit.ranks.threads import run_ranks
-from labkit.testing.rings import work
-from labkit.testing.rings import LAYOUTS, positions
+from labkit.testing.rings import LAYOUTS, positions, work
 
 FOLDER = ROOT / "docs" / "_static" / "ring"
 TOKEN_BYTES = 512

@@ -552,7 +552,7 @@ class TestFlashAttention(EveryTask):
         case.K = case.V = case.Q
         gradient = gradient_of_one_input(case.Q, case.dO)
         case.want["dX"] = sum(case.want[name] for name in GRADIENTS)
-        case.plain["dX"] = [sum(parts) for parts in zip(*(case.plain[name] for name in GRADIENTS), strict=True)]
+        case.plain["dX"] = sum(case.plain[name] for name in GRADIENTS)
         alone = {f"only {name} arrives": case.want[name] for name in GRADIENTS}
         case.check("dX", gradient, alone, hint="X is query, key and value: its gradient is dQ + dK + dV")
 
