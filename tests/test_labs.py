@@ -15,14 +15,15 @@ import pytest
 from labkit.labs.catalog import ROOT, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
 from labkit.suite.verdict import State
+from labstaff.answers.matrix import affected_classes
 from labstaff.answers.mistakes import MISTAKES_PER_TASK, Mistake, mistakes_of
 from labstaff.answers.right import RIGHT_PER_LAB, right_answers
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
+from labstaff.pytest_plugin import variant_text
 from tests.conftest import Job
 
 LABS = find_labs()
-SEEDS = ("0", "1")
 
 
 def session_folder(name: str) -> Path:
@@ -54,13 +55,15 @@ def until_found(mistake: Mistake) -> tuple[str, ...]:
 
 STUBS = stub_folder()
 UNTOUCHED = {lab.label: Job(lab.label, ("--src", str(STUBS))) for lab in LABS}
-SOLVED = {f"{lab.label}-seed{seed}": Job(lab.label, ("--solutions", "--seed", seed)) for lab in LABS for seed in SEEDS}
+SOLVED = {lab.label: Job(lab.label, ("--solutions",)) for lab in LABS}
 RIGHT = {
-    f"{lab.label}/{file.stem}-seed{seed}": Job(lab.label, ("--answer", str(file), "--seed", seed))
+    f"{lab.label}/{file.stem}": Job(
+        lab.label, ("--answer", str(file), "--seed", "1"), affected_classes(lab, variant_text(lab, file))
+    )
     for lab in LABS
     for file in right_answers(lab)
-    for seed in SEEDS[1:]
 }
+"""At another seed, by the tests of the tasks in which they differ from the solution."""
 MADE = session_folder("mistakes")
 MISTAKES = {
     f"{lab.label}/{mistake.task}/{mistake.name}": (
@@ -120,7 +123,7 @@ def test_mistake_is_found(mistake, job, judges):
     assert mistake.says in said, f"no message says {mistake.says!r}; they say:\n{said}"
 
 
-@pytest.mark.parametrize("job", [SOLVED[f"{lab.label}-seed0"] for lab in LABS], ids=[lab.label for lab in LABS])
+@pytest.mark.parametrize("job", [SOLVED[lab.label] for lab in LABS], ids=[lab.label for lab in LABS])
 def test_every_task_draws_inputs_at_random(job, judges):
     """What is fixed in a suite can be read there and written down: see `labstaff.grader.grade.judged_run`."""
     drawn = {verdict.task for verdict in judges(job).verdicts if verdict.drawn}
