@@ -26,18 +26,10 @@ from labstaff.grading.submitted import find_submissions
 pytestmark = pytest.mark.slow
 
 LAB = find_lab("01")
-FINALISER = """import gc
-class Late:
-    def __del__(self):
-        self.do()
-"""
-BY_A_FINALISER = "late = Late(); late.me, late.do = late, lambda: {}; del late; gc.collect()"
-
 HIDING_NUMPY = {
     "in_the_open": ("S = np.empty((len(Q), len(K)), np.float32)", ""),
     "workspace": ("S = WORKSPACE[: len(Q), : len(K)]", "WORKSPACE = np.ones((4096, 4096), np.float32)"),
     "rows_one_by_one": ("S = [np.empty(len(K), np.float32) for _ in range(len(Q))]", ""),
-    "by_a_finaliser": (BY_A_FINALISER.format("np.ones((len(Q), len(K)), np.float32).sum()"), FINALISER),
 }
 """Ways to make the whole matrix in a function of Q and K: lines in the function, and above it."""
 
@@ -46,7 +38,6 @@ HIDING_TORCH = {
     "numpy_instead": ("S = np.empty((len(Q), len(K)), np.float32)", ""),
     "workspace": ("S = torch.empty(0).set_(WORKSPACE.untyped_storage())", "WORKSPACE = torch.ones(4096, 4096)"),
     "by_growing_a_storage": ("S = torch.empty(1); S.resize_(len(Q), len(K))", ""),
-    "by_a_finaliser": (BY_A_FINALISER.format("torch.ones(len(Q), len(K)).sum()"), FINALISER),
 }
 
 
