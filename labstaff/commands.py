@@ -156,7 +156,7 @@ def grade(
     In a course that `lab course` made, nbgrader then records what is not recorded as it is now. Exit status: 0, or 1
     when something was not graded, or 3 when all was, and some submissions hold nothing that can be judged.
     """
-    from labkit.commands.app import of_the_disk
+    from labkit.commands.app import file_error
     from labstaff.course.grade import grade as grade_folder
     from labstaff.course.gradebook import NoGradebook
     from labstaff.grader.sandbox import SandboxMissing
@@ -182,7 +182,7 @@ def grade(
             say=typer.echo,
         )
     except OSError as error:
-        sys.exit(f"lab grade: {of_the_disk(error) or error}")
+        sys.exit(f"lab grade: {file_error(error) or error}")
     except (NothingToGrade, NoGradebook, SandboxMissing, CannotExport, NoScheduler) as error:
         sys.exit(f"lab grade: {error}")
     raise typer.Exit(status)

@@ -1,33 +1,25 @@
-"""Has labs' suites run beside the course's tests, hands out their results, and says where the time went."""
+"""Fixtures for the course's tests, which tests are left out, and where the time went."""
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-import time
 import typing
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run beside the tests: torch's threads would wait for one another
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run at the same time: torch's threads would wait for one another
 
 import pytest
 
 from labkit.commands.lockfile import hide_additions
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import verdict_from
 from labstaff.grader.sandbox import SandboxMissing, require_sandbox
-from tests import judging
+from tests.suite_runs import N_RUNNERS, Job, SuiteRuns
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -36,84 +28,20 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts behind a script's back
     signal.signal(signal.SIGINT, signal.default_int_handler)  # commands that are started here are to hear Ctrl-C
 
-LONGEST_WAIT = 900.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of a lab's suite: which code it judges, and which of its tests run."""
-
-    lab: str
-    options: tuple[str, ...]
-    tests: tuple[str, ...] = ()
-
-
-class Judges:
-    """A process that runs all jobs from now on, while other tests run here; see judging.py."""
-
-    def __init__(self, jobs: list[Job], sandboxed: bool) -> None:
-        self.jobs = jobs
-        self.seconds: dict[Job, float] = {}
-        self._runs: dict[Job, SuiteRun] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="judging-")
-        asked, self._results = Path(self._folder.name, "jobs.json"), Path(self._folder.name, "results")
-        asked.write_text(json.dumps([asdict(job) for job in jobs]), encoding="utf-8")
-        self._results.touch()
-        command = [
-            sys.executable,
-            "-m",
-            judging.__name__,
-            str(asked),
-            str(self._results),
-            "bubblewrap" if sandboxed else "",
-        ]
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # this tree, none installed
-        self._process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "PYTHONPATH": path})
-        self._n_read = 0
-
-    def __call__(self, job: Job) -> SuiteRun:
-        """The result of `job`, waited for."""
-        give_up = time.monotonic() + LONGEST_WAIT
-        while job not in self._runs:
-            self._read()
-            if job not in self._runs:
-                assert self._process.poll() is None, "the process that runs the suites has ended"
-                assert time.monotonic() < give_up, f"no result of {job} within {LONGEST_WAIT:g} s"
-                time.sleep(0.02)
-        return self._runs[job]
-
-    def close(self) -> None:
-        """End the process and all that it has started."""
-        self._read()
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._folder.cleanup()
-
-    def _read(self) -> None:
-        with self._results.open(encoding="utf-8") as file:
-            file.seek(self._n_read)
-            while (line := file.readline()).endswith("\n"):
-                self._n_read = file.tell()
-                told = json.loads(line)
-                run, job = told["run"], self.jobs[told["number"]]
-                verdicts = [verdict_from(verdict) for verdict in run["verdicts"]]
-                self._runs[job] = SuiteRun(verdicts, run["n_collected"], run["problem"])
-                self.seconds[job] = told["seconds"]
-
-
 @pytest.fixture(scope="session", autouse=True)
-def judges(request: pytest.FixtureRequest) -> Iterator[Judges | None]:
-    """Results of all the jobs that the collected tests are parametrised with; begun before the first test."""
+def suite_runs(request: pytest.FixtureRequest) -> Iterator[SuiteRuns | None]:
+    """The runs of all jobs that the collected tests are parametrised with; begun before the first test."""
     jobs = [item.callspec.params["job"] for item in request.session.items if "job" in _params(item)]
     if not jobs:
         yield None
         return
-    judges = Judges(list(dict.fromkeys(jobs)), sandboxed=request.config.option.sandboxed)
-    request.config.stash[SECONDS] = judges.seconds
-    yield judges
-    judges.close()
+    runs = SuiteRuns(list(dict.fromkeys(jobs)), sandboxed=request.config.option.sandboxed)
+    request.config.stash[SECONDS] = runs.seconds
+    yield runs
+    runs.close()
 
 
 @pytest.fixture(autouse=True)
@@ -225,8 +153,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         runs[job.lab].append(seconds)
     for lab, each in sorted(runs.items()):
         terminalreporter.write_line(
-            f"{lab}: {len(each)} runs of its suite, {sum(each):.1f} s on {judging.N_RUNNERS} runners, "
-            f"longest {max(each):.1f} s"
+            f"{lab}: {len(each)} runs of its suite, {sum(each):.1f} s on {N_RUNNERS} runners, longest {max(each):.1f} s"
         )
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.warm import WarmRunner
+from labkit.suite.forked import ForkedRunner
 from labstaff.answers.mistakes import find_mistake
 
 MISTAKE = find_mistake(find_lab("01"), "attention_no_maximum")
@@ -23,7 +23,7 @@ def run(tmp_path_factory):
     MISTAKE.write(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-        runner = WarmRunner()
+        runner = ForkedRunner()
 
     def run_on_mistake(says, *tests):
         options = ("-p", "tests.until_found", "--says", says, "--src", str(folder))
@@ -38,16 +38,16 @@ def run(tmp_path_factory):
 def test_ends_with_the_first_that_says_it(run):
     found = run(MISTAKE.says, LARGE)
     assert found.n_collected == 2
-    assert [verdict.passed for verdict in found.verdicts] == [False]
+    assert [verdict.passed for verdict in found.results] == [False]
 
 
 def test_goes_on_until_each_test_has_failed(run):
     found = run(MISTAKE.says, FLOAT16, LARGE)
     assert found.n_collected == 3
-    assert [verdict.test.split("[")[0] for verdict in found.verdicts] == ["test_float16_values", "test_large_logits"]
+    assert [verdict.test.split("[")[0] for verdict in found.results] == ["test_float16_values", "test_large_logits"]
 
 
 @pytest.mark.parametrize(("says", "tests"), [("what no test says", (LARGE,)), (MISTAKE.says, (LARGE, UNCHANGED))])
 def test_what_is_not_found_runs_to_the_end(run, says, tests):
     found = run(says, *tests)
-    assert len(found.verdicts) == found.n_collected == len(tests) + 1
+    assert len(found.results) == found.n_collected == len(tests) + 1

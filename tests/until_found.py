@@ -10,7 +10,7 @@ from collections.abc import Generator
 
 import pytest
 
-from labkit.suite.verdict import Verdict
+from labkit.suite.results import TestResult
 
 FAILED = pytest.StashKey[set[str]]()
 SAID = pytest.StashKey[list[str]]()
@@ -33,7 +33,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     failed, said = item.config.stash[FAILED], item.config.stash[SAID]
     for name, verdict in report.user_properties:
-        if name == "verdict" and isinstance(verdict, Verdict) and not verdict.passed:
+        if name == "result" and isinstance(verdict, TestResult) and not verdict.passed:
             failed.add(_without_parameters(item))
             said += verdict.lines
     if failed == set(map(_without_parameters, item.session.items)) and item.config.option.says in "\n".join(said):

@@ -1,4 +1,4 @@
-"""The counts of a lab's traces, as `lab check` prints them: the course's servers, and yours below them."""
+"""`lab check 13`: the counts of its request traces, for the course's servers and for yours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from labkit.labs.manifest import Lab
-from labkit.suite.verdict import Verdict
+from labkit.suite.results import TestResult
 
 BOARD_FILE = "board.json"
 COLUMNS = {
@@ -23,7 +23,7 @@ COLUMNS = {
 """Title → what is counted, and what it is divided by."""
 
 
-def count_tables(lab: Lab, verdicts: Sequence[Verdict]) -> list[Table]:
+def count_tables(lab: Lab, verdicts: Sequence[TestResult]) -> list[Table]:
     """A table for each trace that `verdicts` have counts of; none for a lab that has no reference counts."""
     path = lab.folder / BOARD_FILE
     if not path.is_file():

@@ -24,8 +24,8 @@ import typer
 from labkit.labs.catalog import find_lab, find_labs, solution_file, solution_folder
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.kept import kernels_kept
+from labkit.suite.forked import ForkedRunner, heavy_modules
 from labkit.suite.run import OVERTIME, SuiteRun
-from labkit.suite.warm import WarmRunner, heavy_modules
 from labstaff.answers.mistakes import Mistake, mistakes_of
 
 FILE = "matrix.toml"
@@ -141,7 +141,7 @@ def row_of(mistake: Mistake, run: SuiteRun) -> Row:
     Raises:
         RuntimeError: no test failed, or the suite did not run to its end.
     """
-    failed = [verdict for verdict in run.verdicts if not verdict.passed]
+    failed = [verdict for verdict in run.results if not verdict.passed]
     stopped = run.died or run.problem.startswith(OVERTIME)
     if not failed or (run.problem and not stopped):
         raise RuntimeError(f"{mistake.lab.label}: {mistake.name}: {run.problem or 'no test fails'}")
@@ -151,7 +151,7 @@ def row_of(mistake: Mistake, run: SuiteRun) -> Row:
 
 
 def run_lab(
-    lab: Lab, runner: WarmRunner, pool: ThreadPoolExecutor, known: dict[str, Row]
+    lab: Lab, runner: ForkedRunner, pool: ThreadPoolExecutor, known: dict[str, Row]
 ) -> tuple[dict[str, Row], list[str]]:
     """Every mistake without a known row against its suite: all rows, and a line for each mistake that is not found."""
 
@@ -193,7 +193,7 @@ def main(
     with (
         tempfile.TemporaryDirectory(prefix="kernels-") as folder,
         kernels_kept(Path(folder, "kernels")),
-        WarmRunner(modules) as runner,
+        ForkedRunner(modules) as runner,
         ThreadPoolExecutor(jobs) as pool,
     ):
         for lab in chosen:

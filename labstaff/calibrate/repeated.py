@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from labkit.suite.verdict import Kind, Verdict
+from labkit.suite.results import Kind, TestResult
 from labkit.testing import margins
 
 SEEN = pytest.StashKey["_Seen"]()
@@ -63,7 +63,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Keep what was refused, once labkit's plugin has made a verdict of it."""
     report = yield
-    verdicts = [value for name, value in report.user_properties if name == "verdict" and isinstance(value, Verdict)]
+    verdicts = [value for name, value in report.user_properties if name == "result" and isinstance(value, TestResult)]
     item.config.stash[SEEN].failed += [
         f"{verdict.test}: {' / '.join(verdict.lines)}" for verdict in verdicts[-1:] if not verdict.passed
     ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from labkit.labs.catalog import solution_file
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.kept import kernels_kept
-from labkit.suite.warm import WarmRunner
+from labkit.suite.forked import ForkedRunner
 from labkit.testing.margins import Margin
 from labstaff.answers.mistakes import mistakes_of
 from labstaff.answers.right import right_answers
@@ -139,14 +139,14 @@ def run(jobs: Iterable[Job], *, sandboxed: bool) -> Iterator[list[Outcome]]:
     with (
         tempfile.TemporaryDirectory(prefix="margins-") as folder,
         kernels_kept(Path(folder, "kernels")),
-        SandboxedRunner() if sandboxed else WarmRunner(HEAVY) as runner,
+        SandboxedRunner() if sandboxed else ForkedRunner(HEAVY) as runner,
         ThreadPoolExecutor(N_RUNNERS) as pool,
     ):
         files = (Path(folder, str(number)) for number in count())
         yield from pool.map(lambda job, file: _run(runner, job, file), jobs, files)
 
 
-def _run(runner: WarmRunner, job: Job, file: Path) -> list[Outcome]:
+def _run(runner: ForkedRunner, job: Job, file: Path) -> list[Outcome]:
     seeds = ",".join(map(str, job.seeds))
     options = ["-p", "labstaff.calibrate.repeated", "--margins", str(file), "--seeds", seeds, *job.options]
     suite_run = runner.run(job.lab.label, *options, *(["--whole"] if job.whole else []), tests=job.tests)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from labkit.suite.forked import HEAVY, ForkedRunner
 from labkit.suite.run import SuiteRun
-from labkit.suite.warm import HEAVY, WarmRunner
 from labstaff.grader.sandbox import Sandbox, require_bubblewrap, require_libseccomp, use
 
 
-class SandboxedRunner(WarmRunner):
-    """As `WarmRunner`, with each submission in a sandbox. Threads may share one.
+class SandboxedRunner(ForkedRunner):
+    """As `ForkedRunner`, with each submission in a sandbox. Threads may share one.
 
     Args:
         modules: imported once, for suites and for submissions.
@@ -21,19 +21,17 @@ class SandboxedRunner(WarmRunner):
         SandboxMissing: there is no libseccomp here, or no bubblewrap and `unsafe` was not given.
     """
 
-    def __init__(
-        self, modules: tuple[str, ...] = tuple(HEAVY.values()), threads: int = 1, *, unsafe: bool = False
-    ) -> None:
+    def __init__(self, modules: tuple[str, ...] = tuple(HEAVY.values()), *, unsafe: bool = False) -> None:
         require_libseccomp()
         if not unsafe:
             require_bubblewrap()
-        super().__init__(modules, threads)
+        super().__init__(modules)
         self._modules = modules
         self._unsafe = unsafe
         self._idle: list[Sandbox] = []
 
     def run(self, lab: str, *options: str, **more: Any) -> SuiteRun:
-        """See `WarmRunner.run`. A sandbox in which a run did not end, or left something, is not used again."""
+        """See `ForkedRunner.run`. A sandbox in which a run did not end, or left something, is not used again."""
         sandbox = self._idle.pop() if self._idle else Sandbox(self._modules, unsafe=self._unsafe)
         run = super().run(lab, *options, "--sandboxed", prepare=functools.partial(use, sandbox.control), **more)
         if run.problem or not sandbox.is_usable():

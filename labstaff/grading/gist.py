@@ -17,7 +17,7 @@ LEFT_OUT = "…"
 NUMBER = re.compile(r"(?<!\w)[-+−]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?(?!\w)", re.IGNORECASE)
 WORD = re.compile(r"\w+")
 RAISED = re.compile(r"\A(\w+ raised \w+)(?::.*?)?(?=\n\s*at \S+:\d+: |\Z)", re.DOTALL)
-"""How `labkit.suite.verdict` begins what it says of an exception; then comes what the answer has said."""
+"""How `labkit.suite.messages` begins what it says of an exception; then comes what the answer has said."""
 SEEN_AT = re.compile(r", last seen at .*")
 CODE = re.compile(r"\s*at \S+:\d+: ")
 SEVERAL_LEFT_OUT = re.compile(rf"{LEFT_OUT}(?:[\W_]*{LEFT_OUT})+")

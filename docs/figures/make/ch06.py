@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.finder import Answer, AnswerFinder
+from labkit.suite.finder import LabFinder, Source
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ def draw_stack(data: dict[str, Any]) -> Figure:
 @cache
 def solution(lab: str) -> ModuleType:
     """The module of `lab`'s solution."""
-    answer = Answer(find_lab(lab), solution_file(find_lab(lab)))
-    finder = AnswerFinder([answer])
+    answer = Source(find_lab(lab), solution_file(find_lab(lab)))
+    finder = LabFinder([answer])
     finder.install()
     try:
         return importlib.import_module(answer.lab.module)

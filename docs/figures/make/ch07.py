@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.finder import Answer, AnswerFinder
+from labkit.suite.finder import LabFinder, Source
 from labstaff.figures import BLUE, GREEN, ORANGE, PINK, Recipe
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def draw_kept(data: dict[str, Any]) -> Figure:
 @cache
 def solution() -> ModuleType:
     """The module of Lab 07's solution."""
-    answer = Answer(find_lab("lab07"), solution_file(find_lab("lab07")))
-    finder = AnswerFinder([answer])
+    answer = Source(find_lab("lab07"), solution_file(find_lab("lab07")))
+    finder = LabFinder([answer])
     finder.install()
     try:
         return importlib.import_module(answer.lab.module)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.finder import Answer, AnswerFinder
+from labkit.suite.finder import LabFinder, Source
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def solution(label: str) -> ModuleType:
     """The lab's solution as a module."""
     importlib.import_module("torch")  # outside of the time that an answer has for its import
     lab = find_lab(label)
-    finder = AnswerFinder([Answer(lab, solution_file(lab))])
+    finder = LabFinder([Source(lab, solution_file(lab))])
     finder.install()
     try:
         return importlib.import_module(lab.module)

@@ -104,7 +104,7 @@ def _draw_work(ax: Axes, found: dict[str, Any]) -> None:
 def timeline_data() -> dict[str, Any]:
     """What four ranks do when, from real runs of the solution's forward pass, at speeds that fit the block's size."""
     from labkit.ranks.threads import run_ranks
-    from labkit.ranks.timeline import timeline
+    from labstaff.ring_timeline import timeline
 
     lab = answer_module("11")
     found = {}
@@ -117,7 +117,7 @@ def timeline_data() -> dict[str, Any]:
         )
         n = LENGTH // N_RANKS
         block_flops, block_bytes = 4 * n * n * WIDTH * HEADS, 2 * n * KV_HEADS * WIDTH * 4
-        played = timeline(ran.deeds, block_flops, block_bytes * times_smallest)  # a whole block takes 1
+        played = timeline(ran.operations, block_flops, block_bytes * times_smallest)  # a whole block takes 1
         found[name] = {
             "end": round(played.end, 4),
             "spans": [[[s.kind, round(s.start, 4), round(s.end, 4)] for s in spans] for spans in played.spans],

@@ -19,7 +19,7 @@ from ring_attention import (
 )
 
 from labkit.meters.tensors import AllocationMeter
-from labkit.ranks.measured import told
+from labkit.ranks.measure import run_measured
 from labkit.testing.attention.tensor_cases import strided
 from labkit.testing.compare import (
     assert_at_most,
@@ -70,13 +70,13 @@ FUNCTIONS = {
 @probe
 def on_ranks(task, arguments, **options):
     """What a task returns on each rank for `arguments`, a list for each, and what that took."""
-    return told(FUNCTIONS[task], arguments, **options)
+    return run_measured(FUNCTIONS[task], arguments, **options)
 
 
 @probe
 def on_ranks_from_outside(task, arguments, causal, layout):
     """What a task returns on each rank."""
-    return told(FUNCTIONS[task], arguments, causal=causal, layout=layout)["results"]
+    return run_measured(FUNCTIONS[task], arguments, causal=causal, layout=layout)["results"]
 
 
 @probe

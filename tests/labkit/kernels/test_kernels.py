@@ -241,13 +241,13 @@ class TestPlatform:
 
     def test_elsewhere_every_task_fails_with_it(self, monkeypatch):
         monkeypatch.setattr(finder.sys, "platform", "darwin")
-        served = finder.AnswerFinder([finder.student_answer(LAB)])
+        served = finder.LabFinder([finder.student_source(LAB)])
         served.install()
         try:
             import triton_kernel
 
             for task in LAB.tasks:
-                with pytest.raises(finder.AnswerMissing, match="needs Linux"):
+                with pytest.raises(finder.Unusable, match="needs Linux"):
                     getattr(triton_kernel, task.name)()
         finally:
             served.remove()
@@ -263,7 +263,7 @@ class TestPlatform:
 
     def test_the_environment_is_set_before_an_answer_is_imported(self, monkeypatch):
         monkeypatch.delenv(adapter.SWITCH)
-        served = finder.AnswerFinder([finder.student_answer(LAB)])
+        served = finder.LabFinder([finder.student_source(LAB)])
         served.install()
         served.remove()
         assert os.environ[adapter.SWITCH] == "1"

@@ -12,7 +12,8 @@ import pytest
 
 from labkit.suite import limits
 from labkit.suite.limits import TookTooLong, cpu_seconds_of, not_repeated, stop_clocks, time_limit
-from labkit.suite.verdict import State, explain
+from labkit.suite.messages import explain
+from labkit.suite.results import State
 
 MANY = 300_000_000
 """Steps of a loop that takes seconds: it stands for an endless one, and ends where a limit fails to stop it."""

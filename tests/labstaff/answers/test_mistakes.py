@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from labkit.commands.app import app
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.labs.manifest import Lab
+from labkit.suite.results import State, TestResult
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import State, Verdict
 from labstaff.answers.algorithms import ReplaceError, replaced
 from labstaff.answers.edits import EditError, edited
 from labstaff.answers.mistakes import MistakeError, UnknownMistake, find_mistake, mistakes_of
@@ -238,7 +238,7 @@ class TestCommand:
             find_mistake(LAB, "attention_without_scale"), killed_by=("TestA::test_a", "TestA::test_b[1]"), says="scale"
         )
         failed = [
-            Verdict(name, "a", State.WRONG, (line,)) for name, line in (("test_a[0]", "no"), ("test_b[1]", "scale"))
+            TestResult(name, "a", State.WRONG, (line,)) for name, line in (("test_a[0]", "no"), ("test_b[1]", "scale"))
         ]
         assert is_found(mistake, failed)
         assert not is_found(mistake, failed[1:])
@@ -281,7 +281,7 @@ def test_many_are_judged_at_once():
         find_mistake(LAB, name) for name in ("estimate_in_mib", "estimate_dtype_ignored", "estimate_batch_dropped")
     ]
     runs = judged(chosen)
-    assert [is_found(mistake, run.verdicts) for mistake, run in zip(chosen, runs, strict=True)] == [True] * 3
+    assert [is_found(mistake, run.results) for mistake, run in zip(chosen, runs, strict=True)] == [True] * 3
     for mistake, run in zip(chosen, runs, strict=True):
         named = {test.split("::")[1] for test in mistake.killed_by}
-        assert {verdict.test.split("[")[0] for verdict in run.verdicts} <= named
+        assert {verdict.test.split("[")[0] for verdict in run.results} <= named

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.finder import Answer
+from labkit.suite.finder import Source
 from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.grader import wire
 from labstaff.grader.remote import Handle, Remote, StandIn, SubmissionError
@@ -75,7 +75,7 @@ def submitted(sandbox, tmp_path):
     def submit(text: str) -> StandIn:
         file = tmp_path / f"{LAB.module}.py"
         file.write_text(textwrap.dedent(text), encoding="utf-8")
-        remotes.append(Remote(sandbox, Answer(LAB, file)))
+        remotes.append(Remote(sandbox, Source(LAB, file)))
         return StandIn(remotes[-1], TASK)
 
     yield submit
