@@ -45,13 +45,12 @@ def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] 
 def new(
     number: Annotated[str, typer.Argument(metavar="NN", help="its number")],
     name: Annotated[str, typer.Argument(help="its name, like ring_attention")],
-    tasks: Annotated[str, typer.Option(help="what a student writes: names with commas between")],
 ) -> None:
-    """Make a lab that passes its own two-sided check, to be filled from there."""
+    """Make a lab from the template: it passes its own checks, and is rewritten from there."""
     from labstaff.derive.new_lab import NewLabError, new_lab
 
     try:
-        written = new_lab(ROOT, number, name, [task.strip() for task in tasks.split(",") if task.strip()])
+        written = new_lab(ROOT, number, name)
     except NewLabError as error:
         sys.exit(f"lab new: {error}")
     for path in written:

@@ -45,7 +45,7 @@ def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Sourc
     workers = sandbox.current
     if workers is None:
         try:
-            workers = sandbox.Sandbox(heavy_modules(*(lab.suite_file for lab in labs)))
+            workers = sandbox.Sandbox(heavy_modules(*(file for lab in labs for file in lab.suite_files)))
         except sandbox.SandboxMissing as error:
             raise pytest.UsageError(str(error)) from None
         config.add_cleanup(workers.close)

@@ -15,14 +15,15 @@ import pytest
 from labkit.labs.catalog import ROOT, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
 from labkit.suite.results import State
+from labstaff.answers.matrix import affected_classes
 from labstaff.answers.mistakes import MISTAKES_PER_TASK, Mistake, mistakes_of
 from labstaff.answers.right import RIGHT_PER_LAB, right_answers
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
+from labstaff.pytest_plugin import variant_text
 from tests.suite_runs import Job
 
 LABS = find_labs()
-SEEDS = ("0", "1")
 
 
 def session_folder(name: str) -> Path:
@@ -54,18 +55,20 @@ def until_found(mistake: Mistake) -> tuple[str, ...]:
 
 STUBS = stub_folder()
 UNTOUCHED = {lab.label: Job(lab.label, ("--src", str(STUBS))) for lab in LABS}
-SOLVED = {f"{lab.label}-seed{seed}": Job(lab.label, ("--solutions", "--seed", seed)) for lab in LABS for seed in SEEDS}
+SOLVED = {lab.label: Job(lab.label, ("--solutions",)) for lab in LABS}
 RIGHT = {
-    f"{lab.label}/{file.stem}-seed{seed}": Job(lab.label, ("--answer", str(file), "--seed", seed))
+    f"{lab.label}/{file.stem}": Job(
+        lab.label, ("--answer", str(file), "--seed", "1"), affected_classes(lab, variant_text(lab, file))
+    )
     for lab in LABS
     for file in right_answers(lab)
-    for seed in SEEDS[1:]
 }
+"""At another seed, by the tests of the tasks in which they differ from the solution."""
 MADE = session_folder("mistakes")
 MISTAKES = {
     f"{lab.label}/{mistake.task}/{mistake.name}": (
         mistake,
-        Job(lab.label, ("--src", str(written(mistake)), *until_found(mistake)), mistake.killed_by),
+        Job(lab.label, ("--src", str(written(mistake)), *until_found(mistake)), mistake.found_by),
     )
     for lab in LABS
     for mistake in mistakes_of(lab)
@@ -112,20 +115,15 @@ def test_right_answer_passes(job, suite_runs):
 def test_mistake_is_found(mistake, job, suite_runs):
     run = suite_runs(job)
     assert not run.problem
-    said = []
-    for test in mistake.killed_by:
-        name = test.split("::")[1]
-        failed = [v for v in run.results if v.test.split("[")[0] == name.split("[")[0] and not v.passed]
-        assert failed, f"{test} lets pass: {mistake.what}"
-        states = {v.state for v in failed}
-        assert states <= {State.WRONG, State.CRASHED, State.TOO_SLOW}, (
-            f"the answer itself does not run: {failed[0].lines}"
-        )
-        said += [line for v in failed for line in v.lines]
-    assert mistake.says in "\n".join(said), f"no message says {mistake.says!r}; they say:\n" + "\n".join(said)
+    failed = [verdict for verdict in run.results if not verdict.passed]
+    assert failed, f"{', '.join(mistake.found_by)} let pass: {mistake.what}"
+    states = {verdict.state for verdict in failed}
+    assert states <= {State.WRONG, State.CRASHED, State.TOO_SLOW}, f"the module does not run: {failed[0].lines}"
+    said = "\n".join(line for verdict in failed for line in verdict.lines)
+    assert mistake.says in said, f"no message says {mistake.says!r}; they say:\n{said}"
 
 
-@pytest.mark.parametrize("job", [SOLVED[f"{lab.label}-seed0"] for lab in LABS], ids=[lab.label for lab in LABS])
+@pytest.mark.parametrize("job", [SOLVED[lab.label] for lab in LABS], ids=[lab.label for lab in LABS])
 def test_every_task_draws_inputs_at_random(job, suite_runs):
     """What is fixed in a suite can be read there and written down: see `labstaff.grader.grade.judged_run`."""
     drawn = {verdict.task for verdict in suite_runs(job).results if verdict.drawn}
@@ -149,7 +147,10 @@ def test_every_test_belongs_to_a_task(lab):
     loose = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assert not loose, f"tests outside of a task's class: {loose}"
     assert sorted(classes) == sorted(task.tests for task in lab.tasks)
-    assert {f.name for f in lab.suite_file.parent.glob("*.py")} == {lab.suite_file.name}, "one suite a lab"
+    assert {file.name for file in lab.suite_files} <= {lab.suite_file.name, "support.py", "probes.py"}
+
+
+MAY_CROSS = ("labkit.simulated_memory", "labkit.meters", "labkit.ranks.", "labkit.testing.probes")
 
 
 @by_lab
@@ -166,9 +167,19 @@ def test_probes_compare_nothing(lab):
     imports = [node for node in [*body, *nodes] if isinstance(node, ast.ImportFrom) and node.module]
     known = {name.asname or name.name: node.module for node in imports for name in node.names}
     course = {known[name] for name in named & known.keys() if known[name].startswith("labkit")}
-    course -= {"labkit.testing.probes"}
-    measuring = ("labkit.simulated_memory", "labkit.meters", "labkit.ranks.")
-    assert all(module.startswith(measuring) for module in course), course
+    assert all(module.startswith(MAY_CROSS) for module in course), course
+    assert not {known[name] for name in named & known.keys()} & {"support"}, "a probe names what may compare"
+
+
+@by_lab
+def test_what_runs_beside_a_submission_brings_nothing_else(lab):
+    """All of `probes.py` may be sent to the submission's process."""
+    file = lab.suite_file.with_name("probes.py")
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8")))) if file in lab.suite_files else []
+    assert not [node.lineno for node in nodes if isinstance(node, ast.Assert)], "a probe asserts something"
+    imported = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    course = {node.module or "." for node in imported if node.level or (node.module or "").startswith("labkit")}
+    assert all(module.startswith(MAY_CROSS) for module in course), course
 
 
 @by_lab

@@ -93,6 +93,11 @@ class Lab(_Written, frozen=True, kw_only=True):
         return self.folder / "tests" / f"test_{self.module}.py"
 
     @property
+    def suite_files(self) -> list[Path]:
+        """The test module and what only this lab's tests use: `support.py` and `probes.py` beside it."""
+        return sorted(self.suite_file.parent.glob("*.py"))
+
+    @property
     def points(self) -> float:
         """Points for the tasks, which the suite grades; the report's come on top."""
         return sum(task.points for task in self.tasks)

@@ -26,10 +26,11 @@ NAN_HINT = (
 )
 NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
 NOT_WRITTEN = "nothing is written there, and what `empty` found in memory stays; or a loop ends too early"
-FLOOR_EPSILONS = 8
 SLACK = 4
-"""Times the loss of a plain computation. Arrays are small here, so that a few elements decide about the largest error:
-twice the loss refused three of 28 right runs of Lab 05. `labstaff.calibrate` tells."""
+"""Times the error of a plain computation. Arrays are small here, so a few elements decide about the largest error:
+twice the error refused three of 28 right runs of Lab 05. `labstaff.calibrate` shows how much of it is used."""
+ROUNDINGS = 8
+"""Units of rounding of the largest value, allowed besides: a plain computation of few numbers may be exact by luck."""
 HALF_SLACK = 2
 """The same where sums of half-precision inputs are kept in float32: more would let pass sums that are not."""
 NEAR = 8
@@ -48,22 +49,24 @@ def assert_close(
     *,
     plain: npt.ArrayLike | Sequence[npt.ArrayLike] | Lazily[Any],
     slack: float = SLACK,
+    roundings: float = ROUNDINGS,
     dtype: Any = None,
     suspects: Suspects | None = None,
     hint: str = "",
     nan_hint: str = NAN_HINT,
 ) -> None:
-    """Fail unless `got` is as near to `want` as a computation in its own precision can be expected to come.
+    """Fail unless `got` is as near to `want` as a computation in its own precision can be expected to be.
 
-    `want` is the float64 reference and `plain` the same quantity computed plainly in the precision under test, or a
-    list of it in several orders of rounding, of which the worst counts: of a `Lazily`, no more are made than decide.
-    The largest error allowed is four times that of `plain`, plus eight units of rounding of the largest value
-    (FlashAttention's own tests, Dao et al. 2022, allow twice, in far larger arrays). −inf and NaN must stand where they
-    stand in `want`.
+    `want` is the float64 reference and `plain` the same quantity computed plainly in the precision under test. The
+    largest error allowed is four times that of `plain`, plus eight units of rounding of the largest value
+    (FlashAttention's own tests, Dao et al. 2022, allow twice, in far larger arrays). −inf and NaN must be where they
+    are in `want`.
 
     Args:
         name: what the quantity is called in the handout.
-        slack: how often the loss of `plain` is allowed.
+        plain: an array; or several, of which the worst counts.
+        slack: how often the error of `plain` is allowed.
+        roundings: how many units of rounding of the largest value are allowed besides.
         dtype: the dtype `got` must have; None leaves it free.
         suspects: usual mistakes and the value each leads to; one that matches is named as the cause.
         hint: what usually causes an error here, for when no suspect matches.
@@ -79,16 +82,20 @@ def assert_close(
         assert_dtype(name, got, dtype)
     computed = value.astype(np.float64)
     _assert_finite_alike(
-        name, computed, reference, lambda: _not_a_number(computed, reference, plain, slack, suspects), nan_hint
+        name,
+        computed,
+        reference,
+        lambda: _not_a_number(computed, reference, tolerance(reference, plain, slack, roundings), suspects),
+        nan_hint,
     )
     finite = np.isfinite(reference)
     error = np.zeros_like(reference)
     np.subtract(computed, reference, out=error, where=finite)
     error = np.abs(error)
     worst = float(error.max(initial=0.0))
-    if margins.kept is None and any(worst <= tolerance(reference, each, slack) for each in each_of(plain)):
+    if margins.kept is None and any(worst <= tolerance(reference, each, slack, roundings) for each in each_of(plain)):
         return
-    allowed = tolerance(reference, plain, slack)
+    allowed = tolerance(reference, plain, slack, roundings)
     margins.note(name, worst, allowed, "tolerance")
     if worst <= allowed:
         return
@@ -104,18 +111,21 @@ def assert_close(
 
 
 def tolerance(
-    want: npt.ArrayLike, plain: npt.ArrayLike | Sequence[npt.ArrayLike] | Lazily[Any], slack: float = SLACK
+    want: npt.ArrayLike,
+    plain: npt.ArrayLike | Sequence[npt.ArrayLike] | Lazily[Any],
+    slack: float = SLACK,
+    roundings: float = ROUNDINGS,
 ) -> float:
-    """The largest error allowed: `slack` times that of the worst `plain`, plus eight roundings of the largest value."""
+    """The largest error allowed: `slack` times that of `plain`, plus `roundings` units of the largest value."""
     if isinstance(plain, list | tuple | Lazily):
-        return max(tolerance(want, each, slack) for each in plain)
+        return max(tolerance(want, each, slack, roundings) for each in plain)
     reference, baseline = np.asarray(want, dtype=np.float64), np.asarray(plain)
     finite = np.isfinite(reference)
     if not finite.any():
         return 0.0
     lost = float(np.abs(baseline.astype(np.float64)[finite] - reference[finite]).max())
     rounding = float(np.finfo(baseline.dtype).eps) * float(np.abs(reference[finite]).max())
-    return slack * lost + FLOOR_EPSILONS * rounding
+    return slack * lost + roundings * rounding
 
 
 def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = None, hint: str = "") -> None:
@@ -351,25 +361,18 @@ def _whole_rows(wrong: npt.NDArray[np.bool_]) -> str:
     return f": row {found[0]}, and nothing else" if len(found) == 1 else f": rows {found[0]} to {found[-1]}, no others"
 
 
-def _not_a_number(
-    computed: npt.NDArray,
-    reference: npt.NDArray,
-    plain: npt.ArrayLike | Sequence[npt.ArrayLike] | Lazily[Any],
-    slack: float,
-    suspects: Suspects | None,
-) -> str:
+def _not_a_number(computed: npt.NDArray, reference: npt.NDArray, allowed: float, suspects: Suspects | None) -> str:
     """The suspects with NaN at the same places and the same numbers at all others.
 
     Where every element is NaN, nothing tells one cause from another.
     """
     if np.isnan(computed).all():
         return ""
-    near = NEAR * tolerance(reference, plain, slack)
     found = []
     for text, value in as_mapping(suspects).items():
         with np.errstate(all="ignore"):
             suspect = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), computed.shape)
-        if _apart(computed, suspect) <= near:
+        if _apart(computed, suspect) <= NEAR * allowed:
             found.append(text)
     return _either(found)
 

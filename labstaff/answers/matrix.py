@@ -21,14 +21,14 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from labkit.labs.catalog import find_lab, find_labs, solution_file, solution_folder
+from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file, solution_folder
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.kept import kernels_kept
 from labkit.suite.forked import ForkedRunner, heavy_modules
+from labkit.suite.results import TestResult
 from labkit.suite.run import OVERTIME, SuiteRun
-from labstaff.answers.mistakes import Mistake, mistakes_of
+from labstaff.answers.mistakes import MATRIX, Mistake, mistakes_of
 
-FILE = "matrix.toml"
 LONGEST_MESSAGE = 300
 CPU_SECONDS = 100.0
 """Of one run, after which no further test is begun: a mistake that never ends would take hours."""
@@ -39,20 +39,25 @@ class Row(NamedTuple):
 
     Attributes:
         task: the task it is made in.
+        found_by: the first test of its task that fails with a message that says what it must, `TestClass::test_name`.
         message: the first line of the first test that failed.
         fails: the functions of the suite that failed, `TestClass::test_name`, in the suite's order.
     """
 
     task: str
+    found_by: tuple[str, ...]
     message: str
     fails: tuple[str, ...]
 
 
 def recorded(lab: Lab) -> dict[str, Row]:
     """The lab's rows by the mistake's name, as its file holds them; none where there is no file."""
-    file = solution_folder(lab) / FILE
+    file = solution_folder(lab) / MATRIX
     read = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return {name: Row(row["task"], row["message"], tuple(row["fails"])) for name, row in read.items()}
+    return {
+        name: Row(row["task"], tuple(row["found_by"]), row["message"], tuple(row["fails"]))
+        for name, row in read.items()
+    }
 
 
 def written(rows: dict[str, Row]) -> str:
@@ -61,20 +66,20 @@ def written(rows: dict[str, Row]) -> str:
     for name, row in sorted(rows.items()):
         fails = "".join(f"    {json.dumps(test)},\n" for test in row.fails)
         message = json.dumps(row.message, ensure_ascii=False)
-        parts.append(f"[{name}]\ntask = {json.dumps(row.task)}\nmessage = {message}\nfails = [\n{fails}]\n")
+        start = f"[{name}]\ntask = {json.dumps(row.task)}\nfound_by = {json.dumps(row.found_by)}\n"
+        parts.append(f"{start}message = {message}\nfails = [\n{fails}]\n")
     return "\n".join(parts)
 
 
 def suite_tests(lab: Lab) -> list[str]:
-    """Every test function of the suite, `TestClass::test_name`, those that a class inherits in this file included."""
-    tree = ast.parse(lab.suite_file.read_text(encoding="utf-8"))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    """Every test function of the suite, `TestClass::test_name`, with those that a class inherits."""
+    classes = {name: node for name, node in _suite_definitions(lab).items() if isinstance(node, ast.ClassDef)}
 
     def methods(name: str) -> list[str]:
         if name not in classes:
             return []
         own = [each.name for each in classes[name].body if isinstance(each, ast.FunctionDef)]
-        inherited = [each for base in classes[name].bases for each in methods(ast.unparse(base))]
+        inherited = [each for base in classes[name].bases for each in methods(ast.unparse(base).rpartition(".")[2])]
         return [*inherited, *own]
 
     found = [f"{name}::{each}" for name in classes if name.startswith("Test") for each in methods(name)]
@@ -95,7 +100,7 @@ def affected_classes(lab: Lab, source: str) -> tuple[str, ...]:
     ours, theirs = (_definitions(text) for text in (solution_file(lab).read_text(encoding="utf-8"), source))
     changed = {name for name in ours.keys() | theirs.keys() if _dump(ours.get(name)) != _dump(theirs.get(name))}
     uses = {name: _names(node) | _names(ours.get(name)) for name, node in {**ours, **theirs}.items()}
-    suite = _definitions(lab.suite_file.read_text(encoding="utf-8"))
+    suite = _suite_definitions(lab)
     uses |= {f"suite:{name}": _names(node) for name, node in suite.items()}
     while more := {
         name for name, used in uses.items() if name.removeprefix("suite:") not in changed and used & changed
@@ -103,6 +108,15 @@ def affected_classes(lab: Lab, source: str) -> tuple[str, ...]:
         changed |= {name.removeprefix("suite:") for name in more}
     classes = tuple(task.tests for task in lab.tasks if task.tests in changed)
     return () if "" in changed or len(classes) == len(lab.tasks) else classes
+
+
+def _suite_definitions(lab: Lab) -> dict[str, ast.AST | None]:
+    """The top-level statements of the lab's tests, and of the contracts that its test classes inherit."""
+    contracts = sorted((ROOT / "labkit/testing/contracts").glob("*.py"))
+    found: dict[str, ast.AST | None] = {}
+    for file in (*contracts, *lab.suite_files):
+        found |= _definitions(file.read_text(encoding="utf-8"))
+    return found
 
 
 def _definitions(text: str) -> dict[str, ast.AST | None]:
@@ -139,15 +153,22 @@ def row_of(mistake: Mistake, run: SuiteRun) -> Row:
     """The mistake's row from a run of the suite on it.
 
     Raises:
-        RuntimeError: no test failed, or the suite did not run to its end.
+        RuntimeError: no test of its task failed and said what it must, or the suite did not run to its end.
     """
     failed = [verdict for verdict in run.results if not verdict.passed]
     stopped = run.died or run.problem.startswith(OVERTIME)
     if not failed or (run.problem and not stopped):
         raise RuntimeError(f"{mistake.lab.label}: {mistake.name}: {run.problem or 'no test fails'}")
     classes = {task.name: task.tests for task in mistake.lab.tasks}
-    fails = dict.fromkeys(f"{classes[verdict.task]}::{verdict.test.split('[')[0]}" for verdict in failed)
-    return Row(mistake.task, " ".join(failed[0].lines[:1])[:LONGEST_MESSAGE], tuple(fails))
+
+    def name(verdict: TestResult) -> str:
+        return f"{classes[verdict.task]}::{verdict.test.split('[')[0]}"
+
+    finding = [name(each) for each in failed if each.task == mistake.task and mistake.says in "\n".join(each.lines)]
+    if not finding:
+        raise RuntimeError(f"{mistake.lab.label}: {mistake.name}: no test of {mistake.task} says {mistake.says!r}")
+    message = " ".join(failed[0].lines[:1])[:LONGEST_MESSAGE]
+    return Row(mistake.task, (finding[0],), message, tuple(dict.fromkeys(map(name, failed))))
 
 
 def run_lab(
@@ -189,7 +210,7 @@ def main(
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     problems: list[str] = []
-    modules = heavy_modules(*(lab.suite_file for lab in chosen))
+    modules = heavy_modules(*(file for lab in chosen for file in lab.suite_files))
     with (
         tempfile.TemporaryDirectory(prefix="kernels-") as folder,
         kernels_kept(Path(folder, "kernels")),
@@ -199,7 +220,7 @@ def main(
         for lab in chosen:
             rows, missed = run_lab(lab, runner, pool, recorded(lab) if missing else {})
             problems += missed
-            (solution_folder(lab) / FILE).write_text(written(rows), encoding="utf-8")
+            (solution_folder(lab) / MATRIX).write_text(written(rows), encoding="utf-8")
             n_tests = len(suite_tests(lab))
             typer.echo(f"{lab.label}: {len(rows)} mistakes found, {len(unneeded(lab))} of {n_tests} tests unneeded")
     for problem in problems:

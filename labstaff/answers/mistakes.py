@@ -1,19 +1,19 @@
-"""The mistakes kept beside each solution: what each is, which tests must find it, and the answer that makes it.
+"""The mistakes kept next to each solution: what each is, which test finds it, and the submission that makes it.
 
 `solutions/labNN_name/mistakes/TASK.toml` holds those of a task:
 
     [[mistake]]
     name = "forward_without_scale"
     what = "The scores are never divided by √d."
-    killed_by = ["TestFlashForward::test_odd_lengths"]
-    says = "not divided by √d"              # what a message of these tests contains, where one knows the mistake
+    says = "not divided by √d"              # what a message contains, where a test knows the mistake
     edit = '''
     - S = scale * Q_i @ K[..., cols, :].to(precise).mT
     + S = Q_i @ K[..., cols, :].to(precise).mT
     '''
 
 A mistake that is another algorithm says `replace = { flash_forward = "forward_borrows_heads" }` in place of `edit`:
-that function or class of `mistakes/algorithms.py` takes the place of the solution's.
+that function or class of `mistakes/algorithms.py` takes the place of the solution's. Which tests fail on a mistake is
+not written here but measured: `labstaff.answers.matrix` records it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from labkit.labs.catalog import solution_file, solution_folder
+from labkit.labs.catalog import ROOT, solution_file, solution_folder
 from labkit.labs.manifest import Lab, Task
 from labstaff.answers.algorithms import ReplaceError, replaced
 from labstaff.answers.edits import EditError, edited
@@ -34,6 +34,7 @@ from labstaff.answers.edits import EditError, edited
 MISTAKES_PER_TASK = 6
 FOLDER = "mistakes"
 ALGORITHMS = "algorithms.py"
+MATRIX = "matrix.toml"
 
 
 class MistakeError(ValueError):
@@ -53,7 +54,7 @@ class Mistake:
         name: its name, no other's in the lab.
         what: the mistake, in a sentence.
         task: the name of the task it is made in.
-        killed_by: the tests that must fail on it, as `TestClass::test_name`.
+        found_by: what to run to find it: the recorded tests, `TestClass::test_name`, or the whole class of its task.
         says: what a message of one of them must contain; empty where none needs to.
         edit: see `labstaff.answers.edits`; empty where `replace` is not.
         replace: names in the solution and names in algorithms.py that take their places.
@@ -64,7 +65,7 @@ class Mistake:
     name: str
     what: str
     task: str
-    killed_by: tuple[str, ...]
+    found_by: tuple[str, ...]
     says: str
     edit: str
     replace: dict[str, str] = field(hash=False)
@@ -99,7 +100,6 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]+$")]
     what: Annotated[str, msgspec.Meta(pattern=r"\S\.$")]
-    killed_by: Annotated[list[str], msgspec.Meta(min_length=1)]
     says: str = ""
     edit: str = ""
     replace: dict[str, str] = msgspec.field(default_factory=dict)
@@ -117,8 +117,9 @@ def mistakes_of(lab: Lab) -> list[Mistake]:
         tasks = ", ".join(task.name for task in lab.tasks)
         raise MistakeError(f"{folder / min(strangers)}.toml: {min(strangers)} is none of the tasks {tasks}")
     found: dict[str, Mistake] = {}
+    known = _recorded_tests(lab)
     for task in lab.tasks:
-        for mistake in _read(lab, task, folder / f"{task.name}.toml"):
+        for mistake in _read(lab, task, folder / f"{task.name}.toml", known):
             if mistake.name in found:
                 raise MistakeError(f"{mistake.file}: {mistake.name}: the name is taken, see {found[mistake.name].file}")
             found[mistake.name] = mistake
@@ -140,7 +141,20 @@ def find_mistake(lab: Lab, name: str) -> Mistake:
     raise UnknownMistake(f"{lab.label} has no mistake {name!r}; {advice}")
 
 
-def _read(lab: Lab, task: Task, file: Path) -> list[Mistake]:
+def _recorded_tests(lab: Lab) -> dict[str, tuple[str, ...]]:
+    """The tests recorded to find each mistake, by its name; without those that are no longer there."""
+    matrix = solution_folder(lab) / MATRIX
+    rows = tomllib.loads(matrix.read_text(encoding="utf-8")) if matrix.exists() else {}
+    contracts = sorted((ROOT / "labkit/testing/contracts").glob("*.py"))
+    suite = "".join(file.read_text(encoding="utf-8") for file in (*contracts, *lab.suite_files))
+
+    def there(tests: list[str]) -> tuple[str, ...]:
+        return tuple(test for test in tests if f"def {test.split('::')[1]}(" in suite)
+
+    return {name: tests for name, row in rows.items() if (tests := there(row["found_by"]))}
+
+
+def _read(lab: Lab, task: Task, file: Path, known: dict[str, tuple[str, ...]]) -> list[Mistake]:
     try:
         read = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {"mistake": []}
     except tomllib.TOMLDecodeError as error:
@@ -150,10 +164,12 @@ def _read(lab: Lab, task: Task, file: Path) -> list[Mistake]:
         raise MistakeError(
             f"{file}: expected tables [[mistake]] and nothing else, found {', '.join(read) or 'nothing'}"
         )
-    return [_mistake(lab, task, file, number, table) for number, table in enumerate(tables, 1)]
+    return [_mistake(lab, task, file, number, table, known) for number, table in enumerate(tables, 1)]
 
 
-def _mistake(lab: Lab, task: Task, file: Path, number: int, table: dict[str, Any]) -> Mistake:
+def _mistake(
+    lab: Lab, task: Task, file: Path, number: int, table: dict[str, Any], known: dict[str, tuple[str, ...]]
+) -> Mistake:
     where = f"{file}: {table.get('name', f'mistake number {number}')}"
     try:
         entry = msgspec.convert(table, _Entry)
@@ -161,8 +177,5 @@ def _mistake(lab: Lab, task: Task, file: Path, number: int, table: dict[str, Any
         raise MistakeError(f"{where}: {error}") from None
     if bool(entry.edit.strip()) == bool(entry.replace):
         raise MistakeError(f"{where}: expected one of `edit` and `replace`")
-    for test in entry.killed_by:
-        if not test.startswith(f"{task.tests}::test_"):
-            raise MistakeError(f"{where}: killed_by: expected {task.tests}::test_…, found {test}")
-    killed_by = tuple(entry.killed_by)
-    return Mistake(lab, entry.name, entry.what, task.name, killed_by, entry.says, entry.edit, entry.replace, file)
+    found_by = known.get(entry.name, (task.tests,))
+    return Mistake(lab, entry.name, entry.what, task.name, found_by, entry.says, entry.edit, entry.replace, file)

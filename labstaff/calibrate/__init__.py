@@ -1,1 +1,1 @@
-"""How close right answers come to each limit of a suite, and how far mistakes stay away, over many seeds."""
+"""How much of each limit in the suites correct submissions use, and by how much mistakes exceed it."""

@@ -1,115 +1,192 @@
-"""The command: `python -m labstaff.calibrate 05 --seeds 1-50` judges Lab 05's right answers at each of these seeds.
+"""`python -m labstaff.calibrate 05 --seeds 1-20`: how much of each limit correct submissions use.
 
-The solution and every right answer are judged plain and sandboxed, and every mistake by its named tests at a few
-seeds. For each comparison the largest share of the limit that a right answer used is found, and the smallest by which
-a mistake was. It ends with 1 when a right answer was refused or a mistake let pass.
+The solution and every alternative solution run at each seed, in this process (`--seeds`) and in a sandbox
+(`--sandboxed-seeds`); every mistake runs by the test that finds it (`--mistake-seeds`). Limits of which a correct
+submission uses more than 75 % are listed, and limits that a mistake exceeds by less than 30 %. Ends with 1 when a
+correct submission failed or a mistake passed.
 """
 
 from __future__ import annotations
 
-import datetime
+import csv
+import functools
+import itertools
+import json
+import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from labkit.labs.catalog import find_lab, find_labs
-from labstaff.calibrate.limits import LEAST_USED, MOST_USED, Found, found_in
-from labstaff.calibrate.runs import Job, Record, mistaken_jobs, right_jobs, run
+from labkit.labs.manifest import Lab
+from labkit.meters.kernels.kept import kernels_kept
+from labkit.suite.forked import HEAVY, ForkedRunner
+from labstaff.answers.mistakes import mistakes_of
+from labstaff.answers.right import right_answers
+from labstaff.grader.runner import SandboxedRunner
+
+MOST_USED, LEAST_EXCEEDED = 0.75, 1.30
+CAPACITIES = ("bytes of SRAM", "bytes of the budget")
+"""Limits that are there to be used up: blocks are chosen to fill a memory."""
+
+
+class Job(NamedTuple):
+    """One run of a suite: a submission, as pytest's options, at one seed; the tests named, or all."""
+
+    lab: Lab
+    name: str
+    options: tuple[str, ...]
+    tests: tuple[str, ...]
+    seed: int
+    correct: bool
+
+
+class Limit(NamedTuple):
+    """A comparison of a suite; numbers in what is compared are left out."""
+
+    lab: str
+    test: str
+    what: str
+    unit: str
+
+
+@dataclass
+class Shares:
+    """Of a limit: the largest share that a correct submission used, and the smallest by which a mistake was found."""
+
+    correct: float = 0.0
+    by: str = ""
+    mistaken: float | None = None
+    mistake: str = ""
+
+
+class Result(NamedTuple):
+    """A job, the lines of its failed tests, and the share of each limit that it used."""
+
+    job: Job
+    failed: list[str]
+    shares: list[tuple[Limit, float]]
 
 
 def main(
     labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None,
-    seeds: Annotated[str, typer.Option(help="first-last: for right answers in this process")] = "1-20",
-    sandboxed_seeds: Annotated[str, typer.Option(help="first-last: for right answers in a sandbox")] = "",
-    mistake_seeds: Annotated[str, typer.Option(help="first-last: for mistakes")] = "",
-    record: Annotated[Path | None, typer.Option(help="keep outcomes in this file, and go on from it")] = None,
-    table: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="write limits.csv and README.md to it")
-    ] = None,
-    only_table: Annotated[bool, typer.Option("--only-table", help="run nothing: what the record says")] = False,
+    seeds: Annotated[str, typer.Option(help="first-last: correct submissions in this process")] = "1-4",
+    sandboxed_seeds: Annotated[str, typer.Option(help="first-last: correct submissions in a sandbox")] = "",
+    mistake_seeds: Annotated[str, typer.Option(help="first-last: mistakes")] = "",
+    table: Annotated[Path | None, typer.Option(help="write every limit to this CSV file")] = None,
 ) -> None:
-    """Judge right answers and mistakes over many seeds, and tell how much of each limit they use."""
+    """Run correct submissions and mistakes at many seeds, and list the limits that are too near."""
     chosen = [find_lab(name) for name in labs or []] or find_labs()
-    with tempfile.TemporaryDirectory(prefix="calibrate-") as folder:
-        jobs: list[Job] = []
-        for lab in chosen:
-            jobs += mistaken_jobs(lab, _range(mistake_seeds), Path(folder))
-            jobs += right_jobs(lab, _range(seeds), "plain")
-            jobs += right_jobs(lab, _range(sandboxed_seeds), "sandboxed")
-        kept = Record(record or Path(folder, "record"))
-        left = [] if only_table else kept.left(job for job in jobs if job.seeds)
-        for number, outcomes in enumerate(run(left, sandboxed=any(job.mode == "sandboxed" for job in left)), 1):
-            kept.add(outcomes)
-            if sys.stderr.isatty():
-                print(f"\r{number} of {len(left)} jobs", end="", file=sys.stderr)
-        found = found_in(kept.of(jobs))
-    if table:
-        (table / "limits.csv").write_text(found.table(), encoding="utf-8")
-        (table / "README.md").write_text(_page(found, sorted({lab.label for lab in chosen})), encoding="utf-8")
-    typer.echo(f"{found.n_right.total()} right runs judged, {len(found.refused)} tests refused one")
-    if found.n_mistaken:
-        typer.echo(f"{found.n_mistaken} runs of mistakes, {len(found.let_pass)} let pass")
-    for kind, lines in _lists(found).items():
-        for line in lines:
-            typer.echo(f"  {kind}: {line}")
-    raise typer.Exit(1 if found.refused or found.let_pass else 0)
-
-
-def _lists(found: Found) -> dict[str, list[str]]:
-    """What somebody should look at, by what is the matter with it."""
-    return {
-        "refused": found.refused,
-        "let pass": found.let_pass,
-        "tight": found.too_tight(),
-        "near": found.too_wide(),
-    }
-
-
-def _page(found: Found, labs: Sequence[str]) -> str:
-    """What the runs were, and what they found, for somebody who wonders about limits.csv."""
-    rows = [f"| {lab} | {found.n_right[lab, 'plain']} | {found.n_right[lab, 'sandboxed']} |" for lab in labs]
-    mistaken = [each.mistaken for each in found.shares.values() if each.mistaken is not None]
-    smallest = f"the smallest is {min(mistaken):.2f}" if mistaken else "no mistakes were judged in this run"
-    lists = {kind.capitalize(): lines for kind, lines in _lists(found).items()}
-    return "\n".join(
-        [
-            "# How close answers come to the limits of the suites",
-            "",
-            f"Calibrated on {datetime.datetime.now(datetime.UTC).date()} by `python -m labstaff.calibrate`.",
-            "",
-            f"**{found.n_right.total()} judged right runs, {len(found.refused)} refusals.** A run is the solution or a "
-            "right answer, judged by its lab's suite at one",
-            "seed, in this process (plain) or in the sandbox. At each answer's first seed the whole suite is run, at "
-            "the others what draws from the seed.",
-            "",
-            "| lab | plain | sandboxed |",
-            "|---|---:|---:|",
-            *rows,
-            "",
-            f"**{found.n_mistaken} runs of mistakes, {len(found.let_pass)} let pass.** A run is the solution with one "
-            "mistake, judged at one seed by the tests that name it.",
-            "",
-            f"[limits.csv](limits.csv) has a line for each of {len(found.shares)} limits: how much of it right answers "
-            f"used at most, which must stay below {MOST_USED:g},",
-            "and the smallest amount by which a mistake that is found by it was, at least "
-            f"{LEAST_USED:g} ({smallest}).",
-            f"Of {found.exact()} right answers use exactly 1: a count that was asked for, of tiles, say, each computed "
-            "once. Less would be wrong.",
-            "Of a memory that blocks are chosen to fill, they use what they can. A limit that has no mistake stands "
-            "beside one, in the same test or another, that is broken by more.",
-            *(
-                line
-                for name, lines in lists.items()
-                if lines
-                for line in ("", f"## {name}", "", *(f"- {each}" for each in lines))
-            ),
-            "",
+    with tempfile.TemporaryDirectory(prefix="calibrate-") as name:
+        folder = Path(name)
+        jobs = [
+            job for lab in chosen for job in (*correct_jobs(lab, seeds), *mistaken_jobs(lab, mistake_seeds, folder))
         ]
-    )
+        sandboxed = [job for lab in chosen for job in correct_jobs(lab, sandboxed_seeds)]
+        with kernels_kept(folder / "kernels"):
+            results = list(run_all(ForkedRunner(tuple(HEAVY.values())), jobs, folder)) if jobs else []
+            if sandboxed:
+                results += run_all(SandboxedRunner(), sandboxed, folder)
+    limits = shares_of(results)
+    if table:
+        write_table(table, limits)
+    problems = [
+        f"refused: {each.job.name}, seed {each.job.seed}: {line}"
+        for each in results
+        for line in each.failed
+        if each.job.correct
+    ]
+    problems += [f"passes: {each.job.name}" for each in results if not each.job.correct and not each.failed]
+    n_correct = sum(each.job.correct for each in results)
+    typer.echo(f"{n_correct} runs of correct submissions, {len(results) - n_correct} of mistakes, {len(limits)} limits")
+    for line in (*problems, *near_lines(limits)):
+        typer.echo(line)
+    raise typer.Exit(1 if problems else 0)
+
+
+def correct_jobs(lab: Lab, seeds: str) -> Iterator[Job]:
+    """The solution and every alternative solution at each seed, by the whole suite."""
+    options = {"solution": ("--solutions",)} | {file.stem: ("--answer", str(file)) for file in right_answers(lab)}
+    for seed, (name, chosen) in itertools.product(_range(seeds), options.items()):
+        yield Job(lab, f"{lab.label} {name}", chosen, (), seed, True)
+
+
+def mistaken_jobs(lab: Lab, seeds: str, folder: Path) -> Iterator[Job]:
+    """Every mistake at each seed, by the test that finds it."""
+    for seed, mistake in itertools.product(_range(seeds), mistakes_of(lab)):
+        place = folder / lab.label / mistake.name
+        mistake.write(place)
+        yield Job(lab, f"{lab.label} {mistake.name}", ("--src", str(place)), mistake.found_by, seed, False)
+
+
+def run_all(runner: ForkedRunner, jobs: list[Job], folder: Path) -> Iterator[Result]:
+    """The results of the jobs, two at a time, in their order."""
+    with runner, ThreadPoolExecutor(2) as pool:
+        for n_done, result in enumerate(pool.map(functools.partial(_run, runner, folder), jobs, itertools.count()), 1):
+            if sys.stderr.isatty():
+                print(f"\r{n_done} of {len(jobs)} runs", end="", file=sys.stderr)
+            yield result
+
+
+def _run(runner: ForkedRunner, folder: Path, job: Job, number: int) -> Result:
+    file = folder / f"{number}.json"
+    options = ("-p", "labstaff.calibrate.plugin", "--margins", str(file), "--seed", str(job.seed), *job.options)
+    run = runner.run(job.lab.label, *options, tests=job.tests)
+    failed = [f"{each.test}: {' / '.join(each.lines)}" for each in run.results if not each.passed]
+    failed += [run.problem] if run.problem else []
+    shares = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    file.unlink(missing_ok=True)
+    return Result(job, failed, [(_limit(job.lab, *names), share) for *names, share in shares])
+
+
+def _limit(lab: Lab, test: str, what: str, unit: str) -> Limit:
+    return Limit(lab.label, test, re.sub(r"\d[\d,.]*(?= |$|,)", "n", what), unit)
+
+
+def shares_of(results: list[Result]) -> dict[Limit, Shares]:
+    """What was used of each limit. A mistake counts for the limit of a test that it exceeds by the most."""
+    limits: dict[Limit, Shares] = {}
+    for job, _, shares in results:
+        worst: dict[str, tuple[float, Limit]] = {}
+        for limit, share in shares:
+            found = limits.setdefault(limit, Shares())
+            if job.correct and share >= found.correct:
+                found.correct, found.by = share, f"{job.name}, seed {job.seed}"
+            worst[limit.test] = max(worst.get(limit.test, (0.0, limit)), (share, limit))
+        for share, limit in worst.values() if not job.correct else ():
+            found = limits[limit]
+            if share > 1 and (found.mistaken is None or share < found.mistaken):
+                found.mistaken, found.mistake = share, f"{job.name}, seed {job.seed}"
+    return limits
+
+
+def near_lines(limits: dict[Limit, Shares]) -> Iterator[str]:
+    """A line for each limit that correct submissions use nearly whole, or that a mistake hardly exceeds.
+
+    A count of which exactly all is used was asked for.
+    """
+    for limit, each in sorted(limits.items()):
+        exact = each.correct == 1 and limit.unit != "tolerance"
+        if each.correct > MOST_USED and not exact and limit.unit not in CAPACITIES:
+            yield f"tight: {' '.join(limit)}: {each.correct:.2f} used by {each.by}"
+        if each.mistaken is not None and each.mistaken < LEAST_EXCEEDED:
+            yield f"near: {' '.join(limit)}: {each.mistaken:.2f} by {each.mistake}"
+
+
+def write_table(file: Path, limits: dict[Limit, Shares]) -> None:
+    """Every limit as a row of CSV."""
+    with file.open("w", encoding="utf-8", newline="") as text:
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow((*Limit._fields, "correct at most", "by", "mistakes at least", "mistake"))
+        for limit, each in sorted(limits.items()):
+            least = "" if each.mistaken is None else f"{each.mistaken:.3g}"
+            table.writerow((*limit, f"{each.correct:.3f}", each.by, least, each.mistake))
 
 
 def _range(text: str) -> list[int]:

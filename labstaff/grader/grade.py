@@ -58,7 +58,7 @@ class Judge:
     """
 
     def __init__(self, labs: Iterable[Lab] = (), *, unsafe: bool = False) -> None:
-        modules = heavy_modules(*(lab.suite_file for lab in labs)) if labs else tuple(HEAVY.values())
+        modules = heavy_modules(*(file for lab in labs for file in lab.suite_files)) if labs else tuple(HEAVY.values())
         self._runner = SandboxedRunner(modules, unsafe=unsafe)
 
     def judge(self, submission: Submission, seed: int, findings: Sequence[Finding] = ()) -> JudgedSubmission:

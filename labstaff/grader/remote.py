@@ -228,7 +228,7 @@ class Remote:
         return error
 
     def _places(self, raised: wire.Raised) -> list[tuple[str, int, str]]:
-        files = {file.name: str(file) for file in (self.answer.file, self.answer.lab.suite_file)}
+        files = {file.name: str(file) for file in (self.answer.file, *self.answer.lab.suite_files)}
         return [(files[Path(f).name], line, name) for f, line, name in raised.places if Path(f).name in files]
 
     def _of_its_kind(self, raised: wire.Raised) -> Exception:
@@ -334,17 +334,18 @@ def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Source],
     by_suite: dict[Path, Remote] = {}
 
     def load(answer: Source) -> Loader:
-        suite = answer.lab.suite_file
+        suite = answer.lab.suite_file.parent
         if suite not in by_suite:
             by_suite[suite] = Remote(sandbox, answer)
             limits.clocks_elsewhere.append(by_suite[suite].cpu_seconds)
         return RemoteLoader(by_suite[suite])
 
     def run_beside(function: FunctionType) -> RemoteProbe:
-        suite = Path(inspect.unwrap(function).__code__.co_filename)
-        module = sys.modules[function.__module__]
-        cloudpickle.register_pickle_by_value(module)
-        return RemoteProbe(by_suite[suite], function)
+        folder = Path(inspect.unwrap(function).__code__.co_filename).parent
+        for name in (function.__module__, f"{function.__module__.rpartition('.')[0]}.probes"):
+            if name in sys.modules:
+                cloudpickle.register_pickle_by_value(sys.modules[name])
+        return RemoteProbe(by_suite[folder], function)
 
     def end() -> None:
         probes.elsewhere = None

@@ -28,7 +28,7 @@ LIMITS = ("ATTENTION_LABS_TEST_SECONDS", "ATTENTION_LABS_CELL_BYTES")
 def version_of(lab: Lab, seed: int) -> str:
     """16 characters that change when a file of the same content may be judged otherwise than before."""
     digest = hashlib.sha256(_common().encode())
-    for file in (lab.folder / "lab.toml", *sorted(lab.suite_file.parent.glob("*.py"))):
+    for file in (lab.folder / "lab.toml", *lab.suite_files):
         _add(digest, file, lab.folder)
     limits = {name: os.environ.get(name, "") for name in LIMITS}
     digest.update(repr((lab.folder.name, seed, limits)).encode())

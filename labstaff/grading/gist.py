@@ -31,7 +31,7 @@ class Words:
     """The words and the characters of the course that a lab's messages may consist of."""
 
     def __init__(self, lab: Lab) -> None:
-        files = [*sorted((ROOT / "labkit").rglob("*.py")), lab.suite_file, lab.folder / MANIFEST_NAME]
+        files = [*sorted((ROOT / "labkit").rglob("*.py")), *lab.suite_files, lab.folder / MANIFEST_NAME]
         text = "\n".join([*(file.read_text(encoding="utf-8") for file in files), derive_stub(lab)])
         self.words = frozenset(WORD.findall(text)) | frozenset(dir(builtins))
         self.characters = frozenset(text)

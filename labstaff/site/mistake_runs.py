@@ -17,7 +17,7 @@ RUNNERS = 2
 
 def judged(mistakes: Sequence[Mistake]) -> list[SuiteRun]:
     """For each mistake, the run of the tests that it names, on the module with it; see `SuiteRun.problem`."""
-    modules = heavy_modules(*{mistake.lab.suite_file for mistake in mistakes})
+    modules = heavy_modules(*{file for mistake in mistakes for file in mistake.lab.suite_files})
     idle: Queue[ForkedRunner] = Queue()
     for _ in range(min(RUNNERS, len(mistakes))):
         idle.put(ForkedRunner(modules))
@@ -27,7 +27,7 @@ def judged(mistakes: Sequence[Mistake]) -> list[SuiteRun]:
         try:
             with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
                 mistake.write(Path(folder))
-                return runner.run(mistake.lab.label, "--src", folder, tests=mistake.killed_by)
+                return runner.run(mistake.lab.label, "--src", folder, tests=mistake.found_by)
         finally:
             idle.put(runner)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from labkit.testing.attention.reference import Attention, attention, random_qkv, roundings
-from labkit.testing.compare import NAN_HINT, Suspects, as_mapping, assert_close
-from labkit.testing.lazily import Lazily
+from labkit.testing.attention.reference import Attention, attention, random_qkv
+from labkit.testing.compare import NAN_HINT, ROUNDINGS, Suspects, as_mapping, assert_close
 
 DTYPES = (np.float16, np.float32, np.float64)
 
@@ -81,11 +79,18 @@ class Case:
         return self.other()
 
     @cached_property
-    def plain(self) -> Lazily[Attention]:
-        """What correct computations in the inputs' precision give, `n_steps` roundings away from what is right."""
-        still = [x.copy() for x in self.inputs]  # what is made later must not be made of changed inputs
-        made, want = roundings(*still, mask=self.mask, causal=self.causal, scale=self.scale), self.want
-        return made.map(lambda o: Attention(*(looser(*pair, self.n_steps) for pair in zip(o, want, strict=True))))
+    def plain(self) -> Attention:
+        """What a plain computation in the inputs' precision gives."""
+        return attention(*self.inputs, mask=self.mask, causal=self.causal, scale=self.scale, dtype=self.Q.dtype)
+
+    def roundings(self, part: str) -> float:
+        """How many units of rounding of the largest value `part` may be off besides.
+
+        A score s is off by up to eps × |s|, here and in the reference, and exp(s) by this share of itself. The
+        log-sum-exp is not: it is as large as the scores.
+        """
+        largest = np.abs(self.scores[np.isfinite(self.scores)]).max(initial=0)
+        return self.n_steps + ROUNDINGS + (0 if part == "lse" else 2 * float(largest))
 
     def other(self, *, hidden: npt.ArrayLike | None = None, scale: float | None = None) -> Attention:
         """The results in float64 with other keys hidden, or with another scale."""
@@ -111,7 +116,8 @@ class Case:
             name,
             got,
             getattr(self.want, part),
-            plain=self.plain.map(attrgetter(part)),
+            plain=getattr(self.plain, part),
+            roundings=self.roundings(part),
             dtype=dtype,
             suspects=lambda: {text: _part_of(value, part) for text, value in as_mapping(suspects).items()},
             hint=hint,

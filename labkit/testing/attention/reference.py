@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from labkit.testing.lazily import Lazily
 
 
 class Attention(NamedTuple):
@@ -56,47 +52,6 @@ def attention(
     with np.errstate(divide="ignore"):
         lse = (finite_top + np.log(mass))[..., 0]
     return Attention(output, weights, lse)
-
-
-def roundings(
-    Q: npt.NDArray,
-    K: npt.NDArray,
-    V: npt.NDArray,
-    *,
-    mask: npt.ArrayLike | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-) -> Lazily[Attention]:
-    """Attention in Q's own precision, in the orders of rounding that a correct answer may choose.
-
-    One plain computation can be lucky, above all at large logits and in float64; judged by it alone, correct answers
-    fail. Scaled here are the scores, the queries, or half of each; the weights are powers over their sum or powers of
-    score minus log-sum-exp; and the sum over the width runs as it stands, from the middle, or backwards.
-    """
-    width, number = Q.shape[-1], Q.dtype.type
-    factor = width**-0.5 if scale is None else float(scale)
-    half = abs(factor) ** 0.5
-    factors = ((1, 1, factor), (factor, 1, 1), (half, math.copysign(half, factor), 1))
-
-    ways = [(order, *each) for order in orders(width) for each in factors]
-
-    def scaled(order: npt.NDArray[np.intp], q_factor: float, k_factor: float) -> tuple[npt.NDArray, npt.NDArray]:
-        return Q[..., order] * number(q_factor), K[..., order] * number(k_factor)
-
-    def over_their_sum(*way: Any) -> Attention:
-        *parts, rest = way
-        return attention(*scaled(*parts), V, mask=mask, causal=causal, scale=float(rest), dtype=Q.dtype)
-
-    def by_log_sum_exp(place: int) -> Attention:
-        *parts, rest = ways[place]
-        plain = plainly[place]
-        lse = np.where(np.isfinite(plain.lse), plain.lse, number(0))[..., None]
-        logits = np.einsum("...id,...jd->...ij", *scaled(*parts), optimize=True) * number(rest)
-        weights = np.exp(np.where(plain.weights == 0, number(-np.inf), logits) - lse)
-        return Attention(weights @ V, weights, plain.lse)
-
-    plainly = Lazily(partial(over_their_sum, *way) for way in ways)
-    return plainly + Lazily(partial(by_log_sum_exp, place) for place in range(len(ways)))
 
 
 def orders(width: int) -> list[npt.NDArray[np.intp]]:

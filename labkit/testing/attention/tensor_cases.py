@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping
-from functools import cached_property, partial
-from operator import itemgetter
-from typing import Any, Self
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +12,11 @@ import torch
 
 from labkit.testing.attention.cases import Case as ArrayCase
 from labkit.testing.attention.cases import later_keys
-from labkit.testing.attention.reference import orders, random_qkv
+from labkit.testing.attention.reference import random_qkv
 from labkit.testing.attention.tensor_reference import attention, gradients
-from labkit.testing.compare import HALF_SLACK, NAN_HINT, SLACK, Suspects, as_mapping, assert_close, assert_type
-from labkit.testing.lazily import Lazily
+from labkit.testing.compare import NAN_HINT, ROUNDINGS, Suspects, as_mapping, assert_close, assert_type
 
 RESULTS = ("O", "L", "dQ", "dK", "dV")
-MANY_SCORES = 2**16
-SMALL_SCORE = 30
 Results = dict[str, npt.NDArray[np.floating]]
 
 
@@ -31,13 +25,7 @@ class Case:
 
     `mask`, (N_q, N_k), is True where a key is masked out, `causal` hides later keys besides. Sizes are those of
     `random_qkv`, with `n` for N_q = N_k. Inputs may be changed until the results are first asked for.
-
-    Attributes:
-        half_slack: how often the loss of a plain computation is allowed in half precision. Twice parts sums in float32
-            from others where they are long; in a short one the luck of a last rounding needs more.
     """
-
-    half_slack: float = HALF_SLACK
 
     def __init__(
         self,
@@ -77,11 +65,6 @@ class Case:
         return torch.float32 if self.Q.dtype.itemsize == 2 else self.Q.dtype
 
     @property
-    def slack(self) -> float:
-        """How often the loss of a plain computation is allowed."""
-        return self.half_slack if self.Q.dtype.itemsize == 2 else SLACK
-
-    @property
     def arrays(self) -> ArrayCase:
         """The same call of attention in NumPy, in float64: what suspects are made of."""
         return ArrayCase(*map(numbers, self.inputs), causal=self.causal, mask=self.mask)
@@ -99,26 +82,23 @@ class Case:
         return self.results()
 
     @cached_property
-    def plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
-        """What plain implementations get, of which the worst counts: by autograd, and by the formulas in one tile.
+    def plain(self) -> Results:
+        """The results of both passes in one tile: in float32, and half precision is rounded at the end of each pass.
 
-        The formulas come with the scale in three places, to base e and 2, where scores are small also with powers that
-        nothing is taken from before, and with sums in several orders, of which one will do where so many numbers are
-        made that luck evens out. Float64 is the reference: what is lost in it is float32's loss, scaled down.
+        As FlashAttention has it (Dao et al. 2022), D is computed from the rounded O. What float64 loses is what float32
+        loses, scaled down.
         """
-        is_double = self.Q.dtype == torch.float64
-        dtype = torch.float32 if is_double else self.Q.dtype
-        still = self._as_it_is()
-        makers = [partial(still.results, dtype=dtype)]
-        is_bare = self._scores_are_small
-        n_scores = math.prod(self.Q.shape[:-1]) * self.K.shape[-2]
-        for turn in range(len(orders(1)) if n_scores <= MANY_SCORES else 1):
-            for place in ("scores", "queries", "keys"):
-                makers += [partial(still._by_formulas, dtype, place, base, turn) for base in (math.e, 2.0)]
-                makers += [partial(still._by_formulas, dtype, place, math.e, turn, bare=True)] * is_bare
-        made = Lazily(makers)
-        found = {name: made.map(itemgetter(name)).map(lambda x: x.astype(np.float32)) for name in RESULTS}
-        return {name: scaled_down(found[name], exact) for name, exact in self.want.items()} if is_double else found
+        made = self._in_one_tile()
+        return scaled_down(made, self.want) if self.Q.dtype == torch.float64 else made
+
+    @cached_property
+    def roundings(self) -> float:
+        """Units of rounding of the largest value that are allowed besides: twice its largest score, and eight.
+
+        A score s, a sum, is off by about 2 |s| units, and its power by as many.
+        """
+        scores = self.arrays.scores
+        return ROUNDINGS + 2 * float(np.abs(scores[np.isfinite(scores)]).max(initial=0))
 
     @cached_property
     def forward_result(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,73 +136,24 @@ class Case:
                 got,
                 self.want[name],
                 plain=self.plain[name],
-                slack=self.slack,
+                roundings=self.roundings,
                 suspects=own,
                 hint=hint,
                 nan_hint=nan_hint or NAN_HINT,
             )
 
-    def _as_it_is(self) -> Self:
-        """A copy with the inputs that the results are of: what is made later must not be made of changed ones."""
-        still = copy.copy(self)
-        still.__dict__["want"] = self.want
-        still.Q, still.K, still.V, still.dO = (x.clone() for x in (*self.inputs, self.dO))
-        return still
-
-    @property
-    def _scores_are_small(self) -> bool:
-        Q, K = (torch.linalg.vector_norm(x.double(), dim=-1).max() for x in (self.Q, self.K))
-        return float(Q * K) * self.Q.shape[-1] ** -0.5 < SMALL_SCORE
-
-    def _by_formulas(self, dtype: torch.dtype, place: str, base: float, turn: int, bare: bool = False) -> Results:
-        """All results in one tile; the gradients from the true O and L, or from those of another order of rounding.
-
-        The scores of a backward pass are not rounded as those were that its L comes from, and every weight is off by
-        the difference.
-
-        `bare` powers are those of the scores as they are: no maximum is subtracted from them, and L's power is a factor
-        of dO and D.
-        """
-        precise = self.precise if dtype == self.Q.dtype else dtype
-        lengths = (*self.Q.shape[-2:], *self.V.shape[-2:])
-        queries, wide, keys, deep = (torch.from_numpy(orders(n)[turn].copy()) for n in lengths)
-        Q, K, V, dO = (x.cpu().to(dtype).to(precise) for x in (*self.inputs, self.dO))
-        Q, K = Q[..., queries, :][..., wide], K[..., keys, :][..., wide]
-        V, dO = V[..., keys, :][..., deep], dO[..., queries, :][..., deep]
-        scale, per_e = Q.shape[-1] ** -0.5, 1 / math.log(base)
-        exp = torch.exp2 if base == 2 else torch.exp
-        factors = {name: scale * per_e if name == place else 1.0 for name in ("scores", "queries", "keys")}
-        hidden = self.hidden.cpu()[queries][:, keys]
-
-        def scores(Q: torch.Tensor, K: torch.Tensor) -> torch.Tensor:
-            products = (factors["queries"] * Q) @ (factors["keys"] * K).mT
-            return (factors["scores"] * products).masked_fill(hidden, -torch.inf)
-
-        S = scores(Q, K)
-        m = S.amax(-1, keepdim=True)
-        m = torch.zeros_like(m) if bare else m.masked_fill(m.isneginf(), 0)
-        l = exp(S - m).sum(-1, keepdim=True)
-        made = {"O": exp(S - m) / l.masked_fill(l == 0, 1) @ V, "L": (m + l.log() * per_e) / per_e}
-        if turn == 0 and base != 2:
-            O, L = (torch.from_numpy(self.want[name]).to(kind) for name, kind in (("O", dtype), ("L", precise)))
-            O, L = O[..., queries, :][..., deep], L[..., queries, None]
-        else:
-            others = exp(scores(Q.flip(-1), K.flip(-1)) - m).sum(-1, keepdim=True)
-            O, L = made["O"].to(dtype), (m + others.log() * per_e) / per_e
-        D, L = (dO * O.to(precise)).sum(-1, keepdim=True), torch.where(L.isneginf(), 0, L)
-        if bare:
-            P, share = exp(S), exp(-L)
-            D, dO = D * share, dO * share
-        else:
-            P = exp(S - L * per_e)
-        dS = P * (dO @ V.mT - D)
-        back = {"dQ": scale * dS @ K, "dK": scale * dS.mT @ Q, "dV": P.mT @ dO}
-        made |= {name: x.to(dtype) for name, x in back.items()}
-        rows = {"O": queries, "L": queries, "dQ": queries, "dK": keys, "dV": keys}
-        columns = {"O": deep, "dQ": wide, "dK": wide, "dV": deep}
-        made = {name: x[..., _inverse(rows[name]), :] for name, x in made.items()}
-        made = {name: x[..., _inverse(columns[name])] if name in columns else x[..., 0] for name, x in made.items()}
-        return {name: numbers(x.to(dtype) if name == "O" else x) for name, x in made.items()}
+    def _in_one_tile(self) -> Results:
+        """All results in float32, O and the gradients rounded to the inputs' dtype where that has less."""
+        dtype, hidden = self.Q.dtype, self.hidden.cpu()
+        Q, K, V, dO = (x.cpu().float() for x in (*self.inputs, self.dO))
+        scale = Q.shape[-1] ** -0.5
+        O, _, L = attention(Q, K, V, mask=hidden, dtype=torch.float32)
+        O = rounded(O, dtype)
+        S = (scale * Q @ K.mT).masked_fill(hidden, -torch.inf)
+        P = torch.exp(S - L.masked_fill(L.isneginf(), 0)[..., None])
+        dS = P * (dO @ V.mT - (dO * O).sum(-1, keepdim=True))
+        back = (rounded(x, dtype) for x in (scale * dS @ K, scale * dS.mT @ Q, P.mT @ dO))
+        return dict(zip(RESULTS, (x.numpy() for x in (O, L, *back)), strict=True))
 
 
 def numbers(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
@@ -230,19 +161,20 @@ def numbers(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
     return tensor.detach().cpu().double().numpy()
 
 
-def scaled_down(found: Lazily[Any], exact: npt.NDArray[np.floating]) -> Lazily[Any]:
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of float32 whose numbers are rounded to `dtype`, where that has half precision."""
+    return x.to(dtype).float() if dtype.itemsize == 2 else x
+
+
+def scaled_down(found: Results, exact: Results) -> Results:
     """What computations in float32 lose of `exact`, as if they had been made in float64."""
     shrink = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-    return found.map(lambda x: exact + (x - exact) * shrink)
+    return {name: np.where(np.isfinite(x), x + (found[name] - x) * shrink, x) for name, x in exact.items()}
 
 
 def strided(*tensors: torch.Tensor) -> list[torch.Tensor]:
     """The same numbers, laid out as (batch, N, heads, d) tensors that are seen as (batch, heads, N, d)."""
     return [x.transpose(-3, -2).contiguous().transpose(-3, -2) for x in tensors]
-
-
-def _inverse(order: torch.Tensor) -> torch.Tensor:
-    return torch.argsort(order)
 
 
 def _named(value: Any, name: str) -> Any:

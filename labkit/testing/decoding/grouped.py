@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,11 @@ import numpy.typing as npt
 import torch
 
 from labkit.testing.attention.cases import later_keys
-from labkit.testing.attention.reference import orders
 from labkit.testing.attention.suspects import scale_suspects
-from labkit.testing.attention.tensor_cases import Case, Results, numbers, scaled_down
+from labkit.testing.attention.tensor_cases import Case, Results, numbers, rounded, scaled_down
 from labkit.testing.attention.tensor_reference import attention
 from labkit.testing.attention.tensor_suspects import lse_suspects
 from labkit.testing.compare import as_mapping, assert_close, assert_dtype, assert_type, compare_each
-from labkit.testing.lazily import Lazily
 
 RESULTS = {"o": "O", "lse": "L"}
 """What the handout calls a result → what the reference calls it."""
@@ -71,31 +68,11 @@ class GroupedCase(Case):
         return self.results()
 
     @cached_property
-    def plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
-        """What plain implementations get: sums in float32, in several orders; half precision is rounded at the end.
-
-        Their weights are exp(score − maximum) over the sum, or exp(score − log-sum-exp): the rounding of a large L
-        makes the second less exact.
-
-        Float64 is the reference itself: what is lost in it is float32's loss, scaled down.
-        """
-        if not self.K.shape[-2]:
-            return {name: Lazily([lambda exact=exact: exact]) for name, exact in self.want.items()}  # type: ignore[misc]
-        still = self._as_it_is()
-        made = Lazily(
-            partial(still._in_float32, place, base, turn, by_lse)
-            for by_lse in (False, True)
-            for turn in range(len(orders(1)))
-            for place in ("scores", "queries")
-            for base in (math.e, 2.0)
-        )
-        return self._by_name(made)
-
-    def _by_name(self, made: Lazily[Results]) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
-        found = {name: made.map(itemgetter(name)) for name in self.want}
-        if self.Q.dtype != torch.float64:
-            return found
-        return {name: scaled_down(found[name], exact) for name, exact in self.want.items()}
+    def plain(self) -> Results:
+        """The results in float32, a half-precision O rounded at the end; what float64 loses is scaled down from it."""
+        O, _, L = attention(*self.inputs, mask=self.hidden, dtype=torch.float32)
+        made: Results = {"O": rounded(O, self.Q.dtype).numpy(), "L": L.numpy()}
+        return scaled_down(made, self.want) if self.Q.dtype == torch.float64 else made
 
     def results(
         self,
@@ -108,25 +85,6 @@ class GroupedCase(Case):
         mask = self.hidden if hidden is None else torch.as_tensor(hidden)
         made = attention(*self.inputs, mask=mask, scale=scale, dtype=dtype)
         return {"O": numbers(made.output), "L": numbers(made.lse)}
-
-    def _in_float32(self, place: str, base: float, turn: int, by_lse: bool) -> Results:
-        wide, keys = (torch.from_numpy(orders(n)[turn].copy()) for n in (self.Q.shape[-1], self.K.shape[-2]))
-        Q, K, V = (x.float() for x in self.inputs)
-        Q, K, V = Q[..., wide], K[..., keys, :][..., wide], V[..., keys, :]
-        scale, per_e = self.Q.shape[-1] ** -0.5, 1 / math.log(base)
-        S = scale * per_e * (Q @ K.mT) if place == "scores" else (scale * per_e * Q) @ K.mT
-        S = S.masked_fill(self.hidden[:, keys], -torch.inf)
-        m = S.amax(-1, keepdim=True)
-        m = m.masked_fill(m.isneginf(), 0)
-        exp = torch.exp2 if base == 2 else torch.exp
-        powers = exp(S - m)
-        l = powers.sum(-1, keepdim=True)
-        L = m + l.log() * per_e
-        O = powers @ V / l.masked_fill(l == 0, 1)
-        if by_lse:
-            O = exp(S - L.masked_fill(L.isneginf(), 0)) @ V
-        O = O.to(self.Q.dtype if self.Q.dtype.itemsize == 2 else torch.float32)
-        return {"O": O.float().numpy(), "L": (L / per_e)[..., 0].numpy()}
 
     @property
     def given(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -149,7 +107,9 @@ class GroupedCase(Case):
                 want, plain = self.want[there], self.plain[there]
                 told: dict[str, Any] = {"nan_hint": nan_hint} if nan_hint else {}
                 number = value.detach().to(torch.float64)
-                assert_close(name, number, want, plain=plain, suspects=usual, hint=hint, **told)
+                assert_close(
+                    name, number, want, plain=plain, roundings=self.roundings, suspects=usual, hint=hint, **told
+                )
             assert_dtype(name, value, self.precise if name == "lse" else self.Q.dtype)
 
         compare_each(got, check)

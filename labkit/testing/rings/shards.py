@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from labkit.testing.attention.reference import orders
 from labkit.testing.attention.tensor_cases import Case, Results
 from labkit.testing.attention.tensor_suspects import lse_suspects
 from labkit.testing.compare import (
@@ -24,7 +23,6 @@ from labkit.testing.compare import (
     require,
 )
 from labkit.testing.decoding.grouped import GroupedCase
-from labkit.testing.lazily import Lazily
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 FORWARD, BACKWARD = ("o", "lse"), ("dq", "dk", "dv")
@@ -109,40 +107,6 @@ class RingCase(GroupedCase):
         return [list(each) for each in zip(*cuts, strict=True)]
 
     @cached_property
-    def plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
-        """As of `GroupedCase`, and what those get that weigh by exp(score − lse) and merge blocks by their lse.
-
-        Where logits are large a log-sum-exp is rounded more coarsely than the difference to a maximum.
-        """
-        found: dict[str, Lazily[Any]] = GroupedCase.plain.func(self)  # type: ignore[attr-defined]
-        still = self._as_it_is()
-        blocks = [[np.arange(self.Q.shape[-2])], self.places]
-        merged = self._by_name(
-            Lazily(partial(still._by_log_sum_exps, places, turn) for places in blocks for turn in range(len(orders(1))))
-        )
-        return {name: found[name] + merged[name] for name in found}
-
-    def _by_log_sum_exps(self, places: Sequence[npt.NDArray[np.int64]], turn: int) -> Results:
-        """O and L in float32, merged from blocks of keys at these places."""
-        wide = torch.from_numpy(orders(self.Q.shape[-1])[turn].copy())
-        Q, K, V = (x.float() for x in self.inputs)
-        L = torch.full(Q.shape[:-1], -torch.inf)
-        O = torch.zeros(*Q.shape[:-1], V.shape[-1])
-        for place in places:
-            keys = torch.from_numpy(place[orders(len(place))[turn]])
-            S = (Q[..., wide] @ K[..., keys, :][..., wide].mT * self.Q.shape[-1] ** -0.5).masked_fill(
-                self.hidden[:, keys], -torch.inf
-            )
-            block = S.logsumexp(-1)
-            both = torch.logaddexp(L, block)
-            shift = both.masked_fill(both.isneginf(), 0)
-            weights = torch.exp(S - block.masked_fill(block.isneginf(), 0)[..., None])
-            O = torch.exp(L - shift)[..., None] * O + torch.exp(block - shift)[..., None] * (weights @ V[..., keys, :])
-            L = both
-        O = O.to(self.Q.dtype) if self.Q.dtype.itemsize == 2 else O
-        return {"O": O.float().numpy(), "L": L.numpy()}
-
-    @cached_property
     def whole(self) -> Case:
         """The same attention with keys and values of its own for each query head, whose gradients the reference has."""
         case = Case.of(self.Q, self.K, self.V, self.dO)
@@ -155,13 +119,9 @@ class RingCase(GroupedCase):
         return self.folded(self.whole.want)
 
     @cached_property
-    def gradients_plain(self) -> dict[str, Lazily[npt.NDArray[np.floating]]]:
-        """What plain implementations get of them."""
-        plain = self.whole.plain
-        return {name: plain[name].map(partial(self._folded, name)) for name in ("dQ", "dK", "dV")}
-
-    def _folded(self, name: str, gradient: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-        return self.folded({name: gradient})[name]
+    def gradients_plain(self) -> Results:
+        """What a plain computation gets of them."""
+        return self.folded(self.whole.plain)
 
     def folded(self, results: Results) -> Results:
         """`results` with the gradients of keys and values summed over the query heads that share them."""
@@ -213,7 +173,8 @@ class RingCase(GroupedCase):
                 usual |= as_mapping(lse_suspects(self))
             with np.errstate(all="ignore"):
                 about = f"{name} of all ranks, in the order of the sequence,"
-                assert_close(about, got.double(), want, plain=plain, suspects=usual, hint=hint, nan_hint=nan_hint)
+                assert_close(about, got.double(), want, plain=plain, roundings=self.roundings, suspects=usual,
+                             hint=hint, nan_hint=nan_hint)  # fmt: skip
             of = {"o": self.Q, "dq": self.Q, "dk": self.k, "dv": self.v}.get(name)
             for rank, part in enumerate(parts):
                 assert_dtype(f"rank {rank}'s {name}", part[place], self.precise if of is None else of.dtype)

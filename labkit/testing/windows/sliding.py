@@ -14,7 +14,6 @@ import torch
 from labkit.testing.attention.suspects import scale_suspects
 from labkit.testing.attention.tensor_cases import Case, Results, numbers
 from labkit.testing.attention.tensor_reference import attention
-from labkit.testing.attention.tensor_suspects import gradients_by_formulas
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -238,17 +237,6 @@ class WindowCase(Case):
         self.pairs = hidden_pairs(seq_len, window)
 
     @cached_property
-    def plain(self) -> dict[str, Any]:
-        """In half precision what the handout asks for: every sum in float32, and one rounding at the end."""
-        dtype = self.Q.dtype
-        if dtype.itemsize > 2:
-            return super().plain
-        made = [self.results(dtype=torch.float32), self.results()]
-        rounded = torch.from_numpy(self.want["O"]).to(dtype).double()
-        made.append(made[1] | gradients_by_formulas(self, D=(self.dO.double() * rounded).sum(-1, keepdim=True)))
-        return {name: [_rounded(each[name], dtype) for each in made] for name in RESULTS.values()}
-
-    @cached_property
     def suspects(self) -> dict[str, Callable[[], Results]]:
         """Usual mistakes → all results that each leads to."""
         n, block = self.seq_len, self.block
@@ -285,16 +273,15 @@ class WindowCase(Case):
             "a query that sees no key of the first tile it looks at: its maximum is −inf, and −inf − (−inf) is NaN; "
             "or memory of `empty` that was never written"
         )
-        assert_close(name, got.detach().double(), self.want[there], plain=self.plain[there], slack=self.slack,
-                     suspects=usual, hint=hint, nan_hint=nan_hint)  # fmt: skip
+        assert_close(name, got.detach().double(), self.want[there], plain=self.plain[there],
+                     roundings=self.roundings, suspects=usual, hint=hint, nan_hint=nan_hint)  # fmt: skip
         if got.dtype.itemsize == 2:
             self._compare_scatter(name, numbers(got), hint)
 
     def _compare_scatter(self, name: str, got: npt.NDArray, hint: str) -> None:
         """Single roundings are lost in the largest error; over all numbers each of them widens the scatter."""
         want = self.want[RESULTS[name]]
-        lost = max(_scatter(each - want) for each in self.plain[RESULTS[name]])
-        scatter = _scatter(got - want) / lost
+        scatter = _scatter(got - want) / _scatter(self.plain[RESULTS[name]] - want)
         what = f"the scatter of {name}'s errors, by one rounding at the end,"
         assert_at_most(what, scatter, MOST_SCATTER, unit="times", hint=f"Usual cause: {hint}")
 
@@ -328,10 +315,6 @@ class WindowStepCase(WindowCase):
             require(gradient is not None, f"{name} never arrived: what autograd was to follow was cut by a detach")
             if name in names:
                 self.compare(name, gradient, hint, nan_hint)
-
-
-def _rounded(array: npt.NDArray, dtype: torch.dtype) -> npt.NDArray[np.floating]:
-    return torch.from_numpy(np.asarray(array)).to(dtype).float().numpy()
 
 
 def _scatter(errors: npt.NDArray) -> float:

@@ -34,6 +34,7 @@ from labkit.testing.attention.row_blocks import (
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     NAN_HINT,
+    ROUNDINGS,
     as_array,
     assert_at_most,
     assert_close,
@@ -71,10 +72,20 @@ EMPTY = "a block may be empty, the first one too: its maximum is −inf, and −
 OVERFLOW = "exp overflows or vanishes: take the maximum so far from every number first"
 
 
-def compare(name, got, want, plain, suspects, hint="", dtype=None):
+def compare(name, got, want, plain, suspects, hint="", dtype=None, roundings=ROUNDINGS):
     """`assert_close`, where the hint is for NaN too; `suspects()` are made only when something is off."""
     with np.errstate(all="ignore"):
-        assert_close(name, got, want, plain=plain, dtype=dtype, suspects=suspects, hint=hint, nan_hint=hint or NAN_HINT)
+        assert_close(
+            name,
+            got,
+            want,
+            plain=plain,
+            roundings=roundings,
+            dtype=dtype,
+            suspects=suspects,
+            hint=hint,
+            nan_hint=hint or NAN_HINT,
+        )
 
 
 def given_a_list(task, blocks):
@@ -388,8 +399,8 @@ def assert_attention(q, K_blocks, V_blocks, scale=None, hint="", attend=online_a
     masked = np.isneginf(K).any(axis=-1)[..., None, :]
     case = Case(q[..., None, :], K, V, mask=masked, scale=scale, n_steps=len(K_blocks))
     usual = functools.partial(output_suspects, case, [block.shape[-2] for block in K_blocks])
-    plain = case.plain.map(lambda each: each.output[..., 0, :])
-    compare("the output", got, case.want.output[..., 0, :], plain, usual, hint, q.dtype)
+    want, plain = (made.output[..., 0, :] for made in (case.want, case.plain))
+    compare("the output", got, want, plain, usual, hint, q.dtype, case.roundings("output"))
 
 
 @probe

@@ -40,11 +40,10 @@ def volume(r):
 """
 LAB = find_lab("01")
 TASK = LAB.tasks[0]
-ENTRY = f"""\
+ENTRY = """\
 [[mistake]]
 name = "a_mistake"
 what = "It is wrong."
-killed_by = ["{TASK.tests}::test_odd_lengths"]
 edit = '''
 - return weights @ V, weights
 + return weights, weights @ V
@@ -166,12 +165,10 @@ class TestReading:
             ('name = "a_mistake"\n', "", "mistake number 1: Object missing required field `name`"),
             ('what = "It is wrong."\n', "", "a_mistake: Object missing required field `what`"),
             ("It is wrong.", "It is wrong", "a_mistake: Expected `str` matching regex .* - at `$.what`"),
-            ("killed_by = [", "killed_by = 3 #", "a_mistake: Expected `array`, got `int` - at `$.killed_by`"),
-            ("killed_by", "killed", "a_mistake: Object contains unknown field `killed`"),
-            (f'"{TASK.tests}', '"TestOther', "a_mistake: killed_by: expected .*, found TestOther::test_odd_lengths"),
+            ("what =", "found_by = 3\nwhat =", "a_mistake: Object contains unknown field `found_by`"),
             ("edit = '''", "says = '''", "a_mistake: expected one of `edit` and `replace`"),
             ("[[mistake]]", "[[mistakes]]", r"expected tables \[\[mistake\]\] and nothing else, found mistakes"),
-            ("'''\n- ret", "''\n- ret", "line 6"),
+            ("'''\n- ret", "''\n- ret", "line 5"),
         ],
     )
     def test_what_is_malformed_is_named(self, tmp_path, old, new, says):
@@ -233,16 +230,12 @@ class TestCommand:
         assert said.startswith("lab mistake: lab01 has no mistake 'plot_in_byte'; near it: plot_in_bytes, ")
         assert "\n" not in said
 
-    def test_found_means_every_test_fails_and_one_says_it(self):
-        mistake = dataclasses.replace(
-            find_mistake(LAB, "attention_without_scale"), killed_by=("TestA::test_a", "TestA::test_b[1]"), says="scale"
-        )
-        failed = [
-            TestResult(name, "a", State.WRONG, (line,)) for name, line in (("test_a[0]", "no"), ("test_b[1]", "scale"))
-        ]
+    def test_found_means_a_test_fails_and_says_it(self):
+        mistake = dataclasses.replace(find_mistake(LAB, "attention_without_scale"), says="scale")
+        failed = [TestResult(name, "a", State.WRONG, (line,)) for name, line in (("test_a", "no"), ("test_b", "scale"))]
         assert is_found(mistake, failed)
-        assert not is_found(mistake, failed[1:])
-        assert not is_found(mistake, [failed[0], dataclasses.replace(failed[1], lines=("no",))])
+        assert not is_found(mistake, failed[:1])
+        assert not is_found(mistake, [dataclasses.replace(failed[1], state=State.PASSED)])
 
 
 class TestPages:
@@ -283,5 +276,5 @@ def test_many_are_judged_at_once():
     runs = judged(chosen)
     assert [is_found(mistake, run.results) for mistake, run in zip(chosen, runs, strict=True)] == [True] * 3
     for mistake, run in zip(chosen, runs, strict=True):
-        named = {test.split("::")[1] for test in mistake.killed_by}
+        named = {test.split("::")[1] for test in mistake.found_by}
         assert {verdict.test.split("[")[0] for verdict in run.results} <= named

@@ -18,7 +18,7 @@ from labstaff.grading.what_to_teach import NOTHING_ACTS, table_lines, write_csv,
 LAB = find_lab("01")
 FIRST, SECOND, *_ = LAB.tasks
 NO_SCALE = find_mistake(LAB, "attention_without_scale")
-TEST = NO_SCALE.killed_by[0].split("::")[1]
+TEST = NO_SCALE.found_by[0].split("::")[1]
 UNTOUCHED = f"profiling.py:10 {NOT_STARTED}"
 SCALE_IS_MISSING = f"output: off by 0.25 at [3, 1]\nThat is exactly what comes out when the scores are {NO_SCALE.says}"
 NAMES = ("Zebediah", "Quux-Fitzgerald", "s1234567", "黒沢", "zeb@example.org")

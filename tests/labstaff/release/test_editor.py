@@ -67,7 +67,7 @@ def test_the_panel_says_what_a_student_would_read(released, tmp_path):
     mistake = find_mistake(LAB, "attention_without_scale")
     target = released / "labs" / LAB.folder.name / "src" / f"{LAB.module}.py"
     stub = target.read_text(encoding="utf-8")
-    untouched = f"labs/{LAB.folder.name}/tests/test_{LAB.module}.py::{mistake.killed_by[0]}"
+    untouched = f"labs/{LAB.folder.name}/tests/test_{LAB.module}.py::{mistake.found_by[0]}"
     _, told = in_panel(released, tmp_path, untouched)
     assert [message.partition(" ")[2] for message in told["messages"].values()] == ["still raises NotImplementedError"]
     try:

@@ -1,0 +1,1 @@
+"""What every attention owes, written once: a lab's test class inherits it and says how its function is called."""

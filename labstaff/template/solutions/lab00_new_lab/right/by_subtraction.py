@@ -1,0 +1,5 @@
+"""A negative number is subtracted."""
+
+
+def first_task(x):
+    return x - (-1)
