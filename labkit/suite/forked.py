@@ -123,16 +123,18 @@ def run_forked(
 
 
 class _Stdin:
-    """Standard input for a forked process: unpickling it opens it there, since the fork server has closed its own."""
+    """Standard input for a forked process: multiprocessing closes the process's own."""
+
+    def __init__(self, inherited: Any = None) -> None:
+        self._inherited = inherited
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_stdin, (DupFd(0),)
+        return _Stdin, (DupFd(0),)
 
-
-def _open_stdin(inherited: Any) -> _Stdin:
-    os.dup2(inherited.detach(), 0)
-    sys.stdin = os.fdopen(0, closefd=False)
-    return _Stdin()
+    def open(self) -> None:
+        """Open it, in the forked process."""
+        os.dup2(self._inherited.detach(), 0)
+        sys.stdin = os.fdopen(0, closefd=False)
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,9 @@ class _Sender(Listener):
 
 def _live(connection: Connection, job: _Job) -> None:
     """Run a job in the forked process."""
-    if job.stdin is None:
+    if job.stdin:
+        job.stdin.open()
+    else:
         os.setsid()  # Ctrl-C is for the process that asked for the run, which passes it on
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):

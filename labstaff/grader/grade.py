@@ -36,7 +36,7 @@ TASK_CPU_SECONDS = 60.0
 """The same for each of those: both, and what the last test takes in each run, is what a submission costs at most."""
 
 WALL_FACTOR = 10.0
-"""How often as long a run may last by the clock: for a submission that waits and uses no CPU time."""
+"""How often as long no test of a run may begin or end, by the clock: for a submission that uses no CPU time."""
 
 NOT_JUDGED = "the rest is not graded"
 """What a test reports that was left out, since the worker had ended too often (`labstaff.grader.remote`)."""

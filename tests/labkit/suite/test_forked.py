@@ -47,18 +47,19 @@ def test_results_before_the_end_of_a_process_are_kept(run):
 
 
 @pytest.mark.parametrize(
-    ("body", "problem"),
+    ("body", "problem", "options"),
     [
-        ("    import os\n    os.kill(os.getpid(), 9)\n", "the run ended without a result: SIGKILL (killed)"),
+        ("    import os\n    os.kill(os.getpid(), 9)\n", "the run ended without a result: SIGKILL (killed)", {}),
         (
             "    import signal\n    signal.alarm(0); signal.setitimer(0, 0)\n    while True: pass\n",
             "the run did not end within 2 s by the clock",
+            {"seconds": 2},
         ),
     ],
     ids=["kills itself", "disarms the limit"],
 )
-def test_a_run_that_dies_is_a_problem_of_that_run(run, body, problem):
-    died = run(HEAD + body, seconds=2)
+def test_a_run_that_dies_is_a_problem_of_that_run(run, body, problem, options):
+    died = run(HEAD + body, **options)
     assert died.problem == problem
     assert died.results == []
     assert run(solution_text()).results[0].passed

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from types import SimpleNamespace
-
 import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
@@ -62,17 +59,6 @@ def test_an_endless_task_costs_its_own_points(monkeypatch):
     assert sum("did not end within 60 s" in message for message in result.messages.values()) == 3
     assert [cpu_seconds for cpu_seconds, _ in asked] == [SUITE_CPU_SECONDS] + [TASK_CPU_SECONDS] * (len(LAB.tasks) - 1)
     assert all(seconds >= 10 * cpu_seconds for cpu_seconds, seconds in asked), "the clock's guard is far behind"
-
-
-def test_a_busy_machine_takes_no_points(monkeypatch):
-    """Judging takes more by the clock than its limit in CPU time: the clock goes on by 10 s at each look."""
-    looked = itertools.count()
-    monkeypatch.setattr("labkit.suite.forked.time", SimpleNamespace(monotonic=lambda: 10.0 * next(looked)))
-    with Judge(unsafe=True) as judge:
-        result = judge.judge(Submission(LAB, SOLUTION.encode()), 1)
-    assert 10.0 * next(looked) > SUITE_CPU_SECONDS
-    assert result.points == LAB.points, (result.flags, result.messages)
-    assert not result.flags
 
 
 def test_an_endless_submission_ends_by_its_cpu_time(tmp_path):

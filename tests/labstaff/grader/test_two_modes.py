@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from labkit.suite.forked import ForkedRunner, run_forked
+from labkit.suite.forked import ForkedRunner
 from labkit.suite.results import State, TestResult, task_points
 from labstaff.grader.sandbox import Sandbox, use
 from tests.student import LAB, solution_text, with_function
@@ -70,26 +70,30 @@ def sandbox():
         yield sandbox
 
 
-def in_two_seconds(control: socket.socket) -> None:
-    """In a run's process: use a sandbox, and end a test early."""
+def in_two_seconds(control: socket.socket | None = None) -> None:
+    """In a run's process: end a test early, and use a sandbox."""
     from labkit.suite import limits
 
     limits.GIVEN_SECONDS = 2.0
-    use(control)
+    if control:
+        use(control)
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=list(ANSWERS))
-def test_both_modes_give_the_same(sandbox, answer, tmp_path, monkeypatch):
-    monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "2")
+def test_both_modes_give_the_same(sandbox, answer, tmp_path):
     (tmp_path / f"{LAB.module}.py").write_bytes(answer.source)
     options, tests = ("--src", str(tmp_path)), tuple(task.tests for task in TASKS.values())
-    in_process = run_forked(LAB, *options, tests=tests)
+    in_process = ForkedRunner().run(LAB.label, *options, tests=tests, prepare=in_two_seconds)
     prepare = functools.partial(in_two_seconds, sandbox.control)
     sandboxed = ForkedRunner().run(LAB.label, *options, "--sandboxed", tests=tests, prepare=prepare)
     assert not sandboxed.problem
     if answer.state is State.CRASHED:  # in process that ends the run
-        same = sandboxed.results[: len(in_process.results)]
-        assert [(v.test, v.state, v.lines) for v in in_process.results] == [(v.test, v.state, v.lines) for v in same]
+        n = len(in_process.results)
+        assert [(v.test, v.state, v.lines) for v in in_process.results] == [
+            (v.test, v.state, v.lines) for v in sandboxed.results[:n]
+        ]
+        assert in_process.died.startswith("SIGSEGV")
+        assert answer.says in sandboxed.results[n].lines[0]
         return
     assert outcome(in_process.results) == outcome(sandboxed.results)
 
