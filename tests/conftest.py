@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 import signal
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts behind a script's back
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # commands that are started here are to hear Ctrl-C
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell script
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # commands that tests start must receive Ctrl-C
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -42,13 +41,6 @@ def suite_runs(request: pytest.FixtureRequest) -> Iterator[SuiteRuns | None]:
     request.config.stash[SECONDS] = runs.seconds
     yield runs
     runs.close()
-
-
-@pytest.fixture(autouse=True)
-def python_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a graded answer's process changes for good is as before after a test that loads an answer in this one."""
-    for holder, name in ((copy, "_reconstruct"), (typing.ForwardRef, "_evaluate")):
-        monkeypatch.setattr(holder, name, getattr(holder, name))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +65,7 @@ def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_configure() -> None:
-    """As `lab` does when it starts: these tests may be the first thing that is run in a clone."""
+    """Set up git for uv.lock, as `lab` does when it starts: these tests may be the first thing that runs in a clone."""
     hide_additions(ROOT)
 
 
@@ -89,7 +81,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m, so that only what was asked for is counted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is slow or cannot run here, and let the tests that wait for the suites' results come last."""
+    """Leave out what is slow or cannot run here; run the tests that wait for suites last."""
     left_out = config.stash[LEFT_OUT] = []
     for marker, reason in REASONS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
@@ -100,19 +92,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process of pytest-xdist tells the one that writes the summary what it has left out."""
+    """Send what a process of pytest-xdist has left out to the one that writes the summary."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, [])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: typing.Any) -> None:
-    """Take it over: all processes have collected, and left out, the same."""
+    """Receive it: all processes have collected, and left out, the same."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", [])
 
 
 def _slow_problem(config: pytest.Config) -> str:
-    """What to type for the slow tests, unless markers were named."""
+    """The command for the slow tests, unless markers were given."""
     return "" if config.option.markexpr else "uv run pytest -m slow -n 2 runs them"
 
 
@@ -129,7 +121,7 @@ def _sandbox_problem(_config: pytest.Config) -> str:
 
 
 REASONS = {"slow": _slow_problem, "browser": _browser_problem, "sandbox": _sandbox_problem}
-"""Why tests with this marker are not run now, in one line; an empty text where they are."""
+"""By marker: why its tests are not run now, in one line; "" where they are."""
 
 LEFT_OUT = pytest.StashKey[list[str]]()
 SECONDS = pytest.StashKey[dict[Job, float]]()
@@ -142,7 +134,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was left out, and where the time went: by file, and by lab for the runs of labs' suites."""
+    """Report what was left out, and where the time went: by file, and by lab for the runs of labs' suites."""
     for line in config.stash.get(LEFT_OUT, []):
         terminalreporter.write_line(line)
     by_file = sorted(FILE_SECONDS.items(), key=lambda item: -item[1])

@@ -128,7 +128,7 @@ def _why_too_long(error: TookTooLong) -> str:
     """What can be known: slow code and an endless loop look the same from outside."""
     if error.is_idle:
         return "It used little CPU time: it waits for something that does not come"
-    share = error.why_less or "The limit is ten times what the slowest right answer of this lab needs for a test"
+    share = error.why_less or "The limit is ten times what the slowest correct solution of this lab needs for a test"
     return f"{share}: it is slow, or it never ends"
 
 

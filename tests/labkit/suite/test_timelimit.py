@@ -164,7 +164,7 @@ def test_outside_the_main_thread_there_is_no_limit():
         (
             (0.1, 60),
             "spin was still running after 0.1 s of CPU time, last seen at profiling.py:",
-            "The limit is ten times what the slowest right answer of this lab needs for a test: it is slow, or it "
+            "The limit is ten times what the slowest correct solution of this lab needs for a test: it is slow, or it "
             "never ends",
         ),
         (
