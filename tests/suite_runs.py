@@ -67,8 +67,8 @@ class SuiteRuns:
 def _run_all(jobs: Sequence[Job], sandboxed: bool, done: Any) -> None:
     os.setsid()
     with (
-        tempfile.TemporaryDirectory(prefix="kernels-") as folder,
-        kernels_kept(Path(folder)),  # most files' kernels are the solution's
+        tempfile.TemporaryDirectory(prefix="suites-") as folder,
+        kernels_kept(Path(folder, "kernels")),  # most files' kernels are the solution's
         SandboxedRunner() if sandboxed else ForkedRunner(tuple(HEAVY.values())) as runner,
         ThreadPoolExecutor(N_RUNNERS) as pool,
     ):
