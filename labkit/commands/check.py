@@ -55,6 +55,8 @@ def check_lab(
     run = _run(lab, tasks, show_prints, first_failure, progress)
     if run.interrupted:
         print_lines(console, interrupted_lines("lab check", run, progress))
+        if not run.results:
+            return INTERRUPTED
     elif run.died and not run.results:
         print_lines(console, unusable_lines(lab, run.problem))
         return 1

@@ -52,7 +52,8 @@ def watch_lab(
                 run = run_forked(lab, *options, tests=[task.tests for task in tasks], listener=progress)
             if run.interrupted:
                 print_lines(console, interrupted_lines("lab watch", run, progress))
-                print_lines(console, run_lines(lab, run.results, whole_suite=run.collected))
+                if run.results:
+                    print_lines(console, run_lines(lab, run.results, whole_suite=run.collected))
                 raise KeyboardInterrupt
             before = _show(run, lab, before, console)
 
