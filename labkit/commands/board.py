@@ -51,7 +51,7 @@ def problem_lines(labs: list[Lab]) -> list[Text]:
         if problem := platform_problem(lab) or file_problem(lab.answer_file):
             lines.append(f"{lab.label}: {problem}")
         if problem := unreadable(lab):
-            lines.append(f"{lab.label}: {problem}: uv run lab check {lab.number} makes it anew")
+            lines.append(f"{lab.label}: {problem}: uv run lab check {lab.number} writes it again")
     return [Text(line, style="red") for line in lines]
 
 

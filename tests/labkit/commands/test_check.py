@@ -226,7 +226,7 @@ def test_results_that_cannot_be_stored_or_read(tree):
     (tree.folder / ".lab" / "lab01.json").write_text("{", encoding="utf-8")
     board = tree.command()
     assert board.returncode == 0
-    assert ".lab/lab01.json holds no results: uv run lab check 01 makes it anew" in board.stdout
+    assert ".lab/lab01.json holds no results: uv run lab check 01 writes it again" in board.stdout
 
 
 def test_all_tasks_done(tree):

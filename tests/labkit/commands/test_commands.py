@@ -27,8 +27,8 @@ def tree(tmp_path_factory):
     [
         (("check", "99"), "there is no lab '99'; there are: 01 (Memory profiling)"),
         (("hint", "01", "nothing"), "lab01 has no task 'nothing'; its tasks are: standard_attention,"),
-        (("plot", "absent.csv"), "there is no absent.csv"),
-        (("plot", "labs"), "Is a directory"),
+        (("bench", "--csv", "pyproject.toml"), "pyproject.toml holds no rows of the benchmark"),
+        (("bench", "--csv", "labs"), "Is a directory"),
         (("bench", "--d-models", "4", "--seq-lens", "8", "--csv", "no/folder/x.csv"), "No such file or directory"),
     ],
     ids=" ".join,
@@ -49,7 +49,6 @@ NO_ROOM = "ulimit -f 0; trap '' XFSZ; exec \"$@\""
     "command",
     [
         ("bench", "--d-models", "4", "--seq-lens", "8", "--csv", "rows.csv"),
-        ("plot", "--out", "figures"),
         ("hint", "01"),
     ],
     ids=lambda command: command[0],
