@@ -23,13 +23,13 @@ COLUMNS = {
 """Title → what is counted, and what it is divided by."""
 
 
-def count_tables(lab: Lab, verdicts: Sequence[TestResult]) -> list[Table]:
-    """A table for each trace that `verdicts` have counts of; none for a lab that has no reference counts."""
+def count_tables(lab: Lab, results: Sequence[TestResult]) -> list[Table]:
+    """A table for each trace that `results` have counts of; none for a lab that has no reference counts."""
     path = lab.folder / BOARD_FILE
     if not path.is_file():
         return []
     board: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    yours = {trace_of(verdict.test): verdict.counts for verdict in verdicts if verdict.counts}
+    yours = {trace_of(result.test): result.counts for result in results if result.counts}
     tables = []
     for trace in [trace for trace in board["traces"] if trace in yours]:
         rows = {each["name"]: each["counts"][trace] for each in board["references"]} | {"yours": yours[trace]}

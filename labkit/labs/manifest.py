@@ -94,7 +94,7 @@ class Lab(_Written, frozen=True, kw_only=True):
 
     @property
     def suite_files(self) -> list[Path]:
-        """The test module and what only this lab's tests use: `support.py` and `probes.py` beside it."""
+        """The test module and what only this lab's tests use: `support.py` and `probes.py` next to it."""
         return sorted(self.suite_file.parent.glob("*.py"))
 
     @property
