@@ -121,7 +121,7 @@ class Numbers(Contract):
 
     logit_scales: ClassVar[tuple[float, ...]] = (30, 300, 10_000)
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32", "float64")
-    long_sums: ClassVar[tuple[tuple[int, int], ...]] = ((8, 512), (512, 8))
+    long_sums: ClassVar[tuple[tuple[int, int], ...]] = ((8, 2000), (2000, 8))
     half: ClassVar[str] = "bfloat16"
 
     @robust
