@@ -31,6 +31,7 @@ DIED = "the run ended without a result"
 HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
 """What takes long to import, by the name under which a text mentions it."""
 ALWAYS = ("__main__", "numpy", "pytest", "hypothesis", "labkit.suite.plugin", __name__)
+"""Imported by the server; without `__main__`, each forked process would import the command's module again."""
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
