@@ -30,7 +30,7 @@ DIED = "the run ended without a result"
 """How `problem` begins for a run whose process died."""
 HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
 """What takes long to import, by the name under which a text mentions it."""
-ALWAYS = ("__main__", "numpy", "pytest", "hypothesis", "labkit.suite.plugin", __name__)
+ALWAYS = ("__main__", "numpy", "pytest", "labkit.suite.plugin", __name__)
 """Imported by the server; without `__main__`, each forked process would import the command's module again."""
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -63,7 +63,7 @@ class ForkedRunner:
     """
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
-        start_server(modules)
+        start_server(("hypothesis", *modules))  # which some suites use
 
     def run(
         self,
