@@ -12,7 +12,7 @@ from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.labs.manifest import Lab
 from labkit.suite.results import State, TestResult, load
 from labstaff.derive.build import derive_stub
-from labstaff.release.tree import REGION
+from labstaff.release.choice import FOR_INSTRUCTORS
 
 LAB = find_lab("01")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".lab")
@@ -74,7 +74,7 @@ class StudentTree:
         self.folder = folder
         shutil.copytree(ROOT / "labkit", folder / "labkit", ignore=LEFT_OUT)
         self.lab = student_lab(folder, source)
-        settings = REGION.sub("", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        settings = FOR_INSTRUCTORS.sub("", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
         (folder / "pyproject.toml").write_text(settings, encoding="utf-8")
         self.environment = {**quiet_environment(), "PYTHONPATH": str(folder)}
 

@@ -28,8 +28,14 @@ WORDS = {
 }
 TEXTS = ("docs/*.md", "labs/*/README.md", "README.md", "CONTRIBUTING.md")
 CODE = (
-    *("labkit/bench", "labkit/commands", "labkit/kernels", "labkit/labs", "labkit/ranks", "labkit/serving"),
-    *("labkit/simulated_memory", "labkit/suite", "labkit/trace", "benchmarks", "docs/figures/make"),
+    *(f"labkit/{name}" for name in ("commands", "kernels", "labs", "ranks", "suite")),
+    "labstaff/grader",
+    "labkit/bench",
+    "labkit/trace",
+    "labkit/serving",
+    "labkit/simulated_memory",
+    "benchmarks",
+    "docs/figures/make",
 )
 """Files whose whole text is checked, and folders of which docstrings' first lines and messages are."""
 EXCEPTIONS = {

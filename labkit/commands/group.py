@@ -10,7 +10,8 @@ from typer.core import TyperGroup
 
 from labkit.commands import INTERRUPTED
 
-STUDENTS, READERS, INSTRUCTORS = "Working on a lab", "Reading and measuring", "Teaching"
+STUDENTS, READERS = "Working on a lab", "Reading and measuring"
+INSTRUCTORS, AUTHORS = "Teaching", "Changing the course"
 
 
 class LabGroup(TyperGroup):
@@ -18,7 +19,7 @@ class LabGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each reader who has commands, with a whole sentence for each command."""
-        for title in (STUDENTS, READERS, INSTRUCTORS):
+        for title in (STUDENTS, READERS, INSTRUCTORS, AUTHORS):
             commands = [each for each in self.commands.values() if getattr(each, "rich_help_panel", "") == title]
             if commands:
                 with formatter.section(title):

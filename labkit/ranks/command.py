@@ -151,8 +151,7 @@ def _row(file: Path, name: str, ranks: int, setting: Setting, expected: dict[str
     import torch
 
     from labkit.ranks.processes import RankFailed, run_processes
-    from labkit.testing.rings.counts import Sizes, sent_bytes
-    from labkit.testing.rings.shards import cut, positions
+    from labkit.testing.rings import Sizes, cut, positions, sent_bytes
 
     method, (arguments, results) = FUNCTIONS[name]
     layout = setting.layout if ranks > 1 else "contiguous"  # one rank holds the sequence in its order

@@ -222,14 +222,3 @@ def test_board_and_check_on_another_platform(monkeypatch, capsys):
     assert "lab10: needs Linux" in str(problem_lines([LAB])[0])
     assert check_lab(LAB) == 1
     assert "lab10 · needs Linux" in capsys.readouterr().out
-
-
-def test_what_is_returned_may_be_the_rows_themselves():
-    import torch
-
-    from labkit.meters.kernels.far import call_on_far_rows
-
-    x = torch.arange(15.0).reshape(3, 5)
-    got, outside = call_on_far_rows(lambda rows: rows, x)
-    assert torch.equal(got, x)
-    assert outside == []
