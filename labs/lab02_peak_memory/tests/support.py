@@ -4,11 +4,20 @@ import contextlib
 import statistics
 
 from labkit.bench.accounting import CUDA_ROUNDING_BYTES, CUDA_WORKSPACE_BYTES, MIB, attention_memory, longest_that_fits
-from labkit.bench.columns import COLUMNS
+from labkit.bench.rows import COLUMNS
 from labkit.testing.compare import assert_equal, assert_keys, assert_raises, assert_tuple, assert_type, require
 
 from .probes import left_on, readings
 
+LENGTHS = (256, 1024, 4096, 8192, 16384)
+ADD_MEM = ("4.02344", "64.0938", "1024.38", "4096.75", "16385.5")
+MEM_MAX = {
+    16: ("72.7739", "195.094", "2124.38", "8280.75", "32881.5"),
+    32: ("73.5239", "198.094", "2136.38", "8304.75", "32929.5"),
+    64: ("75.0239", "204.094", "2160.38", "8352.75", "33025.5"),
+    128: ("78.0239", "216.094", "2208.38", "8448.75", "33217.5"),
+}
+"""The published table as printed, in MiB, for each of `LENGTHS`: add_mem_MB for any d_model, mem_max_MB by d_model."""
 EXACT = {"round_to": 1, "workspace_bytes": 0}
 """How the CPU counts: nothing rounded, and no workspace."""
 NOT_LEFT = "the way out is taken only when all goes well: `with`, or `try … finally`, leaves in every case"

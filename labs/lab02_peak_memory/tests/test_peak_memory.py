@@ -16,7 +16,6 @@ from peak_memory import (
     saved_for_backward,
 )
 
-from labkit.bench.published import ADD_MEM, LENGTHS, MEM_MAX
 from labkit.meters.stand_ins import SmallDevice, out_of_memory
 from labkit.testing.compare import assert_equal, assert_raises, require
 from labkit.testing.probes import probe
@@ -32,7 +31,10 @@ from .probes import (
     without_a_gpu,
 )
 from .support import (
+    ADD_MEM,
     EXACT,
+    LENGTHS,
+    MEM_MAX,
     assert_bytes,
     assert_longest,
     assert_memory_columns,
