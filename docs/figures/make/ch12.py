@@ -15,14 +15,13 @@ from matplotlib.figure import Figure
 from benchmarks.harness import answer_module
 from labkit.meters.moved import MovedBytes
 from labkit.meters.tensors import measure_peak
-from labkit.testing.compressed.budgets import Scheme
-from labkit.testing.compressed.samples import layer_sample
+from labkit.testing.layer_sample import layer_sample
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
 HEADS, WIDTHS = 16, {"d_n": 32, "d_r": 16, "d_c": 64, "d_v": 32}
 LENGTHS = [2**power for power in range(9, 15)]
 MARKS = {"grouped": (ORANGE, "s"), "window": (GREEN, "^"), "latent": (PINK, "D"), "quantized": (BLUE, "o")}
-SCHEMES: list[Scheme] = [
+SCHEMES: list[dict[str, Any]] = [
     {"kind": "full"},
     *({"kind": "grouped", "group": group} for group in (2, 4)),
     *({"kind": "window", "window": window, "num_sinks": sinks} for window in (16, 64, 128) for sinks in (0, 4)),
@@ -164,7 +163,7 @@ def budget_data() -> dict[str, Any]:
     return {"tokens": n_tokens, "heads": given[1].shape[0], "d": given[1].shape[2], "points": points, "stairs": stairs}
 
 
-def _tried(lab: ModuleType, scheme: Scheme, given: tuple[Any, ...]) -> dict[str, Any]:
+def _tried(lab: ModuleType, scheme: dict[str, Any], given: tuple[Any, ...]) -> dict[str, Any]:
     return lab.cache_under_budget(_model(given) | {"schemes": [scheme]}, 10**12, given[1].shape[1])
 
 

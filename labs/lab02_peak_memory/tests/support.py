@@ -18,6 +18,7 @@ MEM_MAX = {
     128: ("78.0239", "216.094", "2208.38", "8448.75", "33217.5"),
 }
 """The published table as printed, in MiB, for each of `LENGTHS`: add_mem_MB for any d_model, mem_max_MB by d_model."""
+
 EXACT = {"round_to": 1, "workspace_bytes": 0}
 """How the CPU counts: nothing rounded, and no workspace."""
 NOT_LEFT = "the way out is taken only when all goes well: `with`, or `try … finally`, leaves in every case"

@@ -20,8 +20,8 @@ from labstaff.grader import sandbox
 from labstaff.grader.grade import judged_run
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.submission import MOST_BYTES, read_submission
-from labstaff.grading.many import find_submissions
 from labstaff.grading.run import grade_submitted
+from labstaff.grading.submitted import find_submissions
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +116,7 @@ def test_what_is_hidden_earns_nothing_and_stands_in_summary_and_feedback(tmp_pat
     (folder / f"{lab.module}.py").write_text(f"{text}\nWORKSPACE = np.ones(1 << 23)\n", encoding="utf-8")
     said: list[str] = []
     (outcome,) = grade_submitted(tmp_path / "submitted", [lab], say=said.append, workers=1)
-    judged = outcome.judged
+    judged = outcome.result
     hiding = [
         task for task in lab.tasks if any(f"{task.tests}::" in name and "outside" in name for name in judged.tests)
     ]
