@@ -104,8 +104,12 @@ def bits_data() -> dict[str, Any]:
 def draw_bits(data: dict[str, Any]) -> Figure:
     """Draw the four lines over the number of bits, the error logarithmic."""
     figure, ax = plt.subplots(figsize=(5.0, 4.2))
-    looks = {"K by token": (ORANGE, "s", "--"), "K by channel": (BLUE, "o", "-"), "V by token": (GREEN, "^", "-."),
-             "V by channel": (PINK, "D", ":")}  # fmt: skip
+    looks = {
+        "K by token": (ORANGE, "s", "--"),
+        "K by channel": (BLUE, "o", "-"),
+        "V by token": (GREEN, "^", "-."),
+        "V by channel": (PINK, "D", ":"),
+    }
     for name, (colour, mark, dash) in looks.items():
         errors = data["errors"][name]
         ax.plot([int(bits) for bits in errors], errors.values(), dash, marker=mark, color=colour, label=name)
@@ -185,8 +189,15 @@ def draw_budget(data: dict[str, Any]) -> Figure:
     for each in data["points"]:
         if each["kind"] != "full":
             dx, dy, side = BESIDE.get(_short(each), (5, 4, "left"))
-            ax.annotate(_short(each), (each["bytes_a_token"], each["error"]), xytext=(dx, dy),
-                        textcoords="offset points", size=8.5, color=MUTED, ha=side)  # fmt: skip
+            ax.annotate(
+                _short(each),
+                (each["bytes_a_token"], each["error"]),
+                xytext=(dx, dy),
+                textcoords="offset points",
+                size=8.5,
+                color=MUTED,
+                ha=side,
+            )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks([16, 32, 64, 128, 256, 512], ["16", "32", "64", "128", "256", "512"])
