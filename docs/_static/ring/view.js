@@ -1,6 +1,6 @@
 /* The ring's page: puts pictures, player and controls together, and keeps them to one state.
 
-Replaces what stands in the element #ring, which is what a reader sees where no script runs. */
+Replaces the content of the element #ring, which readers see where no script runs. */
 (function () {
   "use strict";
 
@@ -20,7 +20,7 @@ Replaces what stands in the element #ring, which is what a reader sees where no 
     hook.classList.add("ring", "pl");
     let started = false;
     page.player.goTo(first);
-    started = true; // the address of a page that nobody has touched stays as it is
+    started = true; // the address changes only after a reader has changed something
 
     function look({ ranks, each, layout, causal }) {
       return ringPage.makeRing({ ranks, nTokens: ranks * each, layout, causal, tokenBytes: TOKEN_BYTES });
@@ -70,7 +70,7 @@ Replaces what stands in the element #ring, which is what a reader sees where no 
       const leap = (at, by) => (by > 0 ? ring.last : 0);
       const player = makePlayer({ show, last: () => ring.last, leap, leapName: "round", picture: circle, keysIn: root });
       const label = "The ring. Left and right arrows step, Home and End go to the ends, space plays.";
-      const left = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "Who holds what, and what travels"), circle, ofRanks), player.element);
+      const left = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "What each rank holds and sends"), circle, ofRanks), player.element);
       const right = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "Queries downwards, with their ranks; keys to the right"), matrix, ofMatrix));
       root.append(
         setting,

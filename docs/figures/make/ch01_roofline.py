@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from labstaff.figures import BLUE, GRID, ORANGE, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Sizes and rates as the vendors print them; the chapter's tables name the document of each.
 CHIPS: dict[str, dict[str, Any]] = {
@@ -75,8 +74,6 @@ def hierarchy_data() -> dict[str, Any]:
 
 def draw_hierarchy(data: dict[str, Any]) -> Figure:
     """Draw for each level how fast it is and what it holds, as bars from 0, two chips below each other."""
-    import matplotlib.pyplot as plt
-
     figure, (rates, sizes) = plt.subplots(1, 2, figsize=(5.0, 5.8), sharey=True)
     for at, (title, size, rate, bounds) in enumerate(LEVELS):
         for name, offset, colour, hatch in CHIP_LOOKS:
@@ -85,7 +82,9 @@ def draw_hierarchy(data: dict[str, Any]) -> Figure:
             shown = "not published" if tb_s is None else f"{'≤ ' if name in bounds else ''}{tb_s + 1e-9:.3g}"
             _bar(rates, y, tb_s or 0, shown, colour, hatch)
             held = chip.get(size)
-            gb = 0 if held is None else held if size == "hbm_gb" else held * 2**20 / 1e9
+            gb = held or 0
+            if size != "hbm_gb":
+                gb *= 2**20 / 1e9
             unit = "GB" if size == "hbm_gb" else "MiB"
             _bar(sizes, y, gb, "as you bought" if held is None else f"{held:.4g} {unit}", colour, hatch)
         rates.text(0, 2 * at - 0.72, title, va="center", weight="bold", size=9.5)
@@ -149,8 +148,6 @@ def roofline_data() -> dict[str, Any]:
 
 def draw_roofline(data: dict[str, Any]) -> Figure:
     """Draw both chips' roofs and where the steps of attention stand under them."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(figsize=(5.0, 5.6))
     x = np.geomspace(0.3, 6000, 400)
     above: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom", "size": 8.5}

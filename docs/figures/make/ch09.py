@@ -6,16 +6,19 @@ Lab 09's solution is run, so the data can be made again only where `solutions/` 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from benchmarks.harness import answer_module
+from labkit.meters.moved import MovedBytes
+from labkit.meters.products import ProductMeter
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PROMPT, ANSWER = ["The", "cat", "sat", "on"], ["the", "mat", "and", "slept"]
 SHAPES = [(5, 5), (2, 5), (1, 5), (5, 3)]  # queries and keys
@@ -66,23 +69,32 @@ def generation_data() -> dict[str, Any]:
 
 def draw_generation(data: dict[str, Any]) -> Figure:
     """Draw the steps downwards: what is cached already, what goes in, and the token that comes out."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
-
     n_places = len(PROMPT) + len(ANSWER) - 1
     figure, ax = plt.subplots(figsize=(5.0, 5.0))
     for row, step in enumerate(data["steps"]):
         top, n_cached, n_in = 2.6 * row, len(step["cached"]), len(step["in"])
-        ax.text(0, top - 0.28, "prefill: the prompt goes in" if row == 0 else f"decoding step {row}: one token goes in",
-                size=9.5, weight="bold")  # fmt: skip
+        ax.text(
+            0,
+            top - 0.28,
+            "prefill: the prompt goes in" if row == 0 else f"decoding step {row}: one token goes in",
+            size=9.5,
+            weight="bold",
+        )
         for place, token in enumerate([*step["cached"], *step["in"]]):
             new = place >= n_cached
-            ax.add_patch(Rectangle((place, top), 0.94, 1, facecolor=BLUE if new else MUTED, alpha=0.45 if new else 0.22,
-                                   linewidth=0))  # fmt: skip
+            ax.add_patch(
+                Rectangle(
+                    (place, top), 0.94, 1, facecolor=BLUE if new else MUTED, alpha=0.45 if new else 0.22, linewidth=0
+                )
+            )
             ax.text(place + 0.47, top + 0.5, token, ha="center", va="center", size=9)
         middle = n_cached + n_in - 0.53
-        ax.annotate("", (n_places + 0.35, top + 0.5), (middle + 0.55, top + 0.5),
-                    arrowprops={"arrowstyle": "-|>", "color": ORANGE, "linewidth": 1.5})  # fmt: skip
+        ax.annotate(
+            "",
+            (n_places + 0.35, top + 0.5),
+            (middle + 0.55, top + 0.5),
+            arrowprops={"arrowstyle": "-|>", "color": ORANGE, "linewidth": 1.5},
+        )
         ax.text(n_places + 0.45, top + 0.5, step["out"], size=10, weight="bold", color=ORANGE, va="center")
         new = f"{n_in} new keys and values a layer" if row == 0 else "1 new key and value a layer"
         words = new + (f", {n_cached} read from the cache" if n_cached else "")
@@ -94,8 +106,6 @@ def draw_generation(data: dict[str, Any]) -> Figure:
 
 def diagonals_data() -> dict[str, Any]:
     """Which keys each query sees, from the bottom right as Lab 09's solution counts, and from the top left."""
-    import torch
-
     lab = answer_module("09")
     found = []
     for n_queries, n_keys in SHAPES:
@@ -112,8 +122,6 @@ def diagonals_data() -> dict[str, Any]:
 
 def draw_diagonals(data: dict[str, Any]) -> Figure:
     """Draw a row of two grids for each shape, queries downwards and keys to the right."""
-    import matplotlib.pyplot as plt
-
     heights = [shape["n_queries"] + 1.6 for shape in data["shapes"]]
     figure, axes = plt.subplots(len(heights), 2, figsize=(5.0, 8.0), height_ratios=heights)
     figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
@@ -128,8 +136,6 @@ def draw_diagonals(data: dict[str, Any]) -> Figure:
 
 
 def _draw_grid(ax: Axes, n_queries: int, n_keys: int, seen: list[list[int]]) -> None:
-    from matplotlib.patches import Rectangle
-
     for i in range(n_queries):
         for j in range(n_keys):
             looks: dict[str, Any] = {"facecolor": BLUE, "alpha": 0.55} if j in seen[i] else {"facecolor": "none"}
@@ -156,15 +162,21 @@ def caches_data() -> dict[str, Any]:
 
 def draw_caches(data: dict[str, Any]) -> Figure:
     """Draw GiB over tokens, both logarithmic, a line for each model with its name at its end."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 5.6))
     for (name, heights), (colour, dash, width) in zip(data["bytes"].items(), LOOKS, strict=True):
         sizes = [n_bytes / 2**30 for n_bytes in heights]
         ax.plot(data["tokens"], sizes, color=colour, linestyle=dash, linewidth=width)
         words = name.replace(", ", ",\n")
-        ax.annotate(words, (data["tokens"][-1], sizes[-1]), xytext=(5, ABOVE.get(name, 0)), textcoords="offset points",
-                    size=8.5, color=colour, va="center", annotation_clip=False)  # fmt: skip
+        ax.annotate(
+            words,
+            (data["tokens"][-1], sizes[-1]),
+            xytext=(5, ABOVE.get(name, 0)),
+            textcoords="offset points",
+            size=8.5,
+            color=colour,
+            va="center",
+            annotation_clip=False,
+        )
     ax.axhline(15, color=INK, linewidth=1, linestyle=":")
     ax.annotate("weights of Llama-3-8B, 15 GiB", (260, 15), xytext=(0, 4), textcoords="offset points", size=8.5)
     ax.set_xscale("log", base=2)
@@ -177,12 +189,7 @@ def draw_caches(data: dict[str, Any]) -> Figure:
 
 
 def roof_data() -> dict[str, Any]:
-    """FLOPs of attention's products and the bytes it must move, counted on the solution, told for 16-bit numbers."""
-    import torch
-
-    from labkit.meters.moved import MovedBytes
-    from labkit.meters.products import ProductMeter
-
+    """FLOPs of attention's products and the bytes it must move, counted on the solution, for 16-bit numbers."""
     lab, steps = answer_module("09"), {}
     for name, (n_queries, kv_heads) in STEPS.items():
         q, k, v = (torch.ones(heads, n, HEAD_DIM) for heads, n in ((HEADS, n_queries), *[(kv_heads, N_KEYS)] * 2))
@@ -200,8 +207,6 @@ def roof_data() -> dict[str, Any]:
 
 def draw_roof(data: dict[str, Any]) -> Figure:
     """Draw both chips' roofs, with decoding at their foot and prefill on their flat part."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 5.2))
     x = np.geomspace(0.3, 3000, 300)
     marks = dict(zip(data["steps"], ("o", "s", "D", "*"), strict=True))
@@ -239,8 +244,6 @@ def slots_data() -> dict[str, Any]:
 
 def draw_slots(data: dict[str, Any]) -> Figure:
     """Draw one bar for each policy, stacked from its shares."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.0))
     hatches = {"token": "", "reserved": "//", "internal": "..", "external": "xx", "free": ""}
     for place, shares in enumerate(data["shares"].values()):

@@ -17,9 +17,8 @@ DTYPES = (np.float16, np.float32, np.float64)
 class Case:
     """One call of attention: its inputs, its results in float64, and what plain computations of them lose.
 
-    `mask` (True where a key is masked out), `causal` and `scale` are as in `reference.attention`.
-    `n_steps` is the number of blocks of keys that a correct answer may take one after the other: each may rescale, and
-    so round, once more. Inputs may be changed until the results are first asked for.
+    `mask` (True where a key is masked out), `causal` and `scale` are as in `reference.attention`. Inputs may be changed
+    until the results are first asked for.
     """
 
     def __init__(
@@ -31,15 +30,31 @@ class Case:
         mask: npt.NDArray | None = None,
         causal: bool = False,
         scale: float | None = None,
-        n_steps: int = 0,
     ) -> None:
         self.Q, self.K, self.V = Q, K, V
-        self.mask, self.causal, self.scale, self.n_steps = mask, causal, scale, n_steps
+        self.mask, self.causal, self.scale = mask, causal, scale
 
     @classmethod
-    def drawn(cls, rng: np.random.Generator, *, n_steps: int = 0, causal: bool = False, **sizes: Any) -> Case:
-        """A case with standard-normal inputs; `sizes` are those of `random_qkv`."""
-        return cls(*random_qkv(rng, **sizes), causal=causal, n_steps=n_steps)
+    def drawn(
+        cls,
+        rng: np.random.Generator,
+        *,
+        n: int | None = None,
+        causal: bool = False,
+        masked: bool = False,
+        **sizes: Any,
+    ) -> Case:
+        """A case with standard-normal inputs. `sizes` are those of `random_qkv`, with `n` for N_q = N_k.
+
+        `masked` hides two keys of five, others for each query and each batch entry, but never the first key.
+        """
+        sizes = {"d": 16, **({"n_queries": n} if n else {}), **sizes}
+        Q, K, V = random_qkv(rng, **sizes)
+        mask = None
+        if masked:
+            mask = rng.random((*Q.shape[:-1], K.shape[-2])) < 0.4
+            mask[..., 0] = False
+        return cls(Q, K, V, causal=causal, mask=mask)
 
     @property
     def inputs(self) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
@@ -90,7 +105,7 @@ class Case:
         log-sum-exp is not: it is as large as the scores.
         """
         largest = np.abs(self.scores[np.isfinite(self.scores)]).max(initial=0)
-        return self.n_steps + ROUNDINGS + (0 if part == "lse" else 2 * float(largest))
+        return ROUNDINGS + (0 if part == "lse" else 2 * float(largest))
 
     def other(self, *, hidden: npt.ArrayLike | None = None, scale: float | None = None) -> Attention:
         """The results in float64 with other keys hidden, or with another scale."""
@@ -134,15 +149,6 @@ def worked_example() -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
 def later_keys(n_queries: int, n_keys: int, first: int = 1) -> npt.NDArray[np.bool_]:
     """True where key j comes `first` or more after query i: with 1, what causality hides; (N_q, N_k)."""
     return np.arange(n_keys) >= np.arange(n_queries)[:, None] + first
-
-
-def looser(plain: npt.ArrayLike, want: npt.ArrayLike, n_steps: int) -> npt.NDArray:
-    """`plain`, moved away from `want` by half a rounding of the largest value for each of `n_steps`."""
-    computed, exact = np.asarray(plain), np.asarray(want, np.float64)
-    finite = np.isfinite(exact)
-    size = np.abs(exact[finite]).max(initial=0)
-    away = np.where(computed.astype(np.float64) < exact, -1, 1) * n_steps * np.finfo(computed.dtype).eps / 2 * size
-    return np.where(finite, computed.astype(np.float64) + away, computed).astype(computed.dtype)
 
 
 def _part_of(value: Any, part: str) -> Any:

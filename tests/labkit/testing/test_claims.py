@@ -19,7 +19,7 @@ LOGITS = 8
 def drawn(seed, causal):
     """A case whose blocks do not divide its lengths."""
     rng = np.random.default_rng(seed)
-    return Case.drawn(rng, n_queries=21, n_keys=19, d=6, d_v=5, causal=causal, n_steps=3, logit_scale=LOGITS)
+    return Case.drawn(rng, n_queries=21, n_keys=19, d=6, d_v=5, causal=causal, logit_scale=LOGITS)
 
 
 def said(case, got):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.finder import Answer
+from labkit.suite.finder import Answer, AnswerMissing
 from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.grader import wire
 from labstaff.grader.remote import Handle, Remote, StandIn, SubmissionError
@@ -45,7 +45,7 @@ ATTACKS = {
     "start threads without end": """
         import threading
         event = threading.Event()
-        threads = [threading.Thread(target=event.wait, daemon=True) for _ in range(200)]
+        threads = [threading.Thread(target=event.wait, daemon=True) for _ in range(1000)]
         try:
             [thread.start() for thread in threads]
         finally:
@@ -105,6 +105,20 @@ def test_fails_in_the_sandbox_alone(submitted, port, attack, tmp_path):
     assert without.returncode == 0, without.stderr
 
 
+ORDINARY = {
+    "its own folder": "import os; os.chdir(os.path.dirname(os.path.abspath(__file__))); return len(os.listdir())",
+    "a file of its own": "open('x', 'w').write('1'); import os; os.remove('x'); return 1",
+    "threads": "import threading; t = threading.Thread(target=print); t.start(); t.join(); return 1",
+    "prints": "print('x' * 1_000_000); return 1",
+    "no input": "import sys; return 1 + len(sys.stdin.read())",
+}
+
+
+@pytest.mark.parametrize("body", ORDINARY.values(), ids=list(ORDINARY))
+def test_what_ordinary_code_does_works(submitted, body):
+    assert submitted(task(body.replace("; return", "\nreturn")))() == 1
+
+
 ENDLESS = "while True: pass"
 DEAF = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
 
@@ -116,6 +130,15 @@ def test_what_does_not_end_is_stopped(submitted, monkeypatch, body):
     with pytest.raises((TookTooLong, SubmissionError)), time_limit(1, 3):
         attack()
     assert submitted(task("return 1"))() == 1
+
+
+def test_an_import_that_waits_is_tried_once(submitted, monkeypatch):
+    monkeypatch.setattr("labstaff.grader.remote.STOP_SECONDS", 1.0)
+    function = submitted("import time; time.sleep(1000)\n" + task("return 1"))
+    with pytest.raises(TookTooLong), time_limit(60, 3):
+        function()
+    with pytest.raises(AnswerMissing, match="took too long"), time_limit(60, 60):
+        function()
 
 
 GARBAGE = """

@@ -1,0 +1,118 @@
+"""Records for each location of the cache which token of which request was written there, and in which step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from labkit.testing.compare import require
+
+NOT_COMPUTED = (
+    "a block that was found holds its tokens only when they have been computed; or the work begins too late in the text"
+)
+STALE = "a block is given to another request and is still found by its old content; or the table is another request's"
+TAKEN = "a request keeps its blocks until it is done or gives all of them up; then it is computed again"
+ANOTHER_BEGINNING = "keys and values depend on all tokens before: a block is known by its own and by those"
+
+
+class Piece(NamedTuple):
+    """A piece of work of a plan: `tokens` of a request, the first at position `start`, in the blocks of a table."""
+
+    id: Any
+    start: int
+    tokens: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.start + len(self.tokens)
+
+
+class _Held(NamedTuple):
+    """The content of a location: the number of a beginning with its last token, its request, and the step."""
+
+    beginning: int
+    id: Any
+    position: int
+    token: int
+    step: int
+
+
+class Text:
+    """A request's tokens so far, each with the number of the beginning that it ends."""
+
+    def __init__(self, locations: Locations, tokens: Iterable[int]) -> None:
+        self._locations = locations
+        self.tokens: list[int] = []
+        self.beginnings: list[int] = []
+        for token in tokens:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """Add a token."""
+        before = self.beginnings[-1] if self.beginnings else 0
+        self.tokens.append(token)
+        self.beginnings.append(self._locations.number_of(before, token))
+
+
+class Locations:
+    """The locations in all blocks. Two hold the same keys and values if their beginnings have the same number."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._held: list[list[_Held | None]] = [[None] * block_size for _ in range(num_blocks)]
+
+    def number_of(self, before: int, token: int) -> int:
+        """The number of a beginning: that which `before` stands for, and one token more."""
+        return self._numbers.setdefault((before, token), len(self._numbers) + 1)
+
+    def copy(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Blocks are copied, in order, each from an old one to a new one."""
+        for old, new in copies:
+            self._held[new] = list(self._held[old])
+
+    def write(self, work: Sequence[Piece], texts: dict[Any, Text], step: int) -> None:
+        """Everything that the step computes is written; fails where two pieces write different things to one place."""
+        for piece in work:
+            for position in range(piece.start, piece.end):
+                block, place = self.place_of(piece, position)
+                text = texts[piece.id]
+                new = _Held(text.beginnings[position], piece.id, position, text.tokens[position], step)
+                old = self._held[block][place]
+                clash = old is not None and old.step == step and old.beginning != new.beginning
+                require(
+                    not clash,
+                    f"step {step}: block {block}, place {place} is written twice, as token {position} of request "
+                    f"{piece.id!r} and {_describe(old)}: a block that is written belongs to one request alone",
+                )
+                self._held[block][place] = new
+
+    def assert_readable(self, piece: Piece, text: Text, step: int) -> None:
+        """Fail unless, after the step is written, `piece` reads its own beginning from all its locations."""
+        for position in range(piece.end):
+            block, place = self.place_of(piece, position)
+            held = self._held[block][place]
+            if held is not None and held.beginning == text.beginnings[position]:
+                continue
+            read = (
+                f"step {step}: block {block}, place {place} is read as token {position} of request {piece.id!r}, "
+                f"{text.tokens[position]},"
+            )
+            if held is None:
+                require(False, f"{read} and holds nothing\nUsual cause: {NOT_COMPUTED}")
+            elif held.id != piece.id and held.step == step:
+                require(False, f"{read} but the same step writes {_describe(held)} there\nUsual cause: {TAKEN}")
+            elif held.position == position and held.token == text.tokens[position]:
+                require(False, f"{read} and holds that after another beginning\nUsual cause: {ANOTHER_BEGINNING}")
+            else:
+                require(False, f"{read} but holds {_describe(held)}, written in step {held.step}\nUsual cause: {STALE}")
+
+    def place_of(self, piece: Piece, position: int) -> tuple[int, int]:
+        """The block and the place in it of a position."""
+        return piece.blocks[position // self.block_size], position % self.block_size
+
+
+def _describe(held: _Held | None) -> str:
+    return "nothing" if held is None else f"token {held.position} of request {held.id!r}"

@@ -1,0 +1,281 @@
+"""References in float64, inputs in blocks, and the values that known mistakes lead to.
+
+Numbers are along the last axis; leading axes are rows of their own. A state is (m, l, o): the maximum score, the sum of
+exp(score − m), and the sum of exp(score − m) · value.
+"""
+
+import functools
+
+import numpy as np
+
+from labkit.testing.attention.cases import Case
+from labkit.testing.attention.reference import random_qkv
+from labkit.testing.attention.suspects import pass_suspects, scale_suspects
+from labkit.testing.compare import (
+    NAN_HINT,
+    ROUNDINGS,
+    as_array,
+    assert_close,
+    assert_dtype,
+    assert_equal,
+    assert_tuple,
+    compare_each,
+)
+
+from .probes import peak_over_drawn_blocks
+
+SPLITS = {
+    "equal": (8, 8, 8, 8),
+    "ragged_last": (16, 16, 5),
+    "unequal": (7, 1, 20, 3),
+    "one_block": (23,),
+    "one_by_one": (1,) * 9,
+    "random": None,
+    "empty_blocks": (0, 6, 0, 0, 9, 0),
+}
+MASKED = {
+    "first_block": (np.arange(12) < 4, "−inf − (−inf): a block of −inf changes nothing, wherever it is"),
+    "last_block": (np.arange(12) >= 8, "−inf − (−inf): a block of −inf changes nothing, wherever it is"),
+    "everything": (np.arange(12) >= 0, "0/0 or −inf − (−inf): such a row gives 0, and m = −inf with l = 0"),
+    "another_block_in_each_row": (
+        np.eye(3, dtype=bool).repeat(4, axis=1),
+        "−inf − (−inf): one row's block may be masked while another's is not",
+    ),
+}
+"""Which of twelve keys, in three blocks of four, are masked out in three rows; and the usual cause of an error."""
+
+
+def cut(x, lengths, axis=-1):
+    """`x` in blocks of these lengths along one axis."""
+    return np.split(x, np.cumsum(lengths)[:-1], axis=axis)
+
+
+def lengths_of(split, rng):
+    """The lengths of a split of SPLITS; those of the random one are drawn."""
+    return split if split else tuple(int(n) for n in rng.integers(1, 12, 6))
+
+
+def softmax_of_row(x, dtype=np.float64):
+    """(weights, m, l) of the whole row, every step in `dtype`, sums from left to right."""
+    x = np.asarray(x).astype(dtype)
+    m = x.max(axis=-1, initial=-np.inf)
+    powers = np.exp(x - finite(m)[..., None])
+    l = np.add.accumulate(powers, axis=-1)[..., -1] if x.shape[-1] else np.zeros_like(m)
+    return powers / np.where(l == 0, 1, l)[..., None], m, l
+
+
+def finite(m):
+    """`m` with 0 for −inf."""
+    return np.where(np.isneginf(m), 0, m)
+
+
+def assert_near(name, got, want, plain, suspects, hint="", dtype=None, roundings=ROUNDINGS):
+    """As `assert_close`, where the hint is for NaN too, and `suspects()` are made only when something is off."""
+    with np.errstate(all="ignore"):
+        assert_close(
+            name,
+            got,
+            want,
+            plain=plain,
+            roundings=roundings,
+            dtype=dtype,
+            suspects=suspects,
+            hint=hint,
+            nan_hint=hint or NAN_HINT,
+        )
+
+
+def assert_parts(names, got, want, plain, suspects, hint=""):
+    """Compare the parts of a tuple by their names; suspects are tuples of the same parts."""
+
+    def check(name):
+        i = names.index(name)
+
+        def of_this_part():
+            return {cause: values[i] for cause, values in suspects().items()}
+
+        assert_near(name, got[i], want[i], plain[i], of_this_part, hint)
+        assert_dtype(name, as_array(name, got[i]), np.asarray(plain[i]).dtype)
+
+    compare_each(names, check)
+
+
+def peak_bytes(rng, task, *arguments):
+    """The peak of a call in which each (shape, number of blocks) becomes blocks; all must be asked for."""
+    n_blocks = sum(each[1] for each in arguments if isinstance(each, tuple))
+    seeds = rng.integers(0, 2**32, n_blocks)
+    given = [(each[0], seeds[: each[1]]) if isinstance(each, tuple) else each for each in arguments]
+    peak, n_asked = peak_over_drawn_blocks(task, *given)
+    assert_equal("the number of blocks asked for", n_asked, n_blocks)
+    return peak
+
+
+# Softmax
+
+
+def axis_suspects(x, axis):
+    """Softmax along other axes than the one asked for."""
+    others = [other for other in range(x.ndim) if other != axis % x.ndim]
+    found = {
+        f"the weights add up to 1 along axis {other}": np.moveaxis(
+            softmax_of_row(np.moveaxis(x, other, -1))[0], -1, other
+        )
+        for other in others
+    }
+    if found:
+        all_together = softmax_of_row(x.reshape(-1))[0].reshape(x.shape)
+        found["one maximum or one sum serves all rows together"] = all_together
+    return found
+
+
+def stats_suspects(blocks):
+    """(m, l) as known mistakes have them."""
+    x = np.concatenate(blocks, axis=-1).astype(np.float64)
+    m = softmax_of_row(x)[1]
+    top, of_last = x.max(initial=-np.inf), softmax_of_row(blocks[-1])[1]
+    sums = [powers.sum(-1) for powers in _powers_at_the_time(blocks)]
+    return {
+        "l is not rescaled when the maximum moves": (m, np.asarray(sum(sums))),
+        "l keeps only the last block": (m, sums[-1]),
+        "the maximum is that of the last block": (of_last, np.exp(x - finite(of_last)[..., None]).sum(-1)),
+        "the maximum is taken over all rows together": (np.full_like(m, top), np.exp(x - finite(top)).sum(-1)),
+    }
+
+
+def weights_suspects(blocks):
+    """The joined weights as known mistakes have them."""
+    x = np.concatenate(blocks, axis=-1).astype(np.float64)
+    _, m, l = softmax_of_row(x)
+    ends = np.cumsum([block.shape[-1] for block in blocks])
+    so_far = [softmax_of_row(x[..., :end])[0][..., end - b.shape[-1] :] for b, end in zip(blocks, ends, strict=True)]
+    at_the_time = np.concatenate(_powers_at_the_time(blocks), axis=-1)
+    return {
+        "each block keeps the maximum known at its time": at_the_time / np.where(l == 0, 1, l)[..., None],
+        "each block is divided by the l known at its time": np.concatenate(so_far, axis=-1),
+        "each block is a softmax of its own": np.concatenate([softmax_of_row(b)[0] for b in blocks], axis=-1),
+        "the weights are not divided by l": np.exp(x - finite(m)[..., None]),
+    }
+
+
+def _powers_at_the_time(blocks):
+    """exp(x − m) of each block, with the maximum known at its time."""
+    peaks = np.stack([block.max(axis=-1, initial=-np.inf) for block in blocks], axis=-1).astype(np.float64)
+    known = finite(np.maximum.accumulate(peaks, axis=-1))
+    return [np.exp(block - known[..., j, None]) for j, block in enumerate(blocks)]
+
+
+# Attention of one query
+
+
+def row(rng, lengths, d=16, d_v=None, dtype=np.float32, batch=(), logit_scale=3.0):
+    """One query (*batch, d), and blocks of these lengths: keys (*batch, n, d) and values (*batch, n, d_v)."""
+    sizes = {"n_queries": 1, "n_keys": sum(lengths), "d": d, "d_v": d_v, "batch": batch}
+    Q, K, V = random_qkv(rng, dtype=dtype, logit_scale=logit_scale, **sizes)
+    return Q[..., 0, :], cut(K, lengths, -2), cut(V, lengths, -2)
+
+
+def masked_row(rng, hidden):
+    """A query for each of three heads, and twelve keys in blocks of four; `hidden` ones are masked out.
+
+    The query has a last feature of 1, a key one of −inf or 0.
+    """
+    q, K, V = row(rng, (12,), d=9, d_v=4, batch=(3,))
+    q[..., -1] = 1
+    K[0][..., -1] = np.where(hidden, -np.inf, 0)
+    return q, cut(K[0], (4, 4, 4), -2), cut(V[0], (4, 4, 4), -2)
+
+
+def integer_row(rng, size, dtype):
+    """Scores of about `size`, to be scaled by 1: small integers, which every order of computing adds up exactly."""
+    q = np.array([64, 1, 0], dtype)
+    K = np.stack([np.full(29, size // 64), rng.integers(-4, 5, 29), rng.integers(-9, 9, 29)], -1)
+    V = rng.standard_normal((29, 5))
+    return q, cut(K.astype(dtype), (8, 8, 8, 5), 0), cut(V.astype(dtype), (8, 8, 8, 5), 0)
+
+
+def output_suspects(case, lengths):
+    """One query's output as known mistakes have it, whose keys come in blocks of these lengths."""
+    ends = np.cumsum(lengths)
+    found = pass_suspects(case, [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)])
+    found |= {cause: functools.partial(case.other, scale=scale) for cause, scale in scale_suspects(case).items()}
+    if len(lengths) > 1:
+        last = np.arange(case.n_keys) >= ends[-2]
+        found["the last block is dropped"] = functools.partial(case.other, hidden=case.hidden | last)
+    return {cause: made().output[..., 0, :] for cause, made in found.items()}
+
+
+class OneQuery:
+    """A query and its blocks, with the reference computed before the submission can change them."""
+
+    def __init__(self, q, K_blocks, V_blocks, scale=None):
+        K, V = np.concatenate(K_blocks, axis=-2), np.concatenate(V_blocks, axis=-2)
+        masked = np.isneginf(K).any(axis=-1)[..., None, :]
+        self.case = Case(q[..., None, :].copy(), K, V, mask=masked, scale=scale)
+        self.lengths = [block.shape[-2] for block in K_blocks]
+
+    def check(self, got, hint="", exact_scores=False):
+        """Compare the output. `exact_scores` are whole numbers, which are not rounded."""
+        want, plain = (made.output[..., 0, :] for made in (self.case.want, self.case.plain))
+        usual = functools.partial(output_suspects, self.case, self.lengths)
+        roundings = ROUNDINGS if exact_scores else self.case.roundings("output")
+        assert_near("the output", got, want, plain, usual, hint, self.case.Q.dtype, roundings)
+
+
+# States
+
+
+def state_of(scores, V, dtype=None):
+    """The state of a set of keys, computed in float64 and rounded to `dtype` (that of the scores, when None)."""
+    s = scores.astype(np.float64)
+    m = s.max(axis=-1, initial=-np.inf)
+    powers = np.exp(s - finite(m)[..., None])
+    o = (powers[..., None, :] @ V.astype(np.float64))[..., 0, :]
+    return tuple(np.asarray(x, dtype or scores.dtype)[()] for x in (m, powers.sum(axis=-1), o))
+
+
+def no_keys(batch=()):
+    """The state of no keys, as arrays, with values of width 4."""
+    return np.full(batch, -np.inf, np.float32)[()], np.zeros(batch, np.float32)[()], np.zeros((*batch, 4), np.float32)
+
+
+def two_states(rng, d_v=4, batch=(), dtype=np.float32, offset=0.0):
+    """States of 7 keys and of 5, with scores about `offset`, and of all 12 in float64.
+
+    Their maxima are 2.5 to 4 apart: the lower state counts for some percent, so that it shows when a merge forgets it,
+    or its rescaling, in half precision too.
+    """
+    s = rng.normal(0, 3, (*batch, 12)) + offset
+    gap = rng.uniform(2.5, 4, (*batch, 1)) * rng.choice([-1, 1], (*batch, 1))
+    s[..., 7:] += s[..., :7].max(-1, keepdims=True) - s[..., 7:].max(-1, keepdims=True) + gap
+    s = s.astype(dtype)
+    V = rng.standard_normal((*batch, 12, d_v)).astype(dtype)
+    return state_of(s[..., :7], V[..., :7, :]), state_of(s[..., 7:], V[..., 7:, :]), state_of(s, V, np.float64)
+
+
+def states_of_parts(rng, sizes, spread):
+    """The states of sets of keys of these sizes, some keys masked; and the state of all together."""
+    s, V = rng.normal(0, spread, (2, sum(sizes))), rng.standard_normal((2, sum(sizes), 3))
+    s[rng.random(s.shape) < 0.2] = -np.inf
+    parts = zip(cut(s, sizes), cut(V, sizes, -2), strict=True)
+    return [state_of(*part) for part in parts], state_of(s, V)
+
+
+def merge_suspects(state_a, state_b, want):
+    """A merged state as known mistakes have it; `want` is right."""
+    (m_a, l_a, o_a), (m_b, l_b, o_b), (m, l, o) = (map(np.float64, state) for state in (state_a, state_b, want))
+    first = m_a >= m_b
+    larger = np.where(first, l_a, l_b), np.where(first[..., None], o_a, o_b)
+    return {
+        "l and o are added without rescaling": (m, l_a + l_b, o_a + o_b),
+        "l and o are averaged": (m, (l_a + l_b) / 2, (o_a + o_b) / 2),
+        "the sums are halved": (m, l / 2, o / 2),
+        "only the state with the larger maximum is kept": (m, *larger),
+        "o is divided by l: it is to stay undivided": (m, l, o / np.where(l == 0, 1, l)[..., None]),
+    }
+
+
+def assert_state(got, want, dtype, suspects=dict, hint=""):
+    """Compare a state in `dtype` with `want`, a state in float64, each part by its name."""
+    got = assert_tuple("merge_states's result", got, ("m", "l", "o"))
+    plain = [np.asarray(part).astype(dtype) for part in want]
+    assert_parts("mlo", got, want, plain, suspects, hint)

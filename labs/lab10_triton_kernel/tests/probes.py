@@ -1,0 +1,99 @@
+"""What runs next to the submission: calls of kernels, watched or compiled, and rows that are far apart in memory."""
+
+import ctypes
+import mmap
+
+import numpy as np
+import torch
+from triton_kernel import flash_backward, flash_forward, paged_decode, softmax_rows
+
+from labkit.meters.kernels.adapter import watching
+from labkit.meters.kernels.calls import compiled_call, kernel_call
+from labkit.testing.probes import probe
+
+FUNCTIONS = {
+    "softmax_rows": softmax_rows,
+    "flash_forward": flash_forward,
+    "flash_backward": flash_backward,
+    "paged_decode": paged_decode,
+}
+
+
+@probe
+def called(task, given, *more):
+    """What a task returns, and what its kernels did."""
+    return kernel_call(FUNCTIONS[task], given, *more)
+
+
+@probe
+def compiled_for(task, arch, options, given, *more):
+    """The kernels of a call, compiled for sm_`arch`."""
+    return compiled_call(FUNCTIONS[task], given, *more, archs=[arch], **options)[arch]
+
+
+@probe
+def softmax_of_far_rows(x):
+    """What `softmax_rows` returns for rows `ROW_STRIDE` elements apart, and offsets of loads outside of the rows."""
+    return call_on_far_rows(softmax_rows, x)
+
+
+ROW_STRIDE = 1 << 30
+"""Elements from row to row: the third begins at element 2³¹, one more than int32 can say."""
+
+
+def call_on_far_rows(function, x):
+    """What `function(x)` returns for x, (rows, columns), with its rows `ROW_STRIDE` elements apart.
+
+    Beside it the offsets, in elements from the first row, of what its kernels load outside of the rows: one of each
+    load, which gets 0 for them. All memory between the rows can be read, takes no room, and holds 0. It is kept.
+    """
+    n_bytes = x.shape[0] * ROW_STRIDE * x.itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    start = libc.mmap(None, n_bytes, mmap.PROT_READ, flags, -1, 0)
+    if start is None or start == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "no address space for rows that lie far apart")
+    size = -(-x.shape[1] * x.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
+    for row in range(x.shape[0]):
+        where = ctypes.c_void_p(start + row * ROW_STRIDE * x.itemsize)
+        if libc.mprotect(where, ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE):
+            raise OSError(ctypes.get_errno(), "a page that can be read cannot be written")
+    memory = (ctypes.c_char * n_bytes).from_address(start)
+    far = torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, (ROW_STRIDE, 1))
+    far.copy_(x)
+    watch = _Offsets(start, n_bytes, x.itemsize)
+    with watching(watch):
+        result = function(far)
+    # What came back may be a view of these rows: they stay, for a few pages of memory.
+    return result.clone() if isinstance(result, torch.Tensor) else result, watch.outside
+
+
+class _Offsets:
+    """Lets loads and stores pass that stay within their tensors, and notes the others."""
+
+    def __init__(self, start, n_bytes, itemsize):
+        self.start, self.itemsize = start, itemsize
+        self.ranges = [(start, start + n_bytes)]
+        self.outside = []
+
+    def launched(self, function, args, kwargs, grid):
+        """Its tensors are what it may touch."""
+        tensors = [x.untyped_storage() for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        self.ranges += [(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in tensors]
+
+    def load(self, addresses, mask, itemsize, program):
+        """A program reads."""
+        allowed = np.zeros(addresses.shape, bool)
+        for start, end in self.ranges:
+            allowed |= (addresses >= start) & (addresses < end)
+        left = addresses[np.broadcast_to(mask, addresses.shape) & ~allowed]
+        if len(left):
+            self.outside.append((int(left[0]) - self.start) // self.itemsize)
+        return mask & allowed
+
+    store = update = load
+
+    def multiplied(self, left, right):
+        """Of no interest here."""
