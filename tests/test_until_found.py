@@ -35,7 +35,7 @@ def run(tmp_path_factory):
 
 def test_ends_with_the_first_that_says_it(run):
     found = run(MISTAKE.says, LARGE)
-    assert found.n_collected == 2
+    assert found.n_collected > 1
     assert [verdict.passed for verdict in found.verdicts] == [False]
 
 
@@ -46,4 +46,4 @@ def test_goes_on_until_a_test_says_it(run):
 
 def test_what_no_test_says_runs_to_the_end(run):
     found = run("what no test says", LARGE)
-    assert len(found.verdicts) == found.n_collected == 2
+    assert len(found.verdicts) == found.n_collected > 1

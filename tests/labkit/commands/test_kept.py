@@ -99,7 +99,7 @@ def test_a_crash_ends_check_and_names_the_test(house):
     house.write(with_function(solution_text(), ATTENTION, CRASH))
     run = house.check("estimate_attention_memory", ATTENTION)
     assert run.returncode == 1
-    assert "✗ test_batch_and_heads\n      its process ended: SIGSEGV (memory that is not its own)" in run.stdout
+    assert "✗ test_batch[B2x3-full]\n      its process ended: SIGSEGV (memory that is not its own)" in run.stdout
     assert "lab01: a task has points when every test of it was run" in run.stdout
     assert set(house.kept()) == {"estimate_attention_memory"}, "the task that was done before"
     assert not run.stderr

@@ -11,7 +11,7 @@ from labkit.suite.verdict import Kind, State
 from labkit.suite.warm import WarmRunner
 from tests.student import LAB, quiet_environment, solution_text, stub_text
 
-ONE = ("TestEstimateAttentionMemory::test_odd_sizes",)
+ONE = ("TestEstimateAttentionMemory::test_worked_example",)
 ONE_TASK = "estimate_attention_memory"
 HEAD = f"def {ONE_TASK}(seq_len, d_model, dtype_bytes=4, batch_size=1):\n"
 
