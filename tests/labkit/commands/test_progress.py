@@ -223,7 +223,7 @@ def test_watch_runs_again_on_each_save_and_says_what_changed(lab, monkeypatch):
     text = heard.getvalue()
     first, second, third = text.split("─" * 150)[1:]
     assert "estimate_attention_memory · not implemented yet" in first
-    assert "▲ lab01 · estimate_attention_memory · 0 → 15 of 15" in second
+    assert "▲ lab01 · estimate_attention_memory · 0 → 9 of 9" in second
     assert "no change in what passes" in third
     assert text.count("watching labs/lab01_memory_profiling/src/profiling.py") == 1
     assert "standard_attention" not in text
