@@ -1,113 +1,108 @@
-"""Times candidates in turn and tells them as ratios: the one loop, and the one form of a result, of all benchmarks.
+"""Times candidates in turn, puts ratios into tables, and writes the tables into data.json and the chapters.
 
-Rounds of all candidates in turn, after one that warms up; a time is the median over the rounds, a ratio the median of
-the ratios within each round, so that what slows the machine for a while slows both sides. Clocks count CPU time unless
-a benchmark says otherwise: what other programs take from the core is not counted.
+All candidates run in each round, after one round to warm up. A time is the median over the rounds, a ratio the median
+of the ratios within each round, so that a slow moment of the machine slows both sides. Clocks count CPU time unless a
+benchmark says otherwise.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from types import ModuleType
 
 import msgspec
 
-from labkit.labs.catalog import find_lab, solution_file, solution_folder
+from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
+from labkit.meters.profiler import profile_memory
 
 DATA = Path(__file__).with_name("data.json")
-"""The tables of the last run that was saved: what the chapters' tables are made of."""
+"""The tables in the chapters, with more digits."""
 
 Candidate = Callable[[], object]
-
-
-class Row(msgspec.Struct):
-    """One candidate: its milliseconds, how many times as fast as each reference it is, and its memory in MiB.
-
-    `gain` is its speed over the row above it; 0 where it is no step on top of that.
-    """
-
-    name: str
-    ms: float
-    times_as_fast: dict[str, float] = {}
-    gain: float = 0.0
-    peak_mib: float | None = None
+Column = Callable[[str], float | None]
+"""The value of a candidate, by its name; None for an empty field."""
 
 
 class Table(msgspec.Struct):
-    """What one benchmark tells: under which settings, and a row a candidate. `memory` says what `peak_mib` counts."""
+    """A table: one row a candidate, its values in the order of `columns`.
 
-    benchmark: str
-    title: str
+    `chapter` is the file in `docs/` that shows it between <!-- benchmark NAME: begin --> and <!-- benchmark NAME: end
+    -->; "" if none does.
+    """
+
+    name: str
+    chapter: str
     setting: str
-    memory: str = "peak"
-    rows: list[Row] = []
-
-    @property
-    def key(self) -> str:
-        """The name under which it is kept."""
-        return f"{self.benchmark}: {self.title}"
+    heading: str
+    columns: list[str]
+    rows: dict[str, list[float | None]]
 
 
-@dataclass
 class Times:
-    """Seconds by candidate and round."""
+    """Seconds of each candidate in each round."""
 
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    def __init__(self, seconds: Mapping[str, Sequence[float]]) -> None:
+        self.seconds = seconds
 
     def ms(self, name: str) -> float:
         """The median, in milliseconds."""
-        return 1e3 * median(self.seconds[name])
+        return round(1e3 * median(self.seconds[name]), 2)
 
-    def times_as_fast(self, name: str, reference: str) -> float:
-        """How many times as fast as `reference` a candidate is: the median over the rounds."""
-        pairs = zip(self.seconds[reference], self.seconds[name], strict=True)
-        return median(slow / fast for slow, fast in pairs)
+    def times_as_fast(self, reference: str) -> Column:
+        """How many times as fast as `reference` a candidate is."""
+
+        def ratio(name: str) -> float:
+            pairs = zip(self.seconds[reference], self.seconds[name], strict=True)
+            return round(median(slow / fast for slow, fast in pairs), 3)
+
+        return ratio
+
+    def gain(self, name: str) -> float | None:
+        """For a name that begins with "+", a step on top of the row above: how many times as fast it is as that."""
+        names = list(self.seconds)
+        return self.times_as_fast(names[names.index(name) - 1])(name) if name.startswith("+") else None
 
 
 def time_in_turn(
     candidates: Mapping[str, Candidate], rounds: int, *, clock: Callable[[], float] = time.process_time, warm: int = 1
 ) -> Times:
-    """Run all candidates in turn, `warm` rounds unseen and `rounds` rounds timed."""
-    times = Times({name: [] for name in candidates})
-    for lap in range(warm + rounds):
+    """Run all candidates in turn, `warm` rounds untimed and `rounds` rounds timed."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for number in range(warm + rounds):
         for name, run in candidates.items():
-            began = clock()
+            start = clock()
             run()
-            if lap >= warm:
-                times.seconds[name].append(clock() - began)
-    return times
+            if number >= warm:
+                seconds[name].append(clock() - start)
+    return Times(seconds)
 
 
-def rows(
-    times: Times,
-    references: Sequence[str],
-    peak_mib: Callable[[str], float | None] = lambda name: None,
-) -> list[Row]:
-    """A row for each candidate; a name that begins with "+" is a step on top of the one before it."""
-    made: list[Row] = []
-    for name in times.seconds:
-        fast = {reference: round(times.times_as_fast(name, reference), 3) for reference in references}
-        gain = times.times_as_fast(name, made[-1].name) if made and name.startswith("+") else 0.0
-        made.append(Row(name, round(times.ms(name), 2), fast, round(gain, 3), peak_mib(name)))
-    return made
+def rows(names: Iterable[str], columns: Mapping[str, Column]) -> dict[str, list[float | None]]:
+    """The rows of a table."""
+    return {name: [value(name) for value in columns.values()] for name in names}
 
 
-def tables_of(name: str, given: Mapping[str, int]) -> list[Table]:
-    """The tables of one benchmark; settings that it does not have are left out."""
-    function = importlib.import_module(f"benchmarks.{name}").tables
-    known = function.__kwdefaults__ or {}
-    return list(function(**{key: value for key, value in given.items() if key in known}))
+def peak_mib(candidates: Mapping[str, Candidate]) -> Column:
+    """The peak of one call over its inputs, in MiB, by the CPU allocator's own record (`torch.profiler`)."""
+    return lambda name: round(profile_memory(candidates[name]).peak_bytes / 2**20, 3)
 
 
+def run_benchmark(name: str, options: Mapping[str, int]) -> list[Table]:
+    """The tables of `benchmarks/NAME.py`."""
+    return list(importlib.import_module(f"benchmarks.{name}").tables(**options))
+
+
+@functools.cache
 def answer_module(number: str, other: str | None = "") -> ModuleType:
-    """A lab's solution as a module, with what `other` (`right/tuned`, say) defines in place of its own."""
+    """A lab's solution as a module, loaded once; definitions in `other`, such as `right/tuned`, replace its own."""
     lab = find_lab(number)
     files = [solution_file(lab), *([solution_folder(lab) / f"{other}.py"] if other else [])]
     name = f"{lab.module}_{Path(other or 'solution').stem}"
@@ -120,15 +115,51 @@ def answer_module(number: str, other: str | None = "") -> ModuleType:
     return module
 
 
-def load_tables() -> dict[str, Table]:
-    """The tables kept by the last run that was saved, by key."""
-    if not DATA.exists():
-        return {}
-    return {table.key: table for table in msgspec.json.decode(DATA.read_bytes(), type=list[Table])}
+def markdown(table: Table) -> str:
+    """The table in Markdown, as chapters show it."""
+    lines = ["| " + " | ".join([table.heading, *table.columns]) + " |", "|---|" + "---:|" * len(table.columns)]
+    for name, values in table.rows.items():
+        fields = [_field(column, value) for column, value in zip(table.columns, values, strict=True)]
+        label = name.removeprefix("+ ") if "gain of the step" in table.columns else name
+        lines.append("| " + " | ".join([label, *fields]) + " |")
+    return "\n".join(lines).replace("|  |", "| |")
+
+
+def _field(column: str, value: float | None) -> str:
+    """MiB with two decimals, others with the digits that another run would repeat."""
+    if value is None:
+        return ""
+    if "MiB" in column:
+        return f"{value:.2f}"
+    if column != "ms" and value < 2:
+        return f"{value:.2f}"
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+
+
+def load_tables() -> list[Table]:
+    """The tables of data.json."""
+    return msgspec.json.decode(DATA.read_bytes(), type=list[Table])
 
 
 def save_tables(tables: Sequence[Table]) -> None:
-    """Keep `tables` in place of those with the same keys."""
-    kept = load_tables() | {table.key: table for table in tables}
-    ordered = [kept[key] for key in sorted(kept)]
+    """Replace the tables in data.json that have the same names; the others stay."""
+    by_name = {table.name: table for table in [*load_tables(), *tables]}
+    ordered = [by_name[name] for name in sorted(by_name)]
     DATA.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+
+
+def with_table(text: str, table: Table) -> str:
+    """The text of a chapter with this table in its place; ValueError if the chapter has no place for it."""
+    begin, end = (f"<!-- benchmark {table.name}: {word} -->" for word in ("begin", "end"))
+    parts = re.split(f"{begin}\n.*?{end}", text, flags=re.DOTALL)
+    if len(parts) != 2:
+        raise ValueError(f"{table.chapter} has {len(parts) - 1} places for the table {table.name}, expected one")
+    return f"{parts[0]}{begin}\n{markdown(table)}\n{end}{parts[1]}"
+
+
+def write_chapters() -> None:
+    """Write the tables of data.json into the chapters."""
+    for table in load_tables():
+        if table.chapter:
+            path = ROOT / "docs" / table.chapter
+            path.write_text(with_table(path.read_text(encoding="utf-8"), table), encoding="utf-8")

@@ -1,28 +1,26 @@
-"""Lab 10's kernels on a CUDA device, compiled, against the built-in attention: the only benchmark that needs a GPU.
+"""Chapter 10: Lab 10's kernels, compiled, against the built-in attention on a CUDA device.
 
-Float16, causal and not. Times are of ten calls in a row by the clock, with the device's work awaited on both sides;
-memory is CUDA's own peak over the inputs of one. Run it without TRITON_INTERPRET in the environment.
+Float16, causal and not. A time is the wall-clock time of ten calls with one wait for the device; memory is CUDA's own
+peak over the inputs of one call. Run it without TRITON_INTERPRET in the environment.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import ModuleType
 
 import torch
-import typer
 from torch.nn import functional
 
-from benchmarks.harness import Table, answer_module, rows, time_in_turn
+from benchmarks.harness import Column, Table, answer_module, rows, time_in_turn
 
 BUILT_IN = "built-in"
-GOAL = 0.8
-"""How many times as fast as the built-in attention the forward kernel is meant to be on an H100 or H200."""
 IN_A_ROW = 10
-"""Calls between two waits, as a model makes them: the device works on one while Python launches the next."""
+"""Calls for one wait, as in a model: the device works on one call while Python launches the next."""
 
 Call = Callable[[], object]
 
@@ -30,10 +28,10 @@ Call = Callable[[], object]
 def tables(*, n: int = 4096, d: int = 64, rounds: int = 30) -> Iterator[Table]:
     """The forward pass, causal and not, the backward pass, and decoding; nothing where there is no device."""
     if not torch.cuda.is_available():
-        typer.echo("kernel: needs a CUDA device, and there is none: not run", err=True)
+        print("kernel: not run, since it needs a CUDA device", file=sys.stderr)
         return
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
-        typer.echo("kernel: TRITON_INTERPRET is set, and the interpreter is no kernel: not run", err=True)
+        print("kernel: not run, since TRITON_INTERPRET is set", file=sys.stderr)
         return
     lab, two_loops = answer_module("10"), answer_module("10", "right/two_loops")
     arch = 90 if torch.cuda.get_device_capability()[0] >= 9 else 80
@@ -42,15 +40,15 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 30) -> Iterator[Table]:
     setting = f"4 × 16 heads, N={n}, d={d}, float16, {torch.cuda.get_device_name()}, torch {torch.__version__}"
     for causal in (False, True):
         calls = forward({"kernel": lab, "no masks inside": two_loops}, Q, K, V, causal, arch)
-        told = f"{setting}, blocks as chosen; goal {GOAL} of {BUILT_IN}"
-        yield _table("forward, causal" if causal else "forward", told, calls, rounds)
-        yield _table("backward, causal" if causal else "backward", setting, backward(lab, Q, K, V, dO, causal), rounds)
+        kind = "causal" if causal else "full"
+        yield _table(f"kernel_forward_{kind}", setting, calls, rounds)
+        yield _table(f"kernel_backward_{kind}", setting, backward(lab, Q, K, V, dO, causal), rounds)
 
 
 def forward(
     labs: Mapping[str, ModuleType], Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, causal: bool, arch: int
 ) -> dict[str, Call]:
-    """The built-in attention and answers' kernels with the blocks that they choose; all results must agree."""
+    """The built-in attention, and kernels with the blocks that they choose; all results must agree."""
     calls: dict[str, Call] = {BUILT_IN: partial(functional.scaled_dot_product_attention, Q, K, V, is_causal=causal)}
     for name, lab in labs.items():
         block_q, block_k, _, _ = lab.choose_config(Q.shape[-1], 2, arch)
@@ -74,12 +72,15 @@ def backward(
     return {BUILT_IN: built_in, "kernels": kernels}
 
 
-def _table(title: str, setting: str, calls: dict[str, Call], rounds: int) -> Table:
-    awaited = {name: partial(_awaited, call) for name, call in calls.items()}
+def _table(name: str, setting: str, calls: dict[str, Call], rounds: int) -> Table:
+    awaited = {call_name: partial(_awaited, call) for call_name, call in calls.items()}
     times = time_in_turn(awaited, rounds, clock=time.perf_counter, warm=5)
-    return Table(
-        "kernel", title, f"{setting}, {rounds} rounds", rows=rows(times, (BUILT_IN,), lambda name: _peak(calls[name]))
-    )
+    columns: dict[str, Column] = {
+        "ms": times.ms,
+        "× built-in": times.times_as_fast(BUILT_IN),
+        "peak, MiB": partial(_peak_mib, calls),
+    }
+    return Table(name, "", f"{setting}, {rounds} rounds", name, list(columns), rows(calls, columns))
 
 
 def _awaited(call: Call) -> None:
@@ -88,11 +89,11 @@ def _awaited(call: Call) -> None:
     torch.cuda.synchronize()
 
 
-def _peak(call: Call) -> float:
-    """MiB over what was there before."""
+def _peak_mib(calls: dict[str, Call], name: str) -> float:
+    """MiB over the bytes allocated before the call."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    result = call()
+    result = calls[name]()
     torch.cuda.synchronize()
     del result
     return round((torch.cuda.max_memory_allocated() - before) / 2**20, 3)

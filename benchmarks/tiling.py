@@ -1,40 +1,45 @@
-"""Tiled attention in NumPy against naive attention, step by step.
+"""Chapter 4: tiled attention in NumPy against standard attention *in place*, on one thread.
 
-One thread; speed is a ratio to *in-place* naive attention of the same run. The textbook form, with a new array for
-every operation, is shown too, but it loses mostly to page faults and proves nothing. Each "+" line is timed with all
-the steps above it in place. Memory is the peak of tracemalloc less the output.
+The textbook form, with a new array for every operation, loses mostly to page faults and is a weak baseline. Each "+"
+row has all the steps above it. Memory is the peak of tracemalloc less the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import ModuleType
 
 import numpy as np
 
-from benchmarks.harness import Table, answer_module, rows, time_in_turn
+from benchmarks.harness import Column, Table, answer_module, rows, time_in_turn
 from labkit.meters.arrays import measure_arrays
 
 BLOCKS = (256, 512)
-IN_PLACE = "naive, in place"
+IN_PLACE = "standard, in place"
+HEADING = "step, each on top of the one before"
 Attention = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
-    """Three tables: the steps of the tuning, causal attention, and naive attention tuned by the same means."""
+    """Three tables: the steps of the tuning, causal attention, and standard attention tuned by the same steps."""
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal((n, d), dtype=np.float32) for _ in range(3)]
     setting = f"N={n}, d={d}, float32, one thread, {rounds} rounds, NumPy {np.__version__}"
-    for title, forms in candidates().items():
-        runs = {name: partial(attention, *inputs) for name, attention in forms.items()}
-        made = rows(time_in_turn(runs, rounds), (IN_PLACE,), partial(extra_mib, forms, inputs))
-        yield Table("tiling", title, setting, "beside the output", made)
+    for name, forms in candidates().items():
+        calls = {form: partial(attention, *inputs) for form, attention in forms.items()}
+        times = time_in_turn(calls, rounds)
+        columns: dict[str, Column] = {"ms": times.ms, "speed, in place = 1": times.times_as_fast(IN_PLACE)}
+        if name == "tiling":
+            columns["gain of the step"] = times.gain
+        columns["MiB besides the output"] = partial(extra_mib, calls)
+        shown = ("04_tiling_and_blocking.md", setting, HEADING) if name == "tiling" else ("", setting, name)
+        yield Table(name, *shown, list(columns), rows(calls, columns))
 
 
-def extra_mib(forms: dict[str, Attention], inputs: list[np.ndarray], name: str) -> float:
-    """The peak of one call of a form, less its output."""
-    memory = measure_arrays(forms[name], *inputs, warm=False)
+def extra_mib(calls: Mapping[str, Callable[[], np.ndarray]], name: str) -> float:
+    """The peak of one call, less its output."""
+    memory = measure_arrays(calls[name], warm=False)
     return round((memory.peak_bytes - memory.result.nbytes) / 2**20, 3)
 
 
@@ -46,27 +51,27 @@ def candidates() -> dict[str, dict[str, Attention]]:
         return lambda Q, K, V: module.tiled_attention(Q, K, V, *blocks, causal=causal)
 
     return {
-        "steps of the tuning": {
-            "naive, textbook": naive_textbook,
-            "naive, in place": naive_in_place,
-            "tiled, plain, 64 × 64": tiled(plain, (64, 64)),
-            "tiled, plain, 256 × 512": tiled(plain, BLOCKS),
-            "+ in place, in buffers": lambda Q, K, V: stepped(Q, K, V),
-            "+ rescale when it moved": lambda Q, K, V: stepped(Q, K, V, lazy=True),
-            "+ ones column on V": lambda Q, K, V: stepped(Q, K, V, lazy=True, ones=True),
-            "+ no maximum when safe": lambda Q, K, V: stepped(Q, K, V, lazy=True, ones=True, bound=True),
-            "right/tuned.py": tiled(tuned, BLOCKS),
+        "tiling": {
+            "standard, textbook (a new array for each operation, three alive at once)": naive_textbook,
+            IN_PLACE: naive_in_place,
+            "tiles of 64 × 64, plain": tiled(plain, (64, 64)),
+            "tiles of 256 × 512, plain": tiled(plain, BLOCKS),
+            "+ results into buffers made once (`out=`), subtraction and exp in place": stepped,
+            "+ rescale only when a maximum moved": partial(stepped, lazy=True),
+            "+ a column of ones on $V$: the product gives the row sums": partial(stepped, lazy=True, ones=True),
+            "+ no maximum where it cannot matter": partial(stepped, lazy=True, ones=True, bound=True),
+            "the same, complete (masks, batches, any shape)": tiled(tuned, BLOCKS),
         },
-        "causal": {
-            "naive, in place, not causal": naive_in_place,
-            "naive, in place": lambda Q, K, V: naive_in_place(Q, K, V, causal=True),
-            "tiled, plain, 256 × 512": tiled(plain, BLOCKS, causal=True),
+        "tiling_causal": {
+            "standard, in place, not causal": naive_in_place,
+            IN_PLACE: partial(naive_in_place, causal=True),
+            "tiles of 256 × 512, plain": tiled(plain, BLOCKS, causal=True),
             "right/tuned.py": tiled(tuned, BLOCKS, causal=True),
         },
-        "the same means without tiles": {
-            "naive, in place": naive_in_place,
-            "naive, fewer passes": naive_fewer_passes,
-            "naive, fewer passes, no maximum": lambda Q, K, V: naive_fewer_passes(Q, K, V, bound=True),
+        "tiling_without_tiles": {
+            IN_PLACE: naive_in_place,
+            "standard, fewer passes": naive_fewer_passes,
+            "standard, fewer passes, no maximum": partial(naive_fewer_passes, bound=True),
             "right/tuned.py": tiled(tuned, BLOCKS),
         },
     }
@@ -105,9 +110,9 @@ def naive_fewer_passes(Q: np.ndarray, K: np.ndarray, V: np.ndarray, bound: bool 
 def stepped(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, lazy: bool = False, ones: bool = False, bound: bool = False
 ) -> np.ndarray:
-    """Tiled attention, `(N, d)` each, tuned as far as asked for.
+    """Tiled attention, `(N, d)` each, tuned by the steps that are set.
 
-    `lazy` rescales only when a maximum moved, `ones` lets a column of ones on V sum the rows, `bound` leaves the
+    `lazy` rescales only when a maximum moved, `ones` sums the rows by a column of ones on V, `bound` leaves the
     maximum out (the caller knows that no score overflows).
     """
     block_q, block_k = BLOCKS

@@ -6,7 +6,6 @@ and the number only: students read them too.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,8 +16,7 @@ import torch
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.meters.tracing import Trace
-from labkit.trace.page import FOLDER as VIEWER_FOLDER
-from labkit.trace.page import VIEWER, page
+from labkit.trace.page import page
 from labkit.trace.record import record
 from labkit.trace.targets import find_target
 
@@ -61,7 +59,7 @@ def solved(number: str, name: str) -> Callable[..., Any]:
     return find_target([f"{solution_file(find_lab(number))}:{name}"]).function
 
 
-def untold(trace: Trace) -> Trace:
+def without_text(trace: Trace) -> Trace:
     """A trace of a solution without the text of its lines."""
     return replace(trace, lines=[replace(line, text="") for line in trace.lines])
 
@@ -76,7 +74,7 @@ def attention() -> list[tuple[str, Trace]]:
     """Chapter 5: the textbook's attention, and Lab 05's solution."""
     textbook = record(softmax_built_in, inputs(SHAPE, SHAPE, SHAPE), simulated=True)
     flash = record(solved("05", "FlashAttention.apply"), inputs(SHAPE, SHAPE, SHAPE), simulated=True)
-    return [("attention, weights kept", textbook), ("FlashAttention", untold(flash))]
+    return [("attention, weights kept", textbook), ("FlashAttention", without_text(flash))]
 
 
 def chain() -> list[tuple[str, Trace]]:
@@ -86,7 +84,7 @@ def chain() -> list[tuple[str, Trace]]:
     again = record(
         partial(solved("06", "checkpoint_sequential"), functions, SEGMENTS), inputs(ACTIVATION), simulated=True
     )
-    return [(f"{LAYERS} functions, all kept", kept), (f"in {SEGMENTS} checkpointed segments", untold(again))]
+    return [(f"{LAYERS} functions, all kept", kept), (f"in {SEGMENTS} checkpointed segments", without_text(again))]
 
 
 TRACES: dict[str, tuple[str, Callable[[], list[tuple[str, Trace]]]]] = {
@@ -98,14 +96,14 @@ TRACES: dict[str, tuple[str, Callable[[], list[tuple[str, Trace]]]]] = {
 
 
 def chapter_page(name: str) -> str:
-    """The page of one of `TRACES`, which loads the viewer's files from its folder."""
+    """The page of one of `TRACES`, which loads the viewer's files from labkit, or from the same place in the site."""
     chapter, make = TRACES[name]
-    return page(make(), viewer=False, back=(f"../../{chapter}.html", "Attention Labs: back to the chapter"))
+    return page(
+        make(), viewer="../../../labkit/trace/", back=(f"../../{chapter}.html", "Attention Labs: back to the chapter")
+    )
 
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for viewer_file in VIEWER:
-        shutil.copyfile(VIEWER_FOLDER / viewer_file, FOLDER / viewer_file)
     for name in TRACES:
         (FOLDER / f"{name}.html").write_text(chapter_page(name), encoding="utf-8")

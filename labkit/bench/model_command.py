@@ -1,15 +1,14 @@
-"""`lab model`: where the memory of training a whole model goes."""
+"""`lab model`: the parts of the memory that training a whole model takes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Annotated, Any
+from dataclasses import fields
+from typing import Annotated, Literal
 
 import typer
 
-from labkit.bench.model_sizes import MODELS, ModelSizes, gpt
+from labkit.bench.model_memory import MODELS, ModelSizes, gpt, training_memory
 
 BAR_WIDTH = 40
 MEANING = {
@@ -20,7 +19,7 @@ MEANING = {
     "attention": "the same, for the inside of attention",
     "logits": "float32, kept by the loss",
 }
-Size = Annotated[int | None, typer.Option(help="in place of the model's own")]
+Size = Annotated[int | None, typer.Option(help="of a model of GPT's kind, without a name")]
 
 
 def model(
@@ -32,59 +31,28 @@ def model(
     layers: Size = None,
     hidden: Size = None,
     heads: Size = None,
-    kv_heads: Size = None,
-    head_dim: Size = None,
-    ffn: Size = None,
-    vocab: Size = None,
 ) -> None:
-    """Say where the memory of training a model goes: weights, gradients, optimizer, activations, attention."""
-    from labkit.bench.model_memory import training_memory
-
-    given = {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "ffn": ffn,
-        "vocab": vocab,
-    }
+    """Print the memory that training a model takes: weights, gradients, optimizer, activations, attention, logits."""
     try:
-        sizes = sizes_of(name, {size: value for size, value in given.items() if value is not None})
+        sizes = sizes_of(name, layers, hidden, heads)
         parts = training_memory(sizes, batch_size, seq_len, attention, checkpoint)
     except ValueError as error:
         sys.exit(f"lab model: {error}")
     _show(name or "a model", sizes, parts, f"{batch_size} × {seq_len:,} tokens, {attention}, checkpoint: {checkpoint}")
 
 
-def sizes_of(name: str | None, given: Mapping[str, Any]) -> ModelSizes:
-    """The named model with the sizes that are given in place of its own; without a name, one of GPT's kind.
+def sizes_of(name: str | None, layers: int | None, hidden: int | None, heads: int | None) -> ModelSizes:
+    """The sizes of the named model, or of one of GPT's kind with the given layers, width and heads.
 
-    What follows from a size that was given (heads of keys, a head's width, the feed-forward part) follows along unless
-    it is given too. Raises ValueError for an unknown name, or where too little is given.
+    Raises ValueError for an unknown name, and unless either a name or all three sizes are given.
     """
-    if name is not None:
-        if name not in MODELS:
-            raise ValueError(f"there is no model {name!r}; there are: {', '.join(MODELS)}; or give its sizes")
-        return replace(MODELS[name], **_followed(MODELS[name], given))
-    missing = [f"--{size}" for size in ("layers", "hidden", "heads") if size not in given]
-    if missing:
-        raise ValueError(f"name a model ({', '.join(MODELS)}), or give its sizes: {', '.join(missing)} is missing")
-    base = gpt(given["layers"], given["hidden"], max(1, given["heads"]))
-    return replace(base, **given)
-
-
-def _followed(base: ModelSizes, given: Mapping[str, Any]) -> dict[str, Any]:
-    derived = {}
-    if "hidden" in given or "heads" in given:
-        hidden, heads = given.get("hidden", base.hidden), given.get("heads", base.heads)
-        if base.head_dim * base.heads == base.hidden:
-            derived["head_dim"] = hidden // max(1, heads)
-        if base.kv_heads == base.heads:
-            derived["kv_heads"] = heads
-    if "hidden" in given:
-        derived["ffn"] = base.ffn * given["hidden"] // base.hidden
-    return {**derived, **given}
+    if name is None and layers and hidden and heads:
+        return gpt(layers, hidden, heads)
+    if name is None or layers or hidden or heads:
+        raise ValueError(f"give the name of a model ({', '.join(MODELS)}), or --layers, --hidden and --heads")
+    if name not in MODELS:
+        raise ValueError(f"there is no model {name!r}; there are: {', '.join(MODELS)}")
+    return MODELS[name]
 
 
 def _show(name: str, sizes: ModelSizes, parts: dict[str, int], how: str) -> None:
@@ -92,15 +60,14 @@ def _show(name: str, sizes: ModelSizes, parts: dict[str, int], how: str) -> None
     from rich.table import Table
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    told = ", ".join(f"{field.name} {getattr(sizes, field.name):,}" for field in fields(sizes)[:7])
+    described = ", ".join(f"{field.name} {getattr(sizes, field.name):,}" for field in fields(sizes)[:7])
     console.print(f"{name}: {sizes.parameters:,} parameters", style="bold")
-    console.print(f"{told}\n{how}\n", style="dim")
+    console.print(f"{described}\n{how}\n", style="dim")
     total = sum(parts.values())
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("part", "bytes", "GiB", "share", "", ""):
-        table.add_column(
-            column, justify="right" if column in ("bytes", "GiB", "share") else "left", no_wrap=bool(column)
-        )
+        justify: Literal["left", "right"] = "right" if column in ("bytes", "GiB", "share") else "left"
+        table.add_column(column, justify=justify, no_wrap=bool(column))
     for part, nbytes in parts.items():
         share = nbytes / total
         bar = "█" * round(BAR_WIDTH * share)
@@ -108,7 +75,7 @@ def _show(name: str, sizes: ModelSizes, parts: dict[str, int], how: str) -> None
     table.add_row("total", f"{total:,}", f"{total / 2**30:.2f}", "", "", "", style="bold")
     console.print(table)
     console.print(
-        "\nAll parts at once are an upper bound: in the backward pass gradients come while activations go."
+        "\nAll parts at once are an upper bound: in the backward pass gradients are made while activations are freed."
         "\nNot counted: what operators hold for a moment, the allocator's fragments, the CUDA context.",
         style="dim",
     )

@@ -1,22 +1,23 @@
 """The benchmark table: one row for each model width and sequence length, measured and, on real devices, timed."""
 
 import gc
+import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from labkit.bench.accounting import CUDA_ROUNDING_BYTES, CUDA_WORKSPACE_BYTES, MIB
-from labkit.bench.capacity import available_bytes
-from labkit.bench.columns import Row, row_key
+from labkit.bench.rows import COLUMNS, EXTRA_COLUMNS, Row
 from labkit.bench.variants import Attention, attention_form
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.cuda import CudaMeter
 
-SIMULATED_LIKE_CPU = ("written_out", "built_in")
-"""The forms that run the same operators on meta tensors and on the CPU, so that a dry run tells what fits."""
+SAME_OPERATORS_ON_META = ("written_out", "built_in")
+"""The forms that run the same operators on meta tensors and on the CPU: a simulated step shows what fits."""
 
 
 def benchmark_rows(
@@ -28,60 +29,67 @@ def benchmark_rows(
     device: str = "meta",
     impl: str | Attention = "written_out",
     capacity_bytes: int | None = None,
-    on_row: Callable[[Row], object] | None = None,
-    before_row: Callable[[Row], object] | None = None,
-    skip: Collection[tuple[Any, ...]] = (),
 ) -> list[Row]:
-    """Rows for every d_model and, within it, every seq_len, with the columns COLUMNS and EXTRA_COLUMNS.
+    """Rows for every d_model and, within it, every seq_len: `requested_rows`, each measured by `measured_row`."""
+    form = attention_form(impl)
+    name = impl if isinstance(impl, str) else form.__name__
+    rows = requested_rows(d_models, seq_lens, batch_size, warmup_steps, steps, device, name)
+    return [measured_row(row, form, capacity_bytes) for row in rows]
+
+
+def requested_rows(
+    d_models: Sequence[int],
+    seq_lens: Sequence[int],
+    batch_size: int,
+    warmup_steps: int,
+    steps: int,
+    device: str,
+    impl: str,
+) -> list[Row]:
+    """Rows with the columns COLUMNS and EXTRA_COLUMNS and nothing measured yet: None, status "oom".
+
+    Raises ValueError for an unknown device and for counts below 1 (`warmup_steps`: below 0), RuntimeError for `cuda`
+    without a GPU.
+    """
+    _check(d_models, seq_lens, batch_size, warmup_steps, steps, device)
+    request = {"batch_size": batch_size, "warmup_steps": warmup_steps, "steps": steps, "device": device, "impl": impl}
+    empty: Row = dict.fromkeys((*COLUMNS, *EXTRA_COLUMNS)) | {"status": "oom"} | request
+    return [empty | {"d_model": d_model, "seq_len": seq_len} for d_model in d_models for seq_len in seq_lens]
+
+
+def measured_row(row: Row, form: Attention, capacity_bytes: int | None = None) -> Row:
+    """The row with memory and times of `form`.
 
     A step is `loss = attention(q, k, v).sum(); loss.backward()` on float32 inputs (batch_size, seq_len, d_model) that
     keep their gradients. `mem_max_MB` is the peak of the forward pass and `add_mem_MB` what it leaves alive for the
     backward pass, both in MiB and read in a step that is not the first. `fwd_ms` and `bwd_ms` are medians over `steps`
     after `warmup_steps`, with the device synchronised around each, and None on `meta`, where two steps are simulated
-    however many are asked for.
+    however many are requested.
 
-    `device` is `cpu`, `cuda`, or `meta`, which simulates CUDA: storages rounded up to 512 B and 64 MiB of workspace.
-    A row that needs more than `capacity_bytes` (default: on the CPU what is free, on CUDA what the device has, on meta
-    no limit) has `status` `oom` and no numbers, and the next row follows. `on_row` is called with each row as it is
-    finished, `before_row` with what is asked for in it; rows whose `row_key` is in `skip` are left out.
-
-    Raises ValueError for an unknown device or form and for counts below 1 (`warmup_steps`: below 0), RuntimeError for
-    `cuda` without a GPU.
+    On `meta` CUDA is simulated: storages rounded up to 512 B and 64 MiB of workspace. A row that needs more than
+    `capacity_bytes` (default: on the CPU the free memory, on CUDA the device's memory, on meta no limit) keeps status
+    `oom` and has no numbers.
     """
-    _check(d_models, seq_lens, batch_size, warmup_steps, steps, device)
-    form = attention_form(impl)
-    limit = available_bytes() if device == "cpu" and capacity_bytes is None else capacity_bytes
-    rows = []
-    for d_model in d_models:
-        for seq_len in seq_lens:
-            row: Row = {
-                "d_model": d_model,
-                "seq_len": seq_len,
-                "batch_size": batch_size,
-                "warmup_steps": warmup_steps,
-                "steps": steps,
-                "device": device,
-                "fwd_ms": None,
-                "bwd_ms": None,
-                "mem_max_MB": None,
-                "add_mem_MB": None,
-                "status": "oom",
-                "impl": impl if isinstance(impl, str) else getattr(impl, "__name__", "custom"),
-                "fwd_ms_iqr": None,
-                "bwd_ms_iqr": None,
-            }
-            if row_key(row) in skip:
-                continue
-            if before_row is not None:
-                before_row(row)
-            row.update(_measured(_Run(form, (batch_size, seq_len, d_model), device, limit), row))
-            rows.append(row)
-            if on_row is not None:
-                on_row(row)
-    return rows
+    run = _Run(form, (row["batch_size"], row["seq_len"], row["d_model"]), row["device"], capacity_bytes)
+    if run.device == "cpu" and capacity_bytes is None:
+        run = replace(run, capacity_bytes=available_bytes())
+    try:
+        numbers = _measured(run, row)
+    except torch.OutOfMemoryError:
+        return row
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):  # the message of the CPU's allocator
+            raise
+        return row
+    finally:
+        if run.device.startswith("cuda"):
+            gc.collect()
+            torch.cuda.empty_cache()
+    return row | numbers | {"status": "success"}
 
 
-class _Run(NamedTuple):
+@dataclass(frozen=True)
+class _Run:
     form: Attention
     shape: tuple[int, int, int]
     device: str
@@ -92,37 +100,27 @@ class _Run(NamedTuple):
 
 
 def _measured(run: _Run, row: Row) -> Row:
-    try:
-        if run.device == "cpu" and row["impl"] in SIMULATED_LIKE_CPU:
-            _memory(run._replace(device="meta"), AllocationMeter(capacity_bytes=run.capacity_bytes), 0)
-        numbers = _cuda_memory(run) if run.device.startswith("cuda") else _counted_memory(run)
-        if run.device != "meta":
-            numbers.update(_times(run, row["warmup_steps"], row["steps"]))
-    except torch.OutOfMemoryError:
-        numbers = None
-    except RuntimeError as error:
-        if "allocate memory" not in str(error):  # what the CPU's allocator says
-            raise
-        numbers = None
-    if run.device.startswith("cuda"):
-        gc.collect()
-        torch.cuda.empty_cache()
-    return {"status": "oom"} if numbers is None else {"status": "success", **numbers}
+    if run.device == "cpu" and row["impl"] in SAME_OPERATORS_ON_META:
+        _memory(replace(run, device="meta"), AllocationMeter(capacity_bytes=run.capacity_bytes), 0)
+    numbers = _cuda_memory(run) if run.device.startswith("cuda") else _counted_memory(run)
+    if run.device != "meta":
+        numbers.update(_times(run, row["warmup_steps"], row["steps"]))
+    return numbers
 
 
 def _counted_memory(run: _Run) -> Row:
     if run.device == "cpu":
         return _memory(run, AllocationMeter(capacity_bytes=run.capacity_bytes), 0)
-    room = None if run.capacity_bytes is None else run.capacity_bytes - CUDA_WORKSPACE_BYTES
-    return _memory(run, AllocationMeter(CUDA_ROUNDING_BYTES, capacity_bytes=room), CUDA_WORKSPACE_BYTES)
+    capacity = None if run.capacity_bytes is None else run.capacity_bytes - CUDA_WORKSPACE_BYTES
+    return _memory(run, AllocationMeter(CUDA_ROUNDING_BYTES, capacity_bytes=capacity), CUDA_WORKSPACE_BYTES)
 
 
 def _cuda_memory(run: _Run) -> Row:
-    """From the allocator, and in all: what earlier rows left with it, a workspace say, belongs to this row too."""
+    """Memory from CUDA's allocator; bytes that earlier rows left allocated, a workspace for instance, count too."""
     meter = CudaMeter(run.device)
     total_bytes = torch.cuda.get_device_properties(run.device).total_memory
     allowed_bytes = total_bytes if run.capacity_bytes is None else min(total_bytes, run.capacity_bytes)
-    index = torch.device(run.device).index  # None: whichever GPU is the current one
+    index = torch.device(run.device).index  # None: the current GPU
     torch.cuda.set_per_process_memory_fraction(allowed_bytes / total_bytes, index)
     return _memory(run, meter, torch.cuda.memory_allocated(run.device))
 
@@ -187,4 +185,16 @@ def _check(
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps must be at least 0, got {warmup_steps}")
     if torch.device(device).type == "cuda":
-        CudaMeter(device)  # says so at once if there is no GPU
+        CudaMeter(device)  # raises RuntimeError without a GPU
+
+
+def available_bytes() -> int | None:
+    """Main memory free for new work: the kernel's estimate, else all of the machine's memory, else None."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None

@@ -30,17 +30,13 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
 
     With `warm`, the function is called once before the measured call: an import inside it would add megabytes.
     Pass `warm=False` when an argument can be consumed only once. A function that lives in another process says so by a
-    method `__beside__`, and is measured there.
-
-    Raises:
-        RuntimeError: tracemalloc is already running, so that the peak would be somebody else's.
+    method `__beside__`, and is measured there. A trace that is running, as one that a submission has started, ends.
     """
     if hasattr(function, "__beside__"):
         return ArrayMemory(*function.__beside__(measure_arrays, *args, warm=warm, **kwargs))
-    if tracemalloc.is_tracing():
-        raise RuntimeError("tracemalloc is already running: its peak would mix this call with what came before")
     if warm:
         function(*args, **kwargs)
+    tracemalloc.stop()
     gc.collect()
     with collector_waits():
         tracemalloc.start()

@@ -1,1 +1,1 @@
-"""A server under test: a tiny model, traces of requests, and the engine that serves them and counts."""
+"""Serving for Lab 13: a tiny model, traces of requests, and an engine that checks a server and counts."""

@@ -1,4 +1,4 @@
-"""Drives a planner through a trace, step by step: checks every plan, sees that nobody starves, and counts."""
+"""Runs a scheduler on a trace, step by step: checks every plan and that no request starves, and counts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.serving.places import Piece, Places, Text
+from labkit.serving.locations import Locations, Piece, Text
 from labkit.serving.plans import check_work, read_plan
 from labkit.serving.trace import Request
 from labkit.testing.compare import require
 from labkit.testing.wording import show
 
 OVERTAKEN = 8
-"""How many requests that came later may be done while one gets no further."""
+"""How many later requests may finish while one makes no progress."""
 
 VOCAB = 64
 """Of the tokens that `serve_plans` has follow a prompt."""
 
 
 class Step(NamedTuple):
-    """One step: requests computed in it, those that were not, the blocks that its tables name, and its tokens."""
+    """One step: requests computed in it and waiting, blocks in its tables, and its tokens."""
 
     step: int
     served: int
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Served:
-    """What came of a trace: completions, and counts that are made from the plans, the same on every machine."""
+    """The result of a trace: completions, and counts taken from the plans, the same on every machine."""
 
     completions: dict[Any, list[int]] = field(default_factory=dict)
     steps: int = 0
@@ -44,7 +44,7 @@ class Served:
     tokens: int = 0
     """Tokens generated."""
     bytes_read: int = 0
-    """Bytes of the cache that attention reads for them: of each piece of work its context, in every layer."""
+    """Bytes of the cache that attention reads: for each piece of work its context, in every layer."""
     prefix_tokens: int = 0
     """Tokens of prompts that were found and never computed."""
     again: int = 0
@@ -52,9 +52,9 @@ class Served:
     peak_blocks: int = 0
     """The most blocks that one step's tables named together."""
     peak_bytes: int = 0
-    """What these weigh."""
+    """Bytes of these blocks."""
     cache_bytes: int = 0
-    """What all blocks weigh, as the server's settings say: all bytes that are counted rest on that."""
+    """Bytes of all blocks, by the server's settings; all counted bytes depend on these."""
     history: list[Step] = field(default_factory=list)
     """Every step in which something was computed."""
 
@@ -65,15 +65,15 @@ class Served:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Everything that is one number, by name: what a board takes."""
+        """The fields that are one number, by name, for the table of `lab check`."""
         return {name: value for name, value in vars(self).items() if type(value) is int}
 
 
 class Active(Text):
     """A request that is served: its text so far, and which positions have been computed."""
 
-    def __init__(self, places: Places, request: Request) -> None:
-        super().__init__(places, request.prompt)
+    def __init__(self, locations: Locations, request: Request) -> None:
+        super().__init__(locations, request.prompt)
         self.request = request
         self.computed: set[int] = set()
         self.overtaken = 0
@@ -99,24 +99,24 @@ def serve_plans(
     overtaken: int = OVERTAKEN,
     probe: bool = True,
 ) -> Served:
-    """Have `scheduler` plan a trace, with no model: what follows a prompt is made up, no keys or values are written.
+    """Run `scheduler` on a trace without a model: generated tokens are made up, no keys or values are written.
 
     Args:
         scheduler: has `submit`, `plan` and `advance`.
         trace: of the requests, in the order in which they come.
-        num_blocks: of the cache. block_size: their places.
+        num_blocks: of the cache. block_size: tokens in a block.
         max_tokens: that a step may compute, at most.
-        overtaken: how many later requests may be done while one gets no further.
+        overtaken: how many later requests may finish while one makes no progress.
         probe: whether all blocks are asked for at the end.
 
     Raises:
-        AssertionError: saying what is off in a plan.
+        AssertionError: the plan is wrong; the message names the step, the request and the usual cause.
     """
-    return Drive(scheduler, trace, Places(num_blocks, block_size), max_tokens, overtaken).run(probe)
+    return Drive(scheduler, trace, Locations(num_blocks, block_size), max_tokens, overtaken).run(probe)
 
 
 class Drive:
-    """One trace, one planner. What follows a prompt is made up: `engine` asks a model."""
+    """One trace and one scheduler. Generated tokens are made up here; `engine` gets them from a model."""
 
     token_bytes = 0
 
@@ -124,12 +124,12 @@ class Drive:
         self,
         planner: Any,
         trace: Sequence[Request],
-        places: Places,
+        locations: Locations,
         max_tokens: int,
         overtaken: int = OVERTAKEN,
         horizon: int | None = None,
     ) -> None:
-        self.planner, self.trace, self.places, self.max_tokens = planner, list(trace), places, max_tokens
+        self.planner, self.trace, self.locations, self.max_tokens = planner, list(trace), locations, max_tokens
         self.overtaken_allowed = overtaken
         self.horizon = self.trace[-1].arrival + 1 if horizon is None else horizon
         self.order = {request.id: number for number, request in enumerate(self.trace)}
@@ -138,20 +138,20 @@ class Drive:
         self.last_user: dict[int, Any] = {}
 
     def run(self, probe: bool) -> Served:
-        """All of the trace; what came of it."""
+        """Serve the whole trace and return its result."""
         waiting, step, most_steps = list(self.trace), 0, self._most_steps()
         while waiting or self.active:
             while waiting and waiting[0].arrival <= step:
                 request = waiting.pop(0)
                 self.planner.submit(request.id, list(request.prompt), request.max_new)
-                self.active[request.id] = Active(self.places, request)
+                self.active[request.id] = Active(self.locations, request)
             if self.active:
                 self._step(step)
             step += 1
             require(
                 step <= most_steps,
                 f"after {step} steps {len(self.active)} requests are not done; one after the other, all would be in "
-                f"{most_steps // 2}: {self._told_active()}",
+                f"{most_steps // 2}: {self._describe_active()}",
             )
         self.served.steps = step
         if probe:
@@ -159,10 +159,10 @@ class Drive:
         return self.served
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Have blocks copied."""
+        """Copy blocks; nothing to do without a model."""
 
     def next_tokens(self, step: int, work: Sequence[Piece]) -> list[int]:
-        """What follows the last token of each piece."""
+        """The token after the last token of each piece."""
         return [self.order[piece.id] * 7 + piece.end * 11 & VOCAB - 1 for piece in work]
 
     def check_token(self, one: Active, token: int, step: int) -> None:
@@ -183,26 +183,26 @@ class Drive:
         self._finish(sampled, step)
 
     def _planned(self, step: int) -> list[Piece]:
-        """The work of a step, believed: its copies are made, and in `places` it is written."""
-        copies, work = read_plan(self.planner.plan(), self.places.num_blocks, step)
+        """The checked work of a step, after its copies are made and its tokens written."""
+        copies, work = read_plan(self.planner.plan(), self.locations.num_blocks, step)
         require(
             work,
             f"step {step}: nothing is computed, and {len(self.active)} requests are not done, of which at least one "
-            f"can go on: {self._told_active()}\nUsual cause: blocks are not given back, or a request that needs one "
-            "waits for itself",
+            f"can go on: {self._describe_active()}\nUsual cause: blocks are not given back, or a request that "
+            "needs one waits for itself",
         )
         texts = dict[Any, Text](self.active)
-        check_work(work, texts, self.places.block_size, self.max_tokens, step)
+        check_work(work, texts, self.locations.block_size, self.max_tokens, step)
         self.copy(copies)
-        self.places.copy(copies)
-        self.places.write(work, texts, step)
+        self.locations.copy(copies)
+        self.locations.write(work, texts, step)
         for piece in work:
-            self.places.assert_readable(piece, texts[piece.id], step)
+            self.locations.assert_readable(piece, texts[piece.id], step)
             self.last_user.update(dict.fromkeys(piece.blocks, piece.id))
         return work
 
     def _count(self, work: list[Piece], step: int) -> None:
-        served, size = self.served, self.places.block_size
+        served, size = self.served, self.locations.block_size
         n_blocks = len({block for piece in work for block in piece.blocks})
         n_tokens = sum(len(piece.tokens) for piece in work)
         served.history.append(Step(step, len(work), len(self.active) - len(work), n_blocks, n_tokens))
@@ -231,35 +231,35 @@ class Drive:
                 other.overtaken <= self.overtaken_allowed,
                 f"step {step}: request {other.request.id!r} has been overtaken by {other.overtaken} that came later "
                 f"and are done, while it got no further ({self.overtaken_allowed} are allowed): it starves\nUsual "
-                "cause: whoever fits is taken first, or the oldest gives way: who comes first is served first, and the "
-                "last that came gives way",
+                "cause: any request that fits is taken first, or the oldest gives way: serve in the order of arrival, "
+                "and let the last that came give way",
             )
 
     def _probe(self, step: int) -> None:
-        """Ask for all blocks at once, when everybody has gone."""
-        places, last = self.places, 1 + max(request.id for request in self.trace)
+        """After the last request, submit one that needs all blocks."""
+        locations, last = self.locations, 1 + max(request.id for request in self.trace)
         rng = np.random.default_rng([len(self.trace), step])
-        prompt = rng.integers(0, VOCAB, places.num_blocks * places.block_size - 1).tolist()
-        told = f"after the last request all {places.num_blocks} blocks are free, and one that needs all of them"
+        prompt = rng.integers(0, VOCAB, locations.num_blocks * locations.block_size - 1).tolist()
+        message = f"after the last request all {locations.num_blocks} blocks are free, and one that needs all of them"
         try:
             self.planner.submit(last, prompt, 1)
         except ValueError as error:
-            require(False, f"{told}, {len(prompt)} tokens and 1 to follow, is refused: {error}")
-        text = Text(places, prompt)
+            require(False, f"{message}, {len(prompt)} tokens and 1 to follow, is refused: {error}")
+        text = Text(locations, prompt)
         named: set[int] = set()
         for more in range(-(-len(prompt) // self.max_tokens) + 2):
-            _, work = read_plan(self.planner.plan(), places.num_blocks, step + more)
+            _, work = read_plan(self.planner.plan(), locations.num_blocks, step + more)
             if not work:
                 break
-            check_work(work, {last: text}, places.block_size, self.max_tokens, step + more)
+            check_work(work, {last: text}, locations.block_size, self.max_tokens, step + more)
             named.update(work[0].blocks)
             if work[0].end == len(prompt):
                 self.planner.advance({last: 0})
                 return
-        require(False, f"{told} is never computed whole: {self._told_lost(named)}")
+        require(False, f"{message} is never computed whole: {self._describe_lost(named)}")
 
-    def _told_lost(self, named: set[int]) -> str:
-        lost = [block for block in range(self.places.num_blocks) if block not in named]
+    def _describe_lost(self, named: set[int]) -> str:
+        lost = [block for block in range(self.locations.num_blocks) if block not in named]
         if not named or not lost:
             return "some blocks were not given back\nUsual cause: a request that is done keeps its blocks"
         users = ", ".join(sorted({show(self.last_user[block]) for block in lost if block in self.last_user}))
@@ -270,7 +270,7 @@ class Drive:
         alone = sum(-(-len(each.prompt) // self.max_tokens) + each.max_new for each in self.trace)
         return 2 * (alone + self.trace[-1].arrival + 1)
 
-    def _told_active(self) -> str:
+    def _describe_active(self) -> str:
         return ", ".join(
             f"request {id!r} has {len(one.completion)} of {one.request.max_new} tokens"
             for id, one in list(self.active.items())[:3]

@@ -1,4 +1,4 @@
-"""The engine: serves a trace with a server under test, whose plans are checked and whose cache a model reads."""
+"""Serves a trace with a submission's server: checks its plans and computes tokens from its cache."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from labkit.meters.serving import run_layer
 from labkit.serving.drive import OVERTAKEN, Active, Drive, Served
+from labkit.serving.locations import Locations, Piece
 from labkit.serving.model import Model, dense_completion
-from labkit.serving.places import Piece, Places
 from labkit.serving.trace import Request
 from labkit.testing.compare import assert_keys, require
 from labkit.testing.wording import dtype_name, kind, none_hint, show
@@ -18,7 +18,7 @@ from labkit.testing.wording import dtype_name, kind, none_hint, show
 __all__ = ["BITS", "OVERTAKEN", "Served", "serve", "settings_of", "token_bytes"]
 
 BITS = (2, 4, 8, 32)
-"""What a server may keep of a number: codes with a scale and a zero, or float32 as it is."""
+"""Bits a number in the cache: codes with a scale and a zero, or float32."""
 
 WRONG_TOKEN = (
     "every plan was right so far, so it is write, copy or attend: a place, a position, a head; or too few bits"
@@ -43,7 +43,7 @@ def serve(
     horizon: int | None = None,
     probe: bool = True,
 ) -> Served:
-    """Serve `trace` with `server`, whose plans are checked and whose cache is used; what came of it.
+    """Serve `trace` with `server`, checking its plans and its attention, and return the result.
 
     Args:
         server: has `settings`, `submit`, `plan`, `copy`, `write`, `attend` and `advance`: see Lab 13.
@@ -51,16 +51,16 @@ def serve(
         spec: of the model, whose weights are the engine's own.
         nbytes: of the cache, at most.
         max_tokens: that a step may compute, at most.
-        layer: runs one layer of a step; a suite gives a program of its own, which runs where the server is.
-        overtaken: how many later requests may be done while one gets no further.
+        layer: runs one layer of a step; a suite passes a probe, which runs in the worker next to the server.
+        overtaken: how many later requests may finish while one makes no progress.
         horizon: within how many steps requests count as done in time; None for as long as requests come.
         probe: whether all blocks are asked for at the end.
 
     Raises:
-        AssertionError: saying what is off in a plan, in what attention found, or in a completion.
+        AssertionError: a plan, a result of attention or a completion is wrong.
     """
     bits, block_size, num_blocks = settings_of(server, spec, nbytes)
-    engine = _Engine(server, trace, Places(num_blocks, block_size), max_tokens, overtaken, horizon)
+    engine = _Engine(server, trace, Locations(num_blocks, block_size), max_tokens, overtaken, horizon)
     engine.token_bytes, engine.run_layer, engine.model = token_bytes(spec, bits), layer, Model(spec)
     engine.served.cache_bytes = num_blocks * block_size * token_bytes(spec, bits)
     return engine.run(probe)
@@ -86,7 +86,7 @@ def settings_of(server: Any, spec: dict[str, int], nbytes: int) -> tuple[int, in
 
 
 class _Engine(Drive):
-    """A drive in which a model computes what follows, from what the server's cache holds."""
+    """A drive in which a model computes the next tokens from the server's cache."""
 
     model: Model
     run_layer: Callable[..., list[Any]]
@@ -106,15 +106,15 @@ class _Engine(Drive):
     def check_token(self, one: Active, token: int, step: int) -> None:
         number = len(one.completion)
         want = dense_completion(one.request.prompt, one.request.max_new)[number]
-        told = (
+        message = (
             f"step {step}: token {number} of the completion of request {one.request.id!r} is {token}, expected {want}"
         )
-        require(token == want, f"{told}\nUsual cause: {WRONG_TOKEN}")
+        require(token == want, f"{message}\nUsual cause: {WRONG_TOKEN}")
 
     def _attend(
         self, step: int, work: Sequence[Piece], layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        where = [self.places.place_of(piece, at) for piece in work for at in range(piece.start, piece.end)]
+        where = [self.locations.place_of(piece, at) for piece in work for at in range(piece.start, piece.end)]
         written = [block for block, _ in where], [place for _, place in where]
         queries = q.split([len(piece.tokens) for piece in work])
         reads = [(rows, list(piece.blocks), piece.start) for rows, piece in zip(queries, work, strict=True)]
@@ -124,13 +124,13 @@ class _Engine(Drive):
         return torch.cat(found)
 
 
-def _check_output(o: Any, q: torch.Tensor, told: str) -> None:
-    require(isinstance(o, torch.Tensor), f"{told} returns {kind(o)}, expected a tensor{none_hint(o)}")
-    require(tuple(o.shape) == tuple(q.shape), f"{told} returns shape {tuple(o.shape)}, expected {tuple(q.shape)}")
-    require(o.dtype == q.dtype, f"{told} returns {dtype_name(o.dtype)}, expected {dtype_name(q.dtype)}, as q")
+def _check_output(o: Any, q: torch.Tensor, message: str) -> None:
+    require(isinstance(o, torch.Tensor), f"{message} returns {kind(o)}, expected a tensor{none_hint(o)}")
+    require(tuple(o.shape) == tuple(q.shape), f"{message} returns shape {tuple(o.shape)}, expected {tuple(q.shape)}")
+    require(o.dtype == q.dtype, f"{message} returns {dtype_name(o.dtype)}, expected {dtype_name(q.dtype)}, as q")
     n_bad = int((~o.isfinite()).sum())
     require(
         n_bad == 0,
-        f"{told} returns {n_bad} numbers that are NaN or infinite\nUsual cause: places that nobody has written are "
-        "read: those behind the last token, or of another block",
+        f"{message} returns {n_bad} numbers that are NaN or infinite\nUsual cause: places are read that were never "
+        "written: after the last token, or in another block",
     )

@@ -1,4 +1,4 @@
-"""A tiny transformer whose weights are drawn once: the same tokens for the same prompt, on every machine."""
+"""A tiny transformer with fixed random weights: the same tokens for the same prompt on every machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Model:
 
 
 def dense_completion(prompt: Sequence[int], max_new: int) -> list[int]:
-    """The `max_new` tokens that follow `prompt`, from keys and values that lie whole and beside one another."""
+    """The `max_new` tokens that follow `prompt`, computed with contiguous, unquantized keys and values."""
     return list(_completion(tuple(prompt), max_new)[0])
 
 

@@ -1,11 +1,11 @@
-"""The check of a plan before it is believed: its form, whose tokens it computes, how many, and in which blocks."""
+"""Checks a plan: its form, the requests and tokens that it computes, and their blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.serving.places import Piece, Text
+from labkit.serving.locations import Piece, Text
 from labkit.testing.compare import assert_keys, require
 from labkit.testing.wording import kind, none_hint, show
 
@@ -14,19 +14,19 @@ WORK = "a list of dicts with id, start, tokens and blocks"
 
 
 def read_plan(plan: Any, num_blocks: int, step: int) -> tuple[list[tuple[int, int]], list[Piece]]:
-    """The copies and the work of a plan, if it has the form that the handout gives; blocks are those that there are."""
-    told = f"step {step}: plan()"
-    found = assert_keys(f"what {told} returns", plan, ("copies", "work"))
-    copies = [_copy(each, told) for each in _list(f"copies of {told}", found["copies"], COPIES)]
-    work = [_piece(each, told) for each in _list(f"work of {told}", found["work"], WORK)]
+    """The copies and the work of a plan; fails unless it has the form in the handout and names existing blocks."""
+    where = f"step {step}: plan()"
+    found = assert_keys(f"what {where} returns", plan, ("copies", "work"))
+    copies = [_copy(each, where) for each in _list(f"copies of {where}", found["copies"], COPIES)]
+    work = [_piece(each, where) for each in _list(f"work of {where}", found["work"], WORK)]
     named = [block for pair in copies for block in pair] + [block for piece in work for block in piece.blocks]
     outside = [block for block in named if not 0 <= block < num_blocks]
-    require(not outside, f"{told} names the blocks {outside[:5]}: there are blocks 0 to {num_blocks - 1}")
+    require(not outside, f"{where} names the blocks {outside[:5]}: there are blocks 0 to {num_blocks - 1}")
     return copies, work
 
 
 def check_work(work: Sequence[Piece], texts: dict[Any, Text], block_size: int, max_tokens: int, step: int) -> None:
-    """Fail unless the work computes known tokens of requests that are served, in enough blocks, and not too many."""
+    """Fail unless the work computes known tokens of active requests, in enough blocks, at most `max_tokens` of them."""
     n_tokens = sum(len(piece.tokens) for piece in work)
     require(
         n_tokens <= max_tokens,
@@ -35,20 +35,20 @@ def check_work(work: Sequence[Piece], texts: dict[Any, Text], block_size: int, m
     )
     seen = set()
     for piece in work:
-        told = f"step {step}: the work for request {piece.id!r}"
-        require(piece.id in texts, f"{told}: there is no such request, or it is done")
-        require(piece.id not in seen, f"{told} comes twice in one step")
+        where = f"step {step}: the work for request {piece.id!r}"
+        require(piece.id in texts, f"{where}: there is no such request, or it is done")
+        require(piece.id not in seen, f"{where} comes twice in one step")
         seen.add(piece.id)
-        _check_tokens(piece, texts[piece.id], told)
-        _check_table(piece, block_size, told)
+        _check_tokens(piece, texts[piece.id], where)
+        _check_table(piece, block_size, where)
 
 
-def _check_tokens(piece: Piece, text: Text, told: str) -> None:
+def _check_tokens(piece: Piece, text: Text, where: str) -> None:
     known = len(text.tokens)
-    require(len(piece.tokens) > 0, f"{told} has no tokens: leave it out, or compute at least its last one")
+    require(len(piece.tokens) > 0, f"{where} has no tokens: leave it out, or compute at least its last one")
     require(
         piece.start >= 0 and piece.end <= known,
-        f"{told} computes tokens {piece.start} to {piece.end - 1}, and {known} are known: 0 to {known - 1}",
+        f"{where} computes tokens {piece.start} to {piece.end - 1}, and {known} are known: 0 to {known - 1}",
     )
     off = next((i for i, token in enumerate(piece.tokens) if token != text.tokens[piece.start + i]), None)
     if off is None:
@@ -56,18 +56,18 @@ def _check_tokens(piece: Piece, text: Text, told: str) -> None:
     position = piece.start + off
     require(
         False,
-        f"{told} has {piece.tokens[off]} at position {position}, where its text has {text.tokens[position]}\nUsual "
+        f"{where} has {piece.tokens[off]} at position {position}, where its text has {text.tokens[position]}\nUsual "
         "cause: start is not the position of the first token; or what was generated is not appended to the prompt",
     )
 
 
-def _check_table(piece: Piece, block_size: int, told: str) -> None:
+def _check_table(piece: Piece, block_size: int, where: str) -> None:
     needed = -(-piece.end // block_size)
     require(
         len(piece.blocks) >= needed,
-        f"{told} has {len(piece.blocks)} blocks of {block_size} places for {piece.end} tokens: {needed} are needed",
+        f"{where} has {len(piece.blocks)} blocks of {block_size} places for {piece.end} tokens: {needed} are needed",
     )
-    require(len(set(piece.blocks)) == len(piece.blocks), f"{told} has a block twice: {show(list(piece.blocks))}")
+    require(len(set(piece.blocks)) == len(piece.blocks), f"{where} has a block twice: {show(list(piece.blocks))}")
 
 
 def _list(name: str, value: Any, what: str) -> Sequence[Any]:
@@ -75,20 +75,20 @@ def _list(name: str, value: Any, what: str) -> Sequence[Any]:
     return value
 
 
-def _copy(value: Any, told: str) -> tuple[int, int]:
+def _copy(value: Any, where: str) -> tuple[int, int]:
     is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(type(each) is int for each in value)
-    require(is_pair, f"{told} asks for the copy {show(value)}, expected (old, new), two blocks")
+    require(is_pair, f"{where} asks for the copy {show(value)}, expected (old, new), two blocks")
     return value[0], value[1]
 
 
-def _piece(value: Any, told: str) -> Piece:
-    found = assert_keys(f"a piece of work of {told}", value, Piece._fields)
+def _piece(value: Any, where: str) -> Piece:
+    found = assert_keys(f"a piece of work of {where}", value, Piece._fields)
     hashable = isinstance(found["id"], int | str)
-    require(hashable, f"{told} has the id {show(found['id'])}, expected that of a request")
-    require(type(found["start"]) is int, f"{told} has the start {show(found['start'])}, expected a position")
+    require(hashable, f"{where} has the id {show(found['id'])}, expected that of a request")
+    require(type(found["start"]) is int, f"{where} has the start {show(found['start'])}, expected a position")
     lists = []
     for name in ("tokens", "blocks"):
-        numbers = _list(f"{name} of {told}", found[name], "a list of ints")
-        require(all(type(each) is int for each in numbers), f"{name} of {told} holds other things than ints")
+        numbers = _list(f"{name} of {where}", found[name], "a list of ints")
+        require(all(type(each) is int for each in numbers), f"{name} of {where} holds other things than ints")
         lists.append(tuple(numbers))
     return Piece(found["id"], found["start"], *lists)

@@ -1,4 +1,4 @@
-"""Traces: which requests come when, drawn from a seed; conversations, and questions on long documents."""
+"""Traces of requests, drawn from a seed: conversations, and questions about long documents."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ whole keys and values or with 8 bits a number, is drawn again."""
 MOST_DRAWS = 200
 
 LIMITS = {"chat": {"nbytes": 28_000, "max_tokens": 48}, "documents": {"nbytes": 28_000, "max_tokens": 48}}
-"""The bytes of the cache and the tokens a step with which the board serves each kind of trace."""
+"""Bytes of the cache and tokens a step for each kind of trace, in the table of `lab check`."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Some tokens that come at the beginning of a step, and how many are to follow them."""
+    """A prompt that arrives at the beginning of a step, and how many tokens to generate."""
 
     id: int
     arrival: int
@@ -79,14 +79,14 @@ def describe(trace: Sequence[Request]) -> str:
     n_prompt, n_new = (sum(each) for each in zip(*((len(r.prompt), r.max_new) for r in trace), strict=True))
     return (
         f"{len(trace)} requests in {trace[-1].arrival + 1} steps, {n_prompt:,} tokens of prompts and {n_new:,} to "
-        f"follow; {prefix_tokens(trace) / n_prompt:.0%} of the prompts' tokens stand in a beginning that came before"
+        f"follow; {prefix_tokens(trace) / n_prompt:.0%} of the prompts' tokens are in a beginning that came before"
     )
 
 
 def prefix_tokens(trace: Sequence[Request], answers: bool = True) -> int:
-    """How many tokens of prompts stand in a beginning that an earlier request had already: its prompt, and its answer.
+    """How many tokens of prompts are in a beginning that an earlier request had: of its prompt and its completion.
 
-    Without `answers` those that stand in a beginning of earlier prompts.
+    Without `answers` those that are in a beginning of earlier prompts.
     """
     seen: set[tuple[int, ...]] = set()
     found = 0

@@ -1,8 +1,8 @@
-"""A simulated two-level memory: HBM without limit, an SRAM of M bytes, and every byte between them counted.
+"""A simulated two-level memory: unlimited HBM, an SRAM of M bytes, and a count of every byte between them.
 
 The model is the one of FlashAttention's analysis (Dao et al. 2022, section 3.2, after Aggarwal and Vitter 1988; before
-them the red-blue pebble game of Hong and Kung 1981): arithmetic happens in SRAM only and costs nothing, what counts is
-what crosses the border.
+them the red-blue pebble game of Hong and Kung 1981): arithmetic happens in SRAM only and costs nothing; only the bytes
+that move are counted.
 
     machine = Machine(sram_bytes=64 * 1024)
     Q = machine.hbm(q)                        # an opaque array in HBM: no arithmetic, no indexing
@@ -41,13 +41,13 @@ from labkit.simulated_memory._tiles import (
 class Machine(metaclass=_Frozen):
     """An SRAM of `sram_bytes` bytes, and counters of the bytes moved between it and HBM.
 
-    Arrays in HBM are plain ndarrays or the opaque handles that `hbm` makes. A sealed machine deals in handles only, so
+    Arrays in HBM are plain ndarrays or the opaque handles that `hbm` makes. A sealed machine has handles only, so
     nothing can be computed from what was not loaded; `allocate` then returns a handle, otherwise an ndarray.
 
     Counters (read-only): `loaded`, `stored`, `traffic` = loaded + stored, `in_use` and `high_water` of SRAM, and
-    `host_read`, what was read out of handles past the machine; all in bytes.
+    `host_read`, read from handles without `load`; all in bytes.
 
-    Raises ValueError if `sram_bytes` is not a positive integer, TypeError if it is set up a second time.
+    Raises ValueError if `sram_bytes` is not a positive integer, TypeError if `__init__` is called a second time.
     """
 
     __slots__ = ("__weakref__", "_ledger")
@@ -56,7 +56,7 @@ class Machine(metaclass=_Frozen):
         if isinstance(sram_bytes, bool) or not isinstance(sram_bytes, int | np.integer) or sram_bytes <= 0:
             raise ValueError(f"sram_bytes must be a positive integer, got {sram_bytes!r}")
         if hasattr(self, "_ledger"):
-            raise TypeError("a machine is set up once: its counters go on counting")
+            raise TypeError("a machine is set up once, so that its counters are never reset")
         self._ledger = _Ledger(int(sram_bytes), sealed)
         for machines in _ledger_watchers:
             machines.append(self)
@@ -65,7 +65,7 @@ class Machine(metaclass=_Frozen):
         """Copy `hbm[index]` into a new tile; its bytes are counted in `loaded`.
 
         `index` is basic indexing: integers, slices, `...`, None, or a tuple of them; slices are cut at the edge.
-        Raises SRAMOverflow when it does not fit, TypeError for anything that does not lie in HBM.
+        Raises SRAMOverflow when it does not fit, TypeError for anything that is not in HBM.
         """
         ledger = self._ledger
         source = ledger.content(hbm)[_basic(index)]
@@ -82,10 +82,10 @@ class Machine(metaclass=_Frozen):
         content, index = self._ledger.content(hbm), _basic(index)
         target = content[index]
         if not isinstance(tile, Tile):
-            raise TypeError(f"store takes a tile, not {_describe(tile)}: only what lies in SRAM can be stored")
+            raise TypeError(f"store takes a tile, not {_describe(tile)}: only tiles in SRAM can be stored")
         value = self._ledger.plain(tile, "store")
         if target.shape != value.shape:
-            raise ValueError(f"store: the tile has shape {value.shape}, the place in HBM has shape {target.shape}")
+            raise ValueError(f"store: the tile has shape {value.shape}, its target in HBM has shape {target.shape}")
         content[index] = value
         self._ledger.count(hbm, stored=target.nbytes)
 
@@ -103,7 +103,7 @@ class Machine(metaclass=_Frozen):
         return HBMArray(self, np.array(array, order="C", subok=False))
 
     def allocate(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-        """Make room in HBM, not initialised: NaN where the dtype has one, else its largest value. Nothing is counted.
+        """Allocate an array in HBM, filled with NaN, or the dtype's largest value if it has no NaN. Nothing is counted.
 
         Returns an HBMArray on a sealed machine, else an ndarray; `load` and `store` take either.
         """
@@ -127,7 +127,7 @@ class Machine(metaclass=_Frozen):
 
     @property
     def sealed(self) -> bool:
-        """True if the machine deals in handles only."""
+        """True if arrays in HBM are handles only."""
         return self._ledger.sealed
 
     @property
@@ -157,7 +157,7 @@ class Machine(metaclass=_Frozen):
 
     @property
     def host_read(self) -> int:
-        """Bytes read out of handles past the machine, by `.numpy()` or np.asarray."""
+        """Bytes read from handles without `load`, by `.numpy()` or np.asarray."""
         return self._ledger.host_read
 
 

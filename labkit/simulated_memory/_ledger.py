@@ -1,4 +1,4 @@
-"""A machine's books: what crossed between HBM and SRAM, and what SRAM holds."""
+"""Counters of a machine: bytes moved between HBM and SRAM, and buffers alive in SRAM."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ARGUMENTS = (*_NUMBERS, str, slice, type, np.dtype, EllipsisType, type(None))
 class SRAMOverflow(MemoryError):
     """More bytes were alive in SRAM than it holds."""
 
-    __module__ = "labkit.simulated_memory"  # where answers import it from, and by which a judge knows it
+    __module__ = "labkit.simulated_memory"  # the public module, which messages show
 
 
 class _Moved:
-    """What crossed to and from one array; it holds the array, so that its id is not given away."""
+    """Bytes moved to and from one array; it holds the array, so that its id is not used again."""
 
     def __init__(self, hbm: object) -> None:
         self.hbm = hbm
@@ -28,7 +28,7 @@ class _Moved:
 
 
 class _Ledger:
-    """A machine's books. The source review lists a submission that touches them."""
+    """Counters of a machine. The source review lists a submission that uses them."""
 
     def __init__(self, sram_bytes: int, sealed: bool) -> None:
         self.sram_bytes = sram_bytes
@@ -45,10 +45,12 @@ class _Ledger:
             return hbm._ledger_content
         if isinstance(hbm, np.ndarray) and not self.sealed:
             return hbm
-        raise TypeError(f"{_describe(hbm)} does not lie in this machine's HBM: use what you were given, or allocate")
+        raise TypeError(
+            f"{_describe(hbm)} is not in this machine's HBM: use the arrays passed to your function, or allocate"
+        )
 
     def count(self, hbm: object, loaded: int = 0, stored: int = 0) -> None:
-        """Enter bytes that crossed."""
+        """Count bytes that moved."""
         self.loaded += loaded
         self.stored += stored
         entry = self.moved.setdefault(id(hbm), _Moved(hbm))
@@ -56,11 +58,11 @@ class _Ledger:
         entry.stored += stored
 
     def moved_of(self, hbm: object) -> _Moved:
-        """What crossed to and from this array."""
+        """Bytes moved to and from this array."""
         return self.moved.get(id(hbm)) or _Moved(hbm)
 
     def adopt(self, result: Any, operation: str) -> Any:
-        """Wrap what NumPy returned, charging buffers that no live tile owns yet."""
+        """Wrap NumPy's result, charging buffers that no live tile owns yet."""
         if isinstance(result, (list, tuple)):
             return type(result)(self.adopt(part, operation) for part in result)
         if not isinstance(result, (np.ndarray, np.generic)):
@@ -97,7 +99,7 @@ class _Ledger:
         return ", ".join([f"{owner.shape} {owner.dtype}" for owner in owners[:most]] + rest) or "nothing"
 
     def plain(self, value: Any, operation: str) -> Any:
-        """Open the tiles inside an argument, and refuse data that does not lie in this machine's SRAM."""
+        """Open the tiles inside an argument, and refuse data outside this machine's SRAM."""
         if isinstance(value, Tile):
             if value._ledger_charge.ledger is not self:
                 raise TypeError(f"{operation}: the tile {value.shape} belongs to another machine")
@@ -106,11 +108,11 @@ class _Ledger:
             return type(value)(self.plain(part, operation) for part in value)
         if isinstance(value, _ARGUMENTS):
             return value
-        raise TypeError(f"{operation}: {_describe(value)} does not lie in SRAM: load it first, or make it with new")
+        raise TypeError(f"{operation}: {_describe(value)} is not in SRAM: load it first, or make it with new")
 
 
 class _LedgerCharge:
-    """What one buffer costs in SRAM, given back when the last tile on it is gone."""
+    """The bytes of one buffer in SRAM, released with the last tile that uses it."""
 
     __slots__ = ("__weakref__", "ledger", "owner")
 

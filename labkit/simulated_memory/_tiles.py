@@ -1,4 +1,4 @@
-"""Arrays of the simulated memory: handles of those that lie in HBM, and tiles, which lie in SRAM and compute."""
+"""Arrays of the simulated memory: handles of arrays in HBM, and tiles in SRAM, which can be computed with."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Scalar = int | float | complex | np.generic
 
 
 class _Frozen(type):
-    """The kind of classes that stay as they are: their counts are judged, and live beside the code that is."""
+    """Metaclass of classes whose attributes cannot be replaced: submissions run in the same process as the counts."""
 
     def __setattr__(cls, name: str, value: object) -> None:
-        raise TypeError(f"{cls.__name__} stays as it is: {name} cannot be set")
+        raise TypeError(f"{cls.__name__} cannot be changed: {name}")
 
     def __delattr__(cls, name: str) -> None:
-        raise TypeError(f"{cls.__name__} stays as it is: {name} cannot be deleted")
+        raise TypeError(f"{cls.__name__} cannot be changed: {name}")
 
 
 class HBMArray(metaclass=_Frozen):
     """A handle to an array in HBM: it has a shape, a dtype and nbytes, and gives its values to `Machine.load` only.
 
-    `.numpy()` (and np.asarray) copies it out for whoever stands outside the machine, and counts that in `host_read`.
+    `.numpy()` (and np.asarray) copies it to the host and counts the bytes in `host_read`.
     """
 
     __slots__ = ("__weakref__", "_ledger", "_ledger_content")
@@ -61,7 +61,7 @@ class HBMArray(metaclass=_Frozen):
         return f"HBMArray(shape={self.shape}, dtype={self.dtype})"
 
     def _refuse(self, *_: object, **__: object) -> Any:
-        raise TypeError(f"{self!r} lies in HBM, where nothing is computed: load it first (machine.load(array, index))")
+        raise TypeError(f"{self!r} is in HBM, where nothing is computed: load it first (machine.load(array, index))")
 
     __array_ufunc__ = __getitem__ = __setitem__ = __iter__ = __bool__ = __float__ = __reduce_ex__ = _refuse
     __neg__ = __pos__ = __abs__ = __invert__ = _refuse
@@ -81,7 +81,7 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin, metaclass=_Frozen):  # type: ign
     __slots__ = ("__weakref__", "_ledger_array", "_ledger_charge")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, array: np.ndarray, charge: Any) -> None:  # a `_LedgerCharge`: the books know tiles
+    def __init__(self, array: np.ndarray, charge: Any) -> None:  # a `_LedgerCharge`, which imports this module
         self._ledger_array = array
         self._ledger_charge = charge
 
@@ -91,15 +91,17 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin, metaclass=_Frozen):  # type: ign
         if name in _VIEWS:
             return self._ledger_charge.ledger.adopt(getattr(self._ledger_array, name), name)
         if name in _METHODS:
-            return partial(self._call, getattr(self._ledger_array, name), name)
+            return partial(self._method, name)
         raise AttributeError(f"a tile has no {name!r}: its values stay in SRAM until they are stored")
 
     def __getitem__(self, index: Index) -> Tile:
+        _require_plain_numbers("indexing", index)
         return self._call(self._ledger_array.__getitem__, "indexing", index)
 
     def __setitem__(self, index: Index, value: Tile | Scalar) -> None:
         if not isinstance(value, (Tile, *_NUMBERS)):
-            raise TypeError(f"assigning to a tile: {_describe(value)} does not lie in SRAM: load it first")
+            raise TypeError(f"assigning to a tile: {_describe(value)} is not in SRAM: load it first")
+        _require_plain_numbers("assigning to a tile", index)
         self._call(self._ledger_array.__setitem__, "assigning to a tile", index, value)
 
     def __len__(self) -> int:
@@ -126,9 +128,7 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin, metaclass=_Frozen):  # type: ign
             raise TypeError(f"{ufunc.__name__} is not one of NumPy's own ufuncs: SRAM knows only those")
         for operand in inputs if method == "__call__" else inputs[:1]:
             if not isinstance(operand, (Tile, *_NUMBERS)):
-                raise TypeError(
-                    f"{ufunc.__name__}: {_describe(operand)} does not lie in SRAM: load it first, or use new"
-                )
+                raise TypeError(f"{ufunc.__name__}: {_describe(operand)} is not in SRAM: load it first, or use new")
         return self._call(getattr(ufunc, method), ufunc.__name__, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -136,7 +136,14 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin, metaclass=_Frozen):  # type: ign
             return self._call(func, "einsum", *args, **kwargs)
         if func not in _FUNCTIONS:
             raise TypeError(f"np.{func.__name__} is not offered in SRAM: write it with simpler calls")
+        if func not in _OF_SEVERAL_TILES:
+            _require_plain_numbers(func.__name__, *args[1:])
         return self._call(func, func.__name__, *args, **kwargs)
+
+    def _method(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name not in ("dot", "fill"):
+            _require_plain_numbers(name, *args)
+        return self._call(getattr(self._ledger_array, name), name, *args, **kwargs)
 
     def _call(self, function: Any, operation: str, *args: Any, **kwargs: Any) -> Any:
         ledger = self._ledger_charge.ledger
@@ -146,9 +153,18 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin, metaclass=_Frozen):  # type: ign
         return ledger.adopt(result, operation)
 
     def _refuse(self, *_: object, **__: object) -> Any:
-        raise TypeError(f"a tile {self.shape} stays in SRAM: compute with tiles, and store what HBM shall hold")
+        raise TypeError(f"a tile {self.shape} stays in SRAM: compute with tiles, and store the results in HBM")
 
     __array__ = __float__ = __int__ = __index__ = __complex__ = __reduce_ex__ = _refuse
+
+
+def _require_plain_numbers(operation: str, *values: Any) -> None:
+    """Refuse tiles of integers as an index, a shape or an axis: NumPy's error would quote their values."""
+    for value in values:
+        if isinstance(value, Tile) and value.dtype.kind in "iu":
+            raise TypeError(f"{operation}: indices, shapes and axes are integers and slices, not a Tile")
+        if isinstance(value, (list, tuple)):
+            _require_plain_numbers(operation, *value)
 
 
 def _describe(value: object) -> str:
@@ -165,6 +181,7 @@ _FUNCTIONS: frozenset[Any] = frozenset((
     np.min, np.moveaxis, np.ndim, np.ones_like, np.prod, np.reshape, np.shape, np.size, np.split, np.squeeze, np.stack,
     np.sum, np.swapaxes, np.transpose, np.vsplit, np.where, np.zeros_like,
 ))
+_OF_SEVERAL_TILES = frozenset((np.copyto, np.dot, np.full_like, np.where))
 _METHODS = frozenset((
     "all", "any", "argmax", "argmin", "astype", "copy", "cumsum", "diagonal", "dot", "fill", "max", "mean", "min",
     "prod", "reshape", "squeeze", "sum", "swapaxes", "transpose",

@@ -14,10 +14,11 @@ WALL_SECONDS = 60.0
 """The least that a test may take by the clock: it stops code that waits for what never comes."""
 WALL_FACTOR = 3.0
 """How many times its CPU limit a test may take by the clock, where that is more: other programs run too."""
+WAIT_SECONDS = 3.0
+"""By the clock, for a test that uses no CPU time, once another one in this process has waited until its limit."""
 GIVEN_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "inf"))
 """No test and no import may take more CPU seconds: for tests of the limits themselves."""
 REPEAT_SECONDS = 1.0
-LEAST_SECONDS = 0.01
 
 clocks_elsewhere: list[Callable[[], float]] = []
 """Clocks of CPU seconds that other processes spend for the body, which count as its own."""
@@ -41,21 +42,28 @@ class _Limit:
 
     def __init__(self, cpu_seconds: float, wall_seconds: float) -> None:
         self.cpu_seconds, self.wall_seconds = cpu_seconds, wall_seconds
-        self.cpu_began = cpu_seconds_now()
+        self.cpu_began, self.began = cpu_seconds_now(), time.monotonic()
+        self.is_over = False
 
     def cpu_seconds_left(self) -> float:
         return self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
 
-    def error(self, *, waited: bool) -> TookTooLong:
-        error = TookTooLong(self.wall_seconds if waited else self.cpu_seconds, waited=waited)
-        error.is_idle = waited and self.cpu_seconds - self.cpu_seconds_left() < self.wall_seconds / 10
-        return error
-
     def exceeded(self, signum: int, _frame: FrameType | None) -> None:
-        raise self.error(waited=signum == signal.SIGALRM)
+        global _has_waited
+        error = TookTooLong(self.cpu_seconds)
+        if signum == signal.SIGALRM:
+            seconds = min(time.monotonic() - self.began, self.wall_seconds)
+            error = TookTooLong(round(seconds, 1), waited=True)
+            error.is_idle = cpu_seconds_now() - self.cpu_began < seconds / 10
+            if not (error.is_idle or self.is_over or seconds == self.wall_seconds):
+                return
+            _has_waited = _has_waited or error.is_idle
+        self.is_over = True
+        raise error
 
 
 _limit: _Limit | None = None
+_has_waited = False
 
 
 @contextlib.contextmanager
@@ -73,7 +81,7 @@ def time_limit(cpu_seconds: float, wall_seconds: float | None = None) -> Iterato
     wall_seconds = max(WALL_SECONDS, WALL_FACTOR * cpu_seconds) if wall_seconds is None else wall_seconds
     limit = _limit = _Limit(cpu_seconds, wall_seconds)
     previous = {number: signal.signal(number, limit.exceeded) for number in (signal.SIGPROF, signal.SIGALRM)}
-    _set_timers(cpu_seconds, wall_seconds)
+    _set_timers(cpu_seconds, min(wall_seconds, WAIT_SECONDS) if _has_waited else wall_seconds)
     try:
         yield
     finally:
@@ -89,11 +97,12 @@ def stop_clocks() -> Callable[[], None]:
     if limit is None:
         return lambda: None
     cpu_left, wall_left = (signal.getitimer(timer)[0] for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL))
-    cpu_stopped = cpu_seconds_now()
+    cpu_stopped, stopped = cpu_seconds_now(), time.monotonic()
     _set_timers(0, 0)
 
     def resume() -> None:
         limit.cpu_began += cpu_seconds_now() - cpu_stopped
+        limit.began += time.monotonic() - stopped
         if _limit is limit:
             _set_timers(cpu_left, wall_left)
 
@@ -119,12 +128,12 @@ def seconds_for_another() -> float | None:
     if _limit is None:
         return None
     left = _limit.cpu_seconds_left()
-    return max(left - max(0.05, left / 20), LEAST_SECONDS)
+    return max(left - max(0.05, left / 20), 0.01)
 
 
 def exceeded_by_another() -> TookTooLong:
     """What to raise when a process that was given `seconds_for_another` has taken them."""
-    return _limit.error(waited=False) if _limit else TookTooLong(0.0)
+    return TookTooLong(_limit.cpu_seconds if _limit else 0.0)
 
 
 def cpu_seconds_now() -> float:

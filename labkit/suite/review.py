@@ -1,5 +1,5 @@
 # ruff: noqa: SIM905 — long lists of names are read best as words
-"""Reviews a submission's source: lists, with line and sentence, what an honest answer does not need.
+"""Reviews a submission's source: lists, with line and sentence, what honest code does not need.
 
 Counters that run next to a submission (tiles, products, bytes moved) can be tampered with from its own process. Nothing
 is refused for its text: what the counters earn is withheld until the instructor has looked at the findings. What a
@@ -22,8 +22,10 @@ from labkit.labs.manifest import Lab
 ALLOWANCES = Path(__file__).with_name("allowances.json")
 """What each lab's solution and alternative solutions do that is a finding elsewhere. Derived by `lab build`."""
 
-LIBRARIES = frozenset("numpy matplotlib tqdm typing_extensions".split())
-"""Packages that any submission may import. Others, torch included, are in the allowance of the labs that need them."""
+LIBRARIES = frozenset("numpy matplotlib typing_extensions".split())
+"""Packages that any submission may import."""
+COURSE = frozenset("labkit torch triton".split())
+"""Those that are in the allowances of the labs that need them."""
 
 MODULES = frozenset(
     "_thread asyncio atexit builtins code codeop concurrent ctypes dis faulthandler fcntl importlib linecache marshal "
@@ -31,22 +33,13 @@ MODULES = frozenset(
 )
 """Modules of the standard library that lead to other code, other threads or memory."""
 
-PARTS = {
-    "os": frozenset("cpu_count environ fspath getcwd getenv linesep makedirs name path sep PathLike".split()),
-    "sys": frozenset(
-        "argv byteorder executable exit flags float_info getrecursionlimit getsizeof hexversion implementation maxsize "
-        "path platform setrecursionlimit stderr stdin stdout version version_info".split()
-    ),
-    "gc": frozenset("collect disable enable isenabled".split()),
-}
-"""Of these modules, what is no finding."""
-
-FURTHER_PARTS = frozenset(
+PARTS = frozenset(
     "inspect.currentframe inspect.getframeinfo inspect.getinnerframes inspect.getouterframes inspect.stack "
-    "inspect.trace numpy.core numpy.ctypeslib numpy.f2py numpy.fromfile numpy.load numpy.memmap torch.classes "
-    "torch.distributed torch.from_file torch.frombuffer torch.hub torch.jit torch.library torch.load "
-    "torch.multiprocessing torch.ops torch.overrides torch.package torch.utils.cpp_extension types.CellType "
-    "types.CodeType types.FunctionType types.GenericAlias types.MethodType weakref.finalize weakref.proxy".split()
+    "inspect.trace numpy.core numpy.ctypeslib numpy.f2py numpy.fromfile numpy.load numpy.memmap sys.meta_path "
+    "sys.modules sys.path_hooks torch.classes torch.distributed torch.from_file torch.frombuffer torch.hub torch.jit "
+    "torch.library torch.load torch.multiprocessing torch.ops torch.overrides torch.package "
+    "torch.utils.cpp_extension types.CellType types.CodeType types.FunctionType types.GenericAlias types.MethodType "
+    "weakref.finalize weakref.proxy".split()
 )
 
 ATTRIBUTES = frozenset(
@@ -61,7 +54,7 @@ ATTENTION = frozenset(
     "MultiheadAttention TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer "
     "flex_attention multi_head_attention_forward scaled_dot_product_attention sdpa_kernel xformers flash_attn".split()
 )
-OUT_OF_TORCH = frozenset("from_numpy numpy tolist".split())
+OUT_OF_TORCH = frozenset(("from_numpy", "numpy"))
 NUMPYS_PRODUCTS = frozenset("numpy.asarray numpy.dot numpy.einsum numpy.inner numpy.matmul numpy.tensordot".split())
 
 USED = frozenset(
@@ -78,16 +71,15 @@ TAMPERING = frozenset(
 )
 """Those that it neither defines nor names by themselves."""
 
-LAZY = frozenset(f"__{name}__" for name in "array float getattr getitem index int iter len next".split())
 PRIVATE = frozenset("_asdict _base _fields _make _replace _version".split())
-BUILTINS = frozenset("compile eval exec globals input locals open".split())
+BUILTINS = frozenset("compile eval exec open".split())
 OWN_OBJECTS = frozenset(("cls", "ctx", "self"))
-SET_BY_ANYONE = frozenset(("grad", "requires_grad", "shape"))
 REGISTERING = frozenset(("__setattr__", "register_buffer", "register_parameter"))
 BY_NAME = frozenset(("delattr", "getattr", "setattr"))
-WRAPPING = {"functools.update_wrapper": 2, "functools.wraps": 1}
 SELF_CHECKS = ("__name__ == '__main__'", "'__main__' == __name__")
 FIELD_OF_A_TEMPLATE = re.compile(r"\{[^{}]*[.\[]_")
+OUTSIDE_TORCH = ", which computes outside torch"
+"""The end of a finding that matters only in code that a task uses: a figure may be drawn with NumPy."""
 TOO_DEEP = "is nested too deep to be reviewed"
 
 
@@ -103,7 +95,7 @@ class Finding(NamedTuple):
 
 
 def review(source: str, lab: Lab) -> list[Finding]:
-    """What an honest answer to `lab` does not need, in the order of the lines.
+    """What honest code for `lab` does not need, in the order of the lines.
 
     Empty for a text that is not Python: the tests report that. A block under `if __name__ == "__main__":` does not run
     when the file is graded, and is not reviewed.
@@ -139,27 +131,24 @@ class _Review:
         self.nodes = {id(top): list(ast.walk(top)) for top in tree.body}
         nodes = [node for each in self.nodes.values() for node in each]
         self.own = {name for node in nodes for name in _given(node)}
-        self.bound = {name for node in nodes for name in _bound(node)}
+        self.class_names: set[str] = set()  # names that stand for the class of an object
         self.paths: dict[str, str] = {}  # names that stand for a library, or a part of one
         for node in nodes:
             self.paths.update(_imported(node))
-            if (
-                isinstance(node, ast.Assign)
-                and isinstance(node.targets[0], ast.Name)
-                and (path := self.path(node.value))
-            ):
-                self.paths[node.targets[0].id] = path
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                if _is_class_of(node.value):
+                    self.class_names.add(node.targets[0].id)
+                self.paths |= {node.targets[0].id: path} if (path := self.path(node.value)) else {}
         self.is_torch = any(path.split(".")[0] == "torch" for path in self.paths.values())
-        self.harmless = {
-            id(node) for node in nodes if isinstance(node, ast.Expr | ast.Call) for node in _harmless(node)
-        }
+        self.harmless = {id(node.func) for node in nodes if isinstance(node, ast.Call) and _sets_its_own(node)}
 
     def findings(self) -> Iterator[Finding]:
         for statement in self.tree.body:
             for node in self.nodes[id(statement)]:
                 line = getattr(node, "lineno", 0)
-                if rule := RULES.get(type(node)):
-                    yield from (Finding(line, what) for what in rule(self, node))
+                for what in RULES[type(node)](self, node) if type(node) in RULES else ():
+                    if not what.endswith(OUTSIDE_TORCH) or self.tasks_that_use(statement):
+                        yield Finding(line, what)
                 if attention := self.attention(node):
                     for task in self.tasks_that_use(statement):
                         yield Finding(line, f"{task} uses a library's own attention ({attention})", (task,))
@@ -176,14 +165,16 @@ class _Review:
 
     def module(self, path: str) -> Iterator[str]:
         top = path.split(".")[0]
-        known = top in LIBRARIES or (top in sys.stdlib_module_names and top not in MODULES)
-        if not known and path != self.lab.module:
-            yield f"imports {path if top == 'labkit' else top or path}"
+        if top in sys.stdlib_module_names | COURSE:
+            if top in MODULES | COURSE:
+                yield f"imports {path if top == 'labkit' else top}"
+        elif top not in LIBRARIES and path != self.lab.module:
+            yield f"imports {top or path}, which may be missing where it is graded"
         if any(part.startswith("_") for part in path.split(".")[1:]):
             yield f"imports {path}"
 
     def names(self, node: ast.Name) -> Iterator[str]:
-        if (node.id in BUILTINS and node.id not in self.bound) or node.id in TAMPERING:
+        if isinstance(node.ctx, ast.Load) and node.id in BUILTINS | TAMPERING:
             yield f"uses {node.id}"
 
     def attributes(self, node: ast.Attribute) -> Iterator[str]:
@@ -192,7 +183,7 @@ class _Review:
         if (
             node.attr == "__init__"
             and isinstance(node.value, ast.Name)
-            and node.value.id not in self.own | {*self.paths}
+            and node.value.id not in {*self.own, *self.paths}
         ):
             yield "calls __init__ of an object"
         if not isinstance(node.ctx, ast.Load):
@@ -205,8 +196,8 @@ class _Review:
         elif name.startswith("_") and not _is_dunder(name) and name not in self.own | PRIVATE:
             yield f"uses {name}, which is private to a library"
         elif self.is_torch and (name in OUT_OF_TORCH or path in NUMPYS_PRODUCTS):
-            yield f"uses {path or name}, which computes outside torch"
-        elif path in FURTHER_PARTS or _is_inner_part(*path.split(".")):
+            yield f"uses {path or name}{OUTSIDE_TORCH}"
+        elif path in PARTS or ("." in path and path.rpartition(".")[2] in MODULES | {"os", "sys"}):
             yield f"uses {path}"
 
     def set(self, value: ast.expr, name: str) -> Iterator[str]:
@@ -215,16 +206,17 @@ class _Review:
             yield f"changes {path}.{name}"
         elif _is_dunder(name):
             yield f"changes {name} of an object"
-        elif not (_is_self(value) or name in self.own | SET_BY_ANYONE or _is_named(value, self.own)):
-            yield f"sets {name} of an object of another class"
+        elif _is_class_of(value) or _is_named(value, self.class_names):
+            yield f"sets {name} of an object's class"
 
     def calls(self, node: ast.Call) -> Iterator[str]:
-        function = node.func.id if isinstance(node.func, ast.Name) and node.func.id not in self.bound else ""
+        function = node.func.id if isinstance(node.func, ast.Name) else ""
         path = self.path(node.func)
         if function in BY_NAME or path in ("operator.attrgetter", "operator.methodcaller"):
             for name in node.args[1:2] if function else node.args:
                 if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
-                    yield f"calls {function or path} with a computed name"
+                    if not _is_self(node.args[0]):
+                        yield f"calls {function or path} with a computed name"
                     continue
                 for part in name.value.split("."):
                     yield from self.attribute("", part)
@@ -232,46 +224,31 @@ class _Review:
                     yield from self.set(node.args[0], name.value)
         elif function == "vars" and node.args and not _is_self(node.args[0]):
             yield "uses vars of another object"
-        elif function == "type" and len(node.args) > 1:
-            yield "makes a class with type"
-        elif path in WRAPPING and (node.keywords or len(node.args) > WRAPPING[path]):
+        elif path in ("functools.update_wrapper", "functools.wraps") and node.keywords:
             yield f"calls {path} with attributes of its choice"
-        elif path in ("weakref.ref", "weakref.WeakMethod") and len(node.args) > 1:
+        elif path == "weakref.ref" and len(node.args) > 1:
             yield f"calls {path} with a callback"
 
     def functions(self, node: ast.FunctionDef) -> Iterator[str]:
         if node.name in TAMPERING:
             yield f"defines {node.name}"
-        elif node.name in LAZY and any(self.computes(each) for each in ast.walk(node)):
-            yield f"computes in {node.name}, when a result is read"
 
     def classes(self, node: ast.ClassDef) -> Iterator[str]:
         for base in node.bases:
             if (path := self.path(base)) in ("numpy.ndarray", "torch.Tensor"):
                 yield f"derives a class from {path}"
-        if any(keyword.arg == "metaclass" and self.path(keyword.value) != "abc.ABCMeta" for keyword in node.keywords):
-            yield "gives a class a metaclass"
 
     def patterns(self, node: ast.MatchClass) -> Iterator[str]:
         for name in node.kwd_attrs:
             yield from self.attribute("", name)
-        if node.patterns and self.path(node.cls):
-            yield "matches a library's class by position"
 
     def texts(self, node: ast.Constant) -> Iterator[str]:
         text = node.value
-        if not isinstance(text, str) or "_" not in text or id(node) in self.harmless:
+        if not isinstance(text, str):
             return
         is_part = len(text) > 2 and text.strip("_").isalpha() and (text.startswith("__") or text.endswith("__"))
         if FIELD_OF_A_TEMPLATE.search(text) or (is_part and text not in USED):
             yield f"names {text[:40]!r} in a string"
-
-    def computes(self, node: ast.AST) -> bool:
-        if isinstance(node, ast.BinOp):
-            return isinstance(node.op, ast.MatMult)
-        if not isinstance(node, ast.Call):
-            return False
-        return self.path(node.func).split(".")[0] in ("numpy", "torch") or _is_named(node.func, self.own)
 
     def attention(self, node: ast.AST) -> str:
         """The library's attention that a node names, other than in an import; "" for any other node."""
@@ -354,15 +331,6 @@ def _given(node: ast.AST) -> Iterator[str]:
         yield from (each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str))
 
 
-def _bound(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    elif isinstance(node, ast.arg):
-        yield node.arg
-
-
 def _defined(statement: ast.stmt) -> set[str]:
     """The names that a statement at the top of the file defines."""
     targets = {target.id for target in _targets(statement) if isinstance(target, ast.Name)}
@@ -375,24 +343,17 @@ def _targets(node: ast.stmt) -> list[ast.expr]:
     return [node.target] if isinstance(node, ast.AnnAssign) else []
 
 
-def _harmless(node: ast.Expr | ast.Call) -> Iterator[ast.AST]:
-    """Docstrings, and the methods in `super().__setattr__(…)` and `object.__setattr__(self, …)`."""
-    if isinstance(node, ast.Expr):
-        yield node.value
-    elif isinstance(node.func, ast.Attribute) and node.func.attr in ("__setattr__", "__getattr__", "__delattr__"):
-        owner = node.func.value
-        by_super = isinstance(owner, ast.Call) and _is_named(owner.func, {"super"})
-        if by_super or (node.args and _is_self(node.args[0])):
-            yield node.func
-
-
-def _is_inner_part(top: str, *parts: str) -> bool:
-    """Whether a dotted name is a part of a module that is a finding, or a module that another one has imported."""
-    if not parts:
+def _sets_its_own(node: ast.Call) -> bool:
+    """Whether a call is `super().__setattr__(…)` or `object.__setattr__(self, …)`, as frozen dataclasses need."""
+    if not (isinstance(node.func, ast.Attribute) and node.func.attr == "__setattr__"):
         return False
-    if top in PARTS:
-        return parts[0] not in PARTS[top]
-    return parts[-1] in MODULES | {"os", "sys"} or (parts[0] == "testing" and not parts[-1].startswith("assert"))
+    owner = node.func.value
+    by_super = isinstance(owner, ast.Call) and _is_named(owner.func, {"super"})
+    return by_super or bool(node.args and _is_self(node.args[0]))
+
+
+def _is_class_of(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and _is_named(node.func, {"type"})
 
 
 def _is_self(node: ast.AST) -> bool:

@@ -1,1 +1,1 @@
-"""A run's memory as a picture to walk through: every tensor alive, operator by operator, with the line behind it."""
+"""`lab trace`: a page of every tensor alive in a run, operator by operator, with the line that made it."""

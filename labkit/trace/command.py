@@ -31,7 +31,7 @@ def trace(
             "05 flash_backward; or a CUDA memory snapshot: FILE.pickle",
         ),
     ],
-    against: Annotated[str | None, typer.Option(metavar="TARGET", help="another run beside it")] = None,
+    against: Annotated[str | None, typer.Option(metavar="TARGET", help="a second run, to compare with")] = None,
     init: Annotated[
         str | None,
         typer.Option(metavar="ARGUMENTS", help="call TARGET with these and trace what it returns: '768, n_head=12'"),
@@ -56,10 +56,10 @@ def trace(
         bool, typer.Option("--simulate", help="on meta tensors: any size, and nothing computed")
     ] = False,
     out: Annotated[
-        list[Path] | None, typer.Option(help="where to: .html, .json, .svg or .png; may be given several times")
+        list[Path] | None, typer.Option(help="output file: .html, .json, .svg or .png; may be given several times")
     ] = None,
 ) -> None:
-    """Follow every tensor of a run, and write a page that shows what is alive when, and which line made it."""
+    """Write a page that shows every tensor of a run: when it is alive, its size, and the line that made it."""
     targets = [target, [against]] if against else [target]
     try:
         shapes = [parse_shape(text) for text in shape or []]
@@ -96,7 +96,7 @@ def trace(
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None:
-            raise  # a full disk, which is no fault of the code's: `labkit.commands.cli` reports it
+            raise  # for instance a full disk: `labkit.commands.cli` reports it
         sys.exit(error_text(error, simulated=simulate))
     files = out or [FOLDER / f"{file_name([name for name, _ in runs])}.html"]
     for file in files:
@@ -114,7 +114,7 @@ def file_name(names: Sequence[str]) -> str:
 
 
 def summary(name: str, trace: Trace, *, default_inputs: bool = False) -> Iterator[str]:
-    """What the run's peak is, when, the largest tensors at it, and what is not counted."""
+    """The run's peak, its step, the largest tensors alive then, and notes on what is not counted."""
     from labkit.meters.tracing import THERE_BEFORE
 
     if not trace.steps:
@@ -145,7 +145,7 @@ def summary(name: str, trace: Trace, *, default_inputs: bool = False) -> Iterato
 
 
 def error_text(error: BaseException, *, simulated: bool = False) -> str:
-    """An error of the code that was traced, in a few lines: which one, where in that code, and what to do."""
+    """An error of the traced code in a few lines: its type, the lines in that code, and what to do."""
     ours = str(Path(__file__).parents[1])
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     frames = [frame for frame in frames if "site-packages" not in frame.filename] or frames
@@ -163,7 +163,7 @@ def error_text(error: BaseException, *, simulated: bool = False) -> str:
 
 
 def _check_files(targets: Sequence[Sequence[str]], out: Sequence[Path]) -> None:
-    """Refuse files that are not there, and endings that cannot be written, before torch is imported."""
+    """Raise CannotTrace for missing files and unknown suffixes, before torch is imported."""
     for words in targets:
         file = words[0] if _is_snapshot(words) else ":".join(words).rpartition(":")[0]
         if file.endswith((".py", ".pickle")) and not Path(file).is_file():

@@ -1,4 +1,4 @@
-"""What a traced function or module is called with: tensors of the shapes asked for, or of shapes that fit."""
+"""Makes the arguments of a traced function or module: tensors of the given shapes, or of shapes that fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from labkit.trace.shapes import CannotTrace, Shape
 
 SHAPE = (1, 4, 256, 64)
-"""Batch, heads, positions and width, where nothing else is asked for."""
+"""The default: batch, heads, positions and width."""
 POSITIONS, PIXELS = 256, 64
 SEED = 0
 DEPTH = 8
@@ -20,7 +20,7 @@ NAMES_OF_IDS = frozenset(("idx", "ids", "input_ids", "token_ids", "tokens"))
 
 
 def make_inputs(function: Callable[..., Any], name: str, shapes: Sequence[Shape], device: str) -> list[torch.Tensor]:
-    """A tensor for every parameter of `function` that needs a value: of the one shape given, or each of its own.
+    """A tensor for every parameter of `function` that needs a value, all of one shape or each of its own.
 
     Floats require grad. Integers are 0 and 1, which every vocabulary has.
 

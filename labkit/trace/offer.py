@@ -1,4 +1,4 @@
-"""Which of the labs' tasks `lab trace` knows inputs for: asked where torch is not imported."""
+"""The labs' tasks for which `lab trace` has inputs. This module does not import torch."""
 
 from labkit.labs.manifest import Lab, Task
 
@@ -22,11 +22,11 @@ OTHERS = frozenset(
         "attention_sink_logit",
     }
 )
-"""Their arguments are not just tensors called q, k, v or x: `labkit.trace.targets.INPUTS` has some."""
+"""Tasks with other arguments than tensors called q, k, v or x; `labkit.trace.inputs.INPUTS` makes them."""
 
 
 def can_be_traced(lab: Lab, task: Task) -> bool:
-    """Whether `lab trace` runs the task without being told inputs. What kernels do, no operator shows."""
+    """Whether `lab trace` has inputs for the task. It follows operators, so it shows nothing inside kernels."""
     if lab.module in KERNELS:
         return False
     return task.name in OTHERS or any(names in task.signature for names in OF_TENSORS)

@@ -1,4 +1,4 @@
-"""Writes traces: a page to walk through that opens offline, data for a script, a picture for a report."""
+"""Writes traces as an offline page, as JSON, or as a picture."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def as_data(name: str, trace: Trace) -> dict[str, Any]:
     }
 
 
-def page(runs: Sequence[tuple[str, Trace]], *, viewer: bool = True, back: tuple[str, str] | None = None) -> str:
+def page(runs: Sequence[tuple[str, Trace]], *, viewer: str = "", back: tuple[str, str] | None = None) -> str:
     """One HTML document for one run, or for several to be compared.
 
     Args:
-        viewer: False for a page that loads the files `VIEWER` from the folder it is in.
+        viewer: address of the folder with the files `VIEWER`, which the page loads; without it they are in the page.
         back: address and text of a link to the course.
     """
     title = " and ".join(name for name, _ in runs)
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in VIEWER)
     parts = {
         "title": html.escape(f"Memory of {title}"),
-        "sources": "" if viewer else "'self' file:",
-        "style": f"<style>\n{style}</style>" if viewer else f'<link rel="stylesheet" href="{VIEWER[0]}">',
-        "script": f"<script>\n{script}</script>" if viewer else f'<script src="{VIEWER[1]}"></script>',
+        "sources": "'self' file:" if viewer else "",
+        "style": f'<link rel="stylesheet" href="{viewer}{VIEWER[0]}">' if viewer else f"<style>\n{style}</style>",
+        "script": f'<script src="{viewer}{VIEWER[1]}"></script>' if viewer else f"<script>\n{script}</script>",
         "back": f'<a href="{html.escape(back[0])}">{html.escape(back[1])}</a>' if back else "",
         "data": script_text([as_data(name, trace) for name, trace in runs]),
     }
@@ -53,12 +53,12 @@ def page(runs: Sequence[tuple[str, Trace]], *, viewer: bool = True, back: tuple[
 
 
 def script_text(data: Any) -> str:
-    """JSON in which nothing can end the script element around it."""
+    """JSON that cannot end the script element around it."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def write(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
-    """Write runs as what the file's ending says: .html, .json, .svg or .png.
+    """Write runs in the format of the file's suffix: .html, .json, .svg or .png.
 
     Raises:
         ValueError: the ending is none of these.
@@ -77,7 +77,7 @@ def write(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
 
 
 def _guide_from(path: Path) -> tuple[str, str] | None:
-    """The course's page about traces, where the page at `path` is in the course's folder."""
+    """Address and text of a link to the guide, if `path` is inside the course's folder."""
     folder = path.resolve().parent
     if not folder.is_relative_to(ROOT) or not GUIDE.is_file():
         return None

@@ -58,13 +58,13 @@ def _draw(axes: Any, trace: Trace, factor: int) -> None:
 
 
 def _bars(trace: Trace) -> Iterator[tuple[str, int, int, int, int]]:
-    """The kind, first step, end, lower and upper byte of every piece of a block that lies at one height."""
+    """The kind, first step, end, lower and upper byte of every piece of a block that stays at one height."""
     lives = trace.lives_by_birth()
     comes, goes = defaultdict(list), defaultdict(list)
     for number, life in enumerate(lives):
         comes[life.born].append(number)
         goes[len(trace.steps) if life.died is None else life.died].append(number)
-    alive: dict[int, tuple[int, int]] = {}  # of each, since when it lies where
+    alive: dict[int, tuple[int, int]] = {}  # each block's first step at its present height, and that height
     for step in range(len(trace.steps) + 1):
         low = 0
         gone = set(goes[step])

@@ -1,4 +1,4 @@
-"""Runs a function or a module under the meter that follows every block of memory."""
+"""Runs a function or a module and records every block of memory that it allocates."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _named_tensors(
 
 
 def _add_workspace(trace: Trace, profiler: Any) -> None:
-    """Add what operators allocated and released inside themselves, as the profiler has seen it."""
+    """Add the memory that operators allocate and release inside themselves, from the profiler's record."""
     found = allocated_and_released(profiler, MARK)
     for number, nbytes in sorted((int(name.removeprefix(MARK)), nbytes) for name, nbytes in found.items()):
         if nbytes > NUMBERS_BYTES:

@@ -1,4 +1,4 @@
-"""Reads the shapes that `lab trace` is asked for, where torch is not imported."""
+"""Parses `--shape` of `lab trace`. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ DTYPES = {"int": "int64", "float": "float32"} | {
 
 
 class CannotTrace(Exception):
-    """A target or its inputs that cannot be made sense of; the message is one line for the user."""
+    """A target or inputs that cannot be used; the message is one line for the user."""
 
 
 class Shape(NamedTuple):
-    """A tensor that `--shape` asks for; without `dtype`, floats like the module's parameters."""
+    """The shape of an input tensor; without `dtype` it has the dtype of the module's parameters."""
 
     sizes: tuple[int, ...]
     dtype: str = ""
 
 
 def parse_shape(text: str) -> Shape:
-    """The shape that a text like 1,4,256,64 or 1,256:int gives.
+    """The shape in a text like 1,4,256,64 or 1,256:int.
 
     Raises:
-        CannotTrace: it gives none.
+        CannotTrace: the text is no shape.
     """
     found = re.fullmatch(r"(\d+(?:,\d+)*)(?::(\w+))?", text.replace(" ", ""))
     if not found or (found[2] or "float") not in DTYPES:

@@ -15,7 +15,7 @@ from labkit.meters.tracing import Life, Line, Stack, Step, Trace
 from labkit.trace.shapes import CannotTrace
 
 ACTIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
-NO_HISTORY = "No history was recorded: call torch.cuda.memory._record_memory_history() before what is to be followed."
+NO_HISTORY = "No history was recorded: call torch.cuda.memory._record_memory_history() before the code to trace."
 
 
 def read_snapshot(file: Path) -> list[tuple[str, Trace]]:
@@ -63,7 +63,7 @@ def _blocks_by_device(segments: Sequence[Mapping[str, Any]]) -> dict[int, list[M
 
 
 class _Replay:
-    """A history played from its first entry to its last."""
+    """Replays a history from its first entry to its last."""
 
     def __init__(self, history: Sequence[Mapping[str, Any]], blocks: Sequence[Mapping[str, Any]]) -> None:
         self.trace = Trace()
@@ -107,7 +107,7 @@ class _Replay:
 
     def _stack_of(self, entry: Mapping[str, Any]) -> int | None:
         frames = entry.get("frames") or []
-        shown = [frame for frame in frames if _is_somebodys(frame["filename"])] or frames
+        shown = [frame for frame in frames if _is_user_code(frame["filename"])] or frames
         if not shown:
             return None
         lines = [Line(frame["filename"].rsplit("/")[-1], frame["line"], frame["name"], "") for frame in shown]
@@ -122,6 +122,6 @@ class _Replay:
         return self._stacks[stack]
 
 
-def _is_somebodys(file: str) -> bool:
-    """Whether a file is Python and not torch's. The paths are those of another machine."""
+def _is_user_code(file: str) -> bool:
+    """Whether a file is Python code outside torch. The paths are those of another machine."""
     return (file.endswith(".py") or file.startswith("<ipython")) and "-packages/torch/" not in file

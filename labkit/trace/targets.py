@@ -1,4 +1,4 @@
-"""Finds what is traced: a function, a class or an instance of anyone's, or a task of a lab, and makes its inputs."""
+"""Finds the target of a trace (a function, a class, an instance, or a task of a lab) and makes its inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Arguments = Sequence[Any] | Mapping[str, Any]
 
 @dataclass
 class Target:
-    """A function or module, its name, and what makes its arguments, of the shapes asked for or the default ones."""
+    """A function or module, its name, and a function that makes its arguments from shapes."""
 
     name: str
     function: Callable[..., Any]
@@ -113,7 +113,7 @@ def _look_up(module: ModuleType, where: str, name: str) -> Any:
 
 
 def _made(found: Any, module: ModuleType, name: str, init: str | None, device: str) -> Any:
-    """What is traced: the target itself, or what it returns when it is called with `init`."""
+    """The function to trace: the target itself, or its result when it is called with `init`."""
     if isinstance(found, type) and issubclass(found, torch.autograd.Function):
         return found.apply
     if init is None and isinstance(found, type):
@@ -130,7 +130,7 @@ def _made(found: Any, module: ModuleType, name: str, init: str | None, device: s
 
 
 def _uncompiled(found: Any) -> Any:
-    """What `torch.compile` was given: compiled code shows no operators."""
+    """The function inside `torch.compile`, since compiled code shows no operators."""
     return getattr(found, "_orig_mod", getattr(found, "_torchdynamo_orig_callable", found))
 
 
@@ -145,7 +145,7 @@ def _require_no_arguments(found: type, name: str) -> None:
 
 
 class _Names(dict[str, Any]):
-    """The names of a module; packages such as `transformers` find some of theirs only when they are asked."""
+    """The names of a module, looked up when they are used: packages such as `transformers` load some lazily."""
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class _Names(dict[str, Any]):
 
 
 def _on(device: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns, its tensors on the meta device if that is asked for and can be."""
+    """The result of `make`, with its tensors on the meta device if `device` is "meta" and that works."""
     if device == "meta":
         try:
             with torch.device("meta"):

@@ -42,7 +42,7 @@ def make_course(labs: Sequence[Lab], out: Path) -> None:
         for lab in labs:
             _write_source(lab, out / "source" / lab.folder.name)
         (out / CONFIG_FILE).write_text(CONFIG, encoding="utf-8")
-        kept(out, is_new=True)
+        kept(out)
         (out / "exchange").mkdir()  # nbgrader warns where there is none; nothing is put in it
         (out / SUBMITTED).mkdir()
         for lab in labs:

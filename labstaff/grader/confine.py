@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import resource
 
 CPU_SECONDS = 600
@@ -17,21 +18,22 @@ LIMITS = {
     resource.RLIMIT_CPU: CPU_SECONDS,
     resource.RLIMIT_FSIZE: 16 << 20,
     resource.RLIMIT_NOFILE: 64,
-    resource.RLIMIT_NPROC: 64,
+    resource.RLIMIT_NPROC: max(64, 2 * (os.cpu_count() or 1)),  # threads count: torch may start one a core
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_MEMLOCK: 0,
     resource.RLIMIT_MSGQUEUE: 0,
 }
 ALLOWED = (
-    "read write readv writev pread64 pwrite64 lseek close close_range dup dup3 open openat fstat stat lstat newfstatat "
-    "statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getcwd getdents64 unlink unlinkat mkdir "
-    "mkdirat rmdir rename renameat renameat2 ftruncate fsync fdatasync umask fadvise64 poll ppoll select pselect6 "
-    "recvfrom sendto brk munmap mremap mprotect madvise mincore membarrier rt_sigaction rt_sigprocmask rt_sigreturn "
-    "rt_sigpending sigaltstack restart_syscall tgkill futex set_robust_list get_robust_list rseq set_tid_address "
-    "sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min "
-    "get_mempolicy arch_prctl exit exit_group gettid getpid getppid getuid geteuid getgid getegid getgroups getresuid "
-    "getresgid getpgrp getpgid getsid clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times "
-    "getitimer setitimer getrusage getrlimit uname sysinfo getrandom getcpu"
+    "read write readv writev pread64 pwrite64 lseek close close_range dup dup3 open openat fstat stat lstat "
+    "newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getcwd chdir fchdir getdents64 "
+    "unlink unlinkat mkdir mkdirat rmdir rename renameat renameat2 ftruncate fsync fdatasync umask fadvise64 poll "
+    "ppoll select pselect6 recvfrom sendto brk munmap mremap mprotect madvise mincore membarrier rt_sigaction "
+    "rt_sigprocmask rt_sigreturn rt_sigpending sigaltstack restart_syscall tgkill futex set_robust_list "
+    "get_robust_list rseq set_tid_address sched_yield sched_getaffinity sched_getparam sched_getscheduler "
+    "sched_get_priority_max sched_get_priority_min get_mempolicy arch_prctl exit exit_group gettid getpid getppid "
+    "getuid geteuid getgid getegid getgroups getresuid getresgid getpgrp getpgid getsid clock_gettime clock_getres "
+    "clock_nanosleep nanosleep gettimeofday time times getitimer setitimer getrusage getrlimit uname sysinfo "
+    "getrandom getcpu"
 ).split()
 UNCOUNTED_MEMORY = 0x1 | 0x100 | 0x40000  # MAP_SHARED, MAP_GROWSDOWN, MAP_HUGETLB
 CLONE_THREAD, NEW_NAMESPACES = 0x10000, 0x7E020080

@@ -9,7 +9,6 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.results import task_points
 from labkit.suite.review import Finding
@@ -17,13 +16,13 @@ from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.suite.verdict import Kind, State, Verdict
 from labkit.suite.warm import DIED, HEAVY, heavy_modules
 from labkit.testing.outside import NEEDS_MORE
-from labstaff.grader.kept import kept, results_of
+from labstaff.grader.kept import kept
 from labstaff.grader.plain_text import lines, one_line
-from labstaff.grader.results import JudgedSubmission, load, path_of, save
+from labstaff.grader.results import JudgedSubmission, path_of
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.sandbox import BROKEN
 from labstaff.grader.source import read_source
-from labstaff.grader.submission import Submission, read_submission
+from labstaff.grader.submission import Submission
 from labstaff.grader.version import version_of
 from labstaff.grader.withheld import withheld_points
 
@@ -167,7 +166,6 @@ def judged_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
         tasks=tasks,
         findings=[str(each) for each in findings],
         withheld=withheld_points(lab, findings, run.verdicts, tasks),
-        counts=_counts(lab, run) if complete else {},
     )
 
 
@@ -182,13 +180,6 @@ def _points(task: Task, run: SuiteRun) -> float:
     return 0.0 if _hidden_memory(task, run) else task_points(task, verdicts)
 
 
-def _counts(lab: Lab, run: SuiteRun) -> dict[str, dict[str, int]]:
-    """What stands on the lab's board, by test: nothing of a task that, seen from outside, takes too much memory."""
-    too_large = {each.task for each in run.verdicts if any(NEEDS_MORE in line for line in each.lines)}
-    counted = [each for each in run.verdicts if each.passed and each.counts and each.task not in too_large]
-    return {test_id(lab, each): each.counts for each in counted}
-
-
 def _hidden_memory(task: Task, run: SuiteRun) -> str:
     """What a run under the kernel's bound needed, where the meters in the process found less; "" where they agree."""
     verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
@@ -198,27 +189,6 @@ def _hidden_memory(task: Task, run: SuiteRun) -> str:
         if verdict.outside and too_much and inside and all(each.passed for each in inside):
             return f"measured by the operating system, {too_much[0]}; the meters in the process found less"
     return ""
-
-
-def judge_submission(
-    lab_name: str, folder: Path, course: Path, judge: Judge | None = None, *, unsafe: bool = False
-) -> JudgedSubmission:
-    """The outcome for the submission of a lab in `folder` (or a zip archive) in the course whose folder is `course`.
-
-    Judged once, then found where the course keeps its results.
-    """
-    submission = read_submission(find_lab(lab_name), folder)
-    seed = hidden_seed(course)
-    path = kept_at(results_of(course), submission, seed)
-    judged = load(path)
-    if judged is None:
-        if judge is not None:
-            judged = judge_now(judge, submission, seed)
-        else:
-            with Judge([submission.lab], unsafe=unsafe) as own:
-                judged = judge_now(own, submission, seed)
-        save(path, judged)
-    return of_submission(judged, submission, kept(course).looked_at)
 
 
 def judge_now(judge: Judge, submission: Submission, seed: int) -> JudgedSubmission:

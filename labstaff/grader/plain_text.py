@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterator
 
 LONGEST = 200
 STEERING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Unicode's categories of what is not seen: controls, marks of direction, halves of characters, unassigned, breaks."""
-
-
-BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
-"""Letters and signs of which nothing is seen, though no category says so."""
-
-MARKS, MOST_MARKS = {"Mn", "Me"}, 4
-"""What is drawn over the character before it, and how many are drawn: a hundred hide the lines above."""
 
 
 def one_line(text: object, longest: int = LONGEST) -> str:
@@ -24,14 +16,13 @@ def one_line(text: object, longest: int = LONGEST) -> str:
     Names of files reach Python with halves of characters in place of bytes that are no UTF-8: these are bytes again.
     """
     raw = os.fsdecode(text) if isinstance(text, bytes) else str(text)
-    shown = "".join(map(_written_out, _without_piles(raw[: longest + 1])))
+    shown = "".join(map(_written_out, raw[: longest + 1]))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
 def lines(text: object) -> str:
     """As `one_line`, for a text of several lines: line ends and tabs stay, and its length."""
-    characters = _without_piles(str(text).replace("\r\n", "\n"))
-    return "".join(c if c in "\n\t" else _written_out(c) for c in characters)
+    return "".join(c if c in "\n\t" else _written_out(c) for c in str(text).replace("\r\n", "\n"))
 
 
 def cell(text: object) -> str:
@@ -41,19 +32,8 @@ def cell(text: object) -> str:
     return f"'{shown}" if first in ("=", "+", "-", "@") else shown
 
 
-def _without_piles(text: str) -> Iterator[str]:
-    """The characters of a text; of the marks over one of them the first, and a sign for the rest."""
-    n_marks = 0
-    for character in text:
-        n_marks = n_marks + 1 if unicodedata.category(character) in MARKS else 0
-        if n_marks <= MOST_MARKS:
-            yield character
-        elif n_marks == MOST_MARKS + 1:
-            yield "…"
-
-
 def _written_out(character: str) -> str:
-    if unicodedata.category(character) not in STEERING and character not in BLANKS:
+    if unicodedata.category(character) not in STEERING:
         return character
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as os.fsdecode keeps it

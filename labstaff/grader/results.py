@@ -1,10 +1,8 @@
-"""What the judge found in one submission, and the file in which it is kept."""
+"""The result for one submission, and the file in which it is stored."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
 import os
 import tempfile
 from pathlib import Path
@@ -12,19 +10,15 @@ from typing import Literal
 
 import msgspec
 
-PART = ".{}.????????.part"
-"""What a file is called while it is written: its name, and eight characters of `tempfile`'s."""
-
 
 class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outcome for one submission of one lab.
 
-    `key` stands for what was handed in, `version` for all else that decides the outcome. `status` is "judged" or
-    "refused" (nothing could be judged; `reason` says why, and all points are 0). `flags` are for the grader to look at.
-    `tests` maps a test's id (`TestClass::test_name`) to how it went, `messages` a failed test's id to what a student
-    would read, `tasks` a task to the points it earns. `counts` maps a test that passed to what the suite has counted
-    there for the lab's board. `findings` is what the review found in the source, and `withheld` maps a task to the
-    points that wait until the instructor has looked at it. `syntax` is what `labstaff.grading.similar` compares.
+    `key` stands for the content handed in, `version` for everything else that decides the outcome. `status` is "judged"
+    or "refused" (there was nothing to grade: `reason` says why, and all points are 0). `flags` are what an instructor
+    should look at. `tests` maps a test's id (`TestClass::test_name`) to its result, `messages` a failed test's id to
+    what a student reads, `tasks` a task to its points. `findings` is what the review found in the source, `withheld`
+    maps a task to the points that wait until the instructor has looked. `labstaff.grading.similar` compares `syntax`.
     """
 
     lab: str
@@ -37,7 +31,6 @@ class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tasks: dict[str, float] = {}
     findings: list[str] = []
     withheld: dict[str, float] = {}
-    counts: dict[str, dict[str, int]] = {}
     version: str = ""
     syntax: list[int] = []
 
@@ -72,56 +65,22 @@ def judged_otherwise(path: Path) -> bool:
     return any(other != path for pattern in (f"{key}-*.json", f"{key}.json") for other in path.parent.glob(pattern))
 
 
-def write_whole(path: Path, content: bytes, *, replace: bool = True, part_in: Path | None = None) -> bool:
-    """Write a file that is there whole or not at all, also when this process is killed or the disk is full.
+def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
+    """Write a file that is there whole or not at all, even when this process is killed or the disk is full.
 
-    Args:
-        part_in: the folder in which it is written before it is moved to `path`, on the same disk; `path`'s when None.
-            Who is killed leaves a part there, until `clear_parts` removes it.
-
-    Returns:
-        False when `replace` is False and there is a file already, which then stays.
+    When `replace` is False and there is a file already, that one stays.
     """
-    descriptor, part = _new_part(path.name, part_in or path.parent)
+    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            if replace:
-                os.replace(part, path)
-            else:
+        if replace:
+            os.replace(part, path)
+        else:
+            with contextlib.suppress(FileExistsError):
                 os.link(part, path)
-        return True
-    except FileExistsError:
-        return False
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
-
-
-def clear_parts(folder: Path, *names: str) -> None:
-    """Remove the parts of these files that killed processes have left in `folder`; of any file's when none is named.
-
-    Those of a process that is alive stay.
-    """
-    patterns = [PART.format(glob.escape(name)) for name in names] or [PART.format("*")]
-    for part in [part for pattern in patterns for part in folder.glob(pattern)]:
-        with contextlib.suppress(OSError):  # held by its writer, gone by now, or on a disk without locks
-            descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(part)
-            finally:
-                os.close(descriptor)
-
-
-def _new_part(name: str, folder: Path) -> tuple[int, str]:
-    """A new file, open and locked for as long as its writer lives: so that it can be told from what is left over."""
-    while True:
-        descriptor, part = tempfile.mkstemp(dir=folder, prefix=f".{name}.", suffix=".part")
-        with contextlib.suppress(OSError):  # where a disk has no locks, nothing is ever cleared
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor, part
-        os.close(descriptor)  # cleared by another in the moment before it was locked

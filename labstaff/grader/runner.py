@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.suite.run import SuiteRun
 from labkit.suite.warm import HEAVY, WarmRunner
-from labstaff.grader.sandbox import Sandbox, require_bubblewrap, require_libseccomp, use
+from labstaff.grader.sandbox import BROKEN, Sandbox, require_sandbox, use
 
 
 class SandboxedRunner(WarmRunner):
@@ -18,15 +18,14 @@ class SandboxedRunner(WarmRunner):
         unsafe: do without bubblewrap (see `Sandbox`).
 
     Raises:
-        SandboxMissing: there is no libseccomp here, or no bubblewrap and `unsafe` was not given.
+        SandboxMissing: bubblewrap is missing or does not work here, and `unsafe` was not given.
     """
 
     def __init__(
         self, modules: tuple[str, ...] = tuple(HEAVY.values()), threads: int = 1, *, unsafe: bool = False
     ) -> None:
-        require_libseccomp()
         if not unsafe:
-            require_bubblewrap()
+            require_sandbox()
         super().__init__(modules, threads)
         self._modules = modules
         self._unsafe = unsafe
@@ -36,6 +35,8 @@ class SandboxedRunner(WarmRunner):
         """See `WarmRunner.run`. A sandbox in which a run did not end, or left something, is not used again."""
         sandbox = self._idle.pop() if self._idle else Sandbox(self._modules, unsafe=self._unsafe)
         run = super().run(lab, *options, "--sandboxed", prepare=functools.partial(use, sandbox.control), **more)
+        if BROKEN in run.problem and (error := sandbox.last_error()):
+            run.problem = f"{BROKEN}: {error}"
         if run.problem or not sandbox.is_usable():
             sandbox.close()
         else:

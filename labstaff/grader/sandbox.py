@@ -47,15 +47,14 @@ MEMORY_BYTES = 3 << 30
 START_SECONDS = 180.0
 END_SECONDS = 10.0
 BROKEN = "the sandbox is broken"
-MISSING = """\
+UNSAFE = "--unsafe-no-sandbox grades without it: a submission can then read this machine's files."
+MISSING = f"""\
 submissions are graded inside bubblewrap (bwrap), and it is not installed.
 It comes with `uv sync` on Linux, and as the package bubblewrap of distributions; macOS: in a Linux VM.
---unsafe-no-sandbox grades without it: a submission can then read this machine's files."""
-
-
-USER_NAMESPACES = """\
+{UNSAFE}"""
+USER_NAMESPACES = f"""\
 It needs unprivileged user namespaces (kernel.unprivileged_userns_clone=1, or bwrap setuid).
---unsafe-no-sandbox grades without it: a submission can then read this machine's files."""
+{UNSAFE}"""
 
 
 class SandboxMissing(Exception):
@@ -145,6 +144,7 @@ class Sandbox(Workers):
         start = f"import sys; sys.path.insert(0, {str(home)!r}); from labstaff.grader.preload import main"
         command = [sys.executable, "-P", "-c", f"{start}; main(*sys.argv[1:])", modules, scratch, user]
         command.append("" if unsafe else "1")
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 — the sandbox's own
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(control)
         with theirs:
@@ -153,7 +153,7 @@ class Sandbox(Workers):
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stderr=self._errors,
                 env=environment(scratch),
                 start_new_session=True,
             )
@@ -162,13 +162,17 @@ class Sandbox(Workers):
         """Whether it lives: it ends when anything is left in it."""
         return self._process.poll() is None
 
+    def last_error(self) -> str:
+        """The last line of what went wrong in it, "" for nothing."""
+        self._errors.seek(0)
+        return (self._errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
+
     def close(self) -> None:
         """End the sandbox and everything in it."""
         self.control.close()
         self._process.kill()
         self._process.wait()
-        if self._process.stderr:
-            self._process.stderr.close()
+        self._errors.close()
         if self._folder:
             self._folder.cleanup()
 
@@ -177,20 +181,6 @@ class Sandbox(Workers):
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
-
-    def wait_until_ready(self) -> None:
-        """Until everything is imported, and a first worker was there.
-
-        Raises:
-            SandboxMissing: bubblewrap does not work here.
-        """
-        try:
-            self.worker().end()
-        except SandboxBroken:
-            self._process.kill()
-            _, said = self._process.communicate(timeout=END_SECONDS)
-            why = said.decode(errors="replace").strip().splitlines() or ["it ended"]
-            raise SandboxMissing(f"the sandbox does not work here: {why[-1]}\n{USER_NAMESPACES}") from None
 
 
 current: Workers | None = None

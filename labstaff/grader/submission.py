@@ -1,4 +1,4 @@
-"""What of a submission is judged: one regular file of bounded size, whatever else the folder or archive holds."""
+"""Reads a submission: one regular file of bounded size, whatever else the folder or archive holds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from labkit.labs.manifest import FOLDER_PATTERN, Lab
 from labstaff.grader.plain_text import one_line
 
 MOST_BYTES = 1 << 20
-MOST_ENTRIES = 10_000
-MOST_FOLDERS_DEEP = 20
 MOST_DIRECTORY_BYTES = 16 << 20
 MOST_FLAGS = 20
 EXPECTED = {".ipynb", ".png", ".svg", ".csv", ".json", ".md", ".txt", ".pdf"}
@@ -34,9 +32,9 @@ END_OF_ARCHIVE, END_OF_LARGE_ARCHIVE = b"PK\x05\x06", b"PK\x06\x06"
 
 @dataclass
 class Submission:
-    """One student's file for one lab, as text, and what a grader should know about the rest.
+    """One student's file for one lab, and what an instructor should know about the rest.
 
-    `problem` is why there is nothing to judge.
+    `problem` is why there is nothing to grade.
     """
 
     lab: Lab
@@ -46,13 +44,13 @@ class Submission:
 
     @property
     def key(self) -> str:
-        """Stands for what was handed in: two submissions with the same key are judged alike."""
+        """Stands for the content handed in: two submissions with the same key get the same result."""
         digest = hashlib.sha256(self.lab.folder.name.encode())
         digest.update(hashlib.sha256(self.source).digest() + self.problem.encode())
         return digest.hexdigest()[:32]
 
     def flag(self, what: str) -> None:
-        """Have a grader look at `what`."""
+        """Have an instructor look at `what`."""
         if (flag := one_line(what)) in self.flags:
             return
         if len(self.flags) < MOST_FLAGS:
@@ -107,35 +105,20 @@ def _read_folder(submission: Submission, folder: Path) -> None:
 
 
 def _look_around(submission: Submission, folder: Path) -> None:
-    """Flag what is not part of an assignment. What cannot be looked at is flagged as well, and stops nothing."""
-    name = f"{submission.lab.module}.py"
-    waiting, n_entries = [PurePosixPath()], 0
-    while waiting:
-        inside = waiting.pop()
-        try:
-            entries = sorted(os.scandir(folder / inside), key=lambda entry: entry.name)
-        except OSError as error:
-            submission.flag(f"{inside} was not looked at: {error.strerror}")
-            continue
-        for entry in entries:
-            where = inside / entry.name
-            n_entries += 1
-            if n_entries > MOST_ENTRIES:
-                submission.flag(f"more than {MOST_ENTRIES:,} files: the rest was not looked at")
-                return
-            if entry.is_dir(follow_symlinks=False):
-                if len(where.parts) < MOST_FOLDERS_DEEP:
-                    waiting.append(where)
-                else:
-                    submission.flag(f"folders more than {MOST_FOLDERS_DEEP} deep: not looked at")
-            elif not entry.is_file(follow_symlinks=False):
+    """Flag what is not part of an assignment, in `folder` and its `src`."""
+    expected = {f"{submission.lab.module}.py", NOTES_FILE, "lab.toml", "src", "tests"}
+    source = folder / "src"
+    for inside in [folder] if source.is_symlink() or not source.is_dir() else [folder, source]:
+        for entry in sorted(os.scandir(inside), key=lambda entry: entry.name):
+            where = Path(entry.path).relative_to(folder)
+            if not (entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)):
                 submission.flag(f"{where} is no regular file (a link, a pipe, a socket or a device): left aside")
-            elif str(where) not in (f"src/{name}", name, NOTES_FILE) and not _expected(where):
+            elif where.suffix not in EXPECTED and entry.name not in expected and not entry.name.startswith((".", "__")):
                 submission.flag(f"{where}: not part of the assignment, left aside")
 
 
 def _read_archive(submission: Submission, archive: Path) -> None:
-    """Take the one entry that is the answer; nothing is ever extracted to a path that the archive names."""
+    """Take the one entry that is the lab's module; nothing is ever extracted to a path that the archive names."""
     name = f"{submission.lab.module}.py"
     with archive.open("rb") as file, open_archive(file) as content:
         found = find_in_archive(content, name, "src", submission)
@@ -210,12 +193,3 @@ def _take(submission: Submission, source: bytes, where: str) -> None:
         submission.problem = f"{one_line(where)} is larger than {MOST_BYTES >> 20} MiB"
     else:
         submission.source = source.removeprefix(codecs.BOM_UTF8)
-
-
-def _expected(path: PurePosixPath) -> bool:
-    """Whether a file is what students hand in besides their answer: the report, its figures, the assignment's files."""
-    if any(part.startswith(".") or part == "__pycache__" for part in path.parts):
-        return path.suffix in (".ipynb", ".pyc", ".json", "")
-    if path.parts[0] == "tests":
-        return path.suffix == ".py" and path.name != "conftest.py"
-    return path.suffix in EXPECTED or path.name in ("lab.toml",)

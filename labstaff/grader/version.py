@@ -16,9 +16,9 @@ from labkit.labs.manifest import Lab
 CODE = (
     *("labkit/*.py", "labkit/labs", "labkit/suite", "labkit/testing", "labkit/meters", "labkit/bench"),
     *("labkit/kernels", "labkit/ranks", "labkit/serving", "labkit/simulated_memory", "labstaff/grader"),
-    *("labstaff/grader", "labkit/suite/*.json"),
+    "labkit/suite/*.json",
 )
-"""The rooms that take part in judging. The others (boards, traces, the site, recording) change no result."""
+"""What takes part in grading. The rest (boards, traces, the site, recording) changes no result."""
 
 LIBRARIES = ("numpy", "torch", "triton", "matplotlib", "pytest", "hypothesis")
 LIMITS = ("ATTENTION_LABS_TEST_SECONDS", "ATTENTION_LABS_CELL_BYTES")

@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.labs.manifest import Lab, Task
 from labstaff.grader.plain_text import one_line
-from labstaff.grader.results import JudgedSubmission, clear_parts, write_whole
+from labstaff.grader.results import JudgedSubmission, write_whole
 from labstaff.grading.many import Outcome
 from labstaff.grading.told import earned, task_lines
 
@@ -72,7 +72,6 @@ class Export:
             folder = self.path / outcome.handed_in.student / lab.folder.name
             target = self.path if self.is_of_one else folder / RESULTS_FILE
             target.parent.mkdir(parents=True, exist_ok=True)
-            clear_parts(target.parent, target.name)
             told = results(lab, outcome.judged, self.visibility)
             write_whole(target, json.dumps(told, ensure_ascii=False, allow_nan=False, indent=1).encode())
             written.append(target)

@@ -18,7 +18,7 @@ from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import FOLDER_PATTERN, Lab
 from labstaff.grader.grade import Judge, hidden_seed, judge_now, kept_at, of_submission
 from labstaff.grader.plain_text import one_line
-from labstaff.grader.results import JudgedSubmission, clear_parts, judged_otherwise, load, save
+from labstaff.grader.results import JudgedSubmission, judged_otherwise, load, save
 from labstaff.grader.submission import Submission, read_submission
 from labstaff.grader.version import version_of
 
@@ -124,8 +124,6 @@ def judge_all(
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
     """
     seed = hidden_seed(results.parent) if seed is None else seed
-    for lab in {handed_in.lab for handed_in in submissions}:
-        clear_parts(results / lab.folder.name)
     waiting: dict[Path, list[tuple[HandedIn, Submission]]] = {}
     to_judge: dict[Path, Job] = {}
     for handed_in in submissions:

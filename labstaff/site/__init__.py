@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from labkit.trace.page import FOLDER as VIEWER_FOLDER
+from labkit.trace.page import VIEWER
+
 HERE = Path(__file__).resolve().parent
 FRONT = "docs/README"
 """The front page, which a code host shows for the folder docs."""
@@ -38,6 +41,9 @@ def build_site(root: Path, out: Path, further: Mapping[str, str] = MappingProxyT
         _gather(root, source, further)
         _run_sphinx(source, site)
         shutil.copytree(source / "docs" / "_static", site / "docs" / "_static", dirs_exist_ok=True)
+        (site / "labkit" / "trace").mkdir(parents=True)
+        for name in VIEWER:  # the traces in docs/_static load it from here
+            shutil.copyfile(VIEWER_FOLDER / name, site / "labkit" / "trace" / name)
         (site / "index.html").write_text(f'<meta http-equiv="refresh" content="0; url={FRONT}.html">', encoding="utf-8")
         if out.exists():
             shutil.rmtree(out)

@@ -78,7 +78,7 @@ for n in (32, 64, 128, 512, 2048, 8192, 2**20):
 # pair needs its own number, so N² elements. All others have one row of d numbers per token.
 #
 # (b) In elements the total is 4·N·d + N² (Q, K, V and the output are N·d each). A doubling multiplies the first term
-# by 2 and the second by 4, so the factor lies between: near 2 where 4d is large against N, near 4 where N is large
+# by 2 and the second by 4, so the factor is between: near 2 where 4d is large against N, near 4 where N is large
 # against 4d = 256. At N = 64: 4·64·64 + 64² = 20,480; at 128: 4·128·64 + 128² = 49,152; the factor is 2.4.
 #
 # Rubric, 4 points: 1 names the weights; 1 one number per pair of query and key; 1 a sum of a linear and a quadratic

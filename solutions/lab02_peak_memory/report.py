@@ -114,12 +114,12 @@ for form in (peak_memory.attention, detached_maximum, built_in):
 # (a) The exponentials e and the weights p = e/r. exp saves its own result, because d exp(z)/dz = exp(z). The quotient
 # saves both operands: ∂(e/r)/∂e = 1/r needs r, ∂(e/r)/∂r = −e/r² needs e: the same storage, saved a second time. The
 # product p·v saves p for the gradient of v (pᵀ dO), and v. The scores are input of a subtraction and of `max`: the
-# derivative of x − m is 1 and −1, that of max needs only the position. Nobody needs their values.
+# derivative of x − m is 1 and −1, that of max needs only the position. Their values are not needed.
 #
 # (b) The position of each row's maximum, int64, 8 bytes, for the backward pass of max; and the row sum, 4 bytes.
 #
 # (c) Yes. Softmax does not change when a constant is taken from a row, so the derivative with respect to the maximum is
-# 0; autograd computes this 0 when it is not told. Without it the positions need not be kept.
+# 0; autograd computes this 0 because it does not know. Without it the positions need not be kept.
 #
 # (d) Its backward pass can be written with its result alone: dS = p ∘ (dP − rowsum(dP ∘ p)). The exponentials and the
 # row sums never leave the operator.
@@ -155,7 +155,7 @@ for shape in ((2, 256, 16), (2, 16, 256)):
 # table of moments the relation between N and d at which the forward peak moves from one moment to the other (leave out
 # whatever is not N × N or N × d).
 #
-# (c) The benchmark prints the forward peak as `mem_max`. Somebody buys a device by this number. By what factor is it
+# (c) The benchmark prints the forward peak as `mem_max`. Someone chooses a device by this number. By what factor is it
 # too small for training at large N?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "which_moment", "solution": true}
@@ -176,7 +176,7 @@ for shape in ((2, 256, 16), (2, 16, 256)):
 # %% [markdown]
 # ## 4. A formula for "out of memory" that is wrong
 #
-# Beside the benchmark (batch 8, float32, a device of 98 GiB) stands a formula for the longest sequence:
+# The benchmark (batch 8, float32, a device of 98 GiB) has a formula for the longest sequence:
 #
 # $$N_{\max} = \sqrt{\frac{98\ \mathrm{GiB} - 64\ \mathrm{MiB}}{2 \cdot 8 \cdot 4\ \mathrm{bytes}}} \approx 39\,800$$
 #
@@ -206,7 +206,7 @@ for shape in ((2, 256, 16), (2, 16, 256)):
 # and 512 B, together 8.7739 MiB. That leaves 64 MiB for workspaces in all, not 128. (It is the published table's time
 # that had them in every row: torch 2.15 gives a workspace back after each product.)
 #
-# (d) 34,478,752,256 bytes: 32.11 GiB or 34.48 GB. The table has 32,881.5 MiB; divided by 1000 in place of 1024 that is
+# (d) 34,478,752,256 bytes: 32.11 GiB or 34.48 GB. The table has 32,881.5 MiB; divided by 1000 instead of 1024 that is
 # "33", in no unit.
 #
 # Rubric, 5 points: 1 40,535 and "saved"; 1 the two lengths; 1 the step, with a reason; 1 the workspace by

@@ -33,7 +33,7 @@ def bytes_moved(function, sram_bytes, blocks):
 #
 # Draw the bytes that `tiled_traffic` and `naive_traffic` move over the size of SRAM, both axes logarithmic, for
 # `sram_sizes`: `tiled_traffic` with the blocks of `choose_blocks` and `naive_traffic` with the same blocks. Add
-# a line of slope −1 through your first tiled point, and one at the bytes that nobody can do without: the inputs and the
+# a line of slope −1 through your first tiled point, and one at the least possible bytes: the inputs and the
 # output, once. Where does the tiled curve leave the slope, and why?
 
 # %% nbgrader={"grade": true, "grade_id": "figure_traffic", "solution": true}
@@ -115,7 +115,7 @@ print("Every row block reads K and V again; at 128 KiB two are left, and Q, K, V
 # matrix products use BLAS badly; a CPU's caches hold megabytes, so 64 × 64 is far below what fits.
 #
 # Changes: larger blocks (256 × 512: fewer calls, better products); results into buffers that exist (`matmul(out=)`,
-# subtraction and exp in place); scaling Q once in place of every tile of scores; leaving out the maximum when |q||k|
+# subtraction and exp in place); scaling Q once instead of every tile of scores; leaving out the maximum when |q||k|
 # bounds every score.
 #
 # *Rubric (4): 1 for each reason and each change. "Python is slow" alone is not a reason.*
@@ -131,7 +131,7 @@ print("Every row block reads K and V again; at 128 KiB two are left, and Q, K, V
 # (a) Row I (from 0) of n = N/b visits I + 1 tiles: n(n + 1)/2 of n², a share of (1 + b/N)/2. (b) 0.5156, 0.625, 1.
 #
 # (c) Row I ends at query 128(I + 1) − 1 and visits 2(I + 1) tiles of 64 keys: 2·36 = 72 of 8·64 = 512: 0.1406. Keys
-# from 1024 on are seen by nobody.
+# from 1024 on are seen by no query.
 #
 # (d) 32 tiles on the diagonal with 128·127/2 = 8128 hidden entries each: 260,096, of 528 · 16,384 = 8,650,752 computed,
 # 3.0 %.

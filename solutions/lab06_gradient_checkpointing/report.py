@@ -86,7 +86,7 @@ print(dict(zip(counts, peaks, strict=True)))
 # (a) Right: the state of the generator is kept and set, so that the mask is the same.
 #
 # (b) The gradients are right, since in training mode the batch's own statistics are used. But the running mean is
-# updated twice a step, so that it follows the data faster than it was told to (momentum 0.1 acts like 0.19).
+# updated twice a step, so that it follows the data faster than it should (momentum 0.1 acts like 0.19).
 #
 # (c) Right, but the list gets two entries, and the second, made in backward, holds on to the recomputed graph.
 #
@@ -110,7 +110,7 @@ print(dict(zip(counts, peaks, strict=True)))
 # (a) M = k₁ + k₂ + n/(k₁ k₂), lowest at k₁ = k₂ = n^(1/3) = 10: 30 activations. One level: ⌈√1000⌉ = 32, 32 + 32 = 64.
 #
 # (b) Every layer runs once for the outer segment's inputs of sub-segments and once for the sub-segment's activations:
-# 2n = 2000 extra, in place of 1000. (Of the last sub-segment the first of the two can be spared.)
+# 2n = 2000 extra, instead of 1000. (Of the last sub-segment the first of the two can be spared.)
 #
 # (c) M = (m + 1)·n^(1/(m+1)), extra m·n. n = 96: none 96 and 0; one level 10 + 10 = 20 and 96; two levels
 # 3·96^(1/3) = 13.7 (5 + 5 + 4 = 14) and 192. The first level saves 76 activations for 96 forwards, the second 6 for 96

@@ -39,8 +39,8 @@ table = [
 ]
 print("blocks     arch   warps   shared B   registers   stack B   products")
 for row in table:
-    told = f"{row.shared:>9,}   {row.registers:>9}   {row.stack:>7,}   {row.products:>8}"
-    print(f"{row.constants['blocks']:9s}  sm_{row.arch}   {row.num_warps:>3}   {row.said or told}")
+    numbers = f"{row.shared:>9,}   {row.registers:>9}   {row.stack:>7,}   {row.products:>8}"
+    print(f"{row.constants['blocks']:9s}  sm_{row.arch}   {row.num_warps:>3}   {row.said or numbers}")
 
 # %% [markdown]
 # ## 1. The figure: what the compiler reports over block sizes
@@ -106,10 +106,10 @@ plt.show()
 # (a) Both load the old row; the first stores it with its own part added; the second stores the old row with *its*
 # part added. The first part is gone. Which one, and whether, depends on when they run.
 #
-# (b) Scores and dP are computed in both: 7 products a tile in place of 5. Q, K, V and dO are loaded by both loops.
+# (b) Scores and dP are computed in both: 7 products a tile instead of 5. Q, K, V and dO are loaded by both loops.
 #
 # (c) The order of the additions is not fixed, and floating-point sums depend on it: two runs give different bits. The
-# sums must also be kept in float32, in memory, beside dQ.
+# sums must also be kept in float32, in memory, next to dQ.
 #
 # Rubric, 5 points: 2 (a); 2 (b), 1 for each; 1 (c).
 

@@ -103,7 +103,7 @@ for n_tokens in (1024, 4096):
 #
 # (b) Kept: d_n + d_r for the score, d_v for the sum: 320. Absorbed: d_c + d_r and d_c: 1,088, which is 3.4 times as
 # many. Decoding waits for bytes and not for arithmetic: each number read from the cache now serves all 128 heads,
-# twice, in place of one head once.
+# twice, instead of one head once.
 #
 # (c) Turned by position n the key is R_n W_UK c, and the score qᵀ R_{n−p} W_UK c. Between W_UK and q there is a matrix
 # that is another for every token: W_UKᵀ R q would have to be computed for each distance, and nothing is absorbed. So

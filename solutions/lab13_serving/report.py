@@ -128,12 +128,12 @@ for nbytes in (20_000, 24_000, 28_000, 40_000, 80_000):
 # on where their lengths meet the end of the blocks.
 #
 # (b) A needs a block and gives way to B; B then needs one and gives way to A, who has come in again: each throws away
-# what it has computed, and neither gets on. If the first gives way, whoever is the oldest is thrown out whenever a
+# what it has computed, and neither gets on. If the first gives way, the oldest request is preempted whenever a
 # new one needs a block, as long as new ones come: it starves. The last that came can only be thrown out by those
 # before it, of which there are fewer and fewer.
 #
-# (c) Its own full blocks, as long as nobody has taken them: free blocks are taken in the order in which they became
-# free, its own last ones first. If only a block or two were needed, most of its text is still there.
+# (c) Its own full blocks, as long as no other request has taken them: free blocks are taken in the order in which they
+# became free, its own last ones first. If only a block or two were needed, most of its text is still there.
 #
 # Rubric, 5 points: 2 (a); 2 (b); 1 (c).
 
@@ -163,10 +163,10 @@ for bits in (2, 4, 8):
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "what_a_plan_must_prove", "solution": true}
 # (a) The manager names a block when it gives it out. A prompt's blocks are all given at once, and its tokens are
-# computed over several steps: who comes in between finds blocks that are not filled yet. And a request that gives way
-# in the middle of its prompt leaves names of blocks that nobody will fill, unless somebody does it. The scheduler
-# keeps, for each block, how many of its tokens have been planned since it was given out, and begins behind the last
-# whole one; what it computes then fills the block for everybody.
+# computed over several steps: a request in between finds blocks that are not filled yet. And a request that gives way
+# in the middle of its prompt leaves names of blocks that will never be filled, unless another request does it. The
+# scheduler keeps, for each block, how many of its tokens have been planned since it was given out, and begins behind
+# the last whole one; what it computes then fills the block for every request.
 #
 # (b) A table with a block of another text whose token there has hardly any weight: the likeliest token stays the
 # same. So completions alone prove little. A right plan with a cache that loses too much (4 bits), or writes to

@@ -1,67 +1,32 @@
-"""The benchmarks' harness with a clock of our own, and the chapters' tables, which are the kept ones."""
+"""The benchmarks' harness with a fixed clock, and the chapters' tables against data.json."""
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
-from benchmarks.chapters import TOLD, chapters, times, with_tables
-from benchmarks.harness import Row, Table, load_tables, rows, time_in_turn
+from benchmarks.harness import Table, load_tables, rows, time_in_turn, with_table
+from labkit.labs.catalog import ROOT
 
 
-class TestHarness:
-    def test_ratios_are_taken_within_a_round(self) -> None:
-        """Every call takes one tick more than the one before; the second candidate two calls' ticks."""
-        ticks = itertools.count()
-        clock = iter(float(sum(range(k))) for k in ticks)
-        measured = time_in_turn({"a": lambda: None, "b": lambda: next(clock)}, 3, clock=lambda: next(clock))
-        first, second = measured.seconds["a"], measured.seconds["b"]
-        assert len(first) == len(second) == 3, "the round that warms up is not counted"
-        assert measured.times_as_fast("b", "a") == sorted(x / y for x, y in zip(first, second, strict=True))[1]
-        assert measured.ms("a") == 1e3 * first[1]
-
-    def test_a_step_gains_over_the_row_above(self) -> None:
-        clock = iter([0.0, 4.0, 4.0, 6.0])
-        measured = time_in_turn({"plain": int, "+ step": int}, 1, clock=lambda: next(clock), warm=0)
-        plain, step = rows(measured, ["plain"], {"plain": 8.0, "+ step": 1.0}.get)
-        assert plain == Row("plain", 4000.0, {"plain": 1.0}, 0.0, 8.0)
-        assert step == Row("+ step", 2000.0, {"plain": 2.0}, 2.0, 1.0)
+def test_ratios_are_taken_within_a_round() -> None:
+    """Seconds of a and b in three rounds: 1 and 3, 4 and 2, 10 and 5; the round that warms up takes longer."""
+    ticks = iter([0, 9, 0, 1, 1, 4, 0, 4, 4, 6, 0, 10, 10, 15])
+    times = time_in_turn({"a": int, "+ b": int}, 3, clock=lambda: next(ticks))
+    columns = {"ms": times.ms, "× a": times.times_as_fast("a"), "gain": times.gain}
+    assert rows(times.seconds, columns) == {"a": [4000.0, 1.0, None], "+ b": [3000.0, 2.0, 2.0]}
 
 
-class TestChapters:
-    @pytest.mark.parametrize("path", chapters(), ids=lambda path: path.stem)
-    def test_a_table_is_the_kept_one(self, path) -> None:
-        text = path.read_text(encoding="utf-8")
-        assert with_tables(path.name, text, load_tables()) == text, "python -m benchmarks.chapters writes it anew"
+@pytest.mark.parametrize("table", [table for table in load_tables() if table.chapter], ids=lambda table: table.name)
+def test_a_chapter_shows_the_saved_table(table) -> None:
+    text = (ROOT / "docs" / table.chapter).read_text(encoding="utf-8")
+    assert with_table(text, table) == text, "benchmarks.harness.write_chapters() writes it again"
 
-    def test_every_table_has_its_place(self) -> None:
-        for name, told in TOLD.items():
-            text = next(path for path in chapters() if path.name == told.chapter).read_text(encoding="utf-8")
-            assert text.count(f"<!-- benchmark {name}: begin -->") == 1
 
-    def test_a_table_follows_its_data(self) -> None:
-        kept = {
-            "decode: split": Table(
-                "decode",
-                "split",
-                "",
-                rows=[Row(f"{k} splits" if k > 1 else "1 split", 1.0, {"1 split": k / 2}) for k in (1, 2, 8, 32)],
-            )
-        }
-        begin, end = "<!-- benchmark split: begin -->\n", "\n<!-- benchmark split: end -->"
-        made = with_tables("09_decoding.md", f"before\n{begin}stale{end}\nafter", kept)
-        table = ["| | × one split | peak, MiB |", "|---|---:|---:|", "| 1 split | 0.50 | |", "| 2 splits | 1.00 | |",
-                 "| 8 splits | 4.0 | |", "| 32 splits | 16 | |"]  # fmt: skip
-        assert made == f"before\n{begin}" + "\n".join(table) + f"{end}\nafter"
-
-    def test_a_mark_in_another_chapter_is_an_error(self) -> None:
-        text = "<!-- benchmark split: begin -->\n<!-- benchmark split: end -->"
-        with pytest.raises(KeyError, match=r"09_decoding.md's"):
-            with_tables("08_sliding_windows.md", text, {})
-
-    @pytest.mark.parametrize(
-        ("value", "told"), [(0.123, "0.12"), (1.995, "2.00"), (2.04, "2.0"), (9.94, "9.9"), (9.96, "10"), (27.6, "28")]
-    )
-    def test_digits(self, value: float, told: str) -> None:
-        assert times(value) == told
+def test_digits_that_another_run_would_repeat() -> None:
+    values = [0.123, 1.995, 2.04, 9.94, 9.96, 27.6]
+    columns = ["× a"] * 6 + ["ms", "peak, MiB", "gain"]
+    table = Table("split", "x.md", "", "form", columns, {"b": [*values, 131.2, 0.884, None]})
+    text = with_table("before\n<!-- benchmark split: begin -->\nold\n<!-- benchmark split: end -->\n", table)
+    assert "\n| b | 0.12 | 2.00 | 2.0 | 9.9 | 10 | 28 | 131 | 0.88 | |\n" in text
+    with pytest.raises(ValueError, match=r"x\.md has 0 places for the table split"):
+        with_table("no place", table)

@@ -11,14 +11,14 @@ import pytest
 
 from labkit.labs.catalog import ROOT
 
-DEEDS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 ROW = re.compile(r"^\|(?P<name>[^|]*)\|(?P<sum>[0-9 +/()−-]*·[0-9 ·+/()−-]+)\|(?P<result> *[0-9,]+ *)\|$", re.MULTILINE)
 TABLES = {"09_decoding": 5, "12_compressed_cache": 14}
 """How many such rows a chapter has at least: a table that is written another way must not go unread."""
 
 
 def found_in(chapter: str) -> list[tuple[str, str, int]]:
-    """(name, arithmetic, what it is said to come to) of the rows of a chapter."""
+    """(name, arithmetic, stated result) of the rows of a chapter."""
     text = (ROOT / "docs" / f"{chapter}.md").read_text(encoding="utf-8")
     text = re.sub(r"^(\|[^|]*\|[^|]*\|[^|]*\|).+\|$", r"\1", text, flags=re.MULTILINE)  # three columns are enough
     return [
@@ -31,7 +31,7 @@ def value(arithmetic: str) -> Fraction:
 
     def of(node: ast.expr) -> Fraction:
         if isinstance(node, ast.BinOp):
-            return DEEDS[type(node.op)](of(node.left), of(node.right))
+            return OPERATIONS[type(node.op)](of(node.left), of(node.right))
         assert isinstance(node, ast.Constant), ast.dump(node)
         return Fraction(node.value)
 

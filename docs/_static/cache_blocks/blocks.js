@@ -1,25 +1,25 @@
-/* The blocks of a paged cache: who owns each, what it holds, which a prompt can find; and a script of deeds run on them.
+/* The blocks of a paged cache: who owns each, what it holds, which a prompt can find; and a script of operations run on them.
 
 It is the manager that Lab 09 asks for, written again for this page: tests/docs/test_cache_blocks.py holds each step here to
 the course's BlockManager. Nothing in this file knows of a document.
 
-A deed is ["allocate", sequence, tokens], ["append", sequence, token], ["fork", parent, child] or ["free", sequence]. */
+A operation is ["allocate", sequence, tokens], ["append", sequence, token], ["fork", parent, child] or ["free", sequence]. */
 (function () {
   "use strict";
 
-  /* Run a script of deeds on numBlocks blocks of blockSize places. Position 0 is before the first deed, position k after
+  /* Run a script of operations on numBlocks blocks of blockSize places. Position 0 is before the first operation, position k after
   the k-th. Each has:
-  deed, and outcome: {refused: null, ...} or {refused: why, ...} with nothing changed, see the deeds below, and in either
-  forgotten: the blocks whose content a prompt could find before the deed, and cannot after it;
+  operation, and outcome: {refused: null, ...} or {refused: why, ...} with nothing changed, see the operations below, and in either
+  forgotten: the blocks whose content a prompt could find before the operation, and cannot after it;
   blocks: of each its owners (names of sequences), tokens, and whether a prompt can find it;
   sequences: of each its name, table, tokens, and found, how many of them were there when it came;
   free: the blocks without an owner, the next to be taken first; counts, of this position; sums, of all up to it. */
-  function run(deeds, { numBlocks, blockSize }) {
+  function run(operations, { numBlocks, blockSize }) {
     const manager = makeManager(numBlocks, blockSize);
     const sums = { copies: 0, forgotten: 0, asked: 0, found: 0, refused: 0 };
-    const positions = [{ deed: null, outcome: null, ...manager.state(), sums: { ...sums } }];
-    for (const deed of deeds) {
-      const [name, ...given] = deed;
+    const positions = [{ operation: null, outcome: null, ...manager.state(), sums: { ...sums } }];
+    for (const operation of operations) {
+      const [name, ...given] = operation;
       const outcome = manager[name](...given);
       const state = manager.state();
       const gone = ({ findable }, b) => findable && (outcome.taken?.includes(b) || !state.blocks[b].findable);
@@ -31,7 +31,7 @@ A deed is ["allocate", sequence, tokens], ["append", sequence, token], ["fork", 
         sums.asked += given[1].length;
         sums.found += outcome.found.length * blockSize;
       }
-      positions.push({ deed, outcome, ...state, sums: { ...sums } });
+      positions.push({ operation, outcome, ...state, sums: { ...sums } });
     }
     return positions;
   }
@@ -144,7 +144,7 @@ A deed is ["allocate", sequence, tokens], ["append", sequence, token], ["fork", 
     }
 
     /* Make the full blocks of a sequence findable; a block whose twin is findable already stays without a name. The key
-    is what stands in the block and the number of what stands before it, and no number is given twice: so equal keys
+    is the content of the block and the number of the text before it, and no number is given twice: so equal keys
     mean equal beginnings. */
     function giveNames({ table, tokens }) {
       let before = 0;

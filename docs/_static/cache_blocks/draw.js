@@ -11,7 +11,7 @@
   const number = (count) => count.toLocaleString("en-US");
   const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 
-  /* 2,560 B, with the binary unit beside it from 1 KiB on. */
+  /* 2,560 B, with the binary unit from 1 KiB on. */
   function bytes(count) {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     const power = Math.max(0, units.findIndex((_, k) => count < 1024 ** (k + 1)));
@@ -65,13 +65,13 @@
     return `background-image:linear-gradient(90deg, ${owners.map(stripe).join(", ")})`;
   }
 
-  /* What the last deed did to the pool: blocks taken and found, and the places that it wrote. */
-  function touchedBy({ deed, outcome, sequences }) {
+  /* What the last operation did to the pool: blocks taken and found, and the places that it wrote. */
+  function touchedBy({ operation, outcome, sequences }) {
     const touched = { taken: new Set(), found: new Set(), places: new Set() };
-    if (!deed || outcome.refused) return touched;
+    if (!operation || outcome.refused) return touched;
     for (const b of outcome.taken || []) touched.taken.add(b);
     for (const b of outcome.found || []) touched.found.add(b);
-    if (deed[0] === "fork") for (const b of sequences.find(({ name }) => name === deed[2]).table) touched.found.add(b);
+    if (operation[0] === "fork") for (const b of sequences.find(({ name }) => name === operation[2]).table) touched.found.add(b);
     if (outcome.place) touched.places.add(outcome.place.join(","));
     return touched;
   }

@@ -1,4 +1,4 @@
-/* One number to predict before each deed: how many blocks will have no owner after it. */
+/* One number to predict before each operation: how many blocks will have no owner after it. */
 (function () {
   "use strict";
 
@@ -12,14 +12,14 @@
     const question = h("p", { id: "cb-question" });
     const field = h("input", { type: "number", min: 0, step: 1, "aria-labelledby": "cb-question" });
     const answer = h("p", { role: "status", "data-out": "answer" });
-    const check = h("form", { class: "cb-guess", novalidate: "" }, field, "blocks", button("Check", judge), button("Take the step", step));
+    const check = h("form", { class: "cb-guess", novalidate: "" }, field, "blocks", button("Check", compare), button("Take the step", step));
     check.addEventListener("submit", (event) => {
       event.preventDefault();
-      judge();
+      compare();
     });
     const element = h("div", { class: "pl-panel cb-question" }, h("h3", {}, "First guess, then see"), question, check, answer);
 
-    function judge() {
+    function compare() {
       if (field.value === "") return say(answer, "Write a number first.");
       const right = free(asked.next);
       const verdict = Number(field.value) === right ? "Right" : "Not quite";
@@ -32,7 +32,7 @@
       asked = { here, next };
       field.value = "";
       say(answer, "");
-      say(question, `Now ${plural(free(here), "block")} ${free(here) === 1 ? "has" : "have"} no owner. Next, ${cacheBlocks.deedInWords(next.deed)}. How many will have none then?`);
+      say(question, `Now ${plural(free(here), "block")} ${free(here) === 1 ? "has" : "have"} no owner. Next, ${cacheBlocks.operationInWords(next.operation)}. How many will have none then?`);
     }
 
     return { element, sync };

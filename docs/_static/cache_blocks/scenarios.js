@@ -1,6 +1,6 @@
-/* What happens to the cache: each scenario's scenes and deeds, and the setting that it is written for.
+/* What happens to the cache: each scenario's scenes and operations, and the setting that it is written for.
 
-A line that begins with = opens a scene. "A: Who was Ada" is a prompt, "A + She saw" two tokens, one deed each, "A > B"
+A line that begins with = opens a scene. "A: Who was Ada" is a prompt, "A + She saw" two tokens, one operation each, "A > B"
 a fork, "- A" an end. Tokens are words. */
 (function () {
   "use strict";
@@ -118,20 +118,20 @@ a fork, "- A" an end. Tokens are words. */
     return Array.from({ length: count }, (_, k) => round(k)).flat().join("\n");
   }
 
-  /* The deeds of a text like those above, and scenes: of each its title and the first of its deeds, counted from 1. */
+  /* The operations of a text like those above, and scenes: of each its title and the first of its operations, counted from 1. */
   function read(lines) {
-    const deeds = [];
+    const operations = [];
     const scenes = [];
     for (const line of lines.split("\n").map((each) => each.trim()).filter(Boolean)) {
       const words = line.split(" ");
       const [first, second, ...rest] = words;
-      if (first === "=") scenes.push({ title: words.slice(1).join(" "), first: deeds.length + 1 });
-      else if (first === "-") deeds.push(["free", second]);
-      else if (first.endsWith(":")) deeds.push(["allocate", first.slice(0, -1), words.slice(1)]);
-      else if (second === ">") deeds.push(["fork", first, rest[0]]);
-      else deeds.push(...rest.map((token) => ["append", first, token]));
+      if (first === "=") scenes.push({ title: words.slice(1).join(" "), first: operations.length + 1 });
+      else if (first === "-") operations.push(["free", second]);
+      else if (first.endsWith(":")) operations.push(["allocate", first.slice(0, -1), words.slice(1)]);
+      else if (second === ">") operations.push(["fork", first, rest[0]]);
+      else operations.push(...rest.map((token) => ["append", first, token]));
     }
-    return { deeds, scenes };
+    return { operations, scenes };
   }
 
   for (const scenario of Object.values(SCENARIOS)) Object.assign(scenario, read(scenario.lines));

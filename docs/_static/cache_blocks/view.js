@@ -1,6 +1,6 @@
 /* The page of blocks: puts pool, tables, player and controls together, and keeps them to one state.
 
-Replaces what stands in the element #cache-blocks, which is what a reader sees where no script runs. */
+Replaces the content of the element #cache-blocks, which readers see where no script runs. */
 (function () {
   "use strict";
 
@@ -21,13 +21,13 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
     hook.classList.add("cache-blocks", "pl");
     let started = false;
     page.player.goTo(first);
-    started = true; // the address of a page that nobody has touched stays as it is
+    started = true; // the address changes only after a reader has changed something
 
     /* Everything that one state means. */
     function look(of) {
       const settings = settingsOf(of);
-      const { deeds, scenes } = SCENARIOS[of.scenario];
-      return { settings, scenes, positions: cacheBlocks.run(deeds, settings) };
+      const { operations, scenes } = SCENARIOS[of.scenario];
+      return { settings, scenes, positions: cacheBlocks.run(operations, settings) };
     }
 
     /* Take over a whole state, and the place in it. */
@@ -37,7 +37,7 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
       page.player.goTo(at);
     }
 
-    /* Another setting: the same deed, in another pool. */
+    /* Another setting: the same operation, in another pool. */
     function change(values) {
       take({ ...state, ...values, at: page.player.at() });
     }
@@ -70,9 +70,9 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
       return cacheBlocks.stepInWords(here, settings);
     }
 
-    /* The sequence of the deed at hand, read through its table. */
-    function textOf({ deed, sequences, blocks }, { blockSize }) {
-      const name = deed && (deed[0] === "fork" ? deed[2] : deed[1]);
+    /* The sequence of the operation at hand, read through its table. */
+    function textOf({ operation, sequences, blocks }, { blockSize }) {
+      const name = operation && (operation[0] === "fork" ? operation[2] : operation[1]);
       const sequence = sequences.find((each) => each.name === name);
       if (!sequence) return [];
       const { table, tokens } = sequence;
@@ -88,7 +88,7 @@ Replaces what stands in the element #cache-blocks, which is what a reader sees w
       return { ...state, at: page.player.at() };
     }
 
-    /* To the last deed of the next scene that is not done, or to the end of the one before. */
+    /* To the last operation of the next scene that is not done, or to the end of the one before. */
     function leap(at, by) {
       const last = view.positions.length - 1;
       const ends = [0, ...view.scenes.slice(1).map(({ first }) => first - 1), last];

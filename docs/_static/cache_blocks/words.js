@@ -1,12 +1,12 @@
-/* The words of the page of blocks: each deed and what came of it, the setting, and the text of a sequence. */
+/* The words of the page of blocks: each operation and its outcome, the setting, and the text of a sequence. */
 (function () {
   "use strict";
 
   const { plural } = cacheBlocks;
 
-  function stepInWords({ deed, outcome }, { blockSize }) {
-    if (!deed) return "Before the first operation: all blocks are free. Press Play, or step with the right arrow.";
-    const [what, name, given] = deed;
+  function stepInWords({ operation, outcome }, { blockSize }) {
+    if (!operation) return "Before the first operation: all blocks are free. Press Play, or step with the right arrow.";
+    const [what, name, given] = operation;
     switch (what) {
       case "allocate":
         return promptInWords(name, given, outcome, blockSize);
@@ -21,8 +21,8 @@
     }
   }
 
-  /* A deed before it is done. */
-  function deedInWords([what, name, given]) {
+  /* A operation before it is done. */
+  function operationInWords([what, name, given]) {
     switch (what) {
       case "allocate":
         return `${name} comes with ${plural(given.length, "token")}, “${given.join(" ")}”`;
@@ -78,7 +78,7 @@
   }
 
   function settingInWords({ numBlocks, blockSize, longest }) {
-    return `${plural(numBlocks, "block")} of ${plural(blockSize, "place")}, runs of ${longest} places beside it, 128 KiB a token`;
+    return `${plural(numBlocks, "block")} of ${plural(blockSize, "place")}, compared with runs of ${longest} places, 128 KiB a token`;
   }
 
   /* The scene that a position belongs to; its title, and its place among the scenes. */
@@ -87,5 +87,5 @@
     return `${k + 1} of ${scenes.length}: ${scenes[k].title}`;
   }
 
-  globalThis.cacheBlocks = { ...globalThis.cacheBlocks, stepInWords, deedInWords, settingInWords, sceneInWords };
+  globalThis.cacheBlocks = { ...globalThis.cacheBlocks, stepInWords, operationInWords, settingInWords, sceneInWords };
 })();

@@ -1,6 +1,6 @@
 /* The ring's page: puts pictures, player and controls together, and keeps them to one state.
 
-Replaces what stands in the element #ring, which is what a reader sees where no script runs. */
+Replaces the content of the element #ring, which readers see where no script runs. */
 (function () {
   "use strict";
 
@@ -20,7 +20,7 @@ Replaces what stands in the element #ring, which is what a reader sees where no 
     hook.classList.add("ring", "pl");
     let started = false;
     page.player.goTo(first);
-    started = true; // the address of a page that nobody has touched stays as it is
+    started = true; // the address changes only after a reader has changed something
 
     function look({ ranks, each, layout, causal }) {
       return ringPage.makeRing({ ranks, nTokens: ranks * each, layout, causal, tokenBytes: TOKEN_BYTES });

@@ -1,4 +1,4 @@
-/* What the tile loop of FlashAttention moves between HBM and SRAM, and what lies in SRAM, at each of its steps.
+/* What the tile loop of FlashAttention moves between HBM and SRAM, and what is in SRAM, at each of its steps.
 
 The loop is the one that labkit.simulated_memory.Machine counts: every array that is alive between a load and a store is
 charged, temporaries too, and the first byte above the capacity ends the run. tests/docs/test_tile_loop.py holds each count
@@ -92,7 +92,7 @@ Elements are float32, 4 bytes. Position 0 is before the loop; position k is its 
       }
       const here = rowStart(i) - rowStart(firstRow(j));
       const visits = lengthBefore[j] + here;
-      const begun = j === 0 ? here : lengthBefore[1]; // visits that started a state in place of loading it
+      const begun = j === 0 ? here : lengthBefore[1]; // visits that started a state instead of loading it
       const finished = rowStart(j + 1 < rounds ? Math.min(i, firstRow(j + 1)) : i);
       return {
         Q: visits * d,
@@ -109,7 +109,7 @@ Elements are float32, 4 bytes. Position 0 is before the loop; position k is its 
     return { ...names, rowBlocks, columnBlocks, rounds, tiles: tilesBefore[rounds], steps };
   }
 
-  /* Run one step on top of what lies in SRAM before it. */
+  /* Run one step on top of what is in SRAM before it. */
   function runStep(shape, settings, place) {
     const alive = new Map();
     const moved = shape.movedBefore(place.i, place.j);

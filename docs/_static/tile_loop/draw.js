@@ -9,7 +9,7 @@
   const COLUMNS = ["m", "l", "α", "new m", "row maxima", "row sums"];
   const SHOWN = 4; // numbers of a list; of a longer one a number less, and how many are left
 
-  /* 2,560 B, with the binary unit beside it from 1 KiB on. */
+  /* 2,560 B, with the binary unit from 1 KiB on. */
   function bytes(count) {
     const exact = `${count.toLocaleString("en-US")} B`;
     return count < 1024 ? exact : `${exact} (${binary(count)})`;
@@ -107,7 +107,7 @@
     return `M${x(0)} ${y(0)}` + Array.from({ length: n }, (_, k) => `H${x(k + 1)}V${y(k + 1)}`).join("");
   }
 
-  /* Q on the left, K and V above, O on the right, with the block that lies in SRAM. */
+  /* Q on the left, K and V above, O on the right, with the block that is in SRAM. */
   function strips({ loop, here, settings }, x, y) {
     const n = settings.nQueries;
     const alive = here.alive;
@@ -160,7 +160,7 @@
     ];
   }
 
-  /* What lies in SRAM: a bar of its capacity, and a list with the same places at every step. */
+  /* The content of SRAM: a bar of its capacity, and a list with the same places at every step. */
   function sram({ loop, here, settings }) {
     const slots = slotsOf(here.alive);
     const scale = Math.max(settings.sramBytes, loop.needs);

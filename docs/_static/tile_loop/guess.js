@@ -13,14 +13,14 @@
     const field = h("input", { type: "number", min: 0, step: 1, "aria-labelledby": "tl-question" });
     const answer = h("p", { role: "status", "data-out": "answer" });
     const again = button("", () => change({ [asked.key]: asked.size }));
-    const check = h("form", { class: "tl-guess", novalidate: "" }, field, "bytes", button("Check", judge), again);
+    const check = h("form", { class: "tl-guess", novalidate: "" }, field, "bytes", button("Check", compare), again);
     check.addEventListener("submit", (event) => {
       event.preventDefault();
-      judge();
+      compare();
     });
     again.hidden = true;
 
-    function judge() {
+    function compare() {
       if (field.value === "" || !(Number(field.value) >= 0)) return say(answer, "Write a number first. A rough one will do.");
       const { loop, sizes } = asked;
       const right = loop.total.total;

@@ -102,7 +102,7 @@
     return { element, sync };
   }
 
-  /* Where in a list the stop lies whose ratio to a value is closest to 1. */
+  /* The index of the stop whose ratio to a value is closest to 1. */
   function nearest(stops, value) {
     const off = (k) => Math.abs(Math.log(stops[k] / value));
     return stops.reduce((best, _, k) => (off(k) < off(best) ? k : best), 0);

@@ -1,6 +1,6 @@
 /* The tile loop's page: puts picture, player and controls together, and keeps them to one state.
 
-Replaces what stands in the element #tile-loop, which is what a reader sees where no script runs. */
+Replaces the content of the element #tile-loop, which readers see where no script runs. */
 (function () {
   "use strict";
 
@@ -20,7 +20,7 @@ Replaces what stands in the element #tile-loop, which is what a reader sees wher
     replaceExamples();
     let started = false;
     page.player.goTo(first);
-    started = true; // the address of a page that nobody has touched stays as it is
+    started = true; // the address changes only after a reader has changed something
 
     /* Everything that one state means. */
     function look(of) {

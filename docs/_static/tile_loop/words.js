@@ -73,7 +73,7 @@
       case "store keys":
         return j === loop.tilesInRow(i) - 1
           ? `${tile}The last keys of these rows: O = O / l, store O.`
-          : `${tile}Store m, l and O: there is no room to keep them for all rows.`;
+          : `${tile}Store m, l and O: SRAM cannot keep them for all rows.`;
       default:
         return `Block ${i}, ${rows}, is done: O = O / l, store O. m and l are gone${loop.rowBlocks - 1 === i ? ". The output is complete." : "."}`;
     }
@@ -81,7 +81,7 @@
 
   function matrixNote({ settings }) {
     const waiting = settings.order === "keys" ? " Hatched on the right: rows whose m, l and O wait in HBM." : "";
-    return `Coloured bars beside the matrix: blocks of Q, K, V and O in SRAM. Click a row to follow it.${waiting}`;
+    return `Coloured bars next to the matrix: blocks of Q, K, V and O in SRAM. Click a row to follow it.${waiting}`;
   }
 
   const words = { progress, settingInWords, fitInWords, stepInWords, matrixNote };

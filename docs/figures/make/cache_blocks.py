@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+import quickjs
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from labstaff.figures import BLUE, FIGURES_DIR, GREEN, INK, MUTED, ORANGE, PAPER, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FOLDER = FIGURES_DIR.parent / "_static" / "cache_blocks"
 OWNERS = {"A": BLUE, "B": ORANGE, "C": GREEN, "D": PINK}
@@ -24,24 +26,20 @@ GAP = 0.5
 
 def state_data(scenario: str, position: int) -> dict[str, Any]:
     """What the page's own manager says of one position: the blocks, the tables, the counts."""
-    import quickjs
-
     context = quickjs.Context()
     for name in ("blocks.js", "scenarios.js"):
         context.eval((FOLDER / name).read_text(encoding="utf-8"))
     say = f"""(() => {{
-      const {{ deeds, blocks, size }} = cacheBlocks.SCENARIOS[{json.dumps(scenario)}];
-      const here = cacheBlocks.run(deeds, {{ numBlocks: blocks, blockSize: size }})[{position}];
+      const {{ operations, blocks, size }} = cacheBlocks.SCENARIOS[{json.dumps(scenario)}];
+      const here = cacheBlocks.run(operations, {{ numBlocks: blocks, blockSize: size }})[{position}];
       return JSON.stringify({{ scenario: {json.dumps(scenario)}, position: {position}, block_size: size, ...here }});
     }})()"""
-    told: dict[str, Any] = json.loads(context.eval(say))
-    return told
+    shown: dict[str, Any] = json.loads(context.eval(say))
+    return shown
 
 
 def draw_state(data: dict[str, Any]) -> Figure:
     """Draw the blocks with their owners and tokens, and the tables below."""
-    import matplotlib.pyplot as plt
-
     blocks, size = data["blocks"], data["block_size"]
     n_rows = -(-len(blocks) // COLUMNS)
     height = HEADER + size + 2 * GAP
@@ -56,8 +54,6 @@ def draw_state(data: dict[str, Any]) -> Figure:
 
 
 def _draw_block(ax: Axes, block: dict[str, Any], number: int, size: int, corner: tuple[float, float]) -> None:
-    from matplotlib.patches import Rectangle
-
     x, y = corner
     owners, share = block["owners"], WIDTH / max(1, len(block["owners"]))
     ax.text(x, y + 0.5, f"{number} #" if block["findable"] else f"{number}", va="center", size=9, color=INK)

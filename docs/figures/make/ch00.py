@@ -5,13 +5,19 @@ Lab 05's solution is measured, so the first figure's data can be made again only
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+
+from benchmarks.harness import answer_module
+from labkit.labs.catalog import find_labs
+from labkit.meters.tensors import AllocationMeter
 from labstaff.figures import BLUE, INK, MUTED, ORANGE, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MIB = 2**20
 HEAD_DIM = 64
@@ -21,11 +27,6 @@ LENGTHS = [512, 1024, 2048, 3072, 4096]
 
 def front_data() -> dict[str, Any]:
     """Peak bytes of one training step over its inputs, gradients included, of the textbook form and of Lab 05's."""
-    import torch
-
-    from benchmarks.harness import answer_module
-    from labkit.meters.tensors import AllocationMeter
-
     flash = answer_module("05")
 
     class Flash(torch.autograd.Function):
@@ -57,9 +58,6 @@ def front_data() -> dict[str, Any]:
 
 def draw_front(data: dict[str, Any]) -> Figure:
     """Draw both peaks over N on plain axes, where a square looks like one."""
-    import matplotlib.pyplot as plt
-    import numpy as np
-
     figure, axes = plt.subplots(figsize=(5.6, 3.3))
     ns = [point["N"] for point in data["points"]]
     peaks = {name: [point[f"{name}_peak_bytes"] / MIB for point in data["points"]] for name in ("textbook", "flash")}
@@ -85,8 +83,6 @@ def draw_front(data: dict[str, Any]) -> Figure:
 
 def map_data() -> dict[str, Any]:
     """What the manifests say of each lab: its title, hours, points, chapters, and the labs it needs."""
-    from labkit.labs.catalog import find_labs
-
     return {
         "labs": [
             {
@@ -105,9 +101,6 @@ def map_data() -> dict[str, Any]:
 
 def draw_map(data: dict[str, Any]) -> Figure:
     """Draw the labs from top to bottom, with an arrow at the side from each lab to those that need it."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import FancyBboxPatch
-
     labs = data["labs"]
     figure, axes = plt.subplots(figsize=(4.6, 0.78 * len(labs) + 0.1))
     row = {lab["lab"]: at for at, lab in enumerate(labs)}

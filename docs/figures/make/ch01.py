@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 KIB, MIB = 2**10, 2**20
 HEAD_DIM = 64
@@ -62,8 +61,6 @@ def memory_over_n_data() -> dict[str, Any]:
 
 def draw_memory_over_n(data: dict[str, Any]) -> Figure:
     """Draw bytes over N on log2 axes: lines from formulas, points from measurement."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(figsize=(5.0, 4.8))
     ns = 2.0 ** np.arange(8, 15)
     d, measured = data["d"], data["points"]
@@ -126,8 +123,6 @@ def alive_when_data() -> dict[str, Any]:
 
 def draw_alive_when(data: dict[str, Any]) -> Figure:
     """Draw, for each form and step, the N×N arrays alive as blocks and the measured peak as a mark."""
-    import matplotlib.pyplot as plt
-
     one = ["x"]
     blocks = {
         "named temporaries": [["S"], ["S", "S−m"], ["S", "S−m", "E"], *[["S", "S−m", "E", "P"]] * 2],

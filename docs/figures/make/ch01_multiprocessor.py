@@ -1,14 +1,15 @@
-"""Chapter 01, the first figure: one multiprocessor of an A100, and what lies below it."""
+"""Chapter 01, the first figure: one multiprocessor of an A100, and the memory below it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # The A100 whitepaper's numbers for the whole chip; what a quarter of a multiprocessor does follows from them.
 SMS, CLOCK_HZ = 108, 1.41e9
@@ -39,8 +40,6 @@ def multiprocessor_data() -> dict[str, Any]:
 
 def draw_multiprocessor(data: dict[str, Any]) -> Figure:
     """Draw warps, units, registers and memories from top to bottom."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 7.4))
     ax.set(xlim=(0, 100), ylim=(148, 0))
     ax.axis("off")
@@ -86,8 +85,6 @@ def _draw_quarter(ax: Axes, number: int, data: dict[str, Any]) -> None:
 
 
 def _box(ax: Axes, place: tuple[float, float, float, float], colour: str, alpha: float) -> None:
-    from matplotlib.patches import Rectangle
-
     x, y, width, height = place
     ax.add_patch(Rectangle((x, y), width, height, facecolor=colour, alpha=alpha, linewidth=0))
     edge = MUTED if colour == PAPER else colour

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from labstaff.figures import BLUE, GRID, ORANGE, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Sizes and rates as the vendors print them; the chapter's tables name the document of each.
 CHIPS: dict[str, dict[str, Any]] = {
@@ -75,8 +74,6 @@ def hierarchy_data() -> dict[str, Any]:
 
 def draw_hierarchy(data: dict[str, Any]) -> Figure:
     """Draw for each level how fast it is and what it holds, as bars from 0, two chips below each other."""
-    import matplotlib.pyplot as plt
-
     figure, (rates, sizes) = plt.subplots(1, 2, figsize=(5.0, 5.8), sharey=True)
     for at, (title, size, rate, bounds) in enumerate(LEVELS):
         for name, offset, colour, hatch in CHIP_LOOKS:
@@ -149,8 +146,6 @@ def roofline_data() -> dict[str, Any]:
 
 def draw_roofline(data: dict[str, Any]) -> Figure:
     """Draw both chips' roofs and where the steps of attention stand under them."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(figsize=(5.0, 5.6))
     x = np.geomspace(0.3, 6000, 400)
     above: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom", "size": 8.5}

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from labkit.bench.accounting import (
     CUDA_ROUNDING_BYTES,
@@ -15,13 +20,10 @@ from labkit.bench.accounting import (
     attention_memory,
     longest_that_fits,
 )
+from labkit.bench.variants import built_in_softmax, written_out
+from labkit.meters.allocation import AllocationMeter
+from labkit.meters.timeline import Block, Event
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from labkit.meters.timeline import Block, Event
 
 BATCH, N, D = 8, 256, 16
 SQUARE = (BATCH, N, N)
@@ -29,7 +31,7 @@ CAPACITY_BYTES = 98 * GIB
 PUBLISHED_MIB = {256: 72.7739, 1024: 195.094, 4096: 2124.38, 8192: 8280.75, 16384: 32881.5}
 """`mem_max_MB` of the published benchmark at d_model 16."""
 LISTED = {"Q, K, V": 3, "S": 16, "P": 16, "O": 1, "dQ, dK, dV": 3}
-"""What the same publication says its smallest row is made of beside 64 MiB of workspace, in units of 0.125 MiB."""
+"""The published parts of the smallest row besides 64 MiB of workspace, in units of 0.125 MiB."""
 
 NAMES = {"products": "QKᵀ", "scores": "S", "shifted": "Z", "exponentials": "E", "row_sums": "ℓ", "weights": "P"}
 # What the backward pass makes, by autograd node and operator; more than one in the order they are made.
@@ -69,9 +71,7 @@ def built_in_data() -> dict[str, Any]:
 
 
 def draw_step(data: dict[str, Any]) -> Figure:
-    """Draw operators from top to bottom: N×N arrays as labelled bars in lanes, and all bytes alive beside them."""
-    import matplotlib.pyplot as plt
-
+    """Draw operators from top to bottom: N×N arrays as labelled bars in lanes, and all bytes alive next to them."""
     events = data["events"]
     size = (5.6, 1.1 + 0.215 * len(events))
     figure, (left, right) = plt.subplots(1, 2, figsize=size, sharey=True, width_ratios=[3.9, 1.7])
@@ -123,9 +123,7 @@ def parts_data() -> dict[str, Any]:
 
 
 def draw_parts(data: dict[str, Any]) -> Figure:
-    """Draw the whole row to scale, and below it, enlarged, what is alive beside the workspace at each moment."""
-    import matplotlib.pyplot as plt
-
+    """Draw the whole row to scale, and below it, enlarged, the tensors alive at each moment."""
     figure, (whole, zoom) = plt.subplots(2, 1, figsize=(5.4, 5.0), height_ratios=[1, 5])
     workspace = data["workspace_bytes"] / MIB
     tensors = data["bars"]["at the forward peak"]["total_bytes"] / MIB
@@ -179,8 +177,6 @@ def fit_data() -> dict[str, Any]:
 
 def draw_fit(data: dict[str, Any]) -> Figure:
     """Draw one panel per softmax on linear axes, with the capacity as a line and the crossings marked."""
-    import matplotlib.pyplot as plt
-
     figure, panels = plt.subplots(2, 1, figsize=(5.2, 7.0), sharex=True)
     titles = {"written_out": "softmax written out", "built_in": "built-in softmax"}
     capacity = data["capacity_bytes"] / GIB
@@ -236,11 +232,6 @@ def _second_step(form: str) -> tuple[list[Event], tuple[Block, ...]]:
 
     Storages are rounded up as on CUDA. Of the second step, because its gradients and a loss are there from the first.
     """
-    import torch
-
-    from labkit.bench.variants import built_in_softmax, written_out
-    from labkit.meters.allocation import AllocationMeter
-
     attention = {"written_out": written_out, "built_in": built_in_softmax}[form]
     with AllocationMeter(round_to=CUDA_ROUNDING_BYTES, timeline=True) as meter:
         q, k, v = (meter.name("Q, K, V", torch.randn(BATCH, N, D, requires_grad=True)) for _ in range(3))

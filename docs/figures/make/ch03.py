@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 from labkit.testing.attention.reference import random_qkv
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HEAD_DIM = 64
 N_BLOCKS, BLOCK = 32, 16
@@ -37,8 +36,6 @@ def rescaling_data() -> dict[str, Any]:
 
 def draw_rescaling(data: dict[str, Any]) -> Figure:
     """Draw the running maximum above the running sum, over the blocks seen."""
-    import matplotlib.pyplot as plt
-
     rows = data["after_block"]
     seen = np.arange(1, len(rows) + 1)
     column = {key: np.array([row[key] for row in rows]) for key in rows[0]}
@@ -92,8 +89,6 @@ def errors_data() -> dict[str, Any]:
 
 def draw_errors(data: dict[str, Any]) -> Figure:
     """Draw one panel for each precision, one line for each form, and the size where NaN begins."""
-    import matplotlib.pyplot as plt
-
     figure, panels = plt.subplots(2, 1, figsize=(5.0, 5.6), sharex=True, sharey=True)
     sizes = np.array(data["largest_logit"])
     marks = {"naive": ("s", ORANGE, "--", 8), "safe": ("^", GREEN, "-.", 7), "online": ("o", BLUE, "-", 4)}

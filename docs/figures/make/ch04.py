@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from labkit.testing.tiles import io_formulas as forms
 from labstaff import io_blocks
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 N, D = 4096, 64
 KIB, MIB = 2**10, 2**20
@@ -46,8 +47,6 @@ def _kind(first_row: int, last_row: int, first_column: int, last_column: int) ->
 
 def draw_tiles(data: dict[str, Any]) -> Figure:
     """Draw one matrix of tiles below the other, with the diagonal and the tiles that J ≤ I would take."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(2, 1, figsize=(4.6, 9.0))
     for ax, panel in zip(axes, data["panels"], strict=True):
         _draw_matrix(ax, data["N"], panel)
@@ -55,8 +54,6 @@ def draw_tiles(data: dict[str, Any]) -> Figure:
 
 
 def _draw_matrix(ax: Axes, n: int, panel: dict[str, Any]) -> None:
-    from matplotlib.patches import Rectangle
-
     height, width = panel["block_q"], panel["block_k"]
     fills: dict[str, tuple[Any, str]] = {
         "below": ((BLUE, 0.35), ""),
@@ -103,8 +100,6 @@ def traffic_data() -> dict[str, Any]:
 
 def draw_traffic(data: dict[str, Any]) -> Figure:
     """Draw the three curves on logarithmic axes, the floor, and the SRAM of three GPUs."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.8))
     sizes = [size / KIB for size in data["sram_bytes"]]
     for name, moved in data["traffic_bytes"].items():
@@ -132,7 +127,7 @@ def draw_traffic(data: dict[str, Any]) -> Figure:
 
 
 def shape_data() -> dict[str, Any]:
-    """Bytes moved over block_q, with the largest block_k that fits beside it, in 100 KiB."""
+    """Bytes moved over block_q, with the largest block_k that still fits, in 100 KiB."""
     sram_bytes = GPUS_KIB["RTX 4090"] * KIB
     capacity, points = sram_bytes // 4, []
     for block_q in [2**k for k in range(8)]:
@@ -159,12 +154,10 @@ def shape_data() -> dict[str, Any]:
 
 def draw_shape(data: dict[str, Any]) -> Figure:
     """Draw traffic over block_q for both orders of the loops, each point with its block_k."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.4))
-    # Where the two lines cross, a number stands beside its point instead.
-    beside = {("queries outside", 32): (-14, -9), ("queries outside", 64): (-3, -14)}
-    beside |= {("keys outside", 64): (-13, 4), ("keys outside", 128): (-11, -3)}
+    # Where the two lines cross, a number is to the side of its point instead.
+    offsets = {("queries outside", 32): (-14, -9), ("queries outside", 64): (-3, -14)}
+    offsets |= {("keys outside", 64): (-13, 4), ("keys outside", 128): (-11, -3)}
     for name, marker, below in (("queries outside", "o", False), ("keys outside", "s", True)):
         colour, dash = STYLES[name]
         x = [point["block_q"] for point in data["points"]]
@@ -174,7 +167,7 @@ def draw_shape(data: dict[str, Any]) -> Figure:
             ax.annotate(
                 str(point[name]["block_k"]),
                 (a, b),
-                xytext=beside.get((name, point["block_q"]), (0, -14 if below else 7)),
+                xytext=offsets.get((name, point["block_q"]), (0, -14 if below else 7)),
                 textcoords="offset points",
                 ha="center",
                 size=8.5,

@@ -6,15 +6,17 @@ Lab 05's solution is measured, so the data can be made again only where `solutio
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from benchmarks.harness import answer_module
+from labkit.meters.saved import kept_by_forward
+from labkit.meters.tensors import AllocationMeter
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    import torch
-    from matplotlib.figure import Figure
 
 MIB, KIB = 2**20, 2**10
 HEAD_DIM = 64
@@ -42,8 +44,6 @@ def memory_over_n_data() -> dict[str, Any]:
 
 def draw_memory_over_n(data: dict[str, Any]) -> Figure:
     """Draw the peaks over N on log2 axes, with N·d and N² as guides."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(figsize=(5.0, 4.8))
     ns = [point["N"] for point in data["points"]]
     for name, (label, colour, dash, marker) in LOOKS.items():
@@ -72,8 +72,6 @@ def draw_memory_over_n(data: dict[str, Any]) -> Figure:
 
 def timeline_data() -> dict[str, Any]:
     """Live bytes after every operator of one training step, in KiB, for each form and each of the two passes."""
-    from labkit.meters.tensors import AllocationMeter
-
     n = TIMELINE_LENGTH
     series = {}
     for name, attention in forms(BLOCK).items():
@@ -90,8 +88,6 @@ def timeline_data() -> dict[str, Any]:
 
 def draw_timeline(data: dict[str, Any]) -> Figure:
     """Draw live memory over the operators of a step, each pass stretched to the same width."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(figsize=(5.0, 4.4))
     for name, (label, colour, dash, _) in LOOKS.items():
         x: list[float] = []
@@ -125,9 +121,6 @@ def work_data() -> dict[str, Any]:
 
 def draw_work(data: dict[str, Any]) -> Figure:
     """Draw the two assignments as squares, a number and a colour for each worker, white where nothing is done."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
-
     figure, both = plt.subplots(2, 1, figsize=(4.2, 7.8))
     colours = [BLUE, ORANGE, GREEN, PINK]
     titles = {
@@ -163,9 +156,7 @@ FIGURES = {
 
 def forms(block: int) -> dict[str, Attention]:
     """Three ways to the same output and gradients, non-causal; tiles are block × block."""
-    import torch
-
-    flash = solution()
+    flash = answer_module("05")
 
     class Tiled(torch.autograd.Function):
         @staticmethod
@@ -189,9 +180,6 @@ def forms(block: int) -> dict[str, Attention]:
 
 def saved_and_peak(attention: Attention, n: int) -> tuple[int, int]:
     """Bytes kept between the passes, and at the peak of a step with gradients, both over the inputs and dO."""
-    from labkit.meters.saved import kept_by_forward
-    from labkit.meters.tensors import AllocationMeter
-
     inputs, dO = tensors(n)
     kept = kept_by_forward(attention, *inputs)
     with AllocationMeter() as meter:
@@ -201,8 +189,6 @@ def saved_and_peak(attention: Attention, n: int) -> tuple[int, int]:
 
 def tensors(n: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Q, K and V that need gradients, and dO."""
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     made = [torch.randn(n, HEAD_DIM, generator=generator) for _ in range(4)]
     return [x.requires_grad_() for x in made[:3]], made[3]
@@ -210,7 +196,6 @@ def tensors(n: int) -> tuple[list[torch.Tensor], torch.Tensor]:
 
 def ending(output: torch.Tensor, dO: torch.Tensor) -> torch.Tensor:
     """A number whose gradient with respect to the output is dO: `backward(dO)` imports for seconds first."""
-    import torch
 
     class Ending(torch.autograd.Function):
         @staticmethod
@@ -222,11 +207,3 @@ def ending(output: torch.Tensor, dO: torch.Tensor) -> torch.Tensor:
             return dO
 
     return Ending.apply(output)
-
-
-@cache
-def solution() -> ModuleType:
-    """Lab 05's own answer."""
-    from benchmarks.harness import answer_module
-
-    return answer_module("05")

@@ -5,21 +5,20 @@ Lab 05's and Lab 06's solutions are measured, so the data can be made again only
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.finder import Answer, AnswerFinder
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+
+from benchmarks.harness import answer_module
+from labkit.meters.products import ProductMeter
+from labkit.meters.tensors import AllocationMeter
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    import torch
-    from matplotlib.figure import Figure
 
 LAYERS = 64
 SEGMENTS = [1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 21, 26, 32, 43, 64]
@@ -42,11 +41,7 @@ LOOKS = {
 
 def chain_data() -> dict[str, Any]:
     """Peak of a chain of layers in activations, and layers run in all, measured over the number of segments."""
-    import torch
-
-    from labkit.meters.tensors import AllocationMeter
-
-    lab = solution("lab06")
+    lab = answer_module("06")
     rows = []
     for segments in [None, *SEGMENTS]:
         ran = [0]
@@ -73,8 +68,6 @@ def chain_data() -> dict[str, Any]:
 
 def draw_chain(data: dict[str, Any]) -> Figure:
     """Draw measured peaks over the model's curve and its two terms."""
-    import matplotlib.pyplot as plt
-
     n, rows = data["layers"], data["checkpointed"]
     figure, ax = plt.subplots(figsize=(5.0, 4.4))
     k = [row["segments"] for row in rows]
@@ -105,8 +98,6 @@ def lengths_data() -> dict[str, Any]:
 
 def draw_lengths(data: dict[str, Any]) -> Figure:
     """Draw the peak of a step over N, one line a form."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.8))
     for name, (label, colour, dash, marker) in LOOKS.items():
         points = [point for point in data["points"] if point["form"] == name]
@@ -126,8 +117,6 @@ def draw_lengths(data: dict[str, Any]) -> Figure:
 
 def timeline_data() -> dict[str, Any]:
     """Bytes alive after each operator of a step, for each form: the largest of each of a number of equal stretches."""
-    from labkit.meters.tensors import AllocationMeter
-
     curves = {}
     for name in LOOKS:
         inputs = random_inputs(TIMELINE_LENGTH)
@@ -148,8 +137,6 @@ def timeline_data() -> dict[str, Any]:
 
 def draw_timeline(data: dict[str, Any]) -> Figure:
     """Draw the bytes alive in the course of a step, one panel a form, the backward pass on a shaded ground."""
-    import matplotlib.pyplot as plt
-
     curves = data["curves"]
     figure, panels = plt.subplots(len(curves), 1, figsize=(5.0, 8.2), sharex=True, sharey=True)
     for ax, (name, curve) in zip(panels, curves.items(), strict=True):
@@ -167,7 +154,7 @@ def draw_timeline(data: dict[str, Any]) -> Figure:
 
 def stack_data() -> dict[str, Any]:
     """Peak of a step through a stack of attention layers, over their number, checkpointed layer by layer or not."""
-    checkpoint = solution("lab06").checkpoint
+    checkpoint = answer_module("06").checkpoint
     made = forms()
     rows = []
     for name in ("written_out", "flash"):
@@ -186,8 +173,6 @@ def stack_data() -> dict[str, Any]:
 
 def draw_stack(data: dict[str, Any]) -> Figure:
     """Draw the peak over the number of layers: two forms, each with and without checkpoints."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.6))
     looks = {
         ("written_out", False): ("written out", ORANGE, "--", "s"),
@@ -212,24 +197,11 @@ def draw_stack(data: dict[str, Any]) -> Figure:
 
 
 @cache
-def solution(lab: str) -> ModuleType:
-    """The module of `lab`'s solution."""
-    answer = Answer(find_lab(lab), solution_file(find_lab(lab)))
-    finder = AnswerFinder([answer])
-    finder.install()
-    try:
-        return importlib.import_module(answer.lab.module)
-    finally:
-        finder.remove()
-
-
 def forms() -> dict[str, Callable[..., torch.Tensor]]:
     """The forms of attention compared, by the names in LOOKS and `tiled_checkpointed`."""
-    checkpoint = solution("lab06").checkpoint
+    checkpoint = answer_module("06").checkpoint
 
     def rows_checkpointed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        import torch
-
         return torch.cat([checkpoint(written_out, rows, k, v) for rows in q.split(BLOCK)])
 
     return {
@@ -238,7 +210,7 @@ def forms() -> dict[str, Callable[..., torch.Tensor]]:
         "checkpointed": lambda q, k, v: checkpoint(written_out, q, k, v),
         "tiled_checkpointed": lambda q, k, v: checkpoint(tiled, q, k, v),
         "rows_checkpointed": rows_checkpointed,
-        "flash": solution("lab05").FlashAttention.apply,
+        "flash": answer_module("05").FlashAttention.apply,
     }
 
 
@@ -249,8 +221,6 @@ def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tens
 
 def tiled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Online softmax over tiles, differentiated by autograd."""
-    import torch
-
     outputs = []
     for rows in q.split(BLOCK):
         m = rows.new_full((len(rows), 1), -math.inf)
@@ -266,9 +236,6 @@ def tiled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def step(form: str, n: int) -> dict[str, Any]:
     """What a forward and a backward pass of one form hold and compute."""
-    from labkit.meters.products import ProductMeter
-    from labkit.meters.tensors import AllocationMeter
-
     inputs = random_inputs(n)
     with AllocationMeter() as meter, ProductMeter() as products:
         output = forms()[form](*inputs)
@@ -282,15 +249,11 @@ def step(form: str, n: int) -> dict[str, Any]:
 
 def random_inputs(n: int, d: int = HEAD_DIM) -> list[torch.Tensor]:
     """Q, K and V of one head, (n, d), float32."""
-    import torch
-
     generator = torch.Generator().manual_seed(6)
     return [torch.randn(n, d, generator=generator).requires_grad_() for _ in range(3)]
 
 
 def _stack_peak(attention: Callable[..., torch.Tensor], layers: int, through: Callable[..., torch.Tensor]) -> int:
-    from labkit.meters.tensors import AllocationMeter
-
     x = random_inputs(STACK_LENGTH, STACK_WIDTH)[0]
     with AllocationMeter() as meter:
         h = x

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from labkit.bench.model_memory import training_memory
-from labkit.bench.model_sizes import MODELS
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from labkit.bench.model_memory import MODELS, training_memory
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 GIB = 2**30
 MODEL, BATCH, SEQ_LEN = "llama-3.2-1b", 1, 4096
@@ -41,8 +40,6 @@ def whole_model_data() -> dict[str, Any]:
 
 def draw_whole_model(data: dict[str, Any]) -> Figure:
     """Draw one bar for each way, its parts stacked from the weights up."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 6.2))
     for at, parts in enumerate(data["bars"].values()):
         height = 0.0

@@ -5,17 +5,17 @@ Lab 07's solution is measured, so the data can be made again only where `solutio
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.finder import Answer, AnswerFinder
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+
+from benchmarks.harness import answer_module
+from labkit.meters.saved import kept_by_forward
+from labkit.meters.tensors import measure_peak
 from labstaff.figures import BLUE, GREEN, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHAPE = (1, 1)
 HEAD_DIM = 16
@@ -44,11 +44,7 @@ KEEPERS = {
 
 def peaks_data() -> dict[str, Any]:
     """Measured and predicted peaks over the inputs in bytes, float32, on the CPU."""
-    import torch
-
-    from labkit.meters.tensors import measure_peak
-
-    lab = solution()
+    lab = answer_module("07")
     points = []
     for n in LENGTHS:
         inputs = [torch.ones(*SHAPE, n, HEAD_DIM) for _ in range(3)]
@@ -60,8 +56,6 @@ def peaks_data() -> dict[str, Any]:
 
 def draw_peaks(data: dict[str, Any]) -> Figure:
     """Draw measured peaks as markers on the predicted lines."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.8))
     lengths = [point["N"] for point in data["points"]]
     for name, (label, colour, dash, marker) in LOOKS.items():
@@ -76,7 +70,7 @@ def draw_peaks(data: dict[str, Any]) -> Figure:
 
 def savings_data() -> dict[str, Any]:
     """By how much the standard form's peak exceeds the bidirectional one's: the quotient of the predictions."""
-    lab = solution()
+    lab = answer_module("07")
     rows = []
     for n in (512, 1024, 2048, 4096, 8192):
         peaks = lab.linear_attention_memory(4, 8, n, 64, 2)
@@ -86,8 +80,6 @@ def savings_data() -> dict[str, Any]:
 
 def draw_savings(data: dict[str, Any]) -> Figure:
     """Draw the quotients as bars with their values."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 3.6))
     rows = data["rows"]
     bars = ax.bar([f"{row['N']:,}" for row in rows], [row["savings"] for row in rows], color=BLUE)
@@ -98,11 +90,7 @@ def draw_savings(data: dict[str, Any]) -> Figure:
 
 def kept_data() -> dict[str, Any]:
     """What each causal route keeps for its backward pass, in bytes, one head in float32."""
-    import torch
-
-    from labkit.meters.saved import kept_by_forward
-
-    lab = solution()
+    lab = answer_module("07")
     points = []
     for n in KEPT_LENGTHS:
         inputs = [torch.ones(n, HEAD_DIM, requires_grad=True) for _ in range(3)]
@@ -115,8 +103,6 @@ def kept_data() -> dict[str, Any]:
 
 def draw_kept(data: dict[str, Any]) -> Figure:
     """Draw the bytes kept over N; routes that keep the same share a line, which names them all and says so."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.2))
     together: dict[tuple[int, ...], list[str]] = {}
     for name in KEEPERS:
@@ -135,17 +121,6 @@ def draw_kept(data: dict[str, Any]) -> Figure:
 
 
 @cache
-def solution() -> ModuleType:
-    """The module of Lab 07's solution."""
-    answer = Answer(find_lab("lab07"), solution_file(find_lab("lab07")))
-    finder = AnswerFinder([answer])
-    finder.install()
-    try:
-        return importlib.import_module(answer.lab.module)
-    finally:
-        finder.remove()
-
-
 def _log_axes(ax: Any, ticks: list[int]) -> None:
     for scale in (ax.set_xscale, ax.set_yscale):
         scale("log", base=2)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from labstaff.figures import BLUE, GREEN, INK, ORANGE, PAPER, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LEAVES = "abcdefgh"
 LENGTHS = [16, 32, 64, 128, 256, 512, 1024, 2048]
@@ -40,8 +39,6 @@ def scan_data() -> dict[str, Any]:
 
 def draw_scan(data: dict[str, Any]) -> Figure:
     """Draw the sums from top to bottom: pairs are added, then starts are handed down."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 6.6))
     rows = [*data["up"], *data["down"][1:]]
     n_up = len(data["up"])
@@ -84,8 +81,6 @@ def recall_data() -> dict[str, Any]:
 
 def draw_recall(data: dict[str, Any]) -> Figure:
     """Draw the share over N, a line for each form and width."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.4))
     looks = {("softmax", 64): (GREEN, "-", "s"), ("softmax", 32): (GREEN, ":", "^")}
     looks |= {("linear", 64): (BLUE, "-", "o"), ("linear", 32): (BLUE, "--", "v")}

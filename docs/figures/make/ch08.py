@@ -5,20 +5,20 @@ Lab 08's solution is measured, so the data can be made again only where `solutio
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from functools import cache
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.finder import Answer, AnswerFinder
+import matplotlib.pyplot as plt
+import torch
+import torch.nn.functional as F
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch.nn.attention.flex_attention import create_block_mask
+
+from benchmarks.harness import answer_module
+from labkit.meters.tensors import AllocationMeter
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
-
-if TYPE_CHECKING:
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BY_HAND_LEN, BY_HAND_WINDOW = 8, 3
 SEQ_LEN, WINDOW, BLOCK = 1024, 256, 64
@@ -37,7 +37,7 @@ LOOKS: dict[str, tuple[str, str, Any, str, int]] = {
 
 def by_hand_data() -> dict[str, Any]:
     """Which keys each query of a short sequence sees, and what a rolling cache holds after each token."""
-    mask = solution("lab08").window_mask(BY_HAND_LEN, BY_HAND_WINDOW)
+    mask = answer_module("08").window_mask(BY_HAND_LEN, BY_HAND_WINDOW)
     seen = [[j for j, hidden in enumerate(row) if not hidden] for row in mask.tolist()]
     cache: list[int | None] = [None] * BY_HAND_WINDOW
     held = []
@@ -49,8 +49,6 @@ def by_hand_data() -> dict[str, Any]:
 
 def draw_by_hand(data: dict[str, Any]) -> Figure:
     """Draw the mask as a grid, and below it the places of the cache, a row for each token."""
-    import matplotlib.pyplot as plt
-
     figure, (above, below) = plt.subplots(2, 1, figsize=(4.6, 8.4), height_ratios=[8, 8.6])
     _draw_seen(above, data)
     _draw_cache(below, data)
@@ -58,8 +56,6 @@ def draw_by_hand(data: dict[str, Any]) -> Figure:
 
 
 def _draw_seen(ax: Axes, data: dict[str, Any]) -> None:
-    from matplotlib.patches import Rectangle
-
     n = data["N"]
     for i, seen in enumerate(data["seen"]):
         for j in range(n):
@@ -79,8 +75,6 @@ def _draw_seen(ax: Axes, data: dict[str, Any]) -> None:
 
 
 def _draw_cache(ax: Axes, data: dict[str, Any]) -> None:
-    from matplotlib.patches import Rectangle
-
     n, width = data["N"], data["window"]
     for token, held in enumerate(data["held"]):
         for place, content in enumerate(held):
@@ -103,7 +97,7 @@ def _draw_cache(ax: Axes, data: dict[str, Any]) -> None:
 
 def tiles_data() -> dict[str, Any]:
     """What each tile of a window holds, and how many of each kind there are at two lengths."""
-    lab = solution("lab08")
+    lab = answer_module("08")
     kinds = lab.classify_tiles(SEQ_LEN, WINDOW, BLOCK)
     rows = ["".join(kind[0] for kind in row) for row in kinds.tolist()]
     counts = [{"N": n, **_counts(lab.classify_tiles(n, WINDOW, BLOCK))} for n in (SEQ_LEN, 8192)]
@@ -112,9 +106,6 @@ def tiles_data() -> dict[str, Any]:
 
 def draw_tiles(data: dict[str, Any]) -> Figure:
     """Draw the tiles as squares: full ones filled, partial ones with a cross, empty ones blank."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
-
     figure, ax = plt.subplots(figsize=(5.0, 5.0))
     for a, row in enumerate(data["tiles"]):
         for b, kind in enumerate(row):
@@ -147,8 +138,6 @@ def lengths_data() -> dict[str, Any]:
 
 def draw_lengths(data: dict[str, Any]) -> Figure:
     """Draw bytes over N: above the three training steps, below a block mask while it is made and when it is kept."""
-    import matplotlib.pyplot as plt
-
     figure, (steps, masks) = plt.subplots(2, 1, figsize=(5.0, 7.6), sharex=True, height_ratios=[3, 2])
     for form, (label, colour, dash, marker, shift) in LOOKS.items():
         ax = steps if form in STEPS else masks
@@ -175,12 +164,7 @@ def _counts(kinds: Any) -> dict[str, int]:
 
 
 def _step_peak(form: str, n: int) -> int:
-    import torch
-    import torch.nn.functional as F
-
-    from labkit.meters.tensors import AllocationMeter
-
-    lab = solution("lab08")
+    lab = answer_module("08")
     q, k, v = (torch.ones(1, 1, n, HEAD_DIM, requires_grad=True) for _ in range(3))
 
     def naive() -> torch.Tensor:
@@ -198,10 +182,6 @@ def _step_peak(form: str, n: int) -> int:
 
 
 def _block_mask(n: int) -> tuple[int, int]:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    from labkit.meters.tensors import AllocationMeter
-
     def seen(_batch: Any, _head: Any, i: Any, j: Any) -> Any:
         return (j <= i) & (j > i - SMALL_WINDOW)
 
@@ -211,19 +191,6 @@ def _block_mask(n: int) -> tuple[int, int]:
     kept = meter.live_bytes
     del mask
     return meter.peak_bytes, kept
-
-
-@cache
-def solution(label: str) -> ModuleType:
-    """The lab's solution as a module."""
-    importlib.import_module("torch")  # outside of the time that an answer has for its import
-    lab = find_lab(label)
-    finder = AnswerFinder([Answer(lab, solution_file(lab))])
-    finder.install()
-    try:
-        return importlib.import_module(lab.module)
-    finally:
-        finder.remove()
 
 
 FIGURES = {

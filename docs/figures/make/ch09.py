@@ -6,16 +6,19 @@ Lab 09's solution is run, so the data can be made again only where `solutions/` 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from benchmarks.harness import answer_module
+from labkit.meters.moved import MovedBytes
+from labkit.meters.products import ProductMeter
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PROMPT, ANSWER = ["The", "cat", "sat", "on"], ["the", "mat", "and", "slept"]
 SHAPES = [(5, 5), (2, 5), (1, 5), (5, 3)]  # queries and keys
@@ -66,9 +69,6 @@ def generation_data() -> dict[str, Any]:
 
 def draw_generation(data: dict[str, Any]) -> Figure:
     """Draw the steps downwards: what is cached already, what goes in, and the token that comes out."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
-
     n_places = len(PROMPT) + len(ANSWER) - 1
     figure, ax = plt.subplots(figsize=(5.0, 5.0))
     for row, step in enumerate(data["steps"]):
@@ -94,8 +94,6 @@ def draw_generation(data: dict[str, Any]) -> Figure:
 
 def diagonals_data() -> dict[str, Any]:
     """Which keys each query sees, from the bottom right as Lab 09's solution counts, and from the top left."""
-    import torch
-
     lab = answer_module("09")
     found = []
     for n_queries, n_keys in SHAPES:
@@ -112,8 +110,6 @@ def diagonals_data() -> dict[str, Any]:
 
 def draw_diagonals(data: dict[str, Any]) -> Figure:
     """Draw a row of two grids for each shape, queries downwards and keys to the right."""
-    import matplotlib.pyplot as plt
-
     heights = [shape["n_queries"] + 1.6 for shape in data["shapes"]]
     figure, axes = plt.subplots(len(heights), 2, figsize=(5.0, 8.0), height_ratios=heights)
     figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
@@ -128,8 +124,6 @@ def draw_diagonals(data: dict[str, Any]) -> Figure:
 
 
 def _draw_grid(ax: Axes, n_queries: int, n_keys: int, seen: list[list[int]]) -> None:
-    from matplotlib.patches import Rectangle
-
     for i in range(n_queries):
         for j in range(n_keys):
             looks: dict[str, Any] = {"facecolor": BLUE, "alpha": 0.55} if j in seen[i] else {"facecolor": "none"}
@@ -156,8 +150,6 @@ def caches_data() -> dict[str, Any]:
 
 def draw_caches(data: dict[str, Any]) -> Figure:
     """Draw GiB over tokens, both logarithmic, a line for each model with its name at its end."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 5.6))
     for (name, heights), (colour, dash, width) in zip(data["bytes"].items(), LOOKS, strict=True):
         sizes = [n_bytes / 2**30 for n_bytes in heights]
@@ -177,12 +169,7 @@ def draw_caches(data: dict[str, Any]) -> Figure:
 
 
 def roof_data() -> dict[str, Any]:
-    """FLOPs of attention's products and the bytes it must move, counted on the solution, told for 16-bit numbers."""
-    import torch
-
-    from labkit.meters.moved import MovedBytes
-    from labkit.meters.products import ProductMeter
-
+    """FLOPs of attention's products and the bytes it must move, counted on the solution, for 16-bit numbers."""
     lab, steps = answer_module("09"), {}
     for name, (n_queries, kv_heads) in STEPS.items():
         q, k, v = (torch.ones(heads, n, HEAD_DIM) for heads, n in ((HEADS, n_queries), *[(kv_heads, N_KEYS)] * 2))
@@ -200,8 +187,6 @@ def roof_data() -> dict[str, Any]:
 
 def draw_roof(data: dict[str, Any]) -> Figure:
     """Draw both chips' roofs, with decoding at their foot and prefill on their flat part."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 5.2))
     x = np.geomspace(0.3, 3000, 300)
     marks = dict(zip(data["steps"], ("o", "s", "D", "*"), strict=True))
@@ -239,8 +224,6 @@ def slots_data() -> dict[str, Any]:
 
 def draw_slots(data: dict[str, Any]) -> Figure:
     """Draw one bar for each policy, stacked from its shares."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.0))
     hatches = {"token": "", "reserved": "//", "internal": "..", "external": "xx", "free": ""}
     for place, shares in enumerate(data["shares"].values()):

@@ -10,14 +10,15 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labstaff.figures import BLUE, INK, MUTED, ORANGE, PAPER, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ROWS, WIDTH, TILE = 11, 5, 8  # a matrix of 11 × 5, and tiles of 8 × 8 lanes
 BLOCKS = ["64x32", "64x64", "128x64", "128x128"]
@@ -37,9 +38,6 @@ def lanes_data() -> dict[str, Any]:
 
 def draw_lanes(data: dict[str, Any]) -> Figure:
     """Draw both programs' lanes, one below the other, each with the number of the element at its address."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
-
     tile, last = data["tile"], data["rows"] * data["width"] - 1
     figure, axes = plt.subplots(len(data["programs"]), 1, figsize=(5.0, 8.6))
     figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
@@ -85,8 +83,6 @@ def compiler_data() -> dict[str, Any]:
 
 def draw_compiler(data: dict[str, Any]) -> Figure:
     """Draw registers and stack over the blocks, a column for each architecture."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(2, 2, figsize=(5.0, 5.6), sharex=True, sharey="row")
     figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     for column, arch in enumerate((80, 90)):

@@ -5,14 +5,18 @@ Lab 11's solution is run on ranks that are threads, so the data can be made agai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
 
 from benchmarks.harness import answer_module
+from labkit.ranks.threads import run_ranks
+from labkit.ranks.timeline import timeline
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 RANK_LOOKS = [(BLUE, ""), (ORANGE, "///"), (GREEN, "..."), (PINK, "xxx")]
@@ -33,8 +37,6 @@ MEASURED_HEADS, MEASURED_LENGTH = 16, 512
 
 def layouts_data() -> dict[str, Any]:
     """Who holds each token, and the pairs of each rank and step, by Lab 11's solution."""
-    import torch
-
     lab = answer_module("11")
     found = {}
     for layout in LAYOUTS:
@@ -45,9 +47,7 @@ def layouts_data() -> dict[str, Any]:
 
 
 def draw_layouts(data: dict[str, Any]) -> Figure:
-    """Draw for each layout the causal matrix, rows by their ranks, and beside it the pairs of ranks and steps."""
-    import matplotlib.pyplot as plt
-
+    """Draw for each layout the causal matrix, rows by their ranks, and next to it the pairs of ranks and steps."""
     figure, axes = plt.subplots(3, 2, figsize=(5.0, 8.6), width_ratios=[1.3, 1])
     figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     for row, (layout, found) in zip(axes, data["layouts"].items(), strict=True):
@@ -57,8 +57,6 @@ def draw_layouts(data: dict[str, Any]) -> Figure:
 
 
 def _draw_matrix(ax: Axes, layout: str, tokens: list[list[int]], n_tokens: int) -> None:
-    from matplotlib.patches import Rectangle
-
     for rank, held in enumerate(tokens):
         colour, hatch = RANK_LOOKS[rank]
         for i in held:
@@ -76,8 +74,6 @@ def _draw_matrix(ax: Axes, layout: str, tokens: list[list[int]], n_tokens: int) 
 
 
 def _draw_work(ax: Axes, found: dict[str, Any]) -> None:
-    from matplotlib.patches import Rectangle
-
     most = max(max(row) for row in found["work"])
     for rank, row in enumerate(found["work"]):
         for step, pairs in enumerate(row):
@@ -103,9 +99,6 @@ def _draw_work(ax: Axes, found: dict[str, Any]) -> None:
 
 def timeline_data() -> dict[str, Any]:
     """What four ranks do when, from real runs of the solution's forward pass, at speeds that fit the block's size."""
-    from labkit.ranks.threads import run_ranks
-    from labkit.ranks.timeline import timeline
-
     lab = answer_module("11")
     found = {}
     for name, (layout, causal, times_smallest) in TIMED.items():
@@ -128,9 +121,6 @@ def timeline_data() -> dict[str, Any]:
 
 def draw_timeline(data: dict[str, Any]) -> Figure:
     """Draw a lane for each rank: filled while it computes, hatched while it waits, below it what it sends."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Patch
-
     figure, axes = plt.subplots(len(data["runs"]), 1, figsize=(5.6, 8.4))
     figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     longest = max(run["end"] for run in data["runs"].values())
@@ -158,8 +148,6 @@ def draw_timeline(data: dict[str, Any]) -> Figure:
 
 def bytes_data() -> dict[str, Any]:
     """What a rank sends and holds by each method, measured on the solution."""
-    from labkit.ranks.threads import run_ranks
-
     lab = answer_module("11")
     found: dict[str, Any] = {name: {"sent": [], "formula": [], "held": []} for name in METHODS}
     for n_ranks in RANKS:
@@ -177,8 +165,6 @@ def bytes_data() -> dict[str, Any]:
 
 def draw_bytes(data: dict[str, Any]) -> Figure:
     """Draw what is sent, and what is held of what came, over the number of ranks."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(2, 1, figsize=(5.0, 6.4), sharex=True)
     figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     whole = data["keys_and_values"]
@@ -198,8 +184,6 @@ def draw_bytes(data: dict[str, Any]) -> Figure:
 
 def _shards(lab: Any, n_ranks: int, layout: str, heads: int, kv_heads: int, length: int, width: int) -> list[Any]:
     """Each rank's q, k and v."""
-    import torch
-
     generator = torch.Generator().manual_seed(11)
     whole = [torch.randn(n, length, width, generator=generator) for n in (heads, kv_heads, kv_heads)]
     return list(zip(*(lab.shard(x, n_ranks, layout) for x in whole), strict=True))

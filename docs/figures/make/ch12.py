@@ -5,17 +5,19 @@ Lab 12's solution is run, so the data can be made again only where `solutions/` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
 
 from benchmarks.harness import answer_module
+from labkit.meters.moved import MovedBytes
+from labkit.meters.tensors import measure_peak
+from labkit.testing.compressed.budgets import Scheme
+from labkit.testing.compressed.samples import layer_sample
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from matplotlib.figure import Figure
-
-    from labkit.testing.compressed.budgets import Scheme
 
 HEADS, WIDTHS = 16, {"d_n": 32, "d_r": 16, "d_c": 64, "d_v": 32}
 LENGTHS = [2**power for power in range(9, 15)]
@@ -47,17 +49,12 @@ def latent_data() -> dict[str, Any]:
 
 
 def _latent_inputs(generator: Any, n_tokens: int) -> list[Any]:
-    import torch
-
     d_n, d_r, d_c, d_v = WIDTHS.values()
     shapes = (HEADS, d_n), (HEADS, d_r), (n_tokens, d_c), (n_tokens, d_r), (HEADS, d_n, d_c), (HEADS, d_v, d_c)
     return [torch.randn(shape, generator=generator) / 4 for shape in shapes]
 
 
 def _measured(function: Any, given: list[Any]) -> dict[str, int]:
-    from labkit.meters.moved import MovedBytes
-    from labkit.meters.tensors import measure_peak
-
     peak = measure_peak(function, *given).peak_bytes
     with MovedBytes(c_kv=given[2], k_rope=given[3]) as moved:
         function(*given)
@@ -74,8 +71,6 @@ def _keys_and_values_made(q_nope: Any, q_rope: Any, c_kv: Any, k_rope: Any, W_UK
 
 def draw_latent(data: dict[str, Any]) -> Figure:
     """Draw both peaks and the cache over the number of tokens, logarithmic."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.4))
     tokens = [row["tokens"] for row in data["rows"]]
     lines = {
@@ -97,8 +92,6 @@ def draw_latent(data: dict[str, Any]) -> Figure:
 
 def bits_data() -> dict[str, Any]:
     """Relative errors of K and V, quantized by channel and by token, groups of 32, on the sample of a layer."""
-    from labkit.testing.compressed.samples import layer_sample
-
     lab, (_, k, v) = answer_module("12"), layer_sample()
     found: dict[str, Any] = {}
     for name, x in (("K", k), ("V", v)):
@@ -111,8 +104,6 @@ def bits_data() -> dict[str, Any]:
 
 def draw_bits(data: dict[str, Any]) -> Figure:
     """Draw the four lines over the number of bits, the error logarithmic."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.2))
     looks = {"K by token": (ORANGE, "s", "--"), "K by channel": (BLUE, "o", "-"), "V by token": (GREEN, "^", "-."),
              "V by channel": (PINK, "D", ":")}  # fmt: skip
@@ -130,8 +121,6 @@ def draw_bits(data: dict[str, Any]) -> Figure:
 
 def sinks_data() -> dict[str, Any]:
     """Errors of attention's output over the window, with 0, 1 and 4 sinks; and the weight on the first token."""
-    from labkit.testing.compressed.samples import layer_sample
-
     lab, (q, k, v) = answer_module("12"), layer_sample()
     lines = {}
     for sinks in (0, 1, 4):
@@ -143,8 +132,6 @@ def sinks_data() -> dict[str, Any]:
 
 def draw_sinks(data: dict[str, Any]) -> Figure:
     """Draw the error over the window, without a sink and with one; those with four are marks on the second line."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.2))
     windows, errors = data["windows"], data["errors"]
     ax.plot(windows, errors["0"], "--", marker="s", color=ORANGE)
@@ -166,8 +153,6 @@ def draw_sinks(data: dict[str, Any]) -> Figure:
 
 def budget_data() -> dict[str, Any]:
     """Bytes a token and layer and the error of each scheme, and what is chosen for each budget."""
-    from labkit.testing.compressed.samples import layer_sample
-
     lab, given = answer_module("12"), layer_sample()
     n_tokens = given[1].shape[1]
     tried = [_tried(lab, scheme, given) for scheme in SCHEMES]
@@ -189,8 +174,6 @@ def _model(given: tuple[Any, ...]) -> dict[str, Any]:
 
 def draw_budget(data: dict[str, Any]) -> Figure:
     """Draw error over bytes, a point for each scheme, with the staircase of the best that fits."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 5.8))
     for kind, (colour, mark) in MARKS.items():
         points = [(each["bytes_a_token"], each["error"]) for each in data["points"] if each["kind"] == kind]
@@ -222,8 +205,6 @@ def _short(scheme: dict[str, Any]) -> str:
 
 
 def _generator() -> Any:
-    import torch
-
     return torch.Generator().manual_seed(12)
 
 

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from benchmarks.harness import answer_module
+from labkit.serving.engine import serve
+from labkit.serving.model import SPEC
+from labkit.serving.trace import LIMITS, make_trace
 from labstaff.answers.board import REFERENCES
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 KINDS, SEED = ("chat", "documents"), 0
 """The board's own traces."""
@@ -51,8 +56,6 @@ def rates_data() -> dict[str, Any]:
 
 def draw_rates(data: dict[str, Any]) -> Figure:
     """Draw the server's rate over a user's rate, a line for each length of the requests."""
-    import matplotlib.pyplot as plt
-
     figure, ax = plt.subplots(figsize=(5.0, 4.8))
     looks = {"512": (GREEN, "-."), "2000": (BLUE, "-"), "8192": (ORANGE, "--")}
     for tokens, line in data["lines"].items():
@@ -99,9 +102,6 @@ def batching_data() -> dict[str, Any]:
 
 def draw_batching(data: dict[str, Any]) -> Figure:
     """Draw a panel for each way, rows of the batch downwards and steps to the right."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
-
     figure, panels = plt.subplots(2, 1, figsize=(5.0, 3.9), sharex=True)
     figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     longest = max(len(steps) for steps in data["steps"].values())
@@ -132,9 +132,6 @@ def states_data() -> dict[str, Any]:
 
 def draw_states(data: dict[str, Any]) -> Figure:
     """Draw the four states, one below the other, with what leads from one to the next."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import FancyBboxPatch
-
     figure, ax = plt.subplots(figsize=(5.0, 4.6))
     boxes = {
         "waiting": (3.4, 8.0, "waiting", "no blocks", INK),
@@ -186,10 +183,6 @@ def waiting_data() -> dict[str, Any]:
 
 def draw_waiting(data: dict[str, Any]) -> Figure:
     """Draw a panel for each trace with a row of dots for each server, its median marked."""
-    from statistics import median
-
-    import matplotlib.pyplot as plt
-
     figure, panels = plt.subplots(2, 1, figsize=(5.0, 4.2))
     figure.get_layout_engine().set(h_pad=0.08)  # titles stay clear of the upper edge
     for ax, (kind, servers) in zip(panels, data["steps_to_the_first_token"].items(), strict=True):
@@ -211,18 +204,12 @@ def draw_waiting(data: dict[str, Any]) -> Figure:
 
 @cache
 def _trace(kind: str) -> Sequence[Any]:
-    from labkit.serving.trace import make_trace
-
     return make_trace(kind, SEED)
 
 
 @cache
 def _served(kind: str, other: str) -> dict[str, Any]:
     """Serve a trace; by step the blocks of requests, the tokens in them, the requests; by request when what came."""
-    from labkit.serving.engine import serve
-    from labkit.serving.model import SPEC
-    from labkit.serving.trace import LIMITS
-
     trace, module = _trace(kind), answer_module("13", other)
     watched: list[Watched] = []
     blocks = module.BLOCKS
@@ -321,8 +308,6 @@ class Watched:
 
 def draw_blocks(data: dict[str, Any]) -> Figure:
     """Draw the requests that are done over the steps; below, for each server, its blocks and what tokens fill."""
-    import matplotlib.pyplot as plt
-
     servers, looks = data["servers"], [(ORANGE, "--"), (GREEN, "-."), (BLUE, "-")]
     longest = max(len(server["held"]) for server in servers)
     figure, (top, *panels) = plt.subplots(4, 1, figsize=(5.0, 8.2), sharex=True, height_ratios=[1.5, 1, 1, 1])

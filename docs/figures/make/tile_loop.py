@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib.pyplot as plt
+import quickjs
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
 
 from labstaff.figures import BLUE, FIGURES_DIR, GREEN, INK, MUTED, ORANGE, PAPER, Recipe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COUNTS = FIGURES_DIR.parent / "_static" / "tile_loop" / "counts.js"
 CAUSAL = {
@@ -41,8 +43,6 @@ NARROW_SHARE = 30 / 512
 
 def state_data(setting: dict[str, Any], position: int) -> dict[str, Any]:
     """What the page's own counts say of one step: tiles by state, arrays in SRAM, bytes moved."""
-    import quickjs
-
     context = quickjs.Context()
     context.eval(COUNTS.read_text(encoding="utf-8"))
     say = f"""(() => {{
@@ -51,11 +51,11 @@ def state_data(setting: dict[str, Any], position: int) -> dict[str, Any]:
       return JSON.stringify({{here: loop.at({position}), rows, total: loop.total.total, needs: loop.needs,
                               columnBlocks: loop.columnBlocks, standard: tileLoop.standard(settings)}});
     }})()"""
-    told = json.loads(context.eval(say))
-    here = told["here"]
+    shown = json.loads(context.eval(say))
+    here = shown["here"]
     kinds = [
-        [_kind(setting["order"], (i, j), visible, (here["i"], here["j"])) for j in range(told["columnBlocks"])]
-        for i, visible in enumerate(told["rows"])
+        [_kind(setting["order"], (i, j), visible, (here["i"], here["j"])) for j in range(shown["columnBlocks"])]
+        for i, visible in enumerate(shown["rows"])
     ]
     return {
         "setting": setting,
@@ -66,9 +66,9 @@ def state_data(setting: dict[str, Any], position: int) -> dict[str, Any]:
         "in_use_bytes": here["inUse"],
         "high_water_bytes": here["highWater"],
         "moved_bytes": here["moved"]["total"],
-        "total_bytes": told["total"],
-        "standard_bytes": told["standard"]["total"],
-        "matrix_bytes": told["standard"]["matrixBytes"],
+        "total_bytes": shown["total"],
+        "standard_bytes": shown["standard"]["total"],
+        "matrix_bytes": shown["standard"]["matrixBytes"],
     }
 
 
@@ -82,8 +82,6 @@ def both_orders_data() -> dict[str, Any]:
 
 def draw_state(data: dict[str, Any]) -> Figure:
     """Draw the matrix of tiles, and below it what SRAM holds of its capacity."""
-    import matplotlib.pyplot as plt
-
     figure, (above, below) = plt.subplots(2, 1, figsize=(4.8, 5.9), height_ratios=[5, 1])
     _draw_tiles(above, data)
     _draw_sram(below, data)
@@ -92,8 +90,6 @@ def draw_state(data: dict[str, Any]) -> Figure:
 
 def draw_both_orders(data: dict[str, Any]) -> Figure:
     """Draw both states, one above the other."""
-    import matplotlib.pyplot as plt
-
     figure, axes = plt.subplots(4, 1, figsize=(4.8, 9.4), height_ratios=[5, 1, 5, 1])
     for at, (name, state) in enumerate(data.items()):
         _draw_tiles(axes[2 * at], state, f"{name}: ")
@@ -111,8 +107,6 @@ def _kind(order: str, tile: tuple[int, int], visible: int, now: tuple[int, int])
 
 
 def _draw_tiles(ax: Axes, data: dict[str, Any], name: str = "") -> None:
-    from matplotlib.patches import Patch, Rectangle
-
     n, height, width = (data["setting"][size] for size in ("nQueries", "blockQ", "blockK"))
     for i, row in enumerate(data["kinds"]):
         for j, kind in enumerate(row):

@@ -76,6 +76,8 @@ def backward_suspects(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
             case, block_q, block_k
         ),
     }
+    late = {name: np.roll(case.want[name], block_k, -2) for name in ("dK", "dV")}
+    found["dK and dV are written one block of keys too late"] = lambda: case.want | late
     if dO.shape[-1] == dO.shape[-2]:
         found["D is summed over the queries (axis −2) in place of the width (axis −1)"] = by(
             D=(dO * O).sum(-2)[..., None]

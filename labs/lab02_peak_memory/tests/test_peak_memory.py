@@ -21,9 +21,15 @@ from peak_memory import (
 
 import labkit.meters.examples as examples
 import labkit.meters.stand_ins as stand_ins
-from labkit.bench.asked_rows import AskedRows
-from labkit.bench.step_assertions import (
+from labkit.meters.allocation import AllocationMeter
+from labkit.meters.lines import left_on, read, run_lines
+from labkit.testing.compare import assert_equal, assert_raises, require
+from labkit.testing.lines import Lines, assert_bytes, lines_of_dtypes, peak_and_result, random_lines
+from labkit.testing.probes import probe
+
+from .support import (
     EXACT,
+    RequestedRows,
     assert_longest,
     assert_prediction,
     measured_step,
@@ -32,11 +38,6 @@ from labkit.bench.step_assertions import (
     saved_suspects,
     step_memory,
 )
-from labkit.meters.allocation import AllocationMeter
-from labkit.meters.lines import left_on, read, run_lines
-from labkit.testing.compare import assert_equal, assert_raises, require
-from labkit.testing.lines import Lines, assert_bytes, lines_of_dtypes, peak_and_result, random_lines
-from labkit.testing.probes import probe
 
 MIB, GIB = 2**20, 2**30
 WORKSPACE_BYTES = 64 * MIB
@@ -642,7 +643,7 @@ class TestLargestSeqLen:
         assert_raises(ValueError, call, when="for peak='peek'", mentions=["peek"])
 
 
-BENCHMARK = AskedRows(run)
+BENCHMARK = RequestedRows(run)
 ONE_STEP = {"batch_size": 1, "warmup_steps": 0, "steps": 1}
 
 

@@ -1,50 +1,51 @@
-"""`lab bench` and `lab plot` as a reader meets them."""
+"""`lab bench` on the command line."""
 
 from __future__ import annotations
-
-import errno
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from labkit.bench import table
-from labkit.bench.columns import COLUMNS
-from labkit.bench.commands import bytes_of
-from labkit.bench.record import read_csv
+from labkit.bench.commands import parse_bytes
+from labkit.bench.rows import COLUMNS, read_csv
 from labkit.commands.app import app
 
 SMALL = ("--d-models", "4", "--seq-lens", "8,16")
 
 
 def lab(*arguments):
-    """What a command prints, and how it ends."""
+    """The result of a command: what it prints, and its exit code."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """The lengths that were really measured, in order."""
-    seen, measure = [], table._measured
+    """The lengths that were measured, in order; measuring length 32 is interrupted."""
+    lengths, measure = [], table.measured_row
 
-    def watch(run, row):
-        seen.append(row["seq_len"])
-        return measure(run, row)
+    def watch(row, *arguments):
+        if row["seq_len"] == 32:
+            raise KeyboardInterrupt
+        lengths.append(row["seq_len"])
+        return measure(row, *arguments)
 
-    monkeypatch.setattr(table, "_measured", watch)
-    return seen
+    monkeypatch.setattr(table, "measured_row", watch)
+    return lengths
 
 
-def test_table_on_the_cpu_is_timed():
-    done = lab("bench", "--device", "cpu", *SMALL, "--steps", 2, "--warmup-steps", 0)
+def test_table_on_the_cpu_has_times(tmp_path):
+    plot = tmp_path / "plot.png"
+    done = lab("bench", "--device", "cpu", *SMALL, "--steps", 2, "--warmup-steps", 0, "--plot", plot)
     assert done.exit_code == 0, done.output
     header, *rows = done.stdout.splitlines()[:3]
     columns = header.split()
     assert columns[:11] == list(COLUMNS)
     for row in rows:
-        cells = dict(zip(columns, row.split(), strict=True))
-        assert cells["status"] == "success"
-        assert float(cells["fwd_ms"]) > 0 < float(cells["bwd_ms"])
+        values = dict(zip(columns, row.split(), strict=True))
+        assert values["status"] == "success"
+        assert float(values["fwd_ms"]) > 0 < float(values["bwd_ms"])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "wrote" in done.stdout
 
 
 def test_parts_add_up_to_the_measured_row():
@@ -52,33 +53,20 @@ def test_parts_add_up_to_the_measured_row():
     assert done.exit_code == 0, done.output
     assert "72.7739" in done.stdout
     totals = [line.split()[1] for line in done.stdout.splitlines() if line.split()[:1] == ["total"]]
-    said = [line.split()[1] for line in done.stdout.splitlines() if line.strip().endswith("(measured)")]
-    assert totals == said == ["76,308,992", "4,218,880"]
+    columns = [line.split()[1] for line in done.stdout.splitlines() if line.strip().endswith("(measured)")]
+    assert totals == columns == ["76,308,992", "4,218,880"]
 
 
-def test_finished_rows_are_kept_and_not_run_again(tmp_path, measured):
+def test_an_interrupted_run_continues_with_the_missing_rows(tmp_path, measured):
     csv = tmp_path / "rows.csv"
     options = ("bench", "--d-models", "4", "--csv", csv)
-    assert lab(*options, "--seq-lens", "8").exit_code == 0
+    done = lab(*options, "--seq-lens", "8,32,16")
+    assert done.exit_code == 130
+    assert "interrupted; finished rows are in" in done.output
     done = lab(*options, "--seq-lens", "8,16")
     assert measured == [8, 16]
     assert [row["seq_len"] for row in read_csv(csv)] == [8, 16]
     assert len([line for line in done.stdout.splitlines() if "success" in line]) == 2
-
-
-def test_an_interrupted_run_keeps_its_rows(tmp_path, monkeypatch):
-    csv, measure = tmp_path / "rows.csv", table._measured
-
-    def stop(run, row):
-        if row["seq_len"] == 16:
-            raise KeyboardInterrupt
-        return measure(run, row)
-
-    monkeypatch.setattr(table, "_measured", stop)
-    done = lab("bench", *SMALL, "--csv", csv)
-    assert done.exit_code != 0
-    assert "interrupted; finished rows are in" in done.output
-    assert [row["seq_len"] for row in read_csv(csv)] == [8]
 
 
 def test_fit():
@@ -91,87 +79,43 @@ def test_fit():
     }
 
 
-def test_claims():
-    done = lab("bench", "--claims")
-    assert done.exit_code == 0
-    assert "39,800" in done.stdout
-    assert "40,535" in done.stdout
-
-
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("--device", "cuda"), "no CUDA device here"),
         (("--device", "tpu"), "lab bench: "),
         (("--impl", "mine"), "impl 'mine' is none of written_out, built_in, sdpa, checkpointed, flash"),
-        (("--d-models", "x"), "--d-models takes whole numbers with commas between them, not 'x'"),
+        (("--d-models", "x"), "--d-models takes whole numbers separated by commas, not 'x'"),
         (("--seq-lens", "0"), "seq_lens must be at least 1, got 0"),
-        (("--fit", "24"), "'24' is no size: a number and one of B, KiB"),
-        (("--fit", "24Gb"), "'24Gb' is no size"),
-        (("--fit", "1.2.3GiB"), "'1.2.3GiB' is no size"),
-        (("--fit", ".GiB"), "'.GiB' is no size"),
+        (("--fit", "24"), "'24' is not a size: a number and one of B, KiB"),
+        (("--fit", "1.2.3GiB"), "'1.2.3GiB' is not a size"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(arguments, says, monkeypatch):
+def test_errors_are_one_line(arguments, message, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     done = lab("bench", *arguments)
     assert done.exit_code == 1
-    assert says in done.output
+    assert message in done.output
     assert len(done.output.strip().splitlines()) == 1
 
 
-def test_a_file_that_cannot_be_written_is_told_before_a_row_runs(tmp_path):
+def test_a_file_that_cannot_be_written_is_an_error_before_the_first_row(tmp_path, measured):
     done = lab("bench", *SMALL, "--csv", tmp_path / "absent" / "rows.csv")
     assert isinstance(done.exception, FileNotFoundError)
-    assert done.output == ""
+    assert measured == []
 
 
-def test_a_line_cut_off_goes_and_whole_ones_stay(tmp_path, monkeypatch):
-    csv = tmp_path / "rows.csv"
-    lab("bench", *SMALL, "--csv", csv)
-    whole = csv.read_bytes()
-    csv.write_bytes(whole + b"written_out,me")
-
-    def full(*_arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    done = lab("bench", *SMALL, "--seq-lens", "32", "--csv", csv)
-    assert done.exit_code == 0
-    assert csv.read_bytes().startswith(whole)
-
-
-@pytest.mark.parametrize(
-    ("command", "place"),
-    [("bench --claims", "labkit.bench.show.show_claims"), ("kernel", "labkit.commands.kernel.numbers")],
-)
-def test_ctrl_c_in_any_command(monkeypatch, command, place):
+def test_ctrl_c_ends_any_command_with_one_line(monkeypatch):
     def pressed(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(place, pressed)
-    done = lab(*command.split())
+    monkeypatch.setattr("labkit.bench.show.show_fit", pressed)
+    done = lab("bench", "--fit", "24GiB")
     assert done.exit_code == 130
-    assert done.output == f"\nlab {command.split(' --')[0]}: interrupted\n"
+    assert done.output == "\nlab bench: interrupted\n"
 
 
-def test_sizes_say_which_unit():
-    assert bytes_of("24GiB") == 24 * 2**30
-    assert bytes_of("24 GB") == 24 * 10**9
-    assert bytes_of("1.5KiB") == 1536
-
-
-def test_plots_of_a_timed_run(tmp_path):
-    csv, out = tmp_path / "rows.csv", tmp_path / "figures"
-    lab("bench", "--device", "cpu", *SMALL, "--steps", 1, "--warmup-steps", 0, "--csv", csv)
-    done = lab("plot", csv, "--out", out)
-    assert done.exit_code == 0, done.output
-    for name in ("memory_over_length.png", "time_over_length.png"):
-        assert (out / name).read_bytes().startswith(b"\x89PNG")
-        assert f"wrote {out / name}" in done.stdout.replace("\n", "")
-
-
-def test_plot_of_nothing(tmp_path):
-    done = lab("plot", tmp_path / "absent.csv")
-    assert done.exit_code == 1
-    assert "there is no" in done.output
+def test_sizes_have_units():
+    assert parse_bytes("24GiB") == 24 * 2**30
+    assert parse_bytes("24 GB") == 24 * 10**9
+    assert parse_bytes("1.5KiB") == 1536

@@ -21,9 +21,9 @@ BOARD = json.loads((LAB.folder / BOARD_FILE).read_text(encoding="utf-8"))
 FIRST, SHARED, PREEMPTING = (each["counts"] for each in BOARD["references"])
 
 
-def test_the_file_is_what_is_counted_now():
-    kept = (LAB.folder / BOARD_FILE).read_text(encoding="utf-8")
-    assert kept == board_text(LAB), "uv run python -m labstaff.answers.board"
+def test_the_file_has_the_current_counts():
+    saved = (LAB.folder / BOARD_FILE).read_text(encoding="utf-8")
+    assert saved == board_text(LAB), "uv run python -m labstaff.answers.board"
 
 
 @pytest.mark.parametrize("trace", BOARD["traces"])
@@ -56,7 +56,7 @@ def test_the_chapters_table_of_rates_is_its_figures():
         assert f"| {n} | {caches:.3g} | {ms:.1f} | {user:.0f} | {float(f'{server:.3g}'):,.0f} |" in CHAPTER
 
 
-def test_lab_check_prints_the_counts_below_the_course_s():
+def test_lab_check_prints_the_counts_below_the_references():
     """Of the suite on the solution, which is the last of the reference servers."""
     run = run_apart(LAB, "--solutions", "-m", "board")
     assert [line for verdict in run.verdicts for line in verdict.lines] == []
@@ -86,9 +86,9 @@ PENCIL = {"servers/first_come": (6, 10, {}), "right/reserving": (6, 8, {}), "": 
 def test_the_chapters_pencil(other):
     """Four blocks of two places, four tokens a step: A with 1 2 3 and B with 1 2 4 want three tokens each."""
     steps = served_by(other, {"A": [1, 2, 3], "B": [1, 2, 4]}, 3)
-    n_steps, n_tokens, told = PENCIL[other]
+    n_steps, n_tokens, served = PENCIL[other]
     assert (len(steps), sum(len(tokens) for step in steps for _, tokens in step)) == (n_steps, n_tokens)
-    assert {number: "".join(name for name, _ in steps[number]) for number in told} == told
+    assert {number: "".join(name for name, _ in steps[number]) for number in served} == served
 
 
 def test_the_chapters_first_question():
@@ -100,7 +100,7 @@ def test_the_chapters_first_question():
 
 
 def served_by(other, texts, max_new):
-    """Which tokens of whom are computed, step by step, until all have got theirs."""
+    """The requests and tokens that each step computes, until all are done."""
     scheduler = server_module(LAB, other).Scheduler(4, 2, 4)
     ends = {name: len(tokens) + max_new for name, tokens in texts.items()}
     for name, tokens in texts.items():

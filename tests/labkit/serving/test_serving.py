@@ -1,4 +1,4 @@
-"""The engine of Lab 13: what comes of a trace, and every check of a plan seen failing."""
+"""The engine of Lab 13: completions and counts of a trace, and each check of a plan failing once."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def text_of(n, seed=0):
     return tuple((seed * 17 + i * 29 + i * i) % 64 for i in range(n))
 
 
-def refused(server, trace, says, nbytes=NBYTES, max_tokens=MAX_TOKENS, **options):
-    with pytest.raises(AssertionError, match=says):
+def refused(server, trace, message, nbytes=NBYTES, max_tokens=MAX_TOKENS, **options):
+    with pytest.raises(AssertionError, match=message):
         serve(server, trace, SPEC, nbytes, max_tokens, **options)
 
 
@@ -76,10 +76,10 @@ TWO = [clear_request(), clear_request(1, 0, 30)]
 
 
 class TestPlans:
-    """What is wrong with a plan is told, before it is believed."""
+    """A wrong plan fails with a message."""
 
     @pytest.mark.parametrize(
-        ("change", "says"),
+        ("change", "message"),
         [
             (lambda plan, n: None, "plan\\(\\) returns is None, expected a dict with the keys copies, work"),
             (lambda plan, n: plan | {"more": 1}, "has more, which the handout does not name"),
@@ -92,11 +92,11 @@ class TestPlans:
             (lambda plan, n: plan | {"work": []}, "step 0: nothing is computed, and 1 requests are not done"),
         ],
     )
-    def test_form(self, change, says):
-        refused(with_plans(change), ONE, says)
+    def test_form(self, change, message):
+        refused(with_plans(change), ONE, message)
 
     @pytest.mark.parametrize(
-        ("change", "says"),
+        ("change", "message"),
         [
             ({"id": 9}, "the work for request 9: there is no such request, or it is done"),
             ({"id": []}, "has the id \\[\\], expected that of a request"),
@@ -112,115 +112,79 @@ class TestPlans:
             ({"blocks": [0, 1, 21]}, "names the blocks \\[21\\]: there are blocks 0 to 20"),
         ],
     )
-    def test_a_piece_of_work(self, change, says):
-        refused(with_plans(lambda plan, n: plan | {"work": [plan["work"][0] | change]}), ONE, says)
+    def test_a_piece_of_work(self, change, message):
+        refused(with_plans(lambda plan, n: plan | {"work": [plan["work"][0] | change]}), ONE, message)
 
     def test_a_request_twice(self):
         refused(with_plans(lambda plan, n: plan | {"work": plan["work"] * 2}), ONE, "request 0 comes twice in one step")
 
-    def test_a_request_that_is_done(self):
-        def again(plan, n):
-            kept.append(plan["work"][0])
-            return plan | {"work": [*plan["work"], kept[0] | {"id": 0}]} if n > 10 else plan
 
-        kept = []
-        refused(
-            with_plans(again), [ONE[0], clear_request(1, 0, 30, 12)], "request 0: there is no such request, or it is"
-        )
+class TestLocations:
+    """A location is read only by the request that wrote it, or after the same beginning."""
 
-
-class TestPlaces:
-    """What a place holds is known, and who wrote it."""
-
-    def test_what_nobody_wrote(self):
+    def test_a_location_never_written(self):
         def later(plan, n):
             piece = plan["work"][0]
             return plan | {"work": [piece | {"start": 16, "tokens": piece["tokens"][16:]}]}
 
         refused(with_plans(later), ONE, "block 0, place 0 is read as token 0 of request 0, \\d+, and holds nothing")
 
-    def test_what_another_request_wrote(self):
-        def another_s(plan, n):
+    def test_a_location_of_another_request(self):
+        def of_another(plan, n):
             tables = {piece["id"]: piece["blocks"] for piece in plan["work"]}
             for piece in plan["work"]:
                 if n == 3 and piece["id"] == 1:
                     piece["blocks"] = [tables[0][0], *piece["blocks"][1:]]
             return plan
 
-        says = (
+        message = (
             "step 2: block 0, place 0 is read as token 0 of request 1, \\d+, but holds token 0 of request 0, written in"
         )
-        refused(with_plans(another_s), TWO, says)
+        refused(with_plans(of_another), TWO, message)
 
-    def test_another_beginning(self):
-        same = text_of(16, 3)
-        trace = [Request(0, 0, (*text_of(8, 1), *same, 7), 3), Request(1, 1, (*text_of(8, 2), *same, 9), 3)]
-
-        def by_tokens_alone(plan, n):
-            for piece in plan["work"]:
-                if piece["id"] == 1 and piece["start"] == 0:
-                    fresh = piece["blocks"]
-                    piece.update(start=24, tokens=piece["tokens"][24:], blocks=[0, 1, 2, *fresh[3:]])
-            return plan
-
-        server = module_of().Scheduler(21, 8, 48)
-        plans = server.plan
-        server.plan = lambda: by_tokens_alone(plans(), 0)
-        with pytest.raises(AssertionError, match="block 0, place 0 is read as token 0 of request 1"):
-            serve_plans(server, trace, 21, 8, 48)
-
-        def first_block_own(plan):
-            for piece in plan["work"]:
-                if piece["id"] == 1 and piece["start"] == 0:
-                    piece.update(tokens=piece["tokens"][:8])
-                elif piece["id"] == 1 and piece["start"] == 23:
-                    piece.update(start=24, tokens=[9], blocks=[piece["blocks"][0], 1, 2, piece["blocks"][3]])
-            return plan
-
-        server = module_of().Scheduler(21, 8, 48)
-        rest = server.plan
-        server.plan = lambda: first_block_own(rest())
-        with pytest.raises(AssertionError, match="and holds that after another beginning"):
-            serve_plans(server, [trace[0], Request(1, 0, trace[1].prompt, 3)], 21, 8, 48)
-
-    def test_one_place_for_two(self):
+    def test_one_location_for_two_requests(self):
         def one_table(plan, n):
             for piece in plan["work"]:
                 piece["blocks"] = plan["work"][-1]["blocks"]
             return plan
 
         trace = [clear_request(0, 0, 10), clear_request(1, 0, 14)]
-        says = "step 0: block 2, place 0 is written twice, as token 0 of request 1 and token 0 of request 0"
-        refused(with_plans(one_table), trace, says)
+        message = "step 0: block 2, place 0 is written twice, as token 0 of request 1 and token 0 of request 0"
+        refused(with_plans(one_table), trace, message)
 
     def test_overwritten_while_it_is_read(self):
-        def into_another_s(plan, n):
+        def into_another(plan, n):
             if n == 2 and len(plan["work"]) == 2:
                 first, second = plan["work"]
                 second["blocks"] = [*second["blocks"][:-1], first["blocks"][0]]
             return plan
 
-        says = "is read as token \\d+ of request 0, \\d+, but the same step writes token 28 of request 1 there"
-        refused(with_plans(into_another_s), TWO, says)
+        message = "is read as token \\d+ of request 0, \\d+, but the same step writes token 28 of request 1 there"
+        refused(with_plans(into_another), TWO, message)
 
-    def test_copies_come_first(self):
-        moved = []
 
-        def elsewhere(server, name, result):
-            if name == "plan" and result["work"] and server.n_plans == 3:
-                moved.append(result["work"][0]["blocks"][0])
-                result["copies"] = [(moved[0], 20)]
-            if name == "plan" and server.n_plans >= 3:
-                for piece in result["work"]:
-                    piece["blocks"] = [20 if block == moved[0] else block for block in piece["blocks"]]
-            return result
+def own_first_block(plan):
+    """Request 1 computes one block, then reads the rest of request 0's blocks, whose beginning is another one."""
+    for piece in plan["work"]:
+        if piece["id"] == 1 and piece["start"] == 0:
+            piece.update(tokens=piece["tokens"][:8])
+        elif piece["id"] == 1 and piece["start"] == 23:
+            piece.update(start=24, tokens=[9], blocks=[piece["blocks"][0], 1, 2, piece["blocks"][3]])
+    return plan
 
-        served = serve(Tampered(elsewhere), ONE, SPEC, NBYTES, MAX_TOKENS, probe=False)
-        assert served.completions == {0: dense_completion(ONE[0].prompt, 6)}
+
+def test_the_same_tokens_after_another_beginning():
+    same = text_of(16, 3)
+    trace = [Request(0, 0, (*text_of(8, 1), *same, 7), 3), Request(1, 0, (*text_of(8, 2), *same, 9), 3)]
+    scheduler = module_of().Scheduler(21, 8, 48)
+    plan = scheduler.plan
+    scheduler.plan = lambda: own_first_block(plan())
+    with pytest.raises(AssertionError, match="and holds that after another beginning"):
+        serve_plans(scheduler, trace, 21, 8, 48)
 
 
 class TestServing:
-    """What comes of a trace, and what does not pass."""
+    """Completions and counts of a trace, and servers that fail."""
 
     @pytest.mark.parametrize("variant", SERVERS, ids=["first_come", "reserving", "solution"])
     @pytest.mark.parametrize("kind", KINDS)
@@ -236,18 +200,13 @@ class TestServing:
         assert computed == known - served.prefix_tokens + served.again
         assert (served.prefix_tokens > 0) == (variant != SERVERS[0])
 
-    def test_counts_are_the_same_again(self):
-        trace = make_trace("chat", 3)
-        runs = [vars(serve(RIGHT.Server(SPEC, NBYTES, 48), trace, SPEC, NBYTES, 48)) for _ in range(2)]
-        assert runs[0] == runs[1]
-
     def test_bytes_read(self):
         served = serve(RIGHT.Server(SPEC, NBYTES, 48), ONE, SPEC, NBYTES, 48)
         assert served.bytes_read == 160 * sum(range(20, 26))
         assert served.bytes_read_a_token * 6 == served.bytes_read
 
     @pytest.mark.parametrize(
-        ("settings", "says"),
+        ("settings", "message"),
         [
             ({"bits": 3}, "says bits 3: one of"),
             ({"bits": True}, "says bits True: one of"),
@@ -256,11 +215,11 @@ class TestServing:
             ({"bits": 32}, "weigh 86,016 bytes"),
         ],
     )
-    def test_settings(self, settings, says):
-        refused(Tampered(lambda server, name, r: r | settings if name == "settings" else r), ONE, says)
+    def test_settings(self, settings, message):
+        refused(Tampered(lambda server, name, r: r | settings if name == "settings" else r), ONE, message)
 
     @pytest.mark.parametrize(
-        ("change", "says"),
+        ("change", "message"),
         [
             (lambda o: None, "attend for request 0 in layer 0 returns None, expected a tensor"),
             (lambda o: o[:1], "returns shape \\(1, 4, 16\\), expected \\(20, 4, 16\\)"),
@@ -272,8 +231,8 @@ class TestServing:
             ),
         ],
     )
-    def test_attention(self, change, says):
-        refused(Tampered(lambda server, name, r: change(r) if name == "attend" else r), ONE, says)
+    def test_attention(self, change, message):
+        refused(Tampered(lambda server, name, r: change(r) if name == "attend" else r), ONE, message)
 
     def test_too_few_bits(self):
         trace = make_trace("chat", 0)
@@ -281,11 +240,6 @@ class TestServing:
         module = ModuleType("serving")
         exec(text, module.__dict__)
         refused(module.Server(SPEC, NBYTES, 48), trace, "or too few bits")
-
-    def test_sleeping(self):
-        refused(
-            with_plans(lambda plan, n: plan if n % 4 else {"copies": [], "work": []}), ONE, "step 3: nothing is comp"
-        )
 
     def test_starving(self):
         scheduler = RIGHT.Scheduler(8, 4, 8)
@@ -309,10 +263,10 @@ class TestServing:
 
     def test_never_done(self):
         piece = {"id": 0, "start": 0, "tokens": list(ONE[0].prompt)[:19], "blocks": [0, 1, 2]}
-        says = "after \\d+ steps 1 requests are not done; one after the other, all would"
-        refused(with_plans(lambda plan, n: {"copies": [], "work": [dict(piece)]}), ONE, says)
+        message = "after \\d+ steps 1 requests are not done; one after the other, all would"
+        refused(with_plans(lambda plan, n: {"copies": [], "work": [dict(piece)]}), ONE, message)
 
-    def test_a_leak_is_found_and_told(self):
+    def test_a_leaked_block_is_found(self):
         scheduler = RIGHT.Scheduler(8, 4, 16)
         advance = scheduler.advance
 
@@ -322,28 +276,13 @@ class TestServing:
             advance(sampled)
 
         scheduler.advance = keep_a_block
-        says = (
+        message = (
             "all 8 blocks are free, and one that needs all of them is never computed whole: some blocks were not given"
         )
-        with pytest.raises(AssertionError, match=says):
+        with pytest.raises(AssertionError, match=message):
             serve_plans(scheduler, [Request(0, 0, (1, 2, 3), 3)], 8, 4, 16)
 
-    def test_a_block_that_is_never_named(self):
-        class Lossy(RIGHT.Scheduler):
-            """The last request's table ends a block before the end, and its work never gets there."""
-
-            def plan(self):
-                found = super().plan()
-                for piece in found["work"]:
-                    if piece["id"] == 1:
-                        piece["tokens"] = piece["tokens"][: max(0, 28 - piece["start"])]
-                found["work"] = [piece for piece in found["work"] if piece["tokens"]]
-                return found
-
-        with pytest.raises(AssertionError, match="is never computed whole"):
-            serve_plans(Lossy(8, 4, 16), [Request(0, 0, (1, 2, 3), 3)], 8, 4, 16)
-
-    def test_a_whole_cache_that_is_refused(self):
+    def test_a_request_for_the_whole_cache_that_is_refused(self):
         class Stingy(RIGHT.Scheduler):
             """One block less than there are."""
 
@@ -357,8 +296,8 @@ class TestServing:
         ):
             serve_plans(Stingy(8, 4, 16), [Request(0, 0, (1, 2, 3), 3)], 8, 4, 16)
 
-    def test_a_server_of_ones_own_steps(self):
-        told = held_while_serving(RIGHT.Server, SPEC, NBYTES, 16, [(list(range(30)), 3), (list(range(5, 30)), 2)])
-        assert told["tokens"] == 32 + 26
-        assert max(told["live_bytes"]) <= NBYTES
-        assert set(told["live_bytes"]) == {21 * 8 * 160}
+    def test_bytes_held_while_serving(self):
+        held = held_while_serving(RIGHT.Server, SPEC, NBYTES, 16, [(list(range(30)), 3), (list(range(5, 30)), 2)])
+        assert held["tokens"] == 32 + 26
+        assert max(held["live_bytes"]) <= NBYTES
+        assert set(held["live_bytes"]) == {21 * 8 * 160}

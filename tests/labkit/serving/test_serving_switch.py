@@ -1,4 +1,4 @@
-"""Lab 13 with the course's pieces in place of earlier parts: what that costs, as the handout says."""
+"""Lab 13 with the course's pieces instead of earlier parts: the points that costs, as in the handout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JOBS = {switch: job_of(switch) for switch in SWITCHES}
 
 
 @pytest.mark.parametrize(("switch", "job"), JOBS.items(), ids=["blocks", "cache", "both"])
-def test_the_handout_says_what_a_piece_of_the_course_s_costs(switch, job, judges):
+def test_points_with_the_courses_pieces_are_those_in_the_handout(switch, job, judges):
     run = judges(job)
     assert not run.problem
     results = add_up(LAB, run.verdicts)

@@ -1,4 +1,4 @@
-"""The simulated memory: what is counted, what is charged, and what is refused."""
+"""The simulated memory: counted bytes, charged buffers, refused operations."""
 
 import copy
 import math
@@ -236,6 +236,10 @@ class TestRefusals:
             lambda t: np.sum(t, axis=0, out=np.zeros(4, np.float32)),
             lambda t: np.copyto(np.zeros((3, 4), np.float32), t),
             lambda t: copy.copy(t).__reduce_ex__(4),
+            lambda t: t[t.astype(int)[0, 0]],
+            lambda t: t.__setitem__((0, t.argmax()), 1),
+            lambda t: t.reshape(t.astype(int)[0, 0], -1),
+            lambda t: np.broadcast_to(t, (t.astype(int)[0, 0], 3, 4)),
         ],
     )
     def test_values_do_not_leave_sram(self, machine, tile, escape):
@@ -276,7 +280,7 @@ class TestRefusals:
         ],
     )
     def test_outside_data_does_not_mix_with_tiles(self, tile, values, operation):
-        with pytest.raises(TypeError, match="does not lie in SRAM"):
+        with pytest.raises(TypeError, match="is not in SRAM"):
             operation(tile, values)
 
     @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ FORGERIES = {
             "try: machine.load(1)\nexcept TypeError as error: error.__traceback__.tb_next.tb_frame.f_locals.clear()"
         ),
         "contents_by_a_template": tiled_traffic("text = '{0._led' + 'ger_content}'\ntext.format(Q)"),
-        "contents_by_a_pattern": tiled_traffic("match Q:\n    case Machine(x): pass"),
+        "contents_by_a_pattern": tiled_traffic("match Q:\n    case Machine(_ledger=x): x.loaded = 0"),
         "contents_by_an_address": tiled_traffic("Q.__array_interface__['data']"),
         "contents_next_to_an_array": tiled_traffic(
             "x = np.lib.stride_tricks.as_strided(np.ones(4), (1 << 40,), (8,))\nx[:] = 0"
@@ -54,11 +54,8 @@ FORGERIES = {
         "set_up_again": tiled_traffic("machine.__init__(machine.sram_bytes)"),
         "another_class": tiled_traffic("machine.__class__ = Machine"),
         "another_class_by_setattr": tiled_traffic("setattr(machine, '__class__', Machine)"),
-        "another_method": tiled_traffic("machine.loaded_from = lambda array: 0"),
+        "another_property_by_a_name": tiled_traffic("kind = type(machine)\nkind.loaded = property(lambda self: 0)"),
         "numpy_by_another_name": tiled_traffic("library = np\nlibrary.array = np.asarray"),
-        "index_that_an_error_quotes": tiled_traffic(
-            "tile = machine.load(Q, np.s_[:1])\ntry: [][tile]\nexcept TypeError as error: return float(str(error)[9:])"
-        ),
     },
     "05": {
         "torch_by_another_name": flash_forward(
@@ -110,6 +107,3 @@ FORGERIES = {
         "hides_the_time_it_takes": flash_forward("sys.settrace(lambda *_: None)", "import sys"),
     },
 }
-
-NOT_LISTED = {"index_that_an_error_quotes"}
-"""What the review does not see. `docs/instructors.md` says so."""

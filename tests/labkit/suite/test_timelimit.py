@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -60,6 +61,19 @@ def test_a_slow_machine_is_not_taken_for_waiting(monkeypatch):
     with pytest.raises(TookTooLong, match="by the clock") as caught, time_limit(60, 0.2):
         time.sleep(20)
     assert not caught.value.is_idle
+
+
+def test_after_one_wait_the_next_is_stopped_sooner(monkeypatch):
+    """What computes still has all of its time."""
+    monkeypatch.setattr(limits, "_has_waited", False)
+    monkeypatch.setattr(limits, "WAIT_SECONDS", 0.2)
+    for allowed, seen in ((0.5, "0.5"), (30, "0.2")):
+        with pytest.raises(TookTooLong, match=rf"after {seen} s by the clock"), time_limit(60, allowed):
+            time.sleep(60)
+    spent = itertools.count(0.0, 30.0)
+    monkeypatch.setattr(limits, "clocks_elsewhere", [lambda: next(spent)])
+    with time_limit(60, 30):
+        time.sleep(1)
 
 
 def test_the_limit_is_raised_again_while_the_body_goes_on(monkeypatch):

@@ -6,14 +6,11 @@ import json
 import pickle
 import re
 import shlex
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 import torch
-from torch.cuda import _memory_viz
 from typer.testing import CliRunner
 
 from labkit.commands.app import app
@@ -26,8 +23,7 @@ from labkit.suite.verdict import Kind, State, Verdict
 from labkit.trace.command import trace
 from labkit.trace.inputs import INPUTS
 from labkit.trace.offer import can_be_traced
-from labkit.trace.page import FOLDER as VIEWER_FOLDER
-from labkit.trace.page import VIEWER, page, write
+from labkit.trace.page import page
 from labkit.trace.record import record
 from labkit.trace.shapes import CannotTrace, Shape, parse_shape
 from labkit.trace.snapshot import read_snapshot
@@ -45,11 +41,6 @@ def naive(q, k, v):
     scores = scores / 8
     weights = scores.softmax(-1)
     return weights @ v
-
-
-def forks(q, k, v):
-    a = torch.exp(q)
-    return a * k + a.max(-1, keepdim=True).values * v, (a + a).gather(-1, torch.zeros(a.shape, dtype=torch.long))
 
 
 class Doubled(torch.autograd.Function):
@@ -96,37 +87,19 @@ class Net(nn.Module):
         return self.layers(x).tanh()
 
 
-class Ids(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(10, 16)
-
-    def forward(self, idx, targets=None):
-        logits = self.table(idx)
-        return logits if targets is None else (logits, logits.flatten(0, 1).logsumexp(-1).mean())
-
-
 net = Net(16)
-
-
-def uses_net(x):
-    return net(x)
 
 
 def makes_net():
     return Net(16)
 
 
-compiled = torch.compile(net)
-
-
-@torch.compile
-def compiled_function(x):
-    return x.exp()
-
-
 def needs_values(x):
     return x * x.sum().item()
+
+
+def untouched(x):
+    raise NotImplementedError()
 """
 
 
@@ -170,9 +143,9 @@ def assert_adds_up(made: Trace) -> None:
     assert all(life.kind for life in made.lives)
 
 
-@pytest.mark.parametrize("name", ["naive", "forks", "checkpointed"])
+@pytest.mark.parametrize("name", ["naive", "checkpointed"])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_tensors_at_the_peak_are_the_meters(code, name, device):
+def test_the_peak_is_the_meters(code, name, device):
     target = find_target([f"{code}:{name}"], device=device)
     shapes = [Shape((2, 32, 16))]
     made = record(target.function, target.inputs(shapes), simulated=device == "meta")
@@ -230,7 +203,7 @@ def test_workspace_inside_a_kernel_is_a_block_of_its_own():
 
 
 @pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
-def test_solutions_of_all_tasks_that_are_offered(lab):
+def test_the_solution_of_every_known_task_can_be_traced(lab):
     for task in lab.tasks:
         if not can_be_traced(lab, task):
             continue
@@ -241,11 +214,6 @@ def test_solutions_of_all_tasks_that_are_offered(lab):
         assert_adds_up(found)
         assert found.peak_bytes > 0
         assert solution_file(lab).name in {each.file for each in found.lines}
-
-
-def test_every_task_with_inputs_is_offered():
-    offered = {task.name for lab in find_labs() for task in lab.tasks if can_be_traced(lab, task)}
-    assert set(INPUTS) <= offered
 
 
 def test_lines_are_those_of_the_code(code):
@@ -269,14 +237,7 @@ def test_the_incoming_gradient_belongs_to_the_backward_call(code):
     (ones,) = [life for life in made.lives if life.op == "aten::ones_like"]
     assert (ones.stack, ones.name) == (None, "gradient of the result, ones")
     assert made.pass_at(ones.born) == "backward"
-    assert {each.file for each in made.lines} == {"code.py"}, "nothing of whoever called the trace"
-
-
-def test_the_forward_pass_alone(code):
-    target = find_target([f"{code}:naive"])
-    made = record(target.function, target.inputs([Shape((2, 32, 16))]), backward=False)
-    assert [each.name for each in made.passes] == ["forward"]
-    assert made.peak_bytes == measure_peak(target.function, *target.inputs([Shape((2, 32, 16))])).peak_bytes
+    assert {each.file for each in made.lines} == {"code.py"}, "no line of the caller"
 
 
 def test_tensors_of_a_module_have_names_and_stacks(code):
@@ -291,18 +252,6 @@ def test_tensors_of_a_module_have_names_and_stacks(code):
     assert calls == [line("self.layers(x).tanh()"), line("return self.inner(x)")]
 
 
-def test_a_module_that_a_function_calls_has_names_too(code):
-    made = traced(f"{code}:uses_net", (3, 16))
-    assert ("gradient", "gradient of layers.1.bias") in {(life.kind, life.name) for life in made.lives}
-
-
-def test_a_simulation_takes_a_module_that_the_file_makes(code):
-    for name in ("uses_net", "net"):
-        target = find_target([f"{code}:{name}"], device="meta")
-        made = record(target.function, target.inputs([Shape((3, 16))]), simulated=True)
-        assert made.peak_bytes == traced(f"{code}:{name}", (3, 16)).peak_bytes
-
-
 def test_steps_with_an_optimizer(code):
     made = traced(f"{code}:net", (3, 16), steps=2, optimizer=torch.optim.AdamW)
     assert_adds_up(made)
@@ -314,55 +263,7 @@ def test_steps_with_an_optimizer(code):
     assert [life.died is None for life in weights] == [False, True], "the first step's gradients are gone"
 
 
-def test_a_scalar_among_the_results_is_the_loss(code):
-    made = traced(f"{code}:Ids", (2, 5), (2, 5))
-    (ones,) = [life for life in made.lives if life.name == "gradient of the result, ones"]
-    assert ones.shape == ()
-
-
-@pytest.mark.parametrize(
-    ("words", "init", "shape"),
-    [
-        ("CODE:net", None, (1, 256, 16)),
-        ("CODE:compiled", None, (1, 256, 16)),
-        ("CODE:compiled_function", None, (1, 4, 256, 64)),
-        ("CODE:Net", "8, depth=1", (1, 256, 8)),
-        ("CODE:makes_net", "", (1, 256, 16)),
-        ("CODE:Ids", None, (1, 256)),
-        ("CODE:naive", None, (1, 4, 256, 64)),
-        ("CODE:Doubled", None, (1, 4, 256, 64)),
-        ("torch.nn:Linear", "4, 2", (1, 256, 4)),
-        ("torch.nn:Conv2d", "3, 8, 3", (1, 3, 64, 64)),
-        ("torch.nn.functional:silu", None, (1, 4, 256, 64)),
-    ],
-)
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_functions_classes_instances_and_what_is_installed(code, words, init, shape, device):
-    target = find_target([words.replace("CODE", str(code))], init=init, device=device)
-    inputs = target.inputs([])
-    assert (tuple(inputs[0].shape), inputs[0].device.type) == (shape, device)
-    assert record(target.function, inputs, simulated=device == "meta").peak_bytes > 0
-
-
-def test_a_file_of_a_package_may_import_relatively(tmp_path):
-    folder = tmp_path / "project_of_anns" / "nets"
-    folder.mkdir(parents=True)
-    for package in (folder.parent, folder):
-        (package / "__init__.py").touch()
-    (folder.parent / "sizes.py").write_text("WIDTH = 8\n")
-    (folder / "net.py").write_text("import torch\nfrom ..sizes import WIDTH\nlayer = torch.nn.Linear(WIDTH, WIDTH)\n")
-    target = find_target([f"{folder / 'net.py'}:layer"])
-    assert tuple(target.inputs([])[0].shape) == (1, 256, 8)
-
-
-def test_results_without_a_gradient_are_named(code):
-    made = traced(f"{code}:naive", (2, 4, 8))
-    assert not any("No backward pass" in note for note in made.notes)
-    made = record(torch.argmax, [torch.ones(3)])
-    assert "No backward pass: no tensor among the results requires grad." in made.notes
-
-
-def test_inputs_of_ones_own(code):
+def test_inputs_from_a_function(code):
     target = find_target([f"{code}:naive"], factory=f"{code}:inputs", device="meta")
     assert [(x.shape, x.is_meta, x.requires_grad) for x in target.inputs([])] == [((2, 4, 8), True, True)] * 3
     target = find_target([f"{code}:naive"], factory=f"{code}:by_name")
@@ -370,7 +271,7 @@ def test_inputs_of_ones_own(code):
     assert [life.name for life in made.lives if life.kind == "input"] == ["v", "q", "k"]
 
 
-def test_shapes_for_each_argument(code):
+def test_each_argument_can_have_its_own_shape(code):
     target = find_target([f"{code}:wrong"])
     assert [tuple(x.shape) for x in target.inputs([Shape((2, 3)), Shape((3, 2))])] == [(2, 3), (3, 2)]
     with pytest.raises(CannotTrace, match="needs 2 arguments"):
@@ -381,7 +282,27 @@ def test_shapes_for_each_argument(code):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "init", "shape"),
+    [
+        ("CODE:net", None, (1, 256, 16)),
+        ("CODE:Net", "8, depth=1", (1, 256, 8)),
+        ("CODE:makes_net", "", (1, 256, 16)),
+        ("CODE:naive", None, (1, 4, 256, 64)),
+        ("CODE:Doubled", None, (1, 4, 256, 64)),
+        ("torch.nn:Conv2d", "3, 8, 3", (1, 3, 64, 64)),
+        ("torch.nn.functional:silu", None, (1, 4, 256, 64)),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_targets_get_inputs_of_a_shape_that_fits(code, words, init, shape, device):
+    target = find_target([words.replace("CODE", str(code))], init=init, device=device)
+    inputs = target.inputs([])
+    assert (tuple(inputs[0].shape), inputs[0].device.type) == (shape, device)
+    assert record(target.function, inputs, simulated=device == "meta").peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
     [
         (["naive"], "names nothing to trace"),
         (["nowhere.py:naive"], "there is no file nowhere.py"),
@@ -392,8 +313,8 @@ def test_shapes_for_each_argument(code):
         (["04", "tiled_attention"], "takes no tensors of torch that are known here"),
     ],
 )
-def test_what_cannot_be_traced_is_one_line(code, words, said):
-    with pytest.raises(CannotTrace, match=said) as error:
+def test_an_unknown_target_is_one_line(code, words, message):
+    with pytest.raises(CannotTrace, match=message) as error:
         find_target([word.replace("CODE", str(code)) for word in words]).inputs([])
     assert "\n" not in str(error.value)
 
@@ -406,186 +327,100 @@ def run_command(*words, **options):
     trace(list(words), **(USUAL | options))
 
 
-def test_the_command_says_the_peak_and_writes(code, tmp_path, capsys):
+def test_the_command_prints_the_peak_and_writes_files(code, tmp_path, capsys):
     files = [tmp_path / f"made/run.{ending}" for ending in ("html", "json", "svg", "png")]
     run_command(f"{code}:naive", against=f"{code}:checkpointed", out=files)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     runs = json.loads(files[1].read_text())
     for run in runs:
-        assert f"{run['name']}: {run['peak_bytes']:,} bytes at the peak, step {run['peak_step'] + 1} of" in said
-    assert f"code.py:{line('scores.softmax')}  weights = scores.softmax(-1)" in said
-    assert "over 12,288 bytes that were there before" in said
-    assert said.count("written: ") == 4
+        assert f"{run['name']}: {run['peak_bytes']:,} bytes at the peak, step {run['peak_step'] + 1} of" in printed
+    assert f"code.py:{line('scores.softmax')}  weights = scores.softmax(-1)" in printed
+    assert "over 12,288 bytes that were there before" in printed
+    assert printed.count("written: ") == 4
     assert ElementTree.parse(files[2]).getroot().tag.endswith("svg")
     assert files[3].read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_says_the_default_shape(code, tmp_path, capsys):
+def test_the_command_prints_the_default_shape(code, tmp_path, capsys):
     run_command(f"{code}:net", shape=None, steps=1, optimizer="SGD(lr=0.1, momentum=0.9)", out=[tmp_path / "run.html"])
-    said = capsys.readouterr().out
-    assert re.search(r"[\d,]+ B  in \d+ more", said)
-    assert "inputs x 1 × 256 × 16 (the default; --shape gives others)" in said
+    printed = capsys.readouterr().out
+    assert re.search(r"[\d,]+ B  in \d+ more", printed)
+    assert "inputs x 1 × 256 × 16 (the default; --shape gives others)" in printed
     assert "momentum_buffer of layers.0.weight" in (tmp_path / "run.html").read_text()
     with pytest.raises(SystemExit, match=r"torch\.optim has no optimizer 'SDG'"):
         run_command(f"{code}:net", steps=1, optimizer="SDG")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("name", "options", "message"),
     [
-        ({"shape": ["2x3"]}, "lab trace: --shape 2x3: whole numbers with commas"),
-        ({"out": [Path("run.pdf")]}, "lab trace: run.pdf: traces are written as .html, .json, .svg or .png"),
-        ({"against": "nowhere.py:f"}, "lab trace: there is no file nowhere.py"),
+        ("wrong", {}, r"(?s)the code ended in RuntimeError: .*code\.py:\d+  return q @ k  # shapes that do not fit"),
+        ("needs_values", {"simulate": True}, r"(?s)x\.sum\(\)\.item\(\).*or leave out --simulate"),
+        ("untouched", {}, r"not implemented yet: code\.py:\d+"),
+        ("naive", {"shape": ["2x3"]}, "--shape 2x3: whole numbers with commas"),
+        ("naive", {"out": [Path("run.pdf")]}, "run.pdf: traces are written as .html, .json, .svg or .png"),
+        ("naive", {"against": "nowhere.py:f"}, "there is no file nowhere.py"),
     ],
 )
-def test_what_was_asked_is_checked_before_torch_is_imported(code, options, said):
-    lines = f"""
-import sys
-from pathlib import *
-from labkit.trace.command import trace
-try:
-    trace([{f"{code}:naive"!r}], **{USUAL | options!r})
-except SystemExit as end:
-    print(end.code, "torch" in sys.modules)
-"""
-    ran = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert ran.stdout.startswith(said)
-    assert ran.stdout.endswith("False\n")
+def test_an_error_names_its_line_or_option(code, name, options, message):
+    with pytest.raises(SystemExit, match=message):
+        run_command(f"{code}:{name}", **options)
 
 
-def test_an_error_of_the_code_is_told_with_its_line(code):
-    with pytest.raises(SystemExit) as error:
-        run_command(f"{code}:wrong")
-    told = str(error.value.code).splitlines()
-    assert told[0].startswith("lab trace: the code ended in RuntimeError: ")
-    assert told[-1].split(maxsplit=1) == [f"code.py:{line('do not fit')}", "return q @ k  # shapes that do not fit"]
+FIRST, SECOND = 0x7F0000000000, 0x7F0000000800
+FRAMES = [
+    {"filename": "/usr/lib/python3/site-packages/torch/nn/modules/linear.py", "line": 125, "name": "forward"},
+    {"filename": "/home/ann/train.py", "line": 7, "name": "forward"},
+]
+BLOCKS = [
+    {"address": FIRST, "size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": []},
+    {"address": SECOND, "size": 2048, "requested_size": 1500, "state": "active_allocated", "frames": []},
+]
+HISTORY = [
+    {"action": "alloc", "addr": SECOND, "size": 2000, "stream": 0, "frames": FRAMES},
+    {"action": "free_requested", "addr": SECOND, "size": 2000, "stream": 0, "frames": []},
+    {"action": "free_completed", "addr": SECOND, "size": 2000, "stream": 0, "frames": []},
+    {"action": "alloc", "addr": SECOND, "size": 1500, "stream": 0, "frames": FRAMES},
+    {"action": "oom", "size": 9000, "stream": 0, "device_free": 512, "frames": []},
+]
+SNAPSHOT = {"segments": [{"device": 0, "address": FIRST, "blocks": BLOCKS}], "device_traces": [HISTORY]}
 
 
-def test_a_simulation_that_needs_values_says_what_to_do(code):
-    with pytest.raises(SystemExit, match=r"(?s)x\.sum\(\)\.item\(\).*or leave out --simulate"):
-        run_command(f"{code}:needs_values", simulate=True)
-
-
-def test_an_untouched_task_is_told_so(tmp_path):
-    file = tmp_path / "stub.py"
-    file.write_text("def f(x):\n    raise NotImplementedError()\n")
-    with pytest.raises(SystemExit, match=r"not implemented yet: stub\.py:2"):
-        run_command(f"{file}:f")
-
-
-def frame(name: str, number: int) -> dict:
-    return {"filename": "/home/ann/train.py", "line": number, "name": name}
-
-
-TORCHS = {"filename": "/usr/lib/python3/site-packages/torch/nn/modules/linear.py", "line": 125, "name": "forward"}
-KEPT, GONE, REUSED = 0x7F0000000000, 0x7F0000000400, 0x7F0000000800
-SNAPSHOT = {
-    "segments": [
-        {
-            "device": 0,
-            "address": KEPT,
-            "total_size": 4096,
-            "allocated_size": 3072,
-            "active_size": 3072,
-            "stream": 0,
-            "segment_type": "small",
-            "segment_pool_id": (0, 0),
-            "blocks": [
-                {"address": KEPT, "size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": []},
-                {"address": GONE, "size": 1024, "requested_size": 0, "state": "inactive", "frames": []},
-                {"address": REUSED, "size": 2048, "requested_size": 1500, "state": "active_allocated", "frames": []},
-            ],
-        }
-    ],
-    "device_traces": [
-        [
-            {"action": "segment_alloc", "addr": KEPT, "size": 4096, "stream": 0, "frames": []},
-            {"action": "alloc", "addr": REUSED, "size": 2000, "stream": 0, "frames": [TORCHS, frame("forward", 7)]},
-            {"action": "free_requested", "addr": REUSED, "size": 2000, "stream": 0, "frames": []},
-            {"action": "free_completed", "addr": REUSED, "size": 2000, "stream": 0, "frames": []},
-            {"action": "free_requested", "addr": GONE, "size": 600, "stream": 0, "frames": []},
-            {"action": "free_completed", "addr": GONE, "size": 600, "stream": 0, "frames": []},
-            {
-                "action": "alloc",
-                "addr": REUSED,
-                "size": 1500,
-                "stream": 0,
-                "frames": [frame("step", 9), frame("main", 3)],
-            },
-            {"action": "oom", "size": 9000, "stream": 0, "device_free": 512, "frames": []},
-            {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": []},
-        ],
-        [],
-    ],
-}
-
-
-def test_a_cuda_snapshot_is_read_as_torchs_viewer_reads_it(tmp_path, capsys):
+def test_a_cuda_snapshot_is_a_trace(tmp_path, capsys):
     file = tmp_path / "dump.pickle"
     file.write_bytes(pickle.dumps(SNAPSHOT))
     ((name, made),) = read_snapshot(file)
     assert name == "dump.pickle, GPU 0"
-    assert_adds_up_from(made, 1600)
     assert [(step.op, made.before_bytes + step.live_bytes) for step in made.steps] == [
-        ("alloc", 3600),
-        ("free_completed", 1600),
+        ("alloc", 3000),
         ("free_completed", 1000),
         ("alloc", 2500),
         ("out of memory: 9,000 bytes requested, 512 free", 2500),
     ]
-    viewer = _memory_viz.trace(SNAPSHOT)  # names blocks a, b, ... in the order in which they are allocated
-    allocated = re.findall(r"^\w+ = \w+\[\d+:([\d.]+)(\w*)\]$", viewer, re.MULTILINE)
-    assert len(allocated) == sum(life.kind == "allocated" for life in made.lives) == 2
-    alive = sum(life.nbytes for life in made.lives if life.alive_at(len(made.steps) - 1))
-    blocks = SNAPSHOT["segments"][0]["blocks"]
-    assert alive == sum(block["requested_size"] for block in blocks if block["state"] == "active_allocated")
-    assert _memory_viz.calc_active(SNAPSHOT["segments"][0]) == 3072, "with what rounding adds"
-    last = next(life for life in made.lives if life.nbytes == 1500)
-    assert [made.lines[number].function for number in made.stacks[last.stack].lines] == ["step", "main"]
     first = next(life for life in made.lives if life.nbytes == 2000)
     assert [made.lines[number].number for number in made.stacks[first.stack].lines] == [7], "torch's own are left out"
     run_command(str(file), out=[tmp_path / "dump.html"])
-    assert "dump.pickle, GPU 0: 2,000 bytes at the peak, step 1 of 5" in capsys.readouterr().out
-
-
-def assert_adds_up_from(made: Trace, before_bytes: int) -> None:
-    assert made.before_bytes == before_bytes
-    for i, step in enumerate(made.steps):
-        assert sum(life.nbytes for life in made.lives if life.alive_at(i)) == before_bytes + step.live_bytes
-
-
-def test_a_snapshot_without_a_history_shows_what_is_there(tmp_path):
-    file = tmp_path / "dump.pickle"
-    file.write_bytes(pickle.dumps(SNAPSHOT | {"device_traces": []}))
-    ((_, made),) = read_snapshot(file)
-    assert (made.before_bytes, len(made.steps)) == (2500, 1)
-    assert "_record_memory_history" in made.notes[0]
-
-
-class Sly:
-    def __reduce__(self):
-        return print, ("unpickled",)
+    assert "dump.pickle, GPU 0: 2,000 bytes at the peak, step 1 of 4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        (pickle.dumps(SNAPSHOT | {"more": Sly()}), "asks for builtins.print"),
+        (pickle.dumps(SNAPSHOT | {"more": Path("/")}), "asks for pathlib"),
         (pickle.dumps([1, 2]), "is no snapshot"),
         (pickle.dumps({"segments": [], "device_traces": [[]]}), "nothing is allocated"),
         (b"no pickle", "dump.pickle: "),
     ],
 )
-def test_what_is_no_snapshot_is_refused(tmp_path, capsys, content, said):
+def test_another_pickle_is_refused(tmp_path, content, message):
     file = tmp_path / "dump.pickle"
     file.write_bytes(content)
-    with pytest.raises(CannotTrace, match=said):
+    with pytest.raises(CannotTrace, match=message):
         read_snapshot(file)
-    assert capsys.readouterr().out == ""
 
 
-def test_nothing_in_a_page_acts_or_asks_for_anything(tmp_path):
-    file = tmp_path / "sly.py"
+def test_a_page_runs_no_code_of_the_trace_and_loads_nothing(tmp_path):
+    file = tmp_path / "script.py"
     file.write_text("def f(x):\n    return x * 2  # </script><script>alert(1)</script> {{ data }}\n")
     target = find_target([f"{file}:f"])
     target.name = "<img src=x onerror=alert(1)> {{ script }}"
@@ -606,27 +441,16 @@ def test_a_check_offers_what_can_be_traced():
     assert trace_lines(find_lab("10"), [kernel]) == [], "what kernels do, no operator shows"
 
 
-def test_pictures_are_drawn_without_operators(tmp_path):
-    made = record(lambda: None, [])
-    write(tmp_path / "none.svg", [("none", made)])
-    assert made.peak_bytes == 0
-
-
 @pytest.mark.parametrize("name", TRACES)
-def test_the_chapters_traces_are_what_the_code_gives_now(name):
-    kept = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
+def test_the_chapters_traces_are_up_to_date(name):
+    saved = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
     chapter, _ = TRACES[name]
-    assert f'href="../../{chapter}.html"' in kept
+    assert f'href="../../{chapter}.html"' in saved
     assert f"_static/traces/{name}.html" in (ROOT / "docs" / f"{chapter}.md").read_text(encoding="utf-8")
-    assert kept == chapter_page(name), "make them again: uv run python -m labstaff.traces"
+    assert saved == chapter_page(name), "make them again: uv run python -m labstaff.traces"
 
 
-def test_the_chapters_traces_share_the_viewer():
-    for name in VIEWER:
-        assert (FOLDER / name).read_text(encoding="utf-8") == (VIEWER_FOLDER / name).read_text(encoding="utf-8")
-
-
-def test_the_chapters_traces_give_no_solution_away():
+def test_the_chapters_traces_contain_no_solution():
     assert find_leaks(find_labs(), FOLDER.glob("*.html")) == []
 
 
@@ -636,13 +460,13 @@ PRINTED = re.findall(r"```bash\nuv run lab (trace [^\n]+)\n```\n\n```text\n([^`]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "printed"), PRINTED, ids=[command for command, _ in PRINTED])
-def test_the_guides_commands_print_what_it_shows(command, printed, tmp_path):
+def test_the_guides_commands_print_its_output(command, printed, tmp_path):
     torch.set_num_threads(1)  # workspace depends on it
     ran = CliRunner().invoke(app, [*shlex.split(command), "--out", str(tmp_path / "run.html")])
     assert [line for line in printed.splitlines() if line not in ran.output.splitlines()] == [], ran.output
 
 
-def test_the_guide_shows_what_its_commands_print():
+def test_the_guides_savings_are_differences_of_its_peaks():
     assert len(PRINTED) == 7
     saved = [int(number.replace(",", "")) for number in re.findall(r"([\d,]{8,}) bytes", GUIDE)]
     peaks = [int(re.search(r"([\d,]+) bytes at", text)[1].replace(",", "")) for _, text in PRINTED]

@@ -45,7 +45,7 @@ ATTACKS = {
     "start threads without end": """
         import threading
         event = threading.Event()
-        threads = [threading.Thread(target=event.wait, daemon=True) for _ in range(200)]
+        threads = [threading.Thread(target=event.wait, daemon=True) for _ in range(1000)]
         try:
             [thread.start() for thread in threads]
         finally:
@@ -103,6 +103,20 @@ def test_fails_in_the_sandbox_alone(submitted, port, attack, tmp_path):
     plain = [sys.executable, "-c", textwrap.dedent(body)]
     without = subprocess.run(plain, cwd=tmp_path, capture_output=True, timeout=60, check=False)
     assert without.returncode == 0, without.stderr
+
+
+ORDINARY = {
+    "its own folder": "import os; os.chdir(os.path.dirname(os.path.abspath(__file__))); return len(os.listdir())",
+    "a file of its own": "open('x', 'w').write('1'); import os; os.remove('x'); return 1",
+    "threads": "import threading; t = threading.Thread(target=print); t.start(); t.join(); return 1",
+    "prints": "print('x' * 1_000_000); return 1",
+    "no input": "import sys; return 1 + len(sys.stdin.read())",
+}
+
+
+@pytest.mark.parametrize("body", ORDINARY.values(), ids=list(ORDINARY))
+def test_what_ordinary_code_does_works(submitted, body):
+    assert submitted(task(body.replace("; return", "\nreturn")))() == 1
 
 
 ENDLESS = "while True: pass"

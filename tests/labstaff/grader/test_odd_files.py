@@ -86,18 +86,14 @@ def test_a_student_is_told_of_a_size_and_not_of_memory(tmp_path):
         (os.fsdecode(b"\xff"), r"\xff"),
         ("\ud800", r"\ud800"),
         ("x" * 300, "x" * 199 + "…"),
-        ("Zoe\u0308 a\u0301\u0302", "Zoe\u0308 a\u0301\u0302"),
-        ("z" + "\u0301" * 90 + "a", "z" + "\u0301" * 4 + "…a"),
-        ("z" + "\u20dd\u0301" * 45, "z" + "\u20dd\u0301" * 2 + "…"),
-        ("0 of 60\u3164\u2800\uffa0", r"0 of 60\u3164\u2800\uffa0"),
     ],
 )
 def test_a_name_on_one_line(text, shown):
     assert one_line(text) == shown
 
 
-def test_a_text_of_several_lines_hides_no_other_line():
-    assert lines("a\nz" + "\u0301" * 2000 + "\nb\u3164") == "a\nz" + "\u0301" * 4 + "…\nb\\u3164"
+def test_a_text_of_several_lines_keeps_its_lines():
+    assert lines("a\r\nb\tc\x1b") == "a\nb\tc\\x1b"
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", " =1", "＝1+1", "\u3000＋1", "﹢1", "\ufe6bx"])

@@ -26,78 +26,40 @@ from labstaff.grading.run import grade_submitted
 pytestmark = pytest.mark.slow
 
 LAB = find_lab("01")
-COLLECTED = {
-    "by_a_finaliser": "late = Late(); late.me, late.do = late, {do}; del late; gc.collect(); done or {do}()",
-    "by_a_weak_reference": "node = Node(); node.me = node; seen = weakref.ref(node, lambda _: {do}()); del node; "
-    "gc.collect(); done or {do}()",
-    "by_a_generator": "node = Node(); node.me, node.words = node, last_words({do}); next(node.words); del node; "
-    "gc.collect(); done or {do}()",
-}
-"""Ways to have `{do}`, a function, called by the garbage collector; and in the open, where it failed there."""
-
-BEFORE_COLLECTED = """import gc, weakref
-done = []
-class Node: pass
+FINALISER = """import gc
 class Late:
     def __del__(self):
         self.do()
-def last_words(do):
-    try:
-        yield
-    finally:
-        do()
 """
-OF_NUMPY = "(lambda: done.append(np.ones((len(Q), len(K)), np.float32).sum()))"
-OF_TORCH = "(lambda: done.append(torch.ones(len(Q), len(K)).sum()))"
+BY_A_FINALISER = "late = Late(); late.me, late.do = late, lambda: {}; del late; gc.collect()"
 
 HIDING_NUMPY = {
-    "in_the_open": "S = np.empty((len(Q), len(K)), np.float32)",
-    "workspace_of_the_module": "S = WORKSPACE[: len(Q), : len(K)]",
-    "workspace_of_a_class": "S = Kept.matrix",
-    "workspace_as_a_default": "S = kept()",
-    "workspace_of_a_cache": "S = matrix()",
-    "rows_one_by_one": "S = [np.empty(len(K), np.float32) for _ in range(len(Q))]",
-    "texts": "S = [bytearray(4 * len(K)) for _ in range(len(Q))]",
-    "half_precision": "S = np.empty((len(Q), len(K)), np.float16)",
-    **{name: f"done.clear(); {lines.format(do=OF_NUMPY)}" for name, lines in COLLECTED.items()},
+    "in_the_open": ("S = np.empty((len(Q), len(K)), np.float32)", ""),
+    "workspace": ("S = WORKSPACE[: len(Q), : len(K)]", "WORKSPACE = np.ones((4096, 4096), np.float32)"),
+    "rows_one_by_one": ("S = [np.empty(len(K), np.float32) for _ in range(len(Q))]", ""),
+    "by_a_finaliser": (BY_A_FINALISER.format("np.ones((len(Q), len(K)), np.float32).sum()"), FINALISER),
 }
-"""Ways to make the whole matrix in a function of Q and K: the lines, with `BEFORE_NUMPY` above the function."""
-
-BEFORE_NUMPY = {
-    "workspace_of_the_module": "WORKSPACE = np.ones((4096, 4096), np.float32)",
-    "workspace_of_a_class": "class Kept:\n    matrix = np.ones((4096, 4096), np.float32)",
-    "workspace_as_a_default": "def kept(matrix=np.ones((4096, 4096), np.float32)):\n    return matrix",
-    "workspace_of_a_cache": "import functools\n@functools.lru_cache\ndef matrix():\n"
-    "    return np.empty((4096, 4096), np.float32)\nmatrix()[...] = 0",
-    **dict.fromkeys(COLLECTED, BEFORE_COLLECTED),
-}
+"""Ways to make the whole matrix in a function of Q and K: lines in the function, and above it."""
 
 HIDING_TORCH = {
-    "in_the_open": "S = torch.empty(len(Q), len(K))",
-    "numpy_in_its_place": "S = np.empty((len(Q), len(K)), np.float32)",
-    "workspace_of_the_module": "S = WORKSPACE",
-    "workspace_out_of_sight": "S = torch.empty(0).set_(WORKSPACE.untyped_storage())",
-    "by_growing_a_storage": "S = torch.empty(1); S.resize_(len(Q), len(K))",
-    "lists": "S = [bytearray(4 * len(K)) for _ in range(len(Q))]",
-    **{name: f"done.clear(); {lines.format(do=OF_TORCH)}" for name, lines in COLLECTED.items()},
+    "in_the_open": ("S = torch.empty(len(Q), len(K))", ""),
+    "numpy_instead": ("S = np.empty((len(Q), len(K)), np.float32)", ""),
+    "workspace": ("S = torch.empty(0).set_(WORKSPACE.untyped_storage())", "WORKSPACE = torch.ones(4096, 4096)"),
+    "by_growing_a_storage": ("S = torch.empty(1); S.resize_(len(Q), len(K))", ""),
+    "by_a_finaliser": (BY_A_FINALISER.format("torch.ones(len(Q), len(K)).sum()"), FINALISER),
 }
-BEFORE_TORCH = dict.fromkeys(
-    ("workspace_of_the_module", "workspace_out_of_sight"), "WORKSPACE = torch.ones(4096, 4096)"
-) | dict.fromkeys(COLLECTED, BEFORE_COLLECTED)
 
 
 STUB = LAB.answer_file.read_text(encoding="utf-8")
 
 
-def hiding(number, task, ways, before, head):
+def hiding(number, task, ways, head):
     """Lab `number`'s solution, whose `task` makes the whole matrix first, in each of `ways`; and as it is."""
     solution = solution_file(find_lab(number)).read_text(encoding="utf-8")
     texts = {"": solution}
-    for name, lines in ways.items():
+    for name, (lines, before) in ways.items():
         body = f"_honest = {task}\n\n\ndef {task}(Q, K, *rest, **options):\n    {lines}\n"
-        texts[name] = (
-            f"{solution}\n\n{head}\n{before.get(name, '')}\n{body}    return _honest(Q, K, *rest, **options)\n"
-        )
+        texts[name] = f"{solution}\n\n{head}\n{before}\n{body}    return _honest(Q, K, *rest, **options)\n"
     return texts
 
 
@@ -106,8 +68,8 @@ def seen_from_outside(tmp_path_factory):
     """Runs of the tests that measure from outside, by task and way."""
     runs = {}
     with SandboxedRunner() as runner:
-        for number, task, test, ways, before, head in HIDING:
-            for name, text in hiding(number, task, ways, before, head).items():
+        for number, task, test, ways, head in HIDING:
+            for name, text in hiding(number, task, ways, head).items():
                 folder = tmp_path_factory.mktemp("hiding")
                 (folder / f"{find_lab(number).module}.py").write_text(text, encoding="utf-8")
                 tests = (f"{test}::test_no_matrix_seen_from_outside",)
@@ -116,9 +78,9 @@ def seen_from_outside(tmp_path_factory):
 
 
 HIDING = (
-    ("04", "tiled_attention", "TestTiledAttention", HIDING_NUMPY, BEFORE_NUMPY, "import numpy as np"),
-    ("05", "flash_forward", "TestFlashForward", HIDING_TORCH, BEFORE_TORCH, "import numpy as np, torch"),
-    ("05", "flash_backward", "TestFlashBackward", HIDING_TORCH, BEFORE_TORCH, "import numpy as np, torch"),
+    ("04", "tiled_attention", "TestTiledAttention", HIDING_NUMPY, "import numpy as np"),
+    ("05", "flash_forward", "TestFlashForward", HIDING_TORCH, "import numpy as np, torch"),
+    ("05", "flash_backward", "TestFlashBackward", HIDING_TORCH, "import numpy as np, torch"),
 )
 
 
@@ -257,6 +219,23 @@ def test_no_bubblewrap_no_grading(monkeypatch):
     monkeypatch.setattr(sandbox, "bwrap_path", lambda: None)
     with pytest.raises(sandbox.SandboxMissing, match=r"bubblewrap .* not installed[\s\S]*--unsafe-no-sandbox"):
         sandbox.Sandbox()
+
+
+def test_a_bubblewrap_that_does_not_work_is_found_before_any_submission(tmp_path, monkeypatch):
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n", encoding="utf-8")
+    bwrap.chmod(0o755)
+    monkeypatch.setattr(sandbox, "bwrap_path", lambda: str(bwrap))
+    sandbox.require_sandbox.cache_clear()
+    with pytest.raises(sandbox.SandboxMissing, match=r"No permissions[\s\S]*--unsafe-no-sandbox"):
+        SandboxedRunner()
+
+
+def test_a_run_says_why_its_sandbox_gives_no_worker(monkeypatch):
+    monkeypatch.setattr(sandbox, "INSIDE", [name for name in sandbox.INSIDE if "wire" not in name])
+    with SandboxedRunner(()) as runner:
+        problem = runner.run(LAB.label, "--solutions", tests=("TestStandardAttention::test_worked_example",)).problem
+    assert problem.startswith(f"{sandbox.BROKEN}: ImportError: cannot import name 'wire'"), problem
 
 
 def test_links_to_other_students_are_passed_over(tmp_path):

@@ -39,7 +39,7 @@ def another_course(tmp_path, monkeypatch):
         "labkit/suite/results.py",
         "labkit/meters/arrays.py",
         "labkit/simulated_memory/_ledger.py",
-        "labkit/bench/step_assertions.py",
+        "labkit/bench/accounting.py",
         "labstaff/grader/sandbox.py",
         f"labs/{LAB.folder.name}/lab.toml",
         f"labs/{LAB.folder.name}/tests/test_profiling.py",

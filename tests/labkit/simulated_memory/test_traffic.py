@@ -1,4 +1,4 @@
-"""What fits into a simulated SRAM, and the closed forms of what attention moves: equal to the count, to the byte."""
+"""What fits into the simulated SRAM, and the closed forms of attention's traffic against its counters."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ class TestOverflow:
         with pytest.raises(SRAMOverflow):
             (tile + 1) * 2
 
-    def test_the_message_says_what_is_asked_and_what_lies_there(self):
+    def test_the_message_names_the_request_and_the_largest_buffers(self):
         machine = Machine(1000)
         tiles = [machine.new((k, 7), 0, np.float32) for k in (3, 20)]
         with pytest.raises(SRAMOverflow, match=r"multiply needs 560 B.*644 B of 1,000 B.*\(20, 7\) float32, \(3, 7\)"):

@@ -1,12 +1,13 @@
-"""Assertions about memory and times of attention's training step, which know what usual mistakes make of them."""
+"""What Lab 02's tests share: rows of the benchmark, bytes of attention's training step, and usual mistakes in them."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from labkit.bench.accounting import (
@@ -16,7 +17,7 @@ from labkit.bench.accounting import (
     attention_memory,
     longest_that_fits,
 )
-from labkit.bench.columns import COLUMNS
+from labkit.bench.rows import COLUMNS, Row
 from labkit.bench.variants import written_out
 from labkit.meters.allocation import AllocationMeter
 from labkit.testing.compare import assert_equal, assert_keys, assert_type, require
@@ -24,7 +25,19 @@ from labkit.testing.lines import assert_bytes
 
 Shape = tuple[int, int, int]
 Suspects = dict[str, float]
+Counts = dict[str, int]
 
+LENGTHS = (256, 1024, 4096, 8192, 16384)
+ADD_MEM = ("4.02344", "64.0938", "1024.38", "4096.75", "16385.5")
+MEM_MAX = {
+    16: ("72.7739", "195.094", "2124.38", "8280.75", "32881.5"),
+    32: ("73.5239", "198.094", "2136.38", "8304.75", "32929.5"),
+    64: ("75.0239", "204.094", "2160.38", "8352.75", "33025.5"),
+    128: ("78.0239", "216.094", "2208.38", "8448.75", "33217.5"),
+}
+"""The published table as printed, in MiB, for each of `LENGTHS`: add_mem_MB for any d_model, mem_max_MB by d_model."""
+
+MEASURED = ("fwd_ms", "bwd_ms", "mem_max_MB", "add_mem_MB")
 EXACT = {"round_to": 1, "workspace_bytes": 0}
 """How the CPU counts: nothing rounded, and no workspace."""
 
@@ -131,8 +144,8 @@ def saved_suspects(shape: Shape) -> Suspects:
     }
 
 
-def as_asked(rows: Any, d_models: Sequence[int], seq_lens: Sequence[int], **asked: Any) -> list[dict[str, Any]]:
-    """The rows that `benchmark_attention` gave, if they are those asked for, in their order and with their columns."""
+def requested(rows: Any, d_models: Sequence[int], seq_lens: Sequence[int], **asked: Any) -> list[dict[str, Any]]:
+    """The rows that `benchmark_attention` returned, checked to be those requested, in order and with their columns."""
     assert_type("benchmark_attention's result", rows, list, "a list of rows")
     pairs = [(d, n) for d in d_models for n in seq_lens]
     assert_equal("the number of rows", len(rows), len(pairs), hint="a row for every d_model and every seq_len")
@@ -188,6 +201,124 @@ def assert_time_columns(row: Mapping[str, Any], taken_ms: Sequence[Sequence[floa
             suspects={text: float(f"{value:.6g}") for text, value in suspects.items()},
             hint="a pass is timed, and nothing else, by a clock of Python's `time` (the test puts its own there)",
         )
+
+
+class RequestedRows:
+    """Calls the submission's `benchmark_attention` by `run`, a probe of the suite: see `labkit.testing.lines.Lines`.
+
+    Lines must know `stand_ins`, which is `labkit.meters.stand_ins`.
+    """
+
+    def __init__(self, run: Callable[..., list[Any]]) -> None:
+        self.run = run
+
+    def rows(self, d_models: Sequence[int], seq_lens: Sequence[int], *, within: str = "", **asked: Any) -> list[Row]:
+        """The rows, checked to be those requested; `within` is lines before the call that end in `with …:`."""
+        line = f"note(benchmark_attention({d_models}, {seq_lens}, **asked))"
+        (rows,) = self.run(f"{within}\n    {line}" if within else line, asked=asked)
+        return requested(rows, d_models, seq_lens, **asked)
+
+    def counted(
+        self, d_models: Sequence[int], seq_lens: Sequence[int], **asked: Any
+    ) -> tuple[list[Row], Counts, Counts]:
+        """Rows, how many "exp" and "bmm" ran for them, and how many of them with no tracker looking on."""
+        lines = f"""
+with stand_ins.OperatorCount() as count:
+    note(benchmark_attention({d_models}, {seq_lens}, **asked))
+note((count.counts, count.unwatched))
+"""
+        rows, counts = self.run(lines, asked=asked)
+        return requested(rows, d_models, seq_lens, **asked), *counts
+
+    def assert_memory(self, d_models: Sequence[int], seq_lens: Sequence[int], **asked: Any) -> None:
+        """Bytes of every row, on the CPU or simulated, to the byte."""
+        for row in self.rows(d_models, seq_lens, **asked):
+            assert_memory_columns(row)
+
+    def assert_published(self) -> None:
+        """The published table, simulated: its bytes as they are printed there, and no times."""
+        rows = self.rows(list(MEM_MAX), list(LENGTHS), device="meta")
+        for number, row in enumerate(rows):
+            for name in ("fwd_ms", "bwd_ms"):
+                message = f"{name} of row {number} is {row[name]}, expected None: a simulation has no times"
+                require(row[name] is None, message)
+            n = number % len(LENGTHS)
+            assert_memory_columns(row, printed=(MEM_MAX[row["d_model"]][n], ADD_MEM[n]))
+
+    def assert_on_a_gpu(self, d_models: Sequence[int], seq_lens: Sequence[int], **asked: Any) -> None:
+        """Times above 0, and bytes as near to the simulation's as a GPU's allocator and workspaces let them be."""
+        for row in self.rows(d_models, seq_lens, device="cuda", **asked):
+            _assert_row_of_a_gpu(row)
+
+    def assert_measured(self, d_models: Sequence[int], seq_lens: Sequence[int], **asked: Any) -> None:
+        """Two rows of a simulated device, for which two steps of each must run at the least."""
+        _, counts, _ = self.counted(d_models, seq_lens, **asked)
+        message = f"for two rows, {counts['exp']} forward passes ran on meta tensors, expected two steps of each"
+        cause = "the numbers are worked out by a formula, or copied: this table is to be measured"
+        require(counts["exp"] >= 4 and counts["bmm"] >= 20, f"{message}\nUsual cause: {cause}")
+
+    def assert_steps(self) -> None:
+        """Steps are those asked for, whole, and timed where no tracker slows them down.
+
+        Three calls are compared: with two steps, with five, and with two after three to warm up.
+        """
+        ran: dict[tuple[int, int], Counts] = {}
+        unwatched: dict[tuple[int, int], Counts] = {}
+        for warmup, steps in ((0, 2), (0, 5), (3, 2)):
+            asked = {"batch_size": 1, "warmup_steps": warmup, "steps": steps}
+            _, ran[warmup, steps], unwatched[warmup, steps] = self.counted([4], [8], **asked)
+        n_steps = {asked: counts["exp"] for asked, counts in ran.items()}
+        assert_equal("the number of forward passes that three steps more bring", n_steps[0, 5] - n_steps[0, 2], 3)
+        assert_equal("the number of forward passes that three warm-up steps bring", n_steps[3, 2] - n_steps[0, 2], 3)
+        message = (
+            "a step has 2 products in the forward pass and 4 in the backward pass; those of three steps are not there"
+        )
+        require(ran[0, 5]["bmm"] - ran[0, 2]["bmm"] == 18, message)
+        message = f"of 5 timed steps, {unwatched[0, 5]['exp']} ran without a tracker looking on"
+        why = "A tracker slows every operator down: measure memory in steps of their own, and time without it"
+        require(unwatched[0, 5]["exp"] >= 5, f"{message}\n{why}")
+
+    def assert_second_runs_out(
+        self, d_models: Sequence[int], seq_lens: Sequence[int], *, within: str, **asked: Any
+    ) -> None:
+        """Of three rows the second, too large for its device, has no numbers, and spoils nothing of the third."""
+        try:
+            rows = self.rows(d_models, seq_lens, within=within, **asked)
+        except RuntimeError as uncaught:
+            require("memory" not in str(uncaught), f"out of memory ends the benchmark: {str(uncaught)[:60]} …")
+            raise
+        statuses = [row["status"] for row in rows]
+        assert_equal("status of three rows, the second too large,", statuses, ["success", "oom", "success"])
+        for name in MEASURED:
+            require(rows[1][name] is None, f"{name} of a row that ran out of memory is {rows[1][name]}, expected None")
+        assert_memory_columns(rows[2])
+
+    def assert_times(self, rng: np.random.Generator, warmup: int, steps: int) -> None:
+        """The medians of steps that take milliseconds drawn at random: see `PacedSteps`."""
+        costs = {
+            name: [9000, 8000, *map(int, rng.permutation([*(least + rng.permutation(30)[: steps - 1]), least + 700]))]
+            for name, least in (("fwd_ms", 10), ("bwd_ms", 60))
+        }
+        lines = f"""
+with stand_ins.PacedSteps(*costs.values(), getattr(benchmark_attention, "__globals__", {{}})) as paced:
+    note(benchmark_attention([4], [16], batch_size=2, warmup_steps={warmup}, steps={steps}))
+note(paced.taken_ms)
+"""
+        rows, taken_ms = self.run(lines, costs=costs)
+        (row,) = requested(rows, [4], [16], batch_size=2, warmup_steps=warmup, steps=steps)
+        assert_time_columns(row, taken_ms)
+
+
+def _assert_row_of_a_gpu(row: Row) -> None:
+    require(row["status"] == "success", f"status is {row['status']!r}, expected 'success'")
+    require(row["fwd_ms"] > 0 and row["bwd_ms"] > 0, "a time is not above 0")
+    shape = row["batch_size"], row["seq_len"], row["d_model"]
+    saved = step_memory(shape, "saved") / MIB
+    message = f"add_mem_MB is {row['add_mem_MB']:.6g} on a GPU; the allocator may add 1 MiB a block to {saved:.6g}"
+    require(abs(row["add_mem_MB"] - saved) <= 2, message)
+    least = step_memory(shape, "forward_peak", workspace_bytes=0) / MIB
+    message = f"mem_max_MB is {row['mem_max_MB']:.6g} on a GPU, expected {least:.6g} and at most 140 for workspaces"
+    require(least <= row["mem_max_MB"] <= least + 140, message)
 
 
 def _rounded(nbytes: int, to: int = CUDA_ROUNDING_BYTES) -> int:

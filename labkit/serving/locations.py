@@ -1,4 +1,4 @@
-"""What every place of every block holds, symbolically: a token after a beginning, and who wrote it when."""
+"""Records for each location of the cache which token of which request was written there, and in which step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labkit.testing.compare import require
 NOT_COMPUTED = (
     "a block that was found holds its tokens only when they have been computed; or the work begins too late in the text"
 )
-STALE = "a block is given to somebody else and is still found under what it held; or the table is another request's"
+STALE = "a block is given to another request and is still found by its old content; or the table is another request's"
 TAKEN = "a request keeps its blocks until it is done or gives all of them up; then it is computed again"
 ANOTHER_BEGINNING = "keys and values depend on all tokens before: a block is known by its own and by those"
 
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What lies in a place: the number of a beginning with its last token, who wrote it, and in which step."""
+    """The content of a location: the number of a beginning with its last token, its request, and the step."""
 
     beginning: int
     id: Any
@@ -42,22 +42,22 @@ class _Held(NamedTuple):
 class Text:
     """A request's tokens so far, each with the number of the beginning that it ends."""
 
-    def __init__(self, places: Places, tokens: Iterable[int]) -> None:
-        self._places = places
+    def __init__(self, locations: Locations, tokens: Iterable[int]) -> None:
+        self._locations = locations
         self.tokens: list[int] = []
         self.beginnings: list[int] = []
         for token in tokens:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """One token more."""
+        """Add a token."""
         before = self.beginnings[-1] if self.beginnings else 0
         self.tokens.append(token)
-        self.beginnings.append(self._places.number_of(before, token))
+        self.beginnings.append(self._locations.number_of(before, token))
 
 
-class Places:
-    """The places of all blocks. Two places hold the same keys and values if their beginnings have the same number."""
+class Locations:
+    """The locations in all blocks. Two hold the same keys and values if their beginnings have the same number."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -85,34 +85,34 @@ class Places:
                 require(
                     not clash,
                     f"step {step}: block {block}, place {place} is written twice, as token {position} of request "
-                    f"{piece.id!r} and {_told(old)}: a block that is written belongs to one request alone",
+                    f"{piece.id!r} and {_describe(old)}: a block that is written belongs to one request alone",
                 )
                 self._held[block][place] = new
 
     def assert_readable(self, piece: Piece, text: Text, step: int) -> None:
-        """Fail unless all places that `piece` reads hold its own beginning, now that the step is written."""
+        """Fail unless, after the step is written, `piece` reads its own beginning from all its locations."""
         for position in range(piece.end):
             block, place = self.place_of(piece, position)
             held = self._held[block][place]
             if held is not None and held.beginning == text.beginnings[position]:
                 continue
-            said = (
+            read = (
                 f"step {step}: block {block}, place {place} is read as token {position} of request {piece.id!r}, "
                 f"{text.tokens[position]},"
             )
             if held is None:
-                require(False, f"{said} and holds nothing\nUsual cause: {NOT_COMPUTED}")
+                require(False, f"{read} and holds nothing\nUsual cause: {NOT_COMPUTED}")
             elif held.id != piece.id and held.step == step:
-                require(False, f"{said} but the same step writes {_told(held)} there\nUsual cause: {TAKEN}")
+                require(False, f"{read} but the same step writes {_describe(held)} there\nUsual cause: {TAKEN}")
             elif held.position == position and held.token == text.tokens[position]:
-                require(False, f"{said} and holds that after another beginning\nUsual cause: {ANOTHER_BEGINNING}")
+                require(False, f"{read} and holds that after another beginning\nUsual cause: {ANOTHER_BEGINNING}")
             else:
-                require(False, f"{said} but holds {_told(held)}, written in step {held.step}\nUsual cause: {STALE}")
+                require(False, f"{read} but holds {_describe(held)}, written in step {held.step}\nUsual cause: {STALE}")
 
     def place_of(self, piece: Piece, position: int) -> tuple[int, int]:
         """The block and the place in it of a position."""
         return piece.blocks[position // self.block_size], position % self.block_size
 
 
-def _told(held: _Held | None) -> str:
+def _describe(held: _Held | None) -> str:
     return "nothing" if held is None else f"token {held.position} of request {held.id!r}"
