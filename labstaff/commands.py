@@ -1,26 +1,207 @@
-"""The instructor's commands of `lab`, up to grading; `labstaff.course.commands` has those after it."""
+"""The commands of `lab` for instructors and for authors of labs."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from labkit.commands.help import AUTHORS
 from labkit.labs.catalog import ROOT, find_lab, find_labs
-from labstaff.course.commands import add_commands as add_commands_after_grading
+from labkit.labs.manifest import Lab
+
+LabArguments = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="a lab's number; default: all")]
+LabOptions = Annotated[list[str] | None, typer.Option("--lab", metavar="NN", help="a lab's number; default: all")]
+NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="a folder that does not exist yet")]
+Course = Annotated[Path, typer.Argument(metavar="COURSE", help="the folder that `lab course` made")]
 
 
 def add_commands(app: typer.Typer, group: str) -> None:
-    """Add the instructor's commands to `lab`, in a group of its help."""
-    for command in (course, grade, release, site, mistake, build, new):
-        app.command(rich_help_panel=group)(command)
-    add_commands_after_grading(app, group)
+    """Add these commands to `lab`: those for instructors in a group of its help, those for authors in another."""
+    groups: dict[str, tuple[Callable[..., None], ...]] = {
+        group: (release, course, grade, extend, export, site),
+        AUTHORS: (new, build, mistake),
+    }
+    for panel, commands in groups.items():
+        for command in commands:
+            app.command(rich_help_panel=panel)(command)
 
 
-def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] = None) -> None:
-    """Derive stubs, reports and the review's allowances from solutions/, and the course's map from the manifests."""
+def release(out: NewFolder, labs: LabArguments = None) -> None:
+    """Write the students' files, for all labs or some: no solutions, searched for leaks."""
+    from labstaff.release.tree import ReleaseError
+    from labstaff.release.tree import release as release_tree
+
+    try:
+        written = release_tree(ROOT, out, [find_lab(name) for name in labs or []])
+    except ReleaseError as error:
+        sys.exit(f"lab release: {error}")
+    typer.echo(f"released {len(written)} files to {out}")
+
+
+def course(out: NewFolder, labs: LabArguments = None) -> None:
+    """Make an nbgrader course: sources, settings, and released assignments, searched for leaks."""
+    from labstaff.course.make import CourseError, make_course
+
+    chosen = _chosen(labs)
+    try:
+        make_course(chosen, out.resolve())
+    except CourseError as error:
+        sys.exit(f"lab course: {error}")
+    for lab in chosen:
+        report = sum(question.points for question in lab.questions)
+        typer.echo(f"{lab.folder.name}: {lab.title}, {lab.points:g} points by tests and {report:g} by hand")
+    typer.echo(f"released to {out / 'release'}; docs/instructors.md explains the next steps")
+
+
+def grade(
+    submitted: Annotated[Path, typer.Argument(metavar="SUBMITTED", help="a folder of STUDENT/LAB folders")],
+    lab: LabOptions = None,
+    results: Annotated[Path | None, typer.Option(help="the folder of results; `judged` next to SUBMITTED")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="how many to grade at once on this machine")] = 2,
+    scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address: grade on its workers")] = "",
+    table: Annotated[Path | None, typer.Option("--csv", help="write the points to this file")] = None,
+    gradescope: Annotated[
+        Path | None, typer.Option(help="write Gradescope's results: a .json for one submission, or a folder")
+    ] = None,
+    visibility: Annotated[
+        str, typer.Option(help="when Gradescope shows them: hidden, after_due_date, after_published, visible")
+    ] = "after_published",
+    unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="grade without bubblewrap")] = False,
+    force: Annotated[bool, typer.Option("--force", help="grade and record everything again")] = False,
+    looked_at: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STUDENT", help="release withheld points: you have looked at this student's source"),
+    ] = None,
+) -> None:
+    """Grade submissions in parallel, each in a sandbox, and print what the class fails most.
+
+    A run that was interrupted continues where it ended. In a course that `lab course` made, nbgrader then records the
+    results. Exit status: 0; 1 when a submission was not graded or not recorded; 3 when all were, and some hold no code
+    that can be graded.
+    """
+    from labkit.commands.app import of_the_disk
+    from labstaff.course.grade import grade as grade_folder
+    from labstaff.course.gradebook import NoGradebook
+    from labstaff.grader.sandbox import SandboxMissing
+    from labstaff.grading.gradescope import CannotExport, Export, Visibility
+    from labstaff.grading.parallel import NoScheduler
+    from labstaff.grading.run import NothingToGrade
+
+    if visibility not in [*Visibility]:
+        sys.exit(f"lab grade: --visibility: expected one of {', '.join(Visibility)}, found {visibility!r}")
+    try:
+        status = grade_folder(
+            submitted.resolve(),
+            _chosen(lab),
+            results,
+            workers=workers,
+            scheduler=scheduler,
+            unsafe=unsafe,
+            table=table,
+            export=Export(gradescope, Visibility(visibility)) if gradescope else None,
+            force=force,
+            looked_at=looked_at or [],
+            say=typer.echo,
+        )
+    except OSError as error:
+        sys.exit(f"lab grade: {of_the_disk(error) or error}")
+    except (NothingToGrade, NoGradebook, SandboxMissing, CannotExport, NoScheduler) as error:
+        sys.exit(f"lab grade: {error}")
+    raise typer.Exit(status)
+
+
+def extend(
+    course: Course,
+    students: Annotated[list[str] | None, typer.Argument(metavar="[STUDENT]...", help="whose due date")] = None,
+    lab: LabOptions = None,
+    days: Annotated[float | None, typer.Option(help="days after the lab's due date; 0 removes an extension")] = None,
+) -> None:
+    """Grant extensions; without --days, list late submissions and extensions.
+
+    The next `lab grade` records the changed penalties.
+    """
+    from labstaff.course.extensions import CannotExtend, extend_all, extension_lines
+    from labstaff.course.gradebook import NoGradebook
+
+    course, labs = course.resolve(), [find_lab(name) for name in lab or []]
+    if days is not None and not (labs and students):
+        sys.exit("lab extend: --days needs a --lab and students")
+    try:
+        if days is None:
+            lines = extension_lines(course, students or []) or ["no late submissions, no extensions"]
+        else:
+            lines = extend_all(course, labs, students or [], days)
+            chosen = " ".join(f"--lab {each.number}" for each in labs)
+            lines.append(f"lab grade {course / 'submitted'} {chosen} records it")
+    except (CannotExtend, NoGradebook) as error:
+        sys.exit(f"lab extend: {error}")
+    for line in lines:
+        typer.echo(line)
+
+
+def export(
+    course: Course,
+    to: Annotated[Path, typer.Argument(metavar="TO", help="the CSV file to write")],
+    platform: Annotated[str, typer.Option("--for", help="table, canvas or moodle")] = "table",
+    lab: LabOptions = None,
+) -> None:
+    """Write the gradebook as a CSV file: a table, or as Canvas or Moodle imports it."""
+    from labstaff.course.export import COLUMNS, export_grades
+    from labstaff.course.gradebook import NoGradebook
+
+    if platform not in COLUMNS:
+        sys.exit(f"lab export: --for: expected one of {', '.join(COLUMNS)}, found {platform!r}")
+    try:
+        for line in export_grades(course.resolve(), to, platform, [find_lab(name).folder.name for name in lab or []]):
+            typer.echo(line)
+    except NoGradebook as error:
+        sys.exit(f"lab export: {error}")
+
+
+def site(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="a new folder, or a site to replace")],
+    labs: LabArguments = None,
+    instructors: Annotated[
+        bool, typer.Option("--instructors", help="add the guide for instructors, and every mistake with its message")
+    ] = False,
+) -> None:
+    """Build the chapters and handouts, of all labs or some, as a website that opens from disk."""
+    from labstaff.answers.mistakes import MistakeError
+    from labstaff.site import SiteError, build_site
+    from labstaff.site.mistake_runs import run_mistakes
+    from labstaff.site.mistakes import mistake_pages
+
+    chosen = _chosen(labs)
+    try:
+        pages = build_site(ROOT, out, mistake_pages(chosen, run_mistakes) if instructors else {}, chosen)
+    except (SiteError, MistakeError) as error:
+        sys.exit(f"lab site: {error}")
+    typer.echo(f"wrote {pages} pages; open {out / 'index.html'}")
+
+
+def new(
+    number: Annotated[str, typer.Argument(metavar="NN", help="its number")],
+    name: Annotated[str, typer.Argument(help="its name, like ring_attention")],
+) -> None:
+    """Make a new lab from the template: it passes its own checks, and is rewritten from there."""
+    from labstaff.derive.new_lab import NewLabError, new_lab
+
+    try:
+        written = new_lab(ROOT, number, name)
+    except NewLabError as error:
+        sys.exit(f"lab new: {error}")
+    for path in written:
+        typer.echo(f"wrote {path.relative_to(ROOT)}")
+    build(None)
+    typer.echo(f"next: uv run pytest tests/test_labs.py -k lab{int(number):02d}; then see CONTRIBUTING.md")
+
+
+def build(labs: LabArguments = None) -> None:
+    """Derive stubs and reports from solutions/, and the course map from the manifests."""
     from labkit.suite.review import ALLOWANCES
     from labstaff.derive.allowances import refresh_allowances
     from labstaff.derive.build import build as build_lab
@@ -29,7 +210,7 @@ def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] 
     from labstaff.derive.notebooks import ReportError
 
     try:
-        for lab in [find_lab(name) for name in labs or []] or find_labs():
+        for lab in _chosen(labs):
             changed = build_lab(lab)
             for path in changed:
                 typer.echo(f"wrote {path.relative_to(ROOT)}")
@@ -42,31 +223,12 @@ def build(labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...")] 
         sys.exit(f"lab build: {error}")
 
 
-def new(
-    number: Annotated[str, typer.Argument(metavar="NN", help="its number")],
-    name: Annotated[str, typer.Argument(help="its name, like ring_attention")],
-) -> None:
-    """Make a lab from the template: it passes its own checks, and is rewritten from there."""
-    from labstaff.derive.new_lab import NewLabError, new_lab
-
-    try:
-        written = new_lab(ROOT, number, name)
-    except NewLabError as error:
-        sys.exit(f"lab new: {error}")
-    for path in written:
-        typer.echo(f"wrote {path.relative_to(ROOT)}")
-    build(None)
-    typer.echo(
-        f"next: uv run pytest tests/test_labs.py -k lab{int(number):02d}; CONTRIBUTING.md says what to fill first"
-    )
-
-
 def mistake(
     lab: Annotated[str, typer.Argument(metavar="LAB", help="a lab's number, like 01")],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one of them; all are listed without")] = None,
-    source: Annotated[bool, typer.Option("--source", help="print the whole module with the mistake, no more")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one of them; default: list all")] = None,
+    source: Annotated[bool, typer.Option("--source", help="print only the module with the mistake")] = False,
 ) -> None:
-    """List a lab's mistakes, or show one: what it changes, and what a student reads who makes it."""
+    """List a lab's mistakes, or show one: its diff, and the message that a student reads."""
     from labstaff.answers.mistakes import MistakeError, UnknownMistake, find_mistake
     from labstaff.answers.show import show_list, show_mistake
 
@@ -76,112 +238,10 @@ def mistake(
         elif source:
             typer.echo(find_mistake(find_lab(lab), name).source(), nl=False)
         elif not show_mistake(find_mistake(find_lab(lab), name)):
-            sys.exit("lab mistake: its tests do not find it, or do not say what they must")
+            sys.exit("lab mistake: its tests do not find it, or their message is not the expected one")
     except (MistakeError, UnknownMistake) as error:
         sys.exit(f"lab mistake: {error}")
 
 
-def release(out: Annotated[Path, typer.Argument(metavar="OUT", help="a folder that is not there yet")]) -> None:
-    """Write the students' tree: no solutions, no course tests, nothing that leaks."""
-    from labstaff.release.tree import ReleaseError
-    from labstaff.release.tree import release as release_tree
-
-    try:
-        written = release_tree(ROOT, out)
-    except ReleaseError as error:
-        sys.exit(f"lab release: {error}")
-    typer.echo(f"released {len(written)} files to {out}")
-
-
-def site(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="a folder; a site that lies there is replaced")],
-    instructors: Annotated[
-        bool, typer.Option("--instructors", help="add every mistake and what the suite says of it; not for students")
-    ] = False,
-) -> None:
-    """Build the chapters, handouts and figures as a website that opens from disk."""
-    from labstaff.answers.mistakes import MistakeError
-    from labstaff.site import SiteError, build_site
-    from labstaff.site.mistake_runs import judged
-    from labstaff.site.mistakes import mistake_pages
-
-    try:
-        pages = build_site(ROOT, out, mistake_pages(find_labs(), judged) if instructors else {})
-    except (SiteError, MistakeError) as error:
-        sys.exit(f"lab site: {error}")
-    typer.echo(f"wrote {pages} pages; open {out / 'index.html'}")
-
-
-def course(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="a folder that is not there yet")],
-    labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="all when none is named")] = None,
-) -> None:
-    """Make an nbgrader course: sources, settings, and released assignments in which nothing leaks."""
-    from labstaff.course.make import CourseError, make_course
-
-    chosen = [find_lab(name) for name in labs or []] or find_labs()
-    try:
-        make_course(chosen, out.resolve())
-    except CourseError as error:
-        sys.exit(f"lab course: {error}")
-    for lab in chosen:
-        report = sum(question.points for question in lab.questions)
-        typer.echo(f"{lab.folder.name}: {lab.title}, {lab.points:g} points by the suite and {report:g} by hand")
-    typer.echo(f"released to {out / 'release'}; docs/instructors.md says what comes next")
-
-
-def grade(
-    submitted: Annotated[Path, typer.Argument(metavar="SUBMITTED", help="a folder of STUDENT/LAB folders")],
-    lab: Annotated[list[str] | None, typer.Option("--lab", help="a lab's number; all when none is named")] = None,
-    results: Annotated[Path | None, typer.Option(help="where results are kept; `judged` beside SUBMITTED")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="how many to judge at once on this machine")] = 2,
-    scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address: its workers judge")] = "",
-    table: Annotated[Path | None, typer.Option("--csv", help="write the points to this file")] = None,
-    export: Annotated[
-        Path | None, typer.Option(help="write results as Gradescope reads them: a .json of one submission, or a folder")
-    ] = None,
-    visibility: Annotated[
-        str, typer.Option(help="when Gradescope shows them: hidden, after_due_date, after_published, visible")
-    ] = "after_published",
-    unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="judge without bubblewrap")] = False,
-    force: Annotated[bool, typer.Option("--force", help="judge and record again what was graded before")] = False,
-    looked_at: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STUDENT", help="release what is withheld: you have looked at this student's source"),
-    ] = None,
-) -> None:
-    """Judge submissions, several at once, each in a sandbox; a run that was interrupted goes on where it ended.
-
-    In a course that `lab course` made, nbgrader then records what is not recorded as it is now. Exit status: 0, or 1
-    when something was not graded, or 3 when all was, and some submissions hold nothing that can be judged.
-    """
-    from labkit.commands.app import of_the_disk
-    from labstaff.course.grade import grade as grade_folder
-    from labstaff.course.gradebook import NoGradebook
-    from labstaff.grader.sandbox import SandboxMissing
-    from labstaff.grading.gradescope import CannotExport, Export, Visibility
-    from labstaff.grading.many import NoScheduler
-    from labstaff.grading.run import NothingToGrade
-
-    labs = [find_lab(name) for name in lab or []] or find_labs()
-    if visibility not in [*Visibility]:
-        sys.exit(f"lab grade: --visibility: expected one of {', '.join(Visibility)}, found {visibility!r}")
-    try:
-        status = grade_folder(
-            submitted.resolve(),
-            labs,
-            results,
-            workers=workers,
-            scheduler=scheduler,
-            unsafe=unsafe,
-            table=table,
-            export=Export(export, Visibility(visibility)) if export else None,
-            force=force,
-            looked_at=looked_at or [],
-            say=typer.echo,
-        )
-    except OSError as error:
-        sys.exit(f"lab grade: {of_the_disk(error) or error}")
-    except (NothingToGrade, NoGradebook, SandboxMissing, CannotExport, NoScheduler) as error:
-        sys.exit(f"lab grade: {error}")
-    raise typer.Exit(status)
+def _chosen(names: list[str] | None) -> list[Lab]:
+    return [find_lab(name) for name in names or []] or find_labs()

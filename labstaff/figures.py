@@ -1,7 +1,7 @@
-"""The figure room: one style, one registry and one command for every figure of the docs.
+"""Makes the figures of the docs: one style, one registry and one command for all.
 
 A script `docs/figures/make/*.py` holds `FIGURES: dict[str, Recipe]`. `python -m labstaff.figures [NAME ...]` computes
-each recipe's data, draws it, and writes `docs/figures/NAME.svg` with `NAME.json` beside it; `--check` recomputes the
+each recipe's data, draws it, and writes `docs/figures/NAME.svg` and `NAME.json`; `--check` recomputes the
 data only and exits with status 1 when a JSON file no longer matches. Data must be the same on every run: counted bytes,
 operations and closed forms, never a time that was measured.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FIGURES_DIR = Path(__file__).resolve().parents[1] / "docs" / "figures"
 
 # Role -> (light, dark). The hues follow Okabe and Ito's palette, made darker or lighter until lines and small text
-# stand out from the paper. No figure may lean on colour alone: use a marker, a dash or a label as well.
+# stand out from the paper. No figure may rely on colour alone: use a marker, a dash or a label as well.
 COLOURS = {
     "paper": ("#fefefe", "#10151c"),
     "ink": ("#1c2128", "#e6eaef"),
@@ -45,7 +45,7 @@ BLUE, ORANGE, GREEN, PINK = (COLOURS[role][0] for role in ("blue", "orange", "gr
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one figure is made: `data()` gives what JSON can hold, `draw(data)` a matplotlib Figure of it."""
+    """How one figure is made: `data()` returns plain data, `draw(data)` a matplotlib Figure."""
 
     data: Callable[[], dict[str, Any]]
     draw: Callable[[dict[str, Any]], Figure]
@@ -134,7 +134,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def save_figure(figure: Figure, path: Path, data: dict[str, Any]) -> Path:
-    """Write `figure` as an SVG that serves light and dark, and `data` as JSON beside it; return the SVG's path.
+    """Write `figure` as an SVG that serves light and dark, and `data` as JSON next to it; return the SVG's path.
 
     The same figure and data give the same bytes: no date, no version, fixed ids. A comment in the SVG holds the digest
     of the JSON that it was drawn from.
@@ -186,15 +186,15 @@ def _load(script: Path) -> dict[str, Recipe]:
 
 
 def _problem(name: str, recipe: Recipe, directory: Path) -> str | None:
-    image, beside = directory / f"{name}.svg", directory / f"{name}.json"
-    if missing := [file.name for file in (image, beside) if not file.is_file()]:
+    image, data_file = directory / f"{name}.svg", directory / f"{name}.json"
+    if missing := [file.name for file in (image, data_file) if not file.is_file()]:
         return f"{missing[0]}: missing; run: python -m labstaff.figures {name}"
-    kept, now = beside.read_text(encoding="utf-8"), as_json(recipe.data())
+    kept, now = data_file.read_text(encoding="utf-8"), as_json(recipe.data())
     if kept != now:
         where = _first_difference(json.loads(kept), json.loads(now))
-        return f"{beside.name}: {where}; run: python -m labstaff.figures {name}"
+        return f"{data_file.name}: {where}; run: python -m labstaff.figures {name}"
     if _stamp(kept) not in image.read_text(encoding="utf-8"):
-        return f"{image.name}: drawn from other data than {beside.name}; run: python -m labstaff.figures {name}"
+        return f"{image.name}: drawn from other data than {data_file.name}; run: python -m labstaff.figures {name}"
     return None
 
 
@@ -222,7 +222,7 @@ def _stamp(text: str) -> str:
 
 
 def _dark_rules() -> str:
-    """Repaint by colour, so that a viewer without media queries still shows the light form."""
+    """CSS that replaces each light colour, so that a viewer without media queries shows the light form."""
     rules = "".join(
         f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
         for light, dark in COLOURS.values()

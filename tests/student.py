@@ -11,7 +11,7 @@ from pathlib import Path
 from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.suite.results import load
 from labstaff.derive.build import derive_stub
-from labstaff.release.tree import REGION
+from labstaff.release.choice import FOR_INSTRUCTORS
 
 LAB = find_lab("01")
 SUITE = str(LAB.folder)
@@ -54,7 +54,7 @@ class House:
         without = shutil.ignore_patterns("__pycache__", ".lab")
         shutil.copytree(ROOT / "labkit", folder / "labkit", ignore=without)
         shutil.copytree(LAB.folder, folder / "labs" / LAB.folder.name, ignore=without)
-        settings = REGION.sub("", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        settings = FOR_INSTRUCTORS.sub("", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
         (folder / "pyproject.toml").write_text(settings, encoding="utf-8")
         self.lab = find_lab("01", folder)
 

@@ -27,7 +27,15 @@ WORDS = {
     "comes? to lie": "is",
 }
 TEXTS = ("docs/*.md", "labs/*/README.md", "README.md", "CONTRIBUTING.md")
-CODE = ("labkit/bench", "labkit/trace", "labkit/serving", "labkit/simulated_memory", "benchmarks", "docs/figures/make")
+CODE = (
+    "labstaff/grader",
+    "labkit/bench",
+    "labkit/trace",
+    "labkit/serving",
+    "labkit/simulated_memory",
+    "benchmarks",
+    "docs/figures/make",
+)
 """Files whose whole text is checked, and folders of which docstrings' first lines and messages are."""
 EXCEPTIONS = {
     "docs/instructors.md": {"judge[sd]?|judging"},  # names of folders and messages that `lab grade` makes

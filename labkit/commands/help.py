@@ -7,7 +7,8 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-STUDENTS, READERS, INSTRUCTORS = "Working on a lab", "Reading and measuring", "Teaching"
+STUDENTS, READERS = "Working on a lab", "Reading and measuring"
+INSTRUCTORS, AUTHORS = "Teaching", "Changing the course"
 
 
 class GroupedHelp(TyperGroup):
@@ -15,7 +16,7 @@ class GroupedHelp(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each group that has commands."""
-        for title in (STUDENTS, READERS, INSTRUCTORS):
+        for title in (STUDENTS, READERS, INSTRUCTORS, AUTHORS):
             commands = [each for each in self.commands.values() if getattr(each, "rich_help_panel", "") == title]
             rows = [(each.name or "", _sentence(each)) for each in commands]
             if rows:

@@ -19,11 +19,13 @@ class UnknownLab(LookupError):
 def find_labs(root: Path = ROOT) -> list[Lab]:
     """Every lab under `root/labs`, by number.
 
+    A folder without a manifest is no lab: git leaves one behind, with `__pycache__` in it, where a lab was deleted.
+
     Raises:
-        ManifestError: a manifest is missing or malformed, or two labs share a number or a module name.
+        ManifestError: a manifest is malformed, or two labs share a number or a module name.
     """
-    folders = sorted(f for f in (root / "labs").glob("lab*") if f.is_dir() and FOLDER_PATTERN.fullmatch(f.name))
-    labs = [read_manifest(folder / MANIFEST_NAME) for folder in folders]
+    manifests = sorted((root / "labs").glob(f"lab*/{MANIFEST_NAME}"))
+    labs = [read_manifest(path) for path in manifests if FOLDER_PATTERN.fullmatch(path.parent.name)]
     for what in ("number", "module"):
         seen: dict[str, Lab] = {}
         for lab in labs:

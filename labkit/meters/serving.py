@@ -1,4 +1,4 @@
-"""A server's cache where it is: one layer of a step, the bytes that a whole run holds, and what a call reads of it."""
+"""A server's cache where it is: one layer of a step, and the bytes that a whole run holds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from labkit.meters.modes import OperatorMode
-from labkit.meters.moved import MovedBytes
-from labkit.meters.products import ProductMeter
 from labkit.meters.tensors import AllocationMeter
 
 MOST_STEPS = 10_000
@@ -104,25 +100,3 @@ def _any_layers(server: Any, spec: dict[str, int], work: Any, size: int, generat
             for piece in work
         ]
         run_layer(server, layer, places, k, v, reads)
-
-
-class MadeTensors(OperatorMode):
-    """Between entering and leaving, keeps every tensor that an operator makes: whatever an object lives on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tensors: list[torch.Tensor] = []
-
-    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out = func(*args, **kwargs)
-        self.tensors += [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        return out
-
-
-def read_by(made: MadeTensors, call: Callable[[], Any]) -> tuple[Any, int, list[str]]:
-    """What `call` returns, the bytes that it reads of the tensors made before, and torch's own attention it calls."""
-    by_storage = {x.untyped_storage()._cdata: x for x in made.tensors}
-    named = {f"x{number}": x for number, x in enumerate(by_storage.values())}
-    with MovedBytes(**named) as moved, ProductMeter() as products:
-        result = call()
-    return result, sum(moved.read.values()), products.fused

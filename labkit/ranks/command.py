@@ -163,8 +163,7 @@ class Whole:
         import torch
 
         from labkit.ranks.processes import RankFailed, run_processes
-        from labkit.testing.rings.counts import Sizes, sent_bytes
-        from labkit.testing.rings.shards import cut, positions
+        from labkit.testing.rings import Sizes, cut, positions, sent_bytes
 
         s = self.setting
         places = positions(s.seq_len, ranks, job.options["layout"])

@@ -108,7 +108,12 @@ class Machine(metaclass=_Frozen):
         Returns an HBMArray on a sealed machine, else an ndarray; `load` and `store` take either.
         """
         kind = np.dtype(dtype)
-        poison = np.nan if kind.kind in "fc" else True if kind.kind == "b" else np.iinfo(kind).max
+        if kind.kind in "fc":
+            poison: Any = np.nan
+        elif kind.kind == "b":
+            poison = True
+        else:
+            poison = np.iinfo(kind).max
         content = np.full(shape, poison, kind)
         return HBMArray(self, content) if self.sealed else content
 

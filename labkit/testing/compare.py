@@ -30,8 +30,6 @@ SLACK = 4
 twice the error refused three of 28 right runs of Lab 05. `labstaff.calibrate` shows how much of it is used."""
 ROUNDINGS = 8
 """Units of rounding of the largest value, allowed besides: a plain computation of few numbers may be exact by luck."""
-HALF_SLACK = 2
-"""The same where sums of half-precision inputs are kept in float32: more would let pass sums that are not."""
 NEAR = 8
 """A suspect fits a result that is within so many tolerances of it: its own rounding may be larger."""
 FAR_BELOW = 0.1

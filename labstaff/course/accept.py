@@ -19,7 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from labkit.labs.manifest import Lab
-from labstaff.course.paths import ACCEPTED, NOTEBOOK, SUBMITTED, TIMESTAMP, Places
+from labstaff.course.paths import ACCEPTED, NOTEBOOK, SUBMITTED, TIMESTAMP, SubmissionPaths
 from labstaff.grader.plain_text import one_line
 from labstaff.grader.results import write_whole
 from labstaff.grader.submission import (
@@ -30,7 +30,7 @@ from labstaff.grader.submission import (
     read_regular,
     read_submission,
 )
-from labstaff.grading.many import HandedIn, find_submissions
+from labstaff.grading.submitted import Submitted, find_submissions
 
 MOST_NOTEBOOK_BYTES = 24 << 20
 MOST_CELLS = 1000
@@ -51,7 +51,6 @@ class Output(msgspec.Struct):
     data: dict[str, Any] = {}
     ename: str = ""
     evalue: str = ""
-    traceback: list[str] = []
 
 
 class Cell(msgspec.Struct):
@@ -78,16 +77,16 @@ def accept_all(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
     """
     problems: dict[tuple[str, str], str] = {}
     accepted = set()
-    for handed_in in find_submissions(course / SUBMITTED, list(labs)):
-        places = Places(course, handed_in.student, handed_in.lab.folder.name)
-        if one_line(places.student) != places.student or set(places.student) & set(NOT_IN_NAMES):
+    for submitted in find_submissions(course / SUBMITTED, list(labs)):
+        paths = SubmissionPaths(course, submitted.student, submitted.lab.folder.name)
+        if one_line(paths.student) != paths.student or set(paths.student) & set(NOT_IN_NAMES):
             problem = "nbgrader takes no such name: rename the folder, in plain characters and without any of * ? [ ]"
         else:
-            problem = _accept(handed_in, places)
+            problem = _accept(submitted, paths)
         if problem:
-            problems[places.student, places.assignment] = problem
+            problems[paths.student, paths.assignment] = problem
         else:
-            accepted.add(places.accepted)
+            accepted.add(paths.accepted)
     for lab in labs:
         for folder in (course / ACCEPTED).glob(f"*/{lab.folder.name}"):
             if folder not in accepted:
@@ -95,21 +94,20 @@ def accept_all(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
     return problems
 
 
-def _accept(handed_in: HandedIn, places: Places) -> str:
+def _accept(submitted: Submitted, paths: SubmissionPaths) -> str:
     """Write one submission's files where they have changed; returns why that failed."""
-    lab = handed_in.lab
+    lab = submitted.lab
     try:
-        place = _archive_in(handed_in.place, lab) or handed_in.place
+        place = _archive_in(submitted.path, lab) or submitted.path
         submission = read_submission(lab, place)
-        notes = [] if place.is_dir() else submission.flags
-        if submission.problem:
-            notes.append(submission.problem)
-        time = read_regular(handed_in.place / TIMESTAMP, 1000)
+        notes = [submission.problem] if submission.problem else []  # first: it is the reason that is reported
+        notes += [] if place.is_dir() else submission.flags
+        time = read_regular(submitted.path / TIMESTAMP, 1000)
         if time and not _is_time(time):
-            notes.append(f"{TIMESTAMP} cannot be read: it counts as handed in on time")
+            notes.append(f"{TIMESTAMP} cannot be read: it counts as submitted on time")
             time = None
-        notes += [f"{other.name} was handed in too, and is not read" for other in handed_in.others]
-        released = json.loads((places.released / NOTEBOOK).read_text(encoding="utf-8"))
+        notes += [f"{other.name} was submitted too, and is not read" for other in submitted.others]
+        released = json.loads((paths.released / NOTEBOOK).read_text(encoding="utf-8"))
         notebook = _clean_notebook(lab, place, released, notes)
         content = {
             f"src/{lab.module}.py": None if submission.problem else submission.source,
@@ -118,7 +116,7 @@ def _accept(handed_in: HandedIn, places: Places) -> str:
             NOTES_FILE: "".join(f"{one_line(note)}\n" for note in notes).encode() or None,
         }
         for name, wanted in content.items():
-            path = places.accepted / name
+            path = paths.accepted / name
             if wanted is None:
                 path.unlink(missing_ok=True)
             elif read_regular(path, MOST_NOTEBOOK_BYTES) != wanted:
@@ -199,13 +197,7 @@ def _clean_output(output: Output) -> dict | None:
         name = "stderr" if output.name == "stderr" else "stdout"
         return {"output_type": "stream", "name": name, "text": _cut(_text(output.text))}
     if output.output_type == "error":
-        traceback = _cut("\n".join(output.traceback)).split("\n")
-        return {
-            "output_type": "error",
-            "ename": output.ename[:200],
-            "evalue": output.evalue[:2000],
-            "traceback": traceback,
-        }
+        return {"output_type": "stream", "name": "stderr", "text": _cut(f"{output.ename}: {output.evalue}")}
     data = _pictures(output.data)
     if isinstance(text := output.data.get("text/plain"), str | list):
         data["text/plain"] = _cut(_text(text))

@@ -1,8 +1,7 @@
-"""Writes the grades of a course to one CSV file, with the columns of a spreadsheet, of Canvas or of Moodle."""
+"""Writes the gradebook of a course to a CSV file, with the columns of a plain table, of Canvas or of Moodle."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,25 +15,23 @@ from labstaff.grader.plain_text import cell
 
 @dataclass(frozen=True)
 class Columns:
-    """What a platform calls what the gradebook knows.
+    """The columns of one platform.
 
     `student` maps a header to a template of a student's `id`, `number` (an id of digits), `login` (any other id),
     `last_name`, `first_name` and `email`. `score` is the header of a lab's score: a template of `label`, `number` and
-    `title`. `with_parts` adds a column for each task, question and late penalty. `most` begins a row of maximum points.
+    `title`. `most` begins a row of maximum points.
     """
 
     student: dict[str, str]
     score: str
-    with_parts: bool = False
     most: str = ""
 
 
 COLUMNS = {
     "table": Columns(
         {"student_id": "{id}", "last_name": "{last_name}", "first_name": "{first_name}", "email": "{email}"},
-        "{label} score",
-        with_parts=True,
-        most="most points",
+        "{label}",
+        most="maximum",
     ),
     "canvas": Columns(
         {
@@ -55,23 +52,24 @@ COLUMNS = {
 
 
 def export_grades(course: Path, to: Path, platform: str = "table", assignments: Collection[str] = ()) -> list[str]:
-    """Write the course's grades to `to`: a row for each student and a column for each lab, both sorted.
+    """Write a row for each student and a column for each lab to `to`, both sorted; late penalties are taken off.
 
-    A lab that a student did not hand in is blank. No cell is a formula for a spreadsheet.
+    A lab that a student did not submit is blank. No cell is a formula for a spreadsheet.
 
     Args:
+        course: the course's folder.
+        to: the file.
         platform: one of `COLUMNS`.
         assignments: whose grades; of all when empty.
 
     Returns:
-        What an instructor should know of it, a line each.
+        Lines for the instructor.
 
     Raises:
         NoGradebook: `course` is none.
     """
-    columns = COLUMNS[platform]
-    remarks = []
-    headers = list(columns.student)
+    columns, remarks = COLUMNS[platform], []
+    header = [*columns.student]
     most = [columns.most, *[""] * (len(columns.student) - 1)]
     with opened(course) as gradebook, to.open("w", encoding="utf-8", newline="") as file:
         students = sorted(gradebook.students, key=lambda student: student.id)
@@ -79,44 +77,28 @@ def export_grades(course: Path, to: Path, platform: str = "table", assignments: 
         for assignment in sorted(gradebook.assignments, key=lambda each: each.name):
             if assignments and assignment.name not in assignments:
                 continue
-            points = _points(assignment)
-            names = _names(assignment.name)
-            parts = [f"{names['label']} {part}" for part in (*points, "late penalty")] if columns.with_parts else []
-            headers += [*parts, columns.score.format_map(names)]
-            most += [_number(each) for each in ([*points.values(), 0.0] if parts else [])]
+            header.append(columns.score.format_map(_names(assignment.name)))
             most.append(_number(assignment.max_score))
-            n_waiting = 0
+            submissions = {each.student_id: each for each in assignment.submissions if _is_recorded(each)}
             for student in students:
-                found = _submission(gradebook, assignment.name, student.id)
-                if found is None:
-                    rows[student.id] += [""] * (len(parts) + 1)
-                    continue
-                grades = {grade.name: grade for notebook in found.notebooks for grade in notebook.grades}
-                penalty = found.late_submission_penalty or 0.0
-                n_waiting += any(grade.needs_manual_grade for grade in grades.values())
-                earned = [_number(grades[part].score) if part in grades else "" for part in points] if parts else []
-                rows[student.id] += [*earned, *([_number(penalty)] if parts else [])]
-                rows[student.id].append(_number(max(0.0, found.score - penalty)))
-            if n_waiting:
-                remarks.append(f"{assignment.name}: answers of {n_waiting} students still wait for a person: 0 so far")
+                found = submissions.get(student.id)
+                rows[student.id].append(_number(found.score - (found.late_submission_penalty or 0.0)) if found else "")
+            if n_waiting := sum(each.needs_manual_grade for each in submissions.values()):
+                remarks.append(
+                    f"{assignment.name}: answers of {n_waiting} students wait to be graded by hand: 0 so far"
+                )
         table = csv.writer(file)
-        table.writerow(map(cell, headers))
+        table.writerow(map(cell, header))
         if columns.most:
             table.writerow(most)
         table.writerows(rows.values())
     return [*remarks, f"wrote {len(students)} students to {to}"]
 
 
-def _submission(gradebook: Any, assignment: str, student: str) -> Any:
-    """The recorded submission; None where nothing was handed in, though an extension may have been granted."""
-    from nbgrader.api import MissingEntry
-
-    try:
-        found = gradebook.find_submission(assignment, student)
-    except MissingEntry:
-        return None
-    given = [grade for notebook in found.notebooks for grade in notebook.grades]
-    return found if any(grade.auto_score is not None or grade.manual_score is not None for grade in given) else None
+def _is_recorded(submission: Any) -> bool:
+    """Whether it was graded; an extension before anything is submitted makes an empty one."""
+    grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
+    return any(grade.auto_score is not None or grade.manual_score is not None for grade in grades)
 
 
 def _of_student(student: Any, columns: Columns) -> list[str]:
@@ -134,15 +116,5 @@ def _names(assignment: str) -> dict[str, Any]:
     return {"label": lab.label, "number": lab.number, "title": lab.title}
 
 
-def _points(assignment: Any) -> dict[str, float]:
-    """The points of each task and question, in the manifest's order."""
-    points = {cell.name: float(cell.max_score) for notebook in assignment.notebooks for cell in notebook.grade_cells}
-    ordered = sorted(points)
-    with contextlib.suppress(UnknownLab):
-        lab = find_lab(assignment.name)
-        ordered = [*(task.name for task in lab.tasks), *(question.id for question in lab.questions)]
-    return {name: points[name] for name in ordered if name in points}
-
-
 def _number(points: float) -> str:
-    return f"{round(points, 2):.2f}".rstrip("0").rstrip(".")
+    return f"{max(0.0, round(points, 2)):g}"

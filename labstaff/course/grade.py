@@ -18,7 +18,7 @@ from labstaff.course.gradebook import require_readable
 from labstaff.course.paths import ACCEPTED, CONFIG_FILE, SUBMITTED
 from labstaff.course.record import record
 from labstaff.grader.plain_text import one_line
-from labstaff.grading.many import Outcome
+from labstaff.grading.parallel import Outcome
 from labstaff.grading.run import NothingToGrade, grade_submitted
 
 ALL_WELL, SOME_NOT_GRADED, SOME_REFUSED, STOPPED = 0, 1, 3, 130
@@ -58,11 +58,11 @@ def grade(
     except KeyboardInterrupt:
         say("lab grade: stopped. What was graded is kept; the same command goes on from there.")
         return STOPPED
-    if n_not or any(outcome.judged is None for outcome in outcomes):
+    if n_not or any(outcome.result is None for outcome in outcomes):
         say("lab grade: some were not graded: see FAILED and NOT RECORDED above, and run it again")
         return SOME_NOT_GRADED
-    if any(outcome.judged and outcome.judged.status != "judged" for outcome in outcomes):
-        say("lab grade: some hold no code that can be graded and have 0 points: see “not judged” above")
+    if any(outcome.result and outcome.result.status != "judged" for outcome in outcomes):
+        say("lab grade: some hold no code that can be graded and have 0 points: see “not graded” above")
         return SOME_REFUSED
     return ALL_WELL
 
@@ -73,9 +73,10 @@ def _grade_course(
     """The outcomes, and how many submissions are not recorded."""
     say = options["say"]
     problems = accept_all(course, labs)
-    if not problems and not any((course / ACCEPTED).glob("*/*")):
+    accepted = [folder for lab in labs for folder in (course / ACCEPTED).glob(f"*/{lab.folder.name}")]
+    if not problems and not accepted:
         raise NothingToGrade(f"{course / SUBMITTED} holds no STUDENT/LAB folder")
-    outcomes = grade_submitted(course / ACCEPTED, labs, results, **options) if (course / ACCEPTED).exists() else []
+    outcomes = grade_submitted(course / ACCEPTED, labs, results, **options) if accepted else []
     recorded = record(course, labs, force=options["force"])
     problems |= recorded.problems
     for (student, assignment), problem in sorted(problems.items()):
@@ -89,8 +90,12 @@ def _grade_course(
 
 @contextlib.contextmanager
 def _only_one(course: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """One `lab grade` at a time in a course: two would remove each other's folders. The lock ends with its process."""
+    """One `lab grade` at a time in a course: two would remove each other's folders.
+
+    nbgrader inherits the lock: it may still be recording when `lab grade` has been killed.
+    """
     with (course / ".grading.lock").open("a") as file:
+        os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -78,8 +78,8 @@ def check_release(lab: Lab, folder: Path, texts: Mapping[str, str] | None = None
             (Path(scratch) / name).write_text(text, encoding="utf-8")
         files = {name: Path(scratch if texts and name in texts else folder) / name for name in sorted(found)}
         if leaks := find_leaks([lab], files.values()):
-            told = "\n".join(f"  {leak.file.name}: {leak.passage}" for leak in leaks[:10])
-            raise LeakError(f"{lab.folder.name}: {len(leaks)} passages of solutions would be released\n{told}")
+            passages = "\n".join(f"  {leak.file.name}: {leak.passage}" for leak in leaks[:10])
+            raise LeakError(f"{lab.folder.name}: {len(leaks)} passages of solutions would be released\n{passages}")
         _compare(lab, json.loads(files[NOTEBOOK].read_text(encoding="utf-8")))
 
 

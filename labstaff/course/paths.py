@@ -20,7 +20,7 @@ ACCEPTED = "accepted"
 
 
 @dataclass(frozen=True)
-class Places:
+class SubmissionPaths:
     """The folders of one student's submission for one assignment."""
 
     course: Path
@@ -48,8 +48,13 @@ class Places:
         return self.course / "feedback" / self.student / self.assignment
 
     @property
+    def source(self) -> Path:
+        """The assignment with its model answers and rubrics."""
+        return self.course / "source" / self.assignment
+
+    @property
     def released(self) -> Path:
-        """The assignment as it was handed out."""
+        """The assignment as it was released."""
         return self.course / "release" / self.assignment
 
     @property
@@ -77,6 +82,7 @@ def nbgrader(course: Path, *arguments: str) -> Done:
         cwd=course,
         env={**os.environ, "PATH": programs, "PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
+        close_fds=False,  # see `labstaff.course.grade`
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from nbformat.v4 import new_code_cell, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 from nbgrader.api import Gradebook
 from nbgrader.plugins import BasePlugin
 from nbgrader.preprocessors import NbGraderPreprocessor
@@ -13,14 +14,15 @@ from traitlets import Float, Unicode
 
 from labkit.labs.manifest import Lab, Task
 from labstaff.course.make import check_release
-from labstaff.course.paths import NOTEBOOK, Places
+from labstaff.course.paths import NOTEBOOK, SubmissionPaths
 from labstaff.course.record import RECORDED, fingerprint, result_of
-from labstaff.course.shown import listing
+from labstaff.course.sanitize import listing
 from labstaff.grader.plain_text import one_line
 from labstaff.grader.results import JudgedSubmission
-from labstaff.grading.told import earned, task_lines, withheld_line
+from labstaff.grading.report import earned, task_lines, withheld_line
 
 FOR_GRADER = "for_grader"
+RUBRIC_TITLE = "For graders: model answer and rubric"
 LONGEST_NOTE = 400
 SECONDS_PER_DAY = 86_400
 
@@ -28,34 +30,35 @@ SECONDS_PER_DAY = 86_400
 class _OfCourse(NbGraderPreprocessor):
     course = Unicode(help="the course's folder").tag(config=True)
 
-    def places(self, resources: dict[str, Any]) -> Places:
+    def paths(self, resources: dict[str, Any]) -> SubmissionPaths:
         names = resources["nbgrader"]
-        return Places(Path(self.course), names["student"], names["assignment"])
+        return SubmissionPaths(Path(self.course), names["student"], names["assignment"])
 
 
 class Results(_OfCourse):
     """In autograde, in the place of nbgrader's Execute: writes each result into its check cell. Nothing is run."""
 
     def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The notebook with check cells' outputs, the graded file, and notes for the grader.
+        """The notebook with check cells' outputs, the graded file, and notes and rubrics for the grader.
 
         Raises:
             LookupError: the submission was not graded yet.
         """
-        places = self.places(resources)
-        lab, judged = places.lab, result_of(places)
-        if judged is None:
-            raise LookupError(f"{places.student} is not graded yet: run lab grade")
+        paths = self.paths(resources)
+        lab, result = paths.lab, result_of(paths)
+        if result is None:
+            raise LookupError(f"{paths.student} is not graded yet: run lab grade")
         tasks = {task.name: task for task in lab.tasks}
         checks = [i for i, cell in enumerate(nb.cells) if cell.metadata.get("nbgrader", {}).get("grade_id") in tasks]
         for i in checks:
             grading = nb.cells[i].metadata["nbgrader"]
-            nb.cells[i].outputs = check_outputs(lab, tasks[grading["grade_id"]], float(grading["points"]), judged)
-        nb.cells.insert(min(checks), listing(places.accepted / "src" / f"{lab.module}.py"))
-        if notes := grader_notes(lab, judged, places.student):
+            nb.cells[i].outputs = check_outputs(lab, tasks[grading["grade_id"]], float(grading["points"]), result)
+        nb.cells.insert(min(checks), listing(paths.accepted / "src" / f"{lab.module}.py"))
+        nb.cells = _with_rubrics(nb.cells, paths.source / NOTEBOOK)
+        if notes := grader_notes(lab, result, paths.student):
             nb.cells.insert(0, _notes_cell(notes))
             _raise_flag(resources["nbgrader"])
-        nb.metadata[RECORDED] = fingerprint(places)  # written after the scores are saved: a submission that has it is
+        nb.metadata[RECORDED] = fingerprint(paths)  # written after the scores are saved: a submission that has it is
         return nb, resources
 
 
@@ -63,7 +66,7 @@ class WithoutNotes(NbGraderPreprocessor):
     """In generate_feedback: leaves out what is for the grader alone."""
 
     def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The notebook without the cell of notes."""
+        """The notebook without notes and rubrics."""
         nb.cells = [cell for cell in nb.cells if not cell.metadata.get(FOR_GRADER)]
         return nb, resources
 
@@ -75,8 +78,8 @@ class CheckRelease(_OfCourse):
         """The notebook as it is; nbgrader removes the release and fails when this raises `LeakError`."""
         import nbformat
 
-        places = self.places(resources)
-        check_release(places.lab, places.released, {NOTEBOOK: nbformat.writes(nb)})
+        paths = self.paths(resources)
+        check_release(paths.lab, paths.released, {NOTEBOOK: nbformat.writes(nb)})
         return nb, resources
 
 
@@ -95,21 +98,21 @@ class LatePenalty(BasePlugin):
         return round(score * min(1.0, n_days * self.percent_per_day / 100), 2)
 
 
-def check_outputs(lab: Lab, task: Task, max_points: float, judged: JudgedSubmission) -> list[Any]:
+def check_outputs(lab: Lab, task: Task, max_points: float, result: JudgedSubmission) -> list[Any]:
     """A check cell's two outputs: what the tests report, and the points as one plain number."""
-    points = earned(judged, task.name, max_points)
-    lines = [f"{lab.label} · {task.name} · {points:g} of {max_points:g} points", *task_lines(task, judged)]
+    points = earned(result, task.name, max_points)
+    lines = [f"{lab.label} · {task.name} · {points:g} of {max_points:g} points", *task_lines(task, result)]
     return [
         new_output("stream", text=_writable("\n".join(lines) + "\n")),
         new_output("execute_result", {"text/plain": repr(points)}),
     ]
 
 
-def grader_notes(lab: Lab, judged: JudgedSubmission, student: str) -> list[str]:
+def grader_notes(lab: Lab, result: JudgedSubmission, student: str) -> list[str]:
     """What the grader, and not the student, should see."""
-    notes = [f"not graded: {judged.reason}"] if judged.status != "judged" else []
-    notes += [*judged.flags, *(f"{lab.module}.py {finding}" for finding in judged.findings)]
-    return [*notes, f"{withheld_line(judged)} {student}"] if judged.withheld else notes
+    notes = [f"not graded: {result.reason}"] if result.status != "judged" else []
+    notes += [*result.flags, *(f"{lab.module}.py {finding}" for finding in result.findings)]
+    return [*notes, f"{withheld_line(result)} {student}"] if result.withheld else notes
 
 
 def _raise_flag(names: dict[str, str]) -> None:
@@ -118,6 +121,21 @@ def _raise_flag(names: dict[str, str]) -> None:
         notebook = gradebook.find_submission_notebook(names["notebook"], names["assignment"], names["student"])
         notebook.flagged = True
         gradebook.db.commit()
+
+
+def _with_rubrics(cells: list[Any], source: Path) -> list[Any]:
+    """Each answer followed by the model answer and rubric in the course's `source`, for graders only."""
+    answers = {}
+    for cell in json.loads(source.read_text(encoding="utf-8"))["cells"] if source.is_file() else ():
+        if cell["metadata"].get("nbgrader", {}).get("solution"):
+            answers[cell["metadata"]["nbgrader"]["grade_id"]] = cell
+    found = []
+    for cell in cells:
+        found.append(cell)
+        if answer := answers.get(cell.metadata.get("nbgrader", {}).get("grade_id")):
+            new_cell = new_code_cell if answer["cell_type"] == "code" else new_markdown_cell
+            found.append(new_cell(f"# {RUBRIC_TITLE}\n" + "".join(answer["source"]), metadata={FOR_GRADER: True}))
+    return found
 
 
 def _notes_cell(notes: list[str]) -> Any:

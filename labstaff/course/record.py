@@ -17,7 +17,7 @@ import msgspec
 
 from labkit.labs.manifest import Lab
 from labstaff.course.accept import MOST_NOTEBOOK_BYTES
-from labstaff.course.paths import ACCEPTED, CONFIG_FILE, NOTEBOOK, TIMESTAMP, Places, nbgrader
+from labstaff.course.paths import ACCEPTED, CONFIG_FILE, NOTEBOOK, TIMESTAMP, SubmissionPaths, nbgrader
 from labstaff.grader.grade import hidden_seed, kept_at, of_submission
 from labstaff.grader.kept import kept
 from labstaff.grader.plain_text import one_line
@@ -50,54 +50,59 @@ def record(course: Path, labs: Sequence[Lab], *, force: bool = False) -> Recorde
     for lab in labs:
         stale = []
         for folder in sorted((course / ACCEPTED).glob(f"*/{lab.folder.name}")):
-            places = Places(course, folder.parent.name, lab.folder.name)
-            if not force and recorded_as(places) == fingerprint(places):
+            paths = SubmissionPaths(course, folder.parent.name, lab.folder.name)
+            if not force and recorded_as(paths) == fingerprint(paths):
                 done.n_unchanged += 1
-            elif result_of(places) is not None:
-                shutil.rmtree(places.autograded, ignore_errors=True)
-                stale.append(places)
+            elif result_of(paths) is not None:
+                shutil.rmtree(paths.autograded, ignore_errors=True)
+                stale.append(paths)
         if not stale:
             continue
         printed = nbgrader(course, "autograde", lab.folder.name).output
-        for places in stale:
-            if recorded_as(places) != fingerprint(places):
-                done.problems[places.student, places.assignment] = _last_error(printed, places)
+        for paths in stale:
+            if recorded_as(paths) != fingerprint(paths):
+                done.problems[paths.student, paths.assignment] = _last_error(printed, paths)
                 continue
             done.n_anew += 1
-            if places.feedback.exists():
-                shutil.rmtree(places.feedback)
+            if paths.feedback.exists():
+                shutil.rmtree(paths.feedback)
                 done.n_feedback_removed += 1
     return done
 
 
-def result_of(places: Places) -> JudgedSubmission | None:
+def result_of(paths: SubmissionPaths) -> JudgedSubmission | None:
     """The result for what is accepted now, with points withheld or released; None where it is not graded yet."""
-    submission = read_submission(places.lab, places.accepted)
-    judged = load(kept_at(places.results, submission, hidden_seed(places.course)))
-    return judged and of_submission(judged, submission, kept(places.course).looked_at)
+    submission = read_submission(paths.lab, paths.accepted)
+    result = load(kept_at(paths.results, submission, hidden_seed(paths.course)))
+    return result and of_submission(result, submission, kept(paths.course).looked_at)
 
 
-def fingerprint(places: Places) -> str:
-    """Changes when a submission is to be recorded again: its files, its result, the settings, the released notebook."""
-    digest = hashlib.sha256(msgspec.json.encode(result_of(places)))
-    for file in (places.accepted / NOTEBOOK, places.accepted / TIMESTAMP, places.released / NOTEBOOK):
+def fingerprint(paths: SubmissionPaths) -> str:
+    """Changes when a submission is to be recorded again: its files, its result, the settings, the course's notebook."""
+    digest = hashlib.sha256(msgspec.json.encode(result_of(paths)))
+    for file in (
+        paths.accepted / NOTEBOOK,
+        paths.accepted / TIMESTAMP,
+        paths.source / NOTEBOOK,
+        paths.released / NOTEBOOK,
+    ):
         digest.update(hashlib.sha256(read_regular(file, MOST_NOTEBOOK_BYTES) or b"").digest())
-    digest.update(hashlib.sha256((places.course / CONFIG_FILE).read_bytes()).digest())
+    digest.update(hashlib.sha256((paths.course / CONFIG_FILE).read_bytes()).digest())
     return digest.hexdigest()
 
 
-def recorded_as(places: Places) -> str:
+def recorded_as(paths: SubmissionPaths) -> str:
     """The fingerprint of what nbgrader has recorded; empty where it has not, or was stopped."""
     try:
-        notebook = json.loads((places.autograded / NOTEBOOK).read_text(encoding="utf-8"))
+        notebook = json.loads((paths.autograded / NOTEBOOK).read_text(encoding="utf-8"))
         return str(notebook["metadata"][RECORDED])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def _last_error(output: str, places: Places) -> str:
+def _last_error(output: str, paths: SubmissionPaths) -> str:
     """The last line of the traceback that nbgrader printed for a submission, or of all that it printed."""
-    _, _, own = output.partition(f"There was an error processing assignment: {places.accepted}")
+    _, _, own = output.partition(f"There was an error processing assignment: {paths.accepted}")
     lines = [line.strip() for line in (own.partition("Removing failed")[0] or output).splitlines()]
     printed = [line for line in lines if line and not line.startswith("[")] or lines
     return one_line(f"nbgrader did not record it: {printed[-1]}")

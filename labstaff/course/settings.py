@@ -56,7 +56,7 @@ def apply(c: Any, course: Path) -> None:
     ]
     c.AssignLatePenalties.plugin_class = f"{STEPS}.LatePenalty"
     c.GenerateFeedback.preprocessors.insert(0, f"{STEPS}.WithoutNotes")
-    c.HTMLExporter.filters = {"markdown2html": "labstaff.course.shown.markdown2html"}
+    c.HTMLExporter.filters = {"markdown2html": "labstaff.course.sanitize.markdown2html"}
     c.ZipCollectApp.force = True  # a second run replaces what the first has collected
     c.ExtractorPlugin.zip_ext = []  # students' archives stay packed: `lab grade` takes two files from each
     c.FileNameCollectorPlugin.valid_ext = [".ipynb", ".py", ".zip"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from labkit.labs.manifest import Lab
@@ -49,7 +49,7 @@ def table(labs: Iterable[Lab]) -> str:
     lines = [
         "| lab | what you do | read | needs | hours | points |",
         "|---|---|---|---|---:|---:|",
-        *(_row(lab) for lab in labs),
+        *(_row(lab, {each.label for each in labs}) for lab in labs),
     ]
     suites, reports = sum(lab.points for lab in labs), sum(map(_report_points, labs))
     lines.append(
@@ -59,9 +59,9 @@ def table(labs: Iterable[Lab]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(lab: Lab) -> str:
+def _row(lab: Lab, labels: Collection[str]) -> str:
     read = ", ".join(f"[{_spoken(path)}]({Path(path).name})" for path in lab.read)
-    needs = ", ".join(f"Lab {label.removeprefix('lab')}" for label in lab.requires)
+    needs = ", ".join(f"Lab {label.removeprefix('lab')}" for label in lab.requires if label in labels)
     return (
         f"| [{lab.number} {lab.title}](../labs/{lab.folder.name}/README.md) | {lab.summary} | {read or '–'} "
         f"| {needs or '–'} | {lab.hours:g} | {points_text(lab.points)} + {points_text(_report_points(lab))} |"

@@ -211,7 +211,7 @@ def judge_now(judge: Judge, submission: Submission, seed: int) -> JudgedSubmissi
 
 
 def kept_at(results: Path, submission: Submission, seed: int) -> Path:
-    """Where the result for `submission` is kept among `results`, as this version of the course judges it."""
+    """The file for the result of `submission` in the folder `results`, graded by this version of the course."""
     return path_of(results, submission.lab.folder.name, submission.key, version_of(submission.lab, seed))
 
 

@@ -1,4 +1,4 @@
-"""What a course keeps for its judge, in one file of its folder: the hidden inputs' seed, and where results lie."""
+"""The file in a course's folder with what grading needs: the seed of hidden inputs, and where the results are."""
 
 from __future__ import annotations
 

@@ -98,6 +98,9 @@ class Remote:
         try:
             self._request("load", self.answer.lab, file.name, source)
             self.loaded_bytes = self.worker.data_bytes - before
+        except TookTooLong as error:
+            self.unusable = f"importing {file.name} took too long: {error}"
+            raise
         except SubmissionError as error:
             self.unusable = f"importing {file.name} failed: {error}"
             raise AnswerMissing(self.unusable) from None

@@ -41,7 +41,7 @@ class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def path_of(results: Path, lab: str, key: str, version: str) -> Path:
-    """Where the result for the submission with content `key` is kept, as `version` judges it."""
+    """The file for the result of the submission with content `key`, graded by `version` of the course."""
     return results / lab / f"{key}-{version}.json"
 
 
@@ -60,7 +60,7 @@ def save(path: Path, judged: JudgedSubmission) -> None:
 
 
 def judged_otherwise(path: Path) -> bool:
-    """Whether a result for the same content is kept, beside `path`, that another version of the course has judged."""
+    """Whether there is a result for the same content, next to `path`, from another version of the course."""
     key = path.stem.partition("-")[0]
     return any(other != path for pattern in (f"{key}-*.json", f"{key}.json") for other in path.parent.glob(pattern))
 

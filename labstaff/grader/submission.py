@@ -22,7 +22,7 @@ MOST_DIRECTORY_BYTES = 16 << 20
 MOST_FLAGS = 20
 EXPECTED = {".ipynb", ".png", ".svg", ".csv", ".json", ".md", ".txt", ".pdf"}
 NOTES_FILE = "for_the_grader.txt"
-"""Where the course notes what could not be read of a submission (see `labstaff.course.accept`), a line each."""
+"""Where the course notes what could not be read of a submission, a line each; the code first, if that was it."""
 
 UNPACKED = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 """Ways of packing that are read: the others let an archive ask for gigabytes of memory before its first byte."""
@@ -99,7 +99,10 @@ def _read_folder(submission: Submission, folder: Path) -> None:
             break
     else:
         submission.problem = f"there is no src/{name}, as a regular file"
-    for line in (read_regular(folder / NOTES_FILE, MOST_BYTES) or b"").decode("utf-8", "replace").splitlines():
+    notes = (read_regular(folder / NOTES_FILE, MOST_BYTES) or b"").decode("utf-8", "replace").splitlines()
+    if submission.problem and notes:
+        submission.problem = one_line(notes.pop(0))
+    for line in notes:
         submission.flag(line)
     _look_around(submission, folder)
 

@@ -26,7 +26,7 @@ LIMITS = ("ATTENTION_LABS_TEST_SECONDS", "ATTENTION_LABS_CELL_BYTES")
 
 
 def version_of(lab: Lab, seed: int) -> str:
-    """16 characters that change when a file of the same content may be judged otherwise than before."""
+    """16 characters that change when a file of the same content may get another result than before."""
     digest = hashlib.sha256(_common().encode())
     for file in (lab.folder / "lab.toml", *lab.suite_files):
         _add(digest, file, lab.folder)

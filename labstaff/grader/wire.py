@@ -1,4 +1,4 @@
-"""Messages between the suite and a worker: plain data, with the raw bytes of arrays and tensors beside it.
+"""Messages between the suite and a worker: plain data, followed by the raw bytes of arrays and tensors.
 
 Towards the worker a message is pickled (the sender is trusted). Back comes msgpack, which is checked step by step.
 """

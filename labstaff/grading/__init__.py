@@ -1,1 +1,1 @@
-"""Judges many submissions at once, and says what an instructor wants to know of all of them together."""
+"""Grades many submissions of the labs and summarizes the results."""

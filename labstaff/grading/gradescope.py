@@ -1,8 +1,4 @@
-"""Writes what the judge found as Gradescope reads it: a `results.json` for each submission.
-
-Gradescope runs an autograder once for each submission and reads one file of it. So the form is a file for each: the one
-that is named where there is one submission, and in a folder one under each student and lab where there are many.
-"""
+"""Writes results in Gradescope's format: one `results.json` for each submission."""
 
 from __future__ import annotations
 
@@ -16,10 +12,8 @@ from typing import Any
 from labkit.labs.manifest import Lab, Task
 from labstaff.grader.plain_text import one_line
 from labstaff.grader.results import JudgedSubmission, write_whole
-from labstaff.grading.many import Outcome
-from labstaff.grading.told import earned, task_lines
-
-RESULTS_FILE = "results.json"
+from labstaff.grading.parallel import Outcome
+from labstaff.grading.report import earned, task_lines
 
 
 class Visibility(StrEnum):
@@ -37,27 +31,21 @@ class CannotExport(Exception):
 
 @dataclass(frozen=True)
 class Export:
-    """Where results are to be written, and when students see points and messages.
+    """Where results are written, and when students see points and messages, which may hold numbers of hidden inputs.
 
-    `path` is a file, `….json`, for a single submission; else a folder, for `STUDENT/LAB/results.json`. Messages may
-    hold numbers of hidden inputs.
+    `path` is a file, `….json`, for a single submission; else a folder, for `STUDENT/LAB/results.json`.
     """
 
     path: Path
     visibility: Visibility = Visibility.AFTER_PUBLISHED
 
-    @property
-    def is_of_one(self) -> bool:
-        """Whether a file is named."""
-        return self.path.suffix == ".json"
-
     def require(self, n_submissions: int) -> None:
         """Raise `CannotExport` when a file is named and there is not one submission."""
-        if self.is_of_one and n_submissions != 1:
+        if self.path.suffix == ".json" and n_submissions != 1:
             raise CannotExport(f"{self.path} holds one submission, and there are {n_submissions}: name a folder")
 
     def write(self, outcomes: Sequence[Outcome]) -> list[Path]:
-        """Write the results of those that were judged; returns the files.
+        """Write the results; returns the files.
 
         Raises:
             CannotExport: see `require`.
@@ -66,46 +54,46 @@ class Export:
         self.require(len(outcomes))
         written = []
         for outcome in outcomes:
-            if outcome.judged is None:
+            if outcome.result is None:
                 continue
-            lab = outcome.handed_in.lab
-            folder = self.path / outcome.handed_in.student / lab.folder.name
-            target = self.path if self.is_of_one else folder / RESULTS_FILE
+            lab, target = outcome.submitted.lab, self.path
+            if target.suffix != ".json":
+                target = target / outcome.submitted.student / lab.folder.name / "results.json"
             target.parent.mkdir(parents=True, exist_ok=True)
-            told = results(lab, outcome.judged, self.visibility)
-            write_whole(target, json.dumps(told, ensure_ascii=False, allow_nan=False, indent=1).encode())
+            data = results(lab, outcome.result, self.visibility)
+            write_whole(target, json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1).encode())
             written.append(target)
         return written
 
 
-def results(lab: Lab, judged: JudgedSubmission, visibility: Visibility) -> dict[str, Any]:
-    """One submission as data: points, and for each task its points and what its tests say.
+def results(lab: Lab, result: JudgedSubmission, visibility: Visibility) -> dict[str, Any]:
+    """The content of `results.json`: each task is a test with its points and its report.
 
     What a grader should look at is a test without points that students never see.
     """
-    tests = [_of_task(lab, number, task, judged, visibility) for number, task in enumerate(lab.tasks, 1)]
+    tests = [_of_task(lab, number, task, result, visibility) for number, task in enumerate(lab.tasks, 1)]
     score = round(sum(test["score"] for test in tests), 2)
     output = f"{lab.label} · {lab.title}: {score:g} of {lab.points:g} points"
-    if judged.status != "judged":
-        output += f"\nnot judged: {judged.reason}"
-    if judged.flags or judged.findings:
-        flags = "\n".join(one_line(flag) for flag in [*judged.flags, *judged.findings])
-        tests.append({"name": "for the grader", **_text(flags), "visibility": Visibility.HIDDEN})
+    if result.status != "judged":
+        output += f"\nnot graded: {result.reason}"
+    if flags := [*result.flags, *result.findings]:
+        text = _text("\n".join(map(one_line, flags)))
+        tests.append({"name": "for the grader", **text, "visibility": Visibility.HIDDEN})
     return {"score": score, "visibility": visibility, **_text(output), "tests": tests}
 
 
-def _of_task(lab: Lab, number: int, task: Task, judged: JudgedSubmission, visibility: Visibility) -> dict[str, Any]:
-    """Gradescope takes a test with a status for passed or failed, and otherwise guesses it from the points."""
-    states = [state for name, state in judged.tests.items() if name.split("::")[0] == task.tests]
-    points = earned(judged, task.name, task.points)
-    done = judged.status == "judged" and bool(states) and set(states) == {"passed"} and points == task.points
+def _of_task(lab: Lab, number: int, task: Task, result: JudgedSubmission, visibility: Visibility) -> dict[str, Any]:
+    """One task. Without a status, Gradescope would guess it from the points."""
+    states = [state for name, state in result.tests.items() if name.split("::")[0] == task.tests]
+    points = earned(result, task.name, task.points)
+    done = result.status == "judged" and set(states) == {"passed"} and points == task.points
     return {
         "number": f"{lab.number}.{number}",
         "name": task.name,
         "score": points,
         "max_score": float(task.points),
         "status": "passed" if done else "failed",
-        **_text("\n".join(task_lines(task, judged))),
+        **_text("\n".join(task_lines(task, result))),
         "visibility": visibility,
     }
 

@@ -1,4 +1,4 @@
-"""Finds submissions that are nearly the same, for a human to look at: shared runs of syntax, whatever the names."""
+"""Finds submissions that are nearly the same: shared runs of syntax, whatever the names of variables."""
 
 from __future__ import annotations
 
@@ -21,37 +21,26 @@ def similar_groups(syntax: Mapping[str, Collection[int]], stub: Collection[int],
     """The groups of students whose files are alike, the largest first.
 
     Args:
-        syntax: student → the file's runs of syntax (`labstaff.grader.source`).
-        stub: those of the file that was handed out, which do not count.
+        syntax: the runs of syntax of each student's file (`labstaff.grader.source`).
+        stub: those of the released file, which do not count.
         near: the least share (of shared runs among all runs of the two) at which two belong together.
 
     Short files are left out: there are only so many ways to write a few lines.
     """
-    handed_out = frozenset(stub)
-    runs = {student: frozenset(mine) - handed_out for student, mine in sorted(syntax.items())}
-    of_content: dict[frozenset[int], list[str]] = {}
+    runs = {student: frozenset(mine) - frozenset(stub) for student, mine in sorted(syntax.items())}
+    by_content: dict[frozenset[int], list[str]] = {}
     for student, mine in runs.items():
         if len(mine) >= LEAST_RUNS:
-            of_content.setdefault(mine, []).append(student)
-    groups = {mine: mine for mine in of_content}  # a member of the same group, up to the one that stands for it
-    shares: dict[frozenset[int], float] = {}
-
-    def head(mine: frozenset[int]) -> frozenset[int]:
-        while groups[mine] is not mine:
-            mine = groups[mine]
-        return mine
-
-    for a, b in combinations(of_content, 2):
-        if min(len(a), len(b)) < near * max(len(a), len(b)):
-            continue
-        share = len(a & b) / len(a | b)
-        if share >= near:
-            one, other = head(a), head(b)
-            least = min(share, shares.get(one, 1.0), shares.get(other, 1.0))
-            groups[other] = one
-            shares[one] = least
-    members: dict[frozenset[int], list[str]] = {}
-    for mine, students in of_content.items():
-        members.setdefault(head(mine), []).extend(students)
-    found = [Group(tuple(sorted(each)), shares.get(mine, 1.0)) for mine, each in members.items() if len(each) > 1]
-    return sorted(found, key=lambda group: (-len(group.students), group.students))
+            by_content.setdefault(mine, []).append(student)
+    groups = [([mine], 1.0) for mine in by_content]
+    for a, b in combinations(by_content, 2):
+        if min(len(a), len(b)) >= near * max(len(a), len(b)) and (share := len(a & b) / len(a | b)) >= near:
+            joined = [group for group in groups if a in group[0] or b in group[0]]
+            contents = [mine for members, _ in joined for mine in members]
+            groups = [group for group in groups if group not in joined]
+            groups.append((contents, min(share, *(least for _, least in joined))))
+    found = [
+        Group(tuple(sorted(student for mine in contents for student in by_content[mine])), share)
+        for contents, share in groups
+    ]
+    return sorted((each for each in found if len(each.students) > 1), key=lambda each: (-len(each.students), each))

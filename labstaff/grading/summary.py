@@ -1,91 +1,135 @@
-"""What an instructor wants to know of all submissions of a lab together, as lines and as a table."""
+"""Summarizes the results of one lab's submissions, as lines for a terminal and as a table."""
 
 from __future__ import annotations
 
 import csv
+import re
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from labkit.labs.manifest import Lab
+from labkit.labs.manifest import Lab, Task
+from labstaff.answers.mistakes import mistakes_of
+from labstaff.derive.build import derive_stub
 from labstaff.grader.plain_text import cell, one_line
+from labstaff.grader.results import JudgedSubmission
 from labstaff.grader.source import read_source
-from labstaff.grading.many import Outcome
+from labstaff.grading.parallel import Outcome
+from labstaff.grading.report import finding_line, withheld_line
 from labstaff.grading.similar import similar_groups
-from labstaff.grading.told import finding_line, withheld_line
 
-MOST_HARD = 5
+N_BINS = 5
+MOST_CAUSES = 8
+MOST_TESTS = 5
 MOST_GROUPS = 20
 MOST_NAMES = 12
 MOST_FINDINGS = 3
 COLUMNS = ("student", "lab", "task", "points", "max_points", "withheld", "passed", "tests", "status", "flags")
-SLOW_SECONDS = 60.0
+CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)")
+"""How a message of a failed test introduces the mistake that it suspects."""
 
 
 def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """By task how many passed and where most fail; who was flagged and why; who hands in nearly the same."""
-    judged = [(one_line(outcome.handed_in.student), outcome.judged) for outcome in outcomes if outcome.judged]
-    yield f"{lab.label} · {lab.title}: {len(judged)} submissions judged"
+    """Scores, tasks, causes and tests of most failures; then whom to look at, and whose code is nearly the same."""
+    graded = [(one_line(outcome.submitted.student), outcome.result) for outcome in outcomes if outcome.result]
+    yield f"{lab.label} · {lab.title}: {len(graded)} submissions graded"
+    results = [result for _, result in graded]
+    if results:
+        yield _distribution(lab, [result.points for result in results])
     width = max(len(task.name) for task in lab.tasks)
     for task in lab.tasks:
-        earned = [result.tasks.get(task.name, 0.0) + result.withheld.get(task.name, 0.0) for _, result in judged]
-        whole = sum(points >= task.points for points in earned)
-        mean = sum(result.tasks.get(task.name, 0.0) for _, result in judged) / max(len(judged), 1)
-        passed = f"{whole:>4} of {len(judged)} pass all tests"
-        yield f"  {task.name:<{width}}  {passed} · mean {mean:.1f} of {task.points:g} points"
-    failures = Counter(
-        test
-        for _, result in judged
-        if result.status == "judged" and any(state == "passed" for state in result.tests.values())
-        for test in dict.fromkeys(name.split("[")[0] for name, state in result.tests.items() if state != "passed")
-    )
-    if failures:
-        yield "where most fail, of those who wrote something that passes:"
-        for test, count in failures.most_common(MOST_HARD):
-            yield f"  {count:>4} × {test}"
-    for outcome in sorted(outcomes, key=lambda outcome: -outcome.seconds):
-        if outcome.seconds >= SLOW_SECONDS:
-            yield f"slow: {one_line(outcome.handed_in.student)}: {outcome.seconds:.0f} s"
-    for student, result in judged:
+        passed = sum(
+            result.tasks.get(task.name, 0.0) + result.withheld.get(task.name, 0.0) >= task.points for result in results
+        )
+        mean = sum(result.tasks.get(task.name, 0.0) for result in results) / max(len(results), 1)
+        yield (
+            f"  {task.name:<{width}}  {passed:>4} of {len(results)} pass all tests · "
+            f"mean {mean:.1f} of {task.points:g} points"
+        )
+    begun = [result for result in results if "passed" in result.tests.values()]
+    yield from _frequent("most frequent causes:", frequent_causes(lab, begun), MOST_CAUSES)
+    yield from _frequent("most failed tests:", Counter(t for r in begun for t in _failed_tests(r)), MOST_TESTS)
+    for student, result in graded:
         if result.status != "judged":
-            yield f"not judged: {student}: {one_line(result.reason)}"
-    for student, result in judged:
+            yield f"not graded: {student}: {one_line(result.reason)}"
+    for student, result in graded:
         for flag in result.flags:
             yield f"look at: {student}: {one_line(flag)}"
         if result.findings:
             withheld = f" ({withheld_line(result)} {student})" if result.withheld else ""
             yield f"look at: {student}: {finding_line(result, MOST_FINDINGS)}{withheld}"
     for outcome in outcomes:
-        if outcome.judged is None:
-            yield f"FAILED: {one_line(outcome.handed_in.student)}: {one_line(outcome.problem)}"
-    yield from _similar_lines(lab, outcomes)
+        if outcome.result is None:
+            yield f"FAILED: {one_line(outcome.submitted.student)}: {one_line(outcome.problem)}"
+    yield from _similar_lines(lab, graded)
 
 
-def _similar_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
-    syntax = {one_line(each.handed_in.student): each.judged.syntax for each in outcomes if each.judged}
+def frequent_causes(lab: Lab, results: Sequence[JudgedSubmission]) -> Counter[str]:
+    """How many submissions were given each cause by a failed test, once each; a known mistake's command is added."""
+    mistakes, causes = mistakes_of(lab), Counter[str]()
+    for result in results:
+        found = set()
+        for test, message in result.messages.items():
+            task = lab.task_of(test.split("::")[0])
+            if task and (cause := CAUSE.search(" ".join(message.split()))):
+                names = [
+                    each.name for each in mistakes if each.task == task.name and each.says and each.says in cause[1]
+                ]
+                command = f" (lab mistake {lab.number} {names[0]})" if len(names) == 1 else ""
+                found.add(f"{task.name}: {one_line(cause[1])}{command}")
+        causes.update(found)
+    return causes
+
+
+def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write a CSV file with a row for each submission and task, sorted by student, lab and task."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(COLUMNS)
+        for outcome in sorted(outcomes, key=lambda each: (each.submitted.student, each.submitted.lab.number)):
+            for task in outcome.submitted.lab.tasks:
+                table.writerow(_row(outcome, task))
+
+
+def _row(outcome: Outcome, task: Task) -> list[object]:
+    student, lab, result = cell(outcome.submitted.student), outcome.submitted.lab, outcome.result
+    if result is None:
+        return [student, lab.folder.name, task.name, 0.0, task.points, 0.0, 0, 0, cell(outcome.problem), 0]
+    states = [state for name, state in result.tests.items() if name.split("::")[0] == task.tests]
+    points = [result.tasks.get(task.name, 0.0), task.points, result.withheld.get(task.name, 0.0)]
+    n_flags = len(result.flags) + len(result.findings)
+    return [student, lab.folder.name, task.name, *points, states.count("passed"), len(states), result.status, n_flags]
+
+
+def _distribution(lab: Lab, points: Sequence[float]) -> str:
+    """How many submissions have so many points, in equal steps, and the median."""
+    step = lab.points / N_BINS
+    counts = Counter(min(int(each / step), N_BINS - 1) for each in points)
+    bins = " · ".join(f"{i * step:g} to {(i + 1) * step:g}: {counts[i]}" for i in range(N_BINS))
+    return f"  points of {lab.points:g}  {bins} · median {round(statistics.median(points), 1):g}"
+
+
+def _failed_tests(result: JudgedSubmission) -> set[str]:
+    """The names of failed tests, without parameters."""
+    return {name.split("[")[0] for name, state in result.tests.items() if state != "passed"}
+
+
+def _frequent(title: str, counts: Counter[str], most: int) -> Iterator[str]:
+    if counts:
+        yield title
+        for what, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:most]:
+            yield f"  {count:>4} × {what}"
+
+
+def _similar_lines(lab: Lab, graded: Sequence[tuple[str, JudgedSubmission]]) -> Iterator[str]:
+    syntax = {student: result.syntax for student, result in graded}
     if not any(syntax.values()):
         return
-    groups = similar_groups(syntax, read_source(lab.answer_file.read_bytes(), lab).runs)
+    groups = similar_groups(syntax, read_source(derive_stub(lab).encode(), lab).runs)
     for group in groups[:MOST_GROUPS]:
         names, n_more = group.students[:MOST_NAMES], len(group.students) - MOST_NAMES
         more = f" and {n_more} more" if n_more > 0 else ""
         yield f"nearly the same: {', '.join(names)}{more} ({group.share:.0%} of their syntax or more)"
     if len(groups) > MOST_GROUPS:
         yield f"nearly the same: and {len(groups) - MOST_GROUPS} more groups"
-
-
-def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """A CSV file with a line for each submission and task."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(COLUMNS)
-        for outcome in outcomes:
-            result, lab = outcome.judged, outcome.handed_in.lab
-            for task in lab.tasks:
-                mine = [s for name, s in (result.tests if result else {}).items() if name.split("::")[0] == task.tests]
-                points = result.tasks.get(task.name, 0.0) if result else 0.0
-                status = result.status if result else cell(outcome.problem)
-                withheld = result.withheld.get(task.name, 0.0) if result else 0.0
-                n_flags = len(result.flags) + len(result.findings) if result else 0
-                row = [points, task.points, withheld, mine.count("passed"), len(mine), status, n_flags]
-                table.writerow([cell(outcome.handed_in.student), lab.folder.name, task.name, *row])

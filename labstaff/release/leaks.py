@@ -29,7 +29,7 @@ class Leak:
 
 
 def find_leaks(labs: Iterable[Lab], files: Iterable[Path]) -> list[Leak]:
-    """Every telling passage of the labs' solutions that stands in `files`, white space aside.
+    """Every telling passage of the labs' solutions found in `files`, white space aside.
 
     Notebooks are searched cell by cell as well as in their JSON. Files that are not text are passed over.
     """

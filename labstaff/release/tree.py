@@ -6,13 +6,15 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from labkit.commands.lockfile import clean
 from labkit.labs.catalog import find_labs
+from labkit.labs.manifest import Lab
 from labstaff.derive.build import derived_files
+from labstaff.release.choice import FOR_INSTRUCTORS, INSTRUCTORS_PAGE, MARKS, page_for, readme_for
 from labstaff.release.leaks import find_leaks
 
 RELEASED = (
@@ -30,13 +32,11 @@ RELEASED = (
 )
 INSTRUMENTS = ("labkit/meters/", "labkit/bench/")
 """What grades Lab 02 does what its answers do. Students may read it; a submission that imports it is a finding."""
-KEPT_BACK = ("docs/figures/make/",)
-REGION = re.compile(
-    r"^[ \t]*(?:#|<!--) instructors: begin(?: -->)?[ \t]*\n.*?^[ \t]*(?:#|<!--) instructors: end(?: -->)?[ \t]*\n",
-    re.MULTILINE | re.DOTALL,
-)
+KEPT_BACK = ("docs/figures/make/", INSTRUCTORS_PAGE)
+COURSE_MAP_FIGURE = "docs/figures/00_course_map."
+"""It shows every lab: kept back when labs are left out."""
 FOR_THE_SANDBOX = ("capAdd", "securityOpt")
-"""What a container may do so that submissions can be judged in it: nothing that a student's needs."""
+"""What a container may do so that submissions can be graded in it: nothing that a student's needs."""
 
 
 def without_powers(text: str) -> str:
@@ -46,10 +46,9 @@ def without_powers(text: str) -> str:
 
 
 CHANGED: dict[str, Callable[[str], str]] = {
-    ".devcontainer/Dockerfile": partial(REGION.sub, ""),
+    ".devcontainer/Dockerfile": partial(FOR_INSTRUCTORS.sub, ""),
     ".devcontainer/devcontainer.json": without_powers,
-    "README.md": partial(REGION.sub, ""),
-    "pyproject.toml": partial(REGION.sub, ""),
+    "pyproject.toml": partial(FOR_INSTRUCTORS.sub, ""),
     "uv.lock": clean,
 }
 FIGURE_SCRIPT = re.compile(r"\[([^\]]+)\]\(figures/make/[^)\s]+\)")
@@ -60,51 +59,64 @@ class ReleaseError(RuntimeError):
     """Why nothing was released; the folder is gone again."""
 
 
-def release(house: Path, out: Path) -> list[Path]:
+def release(root: Path, out: Path, labs: Sequence[Lab] = ()) -> list[Path]:
     """Write the students' tree to `out`, which must not exist; returns the files, relative to it.
 
-    Stubs and reports are derived afresh, whatever stands in the working copy. Regions of README.md, pyproject.toml
-    and the container's Dockerfile between `instructors: begin` and `instructors: end` are left out.
+    Stubs and reports are derived afresh, whatever the working copy holds. Pages, pyproject.toml and the container's
+    Dockerfile lose what is between `instructors: begin` and `instructors: end`.
+
+    Args:
+        root: the repository.
+        out: the folder.
+        labs: the labs of the course; all that are no drafts when empty. See `page_for` for the pages.
 
     Raises:
-        ReleaseError: `out` exists, or a passage of a solution was found in the result.
+        ReleaseError: `out` exists, a lab is a draft, or a passage of a solution was found in the result.
     """
     if out.exists():
         raise ReleaseError(f"{out} exists already: name a folder that does not")
-    labs = [lab for lab in find_labs(house) if not lab.draft]
-    drafts = [f"labs/{lab.folder.name}/" for lab in find_labs(house) if lab.draft]
-    derived = {path.relative_to(house): text for lab in labs for path, text in derived_files(lab)}
+    if drafts := [lab.label for lab in labs if lab.draft]:
+        raise ReleaseError(f"{', '.join(drafts)}: a draft is not released")
+    every_lab = find_labs(root)
+    labs = sorted(labs or [lab for lab in every_lab if not lab.draft], key=lambda lab: lab.number)
+    left_out = [f"labs/{lab.folder.name}/" for lab in every_lab if lab not in labs]
+    if any(lab not in labs and not lab.draft for lab in every_lab):
+        left_out.append(COURSE_MAP_FIGURE)
+    texts = {path.relative_to(root): text for lab in labs for path, text in derived_files(lab)}
     try:
-        chosen = _chosen(house, set(derived), (*KEPT_BACK, *drafts))
-        written = [_write(house, out, file, derived.get(file), drafts) for file in chosen]
-        searched = [out / file for file in written if not str(file).startswith(INSTRUMENTS)]
-        if leaks := find_leaks(labs, searched):
-            told = "\n".join(f"  {leak.file.relative_to(out)}: {leak.passage}" for leak in leaks[:10])
-            raise ReleaseError(f"{len(leaks)} passages of solutions would be released; nothing was\n{told}")
+        files = _released_files(root, set(texts), (*KEPT_BACK, *left_out))
+        for file in files:
+            _write(root, out, file, texts.get(file), labs)
+        searched = [out / file for file in files if not str(file).startswith(INSTRUMENTS)]
+        if leaks := find_leaks(every_lab, searched):
+            passages = "\n".join(f"  {leak.file.relative_to(out)}: {leak.passage}" for leak in leaks[:10])
+            raise ReleaseError(f"{len(leaks)} passages of solutions would be released; nothing was\n{passages}")
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
-    return written
+    return files
 
 
-def _chosen(house: Path, derived: set[Path], kept_back: tuple[str, ...]) -> list[Path]:
+def _released_files(root: Path, derived: set[Path], kept_back: tuple[str, ...]) -> list[Path]:
     """What git tracks or would track of the released folders, and every derived file."""
-    command = ["git", "-C", str(house), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *RELEASED]
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *RELEASED]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
-    files = {Path(name) for name in found if name and not name.startswith(kept_back) and (house / name).is_file()}
+    files = {Path(name) for name in found if name and not name.startswith(kept_back) and (root / name).is_file()}
     return sorted(files | derived)
 
 
-def _write(house: Path, out: Path, file: Path, text: str | None, drafts: list[str]) -> Path:
+def _write(root: Path, out: Path, file: Path, text: str | None, labs: Sequence[Lab]) -> None:
+    """Write one file of the tree; `text` is its text where that is derived."""
     target = out / file
     target.parent.mkdir(parents=True, exist_ok=True)
     if text is None and (change := CHANGED.get(str(file))):
-        text = change((house / file).read_text(encoding="utf-8"))
+        text = change((root / file).read_text(encoding="utf-8"))
     if file.suffix == ".md":
-        page = FIGURE_SCRIPT.sub(r"\1", text or (house / file).read_text(encoding="utf-8"))
-        text = "".join(line for line in page.splitlines(True) if not any(draft in line for draft in drafts))
+        page = FOR_INSTRUCTORS.sub("", (root / file).read_text(encoding="utf-8"))
+        text = FIGURE_SCRIPT.sub(r"\1", MARKS.sub("", page_for(str(file), page, labs)))
+        if file == Path("README.md"):
+            text = readme_for(text, labs)
     if text is None:
-        shutil.copyfile(house / file, target)
+        shutil.copyfile(root / file, target)
     else:
         target.write_text(text, encoding="utf-8")
-    return file

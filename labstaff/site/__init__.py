@@ -6,12 +6,15 @@ import contextlib
 import io
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from labkit.labs.catalog import find_labs
+from labkit.labs.manifest import Lab
 from labkit.trace.page import FOLDER as VIEWER_FOLDER
 from labkit.trace.page import VIEWER
+from labstaff.release.choice import FOR_INSTRUCTORS, INSTRUCTORS_PAGE, page_for
 
 HERE = Path(__file__).resolve().parent
 FRONT = "docs/README"
@@ -24,11 +27,19 @@ class SiteError(RuntimeError):
     """Why no site was written: Sphinx's warnings, one a line."""
 
 
-def build_site(root: Path, out: Path, further: Mapping[str, str] = MappingProxyType({})) -> int:
+def build_site(
+    root: Path, out: Path, for_instructors: Mapping[str, str] = MappingProxyType({}), labs: Sequence[Lab] = ()
+) -> int:
     """Write the site of the repository `root` to the folder `out`; returns its number of pages.
 
-    `out/index.html` opens in a browser from disk or from any server. `further` are pages without a file: Markdown,
-    by name.
+    `out/index.html` opens in a browser from disk or from any server.
+
+    Args:
+        root: the repository, or a students' tree.
+        out: the folder.
+        for_instructors: pages without a file, Markdown by name. Without any, the site is for students: it has no
+            page for instructors.
+        labs: whose handouts are in the site; of all labs in `root` when empty.
 
     Raises:
         SiteError: `out` holds something else than a site, or Sphinx warns: of a link, an anchor, an image, a page that
@@ -38,7 +49,7 @@ def build_site(root: Path, out: Path, further: Mapping[str, str] = MappingProxyT
         raise SiteError(f"{out} is there already and is not a site: name another folder")
     with tempfile.TemporaryDirectory() as scratch:
         source, site = Path(scratch, "source"), Path(scratch, "site")
-        _gather(root, source, further)
+        _gather(root, source, for_instructors, labs or find_labs(root))
         _run_sphinx(source, site)
         shutil.copytree(source / "docs" / "_static", site / "docs" / "_static", dirs_exist_ok=True)
         (site / "labkit" / "trace").mkdir(parents=True)
@@ -51,13 +62,20 @@ def build_site(root: Path, out: Path, further: Mapping[str, str] = MappingProxyT
     return len(list(out.rglob("*.html")))
 
 
-def _gather(root: Path, source: Path, further: Mapping[str, str]) -> None:
+def _gather(root: Path, source: Path, for_instructors: Mapping[str, str], labs: Sequence[Lab]) -> None:
     """Copy what the pages are made from; folders stay side by side, so links mean the same as on a code host."""
     shutil.copytree(root / "docs", source / "docs")
     (source / "docs" / "_static").mkdir(exist_ok=True)
-    if (root / "labs").is_dir():
-        shutil.copytree(root / "labs", source / "labs", ignore=shutil.ignore_patterns("results", "__pycache__", ".*"))
-    for name, text in further.items():
+    for lab in labs:
+        unwanted = shutil.ignore_patterns("results", "__pycache__", ".*")
+        shutil.copytree(lab.folder, source / "labs" / lab.folder.name, ignore=unwanted)
+    if not for_instructors:
+        (source / INSTRUCTORS_PAGE).unlink(missing_ok=True)
+    for page in [*source.glob("docs/*.md"), *source.glob("labs/*/*.md")]:
+        text = page.read_text(encoding="utf-8")
+        text = text if for_instructors else FOR_INSTRUCTORS.sub("", text)
+        page.write_text(page_for(str(page.relative_to(source)), text, labs), encoding="utf-8")
+    for name, text in for_instructors.items():
         page = source / f"{name}.md"
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")

@@ -15,7 +15,7 @@ from labstaff.answers.mistakes import Mistake
 RUNNERS = 2
 
 
-def judged(mistakes: Sequence[Mistake]) -> list[SuiteRun]:
+def run_mistakes(mistakes: Sequence[Mistake]) -> list[SuiteRun]:
     """For each mistake, the run of the tests that it names, on the module with it; see `SuiteRun.problem`."""
     modules = heavy_modules(*{file for mistake in mistakes for file in mistake.lab.suite_files})
     idle: Queue[WarmRunner] = Queue()

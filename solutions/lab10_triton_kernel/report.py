@@ -57,8 +57,10 @@ for column, arch in enumerate((80, 90)):
     for number, num_warps in enumerate((4, 8)):
         chosen = [row for row in table if row.arch == arch and row.num_warps == num_warps]
         names = [row.constants["blocks"] for row in chosen]
-        for ax, heights in ((axes[0, column], [row.registers for row in chosen]),
-                            (axes[1, column], [row.stack for row in chosen])):  # fmt: skip
+        for ax, heights in (
+            (axes[0, column], [row.registers for row in chosen]),
+            (axes[1, column], [row.stack for row in chosen]),
+        ):
             ax.plot(names, heights, "o-" if num_warps == 4 else "s--", color=f"C{number}", label=f"{num_warps} warps")
     axes[0, column].axhline(255, color="0.4", linestyle=":")
     axes[0, column].set(title=f"sm_{arch}", ylabel="registers a thread", ylim=(0, 280))

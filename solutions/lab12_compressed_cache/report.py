@@ -12,7 +12,7 @@ import torch
 from labkit.meters.moved import MovedBytes
 from labkit.meters.tensors import measure_peak
 from labkit.notebook import student_module
-from labkit.testing.compressed.samples import layer_sample
+from labkit.testing.layer_sample import layer_sample
 
 compressed = student_module("lab12")
 torch.set_num_threads(1)

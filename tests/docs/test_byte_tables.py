@@ -1,4 +1,4 @@
-"""The chapters' tables of bytes: a row that shows its arithmetic comes to what it says, to the byte."""
+"""The chapters' tables of bytes: the arithmetic in a row equals its result, to the byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.labs.catalog import ROOT
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 ROW = re.compile(r"^\|(?P<name>[^|]*)\|(?P<sum>[0-9 +/()−-]*·[0-9 ·+/()−-]+)\|(?P<result> *[0-9,]+ *)\|$", re.MULTILINE)
 TABLES = {"09_decoding": 5, "12_compressed_cache": 14}
-"""How many such rows a chapter has at least: a table that is written another way must not go unread."""
+"""The least number of such rows in a chapter, so that a table in another form is noticed."""
 
 
 def found_in(chapter: str) -> list[tuple[str, str, int]]:
@@ -27,7 +27,7 @@ def found_in(chapter: str) -> list[tuple[str, str, int]]:
 
 
 def value(arithmetic: str) -> Fraction:
-    """What a sum in the chapters' signs comes to, exactly."""
+    """The exact value of an expression in the chapters' notation."""
 
     def of(node: ast.expr) -> Fraction:
         if isinstance(node, ast.BinOp):
@@ -39,13 +39,13 @@ def value(arithmetic: str) -> Fraction:
 
 
 @pytest.mark.parametrize("chapter", TABLES)
-def test_every_row_comes_to_what_it_says(chapter: str) -> None:
+def test_every_row_equals_its_result(chapter: str) -> None:
     rows = found_in(chapter)
     assert len(rows) >= TABLES[chapter]
-    assert [(name, value(arithmetic), said) for name, arithmetic, said in rows if value(arithmetic) != said] == []
+    assert [(name, value(arithmetic), result) for name, arithmetic, result in rows if value(arithmetic) != result] == []
 
 
-def test_what_is_wrong_is_seen() -> None:
+def test_expressions_are_evaluated() -> None:
     assert value("60 · (512 + 64) · 2") == 69_120
     assert value("32 · 2 · (4 + 32 / 128) / 8") == 34
     assert value("1 − 2 / 3") == Fraction(1, 3)

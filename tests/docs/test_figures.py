@@ -1,4 +1,4 @@
-"""Figures of the docs: their data is what the code counts, and each has an alternative text and a caption."""
+"""Figures of the docs: their data is up to date, and each has an alternative text and a caption."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIGURES = {"sizes": Recipe(lambda: {"bytes": [1, 2, VALUE], "ratio": 1 / 3}, dra
 
 
 @pytest.mark.parametrize("name", list(figures.recipes()))
-def test_kept_data_is_what_the_code_gives_now(name: str) -> None:
+def test_data_is_up_to_date(name: str) -> None:
     assert figures.stale([name]) == []
 
 
@@ -43,7 +43,7 @@ def test_every_file_in_the_figures_folder_is_made_by_a_script() -> None:
     assert {file.stem for file in files} == set(figures.recipes())
 
 
-def test_measured_points_of_chapter_01_lie_on_the_formulas() -> None:
+def test_measured_points_of_chapter_01_follow_the_formulas() -> None:
     data = json.loads((figures.FIGURES_DIR / "01_memory_over_n.json").read_text(encoding="utf-8"))
     assert [point["N"] for point in data["points"]] == [256, 512, 1024, 2048, 4096]
     for point in data["points"]:
@@ -102,7 +102,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestStale:
-    """The check itself, on a folder of its own."""
+    """The check, on a folder of its own."""
 
     @pytest.fixture
     def folder(self, built: Path, tmp_path: Path) -> Path:

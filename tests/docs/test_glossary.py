@@ -1,8 +1,8 @@
-"""The glossary: every term that a chapter sets in bold has an entry; entries stand once, and in order.
+"""The glossary has an entry for every term that a chapter sets in bold, once, in alphabetical order.
 
-Bold is a *term* when it is short and no sentence: at most four words, no number or formula, and no full stop, question
-mark or colon at its end. What is left out so are run-in headings, warnings in whole sentences, and results. Tables and
-lists of sources use bold for other ends and are not looked at. Several terms may stand in one bold text, with commas.
+Bold text is a *term* if it has at most four words, no number or formula, and does not end in a full stop, question mark
+or colon. This excludes run-in headings, warnings in whole sentences, and results. Tables and lists of sources are left
+out. Commas separate several terms in one bold text.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def test_every_bold_term_of_a_chapter_is_in_the_glossary(chapter: Path) -> None:
     assert [term for term in terms(chapter.read_text(encoding="utf-8")) if folded(term) not in known] == []
 
 
-def test_no_entry_stands_twice() -> None:
+def test_no_entry_appears_twice() -> None:
     words = section(GLOSSARY.read_text(encoding="utf-8"), "Words")
     names = [name for row in rows(words) for name in names_of(row)]
     assert [name for name in names if names.count(name) > 1] == []
 
 
-def test_words_stand_in_the_order_of_the_alphabet() -> None:
+def test_words_are_in_alphabetical_order() -> None:
     firsts = [names_of(row)[0] for row in rows(section(GLOSSARY.read_text(encoding="utf-8"), "Words"))]
     assert firsts == sorted(firsts)
 
@@ -53,7 +53,7 @@ def test_words_stand_in_the_order_of_the_alphabet() -> None:
         ("A remark with **far more words than a term has**.", []),
         ("| **label** | 1 |\n", []),
         ("```\n**code**\n```\n", []),
-        ("A **term**.\n\n## Sources\n\n- **Book**: of somebody.\n", ["term"]),
+        ("A **term**.\n\n## Sources\n\n- **Book**: by someone.\n", ["term"]),
     ],
 )
 def test_what_counts_as_a_term(markdown: str, found: list[str]) -> None:
@@ -87,13 +87,13 @@ def rows(markdown: str) -> list[str]:
 
 
 def names_of(cell: str) -> list[str]:
-    """The names in a cell, which commas or semicolons part; `(…)` only tells apart."""
+    """The names in a field, separated by commas or semicolons, without remarks in parentheses."""
     plain = re.sub(r"\([^)]*\)|[*`]", "", cell)
     return [folded(name) for name in re.split(r"[,;]", plain) if name.strip()]
 
 
 def folded(name: str) -> str:
-    """In small letters, one of many: `Threads` and `thread` are the same."""
+    """In lower case and singular: `Threads` and `thread` are the same."""
     small = " ".join(name.lower().split())
     return small[:-1] if len(small) > 3 and small.endswith("s") and not small.endswith("ss") else small
 

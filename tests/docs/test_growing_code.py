@@ -1,4 +1,4 @@
-"""The function that grows through chapters 1, 3, 4 and 5: every form is exact, and takes the memory its row says."""
+"""The function that grows through chapters 1, 3, 4 and 5: every form is exact, and takes the memory in its row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def blocks_in(words: str | None) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", words or ""))
 
 
-def drawn(n: int) -> np.ndarray:
+def random_inputs(n: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((3, n, 64), dtype=np.float32)
 
 
@@ -55,7 +55,7 @@ def test_every_chapter_has_its_rows() -> None:
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_every_form_is_exact(chapter: str) -> None:
-    Q, K, V = drawn(200).astype(np.float64)
+    Q, K, V = random_inputs(200).astype(np.float64)
     E = np.exp(Q @ K.T / 8)
     known = forms(chapter)
     for form, blocks in {"naive": (), "safe": (), "online": (33,), "tiled": (48, 33)}.items():
@@ -75,10 +75,10 @@ def test_every_row_is_what_the_code_allocates(chapter: str, form: str, blocks: s
 
 @cache
 def peak_bytes(with_log_sum_exp: bool, form: str, blocks: tuple[int, ...], n: int) -> int:
-    """What a form allocates over its inputs; chapter 5 defines `tiled` anew, with a second result."""
+    """Bytes that a form allocates over its inputs; chapter 5 defines `tiled` again, with a second result."""
     function = forms(CHAPTERS[-1] if with_log_sum_exp else CHAPTERS[-2])[form]
-    function(*drawn(1), *blocks)  # what a first call allocates is not the form's
-    return measure_arrays(function, *drawn(n), *blocks, warm=False).peak_bytes
+    function(*random_inputs(1), *blocks)  # a first call allocates more
+    return measure_arrays(function, *random_inputs(n), *blocks, warm=False).peak_bytes
 
 
 def test_chapter_5_computes_any_weight_again_from_its_score(capsys: pytest.CaptureFixture[str]) -> None:

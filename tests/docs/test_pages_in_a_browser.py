@@ -10,7 +10,7 @@ from urllib.parse import urldefrag
 import pytest
 
 from labkit.labs.catalog import ROOT
-from labkit.testing.rings.counts import work
+from labkit.testing.rings import work
 from labstaff.site import build_site
 
 if TYPE_CHECKING:

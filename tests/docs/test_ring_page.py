@@ -12,7 +12,7 @@ import torch
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.ranks.processes import load_function
 from labkit.ranks.threads import run_ranks
-from labkit.testing.rings.shards import LAYOUTS
+from labkit.testing.rings import LAYOUTS
 from tests.docs.page_script import PageScript
 
 TOKEN_BYTES = 512

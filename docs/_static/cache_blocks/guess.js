@@ -49,7 +49,7 @@
     const parts = [];
     if (outcome.taken?.length) parts.push(`${outcome.taken.length} taken`);
     if (outcome.revived?.length) parts.push(`${outcome.revived.length} found among those without an owner`);
-    if (outcome.left?.length) parts.push(`${outcome.left.length} given up by the last owner`);
+    if (outcome.left?.length) parts.push(`${outcome.left.length} released by the last owner`);
     return parts.length ? `${free(here)} before, ${parts.join(", ")}` : "as before";
   }
 

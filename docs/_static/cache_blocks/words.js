@@ -64,13 +64,13 @@
 
   function endInWords(name, { refused, left, kept }) {
     if (refused) return `${name} is not there: nothing to free.`;
-    if (!left.length) return `${name} goes. All of its blocks have other owners.`;
+    if (!left.length) return `${name} ends. All of its blocks have other owners.`;
     const findable = kept.length ? `; ${blocks(kept)} can still be found` : "";
-    return `${name} goes. Free now, in this order: ${blocks(left)}${findable}.`;
+    return `${name} ends. Free now, in this order: ${blocks(left)}${findable}.`;
   }
 
   function lost(forgotten) {
-    return forgotten.length ? ` What was in ${blocks(forgotten)} cannot be found any more.` : "";
+    return forgotten.length ? ` What was in ${blocks(forgotten)} can no longer be found.` : "";
   }
 
   function blocks(list) {

@@ -1,4 +1,4 @@
-/* The words of the tile loop's page: each step, the setting, whether it fits, and where a row stands. */
+/* The words of the tile loop's page: each step, the setting, whether it fits, and the state of a row. */
 (function () {
   "use strict";
 
@@ -44,7 +44,7 @@
 
   function stepInWords({ loop, here, settings }) {
     const { i, j, phase } = here;
-    if (phase === "start") return "Before the loop. Q, K and V lie in HBM, SRAM is empty. Press Play, or step with the right arrow.";
+    if (phase === "start") return "Before the loop. Q, K and V are in HBM, SRAM is empty. Press Play, or step with the right arrow.";
     const rows = `queries ${rowsOf(loop, i)}`;
     const keys = `keys ${columnsOf(loop, j)}`;
     if (here.overflow) {
@@ -65,7 +65,7 @@
         return `${tile}Load Q; ${j === 0 ? "start m at −∞, l and O at 0" : "load m, l and O as the last block of keys left them"}. S = Q Kᵀ / √d.`;
       case "softmax queries":
       case "softmax keys":
-        return `${tile}New maximum m. P = exp(S − m) in the place of S, α = exp(old m − m); l = α l + row sums of P.`;
+        return `${tile}New maximum m. P = exp(S − m), written over S, α = exp(old m − m); l = α l + row sums of P.`;
       case "output queries":
         return `${tile}Load V. O = α O + P V. Then V, P and α are gone.`;
       case "output keys":

@@ -82,7 +82,9 @@ def draw_hierarchy(data: dict[str, Any]) -> Figure:
             shown = "not published" if tb_s is None else f"{'≤ ' if name in bounds else ''}{tb_s + 1e-9:.3g}"
             _bar(rates, y, tb_s or 0, shown, colour, hatch)
             held = chip.get(size)
-            gb = 0 if held is None else held if size == "hbm_gb" else held * 2**20 / 1e9
+            gb = held or 0
+            if size != "hbm_gb":
+                gb *= 2**20 / 1e9
             unit = "GB" if size == "hbm_gb" else "MiB"
             _bar(sizes, y, gb, "as you bought" if held is None else f"{held:.4g} {unit}", colour, hatch)
         rates.text(0, 2 * at - 0.72, title, va="center", weight="bold", size=9.5)

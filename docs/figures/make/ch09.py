@@ -73,16 +73,28 @@ def draw_generation(data: dict[str, Any]) -> Figure:
     figure, ax = plt.subplots(figsize=(5.0, 5.0))
     for row, step in enumerate(data["steps"]):
         top, n_cached, n_in = 2.6 * row, len(step["cached"]), len(step["in"])
-        ax.text(0, top - 0.28, "prefill: the prompt goes in" if row == 0 else f"decoding step {row}: one token goes in",
-                size=9.5, weight="bold")  # fmt: skip
+        ax.text(
+            0,
+            top - 0.28,
+            "prefill: the prompt goes in" if row == 0 else f"decoding step {row}: one token goes in",
+            size=9.5,
+            weight="bold",
+        )
         for place, token in enumerate([*step["cached"], *step["in"]]):
             new = place >= n_cached
-            ax.add_patch(Rectangle((place, top), 0.94, 1, facecolor=BLUE if new else MUTED, alpha=0.45 if new else 0.22,
-                                   linewidth=0))  # fmt: skip
+            ax.add_patch(
+                Rectangle(
+                    (place, top), 0.94, 1, facecolor=BLUE if new else MUTED, alpha=0.45 if new else 0.22, linewidth=0
+                )
+            )
             ax.text(place + 0.47, top + 0.5, token, ha="center", va="center", size=9)
         middle = n_cached + n_in - 0.53
-        ax.annotate("", (n_places + 0.35, top + 0.5), (middle + 0.55, top + 0.5),
-                    arrowprops={"arrowstyle": "-|>", "color": ORANGE, "linewidth": 1.5})  # fmt: skip
+        ax.annotate(
+            "",
+            (n_places + 0.35, top + 0.5),
+            (middle + 0.55, top + 0.5),
+            arrowprops={"arrowstyle": "-|>", "color": ORANGE, "linewidth": 1.5},
+        )
         ax.text(n_places + 0.45, top + 0.5, step["out"], size=10, weight="bold", color=ORANGE, va="center")
         new = f"{n_in} new keys and values a layer" if row == 0 else "1 new key and value a layer"
         words = new + (f", {n_cached} read from the cache" if n_cached else "")
@@ -155,8 +167,16 @@ def draw_caches(data: dict[str, Any]) -> Figure:
         sizes = [n_bytes / 2**30 for n_bytes in heights]
         ax.plot(data["tokens"], sizes, color=colour, linestyle=dash, linewidth=width)
         words = name.replace(", ", ",\n")
-        ax.annotate(words, (data["tokens"][-1], sizes[-1]), xytext=(5, ABOVE.get(name, 0)), textcoords="offset points",
-                    size=8.5, color=colour, va="center", annotation_clip=False)  # fmt: skip
+        ax.annotate(
+            words,
+            (data["tokens"][-1], sizes[-1]),
+            xytext=(5, ABOVE.get(name, 0)),
+            textcoords="offset points",
+            size=8.5,
+            color=colour,
+            va="center",
+            annotation_clip=False,
+        )
     ax.axhline(15, color=INK, linewidth=1, linestyle=":")
     ax.annotate("weights of Llama-3-8B, 15 GiB", (260, 15), xytext=(0, 4), textcoords="offset points", size=8.5)
     ax.set_xscale("log", base=2)

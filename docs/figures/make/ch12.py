@@ -15,14 +15,13 @@ from matplotlib.figure import Figure
 from benchmarks.harness import answer_module
 from labkit.meters.moved import MovedBytes
 from labkit.meters.tensors import measure_peak
-from labkit.testing.compressed.budgets import Scheme
-from labkit.testing.compressed.samples import layer_sample
+from labkit.testing.layer_sample import layer_sample
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
 HEADS, WIDTHS = 16, {"d_n": 32, "d_r": 16, "d_c": 64, "d_v": 32}
 LENGTHS = [2**power for power in range(9, 15)]
 MARKS = {"grouped": (ORANGE, "s"), "window": (GREEN, "^"), "latent": (PINK, "D"), "quantized": (BLUE, "o")}
-SCHEMES: list[Scheme] = [
+SCHEMES: list[dict[str, Any]] = [
     {"kind": "full"},
     *({"kind": "grouped", "group": group} for group in (2, 4)),
     *({"kind": "window", "window": window, "num_sinks": sinks} for window in (16, 64, 128) for sinks in (0, 4)),
@@ -105,8 +104,12 @@ def bits_data() -> dict[str, Any]:
 def draw_bits(data: dict[str, Any]) -> Figure:
     """Draw the four lines over the number of bits, the error logarithmic."""
     figure, ax = plt.subplots(figsize=(5.0, 4.2))
-    looks = {"K by token": (ORANGE, "s", "--"), "K by channel": (BLUE, "o", "-"), "V by token": (GREEN, "^", "-."),
-             "V by channel": (PINK, "D", ":")}  # fmt: skip
+    looks = {
+        "K by token": (ORANGE, "s", "--"),
+        "K by channel": (BLUE, "o", "-"),
+        "V by token": (GREEN, "^", "-."),
+        "V by channel": (PINK, "D", ":"),
+    }
     for name, (colour, mark, dash) in looks.items():
         errors = data["errors"][name]
         ax.plot([int(bits) for bits in errors], errors.values(), dash, marker=mark, color=colour, label=name)
@@ -164,7 +167,7 @@ def budget_data() -> dict[str, Any]:
     return {"tokens": n_tokens, "heads": given[1].shape[0], "d": given[1].shape[2], "points": points, "stairs": stairs}
 
 
-def _tried(lab: ModuleType, scheme: Scheme, given: tuple[Any, ...]) -> dict[str, Any]:
+def _tried(lab: ModuleType, scheme: dict[str, Any], given: tuple[Any, ...]) -> dict[str, Any]:
     return lab.cache_under_budget(_model(given) | {"schemes": [scheme]}, 10**12, given[1].shape[1])
 
 
@@ -186,8 +189,15 @@ def draw_budget(data: dict[str, Any]) -> Figure:
     for each in data["points"]:
         if each["kind"] != "full":
             dx, dy, side = BESIDE.get(_short(each), (5, 4, "left"))
-            ax.annotate(_short(each), (each["bytes_a_token"], each["error"]), xytext=(dx, dy),
-                        textcoords="offset points", size=8.5, color=MUTED, ha=side)  # fmt: skip
+            ax.annotate(
+                _short(each),
+                (each["bytes_a_token"], each["error"]),
+                xytext=(dx, dy),
+                textcoords="offset points",
+                size=8.5,
+                color=MUTED,
+                ha=side,
+            )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks([16, 32, 64, 128, 256, 512], ["16", "32", "64", "128", "256", "512"])

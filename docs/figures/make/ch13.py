@@ -63,14 +63,27 @@ def draw_rates(data: dict[str, Any]) -> Figure:
         ax.plot(line["user"], line["server"], color=colour, linestyle=dash)
         ax.plot(line["user"][-1], line["server"][-1], "X", color=colour, markersize=8)
         words = f"{int(tokens):,} tokens each:\n{line['at_once'][-1]} fill the memory"
-        ax.annotate(words, (line["user"][-1], line["server"][-1]), xytext=(-4, 8), textcoords="offset points",
-                    size=8.5, color=colour)  # fmt: skip
+        ax.annotate(
+            words,
+            (line["user"][-1], line["server"][-1]),
+            xytext=(-4, 8),
+            textcoords="offset points",
+            size=8.5,
+            color=colour,
+        )
     line = data["lines"]["2000"]
     for n in SHOWN[2000][:-1]:
         at = line["at_once"].index(n)
         ax.plot(line["user"][at], line["server"][at], "o", color=BLUE)
-        ax.annotate(f"{n} at once", (line["user"][at], line["server"][at]), xytext=(-8, -10 if n == 1 else 0),
-                    textcoords="offset points", size=8.5, ha="right", va="center")  # fmt: skip
+        ax.annotate(
+            f"{n} at once",
+            (line["user"][at], line["server"][at]),
+            xytext=(-8, -10 if n == 1 else 0),
+            textcoords="offset points",
+            size=8.5,
+            ha="right",
+            va="center",
+        )
     ax.set_yscale("log")
     ax.set_yticks([100, 1000, 10_000, 100_000], ["100", "1,000", "10,000", "100,000"])
     ax.minorticks_off()
@@ -90,7 +103,9 @@ def batching_data() -> dict[str, Any]:
     left, waiting = dict(enumerate(ANSWERS)), list(range(len(ANSWERS)))
     rows: list[int | None] = [None] * SLOTS
     while any(left.values()):
-        rows = [each if each is not None and left[each] else (waiting.pop(0) if waiting else None) for each in rows]
+        for row, each in enumerate(rows):
+            if each is None or not left[each]:
+                rows[row] = waiting.pop(0) if waiting else None
         refilled.append(list(rows))
         for each in rows:
             if each is not None:
@@ -141,8 +156,17 @@ def draw_states(data: dict[str, Any]) -> Figure:
     }
     for x, y, name, words, colour in boxes.values():
         half = 1.5 if name == "preempted" else 2.0
-        ax.add_patch(FancyBboxPatch((x - half, y - 0.65), 2 * half, 1.3, boxstyle="round,pad=0.1",
-                                    facecolor="none", edgecolor=colour, linewidth=1.6))  # fmt: skip
+        ax.add_patch(
+            FancyBboxPatch(
+                (x - half, y - 0.65),
+                2 * half,
+                1.3,
+                boxstyle="round,pad=0.1",
+                facecolor="none",
+                edgecolor=colour,
+                linewidth=1.6,
+            )
+        )
         ax.text(x, y + 0.3, name, ha="center", va="center", size=10.5, weight="bold", color=colour)
         ax.text(x, y - 0.28, words, ha="center", va="center", size=8.5)
     arrows = [
@@ -169,8 +193,12 @@ def draw_states(data: dict[str, Any]) -> Figure:
 def blocks_data() -> dict[str, Any]:
     """The board's three servers on the trace `chat`: see `_served`."""
     servers = [{"name": name, **_served("chat", other)} for name, other in REFERENCES.items()]
-    return {"trace": "chat", "requests": len(servers[0]["done"]), "last_arrival": _trace("chat")[-1].arrival,
-            "servers": servers}  # fmt: skip
+    return {
+        "trace": "chat",
+        "requests": len(servers[0]["done"]),
+        "last_arrival": _trace("chat")[-1].arrival,
+        "servers": servers,
+    }
 
 
 def waiting_data() -> dict[str, Any]:
@@ -191,8 +219,9 @@ def draw_waiting(data: dict[str, Any]) -> Figure:
             places = [row + 0.1 * ((n + 1) // 2) * (-1) ** n for n in before]
             ax.plot(waits, places, "o", color=colour, alpha=0.55, markersize=5)
             ax.plot([median(waits)] * 2, [row - 0.45, row + 0.45], "-", color=INK, linewidth=1.6)
-            ax.annotate(f"{median(waits):g}", (median(waits), row - 0.45), xytext=(4, -7), textcoords="offset points",
-                        size=8.5)  # fmt: skip
+            ax.annotate(
+                f"{median(waits):g}", (median(waits), row - 0.45), xytext=(4, -7), textcoords="offset points", size=8.5
+            )
         ax.set_yticks(
             range(len(servers)), [name.replace(", ", ",\n").replace("with ", "with\n", 1) for name in servers]
         )
@@ -319,8 +348,14 @@ def draw_blocks(data: dict[str, Any]) -> Figure:
         filled = [tokens / server["block_size"] for tokens in server["tokens"]]
         ax.fill_between(steps, filled, step="post", color=colour, alpha=0.3, linewidth=0, label="filled by tokens")
         if server["gave_way"]:
-            ax.plot(server["gave_way"], [server["blocks"] + 2.2] * len(server["gave_way"]), "v", color=INK,
-                    markersize=5, label="preempted")  # fmt: skip
+            ax.plot(
+                server["gave_way"],
+                [server["blocks"] + 2.2] * len(server["gave_way"]),
+                "v",
+                color=INK,
+                markersize=5,
+                label="preempted",
+            )
         ax.axhline(server["blocks"], color=INK, linestyle=":", linewidth=1)
         ax.axvline(data["last_arrival"], color=MUTED, linestyle="--", linewidth=1)
         ax.set_title(server["name"])
@@ -339,8 +374,9 @@ def _draw_done(ax: Axes, data: dict[str, Any], looks: list[tuple[str, str]]) -> 
     for in_time, (dx, dy, side) in zip(
         sorted({server["in_time"] for server in data["servers"]}), [(7, -10, "left"), (-7, 4, "right")], strict=True
     ):
-        ax.annotate(f"{in_time} in time", (horizon, in_time), xytext=(dx, dy), textcoords="offset points",
-                    size=8.5, ha=side)  # fmt: skip
+        ax.annotate(
+            f"{in_time} in time", (horizon, in_time), xytext=(dx, dy), textcoords="offset points", size=8.5, ha=side
+        )
     ax.axvline(horizon, color=MUTED, linestyle="--", linewidth=1)
     ax.annotate("the last\nrequest comes", (horizon, 1), xytext=(4, 0), textcoords="offset points", size=8.5)
     ax.set(title=f"requests done, of {data['requests']}", ylim=(0, data["requests"] + 1), yticks=[0, 10, 20])

@@ -21,7 +21,7 @@ Class attributes are the tables of cases. Every test runs once for each of `vari
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -67,8 +67,7 @@ class Contract:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Repeat a test for each variant, and for each value of the tables that its parameters name."""
-        named = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
-        own = [name for names in named for name in ([names] if isinstance(names, str) else names)]
+        own = {name for mark in metafunc.definition.iter_markers("parametrize") for name in _names(mark.args[0])}
         for name, (table, sign) in TABLES.items():
             if name in metafunc.fixturenames and name not in own:
                 metafunc.parametrize(
@@ -192,6 +191,10 @@ class Refusals(Contract):
             ((Q, K, V[:4]), "when K and V differ in N_k", ("(5, 8)", "(4, 8)")),
         ):
             assert_raises(ValueError, functools.partial(self.call, *inputs, *rest), when=when, mentions=shapes)
+
+
+def _names(parameters: str | Sequence[str]) -> Sequence[str]:
+    return parameters.replace(" ", "").split(",") if isinstance(parameters, str) else parameters
 
 
 def strided(x: Any) -> Any:

@@ -1,6 +1,6 @@
 """Lab 07's suite: linear attention's results and gradients by every route, and the memory and the work they take."""
 
-import itertools
+import functools
 import math
 
 import numpy as np
@@ -17,13 +17,11 @@ from linear_attention import (
     profile_attention_memory,
 )
 
-from labkit.meters.calls import OperatorsSeen, UninitialisedIsNaN, measured
 from labkit.meters.saved import kept_by_forward
-from labkit.meters.stand_ins import SmallDevice, out_of_memory
 from labkit.meters.tensors import measure_peak
-from labkit.testing.attention.reference import random_qkv
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
+    SLACK,
     assert_at_most,
     assert_close,
     assert_equal,
@@ -34,108 +32,68 @@ from labkit.testing.compare import (
     require_at_least,
     require_at_most,
 )
-from labkit.testing.linear.cases import AGREEMENT, LinearCase, divided, mapped, numbers, weights_of
-from labkit.testing.linear.memory import PARTS, Handout, assert_bytes, expected_bytes
-from labkit.testing.linear.profile import ROUTES, assert_mb, assert_row, rows_of
-from labkit.testing.probes import probe
 from labkit.testing.unchanged import left_alone
 
+from .probes import (
+    call_on_nan,
+    gradients_of,
+    measured_call,
+    profile_of_a_generator,
+    profile_on_a_small_device,
+    profile_seen,
+)
+from .support import (
+    AGREEMENT,
+    PARTS,
+    ROUTES,
+    LinearCase,
+    assert_mb,
+    assert_prediction,
+    assert_row,
+    attend,
+    expected_bytes,
+    phi,
+    rows_of,
+    standard_attention,
+)
+
+robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
 simulated = pytest.mark.seconds(60)  # the first arithmetic on meta tensors imports a computer algebra system
 
 
-@probe
-def measured_call(task, *args):
-    """What the task's function returns, and what it allocated, computed and ran."""
-    import linear_attention as answer
-
-    with OperatorsSeen() as seen:
-        result, counts = measured(getattr(answer, task), *args)
-    return result, counts | {"operators": seen.operators}
-
-
-@probe
-def call_on_nan(task, *args):
-    """What the task's function returns where uninitialised memory holds NaN."""
-    import linear_attention as answer
-
-    with UninitialisedIsNaN():
-        return getattr(answer, task)(*args)
-
-
-@probe
-def gradients_of(task, inputs, factors, *options):
-    """The gradients of the sum of what the task's function returns, each number times its factor."""
-    import linear_attention as answer
-
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    out = getattr(answer, task)(*leaves, *options)
-    if out.requires_grad:
-        (out * factors).sum().backward()
-    return [x.grad for x in leaves]
-
-
-@probe
-def profile_seen(*args, **options):
-    """The rows of a profile, and the devices of all that it made."""
-    with OperatorsSeen() as seen:
-        rows = profile_attention_memory(*args, **options)
-    return rows, sorted(seen.devices)
-
-
-@probe
-def profile_of_a_generator(lengths, *args):
-    """The rows of a profile whose lengths can be gone through once."""
-    return profile_attention_memory((n for n in lengths), *args)
-
-
-@probe
-def profile_on_a_small_device(capacity_bytes, where, *args):
-    """The rows of a profile where an array of more than `capacity_bytes` is an error: of memory, if it says `where`."""
-    other = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    with SmallDevice(capacity_bytes, lambda: out_of_memory(where) if where else other):
-        return profile_attention_memory(*args)
-
-
 class TestFeatureMap:
-    def check(self, got, x, name="φ(x)"):
-        assert_type(name, got, torch.Tensor, "a tensor")
+    """φ(x) = elu(x) + 1, and its gradient."""
+
+    def check(self, x):
+        """Compare φ of a tensor, which must stay as it is."""
+        with left_alone("x", [x]):
+            got = feature_map(x)
+        assert_type("φ(x)", got, torch.Tensor, "a tensor")
         exact = x.double()
-        (want,) = map(numbers, mapped(exact))
-        suspects = {
-            "the + 1 is missing: φ(x) = elu(x) + 1": want - 1,
-            "φ is relu(x) + 1, flat below 0": numbers(exact.relu() + 1),
-            "φ is exp(x), also above 0": lambda: numbers(exact.clamp(max=700).exp()),
-            "φ is softplus": numbers(torch.nn.functional.softplus(exact)),
-            "φ is relu(x)": numbers(exact.relu()),
-            "φ is selu(x) + 1, which is steeper": numbers(torch.nn.functional.selu(exact) + 1),
-            "the branches are swapped": lambda: numbers(torch.where(exact > 0, exact.clamp(max=700).exp(), exact + 1)),
+        usual = {
+            "the + 1 is missing: φ(x) = elu(x) + 1": phi(exact) - 1,
+            "φ is relu(x) + 1, flat below 0": exact.relu() + 1,
+            "φ is softplus": torch.nn.functional.softplus(exact),
         }
-        plain = numbers(torch.nn.functional.elu(x.float()) + 1)
-        assert_close(name, got, want, plain=plain, suspects=suspects)
+        plain = torch.nn.functional.elu(x.float()) + 1
+        hint = "exp overflows above 88" if float(x.abs().max()) > 88 else ""
+        assert_close("φ(x)", got, phi(exact), plain=plain, suspects=usual, hint=hint)
 
     def test_worked_example(self):
-        got = feature_map(torch.tensor([-1.0, 0.0, 2.0]))
-        self.check(got, torch.tensor([-1.0, 0.0, 2.0]), "φ([−1, 0, 2])")
+        self.check(torch.tensor([-1.0, 0.0, 2.0]))
 
-    @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 1, 4, 3), ()])
+    @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 1, 4, 3), ()], ids=str)
     def test_every_shape(self, rng, shape):
-        x = torch.from_numpy(np.asarray(rng.normal(0, 2, shape), dtype=np.float32))
-        self.check(feature_map(x), x)
+        self.check(torch.from_numpy(np.asarray(rng.normal(0, 2, shape), dtype=np.float32)))
 
-    def test_is_never_negative(self):
-        x = torch.linspace(-40, 1, 83)
-        got = feature_map(x)
-        self.check(got, x)
-        require(bool((got >= 0).all()), f"φ is {float(got.min()):.3g} somewhere: a weight below 0 has no meaning here")
-
-    @pytest.mark.kind("robust")
+    @robust
     def test_large_arguments(self):
         x = torch.tensor([-3e4, -200.0, 200.0, 3e4])
         got = feature_map(x)
         require(bool(got.isfinite().all()), f"φ of ±200 and ±30,000 is {got.tolist()}: exp overflows above 88")
-        self.check(got, x)
+        self.check(x)
 
-    @pytest.mark.kind("robust")
+    @robust
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
     def test_dtype_stays(self, dtype):
         got = feature_map(torch.tensor([-1.0, 2.0], dtype=dtype))
@@ -145,26 +103,21 @@ class TestFeatureMap:
         x = torch.tensor([-3000.0, -2.0, -0.5, 0.5, 3.0, 3000.0], dtype=torch.float64)
         (gradient,) = gradients_of("feature_map", [x], torch.ones_like(x))
         require(gradient is not None, "no gradient reaches x: it was detached on the way")
-        want = numbers(x.clamp(max=0).exp())
+        want = x.clamp(max=0).exp()
+        nan_hint = (
+            "inf · 0: `where` hands a gradient of 0 to the branch not taken, whose exp overflowed: clamp what goes "
+            "into it"
+        )
         name = "the derivative of φ at −3000, −2, −0.5, 0.5, 3 and 3000"
-        nan_hint = "inf · 0: `where` hands a gradient of 0 to the branch not taken, whose exp overflowed: "
-        nan_hint += "clamp what goes into it"
         assert_close(name, gradient, want, plain=want + AGREEMENT, nan_hint=nan_hint)
 
-    @pytest.mark.kind("robust")
-    def test_argument_stays(self, rng):
-        x = torch.from_numpy(rng.standard_normal(9))
-        with left_alone("x", [x]):
-            got = feature_map(x)
-            require(got.data_ptr() != x.data_ptr(), "φ(x) is x itself, changed in place: the caller still needs x")
 
-
-def inputs(rng, n, d, d_v, batch=()):
-    return tuple(torch.from_numpy(x) for x in random_qkv(rng, n_queries=n, d=d, d_v=d_v, batch=batch))
-
-
-ONE_POSITION = pytest.param((1, 4, 6, ()), marks=pytest.mark.kind("robust"))  # there v itself comes out
-SHAPES = [(63, 16, 16, ()), (129, 5, 9, (2,)), (70, 8, 3, (2, 3)), ONE_POSITION, (40, 12, 1, (1, 2, 1, 2))]
+SHAPES = [
+    pytest.param((63, 16, 16, ()), id="N63-d16"),
+    pytest.param((129, 5, 9, (2,)), id="B2-N129-d5-dv9"),
+    pytest.param((40, 12, 1, (1, 2, 3)), id="B1x2x3-N40-d12-dv1"),
+    pytest.param((1, 4, 6, ()), id="N1", marks=robust),  # there v itself comes out
+]
 
 
 class Route:
@@ -196,10 +149,10 @@ class Route:
     def test_gradients(self, rng):
         self.check_gradients(rng)
 
-    @pytest.mark.kind("robust")
+    @robust
     def test_inputs_stay(self, rng):
-        """Arguments are neither changed nor assumed to be contiguous, and float32 and bfloat16 stay what they are."""
-        case = LinearCase(rng, 33, 6, 4, (3,), causal=self.causal)
+        """Arguments are neither changed nor assumed to be contiguous, and bfloat16 stays what it is."""
+        case = LinearCase(rng, 33, batch=(3,), causal=self.causal)
         strided = [x.mT.contiguous().mT for x in case.inputs]
         with left_alone("qkv", strided):
             out = self.route(*strided)
@@ -207,41 +160,39 @@ class Route:
         short = self.route(*(x.bfloat16() for x in case.inputs))
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
 
-    @pytest.mark.kind("robust")
+    @robust
     def test_uninitialised_memory_is_written_over(self, rng):
-        case, chunk = LinearCase(rng, 37, 6, 4, (2,), causal=self.causal), 8 if self.default_chunk else None
+        case, chunk = LinearCase(rng, 37, batch=(2,), causal=self.causal), 8 if self.default_chunk else None
         out = call_on_nan(self.task, *case.inputs, *([chunk] if chunk else []))
-        case.check("out", out, chunk=chunk, nan_hint=NAN_FROM_EMPTY)
+        told = f"out is NaN where uninitialised memory holds NaN\nUsual cause: {NAN_FROM_EMPTY}"
+        require(not out.isnan().any(), told)
+        case.check("out", out, chunk=chunk)
 
-    def check_gradients(self, rng, chunk=None):
+    def check_gradients(self, rng, *chunk):
         """Output and gradients in float64, to 1e-10 of the reference."""
         case = LinearCase(rng, 41, 5, 7, (2,), causal=self.causal, dtype=torch.float64)
         leaves = [x.clone().requires_grad_() for x in case.inputs]
-        theirs = [x.clone().requires_grad_() for x in case.inputs]
-        got = self.route(*leaves) if chunk is None else self.route(*leaves, chunk)
+        got = self.route(*leaves, *chunk)
         hint = f"rounding explains {AGREEMENT:g}: is something in float32?"
-        case.check("out in float64", got, chunk=chunk, hint=hint)
+        case.check("out in float64", got, chunk=chunk[0] if chunk else None, hint=hint)
         cut = "the output requires no grad though q, k and v do\nUsual cause: a detach, a .data, or no_grad on the way"
         require(got.requires_grad, cut)
         factors = torch.from_numpy(rng.standard_normal(tuple(got.shape)))
-        own_gradients = gradients_of(self.task, case.inputs, factors, *([] if chunk is None else [chunk]))
-        (case.by_weights(*theirs) * factors).sum().backward()
+        gradients = gradients_of(self.task, case.inputs, factors, *chunk)
+        wanted = torch.autograd.grad((case.output(*leaves) * factors).sum(), leaves)
         hint = "part of the way back is cut by a detach or no_grad, often around the state"
-        for name, own, other in zip("qkv", own_gradients, theirs, strict=True):
-            require(own is not None, f"the gradient of {name} is None: it was detached on the way")
-            want = numbers(other.grad)
-            assert_close(f"the gradient of {name}", own, want, plain=want + AGREEMENT / 2, hint=hint)
+        for name, gradient, want in zip("qkv", gradients, wanted, strict=True):
+            require(gradient is not None, f"the gradient of {name} is None: it was detached on the way")
+            assert_close(f"the gradient of {name}", gradient, want, plain=want + AGREEMENT / SLACK, hint=hint)
 
     def counts(self, rng, n, d, d_v, *options):
         """What one call allocates, computes and runs. Its result must be right, or another function was counted."""
-        q, k, v = inputs(rng, n, d, d_v)
-        got, counts = measured_call(self.task, q, k, v, *options)
-        weights = weights_of(q.double(), k.double())
-        want = divided(weights.tril() if self.causal else weights, v.double(), 1e-6)
-        right = isinstance(got, torch.Tensor) and got.shape == want.shape
-        right = right and torch.allclose(got.double(), want, 1e-3, 1e-3)
+        case = LinearCase(rng, n, d, d_v, causal=self.causal)
+        got, counts = measured_call(self.task, *case.inputs, *options)
+        right = isinstance(got, torch.Tensor) and got.shape == case.want.shape
+        right = right and torch.allclose(got.double(), case.want, 1e-3, 1e-3)
         told = f"memory and work are counted for N = {n}, d = {d}, d_v = {d_v}, and there the output is wrong"
-        require(right, f"{told}\nWhat is wrong with it, test_values tells or test_chunks")
+        require(right, f"{told}\nWhat is wrong with it, test_values or test_chunks says")
         return counts
 
     def peak(self, rng, n, d, d_v, *options):
@@ -253,39 +204,40 @@ class Route:
         short, long = lengths
         peaks = [self.peak(rng, n, d, d_v, *options) for n in lengths]
         rate = (peaks[1] - peaks[0]) / (long - short)
+        usual = f"φ(q) or φ(k) (d = {d}) or padded copies are made of the whole input: take a piece at a time"
         if 0.9 <= rate / (short + long) <= 1.8:
             usual = "weights of N × N are made"
         elif rate >= d * d_v:
             usual = f"a state of d × d_v = {d * d_v} is kept for every position"
-        else:
-            usual = f"φ(q) or φ(k) (d = {d}) or padded copies are made of the whole input: take a piece at a time"
         told = f"what {name} holds at its peak grows by {rate:,.0f} elements for each position (d = {d}, d_v = {d_v})"
-        explained = f"the output and its pieces explain {2 * d_v}"
-        explained = f"{told}; {explained}\nUsual cause: {usual}"
-        require_at_most(f"what {name} holds for each further position", rate, 3 * d_v, explained, kind="elements")
+        told += f"; the output and its pieces explain {2 * d_v}"
+        held = f"what {name} holds for each further position"
+        require_at_most(held, rate, 3 * d_v, told, kind="elements", hint=usual)
         return peaks
 
     def check_within(self, outside, rng, n, d, *options):
         """Within the bound of the test's mark, the last queries' output is right: they see most keys."""
-        q, k, v = inputs(rng, n, d, d)
+        q, k, v = (torch.from_numpy(rng.standard_normal((n, d), dtype=np.float32)) for _ in range(3))
         got = outside(self.route, q, k, v, *options)
         seen = torch.ones(8, n, dtype=torch.float64).tril(n - 8 if self.causal else n)
-        want = divided(weights_of(q[-8:].double(), k.double()), v.double(), 1e-6, seen)
+        want = attend(phi(q[-8:].double()) @ phi(k.double()).mT * seen, v.double(), 1e-6)
         right = isinstance(got, torch.Tensor) and got.shape == v.shape
         right = right and torch.allclose(got[-8:].double(), want, 1e-3, 1e-3)
-        require(right, f"within that bound the output is not right, at N = {n}, d = {d}")
+        require(right, f"memory stayed within the limit, but the output is wrong, at N = {n}, d = {d}")
 
 
 class TestLinearAttention(Route):
+    """Every query sees every key."""
+
     task, causal = "linear_attention", False
     route = staticmethod(linear_attention)
 
-    @pytest.mark.parametrize(("n_queries", "n_keys"), [(5, 90), (90, 5)])
+    @pytest.mark.parametrize(("n_queries", "n_keys"), [(5, 90), (90, 5)], ids=["N5x90", "N90x5"])
     def test_other_numbers_of_keys(self, rng, n_queries, n_keys):
-        case = LinearCase(rng, n_queries, 6, 4, (2,), n_keys=n_keys, causal=False)
+        case = LinearCase(rng, n_queries, batch=(2,), n_keys=n_keys, causal=False)
         case.check("out", linear_attention(*case.inputs), hint="N_q is taken for N_k somewhere")
 
-    @pytest.mark.kind("small")
+    @small
     def test_memory_is_linear(self, rng):
         n, d, d_v = 600, 24, 20
         peak = self.peak(rng, n, d, d_v)
@@ -295,23 +247,85 @@ class TestLinearAttention(Route):
         name, limit = f"the peak over the inputs for N = {n:,}, d = {d}, d_v = {d_v}", 6 * n * d + 4 * d * d_v
         assert_at_most(name, peak, limit, unit="elements", hint=f"Usual cause: {usual}")
 
-    @pytest.mark.kind("small")
+    @small
     def test_work_is_linear(self, rng):
         work = [self.counts(rng, n, 16, 16)["flops"] for n in (100, 400)]
         ratio = work[1] / max(work[0], 1)
         told = f"4 times as many tokens take {ratio:.3g} times the arithmetic, expected 4"
-        told += "\nUsual cause: φ(q) φ(k)ᵀ is multiplied first"
-        require_at_most("the arithmetic of 4 times the tokens", ratio, 6, told)
+        require_at_most("the arithmetic of 4 times the tokens", ratio, 6, told, hint="φ(q) φ(k)ᵀ is multiplied first")
 
-    @pytest.mark.kind("small")
+    @small
     @pytest.mark.outside(mib=24)
     def test_memory_seen_from_outside(self, rng, outside):
         self.check_within(outside, rng, 4096, 64)
 
 
-BLOCKS = [
-    (64, 16), (61, 16), (65, 32), (50, 7), (30, 64), (9, 1), (17, 4), (12, 12), (24, 8), (40, 8), (33, 3),
-]  # fmt: skip
+class TestCumsum(Route):
+    """The states of all positions at once."""
+
+    task = "causal_linear_attention_cumsum"
+    route = staticmethod(causal_linear_attention_cumsum)
+
+    @small
+    def test_no_loop(self, rng):
+        counts = [len(self.counts(rng, n, 4, 5)["operators"]) for n in (16, 64)]
+        told = f"{counts[0]} operators run for 16 positions and {counts[1]} for 64"
+        hint = "a loop over positions: cumsum takes them all at once"
+        require_at_most("the operators that 48 more positions take", counts[1] - counts[0], 5, told, hint=hint)
+
+    @small
+    def test_two_arrays_of_states(self, rng):
+        n, d, d_v = 200, 8, 24
+        peak = self.peak(rng, n, d, d_v)
+        name = f"the peak over the inputs for N = {n}, d = {d}, d_v = {d_v}, less two arrays of states,"
+        usual = (
+            "a third array of N·d·d_v: reading the states with φ(q) is a matrix product (`@`, einsum); "
+            "`(q * states).sum(-2)` makes all products first"
+        )
+        limit = 8 * n * max(d, d_v)
+        assert_at_most(name, peak - 2 * n * d * d_v, limit, unit="elements", hint=f"Usual cause: {usual}")
+
+    @small
+    def test_no_weights(self, rng):
+        n, d = 400, 4
+        hint = "Usual cause: N × N weights: this route sums φ(k) vᵀ over the positions"
+        name = f"the peak over the inputs for N = {n}, d = {d}"
+        assert_at_most(name, self.peak(rng, n, d, d), n * n // 2, unit="elements", hint=hint)
+
+    @small
+    @pytest.mark.outside(mib=50)
+    def test_memory_seen_from_outside(self, rng, outside):
+        self.check_within(outside, rng, 1024, 64)
+
+
+class TestRecurrent(Route):
+    """One position at a time, one state."""
+
+    task = "causal_linear_attention_recurrent"
+    route = staticmethod(causal_linear_attention_recurrent)
+
+    @small
+    def test_one_state(self, rng):
+        peaks = self.check_grows_by_the_output_only(rng, "the recurrence", 16, 4, (24, 72))
+        limit = 2 * 24 * 4 + 5 * 16 * 5 + 64
+        hint = "besides the output: one state of d·d_v, while it is replaced two or three"
+        assert_at_most("its peak for 24 positions, d = 16, d_v = 4", peaks[0], limit, unit="elements", hint=hint)
+
+    @small
+    def test_work_of_a_step_stays(self, rng):
+        counts = [self.counts(rng, n, 8, 8) for n in (24, 96)]
+        products, steps = [run["flops"] for run in counts], [len(run["operators"]) for run in counts]
+        ratio = max(products[1] / max(products[0], 1), steps[1] / steps[0])
+        told = f"4 times as many positions take {ratio:.3g} times the work, expected 4"
+        hint = "each step goes back to the keys before it: the state holds all of them"
+        require_at_most("the work of 4 times the positions", ratio, 6, told, hint=hint)
+        told = "no loop over the positions runs: this route goes one by one"
+        require_at_least("the operators that 72 more positions take", steps[1] - steps[0], 72, told)
+
+    @small
+    @pytest.mark.outside(mib=10)
+    def test_memory_seen_from_outside(self, rng, outside):
+        self.check_within(outside, rng, 128, 192)
 
 
 class InChunks(Route):
@@ -319,9 +333,11 @@ class InChunks(Route):
 
     default_chunk, called, where_wrong = 64, "", ""
 
-    @pytest.mark.parametrize(("n", "chunk"), BLOCKS)
+    @pytest.mark.parametrize(
+        ("n", "chunk"), [(64, 16), (61, 16), (50, 7), (30, 64), (9, 1), (12, 12), (24, 8), (40, 8), (33, 3)]
+    )
     def test_chunks(self, rng, n, chunk):
-        case = LinearCase(rng, n, 6, 4, (2,))
+        case = LinearCase(rng, n, batch=(2,))
         out = self.route(*case.inputs, chunk)
         case.check(f"out, {n} positions in chunks of {chunk},", out, chunk=chunk, hint=self.where_wrong)
 
@@ -329,105 +345,33 @@ class InChunks(Route):
     def test_gradients(self, rng, chunk):
         self.check_gradients(rng, chunk)
 
-    @pytest.mark.kind("small")
+    @small
     def test_work_is_linear(self, rng):
-        """4 times the positions, about 4 times the arithmetic of matrix products."""
-        for chunk in (4, 16):  # in small chunks a product over all pairs of chunks would show
-            work = [self.counts(rng, n, 16, 16, chunk)["flops"] for n in (256, 1024)]
-            none = "makes no matrix product: the weights of a chunk are one, φ(q) times φ(k) transposed"
-            require(work[0] > 0, f"{self.called} {none}")
-            ratio = work[1] / work[0]
-            told = f"4 times as many positions take {ratio:.3g} times the arithmetic, expected about 4"
-            told += "\nUsual cause: each chunk, or each state, goes back to all the keys before it"
-            require_at_most("the arithmetic of 4 times the positions", ratio, 6, told)
+        """In chunks of 4, a product over all pairs of chunks would show."""
+        work = [self.counts(rng, n, 16, 16, 4)["flops"] for n in (256, 1024)]
+        none = "makes no matrix product: the weights of a chunk are one, φ(q) times φ(k) transposed"
+        require(work[0] > 0, f"{self.called} {none}")
+        ratio = work[1] / work[0]
+        told = f"4 times as many positions take {ratio:.3g} times the arithmetic, expected about 4"
+        hint = "each chunk, or each state, goes back to all the keys before it"
+        require_at_most("the arithmetic of 4 times the positions", ratio, 6, told, hint=hint)
 
-    @pytest.mark.kind("refuses")
-    def test_impossible_chunk(self, rng):
-        q, k, v = inputs(rng, 5, 2, 2)
-        self.route(q, k, v)
-        for chunk in (0, -3):
-            call = lambda chunk=chunk: tuple(self.route(q, k, v, chunk).shape)  # noqa: E731
-            assert_raises(ValueError, call, when=f"for chunk = {chunk}", mentions=("chunk",))
-
-
-class TestCumsum(Route):
-    task = "causal_linear_attention_cumsum"
-    route = staticmethod(causal_linear_attention_cumsum)
-
-    @pytest.mark.kind("small")
-    def test_no_loop(self, rng):
-        counts = [len(self.counts(rng, n, 4, 5)["operators"]) for n in (16, 64)]
-        told = f"{counts[0]} operators run for 16 positions and {counts[1]} for 64"
-        cause = "a loop over positions: cumsum takes them all at once"
-        more = counts[1] - counts[0]
-        require_at_most("the operators that 48 more positions take", more, 5, f"{told}\nUsual cause: {cause}")
-
-    @pytest.mark.kind("small")
-    @pytest.mark.parametrize(("n", "d", "d_v"), [(300, 12, 12), (200, 8, 24)])
-    def test_two_arrays_of_states(self, rng, n, d, d_v):
-        peak = self.peak(rng, n, d, d_v)
-        name = f"the peak over the inputs for N = {n}, d = {d}, d_v = {d_v}"
-        usual = "a third array of N·d·d_v: reading the states with φ(q) is a matrix product (`@`, einsum); "
-        usual += "`(q * states).sum(-2)` makes all products first"
-        if 2 * n * n <= peak < 2.6 * n * n:
-            usual = "N × N weights: this route sums φ(k) vᵀ over the positions"
-        name += ", less two arrays of states,"
-        room, usual = 8 * n * max(d, d_v), f"Usual cause: {usual}"
-        assert_at_most(name, peak - 2 * n * d * d_v, room, unit="elements", hint=usual)
-
-    @pytest.mark.kind("small")
-    def test_no_weights(self, rng):
-        n, d = 400, 4
-        peak = self.peak(rng, n, d, d)
-        hint = "Usual cause: N × N weights: this route sums φ(k) vᵀ over the positions"
-        name = f"the peak over the inputs for N = {n}, d = {d}"
-        assert_at_most(name, peak, n * n // 2, unit="elements", hint=hint)
-
-    @pytest.mark.kind("small")
-    @pytest.mark.outside(mib=50)
-    def test_memory_seen_from_outside(self, rng, outside):
-        self.check_within(outside, rng, 1024, 64)
-
-
-class TestRecurrent(Route):
-    task = "causal_linear_attention_recurrent"
-    route = staticmethod(causal_linear_attention_recurrent)
-
-    @pytest.mark.kind("small")
-    def test_one_state(self, rng):
-        peaks = self.check_grows_by_the_output_only(rng, "the recurrence", 16, 4, (24, 72))
-        limit = 2 * 24 * 4 + 5 * 16 * 5 + 64
-        hint = "beside the output: one state of d·d_v, while it is replaced two or three"
-        assert_at_most("its peak for 24 positions, d = 16, d_v = 4", peaks[0], limit, unit="elements", hint=hint)
-
-    @pytest.mark.kind("small")
-    def test_work_of_a_step_stays(self, rng):
-        counts = [self.counts(rng, n, 8, 8) for n in (24, 96)]
-        touched = [max(run["largest_bytes"], 1) for run in counts]
-        products = [run["flops"] for run in counts]
-        steps = [len(run["operators"]) for run in counts]
-        ratio = max(products[1] / max(products[0], 1), steps[1] / steps[0])
-        told = f"4 times as many positions take {ratio:.3g} times the work, expected 4"
-        told += "\nUsual cause: each step goes back to the keys before it: the state holds all of them"
-        require_at_most("the work of 4 times the positions", ratio, 6, told)
-        told = "no loop over the positions runs: this route goes one by one"
-        require_at_least("the operators that 72 more positions take", steps[1] - steps[0], 72, told)
-        told = "a tensor grows faster than N: that is no recurrence"
-        require_at_most("the largest tensor of 4 times the positions", touched[1], 6 * touched[0], told)
-
-    @pytest.mark.kind("small")
-    @pytest.mark.outside(mib=10)
-    def test_memory_seen_from_outside(self, rng, outside):
-        self.check_within(outside, rng, 128, 192)
+    @refuses
+    @pytest.mark.parametrize("chunk", [0, -3])
+    def test_impossible_chunk(self, rng, chunk):
+        call = functools.partial(self.route, *LinearCase(rng, 5).inputs, chunk)
+        assert_raises(ValueError, call, when=f"for chunk = {chunk}", mentions=("chunk",))
 
 
 class TestChunked(InChunks):
+    """One chunk after the other, one state."""
+
     task = "causal_linear_attention_chunked"
     route = staticmethod(causal_linear_attention_chunked)
     called = "the chunked route"
     where_wrong = "where chunks meet: the state before a chunk holds the keys of all earlier ones"
 
-    @pytest.mark.kind("small")
+    @small
     def test_one_state_and_one_chunk(self, rng):
         d, d_v, c = 24, 8, 16
         peaks = self.check_grows_by_the_output_only(rng, "the chunked route", d, d_v, (64, 512), c)
@@ -438,30 +382,31 @@ class TestChunked(InChunks):
         name = f"its peak for 64 positions in chunks of {c}, d = {d}, d_v = {d_v}"
         assert_at_most(name, peaks[0], limit, unit="elements", hint=f"Usual cause: {usual}")
 
-    @pytest.mark.kind("small")
+    @small
     def test_chunk_is_used(self, rng):
         counts = [len(self.counts(rng, 128, 4, 4, c)["operators"]) for c in (4, 16)]
         told = f"chunks of 4 take {counts[0]} operators and chunks of 16 take {counts[1]}: the number must fall"
-        cause = "`chunk` is not used, or the loop is over positions"
-        require(counts[0] > counts[1], f"{told}\nUsual cause: {cause}")
-        name, least = "the number of operators for 32 chunks", 3 * counts[1] - 40
-        require_at_least(name, counts[0], least, f"{told}\nUsual cause: {cause}", kind="operators")
+        told += "\nUsual cause: `chunk` is not used, or the loop is over positions"
+        least = max(3 * counts[1] - 40, counts[1] + 1)
+        require_at_least("the number of operators for 32 chunks", counts[0], least, told, kind="operators")
         limit, hint = 60 * (128 // 16) + 60, "Usual cause: a loop over positions: a chunk is four matrix products"
         assert_at_most("the number of operators for 8 chunks", counts[1], limit, unit="operators", hint=hint)
 
-    @pytest.mark.kind("small")
+    @small
     @pytest.mark.outside(mib=10)
     def test_memory_seen_from_outside(self, rng, outside):
         self.check_within(outside, rng, 1024, 192, 8)
 
 
 class TestScan(InChunks):
+    """All chunks at once, from states that a parallel scan makes."""
+
     task = "causal_linear_attention_scan"
     route = staticmethod(causal_linear_attention_scan)
     called = "the scan"
     where_wrong = "an odd number of chunks, or one that is no power of two, needs care in a scan"
 
-    @pytest.mark.kind("small")
+    @small
     def test_steps_grow_with_the_logarithm(self, rng):
         runs = [self.counts(rng, n, 4, 4, 2)["operators"] for n in (32, 1024)]
         ready = [name for name in runs[0] if "cum" in name or "conv" in name or "fft" in name or "_scan" in name]
@@ -469,100 +414,85 @@ class TestScan(InChunks):
         require(not ready, f"{names} is called: the scan over chunks is yours to write, in sums of pairs")
         more = len(runs[1]) - len(runs[0])
         told = f"16 chunks take {len(runs[0])} operators and 512 take {more} more; five doublings explain some 5 · 20"
-        cause = "a loop over the chunks: in a parallel scan every step works on all of them"
-        told += f"\nUsual cause: {cause}"
-        require_at_most("the operators that 496 more chunks take", more, 5 * 45, told, kind="operators")
+        hint = "a loop over the chunks: in a parallel scan every step works on all of them"
+        name = "the operators that 496 more chunks take"
+        require_at_most(name, more, 5 * 45, told, kind="operators", hint=hint)
 
-    @pytest.mark.kind("small")
+    @small
     def test_states_of_chunks_only(self, rng):
         n, d, c = 512, 24, 16
-        peak = self.peak(rng, n, d, d, c)
-        limit = 10 * n * d + 3 * n * c + 6 * n // c * d * (d + 1)
+        peak, limit = self.peak(rng, n, d, d, c), self.limit(n, d, c)
         usual = f"weights of N × N = {n * n:,}: a query needs those of its own chunk"
         if peak >= n * d * d:
             usual = f"a state for each position, N·d·d_v = {n * d * d:,}"
         name = f"the peak over the inputs for N = {n} in chunks of {c}, d = {d}"
         assert_at_most(name, peak, limit, unit="elements", hint=f"Usual cause: {usual}")
 
-    @pytest.mark.kind("small")
+    @small
     def test_keeps_states_of_chunks_only(self, rng):
         n, d, c = 512, 24, 16
-        q, k, v = (x.requires_grad_() for x in inputs(rng, n, d, d))
+        q, k, v = (x.requires_grad_() for x in LinearCase(rng, n, d, d).inputs)
         kept = kept_by_forward(self.route, q, k, v, c) // 4
-        limit = 10 * n * d + 3 * n * c + 6 * n // c * d * (d + 1)
         name = f"what autograd keeps for N = {n} in chunks of {c}, d = {d}"
-        hint = f"Usual cause: a state for each position ({n * d * d:,}) or a copy of the states for each step of the "
-        hint += "scan is saved: adding saves nothing, multiplying saves both factors"
-        assert_at_most(name, kept, limit, unit="elements", hint=hint)
+        hint = (
+            f"Usual cause: a state for each position ({n * d * d:,}) or a copy of the states for each step of the scan "
+            "is saved: adding saves nothing, multiplying saves both factors"
+        )
+        assert_at_most(name, kept, self.limit(n, d, c), unit="elements", hint=hint)
 
-    @pytest.mark.kind("small")
+    def limit(self, n, d, c):
+        """Ten arrays of N·d, three of N·C and six of states, in elements."""
+        return 10 * n * d + 3 * n * c + 6 * n // c * d * (d + 1)
+
+    @small
     @pytest.mark.outside(mib=32)
     def test_memory_seen_from_outside(self, rng, outside):
         self.check_within(outside, rng, 4096, 64)
 
 
-# The model
-
-
 SIZES = [
     (1, 1, 512, 64), (2, 3, 128, 4), (1, 2, 8, 64), (3, 1, 64, 16), (4, 8, 8192, 64), (2, 2, 1024, 128),
-    (1, 3, 40, 5), (1, 1, 4096, 2), (2, 1, 64, 256), (1, 1, 192, 96), (5, 2, 2048, 32),
+    (1, 3, 40, 5), (1, 1, 4096, 2), (2, 1, 64, 256), (1, 1, 192, 96),
 ]  # fmt: skip
 
 
 class TestMemoryModel:
-    def predicted(self, *sizes):
-        """What the model says, its form checked."""
-        return assert_keys("linear_attention_memory's result", linear_attention_memory(*sizes), PARTS)
+    """Bytes by the handout's steps, to 2 %."""
 
-    def check(self, part, sizes, got, want, how=""):
-        """One part of it, to 2 %."""
-        name = f"{part} of linear_attention_memory{sizes}{how}"
-        assert_bytes(name, part, got[part], want, sizes, expected_bytes(sizes)["inputs"])
-
-    @simulated
-    @pytest.mark.parametrize("part", PARTS)
-    def test_every_size(self, part):
-        for sizes, dtype_bytes in itertools.product(SIZES, (2, 4, 8)):
-            if part != "linear_chunked_peak" or sizes[2] <= 64 or sizes[2] % 64 == 0:
-                sizes = (*sizes, dtype_bytes)
-                self.check(part, sizes, self.predicted(*sizes), expected_bytes(sizes)[part])
+    def check(self, *sizes):
+        got = assert_keys("linear_attention_memory's result", linear_attention_memory(*sizes), PARTS)
+        for part in PARTS:
+            assert_prediction(part, got[part], sizes)
 
     def test_worked_example(self):
-        got = self.predicted(1, 1, 512, 64, 4)
-        for part, want in zip(PARTS, (393_216, 2_228_224, 545_024, 17_436_672, 278_784), strict=True):
-            self.check(part, (1, 1, 512, 64, 4), got, want)
+        self.check(1, 1, 512, 64, 4)
 
-    @simulated
-    @pytest.mark.parametrize("name", ["standard", "linear_bidir", "linear_causal"])
-    def test_equals_measurement(self, rng, name):
-        for batch, heads, n, d in [(2, 3, 96, 8), (1, 2, 300, 4), (2, 1, 10, 32), (1, 1, 257, 16)]:
-            part, sizes = f"{name}_peak", (batch, heads, n, d, 4)
-            want = measure_peak(getattr(Handout, name), *inputs(rng, n, d, d, (batch, heads)))[0]
-            self.check(part, sizes, self.predicted(*sizes), want, ", measured,")
+    @pytest.mark.parametrize("sizes", SIZES, ids="B{0[0]}-H{0[1]}-N{0[2]}-d{0[3]}".format)
+    def test_every_size(self, sizes):
+        for dtype_bytes in (2, 8):
+            self.check(*sizes, dtype_bytes)
 
-    def test_whole_numbers(self):
-        for part, value in self.predicted(2, 3, 128, 32, 2).items():
-            assert_type(part, value, int, "an int: bytes are whole")
+    def test_sizes_drawn_at_random(self, rng):
+        for _ in range(8):
+            batch, heads, blocks, d = rng.integers((1, 1, 1, 2), (5, 9, 100, 140)).tolist()
+            self.check(batch, heads, int(rng.choice([blocks % 64 + 1, 64 * blocks])), d, 4)
 
-    @pytest.mark.kind("small")
+    @small
     def test_makes_no_tensor(self):
         operators = measured_call("linear_attention_memory", 1, 2, 128, 16, 4)[1]["operators"]
         require(not operators, f"{len(operators)} operators run: the model is arithmetic, not a measurement")
 
 
-# The profile
-
-
 @simulated
 class TestProfile:
+    """Measured and predicted, side by side."""
+
     def own_peaks(self, shape, dtype):
         """The peaks of the functions that a row is about, measured here."""
         linear = (linear_attention, causal_linear_attention_cumsum, causal_linear_attention_chunked)
         q, k, v = (torch.ones(shape, dtype=dtype) for _ in range(3))
-        return {
-            name: measure_peak(fn, q, k, v)[0] for name, fn in zip(ROUTES, (Handout.standard, *linear), strict=True)
-        }
+        routes = zip(ROUTES, (standard_attention, *linear), strict=True)
+        return {name: measure_peak(route, q, k, v)[0] for name, route in routes}
 
     def check(self, row, shape, dtype):
         """All columns of one row of nothing out of memory."""
@@ -571,8 +501,7 @@ class TestProfile:
     def test_simulated_rows(self):
         lengths = [128, 64]
         got, devices = profile_seen(lengths, batch=2, heads=3, d=8)
-        rows = rows_of(got, lengths)
-        for row, n in zip(rows, lengths, strict=True):
+        for row, n in zip(rows_of(got, lengths), lengths, strict=True):
             self.check(row, (2, 3, n, 8), torch.float16)
         assert_equal("the devices of the tensors made with device left out", devices, ["meta"])
 
@@ -580,56 +509,40 @@ class TestProfile:
     def test_rows_of_the_cpu(self, rng, dtype):
         lengths, heads, d = [int(rng.integers(24, 65)), 128], int(rng.integers(2, 5)), int(rng.integers(8, 25))
         got, devices = profile_seen(lengths, batch=1, heads=heads, d=d, dtype=dtype, device="cpu")
-        rows = rows_of(got, lengths)
-        for row, n in zip(rows, lengths, strict=True):
+        for row, n in zip(rows_of(got, lengths), lengths, strict=True):
             self.check(row, (1, heads, n, d), dtype)
         hint = "the device asked for is not used"
         assert_equal("the devices of the tensors made with device='cpu'", devices, ["cpu"], hint=hint)
 
-    @pytest.mark.kind("robust")
+    @robust
     def test_any_iterable_of_lengths(self):
         lengths, options = [16, 8, 16], (1, 2, 4, torch.float32, "cpu")
-        for kind, rows in {
-            "a tuple": profile_attention_memory(tuple(lengths), *options),
-            "an array": profile_attention_memory(np.array(lengths), *options),
-            "a range": profile_attention_memory(range(8, 17, 8), *options),
-            "a generator, which can be gone through once,": profile_of_a_generator(lengths, *options),
-            "no lengths": profile_attention_memory([], *options),
-        }.items():
-            want = [8, 16] if kind == "a range" else [] if kind == "no lengths" else lengths
+        for kind, rows, want in (
+            ("an array", profile_attention_memory(np.array(lengths), *options), lengths),
+            ("a generator, which can be gone through once,", profile_of_a_generator(lengths, *options), lengths),
+            ("no lengths", profile_attention_memory([], *options), []),
+        ):
             got = [row["seq_len"] for row in rows] if isinstance(rows, list) else rows
             hint = "seq_lens is an Iterable: go through it once"
             assert_equal(f"seq_len of the rows for {kind}", got, want, hint=hint)
-            for row in rows:
-                assert_type(f"seq_len of a row for {kind}", row["seq_len"], (int, np.integer), "an int")
-                self.check(row, (1, 2, int(row["seq_len"]), 4), torch.float32)
 
     def test_the_large_rows(self):
         (row,) = rows_of(profile_attention_memory([2048]), [2048])
         name, hint = "linear_chunked_memory_mb", "the output is 8.4 MB, twice that while pieces are put together"
         assert_at_most(f"{name} for N = 2048", row[name], 24.0, unit="MB", hint=hint)
-        for name, value, what in (
-            ("standard", 545.260, "scores and weights of 268 MB each, and the output"),
-            ("linear_bidir", 34.080, "about 4 N·d"),
-            ("linear_causal", 1115.947, "two N·d² of 537 MB each"),
-        ):
-            got = row[f"{name}_memory_mb"]
-            told = f"{name}_memory_mb for N = 2048 is {got:,.1f}, expected about {value:,.1f}: {what}"
-            require_at_most(f"{name}_memory_mb", got, 1.5 * value, told, kind="MB")
-            require(name != "standard" or got >= 0.99 * value, told)
 
     def test_capacity(self):
         shape, arguments = (1, 2, 128, 16), ([128], 1, 2, 16, torch.float32)
-        rows_of(profile_attention_memory(*arguments), [128])
-        want, peaks = expected_bytes((*shape, 4)), self.own_peaks(shape, torch.float32)
+        want, peaks = expected_bytes(*shape, 4), self.own_peaks(shape, torch.float32)
         for name in ("standard", "linear_causal"):
             need = want["inputs"] + peaks[name]
-            for spare, fits in ((0, True), (-1, False)):
-                room = need + spare
-                (row,) = rows_of(profile_attention_memory(*arguments, capacity_bytes=room), [128])
+            for capacity, fits in ((need, True), (need - 1, False)):
+                (row,) = rows_of(profile_attention_memory(*arguments, capacity_bytes=capacity), [128])
                 got = row[f"{name}_memory_mb"]
-                what = f"{name}_memory_mb, for which inputs and peak need {need:,} bytes, with room for {room:,}"
-                told = f"{what}, is {got:.6g}, expected {'a number' if fits else 'nan'}"
+                told = (
+                    f"{name}_memory_mb, for which inputs and peak need {need:,} bytes, with capacity_bytes = "
+                    f"{capacity:,}, is {got:.6g}, expected {'a number' if fits else 'nan'}"
+                )
                 cause = "inputs and peak together must fit, and may fill the memory exactly"
                 require(math.isnan(got) != fits, f"{told}\nUsual cause: {cause}")
                 predicted = row[f"{name}_theoretical_mb"]
@@ -638,27 +551,24 @@ class TestProfile:
         told = f"savings_bidir is {row['savings_bidir']} where the standard form is out of memory, expected nan"
         require(math.isnan(row["savings_bidir"]), told)
 
-    @pytest.mark.kind("robust")
+    @robust
     @pytest.mark.parametrize("where", ["CUDA", "CPU", "CPU_on_Windows"])
     def test_out_of_memory_is_a_value(self, where):
-        rows_of(profile_attention_memory([8], 1, 1, 4, torch.float32, "cpu"), [8])
         try:
             rows = profile_on_a_small_device(4 * 100 * 100, where, [64, 128, 32], 1, 1, 4, torch.float32, "cpu")
         except RuntimeError as uncaught:
             require("memory" not in str(uncaught), f"out of memory ends the profile: {str(uncaught)[:100]}")
             raise
-        rows_of(rows, [64, 128, 32])
-        found = [[math.isnan(row["standard_memory_mb"]), math.isnan(row["linear_bidir_memory_mb"])] for row in rows]
+        found = [
+            [math.isnan(row["standard_memory_mb"]), math.isnan(row["linear_bidir_memory_mb"])]
+            for row in rows_of(rows, [64, 128, 32])
+        ]
         name = "whether (standard, bidirectional) are nan in three rows, where N × N of the second is too much,"
         assert_equal(name, found, [[False, False], [True, False], [False, False]])
-        require(math.isnan(rows[1]["savings_bidir"]), "savings_bidir is a number where the standard form has none")
 
-    @pytest.mark.kind("robust")
+    @robust
     def test_other_errors_pass(self):
-        rows_of(profile_attention_memory([8], 1, 1, 4, torch.float32, "cpu"), [8])
-
-        def run():
-            return profile_on_a_small_device(4 * 100 * 100, "", [128], 1, 1, 4, torch.float32, "cpu")
-
+        arguments = (4 * 100 * 100, "", [128], 1, 1, 4, torch.float32, "cpu")
         when = "where an attention raised one that is not about memory"
-        assert_raises(RuntimeError, run, when=when, mentions=("mat1 and mat2",))
+        call = functools.partial(profile_on_a_small_device, *arguments)
+        assert_raises(RuntimeError, call, when=when, mentions=("mat1 and mat2",))

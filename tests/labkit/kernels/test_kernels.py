@@ -267,17 +267,3 @@ class TestPlatform:
         served.install()
         served.remove()
         assert os.environ[adapter.SWITCH] == "1"
-
-
-class TestFarRows:
-    """Rows further apart than int32 can say, in a memory that holds three of them."""
-
-    def test_what_is_returned_may_be_the_rows_themselves(self):
-        import torch
-
-        from labkit.meters.kernels.far import call_on_far_rows
-
-        x = torch.arange(15.0).reshape(3, 5)
-        got, outside = call_on_far_rows(lambda rows: rows, x)
-        assert torch.equal(got, x)
-        assert outside == []

@@ -13,7 +13,7 @@ from labkit.labs.catalog import find_lab, solution_file
 from labkit.ranks.command import rows
 from labkit.ranks.processes import Job, RankFailed, load_function, run_processes
 from labkit.ranks.threads import run_ranks
-from labkit.testing.rings.shards import cut, positions
+from labkit.testing.rings import cut, positions
 
 pytestmark = pytest.mark.slow
 

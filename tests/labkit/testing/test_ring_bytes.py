@@ -9,8 +9,7 @@ import torch
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.ranks.processes import load_function
 from labkit.ranks.threads import run_ranks
-from labkit.testing.rings.counts import Sizes, sent_bytes
-from labkit.testing.rings.shards import RingCase
+from labkit.testing.rings import Sizes, cut, positions, sent_bytes
 
 HEADS, KV_HEADS, D = 8, 4, 6
 
@@ -56,6 +55,16 @@ def exchanged(comm, dO, q, k, v, o, lse, places):
     return tuple(torch.cat(comm.all_to_all(x), -3) for x in back)
 
 
+def results(q, k, v, dO):
+    """o, lse, dq, dk and dv of causal attention over the whole sequence."""
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    keys, values = (x.repeat_interleave(HEADS // KV_HEADS, -3) for x in (k, v))
+    hidden = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
+    scores = (q @ keys.mT * D**-0.5).masked_fill(hidden, -torch.inf)
+    o = scores.softmax(-1) @ values
+    return o.detach(), scores.logsumexp(-1).detach(), *torch.autograd.grad((o * dO).sum(), leaves)
+
+
 SOLUTION = solution_file(find_lab("11"))
 WAYS = {"all_gather": gathered, "ulysses": exchanged}
 
@@ -65,13 +74,20 @@ WAYS = {"all_gather": gathered, "ulysses": exchanged}
 @pytest.mark.parametrize("method", WAYS)
 def test_the_formula_is_what_a_run_sends(method, world_size, dtype):
     rng = np.random.default_rng(7)
-    sizes = {"kv_heads": KV_HEADS, "group": HEADS // KV_HEADS, "d": D, "causal": True, "dtype": dtype}
-    case = RingCase(rng, n_tokens=8 * world_size, world_size=world_size, **sizes)
-    places = [torch.from_numpy(place) for place in case.places]
-    given = case.shards("dO", "q", "k", "v", "o", "lse")
-    ran = run_ranks(lambda comm, *x: WAYS[method](comm, *x, places), given)
-    case.check_ranks({"trouble": "", "results": ran.results}, ("dq", "dk", "dv"))
-    want = sent_bytes(Sizes(method, world_size, 8 * world_size, HEADS, KV_HEADS, D, dtype.itemsize), True)
+    n_tokens = 8 * world_size
+    heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS, "dO": HEADS}
+    whole = {name: torch.from_numpy(rng.standard_normal((n, n_tokens, D))).to(dtype) for name, n in heads.items()}
+    o, lse, *want_slopes = results(**{name: x.double() for name, x in whole.items()})
+    whole |= {"o": o.to(dtype), "lse": lse.float()}
+    places = positions(n_tokens, world_size, "zigzag")
+    cuts = [cut(whole[name], places, -1 if name == "lse" else -2) for name in ("dO", "q", "k", "v", "o", "lse")]
+    given = [list(each) for each in zip(*cuts, strict=True)]
+    tokens = [torch.from_numpy(place) for place in places]
+    ran = run_ranks(lambda comm, *x: WAYS[method](comm, *x, tokens), given)
+    for got, want in zip(zip(*ran.results, strict=True), want_slopes, strict=True):
+        for shard, part in zip(got, cut(want, places), strict=True):
+            assert torch.allclose(shard.double(), part, atol=0.1 if dtype.itemsize == 2 else 1e-4)
+    want = sent_bytes(Sizes(method, world_size, n_tokens, HEADS, KV_HEADS, D, dtype.itemsize), True)
     assert {each.sent_bytes for each in ran.traffic} == {want}
     formula = load_function(SOLUTION, "communication_bytes")
-    assert want == formula(method, world_size, 8 * world_size, HEADS, KV_HEADS, D, dtype.itemsize, True)
+    assert want == formula(method, world_size, n_tokens, HEADS, KV_HEADS, D, dtype.itemsize, True)

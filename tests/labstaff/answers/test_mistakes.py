@@ -20,7 +20,7 @@ from labstaff.answers.edits import EditError, edited
 from labstaff.answers.mistakes import MistakeError, UnknownMistake, find_mistake, mistakes_of
 from labstaff.answers.show import diff_lines, is_found
 from labstaff.site import build_site
-from labstaff.site.mistake_runs import judged
+from labstaff.site.mistake_runs import run_mistakes
 from labstaff.site.mistakes import OVERVIEW, mistake_pages
 
 PROGRAM = """\
@@ -273,7 +273,7 @@ def test_many_are_judged_at_once():
     chosen = [
         find_mistake(LAB, name) for name in ("estimate_in_mib", "estimate_dtype_ignored", "estimate_batch_dropped")
     ]
-    runs = judged(chosen)
+    runs = run_mistakes(chosen)
     assert [is_found(mistake, run.verdicts) for mistake, run in zip(chosen, runs, strict=True)] == [True] * 3
     for mistake, run in zip(chosen, runs, strict=True):
         named = {test.split("::")[1] for test in mistake.found_by}

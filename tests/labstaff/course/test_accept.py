@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from labstaff.course.accept import MOST_CELLS, accept_all
-from labstaff.course.paths import Places
+from labstaff.course.paths import SubmissionPaths
+from labstaff.grader.submission import read_submission
 from tests.student import LAB
 
 NAME = LAB.folder.name
@@ -36,7 +37,7 @@ def accepted(folder: Path) -> dict[str, bytes]:
     """The files that are graded, by name."""
     course, student = folder.parents[2], folder.parent.name
     assert accept_all(course, [LAB]) == {}
-    place = Places(course, student, NAME).accepted
+    place = SubmissionPaths(course, student, NAME).accepted
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
@@ -122,9 +123,13 @@ def test_a_report_that_cannot_be_read_is_replaced_and_said(folder, content, why)
 )
 def test_code_that_cannot_be_read_is_said(folder, spoil, why):
     spoil(folder / CODE)
+    (folder / "report.ipynb").unlink()
     files = accepted(folder)
     assert CODE not in files
-    assert why in files["for_the_grader.txt"].decode()
+    course = folder.parents[2]
+    submission = read_submission(LAB, SubmissionPaths(course, "ann", NAME).accepted)
+    assert why in submission.problem, "this is why it was not graded"
+    assert len(submission.flags) == 1 and submission.flags[0].startswith("report.ipynb cannot be read")
 
 
 @pytest.mark.parametrize(("time", "counts"), [("2026-01-02 13:00:00 UTC", True), ("yesterday, I think", False)])
@@ -163,7 +168,7 @@ def test_what_could_act_in_a_page_is_left_out(folder):
     picture, stream, error = code["outputs"]
     assert picture["data"] == {"image/png": PIXEL}
     assert len(stream["text"]) < 21_000
-    assert error["traceback"] == ["t"]
+    assert error["text"] == "E: v"
     assert markdown["cell_type"] == "markdown"
     assert markdown["attachments"] == {"a.png": {"image/png": PIXEL}}
 

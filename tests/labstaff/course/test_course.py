@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from labstaff.course.grade import SOME_REFUSED, grade
 from labstaff.course.make import CourseError, make_course
 from labstaff.course.paths import nbgrader
 from labstaff.release.leaks import find_leaks
-from tests.labstaff.course.handed_in import ANSWERS, CHECKS, EARNED, EVIL, HONEST, HOSTILE, PIXEL
+from tests.labstaff.course.submissions import ANSWERS, CHECKS, EARNED, EVIL, HONEST, HOSTILE, PIXEL
 from tests.student import LAB, stub_text
 
 pytestmark = pytest.mark.slow
@@ -86,8 +87,6 @@ def hand_in(course: Path, student: str, source: str, change) -> None:
     notebook = folder / "report.ipynb"
     if callable(change):
         notebook.write_text(json.dumps(change(json.loads(notebook.read_text(encoding="utf-8")))), encoding="utf-8")
-    elif change == "":
-        notebook.unlink()
     elif change is not None:
         notebook.write_text(change, encoding="utf-8")
 
@@ -148,10 +147,19 @@ def test_the_student_reads_what_failed(cycle):
     assert "no_such_module" in cycle.feedback("import_error")
 
 
+def test_rubrics_are_for_the_grader_alone(cycle):
+    """nbgrader has no place for them: they follow each answer in formgrader, and are left out of the feedback."""
+    cells = cycle.autograded("perfect")["cells"]
+    after = {a["metadata"]["nbgrader"]["grade_id"]: b for a, b in pairwise(cells) if "nbgrader" in a["metadata"]}
+    for question in ANSWERS:
+        text = "".join(after[question]["source"])
+        assert "For graders: model answer and rubric" in text and "Rubric" in text
+    assert "Rubric" not in cycle.feedback("perfect") and "For graders" not in cycle.feedback("perfect")
+
+
 def test_notes_are_for_the_grader_alone(cycle):
     for student, text in {
         "no_json": "report.ipynb cannot be read: JSON is malformed",
-        "no_notebook": "report.ipynb cannot be read: there is none",
         "no_code": f"not graded: there is no src/{LAB.module}.py",
     }.items():
         first = json.dumps(cycle.autograded(student)["cells"][0], ensure_ascii=False)
@@ -220,7 +228,7 @@ def test_formgrader_shows_everything_and_nothing_acts(cycle, browser):
         page.goto(f"http://127.0.0.1:{port}/formgrader/submissions/{identity}/", wait_until="load")
         page.wait_for_function("document.querySelector('#standard_attention').placeholder !== ''")
         text = page.inner_text("#notebook-container")
-        assert f"{LAB.module}.py, as it was handed in" in text
+        assert f"{LAB.module}.py, as submitted" in text
         assert "standard_attention · 0 of 20 points" in text
         assert page.locator("[id=standard_attention]").count() == 1, "a student's text has the id of a field"
         assert page.locator("[onerror]").count() == 0

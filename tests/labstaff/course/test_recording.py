@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import os
 import re
-import resource
 import shutil
 import signal
 import sqlite3
@@ -17,12 +17,12 @@ import time
 import pytest
 
 from labkit.labs.catalog import ROOT
-from labstaff.course.grade import STOPPED, grade
+from labstaff.course.grade import STOPPED, _only_one, grade
 from labstaff.course.paths import nbgrader
 from labstaff.grader.grade import Judge
 from labstaff.grader.kept import FILE, kept
 from labstaff.grading.run import NothingToGrade
-from tests.labstaff.course.fixed_scores import LAB, answer, answer_file, graded, graded_by_comment, hand_in
+from tests.labstaff.course.fixed_points import LAB, answer, answer_file, graded, graded_by_comment, hand_in
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def test_a_resubmission_is_recorded_and_nobody_else(course):
 
 def test_force_grades_and_records_again(course, monkeypatch):
     graded(course)
-    monkeypatch.setattr("tests.labstaff.course.fixed_scores.WORTH", re.compile(rb"# points: \d?(\d)"))
+    monkeypatch.setattr("tests.labstaff.course.fixed_points.WORTH", re.compile(rb"# points: \d?(\d)"))
     assert graded(course, force=True)[-1].startswith("gradebook.db: 3 recorded")
     assert first_scores(course) == {"ann": 5, "bob": 7, "cec": 1}
 
@@ -119,14 +119,6 @@ def test_each_that_fails_has_one_reason_and_stops_nobody(course, monkeypatch, tm
     assert first_scores(course) == POINTS
 
 
-def test_an_archive_is_graded_and_recorded(course):
-    folder = hand_in(course, "zoe", 9)
-    shutil.make_archive(str(folder), "zip", folder)
-    shutil.rmtree(folder)
-    graded(course)
-    assert first_scores(course) == {**POINTS, "zoe": 9}
-
-
 def test_withheld_points_are_released_by_a_look(course):
     with answer_file(course, "bob").open("a") as file:
         file.write("import ctypes\n")
@@ -142,6 +134,13 @@ def test_withheld_points_are_released_by_a_look(course):
     assert first_scores(course) == {**POINTS, "bob": 3.5}, "another file is to be looked at again"
     with pytest.raises(NothingToGrade, match="no submission of zoe"):
         graded(course, looked_at=["zoe"])
+
+
+def test_a_course_without_its_release_says_so_for_each(course):
+    shutil.rmtree(course / "release")
+    lost = [line for line in graded(course, status=1) if line.startswith("NOT RECORDED")]
+    assert len(lost) == len(POINTS)
+    assert all("release/" in line for line in lost)
 
 
 def test_a_course_without_submissions_is_one_line(made_course, tmp_path):
@@ -201,21 +200,28 @@ def test_killed_while_recording_and_run_again_by_two_it_ends_the_same(course, tm
     assert shown(course).keys() == shown(undisturbed).keys()
 
 
-def test_a_full_disk_leaves_nothing_half(course):
-    """What cannot be written is not there at all; there is no empty seed for the next run to fail on."""
-    (course / FILE).unlink()
+def test_nbgrader_keeps_the_lock_of_a_run_that_was_killed(tmp_path, monkeypatch):
+    """It goes on recording when `lab grade` alone is killed: the next run waits for it."""
+    program, started = tmp_path / "nbgrader.sh", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\necho $$ > {started}.part\nmv {started}.part {started}\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
     child = os.fork()
     if child == 0:
-        status = 1
-        with contextlib.suppress(OSError):
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))
-            kept(course)
-            status = 2
-        os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1, "it is an error"
-    assert not (course / FILE).exists()
-    assert kept(course).seed == kept(course).seed > 1
+        with _only_one(tmp_path, print):
+            nbgrader(tmp_path)
+        os._exit(1)
+    while not started.exists():
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with (tmp_path / ".grading.lock").open("a") as lock:
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.kill(int(started.read_text()), signal.SIGKILL)
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 @pytest.mark.parametrize("content", ["", '{"seed": 12', "null", '{"seed": "1"}'])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.finder import Answer
+from labkit.suite.finder import Answer, AnswerMissing
 from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.grader import wire
 from labstaff.grader.remote import Handle, Remote, StandIn, SubmissionError
@@ -130,6 +130,15 @@ def test_what_does_not_end_is_stopped(submitted, monkeypatch, body):
     with pytest.raises((TookTooLong, SubmissionError)), time_limit(1, 3):
         attack()
     assert submitted(task("return 1"))() == 1
+
+
+def test_an_import_that_waits_is_tried_once(submitted, monkeypatch):
+    monkeypatch.setattr("labstaff.grader.remote.STOP_SECONDS", 1.0)
+    function = submitted("import time; time.sleep(1000)\n" + task("return 1"))
+    with pytest.raises(TookTooLong), time_limit(60, 3):
+        function()
+    with pytest.raises(AnswerMissing, match="took too long"), time_limit(60, 60):
+        function()
 
 
 GARBAGE = """

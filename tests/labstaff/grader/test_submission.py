@@ -20,24 +20,16 @@ from labstaff.grader import sandbox
 from labstaff.grader.grade import judged_run
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.submission import MOST_BYTES, read_submission
-from labstaff.grading.many import find_submissions
 from labstaff.grading.run import grade_submitted
+from labstaff.grading.submitted import find_submissions
 
 pytestmark = pytest.mark.slow
 
 LAB = find_lab("01")
-FINALISER = """import gc
-class Late:
-    def __del__(self):
-        self.do()
-"""
-BY_A_FINALISER = "late = Late(); late.me, late.do = late, lambda: {}; del late; gc.collect()"
-
 HIDING_NUMPY = {
     "in_the_open": ("S = np.empty((len(Q), len(K)), np.float32)", ""),
     "workspace": ("S = WORKSPACE[: len(Q), : len(K)]", "WORKSPACE = np.ones((4096, 4096), np.float32)"),
     "rows_one_by_one": ("S = [np.empty(len(K), np.float32) for _ in range(len(Q))]", ""),
-    "by_a_finaliser": (BY_A_FINALISER.format("np.ones((len(Q), len(K)), np.float32).sum()"), FINALISER),
 }
 """Ways to make the whole matrix in a function of Q and K: lines in the function, and above it."""
 
@@ -46,7 +38,6 @@ HIDING_TORCH = {
     "numpy_instead": ("S = np.empty((len(Q), len(K)), np.float32)", ""),
     "workspace": ("S = torch.empty(0).set_(WORKSPACE.untyped_storage())", "WORKSPACE = torch.ones(4096, 4096)"),
     "by_growing_a_storage": ("S = torch.empty(1); S.resize_(len(Q), len(K))", ""),
-    "by_a_finaliser": (BY_A_FINALISER.format("torch.ones(len(Q), len(K)).sum()"), FINALISER),
 }
 
 
@@ -116,7 +107,7 @@ def test_what_is_hidden_earns_nothing_and_stands_in_summary_and_feedback(tmp_pat
     (folder / f"{lab.module}.py").write_text(f"{text}\nWORKSPACE = np.ones(1 << 23)\n", encoding="utf-8")
     said: list[str] = []
     (outcome,) = grade_submitted(tmp_path / "submitted", [lab], say=said.append, workers=1)
-    judged = outcome.judged
+    judged = outcome.result
     hiding = [
         task for task in lab.tasks if any(f"{task.tests}::" in name and "outside" in name for name in judged.tests)
     ]

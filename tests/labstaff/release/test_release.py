@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from labkit.labs.catalog import ROOT, find_labs
+from labkit.labs.catalog import ROOT, find_lab, find_labs
 from labstaff.release.leaks import find_leaks, secret_passages
 from labstaff.release.tree import INSTRUMENTS, ReleaseError, release
+from labstaff.site import build_site
 from tests.student import quiet_environment
 
 pytestmark = pytest.mark.slow
 
 LABS = find_labs()
+CHOSEN = [find_lab(number) for number in ("03", "05")]
 HUGE = 1_500_000
 
 
@@ -29,6 +31,20 @@ def released(tmp_path_factory):
     out = tmp_path_factory.mktemp("released") / "course"
     release(ROOT, out)
     return out
+
+
+@pytest.fixture(scope="module")
+def released_in_part(tmp_path_factory):
+    """The tree of a course of two labs."""
+    out = tmp_path_factory.mktemp("part") / "course"
+    release(ROOT, out, CHOSEN)
+    return out
+
+
+@pytest.fixture(params=["released", "released_in_part"])
+def tree(request):
+    """Either tree."""
+    return request.getfixturevalue(request.param)
 
 
 def run(released: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -75,15 +91,58 @@ def test_an_editor_and_a_container_find_their_settings(released):
     assert "instructors:" not in dockerfile
 
 
-def test_links_of_the_documents_lead_somewhere(released):
+def test_links_of_the_documents_lead_somewhere(tree):
     gone = []
-    for page in released.rglob("*.md"):
+    for page in tree.rglob("*.md"):
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         targets = re.findall(r"\]\(([^)\s#]+)", text)
         local = [target for target in targets if not re.match(r"[a-z]+:", target)]
-        gone += [f"{page.relative_to(released)}: {target}" for target in local if not (page.parent / target).exists()]
+        gone += [f"{page.relative_to(tree)}: {target}" for target in local if not (page.parent / target).exists()]
     assert gone == []
-    assert (released / "docs" / "README.md").is_file()
+    assert (tree / "docs" / "README.md").is_file()
+
+
+def test_nothing_is_for_instructors_alone(tree, tmp_path):
+    """The guide lists what grading does not promise: it is not there and not mentioned, nor on a site."""
+    assert not (tree / "docs" / "instructors.md").exists()
+    for page in tree.rglob("*.md"):
+        assert "instructors.md" not in page.read_text(encoding="utf-8"), page
+    build_site(tree, tmp_path / "site")
+    build_site(ROOT, tmp_path / "site of the repository")
+    for html in tmp_path.rglob("*.html"):
+        assert html.name != "instructors.html"
+        assert "instructors.html" not in html.read_text(encoding="utf-8"), html
+
+
+def test_a_course_of_some_labs(released_in_part):
+    """Its board, README and course map are of these labs; the others' chapters stay, and link to no lab."""
+    names = [lab.folder.name for lab in CHOSEN]
+    assert sorted(path.name for path in (released_in_part / "labs").iterdir()) == names
+    board = run(released_in_part, "labkit.commands.cli").stdout
+    assert [line.split()[0] for line in board.splitlines() if line[:2].isdigit()] == ["03", "05"]
+    course_map = (released_in_part / "docs" / "course_map.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\[(\d\d) ", course_map)) == {"03", "05"}
+    assert "Lab 04" not in course_map
+    assert not list(released_in_part.glob("docs/figures/00_course_map.*"))
+    readme = (released_in_part / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"lab (?:check|hint|watch|ring|trace) (\d\d)", readme)) == {"03", "05"}
+    assert f"labs/{names[0]}/src/{CHOSEN[0].module}.py" in readme
+    chapter = (released_in_part / "docs" / "04_tiling_and_blocking.md").read_text(encoding="utf-8")
+    assert "In Lab 04 (not in this course) you write" in chapter
+    done = run(released_in_part, "pytest", "-p", "no:cacheprovider")
+    assert "lab05 · flash_forward · not implemented yet" in done.stdout
+    gone = run(released_in_part, "labkit.commands.cli", "check", "04")
+    assert gone.stderr.strip().startswith("lab: there is no lab '04'; there are: 03 (")
+
+
+def test_the_whole_tree_is_unchanged_by_the_choice(released):
+    for name in ("docs/course_map.md", "docs/04_tiling_and_blocking.md"):
+        text = (released / name).read_text(encoding="utf-8")
+        assert "not in this course" not in text and "all labs:" not in text
+    assert "shorter way" in (released / "docs/course_map.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = (released / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line not in readme.splitlines()] == []
 
 
 def test_nothing_of_a_solution(released):

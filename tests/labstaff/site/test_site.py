@@ -22,6 +22,19 @@ MISTAKES = {
     "![A picture.](gone.svg)": "image file not readable: docs/gone.svg",
 }
 """A line, and Sphinx's warning."""
+MANIFEST = """\
+title = "A lab"
+summary = "What it is."
+module = "x"
+hours = 1
+
+[[tasks]]
+name = "f"
+signature = "f(x)"
+tests = "TestF"
+points = 1
+hints = ["Look."]
+"""
 
 
 @pytest.fixture
@@ -31,6 +44,7 @@ def root(tmp_path: Path) -> Path:
         "docs/README.md": "# Front\n\n[one](01_one.md)\n",
         "docs/01_one.md": CHAPTER,
         "labs/lab01_x/README.md": "# A lab\n\n[chapter](../../docs/01_one.md#a-part)\n",
+        "labs/lab01_x/lab.toml": MANIFEST,
         "labs/lab01_x/src/x.py": "x = 1\n",
     }
     for name, text in files.items():
@@ -68,6 +82,17 @@ def test_mistakes_stop_the_build_and_leave_the_old_site(root: Path, tmp_path: Pa
     (root / "docs" / "nowhere.md").unlink()
     build_site(root, out)
     assert not (out / "old.html").exists()
+
+
+def test_labs_that_were_deleted_by_hand_are_not_linked(root: Path, tmp_path: Path) -> None:
+    """The folder of a deleted lab may remain, with what Python has left there."""
+    (root / "labs/lab04_y/tests/__pycache__").mkdir(parents=True)
+    chapter = root / "docs" / "01_one.md"
+    chapter.write_text(CHAPTER + "\n[Lab 04](../labs/lab04_y/README.md#audit), [05](../labs/lab05_z/README.md)\n")
+    build_site(root, tmp_path / "out")
+    html = (tmp_path / "out" / "docs" / "01_one.html").read_text(encoding="utf-8")
+    assert "<p>Lab 04 (not in this course), –</p>" in html
+    assert 'href="../labs/lab01_x/README.html"' in html
 
 
 def test_another_folder_is_left_alone(root: Path, tmp_path: Path) -> None:

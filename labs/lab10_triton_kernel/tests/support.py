@@ -1,17 +1,23 @@
-"""Assertions about kernels: what a GPU would do with them, and why the interpreter did not show it.
+"""Assertions of Lab 10: results of kernels, and what a GPU and its compiler would do with them.
 
-They judge what `labkit.meters.kernels` has seen: one call in the interpreter, or the kernels of a call compiled.
+The interpreter hides errors that a GPU does not forgive; the messages say why it did not show them.
 """
 
-from __future__ import annotations
+import numpy as np
+import torch
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from labkit.kernels.resources import MOST_REGISTERS, SHARED_BYTES, resources
+from labkit.testing.compare import (
+    NAN_HINT,
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_equal,
+    assert_type,
+    require,
+)
 
-from labkit.kernels.resources import MOST_REGISTERS, SHARED_BYTES, Resources, resources
-from labkit.testing.compare import assert_at_most, assert_equal, require
-
-DEEDS = {"load": "loads", "store": "stores", "update": "updates, atomically,"}
+USES = {"load": "loads", "store": "stores", "update": "updates, atomically,"}
 
 GARBAGE = (
     "a lane that a mask leaves out of a load holds anything on a GPU (here NaN) unless the load says other=…; "
@@ -23,7 +29,7 @@ ONE_AFTER_THE_OTHER = "the interpreter runs one program after the other, and its
 WHAT_LIES_THERE = "the interpreter reads what lies there and goes on"
 
 
-def assert_sound(seen: Mapping[str, Any], outside: Collection[str] = ()) -> None:
+def assert_sound(seen, outside=()):
     """Fail where a call's kernels did what a GPU does not forgive, or where there were none.
 
     `outside` is what torch may compute itself. Besides, it may compute a number for each that the arguments and the
@@ -39,19 +45,21 @@ def assert_sound(seen: Mapping[str, Any], outside: Collection[str] = ()) -> None
         "that belongs into the kernels",
     )
     for problem in seen["problems"]:
-        require(False, told(problem))
+        require(False, _described(problem))
 
 
-def told(problem: Mapping[str, Any]) -> str:
+def _described(problem):
     """One of the problems that `labkit.meters.kernels.watch` finds, in words."""
     kernel, tensor, program = problem["kernel"], problem["tensor"], tuple(problem["program"])
-    deed = DEEDS[problem["use"]]
+    operation = USES[problem["use"]]
     if problem["kind"] == "input":
-        return f"{kernel} {deed} into {tensor}, an argument, which the caller still needs: make a tensor for results"
-    if problem["kind"] == "meets":
-        other = DEEDS[problem["other"]]
         return (
-            f"{kernel}: program {program} {deed} where another program of the same launch {other}: in {tensor}\n"
+            f"{kernel} {operation} into {tensor}, an argument, which the caller still needs: make a tensor for results"
+        )
+    if problem["kind"] == "meets":
+        other = USES[problem["other"]]
+        return (
+            f"{kernel}: program {program} {operation} where another program of the same launch {other}: in {tensor}\n"
             "On a GPU they run at the same time, and what one has added the other overwrites; "
             f"{ONE_AFTER_THE_OTHER}\nUsual cause: a sum is collected by several programs: give each element one "
             "program that owns it, or add with tl.atomic_add"
@@ -67,29 +75,25 @@ def told(problem: Mapping[str, Any]) -> str:
         else "On a GPU that destroys another tensor, or ends the program with “illegal memory access”"
     )
     return (
-        f"{kernel}: program {program} {deed} {where}\n{consequence}\n"
+        f"{kernel}: program {program} {operation} {where}\n{consequence}\n"
         "Usual cause: a mask is missing, or compares with the wrong length: lanes from the length on must be left out"
     )
 
 
-def assert_bytes(
-    what: str, found: Mapping[str, int], want: int, suspects: Mapping[str, int] | None = None, *, hint: str = ""
-) -> None:
+def assert_bytes(what, found, want, suspects=None, *, hint=""):
     """Fail unless the bytes in `found`, by tensor, add up to `want`; the message lists them."""
     each = ", ".join(f"{name} {n_bytes:,}" for name, n_bytes in sorted(found.items()))
     assert_equal(f"the bytes {what} ({each})", sum(found.values()), want, suspects=suspects, hint=hint)
 
 
-def assert_multiplied(seen: Mapping[str, Any], most: int, *, hint: str) -> None:
+def assert_multiplied(seen, most, *, hint):
     """Fail unless tiles are multiplied by `tl.dot`, and at most so many pairs of numbers in all."""
     require(seen["products"], "no tile is multiplied by tl.dot: without it the tensor cores have nothing to do")
     done = sum(rows * inner * columns * times for rows, inner, columns, times in seen["products"])
     assert_at_most("the numbers multiplied in tl.dot", done, most, unit="multiplications", hint=hint)
 
 
-def assert_compiles(
-    made: Iterable[Mapping[str, Any]], arch: int, *, products: bool = True, spills: bool = False, exact: bool = False
-) -> list[Resources]:
+def assert_compiles(made, arch, *, products=True, spills=False, exact=False):
     """Fail unless Triton's compiler and the assembler take every kernel for sm_`arch`; what each takes.
 
     Args:
@@ -100,11 +104,11 @@ def assert_compiles(
     found = []
     for each in made:
         kernel = each["kernel"]
-        require(not each["error"], refused(kernel, arch, each["error"]))
+        require(not each["error"], _refused(kernel, arch, each["error"]))
         taken = resources(each["ptx"], each["shared"], arch)
         found.append(taken)
-        require(taken.fits(arch), too_much_shared(kernel, arch, taken, each))
-        require(spills or not taken.stack, spilled(kernel, arch, taken, each))
+        require(taken.fits(arch), _too_much_shared(kernel, arch, taken, each))
+        require(spills or not taken.stack, _spilled(kernel, arch, taken, each))
         require(
             not (exact and taken.tf32),
             f"{kernel}, compiled for sm_{arch}, multiplies float32 in tf32, with 10 bits of mantissa in place of 23\n"
@@ -118,7 +122,7 @@ def assert_compiles(
     return found
 
 
-def refused(kernel: str, arch: int, said: str) -> str:
+def _refused(kernel, arch, said):
     """What to say where the compiler does not take a kernel."""
     return (
         f"Triton's compiler refuses {kernel} for sm_{arch}: {said}\n"
@@ -128,7 +132,7 @@ def refused(kernel: str, arch: int, said: str) -> str:
     )
 
 
-def too_much_shared(kernel: str, arch: int, taken: Resources, made: Mapping[str, Any]) -> str:
+def _too_much_shared(kernel, arch, taken, made):
     """What to say where a thread block does not fit."""
     return (
         f"{kernel} asks for {taken.shared:,} B of shared memory, and a thread block of sm_{arch} can have "
@@ -137,7 +141,7 @@ def too_much_shared(kernel: str, arch: int, taken: Resources, made: Mapping[str,
     )
 
 
-def spilled(kernel: str, arch: int, taken: Resources, made: Mapping[str, Any]) -> str:
+def _spilled(kernel, arch, taken, made):
     """What to say where registers do not suffice."""
     return (
         f"{kernel}, compiled for sm_{arch}, keeps {taken.stack} B a thread on the stack, in memory: its tiles do not "
@@ -145,3 +149,25 @@ def spilled(kernel: str, arch: int, taken: Resources, made: Mapping[str, Any]) -
         "The interpreter has no registers: results are right, and on a GPU every use of what was put away is slow\n"
         f"Usual cause: tiles too large for {made['num_warps']} warps, or one more tile alive than is needed"
     )
+
+
+def assert_softmax(got, x, *, hint="", nan_hint=NAN_HINT):
+    """Fail unless `got` is the softmax of each row of `x`, in its dtype; a row of −inf alone gives zeros."""
+    assert_type("the result", got, torch.Tensor, "a tensor")
+    exact = x.double().numpy()
+    plain = _softmax(exact.astype(np.float32)).astype(np.float16 if x.itemsize == 2 else np.float32)
+    padded = "the lanes behind a row's end score 0 and weigh something: other=-inf"
+    behind = (1 << max(x.shape[1] - 1, 0).bit_length()) - x.shape[1]
+    suspects = {padded: lambda: _softmax(exact, behind)} if behind else {}
+    name = "the result"
+    assert_close(name, got.double(), _softmax(exact), plain=plain, suspects=suspects, hint=hint, nan_hint=nan_hint)
+    assert_dtype(name, got, x.dtype)
+
+
+def _softmax(x, behind=0):
+    """Softmax of each row in x's precision, as if `behind` more elements of 0 stood there."""
+    longer = np.concatenate([x, np.zeros((len(x), behind), x.dtype)], 1)
+    top = longer.max(1, keepdims=True)
+    powers = np.exp(longer - np.where(np.isneginf(top), 0, top))
+    total = powers.sum(1, keepdims=True)
+    return (powers / np.where(total == 0, 1, total))[:, : x.shape[1]]

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from labkit.labs.catalog import find_labs
-from labstaff.course.shown import ATTRIBUTES, TAGS, as_html
+from labstaff.course.sanitize import ATTRIBUTES, TAGS, as_html
 
 HARMLESS = [
     ("**bold**, `a<b`, $a < b$", "<strong>bold</strong>"),

@@ -1,22 +1,47 @@
-"""A tensor whose rows lie so far apart that offsets to them need 64 bits, in an address space that holds little."""
-
-from __future__ import annotations
+"""What runs next to the submission: calls of kernels, watched or compiled, and rows that are far apart in memory."""
 
 import ctypes
 import mmap
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
+from triton_kernel import flash_backward, flash_forward, paged_decode, softmax_rows
 
 from labkit.meters.kernels.adapter import watching
+from labkit.meters.kernels.calls import compiled_call, kernel_call
+from labkit.testing.probes import probe
+
+FUNCTIONS = {
+    "softmax_rows": softmax_rows,
+    "flash_forward": flash_forward,
+    "flash_backward": flash_backward,
+    "paged_decode": paged_decode,
+}
+
+
+@probe
+def called(task, given, *more):
+    """What a task returns, and what its kernels did."""
+    return kernel_call(FUNCTIONS[task], given, *more)
+
+
+@probe
+def compiled_for(task, arch, options, given, *more):
+    """The kernels of a call, compiled for sm_`arch`."""
+    return compiled_call(FUNCTIONS[task], given, *more, archs=[arch], **options)[arch]
+
+
+@probe
+def softmax_of_far_rows(x):
+    """What `softmax_rows` returns for rows `ROW_STRIDE` elements apart, and offsets of loads outside of the rows."""
+    return call_on_far_rows(softmax_rows, x)
+
 
 ROW_STRIDE = 1 << 30
 """Elements from row to row: the third begins at element 2³¹, one more than int32 can say."""
 
 
-def call_on_far_rows(function: Callable[..., Any], x: torch.Tensor) -> tuple[Any, list[int]]:
+def call_on_far_rows(function, x):
     """What `function(x)` returns for x, (rows, columns), with its rows `ROW_STRIDE` elements apart.
 
     Beside it the offsets, in elements from the first row, of what its kernels load outside of the rows: one of each
@@ -48,17 +73,17 @@ def call_on_far_rows(function: Callable[..., Any], x: torch.Tensor) -> tuple[Any
 class _Offsets:
     """Lets loads and stores pass that stay within their tensors, and notes the others."""
 
-    def __init__(self, start: int, n_bytes: int, itemsize: int) -> None:
+    def __init__(self, start, n_bytes, itemsize):
         self.start, self.itemsize = start, itemsize
         self.ranges = [(start, start + n_bytes)]
-        self.outside: list[int] = []
+        self.outside = []
 
-    def launched(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> None:
+    def launched(self, function, args, kwargs, grid):
         """Its tensors are what it may touch."""
         tensors = [x.untyped_storage() for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
         self.ranges += [(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in tensors]
 
-    def load(self, addresses: np.ndarray, mask: np.ndarray, itemsize: int, program: tuple[int, ...]) -> np.ndarray:
+    def load(self, addresses, mask, itemsize, program):
         """A program reads."""
         allowed = np.zeros(addresses.shape, bool)
         for start, end in self.ranges:
@@ -70,5 +95,5 @@ class _Offsets:
 
     store = update = load
 
-    def multiplied(self, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    def multiplied(self, left, right):
         """Of no interest here."""

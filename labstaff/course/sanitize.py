@@ -82,4 +82,4 @@ def listing(path: Path) -> Any:
     formatter = HtmlFormatter(linenos="inline", noclasses=True, style="default")
     shown = highlight(text, PythonLexer(stripnl=False), formatter)
     output = new_output("display_data", {"text/plain": text or f"there is no {path.name}", "text/html": shown})
-    return new_code_cell(f"# {path.name}, as it was handed in", outputs=[output])
+    return new_code_cell(f"# {path.name}, as submitted", outputs=[output])

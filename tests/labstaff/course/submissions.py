@@ -59,39 +59,6 @@ def deleted_cells(notebook: dict) -> dict:
     return notebook
 
 
-def redefined(notebook: dict) -> dict:
-    """An extra cell replaces the check function, another calls itself a check."""
-    source = "import labkit.notebook\nlabkit.notebook.check = lambda *a: 20"
-    notebook["cells"].insert(0, {"cell_type": "code", "metadata": {}, "source": source, "outputs": []})
-    made_up = {
-        "grade": True,
-        "grade_id": "bonus",
-        "locked": True,
-        "points": 100,
-        "schema_version": 3,
-        "solution": False,
-    }
-    notebook["cells"].append({"cell_type": "code", "metadata": {"nbgrader": made_up}, "source": "100", "outputs": []})
-    return notebook
-
-
-def duplicated(notebook: dict) -> dict:
-    """Each graded cell three times, one of them moved to the front, as another kind of cell."""
-    graded = [c for c in notebook["cells"] if "nbgrader" in c["metadata"]]
-    turned = [{**c, "cell_type": "markdown" if c["cell_type"] == "code" else "code", "outputs": []} for c in graded]
-    notebook["cells"] = [*turned, *notebook["cells"], *graded]
-    return notebook
-
-
-def other_points(notebook: dict) -> dict:
-    """More points, scores written into the metadata, answers that call themselves checks."""
-    for grade_id in (*CHECKS, *ANSWERS):
-        planted = {"points": 1000, "score": 1000, "manual_score": 1000, "auto_score": 1000, "extra_credit": 1000}
-        cell_of(notebook, grade_id)["metadata"]["nbgrader"].update(planted, solution=False, grade=True)
-    notebook["metadata"]["nbgrader"] = {"score": 1000}
-    return notebook
-
-
 def active(notebook: dict) -> dict:
     """Markdown and outputs that would act in the grader's browser."""
     cell_of(notebook, "why_quadratic")["source"] = f"Look: {EVIL} ```` and [this](javascript:alert(1))"
@@ -119,12 +86,8 @@ HONEST: dict[str, tuple[str, object]] = {
 HOSTILE: dict[str, object] = {
     "edited_checks": edited_checks,
     "deleted_cells": deleted_cells,
-    "redefined": redefined,
-    "duplicated": duplicated,
-    "other_points": other_points,
     "active": active,
     "no_json": "\x00 this is no notebook {",
-    "no_notebook": "",
     "no_code": None,
 }
 EARNED = {"perfect": 60.0, "half": 35.0, "import_error": 0.0}

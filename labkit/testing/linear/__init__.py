@@ -1,1 +1,0 @@
-"""Linear attention: cases, the peaks of its forms, and the rows of a profile."""

@@ -1,1 +1,0 @@
-"""A sequence that ranks share: shards and layouts, what is sent and held, and the mistakes usual in it."""

@@ -1,0 +1,54 @@
+"""What runs next to the submission: calls whose memory is measured, and arguments as a call leaves them."""
+
+import torch
+from compressed_cache import (
+    attention_sink_logit,
+    attention_with_sinks,
+    cache_under_budget,
+    mla_decode,
+    quantize_kv,
+)
+
+from labkit.meters.calls import UninitialisedIsNaN
+from labkit.meters.moved import MovedBytes
+from labkit.meters.products import ProductMeter
+from labkit.meters.tensors import AllocationMeter
+from labkit.testing.probes import probe
+
+FUNCTIONS = {
+    "mla_decode": mla_decode,
+    "attention_with_sinks": attention_with_sinks,
+    "attention_sink_logit": attention_sink_logit,
+}
+
+
+@probe
+def measured_call(task, *arguments):
+    """What attention returns, and what it took: bytes read of each tensor, peak, products, calls of torch's own."""
+    watched = dict(zip("abcdef", (x for x in arguments if isinstance(x, torch.Tensor)), strict=False))
+    with AllocationMeter() as memory, ProductMeter() as products, MovedBytes(**watched) as moved:
+        result = FUNCTIONS[task](*arguments)
+    counts = {"read": list(moved.read.values()), "peak_bytes": memory.peak_bytes}
+    return result, counts | {"fused": products.fused, "flops": products.flops}
+
+
+@probe
+def call_on_nan(task, *arguments):
+    """What attention returns where uninitialised memory holds NaN."""
+    with UninitialisedIsNaN():
+        return FUNCTIONS[task](*arguments)
+
+
+@probe
+def bytes_kept(k, v, bits, group):
+    """For each tensor of a quantized cache: the bytes of memory that it keeps alive, and those of its own numbers."""
+    cache = quantize_kv(k, v, bits, group)
+    tensors = {name: x for name, x in cache.items() if isinstance(x, torch.Tensor)}
+    return {name: (x.untyped_storage().nbytes(), x.nbytes) for name, x in tensors.items()}
+
+
+@probe
+def model_after(model, nbytes, tokens):
+    """The model, when a scheme has been chosen."""
+    cache_under_budget(model, nbytes, tokens)
+    return model

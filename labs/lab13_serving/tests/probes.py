@@ -1,0 +1,117 @@
+"""What runs next to the submission: caches and servers, and the bytes that they hold and read."""
+
+import torch
+from serving import QuantizedBlocks, Scheduler, Server
+from torch.utils._pytree import tree_leaves
+
+from labkit.meters.modes import OperatorMode
+from labkit.meters.moved import MovedBytes
+from labkit.meters.products import ProductMeter
+from labkit.meters.serving import held_while_serving, run_layer
+from labkit.meters.tensors import AllocationMeter
+from labkit.testing.probes import probe
+
+
+@probe
+def bytes_of_blocks(sizes, k, v, q):
+    """The bytes alive when such a cache is made, and when it is full; attention's result, its peak, what it reads."""
+    num_blocks, block_size, layers = sizes[:3]
+    places = [(block, place) for block in range(num_blocks) for place in range(block_size)]
+    blocks, within = [block for block, _ in places], [place for _, place in places]
+    with AllocationMeter() as life:
+        cache = QuantizedBlocks(*sizes)
+        when_made = life.live_bytes
+        for layer in range(layers):
+            cache.write(layer, blocks, within, k, v)
+        when_full = life.live_bytes
+    with MadeTensors() as made:
+        again = QuantizedBlocks(*sizes)
+    for layer in range(layers):
+        again.write(layer, blocks, within, k, v)
+    table, start = list(range(num_blocks)), len(blocks) - len(q)
+    with AllocationMeter() as memory:
+        result, read, fused = read_by(made, lambda: again.attend(layers - 1, q, table, start))
+    _, early, _ = read_by(made, lambda: again.attend(layers - 1, q, table, len(blocks) // 8 - len(q)))
+    told = {"made": when_made, "full": when_full, "result": result, "peak": memory.peak_bytes, "read": read}
+    return told | {"fused": fused, "early": early}
+
+
+@probe
+def full_cache(sizes, n_tokens, seed):
+    """Attention of the last of so many tokens, drawn 64 at a time, in the last layer of a cache full of them."""
+    cache, generator = QuantizedBlocks(*sizes), torch.Generator().manual_seed(seed)
+    block_size, layers, kv_heads, d = sizes[1:5]
+    for first in range(0, n_tokens, 64):
+        at = range(first, first + 64)
+        k, v = torch.randn(2, 64, kv_heads, d, generator=generator)
+        for layer in range(layers):
+            cache.write(layer, [t // block_size for t in at], [t % block_size for t in at], k, v)
+    q = torch.randn(1, 2 * kv_heads, d, generator=generator)
+    return cache.attend(layers - 1, q, list(range(sizes[0])), n_tokens - 1)
+
+
+@probe
+def prompt_after_a_step(prompt):
+    """What the caller's list holds when its request has got a token."""
+    scheduler = Scheduler(4, 2, 8)
+    scheduler.submit("a", prompt, 2)
+    scheduler.plan()
+    scheduler.advance({"a": 9})
+    return prompt
+
+
+@probe
+def plain_layer_of(server, layer, places, k, v, reads):
+    """One layer of a step, where the server is."""
+    return run_layer(server, layer, places, k, v, reads)
+
+
+@probe
+def layer_of(server, layer, places, k, v, reads):
+    """One layer of a step, where the server is, and the bytes that it keeps besides what it returns."""
+    with AllocationMeter() as memory:
+        found = run_layer(server, layer, places, k, v, reads)
+        kept = memory.live_bytes - sum(o.nbytes for o in found if isinstance(o, torch.Tensor))
+    return found, kept
+
+
+@probe
+def new_server(spec, nbytes, max_tokens):
+    """A server, and the bytes that it holds."""
+    with AllocationMeter() as memory:
+        server = Server(spec, nbytes, max_tokens)
+        return server, memory.live_bytes
+
+
+@probe
+def held_by_server(spec, nbytes, max_tokens, requests):
+    """The bytes that a server holds while it serves requests, step by step."""
+    return held_while_serving(Server, spec, nbytes, max_tokens, requests)
+
+
+@probe
+def served_from_outside(spec, nbytes, max_tokens, requests):
+    """How many tokens a server computes for requests."""
+    return held_while_serving(Server, spec, nbytes, max_tokens, requests, metered=False)["tokens"]
+
+
+class MadeTensors(OperatorMode):
+    """Between entering and leaving, keeps every tensor that an operator makes: whatever an object lives on."""
+
+    def __init__(self):
+        super().__init__()
+        self.tensors = []
+
+    def _see(self, func, args, kwargs):
+        out = func(*args, **kwargs)
+        self.tensors += [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        return out
+
+
+def read_by(made, call):
+    """What `call` returns, the bytes that it reads of the tensors made before, and torch's own attention it calls."""
+    by_storage = {x.untyped_storage()._cdata: x for x in made.tensors}
+    named = {f"x{number}": x for number, x in enumerate(by_storage.values())}
+    with MovedBytes(**named) as moved, ProductMeter() as products:
+        result = call()
+    return result, sum(moved.read.values()), products.fused

@@ -1,0 +1,206 @@
+"""Assertions of Lab 13: a number of blocks, a cache of few bits a number, plans of a scheduler, and traces."""
+
+from functools import cache
+
+import torch
+
+from labkit.serving.drive import serve_plans
+from labkit.serving.engine import serve
+from labkit.serving.model import SPEC
+from labkit.serving.trace import Request, make_trace
+from labkit.testing.compare import (
+    ROUNDINGS,
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_equal,
+    assert_type,
+    require,
+)
+from labkit.testing.serving.bit_blocks import attention, rounded, scale_and_zero, steps_of
+
+from .probes import layer_of, new_server
+
+NEAR_A_TIE = 0.01
+"""In steps. Vectors with a number so near to the middle between two codes are drawn again: rounding would decide."""
+WHERE = "place t % block_size of block block_table[t // block_size] holds token t; the table's order is the text's"
+FOREIGN = (
+    "a place that is not the sequence's is read: behind the blocks that are needed, or behind the last query in its own"
+)
+
+
+def assert_plan(cache_plan, spec, nbytes, block_size, bits):
+    """Compare a number of blocks with a count of a block's bytes."""
+    width, scales = spec["head_dim"], 4 if bits <= 8 else 0
+    vectors = 2 * spec["layers"] * spec["kv_heads"] * block_size
+    vector = width * bits // 8 + scales
+    suspects = {
+        "scales and zeros are not counted: 4 bytes a vector": nbytes // (vectors * width * bits // 8),
+        "a token has one scale and one zero for all of its vectors: each vector has its own": nbytes
+        // (vectors * width * bits // 8 + block_size * 4),
+        "values are kept as well as keys: twice as many vectors": nbytes // (vectors // 2 * vector),
+        "what is kept are key heads, not query heads": nbytes // (vectors // spec["kv_heads"] * spec["heads"] * vector),
+        "every layer keeps its own": nbytes // (vectors // spec["layers"] * vector),
+        "a block that does not fit whole is none (rounded down)": -(-nbytes // (vectors * vector)),
+        "with 32 bits there is neither scale nor zero": nbytes // (vectors * (width * bits // 8 + 4)),
+    }
+    want = nbytes // (vectors * vector)
+    suspects = {text: value for text, value in suspects.items() if value != want}
+    name = f"the blocks of {block_size} tokens in {nbytes:,} bytes, {bits} bits a number, {spec},"
+    assert_equal(name, cache_plan(spec, nbytes, block_size, bits), want, suspects=suspects)
+
+
+class Written:
+    """Keys and values (layers, tokens, kv_heads, d) of a sequence, and its block table."""
+
+    def __init__(self, k, v, table):
+        self.k, self.v, self.table = k, v, table
+
+
+class WrittenCache:
+    """A cache under test, and the sequences that were written into it."""
+
+    def __init__(self, rng, make, *, num_blocks=12, block_size=4, layers=2, kv_heads=2, group=2, d=8, bits=8):
+        self.rng, self.bits, self.block_size, self.layers = rng, bits, block_size, layers
+        self.kv_heads, self.group, self.d = kv_heads, group, d
+        self.cache = make(num_blocks, block_size, layers, kv_heads, d, bits)
+        self.free = rng.permutation(num_blocks).tolist()
+        self.sizes = f"{bits} bits, blocks of {block_size}, {group * kv_heads} heads on {kv_heads}, d = {d}"
+
+    def sequence(self, n_tokens, *, spread=1.0, offset=0.0):
+        """A new sequence with blocks of its own, in any order."""
+        shape = (2, self.layers, n_tokens, self.kv_heads, self.d)
+        k, v = _clear_vectors(self.rng, shape, self.bits, spread, offset)
+        return Written(k, v, [self.free.pop() for _ in range(-(-n_tokens // self.block_size))])
+
+    def write(self, sequence, start=0, end=None):
+        """Write tokens start … end − 1 in all layers."""
+        end = sequence.k.shape[1] if end is None else end
+        for layer in range(self.layers):
+            k, v = (x[layer, start:end].clone() for x in (sequence.k, sequence.v))
+            self.cache.write(layer, *self._places(sequence, start, end), k, v)
+
+    def write_nan(self, sequence, start):
+        """Write NaN into a sequence's places from `start` to the end of its last block."""
+        end = len(sequence.table) * self.block_size
+        nan = torch.full((end - start, self.kv_heads, self.d), torch.nan)
+        for layer in range(self.layers):
+            self.cache.write(layer, *self._places(sequence, start, end), nan, nan)
+
+    def _places(self, sequence, start, end):
+        at = range(start, end)
+        return [sequence.table[t // self.block_size] for t in at], [t % self.block_size for t in at]
+
+    def check(self, sequence, start, n=1, *, sharp=1.0, table=None, hint=WHERE, nan_hint=FOREIGN):
+        """Compare attention of n queries at `start` in every layer; `table` instead of the sequence's own."""
+        for layer in range(self.layers):
+            q = torch.from_numpy(sharp * self.rng.standard_normal((n, self.group * self.kv_heads, self.d))).float()
+            got = self.cache.attend(layer, q, list(sequence.table if table is None else table), start)
+            self._compare(got, q, sequence, layer, start, hint, nan_hint)
+
+    def _compare(self, got, q, sequence, layer, start, hint, nan_hint):
+        end = start + len(q)
+        name = f"o of queries {start} to {end - 1} in layer {layer} ({self.sizes})"
+        assert_type(name, got, torch.Tensor, "a tensor")
+        require(tuple(got.shape) == tuple(q.shape), f"{name} has shape {tuple(got.shape)}, expected {tuple(q.shape)}")
+        assert_dtype(name, got, torch.float32)
+        k, v = (rounded(x[layer, :end].double(), self.bits) for x in (sequence.k, sequence.v))
+        largest_score = float(q.double().norm(dim=-1).max() * k.norm(dim=-1).max()) / self.d**0.5
+        assert_close(
+            name,
+            got,
+            attention(q.double(), k, v).numpy(),
+            plain=attention(q, k.float(), v.float()).numpy(),
+            roundings=ROUNDINGS + 2 * largest_score,
+            suspects=lambda: self._suspects(q.double(), sequence, layer, start),
+            hint=hint,
+            nan_hint=nan_hint,
+        )
+
+    def _suspects(self, q, sequence, layer, start):
+        """Usual mistakes → what each leads to."""
+        end, bits = start + len(q), self.bits
+        whole = [x[layer, :end].double() for x in (sequence.k, sequence.v)]
+        kept = [rounded(x, bits) for x in whole]
+
+        def cut(x):
+            scale, zero = scale_and_zero(x, bits)
+            return steps_of(x, scale, zero).floor().clamp(0, 2**bits - 1) * scale + zero
+
+        def one_range(x):
+            return rounded(x.flatten(-2), bits).view_as(x)
+
+        in_turn = q.unflatten(1, (-1, self.kv_heads)).transpose(1, 2).flatten(1, 2)
+        in_turn = attention(in_turn, *kept).unflatten(1, (self.kv_heads, -1)).transpose(1, 2).flatten(1, 2)
+        found = {
+            "keys and values are kept whole: each number is a code, and what is read is code · scale + zero": attention(
+                q, *whole
+            ),
+            "the fraction is cut off: the nearest code is taken (round)": attention(q, *map(cut, whole)),
+            "all heads of a token share one range: each vector has its own": attention(q, *map(one_range, whole)),
+            "query head h reads key head h % kv_heads: it is h // (H / kv_heads)": in_turn,
+            "causal counts from the top left: the first query is at `start`, and sees all before it": attention(
+                q, *kept, first=0
+            ),
+            "queries see the tokens after them: the one at position p sees 0 … p": attention(q, *kept, first=end),
+        }
+        return {text: value.numpy() for text, value in found.items()}
+
+
+def _clear_vectors(rng, shape, bits, spread, offset):
+    """Vectors (..., d) in float32, drawn until no rounding of float32 decides about a code or a scale."""
+
+    def draw(*sizes):
+        return torch.from_numpy(offset + spread * rng.standard_normal(sizes)).float()
+
+    found = draw(*shape)
+    while bool((unclear := _unclear(found, bits)).any()):
+        found[unclear] = draw(int(unclear.sum()), shape[-1])
+    return found
+
+
+def _unclear(x, bits):
+    """Where a vector has a number near the middle between two codes, or a scale near that of two float16."""
+    x = x.double()
+    steps = steps_of(x, *scale_and_zero(x, bits))
+    near = ((steps - steps.floor() - 0.5).abs() < NEAR_A_TIE).any(-1)
+    exact = (x.amax(-1) - x.amin(-1)) / (2**bits - 1)
+    below, above = ((exact * (1 + side * 1e-6)).half() for side in (-1, 1))
+    return near | (below != above)
+
+
+def assert_served(make, trace, *sizes, most_steps=None, hint=""):
+    """Drive a new scheduler through a trace; what came of it, in at most so many steps."""
+    served = serve_plans(make(*sizes), trace, *sizes)
+    if most_steps is not None:
+        name = f"{len(trace)} requests, {sizes[0]} blocks of {sizes[1]} and {sizes[2]} tokens a step: the steps"
+        assert_at_most(name, served.steps, most_steps, hint=hint, unit="")
+    return served
+
+
+def different_requests(n, prompt, max_new):
+    """n requests with different prompts of one length, all at once."""
+    return [Request(i, 0, tuple((i * 31 + j * 7) % 64 for j in range(prompt)), max_new) for i in range(n)]
+
+
+trace_of = cache(make_trace)
+"""The trace of a run's own seed, drawn once for all tests that serve it."""
+
+
+def assert_trace(trace, nbytes, max_tokens):
+    """Serve a trace to its end; fails too where keys and values are kept outside the cache that settings describe."""
+    kept = []
+    server, held = new_server(SPEC, nbytes, max_tokens)
+
+    def layer(*arguments):
+        found, more = layer_of(*arguments)
+        kept.append(more)
+        return found
+
+    served = serve(server, trace, SPEC, nbytes, max_tokens, layer=layer)
+    hint, asked = "settings say fewer bits, or fewer blocks, than are kept", served.cache_bytes
+    name = "the bytes that the server holds from the beginning"
+    assert_at_most(name, held, asked + nbytes // 8, hint=hint, asked=asked)
+    hint = "a step keeps keys and values besides the cache, whose memory is made once"
+    assert_at_most("the bytes that the steps keep beside the cache", sum(kept), nbytes // 8, hint=hint)
+    return served

@@ -1,0 +1,51 @@
+"""The points of a task and its test report, for a check cell and for Gradescope."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from labkit.labs.manifest import Task
+from labstaff.grader.results import JudgedSubmission
+
+MOST_MESSAGES = 5
+
+
+def earned(result: JudgedSubmission, task: str, max_points: float) -> float:
+    """The points of a task: a number from 0 to `max_points`, to two decimals; 0 for anything else."""
+    points = result.tasks.get(task, 0.0) if result.status == "judged" else 0.0
+    if isinstance(points, bool) or not isinstance(points, int | float) or not math.isfinite(points):
+        return 0.0
+    return float(min(max(round(float(points), 2), 0.0), max_points))
+
+
+def withheld_line(result: JudgedSubmission) -> str:
+    """How many points are withheld, and the option that releases them."""
+    return f"{sum(result.withheld.values()):g} points withheld until lab grade … --looked-at"
+
+
+def finding_line(result: JudgedSubmission, most: int = MOST_MESSAGES) -> str:
+    """The first of the review's findings, in one line."""
+    more = [f"and {len(result.findings) - most} more"] if len(result.findings) > most else []
+    return "; ".join([*result.findings[:most], *more])
+
+
+def task_lines(task: Task, result: JudgedSubmission) -> Iterator[str]:
+    """How many of the task's tests passed, and the messages of the first failures, each message once."""
+    if result.status != "judged":
+        yield f"not graded: {result.reason}"
+        return
+    tests = {name: state for name, state in result.tests.items() if name.split("::")[0] == task.tests}
+    failed = [name for name, state in tests.items() if state != "passed"]
+    yield f"{len(tests) - len(failed)} of {len(tests)} tests pass"
+    if points := result.withheld.get(task.name):
+        yield f"{points:g} points are withheld until the instructor has looked at {finding_line(result)}"
+    printed: set[str] = set()
+    for name in failed:
+        message = result.messages.get(name, "") or f"the test is {tests[name]}"
+        if message not in printed and len(printed) < MOST_MESSAGES:
+            printed.add(message)
+            yield f"✗ {name.split('::')[-1]}"
+            yield from (f"    {line}" for line in message.splitlines())
+    if len(failed) > len(printed):
+        yield f"✗ and {len(failed) - len(printed)} more"
