@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.commands.help import AUTHORS
+from labkit.commands.group import AUTHORS
 from labkit.labs.catalog import ROOT, find_lab, find_labs
 from labkit.labs.manifest import Lab
 
@@ -83,7 +83,7 @@ def grade(
     results. Exit status: 0; 1 when a submission was not graded or not recorded; 3 when all were, and some hold no code
     that can be graded.
     """
-    from labkit.commands.app import of_the_disk
+    from labkit.commands.app import file_error
     from labstaff.course.grade import grade as grade_folder
     from labstaff.course.gradebook import NoGradebook
     from labstaff.grader.sandbox import SandboxMissing
@@ -108,7 +108,7 @@ def grade(
             say=typer.echo,
         )
     except OSError as error:
-        sys.exit(f"lab grade: {of_the_disk(error) or error}")
+        sys.exit(f"lab grade: {file_error(error) or error}")
     except (NothingToGrade, NoGradebook, SandboxMissing, CannotExport, NoScheduler) as error:
         sys.exit(f"lab grade: {error}")
     raise typer.Exit(status)

@@ -11,7 +11,7 @@ import pytest
 
 from labkit.labs.catalog import solution_file, solution_folder
 from labkit.labs.manifest import Lab
-from labkit.suite.finder import Answer
+from labkit.suite.finder import Source
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sandboxed", action="store_true", help="judge the code in a process of its own, in a sandbox")
 
 
-def pytest_lab_answer(config: pytest.Config, lab: Lab) -> Answer | None:
+def pytest_lab_source(config: pytest.Config, lab: Lab) -> Source | None:
     """The solution, or one of the other answers beside it."""
     option = config.option
     if option.answer and solution_folder(lab) in option.answer.resolve().parents:
@@ -30,15 +30,15 @@ def pytest_lab_answer(config: pytest.Config, lab: Lab) -> Answer | None:
         config.add_cleanup(folder.cleanup)
         file = Path(folder.name, f"{lab.module}.py")
         file.write_text(variant_text(lab, option.answer), encoding="utf-8")
-        return Answer(lab, file)
-    return Answer(lab, solution_file(lab)) if option.solutions else None
+        return Source(lab, file)
+    return Source(lab, solution_file(lab)) if option.solutions else None
 
 
-def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Answer], Loader] | None:
+def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Source], Loader] | None:
     """With `--sandboxed`, stand-ins for submissions in a sandbox."""
     if not config.option.sandboxed:
         return None
-    from labkit.suite.warm import heavy_modules
+    from labkit.suite.forked import heavy_modules
     from labstaff.grader import sandbox
     from labstaff.grader.remote import remote_loader
 

@@ -1,126 +1,46 @@
-"""Has labs' suites run beside the course's tests, hands out their results, and says where the time went."""
+"""Fixtures for the course's tests, which tests are left out, and where the time went."""
 
 from __future__ import annotations
 
-import copy
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-import time
 import typing
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run beside the tests: torch's threads would wait for one another
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run at the same time: torch's threads would wait for one another
 
 import pytest
 
 from labkit.commands.lockfile import hide_additions
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import verdict_from
 from labstaff.grader.sandbox import SandboxMissing, require_sandbox
-from tests import judging
+from tests.suite_runs import N_RUNNERS, Job, SuiteRuns
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell starts behind a script's back
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # commands that are started here are to hear Ctrl-C
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell script
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # commands that tests start must receive Ctrl-C
 
-LONGEST_WAIT = 900.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of a lab's suite: which code it judges, and which of its tests run."""
-
-    lab: str
-    options: tuple[str, ...]
-    tests: tuple[str, ...] = ()
-
-
-class Judges:
-    """A process that runs all jobs from now on, while other tests run here; see judging.py."""
-
-    def __init__(self, jobs: list[Job], sandboxed: bool) -> None:
-        self.jobs = jobs
-        self.seconds: dict[Job, float] = {}
-        self._runs: dict[Job, SuiteRun] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="judging-")
-        asked, self._results = Path(self._folder.name, "jobs.json"), Path(self._folder.name, "results")
-        asked.write_text(json.dumps([asdict(job) for job in jobs]), encoding="utf-8")
-        self._results.touch()
-        command = [
-            sys.executable,
-            "-m",
-            judging.__name__,
-            str(asked),
-            str(self._results),
-            "bubblewrap" if sandboxed else "",
-        ]
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # this tree, none installed
-        self._process = subprocess.Popen(command, start_new_session=True, env={**os.environ, "PYTHONPATH": path})
-        self._n_read = 0
-
-    def __call__(self, job: Job) -> SuiteRun:
-        """The result of `job`, waited for."""
-        give_up = time.monotonic() + LONGEST_WAIT
-        while job not in self._runs:
-            self._read()
-            if job not in self._runs:
-                assert self._process.poll() is None, "the process that runs the suites has ended"
-                assert time.monotonic() < give_up, f"no result of {job} within {LONGEST_WAIT:g} s"
-                time.sleep(0.02)
-        return self._runs[job]
-
-    def close(self) -> None:
-        """End the process and all that it has started."""
-        self._read()
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._folder.cleanup()
-
-    def _read(self) -> None:
-        with self._results.open(encoding="utf-8") as file:
-            file.seek(self._n_read)
-            while (line := file.readline()).endswith("\n"):
-                self._n_read = file.tell()
-                told = json.loads(line)
-                run, job = told["run"], self.jobs[told["number"]]
-                verdicts = [verdict_from(verdict) for verdict in run["verdicts"]]
-                self._runs[job] = SuiteRun(verdicts, run["n_collected"], run["problem"])
-                self.seconds[job] = told["seconds"]
-
-
 @pytest.fixture(scope="session", autouse=True)
-def judges(request: pytest.FixtureRequest) -> Iterator[Judges | None]:
-    """Results of all the jobs that the collected tests are parametrised with; begun before the first test."""
+def suite_runs(request: pytest.FixtureRequest) -> Iterator[SuiteRuns | None]:
+    """The runs of all jobs that the collected tests are parametrised with; begun before the first test."""
     jobs = [item.callspec.params["job"] for item in request.session.items if "job" in _params(item)]
     if not jobs:
         yield None
         return
-    judges = Judges(list(dict.fromkeys(jobs)), sandboxed=request.config.option.sandboxed)
-    request.config.stash[SECONDS] = judges.seconds
-    yield judges
-    judges.close()
-
-
-@pytest.fixture(autouse=True)
-def python_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a graded answer's process changes for good is as before after a test that loads an answer in this one."""
-    for holder, name in ((copy, "_reconstruct"), (typing.ForwardRef, "_evaluate")):
-        monkeypatch.setattr(holder, name, getattr(holder, name))
+    runs = SuiteRuns(list(dict.fromkeys(jobs)), sandboxed=request.config.option.sandboxed)
+    request.config.stash[SECONDS] = runs.seconds
+    yield runs
+    runs.close()
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +65,7 @@ def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_configure() -> None:
-    """As `lab` does when it starts: these tests may be the first thing that is run in a clone."""
+    """Set up git for uv.lock, as `lab` does when it starts: these tests may be the first thing that runs in a clone."""
     hide_additions(ROOT)
 
 
@@ -161,7 +81,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m, so that only what was asked for is counted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is slow or cannot run here, and let the tests that wait for the suites' results come last."""
+    """Leave out what is slow or cannot run here; run the tests that wait for suites last."""
     left_out = config.stash[LEFT_OUT] = []
     for marker, reason in REASONS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
@@ -172,19 +92,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process of pytest-xdist tells the one that writes the summary what it has left out."""
+    """Send what a process of pytest-xdist has left out to the one that writes the summary."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, [])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: typing.Any) -> None:
-    """Take it over: all processes have collected, and left out, the same."""
+    """Receive it: all processes have collected, and left out, the same."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", [])
 
 
 def _slow_problem(config: pytest.Config) -> str:
-    """What to type for the slow tests, unless markers were named."""
+    """The command for the slow tests, unless markers were given."""
     return "" if config.option.markexpr else "uv run pytest -m slow -n 2 runs them"
 
 
@@ -201,7 +121,7 @@ def _sandbox_problem(_config: pytest.Config) -> str:
 
 
 REASONS = {"slow": _slow_problem, "browser": _browser_problem, "sandbox": _sandbox_problem}
-"""Why tests with this marker are not run now, in one line; an empty text where they are."""
+"""By marker: why its tests are not run now, in one line; "" where they are."""
 
 LEFT_OUT = pytest.StashKey[list[str]]()
 SECONDS = pytest.StashKey[dict[Job, float]]()
@@ -214,7 +134,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was left out, and where the time went: by file, and by lab for the runs of labs' suites."""
+    """Report what was left out, and where the time went: by file, and by lab for the runs of labs' suites."""
     for line in config.stash.get(LEFT_OUT, []):
         terminalreporter.write_line(line)
     by_file = sorted(FILE_SECONDS.items(), key=lambda item: -item[1])
@@ -225,8 +145,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         runs[job.lab].append(seconds)
     for lab, each in sorted(runs.items()):
         terminalreporter.write_line(
-            f"{lab}: {len(each)} runs of its suite, {sum(each):.1f} s on {judging.N_RUNNERS} runners, "
-            f"longest {max(each):.1f} s"
+            f"{lab}: {len(each)} runs of its suite, {sum(each):.1f} s on {N_RUNNERS} runners, longest {max(each):.1f} s"
         )
 
 

@@ -1,4 +1,4 @@
-"""A student's side for tests: a file in a folder of its own, judged with `--src`, seen as a terminal shows it."""
+"""For tests of a student's side: Lab 01's files, a tree as students have it, and commands run in it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file
-from labkit.suite.results import load
+from labkit.labs.manifest import Lab
+from labkit.suite.results import State, TestResult, load
 from labstaff.derive.build import derive_stub
 from labstaff.release.choice import FOR_INSTRUCTORS
 
 LAB = find_lab("01")
-SUITE = str(LAB.folder)
+LEFT_OUT = shutil.ignore_patterns("__pycache__", ".lab")
 
 
 def solution_text() -> str:
@@ -33,40 +34,60 @@ def with_function(source: str, name: str, body: str) -> str:
     return f"{source}\n\n{body}\n"
 
 
-def pytest_run(folder: Path, source: str | None, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Lab 01's suite in a process of its own on `source`, written to `folder`; the file is absent when None."""
-    if source is not None:
-        (folder / LAB.answer_file.name).write_text(source, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", SUITE, "--src", str(folder), "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=quiet_environment(), timeout=120)
+def student_lab(root: Path, source: str | None = None) -> Lab:
+    """Lab 01 alone in the folder `root`, with `source` as the student's file; untouched without."""
+    shutil.copytree(LAB.folder, root / "labs" / LAB.folder.name, ignore=LEFT_OUT)
+    lab = find_lab("01", root)
+    lab.answer_file.write_text(stub_text() if source is None else source, encoding="utf-8")
+    return lab
+
+
+def results(lab: Lab, **passed: int) -> list[TestResult]:
+    """Ten results a task, of which as many pass as are given; a task that is not given is not started."""
+    made = []
+    for task in lab.tasks:
+        for i in range(10):
+            if task.name not in passed:
+                state = State.NOT_STARTED
+            else:
+                state = State.PASSED if i < passed[task.name] else State.WRONG
+            made.append(TestResult(f"test_{i}", task.name, state, () if state is State.PASSED else (f"off {i}",)))
+    return made
+
+
+def pytest_run(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Lab 01's suite in a process of its own on `source`, written to `folder`."""
+    (folder / LAB.answer_file.name).write_text(source, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", str(LAB.folder), "--src", str(folder), "-p", "no:cacheprovider"]
+    return _run([*command, *arguments], ROOT, quiet_environment())
 
 
 def quiet_environment() -> dict[str, str]:
-    """This environment, for a child whose output is read: no colours, one thread."""
+    """This environment, for a process whose output is read: no colours, one thread."""
     return {**os.environ, "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
-class House:
-    """A student's tree with Lab 01 alone, in a folder of its own: what is kept between runs is kept there."""
+class StudentTree:
+    """The students' tree with Lab 01 alone, in a folder of its own: what is stored between runs is stored there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, source: str | None = None) -> None:
         self.folder = folder
-        without = shutil.ignore_patterns("__pycache__", ".lab")
-        shutil.copytree(ROOT / "labkit", folder / "labkit", ignore=without)
-        shutil.copytree(LAB.folder, folder / "labs" / LAB.folder.name, ignore=without)
+        shutil.copytree(ROOT / "labkit", folder / "labkit", ignore=LEFT_OUT)
+        self.lab = student_lab(folder, source)
         settings = FOR_INSTRUCTORS.sub("", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
         (folder / "pyproject.toml").write_text(settings, encoding="utf-8")
-        self.lab = find_lab("01", folder)
+        self.environment = {**quiet_environment(), "PYTHONPATH": str(folder)}
 
     def write(self, source: str) -> None:
-        """Put `source` where the student's file is."""
+        """Write the student's file."""
         self.lab.answer_file.write_text(source, encoding="utf-8")
 
     def pytest(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run pytest there, on the lab unless `arguments` name another place in it."""
+        """Run pytest there, on the lab unless `arguments` name tests of its SUITE."""
         suite = str(self.lab.suite_file)
         named = [each.replace("SUITE", suite) for each in arguments]
-        return self._run("pytest", *([] if suite in " ".join(named) else [str(self.lab.folder)]), *named)
+        where = [] if suite in " ".join(named) else [str(self.lab.folder)]
+        return _run([sys.executable, "-m", "pytest", *where, *named], self.folder, self.environment)
 
     def check(self, *arguments: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run `lab check 01` there."""
@@ -74,20 +95,17 @@ class House:
 
     def command(self, *arguments: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run `lab` there, with `typed` on its standard input."""
-        return self._run("labkit.commands.cli", *arguments, typed=typed)
+        command = [sys.executable, "-m", "labkit.commands.cli", *arguments]
+        return _run(command, self.folder, self.environment, typed)
 
-    def kept(self) -> dict[str, tuple[int, int]]:
-        """What is known of each task: (tests passed, tests)."""
+    def stored(self) -> dict[str, tuple[int, int]]:
+        """The stored results: (tests passed, tests) by task."""
         return {name: (result.passed, result.total) for name, result in load(self.lab).items()}
 
-    def _run(self, *command: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
-        environment = {**quiet_environment(), "PYTHONPATH": str(self.folder)}
-        return subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            **({"input": typed} if typed is not None else {"stdin": subprocess.DEVNULL}),
-        )
+
+def _run(
+    command: list[str], folder: Path, environment: dict[str, str], typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, input=typed or ""
+    )

@@ -14,14 +14,14 @@ import pytest
 
 from labkit.labs.catalog import ROOT, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
-from labkit.suite.verdict import State
+from labkit.suite.results import State
 from labstaff.answers.matrix import affected_classes
 from labstaff.answers.mistakes import MISTAKES_PER_TASK, Mistake, mistakes_of
 from labstaff.answers.right import RIGHT_PER_LAB, right_answers
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
 from labstaff.pytest_plugin import variant_text
-from tests.conftest import Job
+from tests.suite_runs import Job
 
 LABS = find_labs()
 
@@ -94,20 +94,20 @@ def test_every_folder_is_a_lab():
 
 
 @pytest.mark.parametrize("job", UNTOUCHED.values(), ids=UNTOUCHED)
-def test_untouched_stub_fails_every_test(job, judges):
-    run = judges(job)
+def test_untouched_stub_fails_every_test(job, suite_runs):
+    run = suite_runs(job)
     assert not run.problem
-    assert len(run.verdicts) == run.n_collected > 0
-    others = [f"{v.test}: {v.state}" for v in run.verdicts if v.state is not State.NOT_STARTED]
+    assert len(run.results) == run.n_collected > 0
+    others = [f"{v.test}: {v.state}" for v in run.results if v.state is not State.NOT_STARTED]
     assert not others, f"these tests do not stop at the stub: {others}"
 
 
 @pytest.mark.parametrize("job", [*SOLVED.values(), *RIGHT.values()], ids=[*SOLVED, *RIGHT])
-def test_right_answer_passes(job, judges):
-    run = judges(job)
+def test_right_answer_passes(job, suite_runs):
+    run = suite_runs(job)
     assert not run.problem
-    assert len(run.verdicts) == run.n_collected > 0
-    failed = ["\n".join((f"{v.test}: {v.state}", *v.lines)) for v in run.verdicts if not v.passed]
+    assert len(run.results) == run.n_collected > 0
+    failed = ["\n".join((f"{v.test}: {v.state}", *v.lines)) for v in run.results if not v.passed]
     assert not failed, "\n".join(failed)
 
 
@@ -118,10 +118,10 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(("mistake", "job"), [MISTAKES[name] for name in names], ids=names)
 
 
-def test_mistake_is_found(mistake, job, judges):
-    run = judges(job)
+def test_mistake_is_found(mistake, job, suite_runs):
+    run = suite_runs(job)
     assert not run.problem
-    failed = [verdict for verdict in run.verdicts if not verdict.passed]
+    failed = [verdict for verdict in run.results if not verdict.passed]
     assert failed, f"{', '.join(mistake.found_by)} let pass: {mistake.what}"
     states = {verdict.state for verdict in failed}
     assert states <= {State.WRONG, State.CRASHED, State.TOO_SLOW}, f"the module does not run: {failed[0].lines}"
@@ -130,9 +130,9 @@ def test_mistake_is_found(mistake, job, judges):
 
 
 @pytest.mark.parametrize("job", [SOLVED[lab.label] for lab in LABS], ids=[lab.label for lab in LABS])
-def test_every_task_draws_inputs_at_random(job, judges):
+def test_every_task_draws_inputs_at_random(job, suite_runs):
     """What is fixed in a suite can be read there and written down: see `labstaff.grader.grade.judged_run`."""
-    drawn = {verdict.task for verdict in judges(job).verdicts if verdict.drawn}
+    drawn = {verdict.task for verdict in suite_runs(job).results if verdict.drawn}
     lab = next(lab for lab in LABS if lab.label == job.lab)
     assert drawn == {task.name for task in lab.tasks}
 

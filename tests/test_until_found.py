@@ -7,7 +7,7 @@ import os
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.warm import WarmRunner
+from labkit.suite.forked import ForkedRunner
 from labstaff.answers.mistakes import find_mistake
 
 MISTAKE = find_mistake(find_lab("01"), "attention_no_maximum")
@@ -21,7 +21,7 @@ def run(tmp_path_factory):
     MISTAKE.write(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-        runner = WarmRunner()
+        runner = ForkedRunner()
 
     def run_on_mistake(says, *tests):
         options = ("-p", "tests.until_found", "--says", says, "--src", str(folder))
@@ -36,14 +36,14 @@ def run(tmp_path_factory):
 def test_ends_with_the_first_that_says_it(run):
     found = run(MISTAKE.says, LARGE)
     assert found.n_collected > 1
-    assert [verdict.passed for verdict in found.verdicts] == [False]
+    assert [verdict.passed for verdict in found.results] == [False]
 
 
 def test_goes_on_until_a_test_says_it(run):
     found = run(MISTAKE.says, UNCHANGED, LARGE)
-    assert [verdict.passed for verdict in found.verdicts] == [True, False]
+    assert [verdict.passed for verdict in found.results] == [True, False]
 
 
 def test_what_no_test_says_runs_to_the_end(run):
     found = run("what no test says", LARGE)
-    assert len(found.verdicts) == found.n_collected > 1
+    assert len(found.results) == found.n_collected > 1

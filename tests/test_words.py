@@ -28,6 +28,7 @@ WORDS = {
 }
 TEXTS = ("docs/*.md", "labs/*/README.md", "README.md", "CONTRIBUTING.md")
 CODE = (
+    *(f"labkit/{name}" for name in ("commands", "kernels", "labs", "ranks", "suite")),
     "labstaff/grader",
     "labkit/bench",
     "labkit/trace",

@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 import pytest
 
-from labkit.suite.verdict import Verdict
+from labkit.suite.results import TestResult
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,10 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """End the run with the test that says it, once labkit's plugin has made a verdict of it."""
+    """End the run with the test that says it, once labkit's plugin has made a result of it."""
     report = yield
-    for name, verdict in report.user_properties:
-        failed = name == "verdict" and isinstance(verdict, Verdict) and not verdict.passed
-        if failed and item.config.option.says in "\n".join(verdict.lines):
+    for name, result in report.user_properties:
+        failed = name == "result" and isinstance(result, TestResult) and not result.passed
+        if failed and item.config.option.says in "\n".join(result.lines):
             item.session.shouldfail = "the mistake is found"
     return report

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.finder import Answer, AnswerFinder, student_answer
+from labkit.suite.finder import LabFinder, Source, student_source
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Namer = Callable[[str, torch.Tensor], torch.Tensor]
@@ -85,8 +85,8 @@ def _row_maxima(scores: torch.Tensor, name: Namer) -> torch.Tensor:
 def _lab_module(number: str) -> ModuleType:
     """A lab's module: the solution's, or the student's own where there are no solutions."""
     lab = find_lab(number)
-    answer = Answer(lab, solution_file(lab))
-    finder = AnswerFinder([answer if answer.file.exists() else student_answer(lab)])
+    answer = Source(lab, solution_file(lab))
+    finder = LabFinder([answer if answer.file.exists() else student_source(lab)])
     finder.install()
     try:
         return importlib.import_module(lab.module)

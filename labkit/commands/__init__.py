@@ -1,4 +1,4 @@
-"""What a student calls: the board, check, hints, watch."""
+"""The commands of `lab` for students: board, check, hint, watch, kernel."""
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""

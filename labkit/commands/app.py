@@ -1,26 +1,23 @@
-"""The `lab` command: the board, and what a student, a reader or an instructor asks for by name."""
+"""The `lab` command: for students, for readers of the chapters, and for instructors where their package is there."""
 
 from __future__ import annotations
 
 import errno
-import functools
 import importlib
 import shutil
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from labkit.bench.commands import add_commands as add_bench_commands
-from labkit.commands import INTERRUPTED
-from labkit.commands.help import INSTRUCTORS, READERS, STUDENTS, GroupedHelp
+from labkit.commands.group import INSTRUCTORS, READERS, STUDENTS, LabGroup
 from labkit.commands.kernel import kernel
 from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
 from labkit.ranks.command import ring
 from labkit.trace.command import trace
 
 app = typer.Typer(
-    cls=GroupedHelp,
+    cls=LabGroup,
     no_args_is_help=False,
     add_completion=False,
     rich_markup_mode=None,
@@ -29,24 +26,24 @@ app = typer.Typer(
     "shows every lab, your points, and what to do next.",
 )
 FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-NO_ROOM_FOR_TEMPORARY_FILES = errno.ENOENT  # as `tempfile` has it, which names no file
+NO_TEMPORARY_FOLDER = errno.ENOENT  # as `tempfile` raises it, without a file's name
 LabName = Annotated[str, typer.Argument(metavar="LAB", help="a lab's number, like 01")]
-TaskNames = Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="judge these tasks only")]
+TaskNames = Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="run the tests of these tasks only")]
 FirstFailure = Annotated[bool, typer.Option("--first", "-x", help="stop at the first failure")]
 
 
-def of_the_disk(error: OSError) -> str | None:
-    """What a file or a disk has against it, in words; None for an error of another sort."""
+def file_error(error: OSError) -> str | None:
+    """The message of an error of a file or a disk; None for an error of another sort."""
     if isinstance(error, shutil.Error) and error.args:
         return str(error.args[0][0][-1] if isinstance(error.args[0], list) else error.args[0])
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return error.strerror if error.errno in (*FULL_OR_READ_ONLY, NO_ROOM_FOR_TEMPORARY_FILES) else None
+    return error.strerror if error.errno in (*FULL_OR_READ_ONLY, NO_TEMPORARY_FOLDER) else None
 
 
 @app.callback(invoke_without_command=True)
 def board(context: typer.Context) -> None:
-    """Show the board; give the clone what it lacks."""
+    """Show the board."""
     from labkit.commands.lockfile import hide_additions
 
     hide_additions(ROOT)
@@ -60,13 +57,13 @@ def board(context: typer.Context) -> None:
 def check(
     lab: LabName,
     tasks: TaskNames = None,
-    everything: Annotated[bool, typer.Option("--all", "-v", help="tell every failure in full")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-v", help="show every failure in full")] = False,
     show_prints: Annotated[
         bool, typer.Option("--prints", "-s", help="show what your code prints; breakpoint() works")
     ] = False,
     first_failure: FirstFailure = False,
 ) -> None:
-    """Run a lab's suite on your file and say what each task lacks."""
+    """Run a lab's tests on your file, and show for each task what is wrong or missing."""
     from labkit.commands.check import check_lab
 
     found = find_lab(lab)
@@ -90,7 +87,7 @@ def hint(
 
 @app.command(rich_help_panel=STUDENTS)
 def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = False) -> None:
-    """Run a lab's suite again whenever its file is saved, and say what changed. Ctrl-C ends it."""
+    """Run a lab's tests again whenever its file is saved, and show what changed. Ctrl-C ends it."""
     from labkit.commands.watch import watch_lab
 
     found = find_lab(lab)
@@ -101,27 +98,5 @@ app.command(rich_help_panel=STUDENTS)(kernel)
 app.command(rich_help_panel=STUDENTS)(ring)
 add_bench_commands(app, READERS)
 app.command(rich_help_panel=READERS)(trace)
-if (ROOT / "labstaff").is_dir():  # comes with the instructor's tree, and brings its own commands
+if (ROOT / "labstaff").is_dir():  # the instructors' package is not in the students' release
     importlib.import_module("labstaff.commands").add_commands(app, INSTRUCTORS)
-
-
-def say_when_interrupted(commands: typer.Typer, name: str) -> None:
-    """Have each of these commands end with one line and the usual status when Ctrl-C is pressed in it."""
-    for each in commands.registered_commands:
-        if each.callback is not None:
-            each.callback = _interruptible(f"{name} {each.name or each.callback.__name__}", each.callback)
-
-
-def _interruptible(name: str, command: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(command)
-    def run(*arguments: object, **options: object) -> None:
-        try:
-            command(*arguments, **options)
-        except KeyboardInterrupt:
-            typer.echo(f"\n{name}: interrupted", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-
-    return run
-
-
-say_when_interrupted(app, "lab")

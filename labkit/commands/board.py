@@ -1,4 +1,4 @@
-"""The board: every lab, how many tasks are done, the points, and the one thing to do next."""
+"""The board: every lab, how many tasks are done, the points, and what to do next."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.text import Text
 
 from labkit.labs.manifest import Lab
 from labkit.suite.finder import file_problem, platform_problem
+from labkit.suite.messages import points_text
 from labkit.suite.results import StoredResult, fingerprint, lab_points, load, next_task, unreadable
-from labkit.suite.words import points_text
 
 BAR_WIDTH = 12
 
@@ -23,9 +23,8 @@ def show_board(labs: list[Lab]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("lab", "title", "tasks", "", "points", "hours"):
-        table.add_column(
-            column, justify="right" if column in ("points", "hours") else "left", no_wrap=column != "title"
-        )
+        justify = "right" if column in ("points", "hours") else "left"
+        table.add_column(column, justify=justify, no_wrap=column != "title")  # type: ignore[arg-type]
     known = {lab.label: load(lab) for lab in labs}
     for lab in labs:
         results = known[lab.label]
@@ -46,14 +45,14 @@ def show_board(labs: list[Lab]) -> None:
 
 
 def problem_lines(labs: list[Lab]) -> list[Text]:
-    """What keeps a lab from being judged, or its results from being known, a line each."""
-    told = []
+    """Why a lab's tests cannot run, or its results cannot be read, a line each."""
+    lines = []
     for lab in labs:
         if problem := platform_problem(lab) or file_problem(lab.answer_file):
-            told.append(f"{lab.label}: {problem}")
+            lines.append(f"{lab.label}: {problem}")
         if problem := unreadable(lab):
-            told.append(f"{lab.label}: {problem}: uv run lab check {lab.number} makes it anew")
-    return [Text(line, style="red") for line in told]
+            lines.append(f"{lab.label}: {problem}: uv run lab check {lab.number} writes it again")
+    return [Text(line, style="red") for line in lines]
 
 
 def next_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]]) -> list[Text]:
@@ -62,17 +61,16 @@ def next_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]])
         task = next_task(lab, known[lab.label])
         if task is None:
             continue
-        home = lab.folder.parent.parent
-        where = lab.answer_file.relative_to(home)
+        root = lab.folder.parent.parent
         line_number = _line_of(lab, task.name)
+        where = f" in {lab.answer_file.relative_to(root)}" + (f", line {line_number}" if line_number else "")
+        handout = lab.folder.relative_to(root) / "README.md"
         lines = [
-            Text.assemble(
-                "next: ", (task.signature, "bold"), f" in {where}{f', line {line_number}' if line_number else ''}"
-            ),
-            Text(f"      read {lab.folder.relative_to(home)}/README.md, then: uv run lab check {lab.number}"),
+            Text.assemble("next: ", (task.signature, "bold"), where),
+            Text(f"      read {handout}, then: uv run lab check {lab.number}"),
         ]
         if any(result.source != fingerprint(lab) for result in known[lab.label].values()):
-            lines.append(Text(f"      {where.name} has changed since it was last checked", style="dim"))
+            lines.append(Text(f"      {lab.answer_file.name} has changed since it was last checked", style="dim"))
         return lines
     if not labs:
         return [Text("There is no lab in labs/ yet.")]

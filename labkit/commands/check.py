@@ -1,4 +1,4 @@
-"""`lab check`: one run of a lab's suite, with progress, and its lines."""
+"""`lab check`: runs a lab's suite on the student's file, with progress, and prints the results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from rich.text import Text
 from labkit.commands import INTERRUPTED
 from labkit.commands.counts import count_tables
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.apart import Listener, run_apart
 from labkit.suite.finder import file_problem, platform_problem
-from labkit.suite.results import store, store_whole_tasks, stored
+from labkit.suite.forked import run_forked
+from labkit.suite.messages import line_style, run_lines, unusable_lines
+from labkit.suite.results import Kind, State, TestResult, store, store_whole_tasks, stored
 from labkit.suite.review import review
-from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import Kind, State, Verdict
-from labkit.suite.words import line_style, run_lines, unusable_lines
+from labkit.suite.run import Listener, SuiteRun
 from labkit.trace.offer import can_be_traced
 
 LONG_SECONDS = 15.0
@@ -38,15 +37,15 @@ def check_lab(
     show_prints: bool = False,
     first_failure: bool = False,
 ) -> int:
-    """Run the suite of `lab`, show what it says, and return the exit status: 0 when every test passed.
+    """Run the suite of `lab`, print its results, and return the exit status: 0 when every test passed.
 
     Args:
-        tasks: judge these only; all when empty.
-        everything: tell every failure in full.
+        tasks: run the tests of these only; of all when empty.
+        everything: show every failure in full.
         show_prints: let what the file prints, and a debugger that it opens, have the terminal.
         first_failure: stop there.
     """
-    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
+    console = new_console()
     if problem := platform_problem(lab) or file_problem(lab.answer_file):
         print_lines(console, unusable_lines(lab, problem))
         return 1
@@ -56,38 +55,45 @@ def check_lab(
     run = _run(lab, tasks, show_prints, first_failure, progress)
     if run.interrupted:
         print_lines(console, interrupted_lines("lab check", run, progress))
-    elif run.died and not run.verdicts:
+        if not run.results:
+            return INTERRUPTED
+    elif run.died and not run.results:
         print_lines(console, unusable_lines(lab, run.problem))
         return 1
     elif run.problem:
         console.print(Text(f"{lab.label}: the suite could not be run\n{run.problem}", style="red"))
         return 2
-    print_lines(console, run_lines(lab, run.verdicts, everything=everything, whole_suite=run.collected))
-    print_lines(console, trace_lines(lab, run.verdicts))
-    for table in count_tables(lab, run.verdicts):
+    print_lines(console, run_lines(lab, run.results, everything=everything, whole_suite=run.collected))
+    print_lines(console, trace_lines(lab, run.results))
+    for table in count_tables(lab, run.results):
         console.print()
         console.print(table, soft_wrap=False)
     if run.interrupted:
         return INTERRUPTED
-    _keep(console, lab, run, time.monotonic() - began)
-    return 0 if all(verdict.passed for verdict in run.verdicts) else 1
+    _store(console, lab, run, time.monotonic() - began)
+    return 0 if all(result.passed for result in run.results) else 1
+
+
+def new_console() -> Console:
+    """A console for lines that a terminal wraps by itself."""
+    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
 def interrupted_lines(command: str, run: SuiteRun, progress: Progress) -> list[str]:
-    """Where Ctrl-C came, and that what follows is not all."""
+    """Where Ctrl-C came, and after how many tests."""
     where = f" in {progress.test}, {run.interrupted}" if progress.test else ""
     return [f"{command}: interrupted{where}, after {progress.n_done} of {progress.n_tests} tests", ""]
 
 
 def print_lines(console: Console, lines: Sequence[str]) -> None:
-    """Print lines, each in the style that its words ask for."""
+    """Print lines, each in its style."""
     for line in lines:
         console.print(Text(line, style=line_style(line)))
 
 
-def trace_lines(lab: Lab, verdicts: Sequence[Verdict]) -> list[str]:
-    """Where to look at the memory of tasks that need too much of it."""
-    large = {v.task for v in verdicts if v.kind is Kind.SMALL and v.state is State.WRONG}
+def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
+    """Which commands show the memory of tasks that need too much of it."""
+    large = {result.task for result in results if result.kind is Kind.SMALL and result.state is State.WRONG}
     tasks = [task for task in lab.tasks if task.name in large and can_be_traced(lab, task)]
     return [f"see its memory: uv run lab trace {lab.number} {task.name}" for task in tasks]
 
@@ -98,8 +104,9 @@ def review_lines(lab: Lab) -> list[str]:
     if not found:
         return []
     lines = [f"  {each}" for each in found[:MOST_FINDINGS]]
-    more = [f"  and {len(found) - MOST_FINDINGS} more"] if len(found) > MOST_FINDINGS else []
-    return [f"When {lab.answer_file.name} is graded, your instructor will be shown:", *lines, *more, ""]
+    if len(found) > MOST_FINDINGS:
+        lines.append(f"  and {len(found) - MOST_FINDINGS} more")
+    return [f"When {lab.answer_file.name} is graded, your instructor will be shown:", *lines, ""]
 
 
 class Progress(Listener):
@@ -111,11 +118,11 @@ class Progress(Listener):
         self.test = ""
         self.n_done = self.n_tests = 0
 
-    def on_start(self, task: str, test: str, n_collected: int) -> None:
+    def on_start(self, task: str, test: str, run: SuiteRun) -> None:
         """See `Listener`."""
-        self.test, self.n_tests, self._began = test, n_collected, time.monotonic()
+        self.test, self.n_tests, self._began = test, run.n_collected, time.monotonic()
 
-    def on_verdict(self, verdict: Verdict) -> None:
+    def on_result(self, result: TestResult, run: SuiteRun) -> None:
         """See `Listener`."""
         self.n_done += 1
 
@@ -126,13 +133,13 @@ class Progress(Listener):
 
     @contextlib.contextmanager
     def shown(self, console: Console) -> Iterator[None]:
-        """Show the line in place on a terminal; print it now and then elsewhere."""
+        """Show the line in place on a terminal; elsewhere print it every few seconds."""
         if console.is_terminal:
             with Live(get_renderable=self.line, console=console, transient=True):
                 yield
             return
         over = threading.Event()
-        thread = threading.Thread(target=self._print_now_and_then, args=(console, over))
+        thread = threading.Thread(target=self._print_repeatedly, args=(console, over))
         thread.start()
         try:
             yield
@@ -140,7 +147,7 @@ class Progress(Listener):
             over.set()
             thread.join()
 
-    def _print_now_and_then(self, console: Console, over: threading.Event) -> None:
+    def _print_repeatedly(self, console: Console, over: threading.Event) -> None:
         while not over.wait(REPORT_SECONDS):
             console.print(self.line(), soft_wrap=True)
 
@@ -149,20 +156,20 @@ def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool, first_failure: bool
     tests = [task.tests for task in tasks]
     options = ["-x"] if first_failure else []
     if show_prints:
-        return run_apart(lab, *options, tests=tests, listener=progress, show_prints=True)
+        return run_forked(lab, *options, tests=tests, listener=progress, show_prints=True)
     console = Console(stderr=True)
     if (usual_seconds := stored(lab).suite_seconds) >= LONG_SECONDS and not tasks:
         console.print(f"{lab.label}: the last run took {usual_seconds:.0f} s", style="dim", highlight=False)
     with progress.shown(console):
-        return run_apart(lab, *options, tests=tests, listener=progress)
+        return run_forked(lab, *options, tests=tests, listener=progress)
 
 
-def _keep(console: Console, lab: Lab, run: SuiteRun, seconds: float) -> None:
-    """Keep how long a run of all tests took; and the results of one whose process has ended before it kept them."""
+def _store(console: Console, lab: Lab, run: SuiteRun, seconds: float) -> None:
+    """Store how long a run of all tests took, and the results of a run whose process ended before it stored them."""
     try:
         if run.died:
-            store_whole_tasks(lab, run.verdicts, {task: set(tests) for task, tests in run.collected.items()})
-        elif len(run.verdicts) == run.n_collected and len(run.collected) == len(lab.tasks):
+            store_whole_tasks(lab, run.results, {task: set(tests) for task, tests in run.collected.items()})
+        elif len(run.results) == run.n_collected and len(run.collected) == len(lab.tasks):
             store(lab, {}, suite_seconds=seconds)
     except OSError as error:
-        console.print(Text(f"the results of {lab.label} could not be kept: {error.strerror}", style="red"))
+        console.print(Text(f"the results of {lab.label} could not be stored: {error.strerror}", style="red"))

@@ -1,4 +1,4 @@
-"""The entry point of `lab`: what a user can mend, and Ctrl-C at any moment, is one line and an exit status."""
+"""The entry point of `lab`: what a user can fix, and Ctrl-C at any moment, is one line and an exit status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from labkit.commands import INTERRUPTED
 
 
 def main() -> None:
-    """Run `lab`. All that takes time to import is imported in here: Ctrl-C may be pressed while it is."""
+    """Run `lab`. All that takes time to import is imported in here: Ctrl-C may be pressed meanwhile."""
     try:
         _run()
     except KeyboardInterrupt:
@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    from labkit.commands.app import app, of_the_disk
+    from labkit.commands.app import app, file_error
     from labkit.labs.catalog import UnknownLab
     from labkit.labs.manifest import ManifestError
 
@@ -26,9 +26,11 @@ def _run() -> None:
     except (ManifestError, UnknownLab) as error:
         sys.exit(f"lab: {error.args[0]}")
     except OSError as error:
-        if (said := of_the_disk(error)) is None:
+        message = file_error(error)
+        if message is None:
             raise
-        sys.exit(f"lab{''.join(f' {word}' for word in sys.argv[1:2])}: {said}")
+        command = " ".join(["lab", *sys.argv[1:2]])
+        sys.exit(f"{command}: {message}")
 
 
 if __name__ == "__main__":

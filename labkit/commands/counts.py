@@ -1,4 +1,4 @@
-"""The counts of a lab's traces, as `lab check` prints them: the course's servers, and yours below them."""
+"""`lab check 13`: the counts of its request traces, for the course's servers and for yours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from labkit.labs.manifest import Lab
-from labkit.suite.verdict import Verdict
+from labkit.suite.results import TestResult
 
 BOARD_FILE = "board.json"
 COLUMNS = {
@@ -23,13 +23,13 @@ COLUMNS = {
 """Title → what is counted, and what it is divided by."""
 
 
-def count_tables(lab: Lab, verdicts: Sequence[Verdict]) -> list[Table]:
-    """A table for each trace that `verdicts` have counts of; none for a lab that has no reference counts."""
+def count_tables(lab: Lab, results: Sequence[TestResult]) -> list[Table]:
+    """A table for each trace that `results` have counts of; none for a lab that has no reference counts."""
     path = lab.folder / BOARD_FILE
     if not path.is_file():
         return []
     board: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    yours = {trace_of(verdict.test): verdict.counts for verdict in verdicts if verdict.counts}
+    yours = {trace_of(result.test): result.counts for result in results if result.counts}
     tables = []
     for trace in [trace for trace in board["traces"] if trace in yours]:
         rows = {each["name"]: each["counts"][trace] for each in board["references"]} | {"yours": yours[trace]}

@@ -1,4 +1,4 @@
-"""Hints on demand: one at a time, from a nudge to nearly the answer."""
+"""`lab hint`: shows a task's hints one at a time, from a nudge to nearly the solution."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ def hint_lines(lab: Lab, task_name: str | None, *, again: bool = False) -> list[
     total = len(task.hints)
     head = f"{lab.label} · {task.name}"
     if again:
-        return [f"{head} · hint {i} of {total}: {task.hints[i - 1]}" for i in range(1, count + 1)] or [
-            f"{head} · no hint shown yet"
-        ]
+        lines = [f"{head} · hint {i} of {total}: {task.hints[i - 1]}" for i in range(1, count + 1)]
+        return lines or [f"{head} · no hint shown yet"]
     number = min(count + 1, total)
     _store(lab, {**shown, task.name: number})
     lines = [f"{head} · hint {number} of {total}", "", task.hints[number - 1], ""]

@@ -1,4 +1,4 @@
-"""`lab kernel`: what the compiler makes of a kernel over block sizes, warps and stages, for GPUs not here."""
+"""`lab kernel`: compiles a Triton kernel for several block sizes, warps and stages, without a GPU."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def numbers(option: str, text: str, known: Sequence[int] = ()) -> list[int]:
         found = [int(part) for part in text.split(",")]
     except ValueError:
         sys.exit(f"lab kernel: {option} {text}: whole numbers with commas")
-    if strangers := [each for each in found if known and each not in known]:
-        sys.exit(f"lab kernel: {option} {strangers[0]}: one of {', '.join(map(str, known))}")
+    if unknown := [each for each in found if known and each not in known]:
+        sys.exit(f"lab kernel: {option} {unknown[0]}: one of {', '.join(map(str, known))}")
     return found
 
 
@@ -118,8 +118,10 @@ def _to_compile(
         function = load_target(Path(file), name)
     if hasattr(function, "arg_names"):
         known = dict(_pair("--type", each) for each in types)
-        values = {name: [_value(part) for part in text.split(",")] for name, text in
-                  (_pair("--set", each) for each in constants)}  # fmt: skip
+        values: dict[str, list[Any]] = {}
+        for each in constants:
+            name, text = _pair("--set", each)
+            values[name] = [_value(part) for part in text.split(",")]
         for chosen in combinations(values):
             yield chosen, [kernel_launch(function, known, chosen)]
         return
@@ -175,10 +177,13 @@ def _as_text(rows: list[Row]) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row.constants))
     lines = [["kernel", *names, *HEADS]]
     for row in rows:
-        told = ["" if row.said else str(x) for x in (row.shared, row.registers, row.stack, row.products, row.tf32)]
-        fits = row.said or ("yes" if row.fits else "no: too much shared memory")
         head = [row.kernel, *(str(row.constants.get(name, "")) for name in names)]
-        lines.append([*head, f"sm_{row.arch}", str(row.num_warps), str(row.num_stages), *told, fits])
+        head += [f"sm_{row.arch}", str(row.num_warps), str(row.num_stages)]
+        if row.problem:
+            lines.append([*head, *[""] * 5, row.problem])
+            continue
+        found = [str(x) for x in (row.shared, row.registers, row.stack, row.products, row.tf32)]
+        lines.append([*head, *found, "yes" if row.fits else "no: too much shared memory"])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
     for line in lines:
         cells = [
@@ -200,8 +205,8 @@ def _as_json(rows: list[Row]) -> None:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    told = row._asdict()
-    return {"kernel": told.pop("kernel"), **told.pop("constants"), **told}
+    fields = row._asdict()
+    return {"kernel": fields.pop("kernel"), **fields.pop("constants"), **fields}
 
 
 WRITERS: dict[Form, Callable[[list[Row]], None]] = {Form.text: _as_text, Form.csv: _as_csv, Form.json: _as_json}

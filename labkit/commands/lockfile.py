@@ -1,4 +1,4 @@
-"""Reduces uv.lock to names, versions, dependencies and markers, without any address; a git clean filter.
+"""A git clean filter for uv.lock: keeps names, versions, dependencies and markers, and no address.
 
 uv completes such a file the first time it reads it, and keeps the versions. Reads standard input, writes standard
 output; any Python runs it, without the project's environment.
@@ -38,7 +38,7 @@ def clean(lock: str) -> str:
 
 
 def hide_additions(root: Path) -> None:
-    """Have git in the clone at `root` overlook what uv adds to uv.lock; without git or a clone, do nothing."""
+    """Let git in the clone at `root` ignore what uv adds to uv.lock; without git or a clone, do nothing."""
     if not (root / ".git").exists():
         return
     try:

@@ -1,1 +1,1 @@
-"""Kernels in Triton, from outside of the process that runs them: what the assembler makes of their PTX, and a table."""
+"""Triton kernels compiled without a GPU: the assembler's report, `lab kernel`'s table; and calls on a device."""

@@ -1,4 +1,4 @@
-"""A kernel to look at before there is one of your own: a product of two matrices, a tile of it a program."""
+"""The example of `lab kernel`: a matrix product, one tile a program."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def tile_product(A: torch.Tensor, B: torch.Tensor, block_m: int, block_n: int, b
 
 
 @triton.jit
-def product_kernel(
-    A, B, C, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
-):  # fmt: skip
+def product_kernel(A, B, C, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """Rows of A and columns of B pass by in blocks of BLOCK_K; the sums stay in registers."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -1,6 +1,6 @@
-"""What a kernel takes of a multiprocessor, as NVIDIA's assembler says: it reads PTX, and needs no GPU.
+"""Registers, stack and shared memory of a kernel, from NVIDIA's assembler: it reads PTX, and needs no GPU.
 
-The PTX may be of an answer that is judged: the assembler sees that text and, where bubblewrap is there, no other file.
+The PTX may come from a submission: the assembler sees that text and, where bubblewrap is there, no other file.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def resources(ptx: str, shared: int, arch: int) -> Resources:
         AssemblerMissing: there is no assembler.
         ValueError: it refuses the text; the message is its first complaint.
     """
-    said = assembled(ptx, arch)
-    stack = re.search(r"(\d+) bytes stack frame", said)
-    registers = re.search(r"Used (\d+) registers", said)
+    report = assembled(ptx, arch)
+    stack = re.search(r"(\d+) bytes stack frame", report)
+    registers = re.search(r"Used (\d+) registers", report)
     if stack is None or registers is None:
         raise AssemblerMissing("ptxas does not say what a kernel takes in the words that are known here")
-    own = re.search(r"(\d+) bytes smem", said)
+    own = re.search(r"(\d+) bytes smem", report)
     products = PRODUCTS.findall(ptx)
     return Resources(
         registers=int(registers[1]),
@@ -75,16 +75,24 @@ def resources(ptx: str, shared: int, arch: int) -> Resources:
 
 
 def assembled(ptx: str, arch: int) -> str:
-    """What `ptxas -v` says of `ptx`. Raises as `resources`."""
-    return made_once(f"ptxas {TARGETS[arch]}\n{ptx}", lambda: _said_of(ptx, arch))
+    """The report of `ptxas -v` on `ptx`. Raises as `resources`."""
+    return made_once(f"ptxas {TARGETS[arch]}\n{ptx}", lambda: _report(ptx, arch))
 
 
-def _said_of(ptx: str, arch: int) -> str:
+def _report(ptx: str, arch: int) -> str:
     ptxas = assembler()
     with tempfile.TemporaryDirectory(prefix="ptx-") as folder:
         text = Path(folder, "kernel.ptx")
         text.write_text(ptx, encoding="utf-8")
-        command = [*_walls(ptxas, text), str(ptxas), "-v", f"--gpu-name={TARGETS[arch]}", str(text), "-o", "/dev/null"]
+        command = [
+            *_sandbox(ptxas, text),
+            str(ptxas),
+            "-v",
+            f"--gpu-name={TARGETS[arch]}",
+            str(text),
+            "-o",
+            "/dev/null",
+        ]
         try:
             run = subprocess.run(
                 command,
@@ -98,10 +106,8 @@ def _said_of(ptx: str, arch: int) -> str:
             raise ValueError(f"ptxas did not come to an end within {SECONDS * 10} s") from None
     if run.returncode:
         lines = (run.stdout + run.stderr).splitlines()
-        first = next(
-            (line for line in lines if re.search(r"\berror\b", line)),
-            lines[0] if lines else f"it ended with {run.returncode}",
-        )
+        errors = [line for line in lines if re.search(r"\berror\b", line)]
+        first = [*errors, *lines, f"it ended with {run.returncode}"][0]
         raise ValueError(f"ptxas refuses the kernel: {first.replace(str(text), 'the PTX')}")
     return run.stdout + run.stderr
 
@@ -119,7 +125,7 @@ def assembler() -> Path:
 
 
 @functools.cache
-def _boxed() -> bool:
+def _bwrap_works() -> bool:
     """Whether bubblewrap is there and works."""
     if (bwrap := bwrap_path()) is None:
         return False
@@ -127,17 +133,25 @@ def _boxed() -> bool:
     return subprocess.run(tried, capture_output=True).returncode == 0
 
 
-def _walls(ptxas: Path, text: Path) -> list[str]:
-    """What stands before the assembler's command: a box with itself, the system's libraries and the text."""
+def _sandbox(ptxas: Path, text: Path) -> list[str]:
+    """The beginning of the command: bubblewrap around the assembler, with the system's libraries and the text."""
     bwrap = bwrap_path()
-    if bwrap is None or not _boxed():
+    if bwrap is None or not _bwrap_works():
         return []
     shown = [
         path for path in map(Path, ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")) if path.exists()
     ]
     bound = [part for path in (*shown, ptxas, text) for part in ("--ro-bind", str(path), str(path))]
-    walls = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
-    return [*walls, "--tmpfs", "/tmp", "--dev", "/dev", *bound, "--"]  # an environment may lie below /tmp, and be shown
+    sandbox = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    return [
+        *sandbox,
+        "--tmpfs",
+        "/tmp",
+        "--dev",
+        "/dev",
+        *bound,
+        "--",
+    ]  # an environment may lie below /tmp, and be shown
 
 
 def _bounded() -> None:

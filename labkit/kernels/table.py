@@ -1,4 +1,4 @@
-"""A table of what the compiler makes of a kernel over its block sizes: `lab kernel`'s own part."""
+"""The table of `lab kernel`: what the compiler makes of a kernel for each block size."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NUMBERS: dict[str, Any] = {"i32": 17, "i32:16": 1024, "i64": 2**31 + 1, "i64:16"
 
 
 class CannotReport(ValueError):
-    """A target that cannot be compiled; the message is a sentence for whoever typed it."""
+    """A target that cannot be compiled; the message is a sentence for the user."""
 
 
 class Row(NamedTuple):
-    """One kernel with one choice of constants, for one architecture; `said` tells why it is refused, if it is."""
+    """One kernel with one choice of constants, for one architecture; `problem` is why it is refused, if it is."""
 
     kernel: str
     arch: int
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     products: int = 0
     tf32: int = 0
     fits: bool = False
-    said: str = ""
+    problem: str = ""
 
 
 def rows_of(
@@ -51,12 +51,12 @@ def rows_of(
     for each in compiled(launches, arch, num_warps=num_warps, num_stages=num_stages):
         head = (each["kernel"], arch, dict(constants), num_warps, num_stages)
         if each["error"]:
-            yield Row(*head, said=each["error"])
+            yield Row(*head, problem=each["error"])
             continue
         try:
             taken = resources(each["ptx"], each["shared"], arch)
         except ValueError as error:
-            yield Row(*head, said=str(error))
+            yield Row(*head, problem=str(error))
             continue
         yield Row(
             *head,

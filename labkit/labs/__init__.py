@@ -1,1 +1,1 @@
-"""Reads the labs: their manifests, and where they lie."""
+"""The labs: reading their manifests, finding their folders."""

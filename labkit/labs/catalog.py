@@ -1,4 +1,4 @@
-"""Finds the labs: the only place that knows where they lie."""
+"""Finds labs, tasks and their files: the only module that knows where they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class UnknownLab(LookupError):
-    """No lab answers to the given name; the message lists those there are."""
+    """There is no lab or task of the given name; the message lists those there are."""
 
 
 def find_labs(root: Path = ROOT) -> list[Lab]:
@@ -64,12 +64,12 @@ def python_path(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def solution_folder(lab: Lab) -> Path:
-    """The lab's folder in the tree that students never see."""
+    """The lab's folder in `solutions/`, which students never see."""
     return lab.folder.parents[1] / "solutions" / lab.folder.name
 
 
 def solution_file(lab: Lab) -> Path:
-    """The course's own answer, in that tree."""
+    """The course's solution, in that folder."""
     return solution_folder(lab) / "src" / f"{lab.module}.py"
 
 

@@ -1,4 +1,4 @@
-"""Reads one `lab.toml` and says exactly what is wrong with it when it is malformed."""
+"""Reads and validates a lab's manifest, `lab.toml`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What stands in the file."""
+    """The keys of the file."""
 
     title: Text
     summary: Text
@@ -62,12 +62,12 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Lab(_Written, frozen=True, kw_only=True):
-    """One lab as its manifest describes it, and the folder where that lies.
+    """One lab as its manifest describes it, and its folder.
 
     A draft is still being written: it is not released, and how many mistakes it has is not asked. `platform` is what
     its libraries need, "" for any; `libraries` the least versions, `triton>=3.6`, of those that the project itself
-    allows in older ones; `environment` what must be set, `NAME=value`, before an answer is imported. `test_seconds`
-    is the CPU time that a test may take, ten times what the slowest right answer needs.
+    allows in older ones; `environment` what is set, `NAME=value`, before the lab's module is imported. `test_seconds`
+    is the CPU time that a test may take, ten times what the slowest alternative solution needs.
     """
 
     folder: Path
@@ -94,16 +94,16 @@ class Lab(_Written, frozen=True, kw_only=True):
 
     @property
     def suite_files(self) -> list[Path]:
-        """The test module and what only this lab's tests use: `support.py` and `probes.py` beside it."""
+        """The test module and what only this lab's tests use: `support.py` and `probes.py` next to it."""
         return sorted(self.suite_file.parent.glob("*.py"))
 
     @property
     def points(self) -> float:
-        """Points for the tasks, judged by the suite; the report's come on top."""
+        """Points for the tasks, which the suite grades; the report's come on top."""
         return sum(task.points for task in self.tasks)
 
     def task_of(self, test_class: str) -> Task | None:
-        """The task that the tests of `test_class` judge."""
+        """The task that `test_class` tests."""
         return next((task for task in self.tasks if task.tests == test_class), None)
 
 
@@ -130,18 +130,18 @@ def read_manifest(path: Path) -> Lab:
 
 @functools.lru_cache(maxsize=64)
 def _decoded(text: str) -> _Written:
-    """What a manifest says: the same text, which a grader asks for dozens of times, is read once."""
+    """The keys of a manifest. A grader reads the same text dozens of times: it is parsed once."""
     return msgspec.convert(tomllib.loads(text), _Written)
 
 
 def _located(message: str) -> str:
     """msgspec's message with the key in front: `tasks[1].points: Expected …`."""
-    said, _, where = message.partition(" - at ")
+    problem, _, where = message.partition(" - at ")
     key = where.strip("`").removeprefix("$").removeprefix(".")
-    if field := MISSING.match(said):
-        what = "missing" if "missing" in said else "not a key of a lab's manifest"
-        return f"{key}{'.' if key else ''}{field[1]}: {what}"
-    return f"{key or 'the file'}: {said[0].lower()}{said[1:]}"
+    if field := MISSING.match(problem):
+        what = "missing" if "missing" in problem else "not a key of a lab's manifest"
+        return f"{key}.{field[1]}: {what}" if key else f"{field[1]}: {what}"
+    return f"{key or 'the file'}: {problem[0].lower()}{problem[1:]}"
 
 
 def _check(path: Path, lab: Lab) -> None:

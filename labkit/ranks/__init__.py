@@ -1,1 +1,1 @@
-"""Ranks that share one sequence: as threads that take turns here, as processes over gloo for real."""
+"""Ranks that share one sequence (Lab 11): threads that take turns, or processes over gloo."""

@@ -1,4 +1,4 @@
-"""What a rank talks to the others through: the one interface of ranks as threads and ranks as processes."""
+"""The interface through which ranks exchange tensors, as threads or as processes."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,10 +14,17 @@ if TYPE_CHECKING:
     import torch
 
 LARGEST_ERROR = 1e-4
-"""What float32 loses here is a hundredth of it; a wrong answer is off by far more."""
+"""float32 loses a hundredth of it here; a wrong result is off by far more."""
 LAYOUTS = ("contiguous", "zigzag", "striped")
-FORWARD = {"ring": "ring_attention_forward", "all_gather": "all_gather_attention", "ulysses": "ulysses_attention"}
-MIB = 2**20
+FORWARD = (("q", "k", "v"), ("o", "lse"))
+BACKWARD = (("dO", "q", "k", "v", "o", "lse"), ("dq", "dk", "dv"))
+"""Arguments and results."""
+FUNCTIONS = {
+    "ring_attention_forward": ("ring", FORWARD),
+    "all_gather_attention": ("all_gather", FORWARD),
+    "ulysses_attention": ("ulysses", FORWARD),
+    "ring_attention_backward": ("ring", BACKWARD),
+}
 
 
 def ring(
@@ -42,13 +49,17 @@ def ring(
             f"lab ring: {seq_len} tokens, {ranks} ranks, {heads} heads on {kv_heads}, {layout!r}: tokens must be "
             f"a multiple of {2 * ranks}, heads of key heads, and the layout one of {', '.join(LAYOUTS)}"
         )
-    setting = Setting(ranks, seq_len, heads, kv_heads, head_dim, layout, not full)
     file = src / f"{found.module}.py" if src else found.answer_file
     if not file.is_file():
         sys.exit(f"lab ring: there is no {file}")
-    typer.echo(setting.in_words())
+    typer.echo(
+        f"{seq_len:,} tokens, {heads} heads on {kv_heads}, width {head_dim}, float32, "
+        f"{'no mask' if full else 'causal'}, {layout}; {ranks} processes over gloo\n"
+        f"{'':24}{'ranks':>6}{'largest error':>15}{'bytes a rank sends':>20}{'by formula':>14}"
+        f"{'peak of a rank':>16}{'of one rank':>13}"
+    )
     all_right = True
-    for row in rows(file, setting):
+    for row in rows(file, Setting(ranks, seq_len, heads, kv_heads, head_dim, layout, not full)):
         typer.echo(row.line())
         all_right = all_right and row.is_right
     raise typer.Exit(0 if all_right else 1)
@@ -66,23 +77,10 @@ class Setting:
     layout: str
     causal: bool
 
-    def options(self, ranks: int) -> dict[str, Any]:
-        """How so many ranks are to be told what to do: one alone holds the sequence in its order."""
-        return {"causal": self.causal, "layout": self.layout if ranks > 1 else "contiguous"}
-
-    def in_words(self) -> str:
-        """Two lines: what runs, and what the columns of the lines below are."""
-        return (
-            f"{self.seq_len:,} tokens, {self.heads} heads on {self.kv_heads}, width {self.head_dim}, float32, "
-            f"{'causal' if self.causal else 'no mask'}, {self.layout}; {self.ranks} processes over gloo\n"
-            f"{'':24}{'ranks':>6}{'largest error':>15}{'bytes a rank sends':>20}{'by formula':>14}"
-            f"{'peak of a rank':>16}{'of one rank':>13}"
-        )
-
 
 @dataclass
 class Row:
-    """What one function did: `problem` says why it did nothing. Peaks count a rank's own shards."""
+    """One function on so many ranks; `problem` is why there are no numbers. Peaks count a rank's own shards."""
 
     name: str
     ranks: int
@@ -90,122 +88,94 @@ class Row:
     sent_bytes: int = 0
     formula_bytes: int = 0
     peak_bytes: int = 0
-    alone_bytes: int = 0
+    one_rank_bytes: int = 0
     problem: str = ""
 
     @property
     def is_right(self) -> bool:
-        """Whether its results and its bytes are as they must be."""
+        """Whether its results and its bytes are right."""
         return not self.problem and self.error <= LARGEST_ERROR and self.sent_bytes == self.formula_bytes
 
     def line(self) -> str:
-        """The row, in the columns of `Setting.in_words`."""
+        """The row, in the columns that `ring` prints."""
         if self.problem:
             return f"{self.name:24}{self.ranks:>6}  {self.problem}"
-        share = f"{self.peak_bytes / self.alone_bytes:.2f}" if self.alone_bytes and self.ranks > 1 else ""
+        share = f"{self.peak_bytes / self.one_rank_bytes:.2f}" if self.one_rank_bytes and self.ranks > 1 else ""
         wrong = "" if self.is_right else "   ✗"
         return (
             f"{self.name:24}{self.ranks:>6}{self.error:>15.1e}{self.sent_bytes:>20,}{self.formula_bytes:>14,}"
-            f"{self.peak_bytes / MIB:>12.2f} MiB{share:>13}{wrong}"
+            f"{self.peak_bytes / 2**20:>12.2f} MiB{share:>13}{wrong}"
         )
 
 
 def rows(file: Path, setting: Setting) -> Iterator[Row]:
-    """One after the other: each function with one rank and with all."""
-    from labkit.ranks.processes import Job
-
-    whole = Whole(setting)
-    for method, function in FORWARD.items():
-        if method == "ulysses" and setting.kv_heads % setting.ranks:
-            yield Row(
-                function, setting.ranks, problem=f"{setting.kv_heads} key heads are not shared out to {setting.ranks}"
-            )
+    """Each function with one rank, then with all."""
+    expected = whole_sequence(setting)
+    for name in FUNCTIONS:
+        if name == "ulysses_attention" and setting.kv_heads % setting.ranks:
+            problem = f"{setting.kv_heads} key heads are not shared out to {setting.ranks}"
+            yield Row(name, setting.ranks, problem=problem)
             continue
-        alone = 0
+        one_rank_bytes = 0
         for ranks in sorted({1, setting.ranks}):
-            row = whole.run(
-                Job(file, function, setting.options(ranks)), ranks, ("q", "k", "v"), ("o", "lse"), method, False
-            )
-            row.alone_bytes = alone = alone or row.peak_bytes
+            row = _row(file, name, ranks, setting, expected)
+            row.one_rank_bytes = one_rank_bytes = one_rank_bytes or row.peak_bytes
             yield row
-    given = ("dO", "q", "k", "v", "o", "lse")
-    alone = 0
-    for ranks in sorted({1, setting.ranks}):
-        job = Job(file, "ring_attention_backward", setting.options(ranks))
-        row = whole.run(job, ranks, given, ("dq", "dk", "dv"), "ring", True)
-        row.alone_bytes = alone = alone or row.peak_bytes
-        yield row
 
 
-class Whole:
-    """Attention over the whole sequence in one process, in float64, and inputs for it."""
+def whole_sequence(setting: Setting) -> dict[str, torch.Tensor]:
+    """Inputs q, k, v and dO, and in float64 o, lse, dq, dk and dv of attention in one process, by their names."""
+    import torch
 
-    def __init__(self, setting: Setting) -> None:
-        import torch
+    from labkit.testing.attention.tensor_reference import attention, gradients
 
-        self.setting = setting
-        generator = torch.Generator().manual_seed(11)
-        shape = (setting.seq_len, setting.head_dim)
+    generator = torch.Generator().manual_seed(11)
+    n_heads = {"q": setting.heads, "dO": setting.heads, "k": setting.kv_heads, "v": setting.kv_heads}
+    shape = (setting.seq_len, setting.head_dim)
+    found = {name: torch.randn(n, *shape, generator=generator) for name, n in n_heads.items()}
+    found["dk"], found["dv"] = (torch.zeros(setting.kv_heads, *shape, dtype=torch.float64) for _ in range(2))
+    heads = []
+    for head in range(setting.heads):  # one at a time: all scores of a head are in memory at once
+        group = head * setting.kv_heads // setting.heads
+        given = (found["q"][head], found["k"][group], found["v"][group])
+        o, _, lse = attention(*given, causal=setting.causal)
+        dq, dk, dv = gradients(*given, found["dO"][head], causal=setting.causal)
+        heads.append((o, lse, dq))
+        found["dk"][group] += dk
+        found["dv"][group] += dv
+    stacked = (torch.stack(parts) for parts in zip(*heads, strict=True))
+    return found | dict(zip(("o", "lse", "dq"), stacked, strict=True))
 
-        def drawn(heads: int) -> torch.Tensor:
-            return torch.randn(heads, *shape, generator=generator)
 
-        self.tensors = {"q": drawn(setting.heads), "dO": drawn(setting.heads)}
-        self.tensors |= {"k": drawn(setting.kv_heads), "v": drawn(setting.kv_heads)}
-        self.want = self._computed()
-        self.tensors |= {name: self.want[name].float() for name in ("o", "lse")}
+def _row(file: Path, name: str, ranks: int, setting: Setting, expected: dict[str, torch.Tensor]) -> Row:
+    import torch
 
-    def run(
-        self, job: Any, ranks: int, given: Sequence[str], results: Sequence[str], method: str, backward: bool
-    ) -> Row:
-        """What a job does on so many ranks."""
-        import numpy as np
-        import torch
+    from labkit.ranks.processes import RankFailed, run_processes
+    from labkit.testing.rings import Sizes, cut, positions, sent_bytes
 
-        from labkit.ranks.processes import RankFailed, run_processes
-        from labkit.testing.rings import Sizes, cut, positions, sent_bytes
+    method, (arguments, results) = FUNCTIONS[name]
+    layout = setting.layout if ranks > 1 else "contiguous"  # one rank holds the sequence in its order
+    places = positions(setting.seq_len, ranks, layout)
+    shards = [cut(expected[each].float(), places, _token_axis(each)) for each in arguments]
+    try:
+        options = {"causal": setting.causal, "layout": layout}
+        ran = run_processes(file, name, options, list(zip(*shards, strict=True)))
+    except RankFailed as error:
+        return Row(name, ranks, problem=str(error))
+    order = torch.cat([torch.from_numpy(each) for each in places]).argsort()
+    largest_error = 0.0
+    for number, each in enumerate(results):
+        axis = _token_axis(each)
+        found = torch.cat([rank.tensors[number] for rank in ran], axis).index_select(axis, order)
+        if found.shape != expected[each].shape:
+            return Row(name, ranks, problem=f"{each} has shape {tuple(found.shape)}, in the whole sequence")
+        errors = (found.double() - expected[each]).abs().nan_to_num(nan=float("inf"))
+        largest_error = max(largest_error, float(errors.max()))
+    sizes = Sizes(method, ranks, setting.seq_len, setting.heads, setting.kv_heads, setting.head_dim, 4)
+    formula = sent_bytes(sizes, backward="dO" in arguments)
+    sent = max((rank.traffic.sent_bytes for rank in ran), key=lambda n_bytes: abs(n_bytes - formula))
+    return Row(name, ranks, largest_error, sent, formula, max(rank.peak_bytes for rank in ran))
 
-        s = self.setting
-        places = positions(s.seq_len, ranks, job.options["layout"])
-        cuts = [cut(self.tensors[name], places, -1 if name == "lse" else -2) for name in given]
-        try:
-            ran = run_processes(job, [list(shards) for shards in zip(*cuts, strict=True)])
-        except RankFailed as error:
-            return Row(job.function, ranks, problem=str(error))
-        order, worst_error = torch.from_numpy(np.argsort(np.concatenate(places))), 0.0
-        for number, name in enumerate(results):
-            axis = -1 if name == "lse" else -2
-            got = torch.cat([result[number] for result in ran.results], axis).index_select(axis, order)
-            if got.shape != self.want[name].shape:
-                return Row(job.function, ranks, problem=f"{name} has shape {tuple(got.shape)}, in the whole sequence")
-            errors = (got.double() - self.want[name]).abs().nan_to_num(nan=float("inf"))
-            worst_error = max(worst_error, float(errors.max()))
-        sizes = Sizes(method, ranks, s.seq_len, s.heads, s.kv_heads, s.head_dim, 4)
-        formula = sent_bytes(sizes, backward)
-        sent = [each.sent_bytes for each in ran.traffic]
-        worst = max(sent, key=lambda n_bytes: abs(n_bytes - formula))
-        return Row(job.function, ranks, worst_error, worst, formula, max(ran.peak_bytes))
 
-    def _computed(self) -> dict[str, torch.Tensor]:
-        """o, lse and the gradients, head by head: all scores of one head are there at once."""
-        import torch
-
-        s = self.setting
-        q, k, v, dO = (self.tensors[name].double() for name in ("q", "k", "v", "dO"))
-        made = {"o": torch.empty_like(dO), "lse": torch.empty(q.shape[:-1], dtype=q.dtype), "dq": torch.empty_like(q)}
-        made |= {"dk": torch.zeros_like(k), "dv": torch.zeros_like(v)}
-        later = torch.ones(s.seq_len, s.seq_len, dtype=torch.bool).triu(1) if s.causal else None
-        for head in range(s.heads):
-            group = head * s.kv_heads // s.heads
-            scores = q[head] @ k[group].T * s.head_dim**-0.5
-            if later is not None:
-                scores.masked_fill_(later, -torch.inf)
-            made["lse"][head] = scores.logsumexp(-1)
-            p = scores.sub_(made["lse"][head][:, None]).exp_()
-            made["o"][head] = p @ v[group]
-            made["dv"][group] += p.T @ dO[head]
-            slopes = dO[head] @ v[group].T - (dO[head] * made["o"][head]).sum(-1, keepdim=True)
-            ds = p.mul_(slopes).mul_(s.head_dim**-0.5)
-            made["dq"][head] = ds @ k[group]
-            made["dk"][group] += ds.T @ q[head]
-        return made
+def _token_axis(name: str) -> int:
+    return -1 if name == "lse" else -2

@@ -1,4 +1,4 @@
-"""A rank's connection with the others where ranks are threads that take turns."""
+"""The connection of a rank that is a thread: see `labkit.ranks.comm`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from labkit.ranks.comm import RanksStuck, checked_rank, checked_tensors, described
-from labkit.ranks.mail import Mail, Parcel, fill, line_of_caller, unseen_copies
+from labkit.ranks.messages import Exchange, Message, fill, line_of_caller, unseen_copies
 
 
 @dataclass
@@ -23,10 +23,10 @@ class Call:
 class Turns(Protocol):
     """What a connection needs of the run that it belongs to."""
 
-    mail: Mail
+    exchange: Exchange
 
-    def wait(self, rank: int, line: int, parcels: Sequence[Parcel]) -> None:
-        """Return when all of `parcels` are matched; let others run until then."""
+    def wait(self, rank: int, line: int, messages: Sequence[Message]) -> None:
+        """Return when all of `messages` are matched; let others run until then."""
 
     def meet(self, rank: int, name: str, brought: list[torch.Tensor]) -> Call:
         """Return when all ranks are in this call, their next one."""
@@ -38,15 +38,17 @@ class Turns(Protocol):
 class ThreadHandle:
     """A transfer of one rank: see `labkit.ranks.comm.Handle`."""
 
-    def __init__(self, comm: ThreadComm, number: int, parcels: list[Parcel], buffers: tuple[torch.Tensor, ...]) -> None:
+    def __init__(
+        self, comm: ThreadComm, number: int, messages: list[Message], buffers: tuple[torch.Tensor, ...]
+    ) -> None:
         self.tensors = buffers
-        self._comm, self._number, self._parcels = comm, number, parcels
+        self._comm, self._number, self._messages = comm, number, messages
 
     def wait(self) -> tuple[torch.Tensor, ...]:
         """Return when what was sent is taken and what was asked for is here."""
-        if self._parcels:
-            self._comm._finish(self._number, self._parcels)
-            self._parcels = []
+        if self._messages:
+            self._comm._finish(self._number, self._messages)
+            self._messages = []
         return self.tensors
 
 
@@ -56,7 +58,7 @@ class ThreadComm:
     def __init__(self, world: Turns, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self._world, self._rank = world, rank
-        self._loose: list[Parcel] = []
+        self._loose: list[Message] = []
         self._n_transfers = 0
 
     def send_recv(self, tensors: Sequence[torch.Tensor], to: int | None, from_: int | None) -> ThreadHandle:
@@ -65,20 +67,20 @@ class ThreadComm:
         world, line = self._world, line_of_caller()
         receiver = checked_rank("to", to, self.world_size)
         sender = checked_rank("from_", from_, self.world_size)
-        parcels: list[Parcel] = []
+        messages: list[Message] = []
         buffers: tuple[torch.Tensor, ...] = ()
         if receiver is not None:
-            parcels.append(Parcel(self._rank, receiver, True, given, line))
+            messages.append(Message(self._rank, receiver, True, given, line))
         if sender is not None:
-            buffers = world.mail.buffers(self._rank, given)
-            parcels.append(Parcel(self._rank, sender, False, buffers, line))
-        for parcel in parcels:
-            world.mail.post(parcel)
-        self._loose += parcels
+            buffers = world.exchange.buffers(self._rank, given)
+            messages.append(Message(self._rank, sender, False, buffers, line))
+        for message in messages:
+            world.exchange.post(message)
+        self._loose += messages
         number, self._n_transfers = self._n_transfers, self._n_transfers + 1
         leaving = sum(x.nbytes for x in given) if receiver not in (None, self._rank) else 0
         world.note(self._rank, "asks", transfer=number, to=receiver, from_=sender, sends=leaving)
-        return ThreadHandle(self, number, parcels, buffers)
+        return ThreadHandle(self, number, messages, buffers)
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor, rank by rank; the own one is the one that was given."""
@@ -110,28 +112,28 @@ class ThreadComm:
         call = world.meet(me, name, brought)
         came = {}
         for rank in others:
-            (came[rank],) = world.mail.buffers(me, [given[rank]])
+            (came[rank],) = world.exchange.buffers(me, [given[rank]])
             fill([came[rank]], [mine(call.brought[rank])])
-            world.mail.count(me, rank, [given[rank]])
+            world.exchange.count(me, rank, [given[rank]])
         world.note(me, "waits", transfer=number)
         return came
 
-    def _finish(self, number: int, parcels: list[Parcel]) -> None:
+    def _finish(self, number: int, messages: list[Message]) -> None:
         world = self._world
         world.note(self._rank, "waits", transfer=number)
-        world.wait(self._rank, line_of_caller(), parcels)
-        for parcel in parcels:
-            parcel.refuse_changes()
-            if not parcel.is_send:
-                fill(parcel.tensors, parcel.content)
-            parcel.tensors, parcel.content = (), []
-            self._loose.remove(parcel)
+        world.wait(self._rank, line_of_caller(), messages)
+        for message in messages:
+            message.refuse_changes()
+            if not message.is_send:
+                fill(message.tensors, message.content)
+            message.tensors, message.content = (), []
+            self._loose.remove(message)
 
     def refuse_loose_ends(self) -> None:
         """Raise where the rank returns and has not waited for everything."""
-        for parcel in self._loose:
-            what = f"sends to rank {parcel.other}" if parcel.is_send else f"receives from rank {parcel.other}"
+        for message in self._loose:
+            what = f"sends to rank {message.other}" if message.is_send else f"receives from rank {message.other}"
             raise RanksStuck(
-                f"rank {self._rank} returned without wait() for what it {what} (send_recv in line {parcel.line})\n"
+                f"rank {self._rank} returned without wait() for what it {what} (send_recv in line {message.line})\n"
                 "Until wait() nothing is sure to have left, and buffers hold what they like"
             )

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process that take turns: each runs until it must wait, so that every run is the same run."""
+"""Ranks as threads that take turns: each runs until it must wait, so that every run is the same."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.products import ProductMeter
 from labkit.ranks.comm import RanksStuck, Traffic, described
-from labkit.ranks.mail import Mail, Parcel, line_of_caller
-from labkit.ranks.stuck import Waiting, explained
+from labkit.ranks.deadlock import Waiting, explained
+from labkit.ranks.messages import Exchange, Message, line_of_caller
 from labkit.ranks.thread_comm import Call, ThreadComm
 from labkit.suite.limits import not_repeated
 
@@ -25,10 +25,10 @@ HANDLER_SECONDS = 0.1
 
 
 @dataclass
-class Deed:
-    """What a rank did next: "asks" for a transfer, "waits" for it, or "ends"; after how many FLOPs of products.
+class Operation:
+    """One operation of a rank: it "asks" for a transfer, "waits" for it, or "ends"; after so many FLOPs of products.
 
-    `transfer` tells the rank's transfers apart, `to` and `from_` are the other ranks, `sends` the bytes that leave.
+    `transfer` numbers the rank's transfers, `to` and `from_` are the other ranks, `sends` the bytes that leave.
     """
 
     kind: str
@@ -37,6 +37,11 @@ class Deed:
     to: int | None = None
     from_: int | None = None
     sends: int = 0
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it asks for a transfer with all ranks."""
+        return self.kind == "asks" and self.to is None and self.from_ is None
 
 
 @dataclass
@@ -53,7 +58,7 @@ class Ran:
     largest_bytes: list[int]
     flops: list[int]
     fused: list[list[str]]
-    deeds: list[list[Deed]]
+    operations: list[list[Operation]]
 
 
 def run_ranks(function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> Ran:
@@ -89,7 +94,7 @@ class _World:
     def __init__(self, function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) -> None:
         self.function, self.arguments = function, arguments
         self.world_size = len(arguments)
-        self.mail = Mail(self.world_size)
+        self.exchange = Exchange(self.world_size)
         self.turns = [threading.Semaphore(0) for _ in arguments]
         self.over = threading.Event()
         self.waiting: dict[int, Waiting] = {}
@@ -100,13 +105,11 @@ class _World:
         self.calls: list[Call] = []
         self.n_calls = [0] * self.world_size
         self.meters = [_RankMeter() for _ in arguments]
-        self.deeds: list[list[Deed]] = [[] for _ in arguments]
+        self.operations: list[list[Operation]] = [[] for _ in arguments]
         self.results: list[Any] = [None] * self.world_size
         self.threads = [
             threading.Thread(target=self.live, args=(rank,), daemon=True) for rank in range(self.world_size)
         ]
-
-    # from outside
 
     def run(self) -> Ran:
         for thread in self.threads:
@@ -124,12 +127,12 @@ class _World:
             raise self.failure
         return Ran(
             results=self.results,
-            traffic=self.mail.traffic,
+            traffic=self.exchange.traffic,
             peak_bytes=[meter.peak_bytes for meter in self.meters],
             largest_bytes=[meter.largest_bytes for meter in self.meters],
             flops=[meter.products.flops for meter in self.meters],
             fused=[meter.products.fused for meter in self.meters],
-            deeds=self.deeds,
+            operations=self.operations,
         )
 
     def end(self, why: BaseException | None) -> None:
@@ -144,8 +147,6 @@ class _World:
                 if why is not None and thread is runs and thread.ident is not None:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Ended))
                 thread.join(ASK_AGAIN_SECONDS)
-
-    # in a rank's thread
 
     def live(self, rank: int) -> None:
         """A rank's life."""
@@ -165,10 +166,10 @@ class _World:
         self.returned.add(rank)
         self.pass_on(rank)
 
-    def wait(self, rank: int, line: int, parcels: Sequence[Parcel]) -> None:
-        """Return when all of `parcels` are matched; let others run until then."""
-        while not all(parcel.is_matched for parcel in parcels):
-            self.waiting[rank] = Waiting(line, tuple(parcels))
+    def wait(self, rank: int, line: int, messages: Sequence[Message]) -> None:
+        """Return when all of `messages` are matched; let others run until then."""
+        while not all(message.is_matched for message in messages):
+            self.waiting[rank] = Waiting(line, tuple(messages))
             self.yield_turn(rank)
 
     def meet(self, rank: int, name: str, brought: list[torch.Tensor]) -> Call:
@@ -210,8 +211,8 @@ class _World:
                     self.turns[other].release()
                     return
             if len(self.returned) < self.world_size:
-                told = {each: self.mail.traffic[each].messages for each in self.returned}
-                self.failure = RanksStuck(explained(self.waiting, told))
+                n_sent = {each: self.exchange.traffic[each].messages for each in self.returned}
+                self.failure = RanksStuck(explained(self.waiting, n_sent))
         self.over.set()
 
     def can_go_on(self, rank: int) -> bool:
@@ -220,7 +221,7 @@ class _World:
             return True
         if what.call:
             return all(other in self.calls[self.n_calls[rank] - 1].brought for other in what.absent)
-        return all(parcel.is_matched for parcel in what.parcels)
+        return all(message.is_matched for message in what.messages)
 
     def note(self, rank: int, kind: str, **more: Any) -> None:
-        self.deeds[rank].append(Deed(kind, self.meters[rank].products.flops, **more))
+        self.operations[rank].append(Operation(kind, self.meters[rank].products.flops, **more))

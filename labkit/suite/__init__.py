@@ -1,1 +1,1 @@
-"""Runs a lab's suite: which answer it judges, its limits, its verdicts and their words."""
+"""Runs a lab's suite: import finder, time limits, points, messages, source review."""

@@ -1,4 +1,4 @@
-"""Decides which file `from profiling import …` means: the student's, the solution, or another answer."""
+"""Import finder: decides which file `from profiling import …` means, the student's, the solution or another one."""
 
 from __future__ import annotations
 
@@ -21,86 +21,106 @@ from labkit.labs.manifest import Lab
 from labkit.suite.limits import GIVEN_SECONDS, TookTooLong, time_limit
 
 IMPORT_SECONDS = min(30.0, GIVEN_SECONDS)
-"""CPU seconds that importing an answer may take."""
-OPEN_ROOMS = {"labkit.simulated_memory", "labkit.hierarchy", "labkit.ranks.comm", "labkit.ranks.threads"}
+"""CPU seconds that importing a lab's module may take."""
+IMPORTABLE = {"labkit.simulated_memory", "labkit.hierarchy", "labkit.ranks.comm", "labkit.ranks.threads"}
+"""The modules of labkit that a student's file may import."""
 
 
-class AnswerMissing(Exception):
-    """A task was asked for that the answer's file does not provide; the message is one line for the student."""
+class Unusable(Exception):
+    """A task is not available from the lab's module; the message is one line for the student."""
 
 
-class TaskMissing(AnswerMissing):
+class TaskMissing(Unusable):
     """The file can be used, and does not define the task."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Where a lab's module comes from: one file."""
+class Source:
+    """The file from which a lab's module is imported."""
 
     lab: Lab
     file: Path
 
 
-def student_answer(lab: Lab) -> Answer:
-    """What the student wrote."""
-    return Answer(lab, lab.answer_file)
+def student_source(lab: Lab) -> Source:
+    """The student's own file."""
+    return Source(lab, lab.answer_file)
 
 
-class AnswerFinder(MetaPathFinder):
-    """An entry for `sys.meta_path` that serves the labs' modules and nothing else.
+class LabFinder(MetaPathFinder):
+    """An entry for `sys.meta_path` that finds the labs' modules and nothing else.
 
     Args:
-        loader: given an answer, what to load in place of its file: a loader of stand-ins for what lives elsewhere.
+        loader: makes the loader of a source; by default its file is run. The grader gives one that loads stand-ins.
     """
 
-    def __init__(self, answers: Sequence[Answer], loader: Callable[[Answer], Loader] | None = None) -> None:
-        self.answers = {answer.lab.module: answer for answer in answers}
+    def __init__(self, sources: Sequence[Source], loader: Callable[[Source], Loader] | None = None) -> None:
+        self.sources = {source.lab.module: source for source in sources}
         self.loader = loader
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """A spec for a lab's module; None for every other name."""
-        answer = self.answers.get(name)
-        if answer is None:
+        source = self.sources.get(name)
+        if source is None:
             return None
-        return importlib.util.spec_from_loader(name, (self.loader or AnswerLoader)(answer), origin=str(answer.file))
+        return importlib.util.spec_from_loader(name, (self.loader or SourceLoader)(source), origin=str(source.file))
 
     def install(self) -> None:
-        """Go first in `sys.meta_path`, and forget modules of these names that were imported before.
+        """Go first in `sys.meta_path`, and drop modules of these names that were imported before.
 
-        What the labs ask of the environment is set, unless it is already: libraries may be imported from here on.
+        The labs' environment variables are set here, unless they are set already: libraries are imported from now on.
         """
-        for answer in self.answers.values():
-            for name, _, value in (setting.partition("=") for setting in answer.lab.environment):
+        for source in self.sources.values():
+            for setting in source.lab.environment:
+                name, _, value = setting.partition("=")
                 os.environ.setdefault(name, value)
         sys.meta_path.insert(0, self)
-        self._forget()
+        self._drop_modules()
 
     def remove(self) -> None:
-        """Leave `sys.meta_path` and take the modules along."""
+        """Leave `sys.meta_path`, and drop the modules."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        self._forget()
+        self._drop_modules()
 
-    def _forget(self) -> None:
-        for module in self.answers:
+    def _drop_modules(self) -> None:
+        for module in self.sources:
             sys.modules.pop(module, None)
 
 
-class AnswerLoader(Loader):
-    """Runs an answer's file. What goes wrong is kept for the tests of the tasks, so that each is still judged."""
+class SourceLoader(Loader):
+    """Runs a source's file. A problem is raised by each task when it is used, so that every test has a result."""
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
+    def __init__(self, source: Source) -> None:
+        self.source = source
 
     def exec_module(self, module: ModuleType) -> None:
         """See `importlib.abc.Loader`."""
-        module.__file__ = str(self.answer.file)
-        problem = platform_problem(self.answer.lab) or _run(self.answer.file, module.__dict__)
-        for task in self.answer.lab.tasks:
+        file, lab = self.source.file, self.source.lab
+        module.__file__ = str(file)
+        problem = platform_problem(lab) or _run(file, module.__dict__)
+        for task in lab.tasks:
             if problem:
-                setattr(module, task.name, Absent(problem))
+                setattr(module, task.name, UnusableTask(Unusable, problem))
             elif task.name not in module.__dict__:
-                setattr(module, task.name, Absent(not_defined(module.__name__, task.name), TaskMissing))
+                missing = f"{module.__name__}.py defines no {task.name}: was it renamed or deleted?"
+                setattr(module, task.name, UnusableTask(TaskMissing, missing))
+
+
+class UnusableTask:
+    """Takes the place of a function or class that is not available: any use raises an error."""
+
+    def __init__(self, error: type[Unusable], message: str) -> None:
+        self.__dict__.update(error=error, message=message)
+
+    def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        """Raise the error."""
+        raise self.error(self.message)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise self.error(self.message)
 
 
 def platform_problem(lab: Lab) -> str | None:
@@ -110,10 +130,15 @@ def platform_problem(lab: Lab) -> str | None:
     for name, _, least in (needed.partition(">=") for needed in lab.libraries):
         found = _installed(name)
         if _numbers(found) < _numbers(least):
-            return (
-                f"needs {name} {least} or later, and there is {found or 'none'} here: `uv sync` brings the course's own"
-            )
+            here = found or "none"
+            return f"needs {name} {least} or later, and there is {here} here: `uv sync` brings the course's own"
     return None
+
+
+def file_problem(file: Path) -> str | None:
+    """Why `file` cannot even be read as Python, as one line; None where it can."""
+    parsed = _parsed(file)
+    return parsed if isinstance(parsed, str) else None
 
 
 def _installed(name: str) -> str:
@@ -129,19 +154,13 @@ def _numbers(version_text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version_text)[:3]))
 
 
-def file_problem(file: Path) -> str | None:
-    """Why `file` cannot even be read as Python, as one line; None where it can."""
-    parsed = _parsed(file)
-    return parsed if isinstance(parsed, str) else None
-
-
 def _run(file: Path, namespace: dict[str, Any]) -> str | None:
     """Execute `file` in `namespace`; returns what went wrong as one line."""
     tree = _parsed(file)
     if isinstance(tree, str):
         return tree
-    if borrowed := _borrowed_rooms(tree):
-        return f"{file.name} imports {borrowed}: an answer stands by itself, without the course's own tools"
+    if imported := _forbidden_import(tree):
+        return f"{file.name} imports {imported}: your code stands by itself, without the course's own tools"
     try:
         with time_limit(IMPORT_SECONDS):
             exec(compile(tree, str(file), "exec", dont_inherit=True), namespace)
@@ -155,7 +174,7 @@ def _run(file: Path, namespace: dict[str, Any]) -> str | None:
 
 
 def _parsed(file: Path) -> ast.Module | str:
-    """The syntax of `file`, or what is wrong with it; a byte-order mark at its start is none of its text."""
+    """The syntax tree of `file`, or why there is none. A byte-order mark at its start is skipped."""
     try:
         return ast.parse(file.read_text(encoding="utf-8-sig"), str(file))
     except OSError as error:
@@ -173,7 +192,8 @@ def _syntax_problem(file: Path, error: SyntaxError) -> str:
     return f"{file.name} has a syntax error in line {error.lineno}: {error.msg}" + (f": {code}" if code else "")
 
 
-def _borrowed_rooms(tree: ast.Module) -> str | None:
+def _forbidden_import(tree: ast.Module) -> str | None:
+    """The first module of labkit that the file imports and may not."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -181,44 +201,19 @@ def _borrowed_rooms(tree: ast.Module) -> str | None:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module]
         for name in names:
-            if name.split(".")[0] == "labkit" and name not in OPEN_ROOMS:
+            if name.split(".")[0] == "labkit" and name not in IMPORTABLE:
                 return name
     return None
 
 
-def import_problem(file: str, error: str, said: str, line_number: int | None = None, code: str = "") -> str:
-    """What keeps `file` from being imported, as one line: an error, what it says, and the line where it came up."""
-    where = f" (line {line_number}{': ' + code if code else ''})" if line_number else ""
-    first = said.splitlines()[0] if said else ""
-    return f"importing {file} failed: {error}{': ' + first if first else ''}{where}"
-
-
 def _import_problem(file: Path, error: BaseException) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file]
-    where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    where = ""
+    if frames:
+        code = f": {frames[-1].line}" if frames[-1].line else ""
+        where = f" (line {frames[-1].lineno}{code})"
     if isinstance(error, TookTooLong):
         return f"importing {file.name} took too long: {error}{where}"
-    last = frames[-1] if frames else None
-    line_number, code = (last.lineno, last.line or "") if last else (None, "")
-    return import_problem(file.name, type(error).__name__, str(error), line_number, code)
-
-
-def not_defined(module: str, name: str) -> str:
-    """What is said of a task that `module` does not define."""
-    return f"{module}.py defines no {name}: was it renamed or deleted?"
-
-
-class Absent:
-    """Stands for a function or class that is not there; any use says why."""
-
-    def __init__(self, reason: str, kind: type[AnswerMissing] = AnswerMissing) -> None:
-        self.__dict__.update(reason=reason, kind=kind)
-
-    def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
-        """Raise the reason."""
-        raise self.kind(self.reason)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise self.kind(self.reason)
+    lines = str(error).splitlines()
+    message = f": {lines[0]}" if lines else ""
+    return f"importing {file.name} failed: {type(error).__name__}{message}{where}"

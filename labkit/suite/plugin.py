@@ -1,4 +1,4 @@
-"""The pytest plugin: which answer a suite judges, what its tests are given, and what a run says."""
+"""The pytest plugin: which code a suite tests, its fixtures, limits and results, and what the terminal shows."""
 
 from __future__ import annotations
 
@@ -6,176 +6,75 @@ import os
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
+from importlib.abc import Loader
 from pathlib import Path
 
 import pytest
 
 from labkit.labs.catalog import ROOT, find_labs, lab_at
 from labkit.labs.manifest import Lab, ManifestError
-from labkit.suite import hooks, limits
-from labkit.suite.finder import Answer, AnswerFinder, student_answer
+from labkit.suite import limits
+from labkit.suite.finder import LabFinder, Source, student_source
 from labkit.suite.limits import WALL_FACTOR, WALL_SECONDS, TookTooLong, time_limit
-from labkit.suite.reporter import LAB_LINES, use_words, wants_words
-from labkit.suite.results import store_whole_tasks
-from labkit.suite.verdict import Kind, State, Verdict, explain
-from labkit.suite.words import WholeSuite
+from labkit.suite.messages import explain, line_style, run_lines
+from labkit.suite.results import Kind, State, TestResult, store_whole_tasks
 
-ANSWERS = pytest.StashKey[dict[str, Answer]]()
-LABS = pytest.StashKey[list[Lab]]()
-LAB_OF = pytest.StashKey[dict[Path, Lab | None]]()
-VERDICTS = pytest.StashKey[dict[str, list[Verdict]]]()
-FINDER = pytest.StashKey[AnswerFinder]()
-WHOLE = pytest.StashKey[dict[str, WholeSuite]]()
-TIMED_OUT = pytest.StashKey[set[str]]()
-"""The classes of tests of which one has taken too long."""
+LAB_LINES = "lab_lines"
+"""The name under which pytest knows the plugin that shows each task's results."""
 GPU_SECONDS = 120.0
 """For a test that starts CUDA and compiles kernels."""
 SHORT_SHARE = 0.2
 """The share of its time that a test gets after another one of its task has taken too long."""
-RESUME_CLOCKS = pytest.StashKey[Callable[[], None]]()
-NOT_STORED = pytest.StashKey[str]()
-EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
 N_PLAIN = 2
 """How many of a class's tests, its first ones, are plain: they look for nothing in particular."""
-GENERAL = pytest.StashKey[set[tuple[str, bool]]]()
-"""The classes in which a plain test has failed, and whether by NaN, which has other causes."""
-GPU_LEFT_OUT = pytest.StashKey[int]()
+EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
 
 
 for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")  # arrays are small here, and limits count the CPU time of all threads
 
 
+class HookSpecs:
+    """What other plugins may decide about a run."""
+
+    @pytest.hookspec(firstresult=True)
+    def pytest_lab_source(self, config: pytest.Config, lab: Lab) -> Source | None:
+        """The file to test instead of the student's; None leaves it to the next plugin."""
+
+    @pytest.hookspec(firstresult=True)
+    def pytest_lab_loader(self, config: pytest.Config, labs: list[Lab]) -> Callable[[Source], Loader] | None:
+        """Makes the loaders of code that runs in other processes; None to run it in this one."""
+
+
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Let other plugins say which answers are judged, and where they live."""
-    pluginmanager.add_hookspecs(hooks)
+    """Declare the hooks above."""
+    pluginmanager.add_hookspecs(HookSpecs)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The switches that decide which code a suite judges."""
+    """The options that choose the code, and its inputs."""
     group = parser.getgroup("attention labs")
-    group.addoption("--src", type=Path, metavar="DIR", help="judge the modules in DIR instead of labs/*/src")
+    group.addoption("--src", type=Path, metavar="DIR", help="test the modules in DIR instead of labs/*/src")
     group.addoption("--seed", type=int, default=0, help="draw the tests' random inputs from another seed")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the catalog, put the finder in place, and take over the words for runs of labs."""
+    """Read the manifests, install the import finder, and register what follows the run."""
+    config.addinivalue_line("markers", "board: counts that `lab check` shows, under the name of its parameter")
+    config.addinivalue_line("markers", "outside(mib): memory is bounded by the kernel, by the fixture of this name")
+    config.addinivalue_line("markers", f"kind(name): what a test requires: {', '.join(Kind)}")
     try:
         labs = find_labs(ROOT)
     except ManifestError as error:
         raise pytest.UsageError(str(error)) from None
-    config.stash[LABS] = labs
-    config.stash[LAB_OF] = {}
-    config.addinivalue_line("markers", "board: counts for the lab's board, under the name of its parameter")
-    config.addinivalue_line("markers", "outside(mib): memory is measured from outside, by the fixture of this name")
-    config.stash[VERDICTS] = {}
-    config.stash[WHOLE] = {}
-    config.stash[TIMED_OUT] = set()
-    config.stash[GENERAL] = set()
-    config.addinivalue_line("markers", f"kind(name): what a test asks of an answer: {', '.join(Kind)}")
-    answers = [_answer(config, lab) for lab in labs]
-    config.stash[ANSWERS] = {answer.lab.label: answer for answer in answers}
-    loader = config.hook.pytest_lab_loader(config=config, labs=labs)
-    finder = config.stash[FINDER] = AnswerFinder(answers, loader)
-    finder.install()
-    if wants_words(config, labs):
-        use_words(config, labs, config.stash[VERDICTS], config.stash[WHOLE])
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave the import system as it was."""
-    if finder := config.stash.get(FINDER, None):
-        finder.remove()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Spare failures their tracebacks; leave out tests that need a GPU where there is none, and count them."""
-    for item in items if config.getoption("tbstyle", "auto") == "auto" else ():
-        if lab := _lab(item):
-            item.repr_failure = _short_failure(item, lab)  # type: ignore[method-assign]
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu and (_elsewhere(config) or not _cuda_there()):  # no device is where answers live that run apart
-        config.stash[GPU_LEFT_OUT] = len(gpu)
-        items[:] = [item for item in items if item not in gpu]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Give each test of a lab a time limit of its own."""
-    lab = _lab(item)
-    if lab is None:
-        return (yield)
-    timed_out, task = item.config.stash[TIMED_OUT], _class_name(item)
-    is_short = task in timed_out
-    seconds = _seconds(item, lab) * (SHORT_SHARE if is_short else 1)
-    wall_seconds = max(WALL_SECONDS, WALL_FACTOR * seconds) * (SHORT_SHARE if is_short else 1)
-    try:
-        with time_limit(seconds, wall_seconds):
-            return (yield)
-    except TookTooLong as error:
-        timed_out.add(task)
-        if is_short:
-            error.why_less = "Another test of this task took too long, so this one got a fifth of the time"
-        raise
-
-
-def pytest_enter_pdb(config: pytest.Config) -> None:
-    """Somebody is at a debugger's prompt: no limit counts that."""
-    config.stash[RESUME_CLOCKS] = limits.stop_clocks()
-
-
-def pytest_leave_pdb(config: pytest.Config) -> None:
-    """The code goes on, and so do its limits."""
-    config.stash.get(RESUME_CLOCKS, lambda: None)()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turn what happened in a lab's test into a verdict."""
-    report = yield
-    lab = _lab(item)
-    if lab is None or report.skipped or (report.when != "call" and not report.failed):
-        return report
-    state: State = State.PASSED
-    lines: tuple[str, ...] = ()
-    if report.failed and call.excinfo is not None:
-        state, lines = _explained(item, lab, call.excinfo.value)
-    drawn = "rng" in getattr(item, "fixturenames", ())
-    n_printed = 0 if report.passed else report.capstdout.count("\n")
-    outside = item.get_closest_marker("outside") is not None
-    kind = (_kind_of_failure(call.excinfo.value) if report.failed and call.excinfo else None) or _kind(item)
-    counts = _counts(item) if state is State.PASSED else {}
-    verdict = Verdict(item.name, _task_name(item), state, lines, drawn, kind, n_printed, outside, counts)
-    item.config.stash[VERDICTS].setdefault(lab.label, []).append(verdict)
-    report.user_properties.append(("verdict", verdict))
-    return report
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Remember how the student's own file did, task by task, where every test of a task was run."""
-    config = session.config
-    told = config.pluginmanager.hasplugin(LAB_LINES)
-    for lab in config.stash[LABS]:
-        if verdicts := config.stash[VERDICTS].get(lab.label):
-            own = config.stash[ANSWERS][lab.label] == student_answer(lab) and not _elsewhere(config)
-            if told or own:
-                whole = config.stash[WHOLE][lab.label] = _whole_suite(session, lab)
-            if own:
-                try:
-                    store_whole_tasks(lab, verdicts, whole)
-                except OSError as error:
-                    config.stash[NOT_STORED] = f"the results of {lab.label} could not be kept: {error.strerror}"
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many tests need a GPU and were not run."""
-    if n_left_out := config.stash.get(GPU_LEFT_OUT, 0):
-        terminalreporter.write_line(f"gpu: {n_left_out} tests need a CUDA device and were not run")
-    if problem := config.stash.get(NOT_STORED, ""):
-        terminalreporter.write_line(problem)
+    results = LabResults(config, labs)
+    config.pluginmanager.register(results)
+    if _shows_lab_lines(config, labs):
+        config.option.no_header = config.option.verbose < 1
+        if reporter := config.pluginmanager.getplugin("terminalreporter"):
+            reporter.reportchars = ""  # no list of failures and no warnings: the lab's lines have what matters
+        config.pluginmanager.register(LabLines(results), LAB_LINES)
 
 
 @pytest.fixture
@@ -188,7 +87,7 @@ def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def board(request: pytest.FixtureRequest) -> Callable[[Mapping[str, int]], None]:
-    """Takes what a test that is marked `board` has counted, by name; it stands on the lab's board if the test passes.
+    """Takes what a test that is marked `board` has counted, by name; `lab check` shows it if the test passes.
 
     Raises ValueError for anything but whole numbers, and when it is called again.
     """
@@ -203,56 +102,220 @@ def board(request: pytest.FixtureRequest) -> Callable[[Mapping[str, int]], None]
 
 @pytest.fixture
 def outside(request: pytest.FixtureRequest) -> Callable[..., object]:
-    """Calls a function that may need so many MiB over its arguments as the test's mark says: see `stays_within`."""
+    """Calls a function that may need as many MiB over its arguments as the test's mark allows: see `stays_within`."""
     from labkit.testing.outside import stays_within
 
     return partial(stays_within, request.node.get_closest_marker("outside").kwargs["mib"])
 
 
-def _answer(config: pytest.Config, lab: Lab) -> Answer:
+class LabResults:
+    """Follows a run: limits each test of a lab, makes a `TestResult` of it, and stores the student's own."""
+
+    def __init__(self, config: pytest.Config, labs: list[Lab]) -> None:
+        self.labs = labs
+        self.results: dict[str, list[TestResult]] = {}
+        """By the lab's label."""
+        self.whole_suites: dict[str, dict[str, set[str]]] = {}
+        """By the lab's label, the names of all tests of each task."""
+        self.not_stored = ""
+        self.n_gpu_left_out = 0
+        self._labs_at: dict[Path, Lab | None] = {}
+        self._timed_out: set[str] = set()
+        """The classes of tests of which one has taken too long."""
+        self._general: set[tuple[str, bool]] = set()
+        """The classes in which a plain test has failed, and whether by NaN, which has other causes."""
+        self._resume_clocks: Callable[[], None] | None = None
+        sources = [_source(config, lab) for lab in labs]
+        self.sources = {source.lab.label: source for source in sources}
+        loader = config.hook.pytest_lab_loader(config=config, labs=labs)
+        self.in_worker = loader is not None
+        self._finder = LabFinder(sources, loader)
+        self._finder.install()
+
+    def pytest_unconfigure(self) -> None:
+        """Leave the import system as it was."""
+        self._finder.remove()
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Give failures short texts; leave out tests that need a GPU where there is none, and count them."""
+        if config.getoption("tbstyle", "auto") == "auto":
+            for item in items:
+                if lab := self._lab(item):
+                    # pytest's traceback with source costs more time than the tests themselves
+                    item.repr_failure = partial(self._short_failure, item, lab)  # type: ignore[method-assign]
+        gpu = [item for item in items if item.get_closest_marker("gpu")]
+        if gpu and (self.in_worker or not _has_cuda()):  # a sandbox has no device
+            self.n_gpu_left_out = len(gpu)
+            items[:] = [item for item in items if item not in gpu]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Give each test of a lab a time limit of its own."""
+        lab = self._lab(item)
+        if lab is None:
+            return (yield)
+        test_class = _class_name(item)
+        is_short = test_class in self._timed_out
+        share = SHORT_SHARE if is_short else 1.0
+        seconds = _seconds(item, lab) * share
+        wall_seconds = max(WALL_SECONDS, WALL_FACTOR * seconds) * share
+        try:
+            with time_limit(seconds, wall_seconds):
+                return (yield)
+        except TookTooLong as error:
+            self._timed_out.add(test_class)
+            if is_short:
+                error.why_less = "Another test of this task took too long, so this one got a fifth of the time"
+            raise
+
+    def pytest_enter_pdb(self) -> None:
+        """Stop the limits while somebody is at a debugger's prompt."""
+        self._resume_clocks = limits.stop_clocks()
+
+    def pytest_leave_pdb(self) -> None:
+        """Let the limits count again."""
+        if self._resume_clocks:
+            self._resume_clocks()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Make a `TestResult` of a lab's test, and attach it to pytest's report."""
+        report = yield
+        lab = self._lab(item)
+        if lab is None or report.skipped or (report.when != "call" and not report.failed):
+            return report
+        error = call.excinfo.value if report.failed and call.excinfo else None
+        state, lines = self._explained(item, lab, error) if error is not None else (State.PASSED, ())
+        result = TestResult(
+            item.name,
+            _task_name(item, lab),
+            state,
+            lines,
+            drawn="rng" in getattr(item, "fixturenames", ()),
+            kind=Kind.OWN if error is not None and _is_borrowed(error) else _kind(item),
+            n_printed=0 if report.passed else report.capstdout.count("\n"),
+            outside=item.get_closest_marker("outside") is not None,
+            counts=_counts(item) if state is State.PASSED else {},
+        )
+        self.results.setdefault(lab.label, []).append(result)
+        report.user_properties.append(("result", result))
+        return report
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Store the results of the student's own file, task by task, where every test of a task was run."""
+        are_shown = session.config.pluginmanager.hasplugin(LAB_LINES)
+        for lab in self.labs:
+            results = self.results.get(lab.label)
+            is_own = self.sources[lab.label] == student_source(lab) and not self.in_worker
+            if not results or not (are_shown or is_own):
+                continue
+            whole = self.whole_suites[lab.label] = self._whole_suite(session, lab)
+            if is_own:
+                try:
+                    store_whole_tasks(lab, results, whole)
+                except OSError as error:
+                    self.not_stored = f"the results of {lab.label} could not be stored: {error.strerror}"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Report how many tests need a GPU and were not run."""
+        if self.n_gpu_left_out:
+            terminalreporter.write_line(f"gpu: {self.n_gpu_left_out} tests need a CUDA device and were not run")
+        if self.not_stored:
+            terminalreporter.write_line(self.not_stored)
+
+    def _lab(self, item: pytest.Item) -> Lab | None:
+        """The lab of a test; looked for once for all tests of a file."""
+        if item.path not in self._labs_at:
+            self._labs_at[item.path] = lab_at(item.path, self.labs)
+        return self._labs_at[item.path]
+
+    def _short_failure(
+        self, item: pytest.Item, lab: Lab, excinfo: pytest.ExceptionInfo[BaseException], *_: object, **__: object
+    ) -> str:
+        return "\n".join(self._explained(item, lab, excinfo.value)[1])
+
+    def _explained(self, item: pytest.Item, lab: Lab, error: BaseException) -> tuple[State, tuple[str, ...]]:
+        if EXPLAINED not in item.stash:
+            self._drop_hint(item, error)
+            item.stash[EXPLAINED] = explain(error, [self.sources[lab.label].file])
+        return item.stash[EXPLAINED]
+
+    def _drop_hint(self, item: pytest.Item, error: BaseException) -> None:
+        """Leave a test's own hint out of its message once a plain test of the task has failed: the cause is general."""
+        from labkit.testing.compare import WrongValue
+
+        test_class = item.nodeid.rpartition("::")[0]
+        own_hint = getattr(error, "own_hint", "")
+        is_nan = " is NaN" in str(error)
+        if own_hint and (test_class, is_nan) in self._general:
+            error.args = (str(error).replace(f"\n{own_hint}", ""),)
+        worked_example = item.name.startswith("test_worked_example")
+        plain = isinstance(item, pytest.Function) and item.originalname in _plain_tests(item.cls)
+        if _kind(item) is Kind.EXACT and plain and (worked_example or not own_hint):
+            self._general.add((test_class, is_nan))
+            if not isinstance(
+                error, WrongValue
+            ):  # an exception: neither a wrong value nor NaN would have its own cause
+                self._general.add((test_class, not is_nan))
+
+    def _whole_suite(self, session: pytest.Session, lab: Lab) -> dict[str, set[str]]:
+        """The names of all tests of each task of which some were run.
+
+        Their class is collected again, by itself: -k, --lf and `::test` have no effect on that.
+        """
+        classes = {item.getparent(pytest.Class) for item in session.items if self._lab(item) == lab}
+        whole = {}
+        for each in classes:
+            if each is not None and (task := lab.task_of(each.name)):
+                items = [item for item in each.collect() if isinstance(item, pytest.Item)]
+                if self.n_gpu_left_out:
+                    items = [item for item in items if not item.get_closest_marker("gpu")]
+                whole[task.name] = {item.name for item in items}
+        return whole
+
+
+class LabLines:
+    """Shows each task's results on pytest's terminal instead of tracebacks."""
+
+    def __init__(self, results: LabResults) -> None:
+        self._run = results
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+        """Write the lines, and keep the failures from pytest's own summary, though not from its count."""
+        for lab in self._run.labs:
+            if results := self._run.results.get(lab.label):
+                whole = self._run.whole_suites.get(lab.label)
+                terminalreporter.write_line("")
+                for line in run_lines(lab, results, everything=terminalreporter.verbosity > 0, whole_suite=whole):
+                    style = line_style(line)
+                    terminalreporter.write_line(line, **({style: True} if style else {}))
+        failed = terminalreporter.stats.pop("failed", [])
+        try:
+            return (yield)
+        finally:
+            if failed:
+                terminalreporter.stats["failed"] = failed
+
+
+def _shows_lab_lines(config: pytest.Config, labs: list[Lab]) -> bool:
+    """Whether all tests that were asked for are in labs, and no other style of traceback was asked for.
+
+    All of a student's tree is: it has no tests but those of labs.
+    """
+    paths = [(config.invocation_params.dir / arg.split("::")[0]).resolve() for arg in config.args]
+    whole = {lab.folder.parent for lab in labs}
+    whole |= {root for root in (folder.parent for folder in whole) if not (root / "tests").is_dir()}
+    inside = [lab_at(path, labs) or path in whole for path in paths]
+    return bool(paths) and all(inside) and config.getoption("tbstyle", "auto") == "auto"
+
+
+def _source(config: pytest.Config, lab: Lab) -> Source:
     if config.option.src:
-        return Answer(lab, config.option.src.resolve() / f"{lab.module}.py")
-    return config.hook.pytest_lab_answer(config=config, lab=lab) or student_answer(lab)
-
-
-def _elsewhere(config: pytest.Config) -> bool:
-    """Whether answers live in processes of their own."""
-    return config.stash[FINDER].loader is not None
-
-
-def _lab(item: pytest.Item) -> Lab | None:
-    """The lab of a test; found once for all tests of a file, since it is asked for several times in each."""
-    found = item.config.stash[LAB_OF]
-    if item.path not in found:
-        found[item.path] = lab_at(item.path, item.config.stash[LABS])
-    return found[item.path]
-
-
-def _short_failure(item: pytest.Item, lab: Lab) -> Callable[..., str]:
-    """In place of pytest's traceback with source, which costs more time than the tests themselves."""
-    return lambda excinfo, *_args, **_kwargs: "\n".join(_explained(item, lab, excinfo.value)[1])
-
-
-def _explained(item: pytest.Item, lab: Lab, error: BaseException) -> tuple[State, tuple[str, ...]]:
-    if EXPLAINED not in item.stash:
-        _drop_hint(item, error)
-        item.stash[EXPLAINED] = explain(error, [item.config.stash[ANSWERS][lab.label].file])
-    return item.stash[EXPLAINED]
-
-
-def _drop_hint(item: pytest.Item, error: BaseException) -> None:
-    """Leave a test's own hint out of its message once a plain test of the task has failed: the cause is general."""
-    from labkit.testing.compare import WrongValue
-
-    general, task = item.config.stash[GENERAL], _class_id(item)
-    own_hint, is_nan = getattr(error, "own_hint", ""), " is NaN" in str(error)
-    if own_hint and (task, is_nan) in general:
-        error.args = (str(error).replace(f"\n{own_hint}", ""),)
-    worked_example = item.name.startswith("test_worked_example")
-    plain = isinstance(item, pytest.Function) and item.originalname in _plain_tests(item.cls)
-    if _kind(item) is Kind.EXACT and plain and (worked_example or not own_hint):
-        both = () if isinstance(error, WrongValue) else ((task, not is_nan),)
-        general.update([(task, is_nan), *both])
+        return Source(lab, config.option.src.resolve() / f"{lab.module}.py")
+    return config.hook.pytest_lab_source(config=config, lab=lab) or student_source(lab)
 
 
 def _plain_tests(cls: type | None) -> list[str]:
@@ -264,21 +327,19 @@ def _plain_tests(cls: type | None) -> list[str]:
 def _seconds(item: pytest.Item, lab: Lab) -> float:
     """CPU seconds that a test may take: its mark's, or its lab's."""
     marker = item.get_closest_marker("seconds")
-    usual = GPU_SECONDS if item.get_closest_marker("gpu") else lab.test_seconds
-    return min(marker.args[0] if marker else usual, limits.GIVEN_SECONDS)
-
-
-def _class_id(item: pytest.Item) -> str:
-    return item.nodeid.rpartition("::")[0]
+    if marker:
+        seconds = marker.args[0]
+    else:
+        seconds = GPU_SECONDS if item.get_closest_marker("gpu") else lab.test_seconds
+    return min(seconds, limits.GIVEN_SECONDS)
 
 
 def _class_name(item: pytest.Item) -> str:
     return item.cls.__name__ if isinstance(item, pytest.Function) and item.cls else ""
 
 
-def _task_name(item: pytest.Item) -> str:
-    lab = _lab(item)
-    task = lab.task_of(_class_name(item)) if lab else None
+def _task_name(item: pytest.Item, lab: Lab) -> str:
+    task = lab.task_of(_class_name(item))
     return task.name if task else ""
 
 
@@ -287,34 +348,19 @@ def _kind(item: pytest.Item) -> Kind:
     return Kind(marker.args[0]) if marker else Kind.EXACT
 
 
-def _kind_of_failure(error: BaseException) -> Kind | None:
-    """The kind that a test becomes by what it found, whatever it is marked as."""
+def _is_borrowed(error: BaseException) -> bool:
+    """Whether the test found that a library does the work."""
     from labkit.testing.compare import BorrowedWork
 
-    return Kind.OWN if isinstance(error, BorrowedWork) else None
+    return isinstance(error, BorrowedWork)
 
 
 def _counts(item: pytest.Item) -> dict[str, int]:
-    """What the test has recorded for the lab's board, by the fixture `board`."""
+    """What the test has recorded by the fixture `board`."""
     return dict(*(value for name, value in item.user_properties if name == "counts"))
 
 
-def _whole_suite(session: pytest.Session, lab: Lab) -> dict[str, set[str]]:
-    """The names of all tests of each task that was judged, whatever a run was narrowed to.
-
-    Its class is collected again, by itself: -k, --lf and `::test` have no say there.
-    """
-    classes = {item.getparent(pytest.Class) for item in session.items if _lab(item) == lab}
-    whole = {}
-    for each in classes:
-        if each is not None and (task := lab.task_of(each.name)):
-            items = [item for item in each.collect() if isinstance(item, pytest.Item)]
-            left_out = session.config.stash.get(GPU_LEFT_OUT, 0)
-            whole[task.name] = {item.name for item in items if not (left_out and item.get_closest_marker("gpu"))}
-    return whole
-
-
-def _cuda_there() -> bool:
+def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()

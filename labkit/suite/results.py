@@ -1,36 +1,89 @@
-"""What is known of a student's progress: verdicts added up per task, and kept between runs."""
+"""Results of tests, their points task by task, and the results stored between runs."""
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.verdict import Kind, State, Verdict
+
+
+class State(StrEnum):
+    """How one test of a task went: `UNUSABLE` is a file of which nothing can be run, `MISSING` one without the task."""
+
+    PASSED = "passed"
+    NOT_STARTED = "not started"
+    UNUSABLE = "unusable"
+    MISSING = "missing"
+    CRASHED = "crashed"
+    TOO_SLOW = "too slow"
+    WRONG = "wrong"
+
+
+class Kind(StrEnum):
+    """What a test requires; `task_points` says what it means for a task's points.
+
+    A suite marks its tests, `@pytest.mark.kind("robust")`; one without a mark is `EXACT`.
+    """
+
+    EXACT = "exact"
+    """The right result for ordinary inputs."""
+    ROBUST = "robust"
+    """The right result for extreme inputs: large logits, rows without a key, half precision, nothing at all."""
+    SMALL = "small"
+    """Memory, traffic or work within its bound."""
+    REFUSES = "refuses"
+    """An error that reports what is wrong with the arguments."""
+    OWN = "own"
+    """The code does the work itself. No test is marked so: it becomes this kind when it finds that a library did it."""
+
 
 MOST_SHARE = {Kind.EXACT: 0.5, Kind.ROBUST: 0.75, Kind.SMALL: 0.75, Kind.REFUSES: 1.0, Kind.OWN: 0.0}
 """The most that a task can earn, as a share of its points, while a test of this kind fails."""
 
 
-def task_points(task: Task, verdicts: Iterable[Verdict]) -> float:
-    """The points that `verdicts`, all of them of `task` and none missing, earn: the one rule, wherever points are told.
+@dataclass(frozen=True)
+class TestResult:
+    """The result of one test.
 
-    A task earns the share of its tests that pass: nothing before a result on inputs drawn at random is right (what
-    stands in the suite to be read, anybody can write down), at most half of its points while a result on ordinary
-    inputs is wrong, at most three quarters while one on extreme inputs is, or memory or work exceeds its bound, and
-    nothing while a library does the work that the task asks for.
+    Attributes:
+        test: its name, with parameters.
+        task: the name of the task that it belongs to.
+        lines: the message for the student, where it failed.
+        drawn: whether its inputs are drawn at random, so that another seed gives others.
+        n_printed: how many lines the code printed that were not shown.
+        outside: whether memory is measured by the operating system: see `labkit.testing.outside`.
+        counts: what a test that passed has recorded by the fixture `board`, by name.
     """
-    return _task_result(task.name, list(verdicts)).points(task)
+
+    __test__: ClassVar[bool] = False  # pytest collects classes whose names begin with Test
+
+    test: str
+    task: str
+    state: State
+    lines: tuple[str, ...] = field(default=())
+    drawn: bool = False
+    kind: Kind = Kind.EXACT
+    n_printed: int = 0
+    outside: bool = False
+    counts: dict[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the test passed."""
+        return self.state is State.PASSED
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How many of a task's tests passed, and the largest share of its points that those which failed leave."""
+    """How many of a task's tests passed, and the largest share of its points that the failed ones leave."""
 
     task: str
     passed: int
@@ -51,23 +104,34 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class StoredResult(TaskResult):
-    """A task's result as it was, and the text of the file that it was for."""
+    """A stored result of a task, with the fingerprint of the file that it is for."""
 
     source: str = ""
 
 
 class Stored(msgspec.Struct):
-    """What is kept of a lab between runs: results by task, and how long the last run of the whole suite took."""
+    """What is stored of a lab between runs: results by task, and how long the last run of the whole suite took."""
 
     results: list[StoredResult] = []
     suite_seconds: float = 0.0
 
 
-def add_up(lab: Lab, verdicts: Iterable[Verdict]) -> dict[str, TaskResult]:
-    """The results by task, in the manifest's order, of the tasks that `verdicts` speak of."""
-    by_task: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        by_task.setdefault(verdict.task, []).append(verdict)
+def task_points(task: Task, results: Iterable[TestResult]) -> float:
+    """The points that `results`, those of all tests of `task`, earn: the one rule for students and grading.
+
+    A task earns the share of its tests that pass: nothing before a result on inputs drawn at random is right (fixed
+    results can be copied from the suite), at most half of its points while a result on ordinary inputs is wrong, at
+    most three quarters while one on extreme inputs is, or memory or work exceeds its bound, and nothing while a library
+    does the work that the task asks for.
+    """
+    return _task_result(task.name, list(results)).points(task)
+
+
+def add_up(lab: Lab, results: Iterable[TestResult]) -> dict[str, TaskResult]:
+    """The results by task, in the manifest's order, of the tasks that have any."""
+    by_task: dict[str, list[TestResult]] = {}
+    for result in results:
+        by_task.setdefault(result.task, []).append(result)
     return {task.name: _task_result(task.name, by_task[task.name]) for task in lab.tasks if task.name in by_task}
 
 
@@ -86,46 +150,38 @@ def fingerprint(lab: Lab) -> str:
     return hashlib.sha256(lab.answer_file.read_bytes()).hexdigest()[:16] if lab.answer_file.exists() else ""
 
 
-def store_whole_tasks(lab: Lab, verdicts: Sequence[Verdict], whole_suite: Mapping[str, Set[str]]) -> None:
-    """Keep the results of those tasks of which every test was run, and which could be judged at all.
+def store_whole_tasks(lab: Lab, results: Sequence[TestResult], whole_suite: Mapping[str, Set[str]]) -> None:
+    """Store the results of those tasks of which every test was run, unless the file could not be used at all.
 
     Args:
-        whole_suite: the names of all tests of a task.
+        whole_suite: the names of all tests of each task.
 
     Raises:
         OSError: see `store`.
     """
-    if all(verdict.state is State.UNUSABLE for verdict in verdicts):
-        return  # a syntax error says nothing about what was there before it
-    run = {task: {verdict.test for verdict in verdicts if verdict.task == task} for task in whole_suite}
+    if all(result.state is State.UNUSABLE for result in results):
+        return  # a syntax error says nothing about the code that was there before
+    run = {task: {result.test for result in results if result.task == task} for task in whole_suite}
     whole = {task for task, tests in whole_suite.items() if tests and tests <= run[task]}
-    store(lab, {name: result for name, result in add_up(lab, verdicts).items() if name in whole})
+    store(lab, {name: result for name, result in add_up(lab, results).items() if name in whole})
 
 
 def store(lab: Lab, results: Mapping[str, TaskResult], suite_seconds: float = 0.0) -> None:
-    """Keep `results`, in place of what was known of the same tasks, and `suite_seconds` unless it is 0.
+    """Store `results` instead of earlier ones of the same tasks, and `suite_seconds` unless it is 0.
 
     Raises:
-        OSError: it cannot be written; what was kept before is still there.
+        OSError: it cannot be written; what was stored before is still there.
     """
     source = fingerprint(lab)
-    known: dict[str, StoredResult] = load(lab)
+    known = load(lab)
     known |= {name: StoredResult(**asdict(result), source=source) for name, result in results.items()}
-    kept = Stored(list(known.values()), suite_seconds or stored(lab).suite_seconds)
-    write_json(_path(lab), kept)
-
-
-def write_json(path: Path, kept: msgspec.Struct) -> None:
-    """Write what is kept between runs, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; what was kept before is still there.
-    """
+    now = Stored(list(known.values()), suite_seconds or stored(lab).suite_seconds)
+    path = _path(lab)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         part = Path(file.name)
     try:
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1))
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(now), indent=1))
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)
@@ -133,47 +189,51 @@ def write_json(path: Path, kept: msgspec.Struct) -> None:
 
 
 def load(lab: Lab) -> dict[str, StoredResult]:
-    """What is known of the lab's tasks; empty before the first run or when the file cannot be read."""
+    """The stored results by task; empty before the first run or when the file cannot be read."""
     return {result.task: result for result in stored(lab).results}
 
 
 def stored(lab: Lab) -> Stored:
-    """All that is kept of `lab`; nothing before the first run or when the file cannot be read."""
+    """All that is stored of `lab`; nothing before the first run or when the file cannot be read."""
     try:
-        return msgspec.json.decode(_path(lab).read_bytes(), type=Stored)
+        return _read(lab)
     except (OSError, ValueError):
         return Stored()
 
 
 def unreadable(lab: Lab) -> str:
-    """Why what is kept of `lab` cannot be read; nothing when it can, or when there is nothing yet."""
-    path = _path(lab)
+    """Why the stored results of `lab` cannot be read; "" when they can, or when there are none yet."""
+    name = f".lab/{_path(lab).name}"
     try:
-        msgspec.json.decode(path.read_bytes(), type=Stored)
+        _read(lab)
     except FileNotFoundError:
         return ""
     except OSError as error:
-        return f".lab/{path.name} cannot be read: {error.strerror}"
+        return f"{name} cannot be read: {error.strerror}"
     except ValueError:
-        return f".lab/{path.name} holds no results"
+        return f"{name} holds no results"
     return ""
 
 
-def _task_result(name: str, verdicts: Sequence[Verdict]) -> TaskResult:
+def _read(lab: Lab) -> Stored:
+    return msgspec.json.decode(_path(lab).read_bytes(), type=Stored)
+
+
+def _task_result(name: str, results: Sequence[TestResult]) -> TaskResult:
     return TaskResult(
         name,
-        passed=sum(verdict.passed for verdict in verdicts),
-        total=len(verdicts),
-        started=any(verdict.state is not State.NOT_STARTED for verdict in verdicts),
-        most_share=_most_share(verdicts),
+        passed=sum(result.passed for result in results),
+        total=len(results),
+        started=any(result.state is not State.NOT_STARTED for result in results),
+        most_share=_most_share(results),
     )
 
 
-def _most_share(verdicts: Sequence[Verdict]) -> float:
-    telling = [verdict for verdict in verdicts if verdict.drawn and verdict.kind is Kind.EXACT]
-    if telling and not any(verdict.passed for verdict in telling):
+def _most_share(results: Sequence[TestResult]) -> float:
+    on_random_inputs = [result for result in results if result.drawn and result.kind is Kind.EXACT]
+    if on_random_inputs and not any(result.passed for result in on_random_inputs):
         return 0.0
-    return min((MOST_SHARE[verdict.kind] for verdict in verdicts if not verdict.passed), default=1.0)
+    return min((MOST_SHARE[result.kind] for result in results if not result.passed), default=1.0)
 
 
 def _path(lab: Lab) -> Path:

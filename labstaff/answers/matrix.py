@@ -24,9 +24,9 @@ import typer
 from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file, solution_folder
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.kept import kernels_kept
+from labkit.suite.forked import ForkedRunner, heavy_modules
+from labkit.suite.results import TestResult
 from labkit.suite.run import OVERTIME, SuiteRun
-from labkit.suite.verdict import Verdict
-from labkit.suite.warm import WarmRunner, heavy_modules
 from labstaff.answers.mistakes import MATRIX, Mistake, mistakes_of
 
 LONGEST_MESSAGE = 300
@@ -155,13 +155,13 @@ def row_of(mistake: Mistake, run: SuiteRun) -> Row:
     Raises:
         RuntimeError: no test of its task failed and said what it must, or the suite did not run to its end.
     """
-    failed = [verdict for verdict in run.verdicts if not verdict.passed]
+    failed = [verdict for verdict in run.results if not verdict.passed]
     stopped = run.died or run.problem.startswith(OVERTIME)
     if not failed or (run.problem and not stopped):
         raise RuntimeError(f"{mistake.lab.label}: {mistake.name}: {run.problem or 'no test fails'}")
     classes = {task.name: task.tests for task in mistake.lab.tasks}
 
-    def name(verdict: Verdict) -> str:
+    def name(verdict: TestResult) -> str:
         return f"{classes[verdict.task]}::{verdict.test.split('[')[0]}"
 
     finding = [name(each) for each in failed if each.task == mistake.task and mistake.says in "\n".join(each.lines)]
@@ -172,7 +172,7 @@ def row_of(mistake: Mistake, run: SuiteRun) -> Row:
 
 
 def run_lab(
-    lab: Lab, runner: WarmRunner, pool: ThreadPoolExecutor, known: dict[str, Row]
+    lab: Lab, runner: ForkedRunner, pool: ThreadPoolExecutor, known: dict[str, Row]
 ) -> tuple[dict[str, Row], list[str]]:
     """Every mistake without a known row against its suite: all rows, and a line for each mistake that is not found."""
 
@@ -214,7 +214,7 @@ def main(
     with (
         tempfile.TemporaryDirectory(prefix="kernels-") as folder,
         kernels_kept(Path(folder, "kernels")),
-        WarmRunner(modules) as runner,
+        ForkedRunner(modules) as runner,
         ThreadPoolExecutor(jobs) as pool,
     ):
         for lab in chosen:

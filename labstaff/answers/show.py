@@ -15,9 +15,9 @@ from rich.text import Text
 
 from labkit.labs.catalog import solution_file
 from labkit.labs.manifest import Lab
+from labkit.suite.messages import line_style, run_lines
+from labkit.suite.results import TestResult
 from labkit.suite.run import run_suite
-from labkit.suite.verdict import Verdict
-from labkit.suite.words import line_style, run_lines
 from labstaff.answers.algorithms import replacements
 from labstaff.answers.mistakes import ALGORITHMS, Mistake, mistakes_of
 
@@ -67,19 +67,19 @@ def diff_lines(mistake: Mistake) -> list[str]:
     return lines
 
 
-def run(mistake: Mistake) -> list[Verdict]:
+def run(mistake: Mistake) -> list[TestResult]:
     """The verdicts of the tests that must find the mistake, run on it in this process."""
     with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
         mistake.write(Path(folder))
-        return run_suite(mistake.lab, "--src", folder, tests=mistake.found_by).verdicts
+        return run_suite(mistake.lab, "--src", folder, tests=mistake.found_by).results
 
 
-def student_lines(mistake: Mistake, verdicts: list[Verdict]) -> list[str]:
+def student_lines(mistake: Mistake, verdicts: list[TestResult]) -> list[str]:
     """What a student who made the mistake reads of these verdicts, without points and what is next."""
     return list(takewhile(bool, run_lines(mistake.lab, verdicts)))
 
 
-def is_found(mistake: Mistake, verdicts: list[Verdict]) -> bool:
+def is_found(mistake: Mistake, verdicts: list[TestResult]) -> bool:
     """Whether a test has failed, and one says what must be said."""
     failed = [verdict for verdict in verdicts if not verdict.passed]
     return bool(failed) and mistake.says in "\n".join(line for verdict in failed for line in verdict.lines)

@@ -26,7 +26,7 @@ import typer
 from labkit.labs.catalog import find_lab, find_labs
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.kept import kernels_kept
-from labkit.suite.warm import HEAVY, WarmRunner
+from labkit.suite.forked import HEAVY, ForkedRunner
 from labstaff.answers.mistakes import mistakes_of
 from labstaff.answers.right import right_answers
 from labstaff.grader.runner import SandboxedRunner
@@ -90,7 +90,7 @@ def main(
         ]
         sandboxed = [job for lab in chosen for job in correct_jobs(lab, sandboxed_seeds)]
         with kernels_kept(folder / "kernels"):
-            results = list(run_all(WarmRunner(tuple(HEAVY.values())), jobs, folder)) if jobs else []
+            results = list(run_all(ForkedRunner(tuple(HEAVY.values())), jobs, folder)) if jobs else []
             if sandboxed:
                 results += run_all(SandboxedRunner(), sandboxed, folder)
     limits = shares_of(results)
@@ -125,7 +125,7 @@ def mistaken_jobs(lab: Lab, seeds: str, folder: Path) -> Iterator[Job]:
         yield Job(lab, f"{lab.label} {mistake.name}", ("--src", str(place)), mistake.found_by, seed, False)
 
 
-def run_all(runner: WarmRunner, jobs: list[Job], folder: Path) -> Iterator[Result]:
+def run_all(runner: ForkedRunner, jobs: list[Job], folder: Path) -> Iterator[Result]:
     """The results of the jobs, two at a time, in their order."""
     with runner, ThreadPoolExecutor(2) as pool:
         for n_done, result in enumerate(pool.map(functools.partial(_run, runner, folder), jobs, itertools.count()), 1):
@@ -134,11 +134,11 @@ def run_all(runner: WarmRunner, jobs: list[Job], folder: Path) -> Iterator[Resul
             yield result
 
 
-def _run(runner: WarmRunner, folder: Path, job: Job, number: int) -> Result:
+def _run(runner: ForkedRunner, folder: Path, job: Job, number: int) -> Result:
     file = folder / f"{number}.json"
     options = ("-p", "labstaff.calibrate.plugin", "--margins", str(file), "--seed", str(job.seed), *job.options)
     run = runner.run(job.lab.label, *options, tests=job.tests)
-    failed = [f"{each.test}: {' / '.join(each.lines)}" for each in run.verdicts if not each.passed]
+    failed = [f"{each.test}: {' / '.join(each.lines)}" for each in run.results if not each.passed]
     failed += [run.problem] if run.problem else []
     shares = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     file.unlink(missing_ok=True)

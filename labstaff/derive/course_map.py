@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from labkit.labs.manifest import Lab
-from labkit.suite.words import points_text
+from labkit.suite.messages import points_text
 from labstaff import figures
 
 PAGE = Path("docs", "course_map.md")

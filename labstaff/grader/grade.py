@@ -10,11 +10,10 @@ from typing import Literal
 from msgspec.structs import replace
 
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.results import task_points
+from labkit.suite.forked import DIED, HEAVY, heavy_modules
+from labkit.suite.results import Kind, State, TestResult, task_points
 from labkit.suite.review import Finding
 from labkit.suite.run import OVERTIME, SuiteRun
-from labkit.suite.verdict import Kind, State, Verdict
-from labkit.suite.warm import DIED, HEAVY, heavy_modules
 from labkit.testing.outside import NEEDS_MORE
 from labstaff.grader.kept import kept
 from labstaff.grader.plain_text import lines, one_line
@@ -79,7 +78,7 @@ class Judge:
             why = run.problem.splitlines()[0] if run.problem else "its process ended too often"
             flags = [f"its suite was cut short: {why}"]
             run = self._task_by_task(lab, submission.source, seed, run, unfinished)
-        if not run.verdicts:
+        if not run.results:
             raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
         judged = judged_run(lab, key, run, findings)
         return replace(judged, flags=[*flags, *judged.flags])
@@ -106,14 +105,14 @@ class Judge:
         So an endless task costs its own points and no other's: what is not reached even so has failed.
         """
         again = {task.name for task in unfinished}
-        verdicts = [verdict for verdict in cut.verdicts if verdict.task not in again]
+        verdicts = [verdict for verdict in cut.results if verdict.task not in again]
         for task in unfinished:
             run = self._judged(lab, source, seed, (task.tests,), TASK_CPU_SECONDS)
-            verdicts += run.verdicts
+            verdicts += run.results
             if run.problem:
                 why = (f"not reached: {run.problem.splitlines()[0]}",)
-                for i in range(max(run.n_collected - len(run.verdicts), 1)):
-                    verdicts.append(Verdict(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
+                for i in range(max(run.n_collected - len(run.results), 1)):
+                    verdicts.append(TestResult(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
         return SuiteRun(verdicts, len(verdicts))
 
     def _run(self, lab: Lab, file: Path, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
@@ -131,10 +130,10 @@ class Judge:
 def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
     """The tasks that a run did not finish: its time was over, or the tasks before had ended the process too often."""
     if run.problem.startswith(OVERTIME):
-        begun = [verdict.task for verdict in run.verdicts]
+        begun = [verdict.task for verdict in run.results]
         last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
         return list(lab.tasks[last:])
-    spent = {verdict.task for verdict in run.verdicts if any(NOT_JUDGED in line for line in verdict.lines)}
+    spent = {verdict.task for verdict in run.results if any(NOT_JUDGED in line for line in verdict.lines)}
     return [task for task in lab.tasks if task.name in spent]
 
 
@@ -145,12 +144,12 @@ def judged_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
     """
     tests: dict[str, Literal["passed", "failed", "missing"]] = {}
     messages: dict[str, str] = {}
-    for verdict in run.verdicts:
+    for verdict in run.results:
         name = test_id(lab, verdict)
         tests[name] = "passed" if verdict.passed else "failed"
         if not verdict.passed:
             messages[name] = "\n".join(verdict.lines)
-    complete = not run.problem and len(run.verdicts) == run.n_collected > 0
+    complete = not run.problem and len(run.results) == run.n_collected > 0
     flags: list[str] = []
     if not complete:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
@@ -165,24 +164,24 @@ def judged_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
         messages=messages,
         tasks=tasks,
         findings=[str(each) for each in findings],
-        withheld=withheld_points(lab, findings, run.verdicts, tasks),
+        withheld=withheld_points(lab, findings, run.results, tasks),
     )
 
 
-def test_id(lab: Lab, verdict: Verdict) -> str:
+def test_id(lab: Lab, verdict: TestResult) -> str:
     """`TestClass::test_name`."""
     task = next((task for task in lab.tasks if task.name == verdict.task), None)
     return f"{task.tests if task else ''}::{verdict.test}"
 
 
 def _points(task: Task, run: SuiteRun) -> float:
-    verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
+    verdicts = [verdict for verdict in run.results if verdict.task == task.name]
     return 0.0 if _hidden_memory(task, run) else task_points(task, verdicts)
 
 
 def _hidden_memory(task: Task, run: SuiteRun) -> str:
     """What a run under the kernel's bound needed, where the meters in the process found less; "" where they agree."""
-    verdicts = [verdict for verdict in run.verdicts if verdict.task == task.name]
+    verdicts = [verdict for verdict in run.results if verdict.task == task.name]
     inside = [verdict for verdict in verdicts if verdict.kind is Kind.SMALL and not verdict.outside]
     for verdict in verdicts:
         too_much = [line for line in verdict.lines if NEEDS_MORE in line]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from labkit.suite import finder, limits
-from labkit.suite.finder import Answer, AnswerMissing
+from labkit.suite.finder import Source, Unusable
 from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, seconds_for_another
-from labkit.suite.verdict import ProcessEnded
+from labkit.suite.messages import ProcessEnded
 from labkit.testing import probes, unchanged
 from labkit.testing.outside import needs_more, task_name
 from labstaff.grader import wire
@@ -38,7 +38,7 @@ STOP_SECONDS = 20.0
 TOOK_TOO_LONG = f"{TookTooLong.__module__}:{TookTooLong.__name__}"
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
 KNOWN = {f"builtins:{name}": kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
-KNOWN |= {f"{finder.__name__}:{kind.__name__}": kind for kind in (finder.AnswerMissing, finder.TaskMissing)}
+KNOWN |= {f"{finder.__name__}:{kind.__name__}": kind for kind in (finder.Unusable, finder.TaskMissing)}
 COURSE_ERRORS = {"labkit.simulated_memory": "SRAMOverflow", "torch": "OutOfMemoryError"}
 
 
@@ -53,7 +53,7 @@ class WorkerEnded(SubmissionError, ProcessEnded):
 class Remote:
     """One submission in its worker, which is started when needed and again after it has died."""
 
-    def __init__(self, sandbox: Workers, answer: Answer) -> None:
+    def __init__(self, sandbox: Workers, answer: Source) -> None:
         self.sandbox, self.answer = sandbox, answer
         self.worker: Worker | None = None
         self.n_starts = 0
@@ -74,11 +74,11 @@ class Remote:
             modules: imported before it, so that they do not count as memory of the submission.
 
         Raises:
-            AnswerMissing: loading it has failed before.
+            Unusable: loading it has failed before.
             SubmissionError: its worker has ended too often.
         """
         if self.unusable:
-            raise AnswerMissing(self.unusable)
+            raise Unusable(self.unusable)
         if self.worker is not None and not self.worker.has_ended:
             return self.worker
         if self.n_starts == MOST_STARTS:
@@ -91,7 +91,7 @@ class Remote:
             source = file.read_bytes()
         except OSError as error:
             self.unusable = f"{file.name} cannot be read: {error.strerror}"
-            raise AnswerMissing(self.unusable) from None
+            raise Unusable(self.unusable) from None
         if modules:
             self._request("preload", modules)
         before = self.worker.data_bytes
@@ -103,7 +103,7 @@ class Remote:
             raise
         except SubmissionError as error:
             self.unusable = f"importing {file.name} failed: {error}"
-            raise AnswerMissing(self.unusable) from None
+            raise Unusable(self.unusable) from None
         return self.worker
 
     def end(self) -> str:
@@ -332,11 +332,11 @@ class RemoteLoader(Loader):
             setattr(module, task.name, StandIn(self.remote, task.name))
 
 
-def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Answer], Loader]:
+def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Source], Loader]:
     """For the import finder: every submission in a worker of `sandbox`, and its suite's probes with it."""
     by_suite: dict[Path, Remote] = {}
 
-    def load(answer: Answer) -> Loader:
+    def load(answer: Source) -> Loader:
         suite = answer.lab.suite_file.parent
         if suite not in by_suite:
             by_suite[suite] = Remote(sandbox, answer)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from labkit.suite.forked import HEAVY, ForkedRunner
 from labkit.suite.run import SuiteRun
-from labkit.suite.warm import HEAVY, WarmRunner
 from labstaff.grader.sandbox import BROKEN, Sandbox, require_sandbox, use
 
 
-class SandboxedRunner(WarmRunner):
-    """As `WarmRunner`, with each submission in a sandbox. Threads may share one.
+class SandboxedRunner(ForkedRunner):
+    """As `ForkedRunner`, with each submission in a sandbox. Threads may share one.
 
     Args:
         modules: imported once, for suites and for submissions.
@@ -21,18 +21,16 @@ class SandboxedRunner(WarmRunner):
         SandboxMissing: bubblewrap is missing or does not work here, and `unsafe` was not given.
     """
 
-    def __init__(
-        self, modules: tuple[str, ...] = tuple(HEAVY.values()), threads: int = 1, *, unsafe: bool = False
-    ) -> None:
+    def __init__(self, modules: tuple[str, ...] = tuple(HEAVY.values()), *, unsafe: bool = False) -> None:
         if not unsafe:
             require_sandbox()
-        super().__init__(modules, threads)
+        super().__init__(modules)
         self._modules = modules
         self._unsafe = unsafe
         self._idle: list[Sandbox] = []
 
     def run(self, lab: str, *options: str, **more: Any) -> SuiteRun:
-        """See `WarmRunner.run`. A sandbox in which a run did not end, or left something, is not used again."""
+        """See `ForkedRunner.run`. A sandbox in which a run did not end, or left something, is not used again."""
         sandbox = self._idle.pop() if self._idle else Sandbox(self._modules, unsafe=self._unsafe)
         run = super().run(lab, *options, "--sandboxed", prepare=functools.partial(use, sandbox.control), **more)
         if BROKEN in run.problem and (error := sandbox.last_error()):

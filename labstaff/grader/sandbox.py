@@ -20,7 +20,7 @@ import pytest
 import labkit
 from labkit.kernels.bubblewrap import bwrap_path
 from labkit.suite.limits import cpu_seconds_of
-from labkit.suite.verdict import how_it_ended
+from labkit.suite.messages import how_it_ended
 from labstaff.grader import wire
 from labstaff.grader.preload import ENDED
 

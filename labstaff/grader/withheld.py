@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from labkit.labs.manifest import Lab
-from labkit.suite.results import MOST_SHARE
+from labkit.suite.results import MOST_SHARE, Kind, TestResult
 from labkit.suite.review import Finding
-from labkit.suite.verdict import Kind, Verdict
 
 
 def withheld_points(
-    lab: Lab, findings: Sequence[Finding], verdicts: Sequence[Verdict], points: Mapping[str, float]
+    lab: Lab, findings: Sequence[Finding], verdicts: Sequence[TestResult], points: Mapping[str, float]
 ) -> dict[str, float]:
     """By task, of the `points` that it has earned: all of them where a library's own attention is found in it, and
     otherwise what its counters decide, which run in the submission's own process.

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from labkit.labs.manifest import Lab
-from labkit.suite.finder import Answer, AnswerLoader
+from labkit.suite.finder import Source, SourceLoader
 from labkit.suite.limits import TookTooLong
 from labstaff.grader import wire, worker_machine
 from labstaff.grader.confine import give_memory_back, limit_memory
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer requests until the suite's side hangs up."""
+    """Source requests until the suite's side hangs up."""
     worker = Worker(channel)
     worker.say(wire.Returned(None))  # ready: limits and filter are in force
     with contextlib.suppress(EOFError):
@@ -69,7 +69,7 @@ class Worker:
         file = Path(os.getcwd(), name)
         file.write_bytes(source)
         self.module = sys.modules[lab.module] = types.ModuleType(lab.module)
-        AnswerLoader(Answer(lab, file)).exec_module(self.module)
+        SourceLoader(Source(lab, file)).exec_module(self.module)
         return self.packed(wire.Returned(None))
 
     def call(

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 
+from labkit.suite.forked import ForkedRunner, heavy_modules
 from labkit.suite.run import SuiteRun
-from labkit.suite.warm import WarmRunner, heavy_modules
 from labstaff.answers.mistakes import Mistake
 
 RUNNERS = 2
@@ -18,9 +18,9 @@ RUNNERS = 2
 def run_mistakes(mistakes: Sequence[Mistake]) -> list[SuiteRun]:
     """For each mistake, the run of the tests that it names, on the module with it; see `SuiteRun.problem`."""
     modules = heavy_modules(*{file for mistake in mistakes for file in mistake.lab.suite_files})
-    idle: Queue[WarmRunner] = Queue()
+    idle: Queue[ForkedRunner] = Queue()
     for _ in range(min(RUNNERS, len(mistakes))):
-        idle.put(WarmRunner(modules))
+        idle.put(ForkedRunner(modules))
 
     def one(mistake: Mistake) -> SuiteRun:
         runner = idle.get()

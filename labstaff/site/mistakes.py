@@ -63,7 +63,7 @@ def _lab_page(lab: Lab, mistakes: list[Mistake], runs: dict[tuple[str, str], Sui
         for mistake in mistakes:
             if mistake.task == task.name:
                 run = runs[lab.label, mistake.name]
-                messages = run.problem.splitlines() or student_lines(mistake, run.verdicts)[1:]
+                messages = run.problem.splitlines() or student_lines(mistake, run.results)[1:]
                 lines += [f"### `{mistake.name}`", "", _plain(mistake.what), ""]
                 lines += _fenced("diff", diff_lines(mistake))
                 lines += _fenced("output", [line.removeprefix("  ") for line in messages])

@@ -40,7 +40,7 @@ table = [
 print("blocks     arch   warps   shared B   registers   stack B   products")
 for row in table:
     numbers = f"{row.shared:>9,}   {row.registers:>9}   {row.stack:>7,}   {row.products:>8}"
-    print(f"{row.constants['blocks']:9s}  sm_{row.arch}   {row.num_warps:>3}   {row.said or numbers}")
+    print(f"{row.constants['blocks']:9s}  sm_{row.arch}   {row.num_warps:>3}   {row.problem or numbers}")
 
 # %% [markdown]
 # ## 1. The figure: what the compiler reports over block sizes

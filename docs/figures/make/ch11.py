@@ -15,8 +15,8 @@ from matplotlib.patches import Patch, Rectangle
 
 from benchmarks.harness import answer_module
 from labkit.ranks.threads import run_ranks
-from labkit.ranks.timeline import timeline
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
+from labstaff.ring_timeline import timeline
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 RANK_LOOKS = [(BLUE, ""), (ORANGE, "///"), (GREEN, "..."), (PINK, "xxx")]
@@ -110,7 +110,7 @@ def timeline_data() -> dict[str, Any]:
         )
         n = LENGTH // N_RANKS
         block_flops, block_bytes = 4 * n * n * WIDTH * HEADS, 2 * n * KV_HEADS * WIDTH * 4
-        played = timeline(ran.deeds, block_flops, block_bytes * times_smallest)  # a whole block takes 1
+        played = timeline(ran.operations, block_flops, block_bytes * times_smallest)  # a whole block takes 1
         found[name] = {
             "end": round(played.end, 4),
             "spans": [[[s.kind, round(s.start, 4), round(s.end, 4)] for s in spans] for spans in played.spans],

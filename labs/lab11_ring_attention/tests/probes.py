@@ -9,7 +9,7 @@ from ring_attention import (
 )
 
 from labkit.meters.tensors import AllocationMeter
-from labkit.ranks.measured import told
+from labkit.ranks.measure import run_measured
 from labkit.testing.probes import probe
 
 FUNCTIONS = {
@@ -23,13 +23,13 @@ FUNCTIONS = {
 @probe
 def on_ranks(task, arguments, **options):
     """What a task returns on each rank for `arguments`, a list for each, and what that took."""
-    return told(FUNCTIONS[task], arguments, **options)
+    return run_measured(FUNCTIONS[task], arguments, **options)
 
 
 @probe
 def results_on_ranks(task, arguments, causal, layout):
     """What a task returns on each rank."""
-    return told(FUNCTIONS[task], arguments, causal=causal, layout=layout)["results"]
+    return run_measured(FUNCTIONS[task], arguments, causal=causal, layout=layout)["results"]
 
 
 @probe

@@ -1,4 +1,4 @@
-"""Kernels in the interpreter are watched, and compiled without a GPU: errors are seen, right kernels are let be."""
+"""Triton kernels: watched in the interpreter, compiled without a GPU, and what `lab kernel` prints."""
 
 from __future__ import annotations
 
@@ -48,222 +48,177 @@ def shift(tmp_path):
     return run
 
 
-class TestAdapter:
-    """One module knows Triton's private names, and says which versions it knows."""
-
-    def test_this_version_is_known(self):
-        assert adapter.version() in adapter.KNOWN_VERSIONS
-        assert adapter.interpreter().__name__ == "triton.runtime.interpreter"
-        with adapter.compiler() as second:
-            assert second.name("triton.runtime.jit", "JITFunction")
-
-    def test_another_version_is_a_sentence(self, monkeypatch):
-        import triton.runtime.interpreter
-
-        monkeypatch.delattr(triton.runtime.interpreter.InterpreterBuilder, "create_masked_load")
-        with pytest.raises(adapter.UnknownTriton, match=r"is not one of those known here .*create_masked_load"):
-            adapter.interpreter()
-
-    def test_without_triton(self, monkeypatch):
-        monkeypatch.setattr(adapter.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(adapter.UnknownTriton, match="comes with torch for Linux"):
-            adapter.interpreter()
-
-    def test_the_interpreter_is_there_again_after_the_compiler(self, shift):
-        with adapter.compiler():
-            pass
-        got, seen = shift()
-        assert got.tolist() == [x + 1 for x in range(37)]
-        assert seen["problems"] == []
-
-    def test_the_language_is_patched_once_a_launch(self, shift, monkeypatch):
-        """Triton does it again at each call of a function inside of a kernel: here four a program."""
-        module = adapter.interpreter()
-        of, patch = [], module._patch_lang
-        monkeypatch.setattr(module, "_patch_lang", lambda kernel: (of.append(kernel.__name__), patch(kernel))[1])
-        result, _ = shift(
-            "mask=inside, other=0.0)", "mask=inside, other=0.0) + 0 * (tl.max(n + places) - tl.sum(places))"
-        )
-        assert result.tolist() == [x + 1.0 for x in range(37)]
-        assert of[0] == "shift_kernel"
-        assert len(of) == 2
-
-    def test_what_was_hooked_is_let_go(self, shift):
-        module = adapter.interpreter()
-        before = module.InterpreterBuilder.create_masked_load
-        shift()
-        assert module.InterpreterBuilder.create_masked_load is before
+def test_this_version_is_known():
+    assert adapter.version() in adapter.KNOWN_VERSIONS
+    assert adapter.interpreter().__name__ == "triton.runtime.interpreter"
+    with adapter.compiler() as second:
+        assert second.name("triton.runtime.jit", "JITFunction")
 
 
-class TestWatch:
-    """Bytes are counted, and what a GPU does not forgive is seen though results are right."""
+def test_another_version_is_a_sentence(monkeypatch):
+    import triton.runtime.interpreter
 
-    def test_bytes(self, shift):
-        _, seen = shift()
-        assert (seen["loaded"], seen["stored"], seen["launches"]) == ({"x": 148}, {"out": 148}, 1)
-
-    def test_a_load_past_the_end(self, shift):
-        got, seen = shift("tl.load(x + places, mask=inside, other=0.0)", "tl.load(x + places)")
-        assert got.tolist() == [x + 1 for x in range(37)]
-        (problem,) = seen["problems"]
-        assert (problem["kind"], problem["use"], problem["tensor"], problem["element"]) == ("outside", "load", "x", 37)
-
-    def test_a_store_past_the_end(self, shift):
-        _, seen = shift(" + 1.0, mask=inside)", " + 1.0)")
-        assert [(p["kind"], p["use"], p["tensor"]) for p in seen["problems"]] == [("outside", "store", "out")]
-
-    def test_a_wild_address_ends_nothing(self, shift):
-        _, seen = shift("tl.load(x + places,", "tl.load(x + places + 10_000_000_000,")
-        assert [(p["kind"], p["use"]) for p in seen["problems"]] == [("outside", "load")]
-
-    def test_programs_that_meet(self, shift):
-        _, seen = shift("tl.program_id(0) * BLOCK", "tl.program_id(0) * 8")
-        assert {(p["kind"], p["tensor"]) for p in seen["problems"]} == {("meets", "out")}
-
-    def test_atomic_additions_may_meet(self, shift):
-        store = "tl.store(out + places, tl.load(x + places, mask=inside, other=0.0) + 1.0, mask=inside)"
-        atomic = "tl.atomic_add(out + places % 4, tl.load(x + places, mask=inside, other=0.0), mask=inside)"
-        assert shift(store, atomic)[1]["problems"] == []
-
-    def test_arguments_are_not_written(self, shift):
-        _, seen = shift("tl.store(out +", "tl.store(x +")
-        assert "input" in {p["kind"] for p in seen["problems"]}
-
-    def test_lanes_left_open_hold_nan(self, shift):
-        load, open_load = "tl.load(x + places, mask=inside, other=0.0)", "tl.load(x + places, mask=places < 3)"
-        assert shift(load, open_load)[0][:4].isnan().tolist() == [False, False, False, True]
-        assert shift(load, open_load, garbage=False)[0][:4].tolist() == [1, 2, 3, 1]
-
-    def test_what_a_kernel_raises_comes_as_it_is_and_from_its_line(self, shift):
-        with pytest.raises(NameError, match="nothing_of_this_name") as raised:
-            shift("places < n", "places < nothing_of_this_name")
-        assert raised.traceback[-1].lineno == 8  # counted from 0
-
-    def test_an_expanded_tensor_can_be_guarded(self):
-        import torch
-
-        from labkit.meters.kernels.watch import guarded
-
-        x = torch.arange(3.0)[:, None].expand(3, 4)
-        copy, own = guarded(x)
-        assert torch.equal(copy, x)
-        assert copy.stride() == x.stride()
-        assert own.sum() == 3
+    monkeypatch.delattr(triton.runtime.interpreter.InterpreterBuilder, "create_masked_load")
+    with pytest.raises(adapter.UnknownTriton, match=r"is not one of those known here .*create_masked_load"):
+        adapter.interpreter()
 
 
-class TestReport:
-    """`lab kernel`, on the example and on any file's kernel."""
-
-    def run(self, *arguments):
-        from typer.testing import CliRunner
-
-        from labkit.commands.app import app
-
-        return CliRunner().invoke(app, ["kernel", *arguments])
-
-    def test_a_kernel_of_any_file(self, tmp_path):
-        file = tmp_path / "mine.py"
-        file.write_text(SHIFT, encoding="utf-8")
-        types = ["--type", "x=*fp32", "--type", "out=*fp32", "--type", "n=i32", "--set", "BLOCK=64,256"]
-        run = self.run(f"{file}:shift_kernel", *types, "--arch", "80", "--warps", "4", "--format", "json")
-        assert run.exit_code == 0, run.output
-        rows = json.loads(run.stdout)
-        assert [(row["BLOCK"], row["arch"], row["stack"], row["said"]) for row in rows] == [
-            (64, 80, 0, ""),
-            (256, 80, 0, ""),
-        ]
-        assert all(0 < row["registers"] <= 255 for row in rows)
-
-    def test_what_the_compiler_refuses_is_told(self):
-        from labkit.kernels import example
-
-        types = ["--type", "A=*fp16", "--type", "B=*fp16", "--type", "C=*fp16", "--type", "m=i32", "--type", "n=i32"]
-        sets = ["--type", "k=i32", "--set", "BLOCK_M=32", "--set", "BLOCK_N=32", "--set", "BLOCK_K=8,32"]
-        target = f"{example.__file__}:product_kernel"
-        run = self.run(target, *types, *sets, "--arch", "80", "--warps", "4")
-        assert run.exit_code == 0, run.output
-        refused, taken = run.stdout.splitlines()[1:3]
-        assert "K >= 16" in refused
-        assert taken.endswith("yes")
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (["nowhere.py:kernel"], "there is no file nowhere.py"),
-            (["kernel"], "a file and a name"),
-            (["--arch", "75"], "--arch 75: one of 80, 90"),
-            (["--blocks", "64"], "--blocks 64: like 64x64"),
-            (["--dtype", "fp8"], "--dtype fp8: one of fp16, fp32, bf16"),
-        ],
-    )
-    def test_a_mistyped_command_is_one_line(self, arguments, says):
-        run = self.run(*arguments)
-        assert run.exit_code == 1
-        assert says in str(run.exception) + run.output
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr(adapter.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(adapter.UnknownTriton, match="comes with torch for Linux"):
+        adapter.interpreter()
 
 
-class TestAssembler:
-    """ptxas says what a kernel takes, in a box, and refuses what is no PTX."""
-
-    def test_no_ptx(self):
-        from labkit.kernels.resources import resources
-
-        with pytest.raises(ValueError, match="ptxas refuses the kernel"):
-            resources("hello", 0, 80)
-
-    def test_the_products_of_tensor_cores_are_found(self):
-        from labkit.kernels.table import example_launches, rows_of
-
-        half, single = (next(rows_of(example_launches(32, 32, dtype), {}, 80, 4, 2)) for dtype in ("fp16", "fp32"))
-        assert half.products > 0
-        assert (single.products, single.tf32) == (0, 0)
+def test_the_interpreter_is_there_again_after_the_compiler(shift):
+    with adapter.compiler():
+        pass
+    got, seen = shift()
+    assert got.tolist() == [x + 1 for x in range(37)]
+    assert seen["problems"] == []
 
 
-class TestPlatform:
-    """Where Triton does not exist the lab says so in one line, and never passes."""
+def test_what_was_hooked_is_let_go(shift):
+    module = adapter.interpreter()
+    before = module.InterpreterBuilder.create_masked_load
+    shift()
+    assert module.InterpreterBuilder.create_masked_load is before
 
-    def test_elsewhere_it_is_one_line(self, monkeypatch):
-        monkeypatch.setattr(finder.sys, "platform", "darwin")
-        assert finder.platform_problem(LAB) == "needs Linux, and this is darwin: open the course in its container"
-        assert finder.platform_problem(find_lab("01")) is None
 
-    @pytest.mark.parametrize(("there", "told"), [("3.2.0", "there is 3.2.0 here"), (None, "there is none here")])
-    def test_an_older_triton_is_told(self, monkeypatch, there, told):
-        def version(name):
-            if there is None:
-                raise finder.PackageNotFoundError(name)
-            return there
+def test_bytes(shift):
+    _, seen = shift()
+    assert (seen["loaded"], seen["stored"], seen["launches"]) == ({"x": 148}, {"out": 148}, 1)
 
-        monkeypatch.setattr(finder, "version", version)
-        assert told in finder.platform_problem(LAB)
-        monkeypatch.setattr(finder, "version", lambda name: "3.10.0")
-        assert finder.platform_problem(LAB) is None
 
-    def test_elsewhere_every_task_fails_with_it(self, monkeypatch):
-        monkeypatch.setattr(finder.sys, "platform", "darwin")
-        served = finder.AnswerFinder([finder.student_answer(LAB)])
-        served.install()
-        try:
-            import triton_kernel
+def test_a_load_past_the_end(shift):
+    got, seen = shift("tl.load(x + places, mask=inside, other=0.0)", "tl.load(x + places)")
+    assert got.tolist() == [x + 1 for x in range(37)]
+    (problem,) = seen["problems"]
+    assert (problem["kind"], problem["use"], problem["tensor"], problem["element"]) == ("outside", "load", "x", 37)
 
-            for task in LAB.tasks:
-                with pytest.raises(finder.AnswerMissing, match="needs Linux"):
-                    getattr(triton_kernel, task.name)()
-        finally:
-            served.remove()
 
-    def test_the_board_and_check_say_it(self, monkeypatch, capsys):
-        from labkit.commands.board import problem_lines
-        from labkit.commands.check import check_lab
+def test_a_store_past_the_end(shift):
+    _, seen = shift(" + 1.0, mask=inside)", " + 1.0)")
+    assert [(p["kind"], p["use"], p["tensor"]) for p in seen["problems"]] == [("outside", "store", "out")]
 
-        monkeypatch.setattr(finder.sys, "platform", "darwin")
-        assert "lab10: needs Linux" in str(problem_lines([LAB])[0])
-        assert check_lab(LAB) == 1
-        assert "lab10 · needs Linux" in capsys.readouterr().out
 
-    def test_the_environment_is_set_before_an_answer_is_imported(self, monkeypatch):
-        monkeypatch.delenv(adapter.SWITCH)
-        served = finder.AnswerFinder([finder.student_answer(LAB)])
-        served.install()
-        served.remove()
-        assert os.environ[adapter.SWITCH] == "1"
+def test_programs_that_meet(shift):
+    _, seen = shift("tl.program_id(0) * BLOCK", "tl.program_id(0) * 8")
+    assert {(p["kind"], p["tensor"]) for p in seen["problems"]} == {("meets", "out")}
+
+
+def test_atomic_additions_may_meet(shift):
+    store = "tl.store(out + places, tl.load(x + places, mask=inside, other=0.0) + 1.0, mask=inside)"
+    atomic = "tl.atomic_add(out + places % 4, tl.load(x + places, mask=inside, other=0.0), mask=inside)"
+    assert shift(store, atomic)[1]["problems"] == []
+
+
+def test_arguments_are_not_written(shift):
+    _, seen = shift("tl.store(out +", "tl.store(x +")
+    assert "input" in {p["kind"] for p in seen["problems"]}
+
+
+def test_lanes_left_open_hold_nan(shift):
+    load, open_load = "tl.load(x + places, mask=inside, other=0.0)", "tl.load(x + places, mask=places < 3)"
+    assert shift(load, open_load)[0][:4].isnan().tolist() == [False, False, False, True]
+    assert shift(load, open_load, garbage=False)[0][:4].tolist() == [1, 2, 3, 1]
+
+
+def test_what_a_kernel_raises_comes_as_it_is_and_from_its_line(shift):
+    with pytest.raises(NameError, match="nothing_of_this_name") as raised:
+        shift("places < n", "places < nothing_of_this_name")
+    assert raised.traceback[-1].lineno == 8  # counted from 0
+
+
+def lab_kernel(*arguments):
+    from typer.testing import CliRunner
+
+    from labkit.commands.app import app
+
+    return CliRunner().invoke(app, ["kernel", *arguments])
+
+
+def test_a_kernel_of_any_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(SHIFT, encoding="utf-8")
+    types = ["--type", "x=*fp32", "--type", "out=*fp32", "--type", "n=i32", "--set", "BLOCK=64,256"]
+    run = lab_kernel(f"{file}:shift_kernel", *types, "--arch", "80", "--warps", "4", "--format", "json")
+    assert run.exit_code == 0, run.output
+    rows = json.loads(run.stdout)
+    assert [(row["BLOCK"], row["arch"], row["stack"], row["problem"]) for row in rows] == [
+        (64, 80, 0, ""),
+        (256, 80, 0, ""),
+    ]
+    assert all(0 < row["registers"] <= 255 for row in rows)
+
+
+def test_what_the_compiler_refuses_is_printed():
+    from labkit.kernels import example
+
+    types = ["--type", "A=*fp16", "--type", "B=*fp16", "--type", "C=*fp16", "--type", "m=i32", "--type", "n=i32"]
+    sets = ["--type", "k=i32", "--set", "BLOCK_M=32", "--set", "BLOCK_N=32", "--set", "BLOCK_K=8,32"]
+    target = f"{example.__file__}:product_kernel"
+    run = lab_kernel(target, *types, *sets, "--arch", "80", "--warps", "4")
+    assert run.exit_code == 0, run.output
+    refused, taken = run.stdout.splitlines()[1:3]
+    assert "K >= 16" in refused
+    assert taken.endswith("yes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere.py:kernel"], "there is no file nowhere.py"),
+        (["kernel"], "a file and a name"),
+        (["--arch", "75"], "--arch 75: one of 80, 90"),
+        (["--blocks", "64"], "--blocks 64: like 64x64"),
+        (["--dtype", "fp8"], "--dtype fp8: one of fp16, fp32, bf16"),
+    ],
+)
+def test_a_mistyped_command_is_one_line(arguments, says):
+    run = lab_kernel(*arguments)
+    assert run.exit_code == 1
+    assert says in str(run.exception) + run.output
+
+
+def test_no_ptx():
+    from labkit.kernels.resources import resources
+
+    with pytest.raises(ValueError, match="ptxas refuses the kernel"):
+        resources("hello", 0, 80)
+
+
+def test_the_products_of_tensor_cores_are_found():
+    from labkit.kernels.table import example_launches, rows_of
+
+    half, single = (next(rows_of(example_launches(32, 32, dtype), {}, 80, 4, 2)) for dtype in ("fp16", "fp32"))
+    assert half.products > 0
+    assert (single.products, single.tf32) == (0, 0)
+
+
+def test_on_another_platform_the_lab_says_so(monkeypatch):
+    monkeypatch.setattr(finder.sys, "platform", "darwin")
+    assert finder.platform_problem(LAB) == "needs Linux, and this is darwin: open the course in its container"
+    assert finder.platform_problem(find_lab("01")) is None
+
+
+@pytest.mark.parametrize(("installed", "message"), [("3.2.0", "there is 3.2.0 here"), (None, "there is none here")])
+def test_an_older_triton_is_reported(monkeypatch, installed, message):
+    def version(name):
+        if installed is None:
+            raise finder.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr(finder, "version", version)
+    assert message in finder.platform_problem(LAB)
+    monkeypatch.setattr(finder, "version", lambda name: "3.10.0")
+    assert finder.platform_problem(LAB) is None
+
+
+def test_board_and_check_on_another_platform(monkeypatch, capsys):
+    from labkit.commands.board import problem_lines
+    from labkit.commands.check import check_lab
+
+    monkeypatch.setattr(finder.sys, "platform", "darwin")
+    assert "lab10: needs Linux" in str(problem_lines([LAB])[0])
+    assert check_lab(LAB) == 1
+    assert "lab10 · needs Linux" in capsys.readouterr().out

@@ -39,7 +39,7 @@ points = 4
 
 
 def write(root, text, folder="lab01_thing"):
-    """A manifest in a house of its own."""
+    """A manifest in a folder of its own."""
     path = root / "labs" / folder / "lab.toml"
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")

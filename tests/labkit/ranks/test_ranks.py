@@ -1,4 +1,4 @@
-"""Ranks as threads: what they exchange, what is counted, and what is told when they cannot go on."""
+"""Ranks as threads: what they exchange, what is counted, and the message when they cannot go on."""
 
 from __future__ import annotations
 
@@ -31,111 +31,99 @@ def once_round(comm, x):
     return torch.stack(seen)
 
 
-class TestMessages:
-    """What arrives, and when."""
-
-    @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-    def test_a_ring(self, world_size):
-        ran = run_ranks(once_round, numbers(world_size))
-        for rank, seen in enumerate(ran.results):
-            assert seen[:, 0, 0].tolist() == [(rank - step) % world_size for step in range(world_size)]
-
-    def test_messages_keep_their_order_and_their_contents(self):
-        def two_at_once(comm, x):
-            first, second = (comm.send_recv((x + add, x), *sides(comm)) for add in (10, 20))
-            later = second.wait()[0]
-            return first.wait()[0], later
-
-        for rank, (first, later) in enumerate(run_ranks(two_at_once, numbers(3)).results):
-            before = (rank - 1) % 3
-            assert (first[0, 0], later[0, 0]) == (before + 10, before + 20)
-
-    def test_sender_and_receiver_may_ask_one_after_the_other(self):
-        def one_way(comm, x):
-            to, from_ = (1, None) if comm.rank == 0 else (None, 0)
-            return comm.send_recv((x,), to, from_).wait()
-
-        sent, received = run_ranks(one_way, numbers(2)).results
-        assert sent == ()
-        assert received[0][0, 0] == 0
-
-    def test_what_is_sent_may_change_after_wait(self):
-        def changes_later(comm, x):
-            handle = comm.send_recv((x,), *sides(comm))
-            (came,) = handle.wait()
-            x += 100
-            comm.all_gather(x)
-            return came
-
-        assert [came[0, 0].item() for came in run_ranks(changes_later, numbers(3)).results] == [2, 0, 1]
-
-    def test_a_message_to_oneself_costs_nothing(self):
-        ran = run_ranks(lambda comm, x: comm.send_recv((x,), 0, 0).wait(), numbers(1))
-        assert ran.results[0][0][0, 0] == 0
-        assert ran.traffic[0].sent_bytes == ran.traffic[0].messages == 0
-
-    def test_buffers_hold_nan_until_wait(self):
-        def looks(comm, x):
-            handle = comm.send_recv((x,), *sides(comm))
-            early = handle.tensors[0].isnan().all()
-            return early, not handle.wait()[0].isnan().any()
-
-        assert all(early and late for early, late in run_ranks(looks, numbers(3)).results)
-
-    def test_all_gather_and_all_to_all(self):
-        def both(comm, x):
-            gathered = comm.all_gather(x)
-            exchanged = comm.all_to_all([x + 10 * rank for rank in range(comm.world_size)])
-            return [each[0, 0].item() for each in gathered], [each[0, 0].item() for each in exchanged]
-
-        for rank, result in enumerate(run_ranks(both, numbers(3)).results):
-            assert result == ([0, 1, 2], [other + 10 * rank for other in range(3)])
-
-    def test_every_run_is_the_same_run(self):
-        runs = [run_ranks(once_round, numbers(4)) for _ in range(20)]
-        assert all(ran.deeds == runs[0].deeds for ran in runs)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_a_ring(world_size):
+    ran = run_ranks(once_round, numbers(world_size))
+    for rank, seen in enumerate(ran.results):
+        assert seen[:, 0, 0].tolist() == [(rank - step) % world_size for step in range(world_size)]
+    assert run_ranks(once_round, numbers(world_size)).operations == ran.operations
 
 
-class TestCounts:
-    """Bytes, messages, and memory of each rank."""
+def test_messages_arrive_in_their_order_with_their_contents():
+    def two_at_once(comm, x):
+        first, second = (comm.send_recv((x + add, x), *sides(comm)) for add in (10, 20))
+        later = second.wait()[0]
+        return first.wait()[0], later
 
-    def test_bytes_and_messages_of_a_ring(self):
-        ran = run_ranks(once_round, numbers(4))
-        assert [(t.messages, t.sent_bytes, t.received_bytes) for t in ran.traffic] == [(3, 72, 72)] * 4
+    for rank, (first, later) in enumerate(run_ranks(two_at_once, numbers(3)).results):
+        before = (rank - 1) % 3
+        assert (first[0, 0], later[0, 0]) == (before + 10, before + 20)
 
-    def test_bytes_of_collectives(self):
-        gathered = run_ranks(lambda comm, x: comm.all_gather(x), numbers(4)).traffic[1]
-        exchanged = run_ranks(lambda comm, x: comm.all_to_all([x] * 4), numbers(4)).traffic[1]
-        assert gathered == exchanged
-        assert (gathered.messages, gathered.sent_bytes, gathered.received_bytes) == (3, 72, 72)
 
-    def test_what_is_held_until_nobody_has_it(self):
-        def passes_on(comm, x):
-            for _ in range(comm.world_size - 1):
-                (x,) = comm.send_recv((x,), *sides(comm)).wait()
+def test_sender_and_receiver_may_ask_one_after_the_other():
+    def one_way(comm, x):
+        to, from_ = (1, None) if comm.rank == 0 else (None, 0)
+        return comm.send_recv((x,), to, from_).wait()
 
-        assert run_ranks(passes_on, numbers(6)).traffic[0].held_bytes == 2 * 24
-        assert run_ranks(once_round, numbers(6)).traffic[0].held_bytes == 5 * 24
+    sent, received = run_ranks(one_way, numbers(2)).results
+    assert sent == ()
+    assert received[0][0, 0] == 0
 
-    def test_memory_and_work_belong_to_the_rank_that_has_them(self):
-        def works(comm, x):
-            if comm.rank == 1:
-                return torch.zeros(1000, dtype=torch.float64), x @ x
-            return comm.rank
 
-        ran = run_ranks(works, numbers(2, (4, 4)))
-        assert ran.peak_bytes == [0, 8000 + 64]
-        assert ran.flops == [0, 2 * 4**3]
+def test_buffers_hold_nan_until_wait_and_what_was_sent_may_change_after_it():
+    def changes_later(comm, x):
+        handle = comm.send_recv((x,), *sides(comm))
+        assert handle.tensors[0].isnan().all()
+        (received,) = handle.wait()
+        x += 100
+        comm.all_gather(x)
+        return received
 
-    def test_what_a_rank_receives_is_its_memory(self):
-        assert run_ranks(lambda comm, x: comm.all_gather(x), numbers(4)).peak_bytes == [3 * 24] * 4
+    assert [received[0, 0].item() for received in run_ranks(changes_later, numbers(3)).results] == [2, 0, 1]
+
+
+def test_all_gather_and_all_to_all():
+    def both(comm, x):
+        gathered = comm.all_gather(x)
+        exchanged = comm.all_to_all([x + 10 * rank for rank in range(comm.world_size)])
+        return [each[0, 0].item() for each in gathered], [each[0, 0].item() for each in exchanged]
+
+    for rank, result in enumerate(run_ranks(both, numbers(3)).results):
+        assert result == ([0, 1, 2], [other + 10 * rank for other in range(3)])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [once_round, lambda comm, x: comm.all_gather(x), lambda comm, x: comm.all_to_all([x] * 4)],
+    ids=["ring", "all_gather", "all_to_all"],
+)
+def test_bytes_and_messages(function):
+    ran = run_ranks(function, numbers(4))
+    assert [(each.messages, each.sent_bytes, each.received_bytes) for each in ran.traffic] == [(3, 72, 72)] * 4
+
+
+def test_a_message_to_oneself_is_no_traffic():
+    ran = run_ranks(lambda comm, x: comm.send_recv((x,), 0, 0).wait(), numbers(1))
+    assert ran.results[0][0][0, 0] == 0
+    assert ran.traffic[0].sent_bytes == ran.traffic[0].messages == 0
+
+
+def test_held_bytes_count_until_the_last_reader_lets_go():
+    def passes_on(comm, x):
+        for _ in range(comm.world_size - 1):
+            (x,) = comm.send_recv((x,), *sides(comm)).wait()
+
+    assert run_ranks(passes_on, numbers(6)).traffic[0].held_bytes == 2 * 24
+    assert run_ranks(once_round, numbers(6)).traffic[0].held_bytes == 5 * 24
+
+
+def test_memory_and_work_belong_to_the_rank_that_has_them():
+    def works(comm, x):
+        if comm.rank == 1:
+            return torch.zeros(1000, dtype=torch.float64), x @ x
+        return comm.rank
+
+    ran = run_ranks(works, numbers(2, (4, 4)))
+    assert ran.peak_bytes == [0, 8000 + 64]
+    assert ran.flops == [0, 2 * 4**3]
+    assert run_ranks(lambda comm, x: comm.all_gather(x), numbers(4)).peak_bytes == [3 * 24] * 4
 
 
 WRONG = {}
 
 
 def wrong(*says):
-    """Note a function of ranks that cannot end well, and what its message must say."""
+    """Record a function of ranks that cannot end well, and parts of its message."""
 
     def note(function):
         WRONG[function.__name__] = (function, says)
@@ -204,58 +192,52 @@ def gathers_other_shapes(comm, x):
     return comm.all_gather(x[: 1 if comm.rank == 0 else 2])
 
 
-class TestTrouble:
-    """Never a hang; one message, which teaches."""
+@pytest.mark.parametrize("name", WRONG)
+def test_a_deadlock_or_broken_rule_is_explained(name):
+    function, says = WRONG[name]
+    n_threads = threading.active_count()
+    with pytest.raises(RanksStuck) as error:
+        run_ranks(function, numbers(4))
+    for text in says:
+        assert text in str(error.value)
+    assert threading.active_count() == n_threads
 
-    @pytest.mark.parametrize("name", WRONG)
-    def test_the_message_says_what_is_wrong(self, name):
-        function, says = WRONG[name]
-        with pytest.raises(RanksStuck) as error:
-            run_ranks(function, numbers(4))
-        for text in says:
-            assert text in str(error.value)
 
-    def test_threads_have_ended(self):
-        before = threading.active_count()
-        for function, _ in WRONG.values():
-            with pytest.raises(RanksStuck):
-                run_ranks(function, numbers(4))
-        assert threading.active_count() == before
+def test_an_error_of_one_rank_ends_all():
+    def fails(comm, x):
+        if comm.rank == 2:
+            raise KeyError("of rank 2")
+        comm.all_gather(x)
 
-    def test_an_error_of_one_rank_is_everybodys(self):
-        def fails(comm, x):
-            if comm.rank == 2:
-                raise KeyError("of rank 2")
-            comm.all_gather(x)
+    with pytest.raises(KeyError, match="of rank 2"):
+        run_ranks(fails, numbers(4))
 
-        with pytest.raises(KeyError, match="of rank 2"):
-            run_ranks(fails, numbers(4))
 
-    def test_bad_arguments(self):
-        for call, kind, said in [
-            (lambda comm, x: comm.send_recv(x, 0, 0), TypeError, "list or tuple of tensors, got Tensor"),
-            (lambda comm, x: comm.send_recv((x,), 2, 0), ValueError, "to=2 is no rank"),
-            (lambda comm, x: comm.all_to_all([x]), ValueError, "one tensor for each of 2 ranks, got 1"),
-            (lambda comm, x: comm.all_to_all([x, x[0]]), ValueError, "of one shape and dtype"),
-        ]:
-            with pytest.raises(kind, match=said):
-                run_ranks(call, numbers(2))
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda comm, x: comm.send_recv(x, 0, 0), TypeError, "list or tuple of tensors, got Tensor"),
+        (lambda comm, x: comm.send_recv((x,), 2, 0), ValueError, "to=2 is no rank"),
+        (lambda comm, x: comm.all_to_all([x]), ValueError, "one tensor for each of 2 ranks, got 1"),
+        (lambda comm, x: comm.all_to_all([x, x[0]]), ValueError, "of one shape and dtype"),
+    ],
+)
+def test_bad_arguments(call, kind, message):
+    with pytest.raises(kind, match=message):
+        run_ranks(call, numbers(2))
 
-    def test_an_endless_rank_is_stopped_and_its_time_counted(self):
-        def endless(comm, x):
-            while comm.rank == 1:
-                try:
-                    while True:
-                        x = x + 1
-                except Exception:
-                    pass
-            comm.all_gather(x)
 
-        with pytest.raises(TookTooLong) as error, time_limit(0.3):
-            run_ranks(endless, numbers(3))
-        assert not error.value.waited
-        entry = error.tb
-        while entry.tb_next is not None:
-            entry = entry.tb_next
-        names = [frame.name for frame in error.traceback]
-        assert "endless" in names, "the message could not say where the rank was"
+def test_an_endless_rank_is_stopped_and_its_line_is_known():
+    def endless(comm, x):
+        while comm.rank == 1:
+            try:
+                while True:
+                    x = x + 1
+            except Exception:
+                pass
+        comm.all_gather(x)
+
+    with pytest.raises(TookTooLong) as error, time_limit(0.3):
+        run_ranks(endless, numbers(3))
+    assert not error.value.waited
+    assert "endless" in [frame.name for frame in error.traceback]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from labkit.commands.counts import BOARD_FILE, COLUMNS, cells, count_tables
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.apart import run_apart
+from labkit.suite.forked import run_forked
 from labstaff.answers.board import board_text, server_module
 from labstaff.figures import FIGURES_DIR
 
@@ -58,17 +58,17 @@ def test_the_chapters_table_of_rates_is_its_figures():
 
 def test_lab_check_prints_the_counts_below_the_references():
     """Of the suite on the solution, which is the last of the reference servers."""
-    run = run_apart(LAB, "--solutions", "-m", "board")
-    assert [line for verdict in run.verdicts for line in verdict.lines] == []
+    run = run_forked(LAB, "--solutions", "-m", "board")
+    assert [line for verdict in run.results for line in verdict.lines] == []
     console = Console(width=80, record=True, file=io.StringIO())
-    for table in count_tables(LAB, run.verdicts):
+    for table in count_tables(LAB, run.results):
         console.print(table)
     rows = [line.split() for line in console.export_text().splitlines()]
     for trace in BOARD["traces"]:
         assert ["yours", *cells(PREEMPTING[trace])] in rows
         assert any(row[-len(COLUMNS) :] == cells(FIRST[trace]) for row in rows)
     assert count_tables(LAB, []) == [], "nothing is printed before a trace is served"
-    assert count_tables(find_lab("12"), run.verdicts) == []
+    assert count_tables(find_lab("12"), run.results) == []
 
 
 def test_each_server_adds_something():

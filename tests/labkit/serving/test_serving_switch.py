@@ -6,7 +6,7 @@ import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.results import add_up
-from tests.conftest import Job
+from tests.suite_runs import Job
 from tests.test_labs import session_folder
 
 LAB = find_lab("13")
@@ -33,10 +33,10 @@ JOBS = {switch: job_of(switch) for switch in SWITCHES}
 
 
 @pytest.mark.parametrize(("switch", "job"), JOBS.items(), ids=["blocks", "cache", "both"])
-def test_points_with_the_courses_pieces_are_those_in_the_handout(switch, job, judges):
-    run = judges(job)
+def test_points_with_the_courses_pieces_are_those_in_the_handout(switch, job, suite_runs):
+    run = suite_runs(job)
     assert not run.problem
-    results = add_up(LAB, run.verdicts)
+    results = add_up(LAB, run.results)
     points = {task.name: 0 if task.name in SWITCHES[switch] else results[task.name].points(task) for task in LAB.tasks}
     whole = {task.name: task.points for task in LAB.tasks}
     assert points["cache_plan"] + points["Scheduler"] == whole["cache_plan"] + whole["Scheduler"]

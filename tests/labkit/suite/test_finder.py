@@ -1,29 +1,29 @@
-"""One name, several files: the import finder serves whichever answer it was given."""
+"""The import finder: which file a lab's name means, and the one line for each file that cannot be used."""
 
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 
 import pytest
 
-from labkit.labs.catalog import solution_file
-from labkit.suite.finder import Answer, AnswerFinder, AnswerMissing, student_answer
+from labkit.suite.finder import LabFinder, Source, Unusable, student_source
 from labstaff.pytest_plugin import variant_text
 from tests.student import LAB, solution_text
 
 
 @pytest.fixture
 def imported(tmp_path):
-    """A function that imports `profiling` from a given source text."""
+    """A function that imports `profiling` from a text or bytes; from no file for None."""
     finders = []
 
     def load(source):
         file = tmp_path / "profiling.py"
-        file.write_text(source, encoding="utf-8")
-        finder = AnswerFinder([Answer(LAB, file)])
-        finders.append(finder)
-        finder.install()
+        if source is not None:
+            file.write_bytes(source.encode() if isinstance(source, str) else source)
+        finders.append(LabFinder([Source(LAB, file)]))
+        finders[-1].install()
         return importlib.import_module("profiling")
 
     yield load
@@ -31,47 +31,59 @@ def imported(tmp_path):
         finder.remove()
 
 
-def test_where_answers_lie():
-    assert student_answer(LAB).file == LAB.answer_file
-    assert solution_file(LAB).is_file()
+def test_finds_labs_and_nothing_else(imported):
+    assert imported(solution_text()).estimate_attention_memory(4, 2)["total_memory"] == 4 * (4 * 4 * 2 + 16)
+    assert LabFinder([student_source(LAB)]).find_spec("numpy") is None
 
 
-def test_serves_the_file_and_nothing_else(imported):
-    module = imported(solution_text())
-    assert module.estimate_attention_memory(4, 2)["total_memory"] == 4 * (4 * 4 * 2 + 16)
-    assert AnswerFinder([student_answer(LAB)]).find_spec("numpy") is None
-
-
-def test_a_variant_replaces_functions_also_for_their_callers(imported, tmp_path):
+def test_a_variant_replaces_functions_for_their_callers_too(imported, tmp_path):
     other = tmp_path / "other.py"
     other.write_text("def estimate_attention_memory(*args, **kwargs): return 7\n", encoding="utf-8")
     assert imported(variant_text(LAB, other)).estimate_attention_memory(4, 2) == 7
 
 
-def test_leaves_no_module_behind(imported):
+def test_removed_with_its_modules(imported):
     module = imported(solution_text())
-    finder = next(entry for entry in sys.meta_path if isinstance(entry, AnswerFinder) and LAB.module in entry.answers)
+    finder = next(each for each in sys.meta_path if isinstance(each, LabFinder) and LAB.module in each.sources)
     assert sys.modules["profiling"] is module
     finder.remove()
     assert "profiling" not in sys.modules
     assert finder not in sys.meta_path
 
 
-def test_what_is_missing_says_so_when_it_is_used(imported):
-    module = imported("x = 1")
-    with pytest.raises(AnswerMissing, match=r"profiling\.py defines no standard_attention"):
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1", "profiling.py defines no standard_attention: was it renamed or deleted?"),
+        ("def f(:\n", "profiling.py has a syntax error in line 1: invalid syntax: def f(:"),
+        ("import numpyy\n", "importing profiling.py failed: ModuleNotFoundError: No module named 'numpyy' (line 1"),
+        ("1 / 0\n", "importing profiling.py failed: ZeroDivisionError: division by zero (line 1: 1 / 0)"),
+        ("import sys\nsys.exit(3)\n", "importing profiling.py failed: SystemExit: 3 (line 2"),
+        (
+            "from labkit.testing.attention.reference import attention\n",
+            "profiling.py imports labkit.testing.attention.reference: your code stands by itself",
+        ),
+        ("# café\n".encode("latin-1"), "profiling.py is not UTF-8 text: "),
+        (None, "profiling.py cannot be read: No such file"),
+    ],
+    ids=["missing", "syntax", "import", "raises", "exits", "labkit", "latin-1", "no file"],
+)
+def test_a_file_that_cannot_be_used_is_one_line_at_each_use(imported, source, message):
+    module = imported(source)
+    with pytest.raises(Unusable) as caught:
         module.standard_attention()
-    with pytest.raises(AnswerMissing):
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(Unusable):
         _ = module.standard_attention.apply
     assert not hasattr(module.standard_attention, "__len__")
 
 
-def test_an_import_that_never_ends(imported, monkeypatch):
+def test_an_endless_import(imported, monkeypatch):
     monkeypatch.setattr("labkit.suite.finder.IMPORT_SECONDS", 0.2)
     module = imported("while True:\n    pass")
-    with pytest.raises(
-        AnswerMissing, match=r"importing profiling.py took too long: still running after 0.2 s of CPU time \(line [12]"
-    ):
+    message = r"importing profiling.py took too long: still running after 0.2 s of CPU time \(line [12]"
+    with pytest.raises(Unusable, match=message):
         module.standard_attention()
 
 
@@ -80,24 +92,8 @@ def test_a_byte_order_mark_and_other_line_ends_are_no_errors(imported):
     assert imported(source).estimate_attention_memory(4, 2)["total_memory"] == 4 * (4 * 4 * 2 + 16)
 
 
-def test_text_that_is_not_utf8(imported, tmp_path):
-    folder = tmp_path / "latin"
-    folder.mkdir()
-    file = folder / "profiling.py"
-    file.write_bytes("# caf\xe9\n".encode("latin-1"))
-    finder = AnswerFinder([Answer(LAB, file)])
-    finder.install()
-    try:
-        with pytest.raises(AnswerMissing, match=r"profiling\.py is not UTF-8 text"):
-            importlib.import_module("profiling").standard_attention()
-    finally:
-        finder.remove()
-
-
 def test_the_plugin_imports_nothing_heavy():
     """What a NumPy lab pays for labkit: no torch, no matplotlib, no nbgrader, no rich."""
-    import subprocess
-
     heavy = {"torch", "matplotlib", "nbgrader", "rich", "numpy"}
     code = f"import sys, labkit.suite.plugin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,8 @@ import pytest
 
 from labkit.suite import limits
 from labkit.suite.limits import TookTooLong, cpu_seconds_of, not_repeated, stop_clocks, time_limit
-from labkit.suite.verdict import State, explain
+from labkit.suite.messages import explain
+from labkit.suite.results import State
 
 MANY = 300_000_000
 """Steps of a loop that takes seconds: it stands for an endless one, and ends where a limit fails to stop it."""
@@ -177,7 +178,7 @@ def test_outside_the_main_thread_there_is_no_limit():
         (
             (0.1, 60),
             "spin was still running after 0.1 s of CPU time, last seen at profiling.py:",
-            "The limit is ten times what the slowest right answer of this lab needs for a test: it is slow, or it "
+            "The limit is ten times what the slowest correct solution of this lab needs for a test: it is slow, or it "
             "never ends",
         ),
         (

@@ -19,7 +19,7 @@ from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file
 from labkit.meters.profiler import profile_memory
 from labkit.meters.tensors import measure_peak
 from labkit.meters.tracing import THERE_BEFORE, Trace
-from labkit.suite.verdict import Kind, State, Verdict
+from labkit.suite.results import Kind, State, TestResult
 from labkit.trace.command import trace
 from labkit.trace.inputs import INPUTS
 from labkit.trace.offer import can_be_traced
@@ -433,11 +433,13 @@ def test_a_page_runs_no_code_of_the_trace_and_loads_nothing(tmp_path):
 
 def test_a_check_offers_what_can_be_traced():
     lab = find_lab("05")
-    large = Verdict("test_x", "flash_backward", State.WRONG, (), True, Kind.SMALL)
+    large = TestResult("test_x", "flash_backward", State.WRONG, (), True, Kind.SMALL)
     assert trace_lines(lab, [large]) == ["see its memory: uv run lab trace 05 flash_backward"]
-    assert trace_lines(lab, [Verdict("test_x", "flash_backward", State.WRONG, (), True, Kind.EXACT)]) == []
-    assert trace_lines(find_lab("04"), [Verdict("test_x", "tiled_attention", State.WRONG, (), True, Kind.SMALL)]) == []
-    kernel = Verdict("test_x", "flash_forward", State.WRONG, (), True, Kind.SMALL)
+    assert trace_lines(lab, [TestResult("test_x", "flash_backward", State.WRONG, (), True, Kind.EXACT)]) == []
+    assert (
+        trace_lines(find_lab("04"), [TestResult("test_x", "tiled_attention", State.WRONG, (), True, Kind.SMALL)]) == []
+    )
+    kernel = TestResult("test_x", "flash_forward", State.WRONG, (), True, Kind.SMALL)
     assert trace_lines(find_lab("10"), [kernel]) == [], "what kernels do, no operator shows"
 
 

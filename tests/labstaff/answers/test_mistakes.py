@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from labkit.commands.app import app
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.labs.manifest import Lab
+from labkit.suite.results import State, TestResult
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import State, Verdict
 from labstaff.answers.algorithms import ReplaceError, replaced
 from labstaff.answers.edits import EditError, edited
 from labstaff.answers.mistakes import MistakeError, UnknownMistake, find_mistake, mistakes_of
@@ -232,7 +232,7 @@ class TestCommand:
 
     def test_found_means_a_test_fails_and_says_it(self):
         mistake = dataclasses.replace(find_mistake(LAB, "attention_without_scale"), says="scale")
-        failed = [Verdict(name, "a", State.WRONG, (line,)) for name, line in (("test_a", "no"), ("test_b", "scale"))]
+        failed = [TestResult(name, "a", State.WRONG, (line,)) for name, line in (("test_a", "no"), ("test_b", "scale"))]
         assert is_found(mistake, failed)
         assert not is_found(mistake, failed[:1])
         assert not is_found(mistake, [dataclasses.replace(failed[1], state=State.PASSED)])
@@ -274,7 +274,7 @@ def test_many_are_judged_at_once():
         find_mistake(LAB, name) for name in ("estimate_in_mib", "estimate_dtype_ignored", "estimate_batch_dropped")
     ]
     runs = run_mistakes(chosen)
-    assert [is_found(mistake, run.verdicts) for mistake, run in zip(chosen, runs, strict=True)] == [True] * 3
+    assert [is_found(mistake, run.results) for mistake, run in zip(chosen, runs, strict=True)] == [True] * 3
     for mistake, run in zip(chosen, runs, strict=True):
         named = {test.split("::")[1] for test in mistake.found_by}
-        assert {verdict.test.split("[")[0] for verdict in run.verdicts} <= named
+        assert {verdict.test.split("[")[0] for verdict in run.results} <= named

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.finder import Answer, AnswerMissing
+from labkit.suite.finder import Source, Unusable
 from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.grader import wire
 from labstaff.grader.remote import Handle, Remote, StandIn, SubmissionError
@@ -75,7 +75,7 @@ def submitted(sandbox, tmp_path):
     def submit(text: str) -> StandIn:
         file = tmp_path / f"{LAB.module}.py"
         file.write_text(textwrap.dedent(text), encoding="utf-8")
-        remotes.append(Remote(sandbox, Answer(LAB, file)))
+        remotes.append(Remote(sandbox, Source(LAB, file)))
         return StandIn(remotes[-1], TASK)
 
     yield submit
@@ -137,7 +137,7 @@ def test_an_import_that_waits_is_tried_once(submitted, monkeypatch):
     function = submitted("import time; time.sleep(1000)\n" + task("return 1"))
     with pytest.raises(TookTooLong), time_limit(60, 3):
         function()
-    with pytest.raises(AnswerMissing, match="took too long"), time_limit(60, 60):
+    with pytest.raises(Unusable, match="took too long"), time_limit(60, 60):
         function()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
+from labkit.suite.results import Kind, State, TestResult
 from labkit.suite.review import Finding
-from labkit.suite.verdict import Kind, State, Verdict
 from labstaff.grader.grade import of_submission
 from labstaff.grader.results import JudgedSubmission
 from labstaff.grader.source import MOST_FINDINGS, MOST_RUNS, NOT_READ, read_source
@@ -61,11 +61,11 @@ def test_findings_without_end_are_cut():
 
 RIGHT = {task.name: float(task.points) for task in LAB.tasks}
 VERDICTS = [
-    Verdict("test_result", FORWARD.name, State.PASSED),
-    Verdict("test_memory", FORWARD.name, State.PASSED, kind=Kind.SMALL),
-    Verdict("test_result", BACKWARD.name, State.PASSED),
-    Verdict("test_outside", BACKWARD.name, State.PASSED, kind=Kind.SMALL, outside=True),
-    Verdict("test_memory", FUNCTION.name, State.WRONG, kind=Kind.SMALL),
+    TestResult("test_result", FORWARD.name, State.PASSED),
+    TestResult("test_memory", FORWARD.name, State.PASSED, kind=Kind.SMALL),
+    TestResult("test_result", BACKWARD.name, State.PASSED),
+    TestResult("test_outside", BACKWARD.name, State.PASSED, kind=Kind.SMALL, outside=True),
+    TestResult("test_memory", FUNCTION.name, State.WRONG, kind=Kind.SMALL),
 ]
 ODD = Finding(3, "imports ctypes")
 SDPA = Finding(3, "flash_backward uses a library's own attention", (BACKWARD.name,))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
+from labkit.suite.results import Kind, State, TestResult
 from labkit.suite.run import SuiteRun
-from labkit.suite.verdict import Kind, State, Verdict
 from labkit.testing.outside import needs_more
 from labstaff.course import preprocessors
 from labstaff.course.preprocessors import check_outputs
@@ -78,7 +78,7 @@ HIDING = (
 @pytest.mark.parametrize(("task", "name"), [(each[1], name) for each in HIDING for name in ("", *each[3])])
 def test_memory_cannot_be_hidden(task, name, seen_from_outside):
     run = seen_from_outside[task, name]
-    (verdict,) = run.verdicts
+    (verdict,) = run.results
     assert verdict.outside
     assert verdict.passed == (name == ""), (run.problem, verdict.lines)
     assert not name or f"{task} needs more than" in verdict.lines[0], verdict.lines
@@ -86,10 +86,10 @@ def test_memory_cannot_be_hidden(task, name, seen_from_outside):
 
 def test_memory_hidden_from_the_meters_costs_the_task_and_is_told():
     lab = find_lab("05")
-    seen = Verdict("test_memory", "flash_forward", State.PASSED, drawn=True, kind=Kind.SMALL)
-    right = Verdict("test_result", "flash_forward", State.PASSED, drawn=True)
+    seen = TestResult("test_memory", "flash_forward", State.PASSED, drawn=True, kind=Kind.SMALL)
+    right = TestResult("test_result", "flash_forward", State.PASSED, drawn=True)
     words = needs_more("flash_forward", 22, ())
-    outside = Verdict("test_outside", "flash_forward", State.WRONG, (words,), kind=Kind.SMALL, outside=True)
+    outside = TestResult("test_outside", "flash_forward", State.WRONG, (words,), kind=Kind.SMALL, outside=True)
     hidden = judged_run(lab, "", SuiteRun([seen, right, outside], 3))
     assert hidden.tasks["flash_forward"] == 0
     assert any("flash_forward: no points: measured by the operating system" in flag for flag in hidden.flags)

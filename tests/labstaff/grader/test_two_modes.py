@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from labkit.suite.apart import run_apart
-from labkit.suite.results import task_points
-from labkit.suite.verdict import State, Verdict
-from labkit.suite.warm import WarmRunner
+from labkit.suite.forked import ForkedRunner
+from labkit.suite.results import State, TestResult, task_points
 from labstaff.grader.sandbox import Sandbox, use
 from tests.student import LAB, solution_text, with_function
 
@@ -60,7 +58,7 @@ ANSWERS = {
 }
 
 
-def outcome(verdicts: list[Verdict]) -> tuple[dict[str, tuple[State, tuple[str, ...]]], dict[str, float]]:
+def outcome(verdicts: list[TestResult]) -> tuple[dict[str, tuple[State, tuple[str, ...]]], dict[str, float]]:
     """By test its state and messages, by task the points."""
     points = {name: task_points(task, [v for v in verdicts if v.task == name]) for name, task in TASKS.items()}
     return {f"{verdict.task}::{verdict.test}": (verdict.state, verdict.lines) for verdict in verdicts}, points
@@ -72,30 +70,34 @@ def sandbox():
         yield sandbox
 
 
-def in_two_seconds(control: socket.socket) -> None:
-    """In a run's process: use a sandbox, and end a test early."""
+def in_two_seconds(control: socket.socket | None = None) -> None:
+    """In a run's process: end a test early, and use a sandbox."""
     from labkit.suite import limits
 
     limits.GIVEN_SECONDS = 2.0
-    use(control)
+    if control:
+        use(control)
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=list(ANSWERS))
-def test_both_modes_give_the_same(sandbox, answer, tmp_path, monkeypatch):
-    monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "2")
+def test_both_modes_give_the_same(sandbox, answer, tmp_path):
     (tmp_path / f"{LAB.module}.py").write_bytes(answer.source)
     options, tests = ("--src", str(tmp_path)), tuple(task.tests for task in TASKS.values())
-    in_process = run_apart(LAB, *options, tests=tests)
+    in_process = ForkedRunner().run(LAB.label, *options, tests=tests, prepare=in_two_seconds)
     prepare = functools.partial(in_two_seconds, sandbox.control)
-    sandboxed = WarmRunner().run(LAB.label, *options, "--sandboxed", tests=tests, prepare=prepare)
+    sandboxed = ForkedRunner().run(LAB.label, *options, "--sandboxed", tests=tests, prepare=prepare)
     assert not sandboxed.problem
     if answer.state is State.CRASHED:  # in process that ends the run
-        same = sandboxed.verdicts[: len(in_process.verdicts)]
-        assert [(v.test, v.state, v.lines) for v in in_process.verdicts] == [(v.test, v.state, v.lines) for v in same]
+        n = len(in_process.results)
+        assert [(v.test, v.state, v.lines) for v in in_process.results] == [
+            (v.test, v.state, v.lines) for v in sandboxed.results[:n]
+        ]
+        assert in_process.died.startswith("SIGSEGV")
+        assert answer.says in sandboxed.results[n].lines[0]
         return
-    assert outcome(in_process.verdicts) == outcome(sandboxed.verdicts)
+    assert outcome(in_process.results) == outcome(sandboxed.results)
 
-    states, points = outcome(in_process.verdicts)
+    states, points = outcome(in_process.results)
     assert {state for state, _ in states.values()} <= {State.PASSED, answer.state}
     assert any(state is answer.state and answer.says in "\n".join(lines) for state, lines in states.values())
     assert all(points[name] == task.points for name, task in TASKS.items()) == (answer.state is State.PASSED)

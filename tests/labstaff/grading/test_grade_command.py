@@ -13,7 +13,7 @@ import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.labs.manifest import Lab
-from labkit.suite.apart import run_apart
+from labkit.suite.forked import run_forked
 from labstaff.course.paths import nbgrader
 from tests.student import quiet_environment
 
@@ -93,10 +93,10 @@ def test_check_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
     imported = plant(tmp_path)
     monkeypatch.chdir(tmp_path)
     lab = find_lab("01")
-    run = run_apart(lab, "--solutions", tests=[lab.tasks[0].tests])
+    run = run_forked(lab, "--solutions", tests=[lab.tasks[0].tests])
     assert not imported.exists(), imported.read_text(encoding="utf-8")
-    assert run.verdicts
-    assert all(verdict.passed for verdict in run.verdicts)
+    assert run.results
+    assert all(verdict.passed for verdict in run.results)
 
 
 def test_every_python_process_of_the_course_ignores_the_current_folder():

@@ -1,4 +1,4 @@
-"""When ranks compute and when they wait, if arithmetic and links had given speeds: a real run's deeds, played again."""
+"""Chapter 11's timeline: replays a run's operations with given speeds of arithmetic and links."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.ranks.threads import Deed
+from labkit.ranks.threads import Operation
 
 
 @dataclass(frozen=True)
@@ -41,52 +41,52 @@ class Timeline:
         return max((span.end for spans in self.spans for span in spans), default=0.0)
 
 
-def timeline(deeds: Sequence[Sequence[Deed]], flops_a_unit: float, bytes_a_unit: float) -> Timeline:
-    """What ranks would do when, from the deeds of a run with `send_recv`, each list a rank's.
+def timeline(operations: Sequence[Sequence[Operation]], flops_a_unit: float, bytes_a_unit: float) -> Timeline:
+    """What ranks would do when, from the operations of a run with `send_recv`, each list a rank's.
 
     A transfer begins when sender and receiver have asked for it and the sender's link is free; it computes nothing and
     stops nobody. Only products of matrices take time.
 
     Raises:
-        ValueError: the deeds are of ranks that get stuck, or call `all_gather` or `all_to_all`.
+        ValueError: the operations are of ranks that get stuck, or call `all_gather` or `all_to_all`.
     """
-    return _Replay(deeds, flops_a_unit, bytes_a_unit).run()
+    return _Replay(operations, flops_a_unit, bytes_a_unit).run()
 
 
 class _Replay:
-    def __init__(self, deeds: Sequence[Sequence[Deed]], flops_a_unit: float, bytes_a_unit: float) -> None:
-        self.deeds, self.flops_a_unit, self.bytes_a_unit = deeds, flops_a_unit, bytes_a_unit
-        n = len(deeds)
+    def __init__(self, operations: Sequence[Sequence[Operation]], flops_a_unit: float, bytes_a_unit: float) -> None:
+        self.operations, self.flops_a_unit, self.bytes_a_unit = operations, flops_a_unit, bytes_a_unit
+        n = len(operations)
         self.now, self.flops, self.place = [0.0] * n, [0] * n, [0] * n
         self.link_free = [0.0] * n
         self.sends: dict[tuple[int, int], list[tuple[float, int, int]]] = defaultdict(list)
         self.receives: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
         self.done: dict[tuple[int, int], float] = {}  # (rank, transfer): when its latest part is over
         self.open: dict[tuple[int, int], int] = defaultdict(int)  # parts that are not matched yet
-        self.spans: list[list[Span]] = [[] for _ in deeds]
+        self.spans: list[list[Span]] = [[] for _ in operations]
         self.transfers: list[Transfer] = []
 
     def run(self) -> Timeline:
         moved = True
         while moved:
             moved = False
-            for rank in range(len(self.deeds)):
-                while self.place[rank] < len(self.deeds[rank]) and self.step(rank):
+            for rank in range(len(self.operations)):
+                while self.place[rank] < len(self.operations[rank]) and self.step(rank):
                     moved = True
-        if any(self.place[rank] < len(self.deeds[rank]) for rank in range(len(self.deeds))):
+        if any(self.place[rank] < len(self.operations[rank]) for rank in range(len(self.operations))):
             raise ValueError("the ranks get stuck, or call what is no send_recv")
         return Timeline(self.spans, self.transfers)
 
     def step(self, rank: int) -> bool:
-        """Let a rank do its next deed; False where it must wait for another rank's first."""
-        deed = self.deeds[rank][self.place[rank]]
-        key = (rank, deed.transfer)
-        if deed.kind == "waits" and (self.open[key] or key not in self.done):
+        """Let a rank do its next operation; False where it must wait for another rank's first."""
+        operation = self.operations[rank][self.place[rank]]
+        key = (rank, operation.transfer)
+        if operation.kind == "waits" and (self.open[key] or key not in self.done):
             return False
-        self.compute(rank, deed.flops)
-        if deed.kind == "asks":
-            self.ask(rank, deed)
-        elif deed.kind == "waits" and self.done[key] > self.now[rank]:
+        self.compute(rank, operation.flops)
+        if operation.kind == "asks":
+            self.ask(rank, operation)
+        elif operation.kind == "waits" and self.done[key] > self.now[rank]:
             self.spans[rank].append(Span("waits", self.now[rank], self.done[key]))
             self.now[rank] = self.done[key]
         self.place[rank] += 1
@@ -98,15 +98,15 @@ class _Replay:
             self.spans[rank].append(Span("computes", self.now[rank], end))
             self.now[rank], self.flops[rank] = end, flops
 
-    def ask(self, rank: int, deed: Deed) -> None:
-        if deed.to is not None:
-            self.open[rank, deed.transfer] += 1
-            self.sends[rank, deed.to].append((self.now[rank], deed.transfer, deed.sends))
-            self.match(rank, deed.to)
-        if deed.from_ is not None:
-            self.open[rank, deed.transfer] += 1
-            self.receives[deed.from_, rank].append((self.now[rank], deed.transfer))
-            self.match(deed.from_, rank)
+    def ask(self, rank: int, operation: Operation) -> None:
+        if operation.to is not None:
+            self.open[rank, operation.transfer] += 1
+            self.sends[rank, operation.to].append((self.now[rank], operation.transfer, operation.sends))
+            self.match(rank, operation.to)
+        if operation.from_ is not None:
+            self.open[rank, operation.transfer] += 1
+            self.receives[operation.from_, rank].append((self.now[rank], operation.transfer))
+            self.match(operation.from_, rank)
 
     def match(self, sender: int, receiver: int) -> None:
         sends, receives = self.sends[sender, receiver], self.receives[sender, receiver]

@@ -1,4 +1,4 @@
-"""What lies between ranks that share one process: posted sends and receives, matched, poisoned and counted."""
+"""Messages between ranks that are threads: sends and receives are matched, checked and counted."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ HERE = str(Path(__file__).parent)
 
 
 @dataclass(eq=False)
-class Parcel:
+class Message:
     """A send or a receive that a rank has asked for; `other` is the rank that it goes to or comes from.
 
-    `content` is what lies on the wire for a receive: a copy, made when both sides have asked, that no meter sees.
+    `content` is what a receive will get: a copy, made when both sides have asked, that no meter sees.
     """
 
     rank: int
@@ -51,26 +51,26 @@ class Parcel:
 
 
 @dataclass
-class Mail:
-    """All that is under way between ranks, and what each has sent and received."""
+class Exchange:
+    """All messages under way between ranks, and what each rank has sent and received."""
 
     world_size: int
     traffic: list[Traffic] = field(default_factory=list)
-    open: dict[tuple[int, int, bool], deque[Parcel]] = field(default_factory=lambda: defaultdict(deque))
-    """Parcels whose other side has not asked yet, by sender, receiver, and whether they are sends."""
+    open: dict[tuple[int, int, bool], deque[Message]] = field(default_factory=lambda: defaultdict(deque))
+    """Messages whose other side has not asked yet, by sender, receiver, and whether they are sends."""
 
     def __post_init__(self) -> None:
         self.traffic = [Traffic() for _ in range(self.world_size)]
         self._held = [0] * self.world_size
 
-    def post(self, parcel: Parcel) -> None:
-        """Take a parcel, and match it with the first of the other side that waits for it."""
-        sender, receiver = (parcel.rank, parcel.other) if parcel.is_send else (parcel.other, parcel.rank)
-        others = self.open[sender, receiver, not parcel.is_send]
+    def post(self, message: Message) -> None:
+        """Take a message, and match it with the first of the other side that waits for it."""
+        sender, receiver = (message.rank, message.other) if message.is_send else (message.other, message.rank)
+        others = self.open[sender, receiver, not message.is_send]
         if not others:
-            self.open[sender, receiver, parcel.is_send].append(parcel)
+            self.open[sender, receiver, message.is_send].append(message)
             return
-        sent, wanted = (parcel, others.popleft()) if parcel.is_send else (others.popleft(), parcel)
+        sent, wanted = (message, others.popleft()) if message.is_send else (others.popleft(), message)
         if described(sent.tensors) != described(wanted.tensors):
             raise RanksStuck(
                 f"rank {receiver} expects {described(wanted.tensors)} from rank {sender} (line {wanted.line}), "
@@ -89,7 +89,7 @@ class Mail:
         self.traffic[receiver].received_bytes += n_bytes
 
     def buffers(self, rank: int, like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Poisoned tensors to receive into, which count as held by the rank until nobody has them any more.
+        """Tensors of NaN to receive into, which count as held by the rank until nobody has them any more.
 
         The rank's own thread makes them, so that its meters see them.
         """
@@ -112,7 +112,7 @@ class Mail:
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Let no meter see what the body does: what lies on the wire is no rank's memory and no rank's work."""
+    """Let no meter see what the body does: a message under way is no rank's memory and no rank's work."""
     with _disable_current_modes(), torch.no_grad():
         yield
 
@@ -124,7 +124,7 @@ def unseen_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def fill(buffers: Sequence[torch.Tensor], content: Sequence[torch.Tensor]) -> None:
-    """Write what came into the buffers that wait for it."""
+    """Write what came into its buffers."""
     with unseen():
         for buffer, came in zip(buffers, content, strict=True):
             buffer.copy_(came)
@@ -136,7 +136,7 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 
 def line_of_caller() -> int:
-    """The line outside of this room from which it was called; 0 where there is none."""
+    """The line outside of this package from which it was called; 0 where there is none."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back

@@ -1,11 +1,11 @@
-"""Why ranks cannot go on: who waits for whom, in words."""
+"""Explains a deadlock: which rank waits for which, and the usual cause."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from labkit.ranks.mail import Parcel
+from labkit.ranks.messages import Message
 
 SENDS_FIRST = "every rank sends before it receives, and none is there to receive: let send_recv do both, then wait()"
 ONE_WAY = "`to` and `from_` do not fit: who sends to the next rank must receive from the one before"
@@ -13,10 +13,10 @@ ONE_WAY = "`to` and `from_` do not fit: who sends to the next rank must receive 
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a rank waits for: parcels that nobody takes or sends, or the others in a call that all must make."""
+    """What a rank waits for: messages that nobody takes or sends, or the others in a call that all must make."""
 
     line: int
-    parcels: tuple[Parcel, ...] = ()
+    messages: tuple[Message, ...] = ()
     call: str = ""
     absent: tuple[int, ...] = ()
     """Of a call that all must make: who has not."""
@@ -24,13 +24,11 @@ class Waiting:
     @property
     def on(self) -> tuple[int, ...]:
         """The ranks that must do something first."""
-        return tuple(parcel.other for parcel in self.parcels if not parcel.is_matched) + self.absent
+        return tuple(message.other for message in self.messages if not message.is_matched) + self.absent
 
 
 def explained(waiting: Mapping[int, Waiting], returned: Mapping[int, int]) -> str:
-    """Why nothing moves, a line a rank and the usual cause. `returned` says how many messages a rank that has returned
-    had sent.
-    """
+    """Why no rank can go on, a line a rank and the usual cause. `returned`: how many messages ranks that ended sent."""
     lines = ["the ranks wait for one another, and nothing is under way (a deadlock):"]
     for rank, what in sorted(waiting.items()):
         lines.append(f"  rank {rank} waits in line {what.line} {_for(what)}")
@@ -43,19 +41,19 @@ def _for(what: Waiting) -> str:
     if what.call:
         return f"in {what.call} for {_ranks(what.absent)}"
     wants = []
-    for parcel in what.parcels:
-        if not parcel.is_matched:
-            wants.append(
-                f"until rank {parcel.other} receives what it sends"
-                if parcel.is_send
-                else f"for a message from rank {parcel.other}"
-            )
+    for message in what.messages:
+        if message.is_matched:
+            continue
+        if message.is_send:
+            wants.append(f"until rank {message.other} receives what it sends")
+        else:
+            wants.append(f"for a message from rank {message.other}")
     return " and ".join(wants)
 
 
 def _cause(waiting: Mapping[int, Waiting], returned: Mapping[int, int]) -> str:
     on_the_gone = [rank for what in waiting.values() for rank in what.on if rank in returned]
-    open_parcels = [p for what in waiting.values() for p in what.parcels if not p.is_matched]
+    unmatched = [message for what in waiting.values() for message in what.messages if not message.is_matched]
     if any(what.call for what in waiting.values()):
         return "a call that all ranks must make is not made by all, or not in the same order"
     if on_the_gone:
@@ -63,7 +61,7 @@ def _cause(waiting: Mapping[int, Waiting], returned: Mapping[int, int]) -> str:
             f"rank {on_the_gone[0]} has left too early: every rank passes on what it holds, also where it has nothing "
             "to compute from it, and all make equally many hops"
         )
-    if open_parcels and all(parcel.is_send for parcel in open_parcels):
+    if unmatched and all(message.is_send for message in unmatched):
         return SENDS_FIRST
     circle = _circle(waiting)
     way = f" ({' → '.join(map(str, circle))})" if circle else ""

@@ -1,0 +1,274 @@
+"""Runs suites in processes forked from one that has imported pytest and NumPy: multiprocessing's fork server."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+from labkit.labs.catalog import find_lab, python_path
+from labkit.labs.manifest import Lab
+from labkit.suite.limits import WALL_FACTOR, WALL_SECONDS
+from labkit.suite.messages import how_it_ended
+from labkit.suite.results import State, TestResult
+from labkit.suite.run import OVERTIME, Listener, SuiteRun, run_suite
+
+STOP_SECONDS = 60.0
+"""How long after a test's own limit its process is killed: for a test that its limit cannot stop."""
+END_SECONDS = 5.0
+"""How long a process may take to end after Ctrl-C."""
+DIED = "the run ended without a result"
+"""How `problem` begins for a run whose process died."""
+HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
+"""What takes long to import, by the name under which a text mentions it."""
+ALWAYS = ("__main__", "numpy", "pytest", "labkit.suite.plugin", __name__)
+"""Imported by the server; without `__main__`, each forked process would import the command's module again."""
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def heavy_modules(*files: Path) -> tuple[str, ...]:
+    """What is worth importing once, before runs of a suite that consists of `files`, as far as they are there."""
+    text = "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
+    return tuple(module for name, module in HEAVY.items() if name in text)
+
+
+def start_server(modules: Sequence[str] = ()) -> None:
+    """Start this process's fork server, unless it runs; it imports `modules`, and ends with this process."""
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    # Nothing is imported from the current folder, which may hold a submission's files.
+    isolated = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
+    CONTEXT.set_forkserver_preload([*ALWAYS, *modules])
+    with _environment(one_thread | isolated):
+        try:
+            forkserver.ensure_running()
+        except ChildProcessError:  # it has ended, and something else has waited for it
+            forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
+            forkserver.ensure_running()
+
+
+class ForkedRunner:
+    """Runs suites for graders and for the course's tests, as many at a time as threads call it.
+
+    Args:
+        modules: imported once, where they are installed; only the first runner of a process decides.
+    """
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
+        start_server(("hypothesis", *modules))  # which some suites use
+
+    def run(
+        self,
+        lab: str,
+        *options: str,
+        tests: Sequence[str] = (),
+        cpu_seconds: float | None = None,
+        seconds: float | None = None,
+        prepare: Callable[[], None] | None = None,
+    ) -> SuiteRun:
+        """Run the suite of `lab` (its label) as `run_suite` does. A run that dies keeps the results that it had.
+
+        Args:
+            cpu_seconds: see `run_suite`.
+            seconds: the run is killed when no test has begun or ended for so long; by default a minute more than the
+                lab's limits allow.
+            prepare: called in the process first; it can be pickled.
+        """
+        if seconds is None:
+            seconds = _most_seconds(find_lab(lab))
+        run, _ = _run(_Job(lab, options, tuple(tests), cpu_seconds, prepare), Listener(), seconds)
+        if run.interrupted:
+            raise KeyboardInterrupt
+        return run
+
+    def close(self) -> None:
+        """Nothing needs to end: the fork server ends with this process."""
+
+    def __enter__(self) -> ForkedRunner:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def run_forked(
+    lab: Lab,
+    *options: str,
+    tests: Sequence[str] = (),
+    listener: Listener | None = None,
+    show_prints: bool = False,
+) -> SuiteRun:
+    """Run the suite of `lab` for a student, as `run_suite` does, in a process of its own.
+
+    Code that ends the process (a crash in a library, `os._exit`) ends the run: its last result names the test.
+    Ctrl-C ends it too, and `interrupted` says where.
+    """
+    start_server()
+    job = _Job(lab.label, options, tuple(tests), stdin=_Stdin() if show_prints else None)
+    run, running = _run(job, listener or Listener(), None if show_prints else _most_seconds(lab))
+    if run.died and running:
+        ended = f"its process ended: {run.died}"
+        run.results.append(TestResult(running.test, running.task, State.CRASHED, (ended,)))
+        run.problem = ""
+    elif run.died:
+        run.problem = f"importing {lab.answer_file.name} ends the process: {run.died}"
+    return run
+
+
+class _Stdin:
+    """Standard input for a forked process: multiprocessing closes the process's own."""
+
+    def __init__(self, inherited: Any = None) -> None:
+        self._inherited = inherited
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Stdin, (DupFd(0),)
+
+    def open(self) -> None:
+        """Open it, in the forked process."""
+        os.dup2(self._inherited.detach(), 0)
+        sys.stdin = os.fdopen(0, closefd=False)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One run; with `stdin`, it has the terminal."""
+
+    lab: str
+    options: tuple[str, ...]
+    tests: tuple[str, ...]
+    cpu_seconds: float | None = None
+    prepare: Callable[[], None] | None = None
+    stdin: _Stdin | None = None
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A test begins; the first one comes with the names of all."""
+
+    task: str
+    test: str
+    collected: dict[str, list[str]] | None
+
+
+def _most_seconds(lab: Lab) -> float:
+    return max(WALL_SECONDS, WALL_FACTOR * lab.test_seconds) + STOP_SECONDS
+
+
+def _run(job: _Job, listener: Listener, seconds: float | None) -> tuple[SuiteRun, _Started | None]:
+    """A run, and the test during which its process died, if it did."""
+    connection, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_live, args=(theirs, job), daemon=True)
+    with connection:
+        with theirs:
+            process.start()
+        try:
+            return _followed(process, connection, listener, seconds)
+        finally:
+            _kill(process)
+            process.join()
+
+
+def _followed(
+    process: Any, connection: Connection, listener: Listener, seconds: float | None
+) -> tuple[SuiteRun, _Started | None]:
+    run = SuiteRun()
+    running: _Started | None = None
+    is_interrupted = is_late = False
+    while True:
+        try:
+            if not connection.poll(seconds):
+                is_late = True
+                _kill(process)
+            event = connection.recv()
+        except (EOFError, OSError):
+            break
+        except KeyboardInterrupt:
+            if is_interrupted:
+                raise
+            is_interrupted, seconds = True, END_SECONDS
+            os.kill(process.pid, signal.SIGINT)
+            continue
+        if isinstance(event, SuiteRun):
+            return event, None
+        if isinstance(event, _Started):
+            running = event
+            if event.collected is not None:
+                run.collected = event.collected
+                run.n_collected = sum(map(len, event.collected.values()))
+            listener.on_start(event.task, event.test, run)
+        else:
+            running = None
+            run.results.append(event)
+            listener.on_result(event, run)
+    if is_interrupted:
+        raise KeyboardInterrupt
+    process.join(END_SECONDS)
+    run.died = how_it_ended(process.exitcode or 0)
+    run.problem = f"{OVERTIME} within {seconds:g} s by the clock" if is_late else f"{DIED}: {run.died}"
+    return run, running
+
+
+def _kill(process: Any) -> None:
+    """Kill a run's process, and those that the code under test has started in its group."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(process.pid, signal.SIGKILL)
+
+
+class _Sender(Listener):
+    """Sends what happens in the forked process to the one that asked for the run."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def on_start(self, task: str, test: str, run: SuiteRun) -> None:
+        """Send the test's names, and with the first those of all tests."""
+        self._connection.send(_Started(task, test, None if run.results else run.collected))
+
+    def on_result(self, result: TestResult, run: SuiteRun) -> None:
+        """Send the result."""
+        self._connection.send(result)
+
+
+def _live(connection: Connection, job: _Job) -> None:
+    """Run a job in the forked process."""
+    if job.stdin:
+        job.stdin.open()
+    else:
+        os.setsid()  # Ctrl-C is for the process that asked for the run, which passes it on
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+    sys.dont_write_bytecode = False  # pytest stores the suite that it has rewritten, for the next run
+    if job.prepare:
+        job.prepare()
+    run = run_suite(
+        find_lab(job.lab),
+        *job.options,
+        tests=job.tests,
+        listener=_Sender(connection),
+        show_prints=job.stdin is not None,
+        cpu_seconds=job.cpu_seconds,
+    )
+    sys.stdout.flush()
+    connection.send(run)
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

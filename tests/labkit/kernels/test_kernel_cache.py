@@ -1,0 +1,120 @@
+"""Caches of compiled kernels and of the interpreter's types give what Triton would make again."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from labkit.kernels import resources
+from labkit.meters.kernels import adapter, kept
+from labkit.meters.kernels.found_types import types_found_once
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Triton exists for Linux alone")
+os.environ.setdefault(adapter.SWITCH, "1")  # before anything imports Triton
+
+SCALED = (
+    "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+    "@triton.jit\n"
+    "def scaled_kernel(x, out, BLOCK: tl.constexpr):\n"
+    "    places = tl.arange(0, BLOCK)\n"
+    "    tl.store(out + places, tl.load(x + places) * FACTOR)\n"
+    "\n\n"
+    "def scaled(x):\n"
+    "    out = torch.empty_like(x)\n"
+    "    scaled_kernel[(1,)](x, out, BLOCK=16)\n"
+    "    return out\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder for compiled kernels, named in the environment."""
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    monkeypatch.setenv(kept.FOLDER, str(folder))
+    return folder
+
+
+def compiled_scaled(tmp_path, factor, archs=(80,), **options):
+    """What the compiler makes of the kernel above with a factor, by architecture; stored under any name."""
+    import torch
+
+    from labkit.kernels.table import load_target
+    from labkit.meters.kernels.calls import compiled_call
+
+    file = tmp_path / f"of_{factor}.py"
+    file.write_text(SCALED.replace("FACTOR", factor), encoding="utf-8")
+    return compiled_call(load_target(file, "scaled"), {"x": torch.arange(16.0)}, archs=archs, **options)
+
+
+def test_is_made_once_where_a_folder_is_named(folder):
+    made = []
+
+    def make():
+        made.append(1)
+        return ["ptx", len(made)]
+
+    assert [kept.made_once(text, make) for text in ("a", "b", "a")] == [["ptx", 1], ["ptx", 2], ["ptx", 1]]
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_folder_is_named_for_a_while(tmp_path, monkeypatch):
+    monkeypatch.delenv(kept.FOLDER, raising=False)
+    with kept.kernels_kept(tmp_path / "mine"):
+        assert kept.made_once("a", lambda: "ptx") == kept.made_once("a", lambda: "another")
+    assert kept.FOLDER not in os.environ
+    assert len(list((tmp_path / "mine").iterdir())) == 1
+
+
+def test_a_kernel_from_the_folder_is_the_one_that_is_compiled(tmp_path, folder, monkeypatch):
+    first, again = (compiled_scaled(tmp_path, "2.0")[80][0] for _ in range(2))
+    assert len(list(folder.iterdir())) == 1
+    monkeypatch.delenv(kept.FOLDER)
+    afresh = compiled_scaled(tmp_path, "2.0")[80][0]
+    assert first == again == afresh
+    assert "scaled_kernel" in first["ptx"]
+
+
+def test_another_kernel_architecture_or_option_is_another(tmp_path, folder):
+    compiled_scaled(tmp_path, "2.0", archs=(80, 90))
+    compiled_scaled(tmp_path, "3.0")
+    compiled_scaled(tmp_path, "2.0", num_warps=8)
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_the_assembler_is_asked_once_for_each_text_and_architecture(tmp_path, folder, monkeypatch):
+    older, newer = (made[0]["ptx"] for made in compiled_scaled(tmp_path, "2.0", archs=(80, 90)).values())
+    said = resources.assembled(older, 80), resources.assembled(newer, 90)
+    assert "for 'sm_80'" in said[0]
+    assert "for 'sm_90a'" in said[1]
+    monkeypatch.setattr(resources, "assembler", None)  # nobody is left to ask
+    assert (resources.assembled(older, 80), resources.assembled(newer, 90)) == said
+    with pytest.raises(TypeError):
+        resources.assembled(older, 90)
+
+
+def test_shared_by_equal_types_alone():
+    import triton.language as tl
+
+    with types_found_once(adapter.interpreter()):
+        first, again, wider, other = (
+            tl.block_type(of, shape)
+            for of, shape in [(tl.float32, [16]), (tl.float32, [16]), (tl.float32, [32]), (tl.int32, [16])]
+        )
+        assert first == again
+        assert first.shape is again.shape
+        assert [list(each.shape) for each in (again, wider, other)] == [[16], [32], [16]]
+        assert [each.numel for each in (again, wider, other)] == [16, 32, 16]
+        assert [str(each.scalar) for each in (again, wider, other)] == ["fp32", "fp32", "int32"]
+
+
+def test_names_are_what_they_were_afterwards():
+    import triton.language as tl
+
+    module = adapter.interpreter()
+    before = tl.block_type.__init__, tl.tensor.__init__, module._get_np_dtype
+    with types_found_once(module):
+        assert tl.block_type.__init__ is not before[0]
+    assert (tl.block_type.__init__, tl.tensor.__init__, module._get_np_dtype) == before

@@ -1,0 +1,116 @@
+"""Runs in forked processes: each starts afresh, none ends the fork server, and torch's own attention earns nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from labkit.labs.catalog import find_lab
+from labkit.suite.forked import ForkedRunner
+from labkit.suite.messages import run_lines
+from labkit.suite.results import Kind, State, TestResult, task_points
+from tests.student import LAB, quiet_environment, solution_text, stub_text
+
+ONE = ("TestEstimateAttentionMemory::test_odd_sizes",)
+ONE_TASK = "estimate_attention_memory"
+HEAD = f"def {ONE_TASK}(seq_len, d_model, dtype_bytes=4, batch_size=1):\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs tests, one by default, on a source text."""
+    runner = ForkedRunner()
+
+    def run(source, lab=LAB, tests=ONE, **options):
+        (tmp_path / lab.answer_file.name).write_text(source, encoding="utf-8")
+        return runner.run(lab.label, "--src", str(tmp_path), tests=tests, **options)
+
+    return run
+
+
+def test_each_run_reads_the_file_again(run):
+    assert [result.state for result in run(stub_text()).results] == [State.NOT_STARTED]
+    assert [result.state for result in run(solution_text()).results] == [State.PASSED]
+
+
+def test_results_before_the_end_of_a_process_are_kept(run):
+    tests = (*ONE, "TestEstimateAttentionMemory::test_nothing_is_allocated")
+    whole = run(solution_text(), tests=tests).results
+    ends = f"{solution_text()}\n\nestimate = {ONE_TASK}\n\n\n{HEAD}    import os\n    if seq_len == 1500: os._exit(0)\n"
+    ends += "    return estimate(seq_len, d_model, dtype_bytes, batch_size)\n"
+    part = run(ends, tests=tests)
+    assert [result.kind for result in whole] == [Kind.EXACT, Kind.SMALL]
+    assert part.results == whole[:1]
+    assert (part.n_collected, part.died) == (2, "it left with status 0")
+
+
+@pytest.mark.parametrize(
+    ("body", "problem", "options"),
+    [
+        ("    import os\n    os.kill(os.getpid(), 9)\n", "the run ended without a result: SIGKILL (killed)", {}),
+        (
+            "    import signal\n    signal.alarm(0); signal.setitimer(0, 0)\n    while True: pass\n",
+            "the run did not end within 2 s by the clock",
+            {"seconds": 2},
+        ),
+    ],
+    ids=["kills itself", "disarms the limit"],
+)
+def test_a_run_that_dies_is_a_problem_of_that_run(run, body, problem, options):
+    died = run(HEAD + body, **options)
+    assert died.problem == problem
+    assert died.results == []
+    assert run(solution_text()).results[0].passed
+
+
+def test_what_a_run_changes_is_gone_in_the_next(run):
+    run("import numpy\nnumpy.float32 = numpy.float64\n" + HEAD + "    pass\n")
+    assert run(solution_text()).results[0].passed
+
+
+def test_an_unknown_test_is_a_problem(run):
+    assert "not found" in run(solution_text(), tests=("TestNothing",)).problem
+
+
+@pytest.mark.parametrize("name", ["pytest", "sitecustomize"])
+def test_nothing_is_imported_from_the_current_folder(tmp_path, name):
+    """It may be a student's."""
+    (tmp_path / f"{name}.py").write_text("import os; os._exit(3)")
+    program = (
+        "from labkit.suite.forked import ForkedRunner\n"
+        "if __name__ == '__main__':\n"
+        f"    run = ForkedRunner().run({LAB.label!r}, '--solutions', tests={ONE!r})\n"
+        "    assert run.results[0].passed, run"
+    )
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "program.py").write_text(program)
+    command = [sys.executable, "-P", str(tmp_path / "elsewhere" / "program.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=quiet_environment(), timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+TORCHS_OWN = """
+import torch
+
+def split_kv_decode(q, k, v, num_splits):
+    if num_splits < 1:
+        raise ValueError("num_splits")
+    group = q.shape[-2] // k.shape[-3]
+    expanded = [x.unsqueeze(-3).expand(*x.shape[:-2], group, *x.shape[-2:]).flatten(-4, -3) for x in (k, v)]
+    o = torch.nn.functional.scaled_dot_product_attention(q.unsqueeze(-2), *expanded).squeeze(-2)
+    scores = (q.unsqueeze(-2) @ expanded[0].mT).squeeze(-2) * q.shape[-1] ** -0.5
+    return o, scores.logsumexp(-1)
+"""
+
+
+@pytest.mark.slow
+def test_torchs_own_attention_earns_nothing(run):
+    """It is right for every input, and small: only that it is called is found, in some of the tests."""
+    lab = find_lab("09")
+    results: list[TestResult] = run(TORCHS_OWN, lab, ("TestSplitKvDecode",)).results
+    assert sum(result.passed for result in results) > len(results) / 2
+    task = next(task for task in lab.tasks if task.name == "split_kv_decode")
+    assert task_points(task, results) == 0
+    assert any("calls torch's own attention (" in line for line in run_lines(lab, results))

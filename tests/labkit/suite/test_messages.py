@@ -1,0 +1,100 @@
+"""Messages of single tests, and the lines of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.suite.messages import change_lines, explain, run_lines
+from labkit.suite.results import State, TestResult, add_up
+from tests.student import results, solution_text, student_lab
+
+FIRST, SECOND, THIRD = "standard_attention", "measure_attention_memory", "profile_memory_scaling"
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """Lab 01 with the solution as a student's file."""
+    return student_lab(tmp_path, solution_text())
+
+
+def wrong(task, test="test", line="off"):
+    return TestResult(test, task, State.WRONG, (line,))
+
+
+def explained(folder, body):
+    """The message of an exception that a student's function raises."""
+    file = folder / "mine.py"
+    file.write_text(f"def task():\n    {body}\n", encoding="utf-8")
+    namespace = {}
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), namespace)
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        namespace["task"]()
+    caught.value.add_note("Usual cause: sizes")
+    return explain(caught.value, [file])
+
+
+@pytest.mark.parametrize(
+    ("body", "first"),
+    [
+        ("raise ValueError('sizes')", "task raised ValueError: sizes"),
+        ("raise SystemExit(0)", "task raised SystemExit: 0"),
+        ("[].shape", "task raised AttributeError: 'list' object has no attribute 'shape'"),
+    ],
+)
+def test_an_exception_of_the_students_names_function_line_and_cause(tmp_path, body, first):
+    state, lines = explained(tmp_path, body)
+    assert state is State.CRASHED
+    assert lines == (first, f"at mine.py:2: {body}", "Usual cause: sizes")
+
+
+def test_a_long_line_is_folded_to_its_end(tmp_path):
+    _, lines = explained(tmp_path, "raise ValueError('sizes ' * 30 + 'END')")
+    assert lines[1].endswith("sizes END")
+    assert max(map(len, lines)) <= 160
+
+
+def test_a_task_refers_to_the_first_undone_one_that_it_calls(lab):
+    estimate = lab.tasks[3].name
+    lines = run_lines(lab, [wrong(FIRST), wrong(SECOND), wrong(THIRD), wrong(estimate)])
+    refers = f"  your code for it calls {FIRST}, which is not right yet: fix {FIRST} first"
+    assert [line for line in lines if "calls" in line] == [refers] * 2
+    lines = run_lines(lab, [TestResult("test", FIRST, State.PASSED), wrong(SECOND), wrong(THIRD)])
+    refers = f"  your code for it calls {SECOND}, which is not right yet: fix {SECOND} first"
+    assert [line for line in lines if "calls" in line] == [refers]
+    lab.answer_file.write_text("def (", encoding="utf-8")
+    assert "calls" not in "\n".join(run_lines(lab, [wrong(FIRST), wrong(SECOND)]))
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_equal_failures_are_folded(lab, everything):
+    given = [wrong(FIRST, f"test_a[{i}]", "TypeError") for i in range(22)]
+    given += [wrong(FIRST, f"test_b[{i}]", f"off by {i}") for i in range(4)]
+    lines = run_lines(lab, given, everything=everything)
+    assert lines.count("      TypeError") == 1
+    assert "      and 21 more tests: the same (test_a)" in lines
+    assert ("  ✗ and 2 more of test_b (-v shows all)" in lines) != everything
+    assert ("      off by 3" in lines) == everything
+
+
+def test_many_failures_are_named(lab):
+    own = [each for each in results(lab, standard_attention=0) if each.task == FIRST]
+    lines = run_lines(lab, own)
+    assert lines[-4] == "  ✗ and 7 more of test_3, test_4, test_5, test_6 … (-v shows all)"
+    assert len([line for line in run_lines(lab, own, everything=True) if "✗" in line]) == 10
+
+
+def test_a_run_of_one_task_has_lines_of_that_task_only(lab):
+    lines = run_lines(lab, [each for each in results(lab, plot_memory_scaling=7) if each.task == "plot_memory_scaling"])
+    assert lines[0] == "lab01 · plot_memory_scaling · 7 of 10 tests pass"
+    assert lines[-1].startswith("next: plot_memory_scaling")
+    assert FIRST not in "\n".join(lines)
+
+
+def test_changes_since_the_run_before(lab):
+    before = add_up(lab, results(lab, standard_attention=4, analyze_scaling=9))
+    after = add_up(lab, results(lab, standard_attention=10, analyze_scaling=8))
+    assert change_lines(lab, before, after) == [
+        "▲ lab01 · standard_attention · 4 → 10 of 10",
+        "▼ lab01 · analyze_scaling · 9 → 8 of 10",
+    ]
+    assert change_lines(lab, after, after) == []

@@ -1,0 +1,84 @@
+"""Runs labs' suites for the course's tests in a process of their own, two at a time, while other tests run.
+
+In the tests' own process they would add to the memory that tests of meters measure.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from labkit.meters.kernels.kept import kernels_kept
+from labkit.suite.forked import HEAVY, ForkedRunner
+from labkit.suite.run import SuiteRun
+from labstaff.grader.runner import SandboxedRunner
+
+N_RUNNERS = 2
+LONGEST_WAIT = 900.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a lab's suite: pytest's options, and which of its tests; all when empty."""
+
+    lab: str
+    options: tuple[str, ...]
+    tests: tuple[str, ...] = ()
+
+
+class SuiteRuns:
+    """The runs of `jobs`, which begin now. Called with a job, it waits for that job's run."""
+
+    def __init__(self, jobs: Sequence[Job], sandboxed: bool) -> None:
+        self.seconds: dict[Job, float] = {}
+        self._runs: dict[Job, SuiteRun] = {}
+        context = multiprocessing.get_context("spawn")
+        self._done = context.Queue()
+        self._process = context.Process(target=_run_all, args=(jobs, sandboxed, self._done))
+        self._process.start()
+
+    def __call__(self, job: Job) -> SuiteRun:
+        """The run of `job`."""
+        give_up = time.monotonic() + LONGEST_WAIT
+        while job not in self._runs:
+            assert time.monotonic() < give_up, f"no run of {job} within {LONGEST_WAIT:g} s"
+            try:
+                done, self._runs[done], self.seconds[done] = self._done.get(timeout=1)
+            except Empty:
+                assert self._process.is_alive(), "the process that runs the suites has ended"
+        return self._runs[job]
+
+    def close(self) -> None:
+        """End the process, and all that it has started."""
+        if self._process.is_alive() and self._process.pid:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.join()
+
+
+def _run_all(jobs: Sequence[Job], sandboxed: bool, done: Any) -> None:
+    os.setsid()
+    with (
+        tempfile.TemporaryDirectory(prefix="suites-") as folder,
+        kernels_kept(Path(folder, "kernels")),  # most files' kernels are the solution's
+        SandboxedRunner() if sandboxed else ForkedRunner(tuple(HEAVY.values())) as runner,
+        ThreadPoolExecutor(N_RUNNERS) as pool,
+    ):
+
+        def run(job: Job) -> None:
+            began = time.perf_counter()
+            try:
+                result = runner.run(job.lab, *job.options, tests=job.tests)
+            except Exception as error:
+                result = SuiteRun(problem=f"{type(error).__name__}: {error}")
+            done.put((job, result, time.perf_counter() - began))
+
+        list(pool.map(run, jobs))
