@@ -120,19 +120,28 @@ class Case:
         return dict(zip(RESULTS, map(numbers, (made.output, made.lse, *back)), strict=True))
 
     def check(
-        self, name: str, got: Any, suspects: Suspects | None = None, *, hint: str = "", nan_hint: str = ""
+        self,
+        name: str,
+        got: Any,
+        suspects: Suspects | None = None,
+        *,
+        hint: str = "",
+        nan_hint: str = "",
+        called: str = "",
     ) -> None:
         """Compare the result `name` with the reference, and name a usual mistake when one fits.
+
+        `called` is what the handout calls the result, if not by the same name.
 
         Each of `suspects` is the value of this result or a function that returns it; or, of several results, a dict or
         a function that returns one.
         """
-        assert_type(name, got, torch.Tensor, "a tensor")
+        assert_type(called or name, got, torch.Tensor, "a tensor")
         own = lambda: {text: _named(value, name) for text, value in as_mapping(suspects).items()}  # noqa: E731
         got = got.detach().to("cpu", torch.float64)
         with np.errstate(all="ignore"):
             assert_close(
-                name,
+                called or name,
                 got,
                 self.want[name],
                 plain=self.plain[name],

@@ -74,14 +74,14 @@ def gradients(
 
 
 def gradients_with_penalty(
-    Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, dO: torch.Tensor
+    Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, dO: torch.Tensor, *, mask: torch.Tensor | None = None
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """The gradients of the sum of `output ∘ dO` and of the squares of its own gradients; and those without the squares.
 
     In the dtype of the inputs, by autograd through autograd.
     """
     leaves = [x.clone().requires_grad_() for x in (Q, K, V)]
-    total = (attention(*leaves).output * dO).sum()
+    total = (attention(*leaves, mask=mask).output * dO).sum()
     alone = torch.autograd.grad(total, leaves, create_graph=True)
     return torch.autograd.grad(total + sum((x**2).sum() for x in alone), leaves), alone
 

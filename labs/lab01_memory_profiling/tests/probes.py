@@ -33,7 +33,8 @@ def result_and_weights(task, *args):
         return function(*args, **kwargs)
 
     with contextlib.ExitStack() as stack:
-        for module in {id(each): each for each in (vars(np), *(task.__globals__ for task in TASKS.values()))}.values():
+        modules = [vars(np), *(getattr(each, "__globals__", {}) for each in TASKS.values())]  # a stand-in has none
+        for module in {id(each): each for each in modules}.values():
             for name, value in list(module.items()):
                 counted = counted_call if name == "standard_attention" else counted_power
                 if name == "standard_attention" or any(value is power for power in POWERS):

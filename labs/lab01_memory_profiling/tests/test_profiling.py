@@ -276,6 +276,10 @@ class TestEstimateAttentionMemory:
     def test_batch_counts(self):
         assert_bytes(ESTIMATED, self.estimate(50, 16, batch_size=7), 50, 16, batch_size=7)
 
+    def test_bytes_are_whole_numbers(self):
+        for key, value in self.estimate(3, 5).items():
+            assert_type(key, value, (int, np.integer), "a whole number of bytes")
+
     @robust
     def test_large_sizes_do_not_overflow(self):
         sizes = {"seq_len": 1_000_003, "d_model": 129, "batch_size": 63_001}

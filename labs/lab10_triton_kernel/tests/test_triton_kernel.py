@@ -40,7 +40,6 @@ from .support import GARBAGE, assert_bytes, assert_compiles, assert_multiplied, 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 by_arch = pytest.mark.parametrize("arch", list(TARGETS), ids=[f"sm_{arch}" for arch in TARGETS])
-by_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
 GRADIENTS = ("dQ", "dK", "dV")
 RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
 CACHE = ("q", "k_cache", "v_cache", "block_table", "context_lens")
@@ -378,9 +377,11 @@ class TestPagedDecode:
         right = got.shape == (1, 1, 1) and abs(float(got) - 4) < 1e-6
         require(right, f"o is {got.tolist()}, expected [[[4.0]]]: the mean of the values 5, 6 and 1")
 
-    @by_dtype
-    def test_lengths(self, rng, dtype):
-        batch = PagedBatch(rng, (1, 5, 45, 8), block_size=8, d_v=5, dtype=dtype)
+    @pytest.mark.parametrize(
+        ("lengths", "dtype"), [((1, 5, 45), torch.float32), ((8, 16), torch.float16)], ids=["1-5-45", "8-16-float16"]
+    )
+    def test_lengths(self, rng, lengths, dtype):
+        batch = PagedBatch(rng, lengths, block_size=8, d_v=5, dtype=dtype)
         self.check(batch, hint="tokens behind the last weigh nothing")
 
     @pytest.mark.parametrize("num_splits", [1, 3, 7])
@@ -448,8 +449,9 @@ class TestPagedDecode:
         self.check(batch, 1, SHORT_SUMS)
 
     @small
-    def test_bytes_are_the_contexts(self, rng):
-        lengths, d, num_splits = (41, 19, 5), 32, 3
+    @pytest.mark.parametrize("num_splits", [1, 3])
+    def test_bytes_are_the_contexts(self, rng, num_splits):
+        lengths, d = (41, 19, 5), 32
         seen = self.check(PagedBatch(rng, lengths, block_size=8, kv_heads=2, group=4, d=d), num_splits)
         for name in ("k_cache", "v_cache"):
             want = sum(lengths) * 2 * d * 4

@@ -195,11 +195,12 @@ class EveryAttention:
     """What a rank is given."""
     results: ClassVar[tuple[str, ...]] = FORWARD
     logit_scale: ClassVar[int] = 300
+    usual_cause: ClassVar[str] = ""
 
     def check(self, case, hint="", nan_hint=POISON):
         """Run the task, compare its results with attention over the whole sequence; returns what it took."""
         found = on_ranks(self.task, case.shards(self.names), **case.options)
-        case.check(found, self.results, hint=hint, nan_hint=nan_hint)
+        case.check(found, self.results, hint=hint or self.usual_cause, nan_hint=nan_hint)
         return found
 
     def test_sizes_drawn_at_random(self, rng):
@@ -416,20 +417,20 @@ class TestUlyssesAttention(EveryAttention):
     """Tokens for heads, and back."""
 
     task, method = "ulysses_attention", "ulysses"
-    order_of_heads = (
+    usual_cause = (
         "rank r attends with heads r · H / P and those that follow, in this order, and each key head with its group"
     )
 
     @pytest.mark.parametrize(("layout", "causal"), [*((layout, True) for layout in LAYOUTS), ("zigzag", False)])
     def test_two_ranks(self, rng, layout, causal):
         case = RingCase(rng, n_tokens=24, world_size=2, layout=layout, causal=causal, d_v=5)
-        self.check(case, hint=self.order_of_heads)
+        self.check(case)
 
     @pytest.mark.parametrize(("world_size", "kv_heads", "group"), [(1, 2, 2), (3, 3, 2), (2, 4, 3), (4, 8, 1)])
     def test_heads_shared_out(self, rng, world_size, kv_heads, group):
         sizes = {"kv_heads": kv_heads, "group": group, "causal": True, "batch": (2,)}
         case = RingCase(rng, n_tokens=4 * world_size, world_size=world_size, **sizes)
-        self.check(case, hint=self.order_of_heads)
+        self.check(case)
 
     @small
     def test_every_rank_computes_its_heads_alone(self, rng):

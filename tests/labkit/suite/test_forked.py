@@ -13,7 +13,7 @@ from labkit.suite.messages import run_lines
 from labkit.suite.results import Kind, State, TestResult, task_points
 from tests.student import LAB, quiet_environment, solution_text, stub_text
 
-ONE = ("TestEstimateAttentionMemory::test_odd_sizes",)
+ONE = ("TestEstimateAttentionMemory::test_worked_example",)
 ONE_TASK = "estimate_attention_memory"
 HEAD = f"def {ONE_TASK}(seq_len, d_model, dtype_bytes=4, batch_size=1):\n"
 

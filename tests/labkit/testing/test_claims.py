@@ -134,8 +134,8 @@ def test_a_tests_own_hint_is_not_shown_where_plain_tests_fail_too(tmp_path):
     right = "weights = powers / np.where(totals == 0, 1, totals)"
     source = solution_text().replace(right, f"{right} * 0.9")
     hint = "N_q is taken for N_k somewhere"
-    assert hint not in pytest_run(tmp_path, source, "-k", "test_odd_lengths or test_more_keys").stdout
-    assert hint in pytest_run(tmp_path, source, "-k", "test_more_keys").stdout
+    assert hint not in pytest_run(tmp_path, source, "-k", "test_odd_lengths or test_unequal_lengths").stdout
+    assert hint in pytest_run(tmp_path, source, "-k", "test_unequal_lengths").stdout
 
 
 def test_results_that_are_right_are_named():
@@ -157,4 +157,4 @@ def test_results_that_are_right_are_named():
 )
 def test_numpys_error_comes_with_its_usual_cause(tmp_path, line, says):
     source = solution_text().replace("totals = powers.sum(axis=-1, keepdims=True)", line)
-    assert says in pytest_run(tmp_path, source, "-k", "test_more_keys_than_queries").stdout
+    assert says in pytest_run(tmp_path, source, "-k", "test_unequal_lengths").stdout

@@ -1,1 +1,0 @@
-"""Sliding windows, their tiles, a cache of their masks, and the audit of what they save."""

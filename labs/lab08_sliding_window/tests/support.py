@@ -1,0 +1,371 @@
+"""What Lab 08's suite compares with: masks, tiles and attention through a window, and the mistakes usual in each."""
+
+import contextlib
+import gc
+import math
+from functools import cached_property, partial
+from itertools import permutations
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.utils.checkpoint
+
+from labkit.meters.profiler import profile_memory
+from labkit.testing.attention.suspects import scale_suspects
+from labkit.testing.attention.tensor_cases import Case, numbers
+from labkit.testing.attention.tensor_reference import attention, gradients_with_penalty
+from labkit.testing.compare import assert_at_most, assert_close, assert_dtype, assert_equal, assert_type, require
+from labkit.testing.wording import dtype_name
+
+MOST_SCATTER = 1.35
+"""How much more than one rounding at the end may scatter the errors of half precision: the handout's number."""
+NOTHING_SEEN = (
+    "a query that sees no key of the first tile it looks at: its maximum is −inf, and −inf − (−inf) is NaN; "
+    "or memory of `empty` that was never written"
+)
+
+
+# Masks and tiles
+
+
+def hidden_pairs(seq_len, window):
+    """True where query i does not see key j, as NumPy; `window` may be below 1 here: then nothing is seen."""
+    i, j = np.arange(seq_len)[:, None], np.arange(seq_len)
+    return ~((i - window < j) & (j <= i))
+
+
+def window_suspects(seq_len, window):
+    """Usual mistakes in a window → the pairs that are hidden then."""
+    i, j = np.arange(seq_len)[:, None], np.arange(seq_len)
+    hidden = partial(hidden_pairs, seq_len)
+    return {
+        "the window is one key too wide: it is the number of keys seen, the query's own included": hidden(window + 1),
+        "the window is one key too narrow: the query's own key counts as one of the window": hidden(window - 1),
+        "later keys are not masked out: j ≤ i": j <= i - window,
+        "the window is not cut off on the left: only j ≤ i is applied": j > i,
+        "the window reaches to both sides of the query": abs(i - j) >= window,
+        "the window lies after the query: rows and columns are exchanged": hidden(window).T,
+        "True and False are exchanged: True must stand where a key is masked out": ~hidden(window),
+    }
+
+
+def assert_mask(got, seq_len, window):
+    """Fail unless `got` is the mask of `window_mask(seq_len, window)`."""
+    name, want = f"window_mask({seq_len}, {window})", hidden_pairs(seq_len, window)
+    found = _as_numpy(name, got, torch.bool, want.shape)
+    wrong = np.argwhere(found != want)
+    if not len(wrong):
+        return
+    i, j = wrong[0]
+    seen = "not to be seen" if want[i, j] else "to be seen"
+    require(
+        False,
+        f"{name}: wrong for {len(wrong):,} of {want.size:,} pairs, first for query {i}, key {j}, which is {seen}: "
+        f"{i} − {window} < j ≤ {i}" + _cause(found, window_suspects(seq_len, window)),
+    )
+
+
+def kinds_of_tiles(hidden, block):
+    """What each tile of a mask holds."""
+    n_blocks = -(-len(hidden) // block)
+    kinds = np.full((n_blocks, n_blocks), "partial")
+    for a, b in np.ndindex(kinds.shape):
+        tile = hidden[a * block : (a + 1) * block, b * block : (b + 1) * block]
+        if tile.all() or not tile.any():
+            kinds[a, b] = "empty" if tile.all() else "full"
+    return kinds
+
+
+def tile_suspects(seq_len, window, block):
+    """Usual mistakes → the array that each leads to."""
+    right = kinds_of_tiles(hidden_pairs(seq_len, window), block)
+    padded = right.copy()
+    if seq_len % block:
+        cut = padded[-1]
+        cut[cut == "full"] = "partial"
+    return {
+        "a tile that the sequence's end cuts is called partial although every pair in it is seen": padded,
+        "every partial tile is called full": np.where(right == "partial", "full", right),
+        "every full tile is called partial": np.where(right == "full", "partial", right),
+        "the window is one key too wide": kinds_of_tiles(hidden_pairs(seq_len, window + 1), block),
+        "the window is not cut off on the left": kinds_of_tiles(hidden_pairs(seq_len, seq_len), block),
+    }
+
+
+def assert_tiles(got, seq_len, window, block):
+    """Fail unless `got` is what `classify_tiles(seq_len, window, block)` must return."""
+    name, hidden = f"classify_tiles({seq_len}, {window}, {block})", hidden_pairs(seq_len, window)
+    want = kinds_of_tiles(hidden, block)
+    assert_type(name, got, np.ndarray, "a NumPy array")
+    require(got.shape == want.shape, f"{name} has shape {got.shape}, expected {want.shape}: ⌈N / block⌉ blocks")
+    wrong = np.argwhere(got != want)
+    if not len(wrong):
+        return
+    a, b = wrong[0]
+    tile = hidden[a * block : (a + 1) * block, b * block : (b + 1) * block]
+    require(
+        False,
+        f"{name}: {len(wrong):,} of {want.size:,} tiles are wrong, first [{a}, {b}]: {str(got[a, b])!r}, expected "
+        f"{str(want[a, b])!r}, as {np.count_nonzero(~tile):,} of its {tile.size:,} pairs are seen"
+        + _cause(got, tile_suspects(seq_len, window, block)),
+    )
+
+
+def assert_codes(name, got, arguments):
+    """Fail unless `got` is the tile mask for (seq_len, window, block)."""
+    seq_len, window, block = arguments[:3]
+    kinds = kinds_of_tiles(hidden_pairs(seq_len, window), block)
+    want = np.select([kinds == "full", kinds == "partial"], [2, 1], 0)
+    found = _as_numpy(name, got, torch.int8, want.shape, ": one code a tile, whatever the batch and the heads")
+    wrong = np.argwhere(found != want)
+    if len(wrong):
+        a, b = wrong[0]
+        require(False, f"{name} is {found[a, b]} at [{a}, {b}], expected {want[a, b]}; {len(wrong)} of {want.size} "
+                "are wrong\nUsual cause: it is another mask's")  # fmt: skip
+
+
+def _as_numpy(name, got, dtype, shape, why=""):
+    assert_type(name, got, torch.Tensor, "a tensor")
+    require(got.dtype == dtype, f"{name} is {dtype_name(got.dtype)}, expected {dtype_name(dtype)}")
+    require(tuple(got.shape) == shape, f"{name} has shape {tuple(got.shape)}, expected {shape}{why}")
+    return got.numpy()
+
+
+def _cause(found, suspects):
+    """The first known mistake that gives the same array, as a line of a message."""
+    cause = next((text for text, value in suspects.items() if np.array_equal(found, value)), "")
+    return f"\nThat is exactly what comes out when {cause}" if cause else ""
+
+
+# Attention
+
+
+class WindowCase(Case):
+    """Inputs of attention through a window, and its results by the handout's names."""
+
+    names: ClassVar = {"out": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}
+
+    def __init__(self, rng, seq_len, window, block, **sizes):
+        super().__init__(rng, n=seq_len, mask=hidden_pairs(seq_len, window), **({"d": 12, "d_v": 7} | sizes))
+        self.window, self.block = window, block
+
+    @property
+    def step(self):
+        """The arguments of a training step."""
+        return *self.inputs, self.dO, self.window, self.block
+
+    @cached_property
+    def suspects(self):
+        """Usual mistakes → all results that each leads to."""
+        hidden = window_suspects(len(self.mask), self.window)
+        left_edge, block = self.mask.copy(), self.block
+        for a, b in np.argwhere(kinds_of_tiles(self.mask, block) == "partial"):
+            if a != b:
+                left_edge[a * block : (a + 1) * block, b * block : (b + 1) * block] = False
+        hidden["tiles that the left edge of the window cuts are taken as full"] = left_edge
+        scales = scale_suspects(self.arrays)
+        return {text: partial(self.results, hidden=value) for text, value in hidden.items()} | {
+            text: partial(self.results, scale=value) for text, value in scales.items()
+        }
+
+    def compare(self, name, got, hint="", nan_hint=NOTHING_SEEN):
+        """Compare one result with the reference, and name a usual mistake where one fits."""
+        require(got is not None, f"{name} never arrived: what autograd was to follow was cut by a detach")
+        self.check(self.names[name], got, self.suspects, hint=hint, nan_hint=nan_hint, called=name)
+        assert_dtype(name, got, self.Q.dtype)
+        if got.dtype.itemsize == 2:
+            want, plain = (each[self.names[name]] for each in (self.want, self.plain))
+            scatter = round(_spread(numbers(got) - want) / _spread(plain - want), 3)
+            what = f"the scatter of {name}'s errors, by one rounding at the end,"
+            assert_at_most(what, scatter, MOST_SCATTER, unit="times", hint=f"Usual cause: {hint}")
+
+    def compare_step(self, results, hint="", nan_hint=NOTHING_SEEN, names=tuple(names)):
+        """Compare the results of a training step."""
+        for name, got in zip(self.names, results, strict=True):
+            if name in names:
+                self.compare(name, got, hint, nan_hint)
+
+    def compare_penalised(self, got):
+        """Compare the gradients of a loss and the squares of its own gradients with those of the reference."""
+        hint = "backward is differentiated too, but what it saved is a constant there: refuse, where is_grad_enabled()"
+        left_out = "the penalty is left out: backward's results come without a graph, and without an error"
+        both = gradients_with_penalty(*self.inputs, self.dO, mask=self.hidden)
+        for name, value, want, without in zip("qkv", got, *both, strict=True):
+            name, want = f"d{name} of a loss with a penalty on its own gradients (create_graph=True)", numbers(want)
+            require(value is not None, f"{name} is None\nUsual cause: {hint}")
+            assert_close(name, value, want, plain=want + 1e-10, suspects={left_out: numbers(without)}, hint=hint)
+
+
+def _spread(errors):
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def flops_needed(seq_len, window, block, d):
+    """FLOPs of one product over all pairs of the tiles that are not empty, and over the pairs that are seen."""
+    hidden = hidden_pairs(seq_len, window)
+    size = np.minimum(block, seq_len - np.arange(0, seq_len, block))
+    visited = kinds_of_tiles(hidden, block) != "empty"
+    return 2 * d * int((visited * size[:, None] * size).sum()), 2 * d * int(np.count_nonzero(~hidden))
+
+
+def last_queries_are_right(out, dq, inputs, window):
+    """Whether out and dq are right for the last `window` queries: they see keys of the last 2 · window − 1 alone.
+
+    `inputs` are q, k, v and the gradient of out, each (N, d).
+    """
+    q, k, v, d_out = (x.double()[1 - 2 * window :].requires_grad_() for x in inputs)
+    hidden = torch.from_numpy(hidden_pairs(2 * window - 1, window))
+    want = attention(q, k, v, mask=hidden).output
+    (want * d_out)[-window:].sum().backward()
+    pairs = ((out, want), (dq, q.grad))
+    return all(torch.allclose(got[-window:].double(), right[-window:], 0, 1e-4) for got, right in pairs)
+
+
+# BlockMaskCache
+
+
+def assert_cache_follows(maxsize, operations, session, hint=""):
+    """Fail unless a cache, given `operations`, did what a plain model of it does: the same masks, no others held.
+
+    `session` is what the probe `cache_session` tells of them.
+    """
+    held = {}  # key → the operation that made the mask; the least recently used first
+    kept = set()  # by callers
+    for number, ((kind, *given), one) in enumerate(zip(operations, session, strict=True)):
+        call = {"clear": "clear()"}.get(kind) or f"get{given[0]}"
+        after = f"{call}, operation {number + 1} of a cache with maxsize {maxsize},"
+        if kind == "clear":
+            held = {}
+        elif kind != "fail":
+            key = (*given[0][:3], torch.device(*given[0][3:] or ["cpu"]))
+            want = held.pop(key, number)
+            _assert_mask_of(after, one, given[0], want, number, hint)
+            held[key] = want
+            held = dict(list(held.items())[-maxsize:])
+            kept |= {want} if kind == "hold" else set()
+        early = "a mask goes, or a place is taken, before the arguments are checked"
+        assert_equal(f"len(cache) after {after}", one["len"], len(held), hint=early if kind == "fail" else hint)
+        alive = {session[place]["memory"] for place in one["alive"]}
+        for place, cause in (
+            (set(held.values()) - alive, "another than the least recently used goes, the one made first (FIFO)"),
+            (alive - {*held.values(), *kept}, "another list or cache still holds it, a functools.lru_cache perhaps"),
+        ):
+            keys = " and ".join(f"get{operations[each][1]}" for each in sorted(place))
+            held_or_not = "still" if place & alive else "not"
+            require(not place, f"the mask of {keys} is {held_or_not} in memory after {after}\nUsual cause: {cause}")
+
+
+def _assert_mask_of(after, one, arguments, want, number, hint):
+    device, got = torch.device(*arguments[3:] or ["cpu"]), one["mask"]
+    cause = f"\nUsual cause: {hint}" if hint else ""
+    assert_type(f"the result of {after}", got, torch.Tensor, "a tensor")
+    require(got.device == device, f"{after} gives a mask on {got.device}\nUsual cause: the device belongs in the key: "
+            "a mask must lie where it is used")  # fmt: skip
+    if one["tensor"] != want:
+        if one["memory"] == want:
+            cause = "\nUsual cause: a view or a detach of what is held: the very same tensor is asked for (`is`)"
+        which = "another tensor than before" if want < number else "a tensor that it gave before, for another mask"
+        require(False, f"{after} gives {which}{cause}")
+    if device.type == "cpu":
+        assert_codes(f"the result of {after}", got, arguments)
+    if want < number:
+        assert_at_most(f"the memory that {after} takes", one["peak_bytes"], 0, hint=hint)
+
+
+# memory_breakdown
+
+SIZES = {"batch": 1, "heads": 2, "seq_len": 256, "head_dim": 16, "window": 48, "block": 32}
+SMALL = {"batch": 2, "heads": 3, "seq_len": 48, "head_dim": 8, "window": 11, "block": 16}
+TRAINED = ("naive_mask", "causal_sdpa", "tiled_window")
+PARTS = ("mask", "output", "saved", "gradients", "workspace")
+
+
+def shape_of(sizes):
+    """The shape of q, k and v."""
+    return tuple(sizes[name] for name in ("batch", "heads", "seq_len", "head_dim"))
+
+
+def bytes_of_q(dtype=torch.float32, **sizes):
+    """The bytes of q, with `sizes` in place of those of `SIZES`."""
+    return math.prod(shape_of(SIZES | sizes)) * dtype.itemsize
+
+
+def bytes_of_scores(**sizes):
+    """The bytes of all scores in float32."""
+    batch, heads, seq_len, _ = shape_of(SIZES | sizes)
+    return 4 * batch * heads * seq_len**2
+
+
+def assert_adds_up(got, text):
+    """Fail unless the components of a breakdown add up to `total`, none of them negative."""
+    total = sum(got[part] for part in PARTS)
+    require(total == got["total"], f"{', '.join(PARTS)} {text} are {total:,} bytes together, and total is "
+            f"{got['total']:,}")  # fmt: skip
+    negative = [part for part in PARTS if got[part] < 0]
+    require(not negative, f"{', '.join(negative)} {text} is negative")
+
+
+def assert_attends(variant, inputs, arrays, window):
+    """Fail unless among `arrays` is what a `variant` of the audit must make of `inputs`: q, k and v in any order."""
+    n = inputs[0].shape[-2]
+    right = hidden_pairs(n, n if variant == "causal_sdpa" else window)
+    if _is_among(arrays, inputs, right):
+        return
+    masks = {"the mask is ignored: every key is seen": np.zeros((n, n), bool)} | window_suspects(n, window)
+    usual = [(text, mask, None) for text, mask in masks.items() if not np.array_equal(mask, right)]
+    usual.append(("the scores are not divided by √d", right, 1.0))
+    cause = next((text for text, mask, scale in usual if _is_among(arrays, inputs, mask, scale)), "")
+    require(False, f"the attention that {variant!r} runs is another one: what it should make of its q, k and v is "
+            "nowhere" + (f"\nThat is exactly what comes out when {cause}" if cause else ""))  # fmt: skip
+
+
+def _is_among(arrays, inputs, hidden, scale=None):
+    for q, k, v in permutations(inputs):
+        want = attention(q, k, v, mask=torch.from_numpy(hidden), scale=scale).output
+        if any(torch.allclose(x.double().reshape(want.shape), want, 1e-3, 1e-4) for x in arrays):
+            return True
+    return False
+
+
+def peak_of_causal_step(q, k, v, checkpointed):
+    """The peak bytes of a step of causal attention, by the course's own reading of the allocator's record."""
+    attend = partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True)
+
+    def step():
+        if checkpointed:
+            out = torch.utils.checkpoint.checkpoint(attend, q, k, v, use_reentrant=False)
+        else:
+            out = attend(q, k, v)
+        out.sum().backward()
+        return out
+
+    gc.collect()
+    return profile_memory(step).peak_bytes
+
+
+def bytes_of_block_mask():
+    """What FlexAttention's mask of the window holds."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    n, window = SIZES["seq_len"], SIZES["window"]
+    mask = create_block_mask(
+        lambda b, h, i, j: (j <= i) & (j > i - window), None, None, n, n, device="cpu", BLOCK_SIZE=SIZES["block"]
+    )
+    tensors = [getattr(mask, name) for name in dir(mask) if not name.startswith("_")]
+    held = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors if isinstance(x, torch.Tensor)}
+    return sum(held.values())
+
+
+@contextlib.contextmanager
+def one_quiet_thread():
+    """One thread, as when graded: scratch grows with threads. No gc.collect() looks at what was there before."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        torch.set_num_threads(n_threads)

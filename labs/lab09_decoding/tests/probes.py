@@ -1,0 +1,84 @@
+"""What runs next to the submission: steps of decoding, measured, and what a cache does, call by call."""
+
+import torch
+from decoding import (
+    BlockManager,
+    KVCache,
+    RollingKVCache,
+    grouped_query_attention,
+    paged_attention,
+    split_kv_decode,
+)
+
+from labkit.meters.calls import UninitialisedIsNaN
+from labkit.meters.moved import MovedBytes
+from labkit.meters.products import ProductMeter
+from labkit.meters.tensors import AllocationMeter
+from labkit.testing.probes import probe
+
+FUNCTIONS = {"gqa": grouped_query_attention, "split": split_kv_decode, "paged": paged_attention}
+CACHES = {"KVCache": KVCache, "RollingKVCache": RollingKVCache}
+
+
+@probe
+def counted(task, *arguments):
+    """What a task returns, the bytes it moves of q, k and v and holds besides, and the shapes of its products."""
+    q, k, v = arguments[:3]
+    with AllocationMeter() as memory, ProductMeter() as products, MovedBytes(q=q, k=k, v=v) as moved:
+        result = FUNCTIONS[task](*arguments)
+    counts = {"read": moved.read, "peak_bytes": memory.peak_bytes}
+    return result, counts | {"fused": products.fused, "flops": products.flops, "shapes": products.shapes}
+
+
+@probe
+def paged_on_nan(*arguments):
+    """What paged_attention returns where uninitialised memory holds NaN."""
+    with UninitialisedIsNaN():
+        return paged_attention(*arguments)
+
+
+@probe
+def cache_session(kind, arguments, calls):
+    """What a new cache does, call by call: ("append", k, v) or ("truncate", n); and the bytes alive at its end.
+
+    Of each call: the error that it raised, `keys` and `values` afterwards (None where that is no tensor), `len`, the
+    bytes written and held by the call, those that reading the keys takes, and whether keys and values are in the memory
+    in which they were first.
+    """
+    with AllocationMeter() as life:
+        cache = CACHES[kind](*arguments)
+        first = [x.untyped_storage() if isinstance(x, torch.Tensor) else None for x in (cache.keys, cache.values)]
+        found = [_after(cache, call, first) for call in calls]
+    copies = [x for one in found for x in (one["keys"], one["values"]) if x is not None]
+    return found, life.live_bytes - sum(x.nbytes for x in copies)
+
+
+def _after(cache, call, first):
+    name, *given = call
+    error = None
+    with MovedBytes() as moved, AllocationMeter() as memory:
+        try:
+            getattr(cache, name)(*given)
+        except ValueError as raised:
+            error = str(raised)
+    with AllocationMeter() as reading:
+        tensors = cache.keys, cache.values
+    found = {"error": error, "len": len(cache), "written": moved.written}
+    found |= {"peak_bytes": memory.peak_bytes, "reading_bytes": reading.peak_bytes}
+    found["stays"] = [
+        isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() == old.data_ptr()
+        for x, old in zip(tensors, first, strict=True)
+    ]
+    for name, x in zip(("keys", "values"), tensors, strict=True):
+        found[name] = x.clone() if isinstance(x, torch.Tensor) else None
+    return found
+
+
+@probe
+def tables_after_theirs_were_changed():
+    """The table of a sequence, asked for after lists that were handed out before have been changed."""
+    manager = BlockManager(4, 2)
+    manager.allocate("a", [1, 2, 3]).append(7)
+    first = list(manager.block_table("a"))
+    manager.block_table("a").clear()
+    return [first, manager.block_table("a")]

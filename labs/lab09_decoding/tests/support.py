@@ -1,0 +1,279 @@
+"""What Lab 09's suite compares with: counted bytes, caches and slots as plain models, and the usual mistakes."""
+
+import math
+
+import torch
+
+from labkit.testing.compare import assert_at_most, assert_equal, assert_keys, assert_type, require
+from labkit.testing.decoding.steps import assert_own_products
+
+# kv_cache_bytes
+
+
+def assert_cache_bytes(answer, *sizes, **options):
+    """Compare what `answer` says of a cache with a count; `sizes` are layers, key heads and their width."""
+    want = counted_bytes(*sizes, **options)
+    window, latent, rope = (options.get(name, 0) for name in ("window", "latent_dim", "rope_dim"))
+    usual = {
+        "keys alone are counted: a value is kept for every key": want // 2,
+        "the bits are counted: 8 to a byte": 8 * want,
+    }
+    if window:
+        usual["the window is ignored"] = counted_bytes(*sizes, **(options | {"window": None}))
+        whole = counted_bytes(*sizes, **(options | {"tokens": window}))
+        usual["the whole window counts although there are fewer tokens: min(tokens, window)"] = whole
+    if latent:
+        scale = want // (latent + rope)
+        usual |= {
+            "the latent vector is counted twice: keys and values are both made from one": scale * (2 * latent + rope),
+            "the rope part is counted for each head: all heads share it": scale * (latent + sizes[1] * rope),
+            "the latent vector is ignored": counted_bytes(*sizes, **(options | {"latent_dim": 0})),
+        }
+    shown = ", ".join([*map(str, sizes), *(f"{name}={value}" for name, value in options.items())])
+    got = answer(*sizes, **options)
+    assert_equal(f"kv_cache_bytes({shown})", got, want, suspects=usual)
+    assert_type(f"kv_cache_bytes({shown})", got, int, "an int: bytes are counted")
+
+
+def counted_bytes(
+    layers, kv_heads, head_dim, tokens=1, dtype_bytes=2, window=None, latent_dim=0, rope_dim=0
+):  # fmt: skip
+    """The bytes of a cache."""
+    kept = tokens if window is None else min(tokens, window)
+    return layers * kept * dtype_bytes * (latent_dim + rope_dim if latent_dim else 2 * kv_heads * head_dim)
+
+
+# Steps of decoding
+
+
+def assert_read_once(name, counts, k, v, hint):
+    """Fail unless all of K and V was read, and no byte twice, by the task's own products."""
+    assert_own_products(name, counts)
+    for which, x in (("K", k), ("V", v)):
+        read = counts["read"][which.lower()]
+        assert_at_most(f"what {name} reads of {which}, which holds {x.nbytes:,} bytes,", read, x.nbytes, hint=hint)
+        require(read >= x.nbytes, f"{name} reads {read:,} of {x.nbytes:,} bytes of {which}: every key counts")
+
+
+def opposite(case):
+    """Equal weights, and values of which the second half nearly undoes the first: what is rounded before stays."""
+    half = case.v.shape[-2] // 2
+    case.Q = 0 * case.Q
+    case.share(case.k, torch.cat([case.v[..., :half, :] + 300, case.v[..., half:, :] - 300], -2))
+    return case
+
+
+# Caches
+
+KV_HEADS = 2
+
+
+def tokens(rng, n, head_dim=3, dtype=torch.float32):
+    """Keys and values of n tokens."""
+    return [torch.from_numpy(rng.standard_normal((KV_HEADS, n, head_dim))).to(dtype) for _ in range(2)]
+
+
+def appends(rng, sizes, **options):
+    """Calls that append so many tokens each."""
+    return [("append", *tokens(rng, n, **options)) for n in sizes]
+
+
+def assert_follows(kind, capacity, calls, session):
+    """Fail unless a cache held after each call what one that keeps all tokens in a list would hold."""
+    seen = [x[:, :0] for x in calls[0][1:]]
+    for number, ((name, *given), one) in enumerate(zip(calls, session, strict=True)):
+        if name == "append":
+            seen = [torch.cat(pair, 1) for pair in zip(seen, given, strict=True)]
+            what = f"append of {given[0].shape[1]} tokens"
+        else:
+            seen = [x[:, : given[0]] for x in seen]
+            what = f"truncate({given[0]})"
+        first = 0 if kind == "KVCache" else max(0, seen[0].shape[1] - capacity)
+        assert_held(f"after {what}, call {number + 1} of {kind}({capacity}, …),", one, *(x[:, first:] for x in seen))
+
+
+def assert_held(when, found, k, v):
+    """Fail unless a cache holds these tokens, in order."""
+    require(found["error"] is None, f"{when} raises a ValueError: {found['error']}")
+    for name, got, want in (("keys", found["keys"], k), ("values", found["values"], v)):
+        require(got is not None, f"{name} is no tensor {when}: it is a property, read without parentheses")
+        require(got.dtype == want.dtype, f"{name} is {got.dtype} {when}, expected {want.dtype}")
+        require(got.shape == want.shape, f"{name} has shape {tuple(got.shape)} {when}, expected {tuple(want.shape)}")
+        if not torch.equal(got, want):
+            where = int((got != want).any(-1).any(0).nonzero()[0])
+            require(False, f"{name} is wrong {when}, first for token {where} of {want.shape[1]}" + _why(got, want))
+    assert_equal(f"len {when}", found["len"], k.shape[1])
+
+
+def _why(got, want):
+    n_tokens = range(want.shape[1])
+    order = [[j for j in n_tokens if torch.equal(got[:, i], want[:, j])] for i in n_tokens]
+    n_others = order.count([])
+    if n_others:
+        return f"\nUsual cause: {'an older token' if n_others == 1 else 'another token'} lies there"
+    return "\nThe tokens are those of the window, in another order: the oldest comes first, also across the seam"
+
+
+def assert_appends_write(session, sizes, written, memory, hint):
+    """Fail where an append of n tokens writes more than `written(n)` bytes and a few, or takes more than `memory(n)`.
+
+    A few: 256, and 32 a token, for the numbers of places.
+    """
+    for n, one in zip(sizes, session, strict=True):
+        room = 256 + 32 * n
+        what = f"what an append of {n} tokens writes"
+        assert_at_most(what, one["written"], written(n) + room, hint=hint, asked=written(n))
+        assert_at_most(f"the memory an append of {n} tokens takes", one["peak_bytes"], memory(n) + room, hint=hint)
+
+
+# num_splits_heuristic
+
+
+def assert_heuristic(answer, total, sms, blocks, most=128):
+    """Compare how many splits `answer` takes with the rule; where rounding could decide, anything will do."""
+    right = efficiencies(total, sms, min(most, sms, blocks), blocks)
+    best = max(right.values())
+    if any(abs(each - 0.85 * best) < 1e-9 for each in right.values()):
+        return
+    near = [splits for splits, each in right.items() if each >= 0.85 * best]
+    every = efficiencies(total, sms, min(most, sms, blocks), 0)
+    unbounded = efficiencies(total, sms, min(sms, blocks), blocks)
+    usual = {
+        "the best efficiency is taken, not the smallest number of splits near it": max(right, key=right.get),
+        "the largest number of splits near the best is taken": near[-1],
+        "numbers of splits count that leave some split without a block": _smallest(every, 0.85 * max(every.values())),
+        "max_splits is ignored": _smallest(unbounded, 0.85 * max(unbounded.values())),
+        "an efficiency of 0.85 is enough, whatever the best one is": _smallest(right, 0.85),
+    }
+    usual = {text: value for text, value in usual.items() if value != near[0]}
+    got = answer(total, sms, blocks, *([most] if most != 128 else []))
+    hint = "compare the efficiencies one by one with the handout's"
+    assert_equal(f"num_splits_heuristic({total}, {sms}, {blocks}, {most})", got, near[0], suspects=usual, hint=hint)
+
+
+def _smallest(found, least):
+    return next((splits for splits, each in found.items() if each >= least), 1)
+
+
+def efficiencies(total, sms, last, blocks):
+    """The efficiency of every number of splits up to `last`; with `blocks`, of those that need it to be so many."""
+    found = {}
+    for splits in range(1, last + 1):
+        if splits == 1 or not blocks or math.ceil(blocks / splits) != math.ceil(blocks / (splits - 1)):
+            found[splits] = total * splits / (math.ceil(total * splits / sms) * sms)
+    return found
+
+
+# simulate_serving
+
+SHARES = ("token", "reserved", "internal", "external", "free")
+MISTAKES = {
+    "first_token_late": "a request that is placed gets its first token a step late: step 2 places it with that token",
+    "out_of_order": "a request overtakes one that waits before it and does not fit",
+    "waiting_is_external": "all that is free counts as external while anybody waits",
+    "leaves_before_count": "requests leave before the slots are counted",
+    "power_of_the_sum": "the power of two is of prompt and output together: it is of the output alone, beside the "
+    "prompt",
+    "restarts_at_the_end": "a request that gave its blocks back waits as the last: it waits as the first",
+}
+"""What is done otherwise → the sentence of the message."""
+
+
+def assert_shares(answer, requests, num_slots, policy, block_size):
+    """Compare the shares that `answer` gives with a record of every slot, and name the usual mistakes."""
+    given = requests, num_slots, policy, block_size
+    text = f"{len(requests)} requests, {num_slots} slots, {policy!r}, blocks of {block_size}"
+    got = assert_keys(f"the result ({text})", answer(*given), SHARES)
+    for name, value in got.items():
+        assert_type(f"{name} ({text})", value, (int, float), "a number")
+    want = shares_of_slots(*given)
+    off = [name for name in SHARES if not _near(got, want, name)]
+    if not off:
+        return
+    usual = [mistake for mistake in MISTAKES if all(_near(got, shares_of_slots(*given, mistake), x) for x in SHARES)]
+    total, cause = sum(got.values()), ""
+    if usual:
+        cause = f"\nThat is exactly what comes out when {MISTAKES[usual[0]]}"
+    elif abs(total - 1) > 1e-9:
+        cause = f"\nThe five add up to {total:.6g}, not to 1: a slot is counted twice, or not at all"
+    require(False, f"{off[0]} is {got[off[0]]:.6g}, expected {want[off[0]]:.6g} ({text})"
+            + (f"; so are {', '.join(off[1:])} off" if off[1:] else "") + cause)  # fmt: skip
+
+
+def _near(got, want, name):
+    return abs(got[name] - want[name]) < 1e-9
+
+
+def some_requests(rng, count):
+    """Requests of up to 40 tokens: (prompt, output, limit)."""
+    pairs = rng.integers(1, 18, (count, 2)).tolist()
+    return [(prompt, output, min(40, prompt + output + int(rng.integers(8)))) for prompt, output in pairs]
+
+
+def shares_of_slots(requests, num_slots, policy, block_size, mistake=""):
+    """Each kind's share of all slots in all steps, from a record of who owns each slot; `mistake`: see `MISTAKES`."""
+    owner = [None] * num_slots
+    waiting, running, length = list(range(len(requests))), [], {}
+    sums, n_steps = dict.fromkeys(SHARES, 0), 0
+
+    def reserve(request, n_tokens):
+        """Slots for so many tokens, the lowest, or nothing: whole blocks, or one run of neighbours."""
+        size = block_size if policy == "paged" else wanted(requests[request], policy, mistake)
+        starts = range(0, num_slots - size + 1, size if policy == "paged" else 1)
+        vacant = [start for start in starts if owner[start : start + size] == [None] * size]
+        n_more = -(-n_tokens // size) - owner.count(request) // size if policy == "paged" else 1
+        if n_more > len(vacant):
+            return False
+        for start in vacant[: max(n_more, 0)]:
+            owner[start : start + size] = [request] * size
+        return True
+
+    def release(request):
+        running.remove(request)
+        owner[:] = [None if each == request else each for each in owner]
+
+    def leave():
+        for request in [each for each in running if length[each] >= sum(requests[each][:2])]:
+            release(request)
+
+    while running or waiting:
+        for request in running[:]:
+            while request in running and policy == "paged" and not reserve(request, length[request] + 1):
+                waiting.insert(len(waiting) if mistake == "restarts_at_the_end" else 0, running[-1])
+                release(running[-1])
+            if request in running:
+                length[request] += 1
+        for request in waiting[:]:
+            if reserve(request, requests[request][0] + 1):
+                waiting.remove(request)
+                running.append(request)
+                length[request] = requests[request][0] + (mistake != "first_token_late")
+            elif mistake != "out_of_order":
+                break
+        if mistake == "leaves_before_count":
+            leave()
+        for request in running:
+            final, n_slots = sum(requests[request][:2]), owner.count(request)
+            sums["token"] += length[request]
+            sums["reserved"] += min(n_slots, final) - length[request]
+            sums["internal"] += max(n_slots - final, 0)
+        left = owner.count(None)
+        in_pieces = waiting and policy != "paged" and left >= wanted(requests[waiting[0]], policy, mistake)
+        sums["external" if in_pieces or (waiting and mistake == "waiting_is_external") else "free"] += left
+        n_steps += 1
+        leave()
+    if not n_steps:
+        return dict.fromkeys(SHARES, 0.0) | {"free": 1.0}
+    return {name: count / (n_steps * num_slots) for name, count in sums.items()}
+
+
+def wanted(request, policy, mistake=""):
+    """The slots that a policy other than "paged" sets aside for a request."""
+    prompt, output, limit = request
+    if policy == "max":
+        return limit
+    if policy == "oracle":
+        return prompt + output
+    if mistake == "power_of_the_sum":
+        return min(1 << (prompt + output - 1).bit_length(), limit)
+    return min(prompt + (1 << (output - 1).bit_length()), limit)
