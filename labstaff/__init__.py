@@ -1,1 +1,1 @@
-"""What only an instructor needs: deriving, releasing, judging, grading, the site. No student carries it."""
+"""What only an instructor needs: deriving, releasing, grading, grading, the site. No student carries it."""

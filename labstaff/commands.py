@@ -60,7 +60,7 @@ def course(out: NewFolder, labs: LabArguments = None) -> None:
 def grade(
     submitted: Annotated[Path, typer.Argument(metavar="SUBMITTED", help="a folder of STUDENT/LAB folders")],
     lab: LabOptions = None,
-    results: Annotated[Path | None, typer.Option(help="the folder of results; `judged` next to SUBMITTED")] = None,
+    results: Annotated[Path | None, typer.Option(help="the folder of results; `results` next to SUBMITTED")] = None,
     workers: Annotated[int, typer.Option(min=1, help="how many to grade at once on this machine")] = 2,
     scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address: grade on its workers")] = "",
     table: Annotated[Path | None, typer.Option("--csv", help="write the points to this file")] = None,

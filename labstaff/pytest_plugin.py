@@ -17,9 +17,9 @@ from labkit.suite.finder import Source
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Beside labkit's `--src` and `--seed`."""
     group = parser.getgroup("attention labs")
-    group.addoption("--solutions", action="store_true", help="judge the course's solutions instead of labs/*/src")
-    group.addoption("--answer", type=Path, metavar="FILE", help="judge a right/ answer from solutions/")
-    group.addoption("--sandboxed", action="store_true", help="judge the code in a process of its own, in a sandbox")
+    group.addoption("--solutions", action="store_true", help="use the course's solutions instead of labs/*/src")
+    group.addoption("--answer", type=Path, metavar="FILE", help="use an alternative solution, in solutions/*/right")
+    group.addoption("--sandboxed", action="store_true", help="run the code in a process of its own, in a sandbox")
 
 
 def pytest_lab_source(config: pytest.Config, lab: Lab) -> Source | None:

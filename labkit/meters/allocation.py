@@ -197,7 +197,7 @@ class AllocationMeter(OperatorMode):
             raise SimulatedOutOfMemoryError(f"{live_bytes:,} bytes alive, {self.capacity_bytes:,} bytes of memory")
 
     def _catch_up(self, at_most: int | None = None) -> None:
-        """Judge the sum that waits, if any, and take in storages resized by hand, of all or of `at_most` in turn."""
+        """Grader the sum that waits, if any, and take in storages resized by hand, of all or of `at_most` in turn."""
         pending, self._pending = self._pending, None
         if pending is not None:
             self._judge(pending)

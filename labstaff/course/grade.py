@@ -61,7 +61,7 @@ def grade(
     if n_not or any(outcome.result is None for outcome in outcomes):
         say("lab grade: some were not graded: see FAILED and NOT RECORDED above, and run it again")
         return SOME_NOT_GRADED
-    if any(outcome.result and outcome.result.status != "judged" for outcome in outcomes):
+    if any(outcome.result and outcome.result.status != "graded" for outcome in outcomes):
         say("lab grade: some hold no code that can be graded and have 0 points: see “not graded” above")
         return SOME_REFUSED
     return ALL_WELL

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit.labs.catalog import find_lab, python_path
 from labkit.labs.manifest import Lab
-from labstaff.grader.kept import results_of
+from labstaff.grader.course_state import results_of
 
 NOTEBOOK = "report.ipynb"
 TIMESTAMP = "timestamp.txt"

@@ -18,7 +18,7 @@ from labstaff.course.paths import NOTEBOOK, SubmissionPaths
 from labstaff.course.record import RECORDED, fingerprint, result_of
 from labstaff.course.sanitize import listing
 from labstaff.grader.plain_text import one_line
-from labstaff.grader.results import JudgedSubmission
+from labstaff.grader.results import GradedSubmission
 from labstaff.grading.report import earned, task_lines, withheld_line
 
 FOR_GRADER = "for_grader"
@@ -98,7 +98,7 @@ class LatePenalty(BasePlugin):
         return round(score * min(1.0, n_days * self.percent_per_day / 100), 2)
 
 
-def check_outputs(lab: Lab, task: Task, max_points: float, result: JudgedSubmission) -> list[Any]:
+def check_outputs(lab: Lab, task: Task, max_points: float, result: GradedSubmission) -> list[Any]:
     """A check cell's two outputs: what the tests report, and the points as one plain number."""
     points = earned(result, task.name, max_points)
     lines = [f"{lab.label} · {task.name} · {points:g} of {max_points:g} points", *task_lines(task, result)]
@@ -108,9 +108,9 @@ def check_outputs(lab: Lab, task: Task, max_points: float, result: JudgedSubmiss
     ]
 
 
-def grader_notes(lab: Lab, result: JudgedSubmission, student: str) -> list[str]:
+def grader_notes(lab: Lab, result: GradedSubmission, student: str) -> list[str]:
     """What the grader, and not the student, should see."""
-    notes = [f"not graded: {result.reason}"] if result.status != "judged" else []
+    notes = [f"not graded: {result.reason}"] if result.status != "graded" else []
     notes += [*result.flags, *(f"{lab.module}.py {finding}" for finding in result.findings)]
     return [*notes, f"{withheld_line(result)} {student}"] if result.withheld else notes
 

@@ -18,10 +18,10 @@ import msgspec
 from labkit.labs.manifest import Lab
 from labstaff.course.accept import MOST_NOTEBOOK_BYTES
 from labstaff.course.paths import ACCEPTED, CONFIG_FILE, NOTEBOOK, TIMESTAMP, SubmissionPaths, nbgrader
+from labstaff.grader.course_state import course_state
 from labstaff.grader.grade import hidden_seed, kept_at, of_submission
-from labstaff.grader.kept import kept
 from labstaff.grader.plain_text import one_line
-from labstaff.grader.results import JudgedSubmission, load
+from labstaff.grader.results import GradedSubmission, load
 from labstaff.grader.submission import read_regular, read_submission
 
 RECORDED = "attention_labs_recorded"
@@ -70,11 +70,11 @@ def record(course: Path, labs: Sequence[Lab], *, force: bool = False) -> Recorde
     return done
 
 
-def result_of(paths: SubmissionPaths) -> JudgedSubmission | None:
+def result_of(paths: SubmissionPaths) -> GradedSubmission | None:
     """The result for what is accepted now, with points withheld or released; None where it is not graded yet."""
     submission = read_submission(paths.lab, paths.accepted)
     result = load(kept_at(paths.results, submission, hidden_seed(paths.course)))
-    return result and of_submission(result, submission, kept(paths.course).looked_at)
+    return result and of_submission(result, submission, course_state(paths.course).looked_at)
 
 
 def fingerprint(paths: SubmissionPaths) -> str:

@@ -15,9 +15,9 @@ from labkit.suite.results import Kind, State, TestResult, task_points
 from labkit.suite.review import Finding
 from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.testing.outside import NEEDS_MORE
-from labstaff.grader.kept import kept
+from labstaff.grader.course_state import course_state
 from labstaff.grader.plain_text import lines, one_line
-from labstaff.grader.results import JudgedSubmission, path_of
+from labstaff.grader.results import GradedSubmission, path_of
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.sandbox import BROKEN
 from labstaff.grader.source import read_source
@@ -45,7 +45,7 @@ class JudgeFailed(Exception):
     """Grading gave no result, through no fault of the submission: try again."""
 
 
-class Judge:
+class Grader:
     """A warm process for suites next to a warm sandbox for submissions: grades one after the other.
 
     Args:
@@ -60,7 +60,7 @@ class Judge:
         modules = heavy_modules(*(file for lab in labs for file in lab.suite_files)) if labs else tuple(HEAVY.values())
         self._runner = SandboxedRunner(modules, unsafe=unsafe)
 
-    def judge(self, submission: Submission, seed: int, findings: Sequence[Finding] = ()) -> JudgedSubmission:
+    def grade(self, submission: Submission, seed: int, findings: Sequence[Finding] = ()) -> GradedSubmission:
         """The outcome for `submission`, with the suite's random inputs drawn from `seed`.
 
         Args:
@@ -72,7 +72,7 @@ class Judge:
         lab, key = submission.lab, submission.key
         if submission.problem:
             return _refused(submission, submission.problem)
-        run = self._judged(lab, submission.source, seed, (), SUITE_CPU_SECONDS)
+        run = self._graded(lab, submission.source, seed, (), SUITE_CPU_SECONDS)
         flags = []
         if unfinished := _unfinished(lab, run):
             why = run.problem.splitlines()[0] if run.problem else "its process ended too often"
@@ -80,20 +80,20 @@ class Judge:
             run = self._task_by_task(lab, submission.source, seed, run, unfinished)
         if not run.results:
             raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
-        judged = judged_run(lab, key, run, findings)
-        return replace(judged, flags=[*flags, *judged.flags])
+        graded = graded_run(lab, key, run, findings)
+        return replace(graded, flags=[*flags, *graded.flags])
 
     def close(self) -> None:
         """End the processes."""
         self._runner.close()
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> Grader:
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _judged(self, lab: Lab, source: bytes, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
+    def _graded(self, lab: Lab, source: bytes, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
         with tempfile.TemporaryDirectory(prefix="graded-") as folder:
             file = Path(folder) / f"{lab.module}.py"
             file.write_bytes(source)
@@ -107,7 +107,7 @@ class Judge:
         again = {task.name for task in unfinished}
         verdicts = [verdict for verdict in cut.results if verdict.task not in again]
         for task in unfinished:
-            run = self._judged(lab, source, seed, (task.tests,), TASK_CPU_SECONDS)
+            run = self._graded(lab, source, seed, (task.tests,), TASK_CPU_SECONDS)
             verdicts += run.results
             if run.problem:
                 why = (f"not reached: {run.problem.splitlines()[0]}",)
@@ -137,7 +137,7 @@ def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
     return [task for task in lab.tasks if task.name in spent]
 
 
-def judged_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = ()) -> JudgedSubmission:
+def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = ()) -> GradedSubmission:
     """The result of a suite's run: every test, and each task's points, by the rule that students see too.
 
     A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing.
@@ -155,10 +155,10 @@ def judged_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
     flags += [f"{task.name}: no points: {why}" for task in lab.tasks if (why := _hidden_memory(task, run))]
     tasks = {task.name: _points(task, run) if complete else 0.0 for task in lab.tasks}
-    return JudgedSubmission(
+    return GradedSubmission(
         lab.folder.name,
         key,
-        "judged",
+        "graded",
         flags=flags,
         tests=tests,
         messages=messages,
@@ -190,21 +190,21 @@ def _hidden_memory(task: Task, run: SuiteRun) -> str:
     return ""
 
 
-def judge_now(judge: Judge, submission: Submission, seed: int) -> JudgedSubmission:
+def grade_now(grader: Grader, submission: Submission, seed: int) -> GradedSubmission:
     """The outcome for `submission`, complete as it is kept: how it went, and what its source shows."""
     syntax: list[int] = []
     if submission.problem:
-        judged = _refused(submission, submission.problem)
+        graded = _refused(submission, submission.problem)
     else:
         found, syntax = read_source(submission.source, submission.lab)
-        judged = judge.judge(submission, seed, found)
+        graded = grader.grade(submission, seed, found)
     return replace(
-        judged,
+        graded,
         version=version_of(submission.lab, seed),
-        reason=one_line(judged.reason),
-        flags=[lines(flag) for flag in judged.flags],
-        messages={name: lines(message) for name, message in judged.messages.items()},
-        findings=[one_line(finding) for finding in judged.findings],
+        reason=one_line(graded.reason),
+        flags=[lines(flag) for flag in graded.flags],
+        messages={name: lines(message) for name, message in graded.messages.items()},
+        findings=[one_line(finding) for finding in graded.findings],
         syntax=syntax,
     )
 
@@ -214,23 +214,23 @@ def kept_at(results: Path, submission: Submission, seed: int) -> Path:
     return path_of(results, submission.lab.folder.name, submission.key, version_of(submission.lab, seed))
 
 
-def of_submission(judged: JudgedSubmission, submission: Submission, looked_at: Collection[str]) -> JudgedSubmission:
+def of_submission(graded: GradedSubmission, submission: Submission, looked_at: Collection[str]) -> GradedSubmission:
     """A result, which holds for everybody with the same file, as it stands for this submission.
 
     Points that wait for the instructor's look are taken off, unless the submission's key is in `looked_at`.
     """
-    flags = [*submission.flags, *judged.flags]
+    flags = [*submission.flags, *graded.flags]
     if submission.key in looked_at:
-        return replace(judged, flags=flags, findings=[], withheld={})
-    tasks = {name: round(points - judged.withheld.get(name, 0.0), 4) for name, points in judged.tasks.items()}
-    return replace(judged, flags=flags, tasks=tasks)
+        return replace(graded, flags=flags, findings=[], withheld={})
+    tasks = {name: round(points - graded.withheld.get(name, 0.0), 4) for name, points in graded.tasks.items()}
+    return replace(graded, flags=flags, tasks=tasks)
 
 
 def hidden_seed(course: Path) -> int:
     """The seed of all random inputs in one course: drawn once, kept in the course's folder, seen by no student."""
-    return kept(course).seed
+    return course_state(course).seed
 
 
-def _refused(submission: Submission, reason: str) -> JudgedSubmission:
+def _refused(submission: Submission, reason: str) -> GradedSubmission:
     tasks = dict.fromkeys((task.name for task in submission.lab.tasks), 0.0)
-    return JudgedSubmission(submission.lab.folder.name, submission.key, "refused", reason, tasks=tasks)
+    return GradedSubmission(submission.lab.folder.name, submission.key, "refused", reason, tasks=tasks)

@@ -11,10 +11,10 @@ from typing import Literal
 import msgspec
 
 
-class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GradedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outcome for one submission of one lab.
 
-    `key` stands for the content handed in, `version` for everything else that decides the outcome. `status` is "judged"
+    `key` stands for the content handed in, `version` for everything else that decides the outcome. `status` is "graded"
     or "refused" (there was nothing to grade: `reason` says why, and all points are 0). `flags` are what an instructor
     should look at. `tests` maps a test's id (`TestClass::test_name`) to its result, `messages` a failed test's id to
     what a student reads, `tasks` a task to its points. `findings` is what the review found in the source, `withheld`
@@ -23,7 +23,7 @@ class JudgedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     lab: str
     key: str
-    status: Literal["judged", "refused"]
+    status: Literal["graded", "refused"]
     reason: str = ""
     flags: list[str] = []
     tests: dict[str, Literal["passed", "failed", "missing"]] = {}
@@ -45,18 +45,18 @@ def path_of(results: Path, lab: str, key: str, version: str) -> Path:
     return results / lab / f"{key}-{version}.json"
 
 
-def load(path: Path) -> JudgedSubmission | None:
+def load(path: Path) -> GradedSubmission | None:
     """The result kept at `path`; None when there is none, or the file is not exactly a result, all of it."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=JudgedSubmission)
+        return msgspec.json.decode(path.read_bytes(), type=GradedSubmission)
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
 
 
-def save(path: Path, judged: JudgedSubmission) -> None:
+def save(path: Path, graded: GradedSubmission) -> None:
     """Keep a result: see `write_whole`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, msgspec.json.format(msgspec.json.encode(judged), indent=1))
+    write_whole(path, msgspec.json.format(msgspec.json.encode(graded), indent=1))
 
 
 def judged_otherwise(path: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.labs.manifest import Lab, Task
 from labstaff.grader.plain_text import one_line
-from labstaff.grader.results import JudgedSubmission, write_whole
+from labstaff.grader.results import GradedSubmission, write_whole
 from labstaff.grading.parallel import Outcome
 from labstaff.grading.report import earned, task_lines
 
@@ -66,7 +66,7 @@ class Export:
         return written
 
 
-def results(lab: Lab, result: JudgedSubmission, visibility: Visibility) -> dict[str, Any]:
+def results(lab: Lab, result: GradedSubmission, visibility: Visibility) -> dict[str, Any]:
     """The content of `results.json`: each task is a test with its points and its report.
 
     What a grader should look at is a test without points that students never see.
@@ -74,7 +74,7 @@ def results(lab: Lab, result: JudgedSubmission, visibility: Visibility) -> dict[
     tests = [_of_task(lab, number, task, result, visibility) for number, task in enumerate(lab.tasks, 1)]
     score = round(sum(test["score"] for test in tests), 2)
     output = f"{lab.label} · {lab.title}: {score:g} of {lab.points:g} points"
-    if result.status != "judged":
+    if result.status != "graded":
         output += f"\nnot graded: {result.reason}"
     if flags := [*result.flags, *result.findings]:
         text = _text("\n".join(map(one_line, flags)))
@@ -82,11 +82,11 @@ def results(lab: Lab, result: JudgedSubmission, visibility: Visibility) -> dict[
     return {"score": score, "visibility": visibility, **_text(output), "tests": tests}
 
 
-def _of_task(lab: Lab, number: int, task: Task, result: JudgedSubmission, visibility: Visibility) -> dict[str, Any]:
+def _of_task(lab: Lab, number: int, task: Task, result: GradedSubmission, visibility: Visibility) -> dict[str, Any]:
     """One task. Without a status, Gradescope would guess it from the points."""
     states = [state for name, state in result.tests.items() if name.split("::")[0] == task.tests]
     points = earned(result, task.name, task.points)
-    done = result.status == "judged" and set(states) == {"passed"} and points == task.points
+    done = result.status == "graded" and set(states) == {"passed"} and points == task.points
     return {
         "number": f"{lab.number}.{number}",
         "name": task.name,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
-from labstaff.grader.grade import Judge, hidden_seed, judge_now, kept_at, of_submission
+from labstaff.grader.grade import Grader, grade_now, hidden_seed, kept_at, of_submission
 from labstaff.grader.plain_text import one_line
-from labstaff.grader.results import JudgedSubmission, judged_otherwise, load, save
+from labstaff.grader.results import GradedSubmission, judged_otherwise, load, save
 from labstaff.grader.submission import Submission, read_submission
 from labstaff.grader.version import version_of
 from labstaff.grading.submitted import Submitted
@@ -29,7 +29,7 @@ class Outcome:
     """
 
     submitted: Submitted
-    result: JudgedSubmission | None
+    result: GradedSubmission | None
     problem: str = ""
     is_stored: bool = False
     was_outdated: bool = False
@@ -88,7 +88,7 @@ def grade_all(
     graders = _on_cluster(scheduler, seed, unsafe) if scheduler else _on_this_machine(n_workers, labs, seed, unsafe)
     with graders as (grade, n_threads), ThreadPoolExecutor(n_threads, initializer=_block_ctrl_c) as pool:
 
-        def grade_and_store(path: Path, submission: Submission) -> JudgedSubmission:
+        def grade_and_store(path: Path, submission: Submission) -> GradedSubmission:
             result = grade(submission)
             if result.version != version_of(submission.lab, seed):
                 raise RuntimeError("a worker has another version of the course or of its libraries")
@@ -109,25 +109,25 @@ def grade_all(
             pool.shutdown(cancel_futures=True)
 
 
-Graders = Iterator[tuple[Callable[[Submission], JudgedSubmission], int]]
+Graders = Iterator[tuple[Callable[[Submission], GradedSubmission], int]]
 """A function that grades one submission, to be called from so many threads at once."""
 
 
 @contextlib.contextmanager
 def _on_this_machine(workers: int, labs: Sequence[Lab], seed: int, unsafe: bool) -> Graders:
     """Each thread's submissions are graded in a sandbox of its own."""
-    idle: queue.Queue[Judge] = queue.Queue()
+    idle: queue.Queue[Grader] = queue.Queue()
 
-    def grade(submission: Submission) -> JudgedSubmission:
+    def grade(submission: Submission) -> GradedSubmission:
         grader = idle.get()
         try:
-            return judge_now(grader, submission, seed)
+            return grade_now(grader, submission, seed)
         finally:
             idle.put(grader)
 
     with contextlib.ExitStack() as graders:
         for _ in range(workers):
-            idle.put(graders.enter_context(Judge(labs, unsafe=unsafe)))
+            idle.put(graders.enter_context(Grader(labs, unsafe=unsafe)))
         yield grade, workers
 
 
@@ -136,7 +136,7 @@ def _on_cluster(address: str, seed: int, unsafe: bool) -> Graders:
     """A submission is sent as text to a worker of the cluster."""
     from distributed import Client
 
-    def grade(submission: Submission) -> JudgedSubmission:
+    def grade(submission: Submission) -> GradedSubmission:
         arguments = (submission.lab.folder.name, submission.source, submission.problem, seed, unsafe)
         return client.submit(grade_on_worker, *arguments, pure=False, retries=1).result()
 
@@ -148,11 +148,11 @@ def _on_cluster(address: str, seed: int, unsafe: bool) -> Graders:
         yield grade, 2 * max(1, sum(client.nthreads().values()))
 
 
-def grade_on_worker(lab: str, source: bytes, problem: str, seed: int, unsafe: bool) -> JudgedSubmission:
+def grade_on_worker(lab: str, source: bytes, problem: str, seed: int, unsafe: bool) -> GradedSubmission:
     """On a worker of the cluster: grade one submission with this thread's grader."""
     if not hasattr(_thread, "grader"):
-        _thread.grader = Judge(unsafe=unsafe)
-    return judge_now(_thread.grader, Submission(find_lab(lab), source, problem), seed)
+        _thread.grader = Grader(unsafe=unsafe)
+    return grade_now(_thread.grader, Submission(find_lab(lab), source, problem), seed)
 
 
 _thread = threading.local()

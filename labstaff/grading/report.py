@@ -6,33 +6,33 @@ import math
 from collections.abc import Iterator
 
 from labkit.labs.manifest import Task
-from labstaff.grader.results import JudgedSubmission
+from labstaff.grader.results import GradedSubmission
 
 MOST_MESSAGES = 5
 
 
-def earned(result: JudgedSubmission, task: str, max_points: float) -> float:
+def earned(result: GradedSubmission, task: str, max_points: float) -> float:
     """The points of a task: a number from 0 to `max_points`, to two decimals; 0 for anything else."""
-    points = result.tasks.get(task, 0.0) if result.status == "judged" else 0.0
+    points = result.tasks.get(task, 0.0) if result.status == "graded" else 0.0
     if isinstance(points, bool) or not isinstance(points, int | float) or not math.isfinite(points):
         return 0.0
     return float(min(max(round(float(points), 2), 0.0), max_points))
 
 
-def withheld_line(result: JudgedSubmission) -> str:
+def withheld_line(result: GradedSubmission) -> str:
     """How many points are withheld, and the option that releases them."""
     return f"{sum(result.withheld.values()):g} points withheld until lab grade … --looked-at"
 
 
-def finding_line(result: JudgedSubmission, most: int = MOST_MESSAGES) -> str:
+def finding_line(result: GradedSubmission, most: int = MOST_MESSAGES) -> str:
     """The first of the review's findings, in one line."""
     more = [f"and {len(result.findings) - most} more"] if len(result.findings) > most else []
     return "; ".join([*result.findings[:most], *more])
 
 
-def task_lines(task: Task, result: JudgedSubmission) -> Iterator[str]:
+def task_lines(task: Task, result: GradedSubmission) -> Iterator[str]:
     """How many of the task's tests passed, and the messages of the first failures, each message once."""
-    if result.status != "judged":
+    if result.status != "graded":
         yield f"not graded: {result.reason}"
         return
     tests = {name: state for name, state in result.tests.items() if name.split("::")[0] == task.tests}

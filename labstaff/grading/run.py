@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.progress import track
 
 from labkit.labs.manifest import Lab
-from labstaff.grader.kept import keep_looked_at, keep_results_at, kept, results_of
+from labstaff.grader.course_state import course_state, keep_looked_at, keep_results_at, results_of
 from labstaff.grader.submission import read_submission
 from labstaff.grading.gradescope import Export
 from labstaff.grading.parallel import Outcome, grade_all
@@ -41,7 +41,7 @@ def grade_submitted(
         submitted: the folder.
         labs: the labs whose submissions are graded.
         results: the folder of results, from now on also for later runs and for nbgrader's autograde; when None, the
-            same as before, or `judged` next to `submitted`.
+            same as before, or `results` next to `submitted`.
         workers, scheduler, unsafe, force: as in `grade_all`.
         table: a CSV file to be written.
         export: what is written for Gradescope.
@@ -69,7 +69,7 @@ def grade_submitted(
         results.mkdir(parents=True, exist_ok=True)  # an error here leaves the setting as it was
         keep_results_at(course, results.resolve())
     keep_looked_at(course, [read_submission(e.lab, e.path).key for e in found if e.student in looked_at])
-    settings = kept(course)
+    settings = course_state(course)
     grading = grade_all(
         found,
         results_of(course),

@@ -13,7 +13,7 @@ from labkit.labs.manifest import Lab, Task
 from labstaff.answers.mistakes import mistakes_of
 from labstaff.derive.build import derive_stub
 from labstaff.grader.plain_text import cell, one_line
-from labstaff.grader.results import JudgedSubmission
+from labstaff.grader.results import GradedSubmission
 from labstaff.grader.source import read_source
 from labstaff.grading.parallel import Outcome
 from labstaff.grading.report import finding_line, withheld_line
@@ -51,7 +51,7 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield from _frequent("most frequent causes:", frequent_causes(lab, begun), MOST_CAUSES)
     yield from _frequent("most failed tests:", Counter(t for r in begun for t in _failed_tests(r)), MOST_TESTS)
     for student, result in graded:
-        if result.status != "judged":
+        if result.status != "graded":
             yield f"not graded: {student}: {one_line(result.reason)}"
     for student, result in graded:
         for flag in result.flags:
@@ -65,7 +65,7 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield from _similar_lines(lab, graded)
 
 
-def frequent_causes(lab: Lab, results: Sequence[JudgedSubmission]) -> Counter[str]:
+def frequent_causes(lab: Lab, results: Sequence[GradedSubmission]) -> Counter[str]:
     """How many submissions were given each cause by a failed test, once each; a known mistake's command is added."""
     mistakes, causes = mistakes_of(lab), Counter[str]()
     for result in results:
@@ -110,7 +110,7 @@ def _distribution(lab: Lab, points: Sequence[float]) -> str:
     return f"  points of {lab.points:g}  {bins} · median {round(statistics.median(points), 1):g}"
 
 
-def _failed_tests(result: JudgedSubmission) -> set[str]:
+def _failed_tests(result: GradedSubmission) -> set[str]:
     """The names of failed tests, without parameters."""
     return {name.split("[")[0] for name, state in result.tests.items() if state != "passed"}
 
@@ -122,7 +122,7 @@ def _frequent(title: str, counts: Counter[str], most: int) -> Iterator[str]:
             yield f"  {count:>4} × {what}"
 
 
-def _similar_lines(lab: Lab, graded: Sequence[tuple[str, JudgedSubmission]]) -> Iterator[str]:
+def _similar_lines(lab: Lab, graded: Sequence[tuple[str, GradedSubmission]]) -> Iterator[str]:
     syntax = {student: result.syntax for student, result in graded}
     if not any(syntax.values()):
         return

@@ -121,7 +121,7 @@ def test_close_wants_the_dtype():
 
 
 def test_close_of_numbers_that_do_not_depend_on_the_largest():
-    """The floor of the tolerance is relative: tiny quantities are judged as strictly as large ones."""
+    """The floor of the tolerance is relative: tiny quantities are graded as strictly as large ones."""
     for factor in (1e-30, 1.0, 1e30):
         want = WANT * factor
         assert_close("O", want * (1 + 1e-7), want, plain=want.astype(np.float32))

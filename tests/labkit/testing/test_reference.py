@@ -1,4 +1,4 @@
-"""The reference everything is judged by, against sums written out one at a time, and against torch."""
+"""The reference everything is graded by, against sums written out one at a time, and against torch."""
 
 from __future__ import annotations
 

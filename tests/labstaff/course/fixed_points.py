@@ -7,7 +7,7 @@ from pathlib import Path
 
 from labkit.labs.catalog import find_lab
 from labstaff.course.grade import grade
-from labstaff.grader.results import JudgedSubmission
+from labstaff.grader.results import GradedSubmission
 
 LAB = find_lab("01")
 WORTH = re.compile(rb"# points: (\d+)")
@@ -19,14 +19,14 @@ def answer(points: int) -> str:
 
 
 def graded_by_comment(self, submission, seed, findings=()):
-    """Replaces `Judge.judge`; where there are findings, half of the points are withheld."""
+    """Replaces `Grader.grade`; where there are findings, half of the points are withheld."""
     del self, seed
     first, *others = LAB.tasks
     found = WORTH.search(submission.source)
-    status, reason = ("refused", submission.problem) if submission.problem else ("judged", "")
+    status, reason = ("refused", submission.problem) if submission.problem else ("graded", "")
     tasks = {first.name: float(found[1]) if found else 0.0, **{task.name: 0.0 for task in others}}
     tests = {f"{task.tests}::test_it": "passed" if tasks[task.name] else "failed" for task in LAB.tasks}
-    return JudgedSubmission(
+    return GradedSubmission(
         LAB.folder.name,
         submission.key,
         status,

@@ -165,7 +165,7 @@ def test_notes_are_for_the_grader_alone(cycle):
         first = json.dumps(cycle.autograded(student)["cells"][0], ensure_ascii=False)
         assert "For the grader" in first and text in first
         assert "For the grader" not in cycle.feedback(student)
-        assert any(line.startswith((f"look at: {student}: ", f"not judged: {student}: ")) for line in cycle.printed)
+        assert any(line.startswith((f"look at: {student}: ", f"not graded: {student}: ")) for line in cycle.printed)
     assert not list((cycle.course / "feedback").rglob("for_the_grader.txt"))
 
 

@@ -16,7 +16,7 @@ from labkit.labs.catalog import ROOT
 from labstaff.course.export import COLUMNS, export_grades
 from labstaff.course.extensions import CannotExtend, extend_all, extension_lines
 from labstaff.course.gradebook import NoGradebook, opened
-from labstaff.grader.grade import Judge
+from labstaff.grader.grade import Grader
 from tests.labstaff.course.fixed_points import LAB, answer_file, graded, graded_by_comment, hand_in
 from tests.labstaff.grading.test_gradescope import breaches
 
@@ -45,7 +45,7 @@ def graded_course(made_course, tmp_path_factory):
         for student, last in (("ann", "Ångström, A."), ("bob", "=1+1"), ("4711", "\t@cmd"), ("dan", "")):
             gradebook.update_or_create_student(student, last_name=last, email=f"{student}@here")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Judge, "judge", graded_by_comment)
+        patch.setattr(Grader, "grade", graded_by_comment)
         graded(course)
     return course
 
@@ -53,7 +53,7 @@ def graded_course(made_course, tmp_path_factory):
 @pytest.fixture
 def course(graded_course, tmp_path, monkeypatch):
     """A copy of the graded course."""
-    monkeypatch.setattr(Judge, "judge", graded_by_comment)
+    monkeypatch.setattr(Grader, "grade", graded_by_comment)
     shutil.copytree(graded_course, tmp_path / "course")
     return tmp_path / "course"
 

@@ -19,8 +19,8 @@ import pytest
 from labkit.labs.catalog import ROOT
 from labstaff.course.grade import STOPPED, _only_one, grade
 from labstaff.course.paths import nbgrader
-from labstaff.grader.grade import Judge
-from labstaff.grader.kept import FILE, kept
+from labstaff.grader.course_state import FILE, course_state
+from labstaff.grader.grade import Grader
 from labstaff.grading.run import NothingToGrade
 from tests.labstaff.course.fixed_points import LAB, answer, answer_file, graded, graded_by_comment, hand_in
 
@@ -34,7 +34,7 @@ LONGEST_WAIT = 300.0
 @pytest.fixture
 def course(made_course, tmp_path, monkeypatch):
     """Three submissions, and a grader that reads their points from a comment."""
-    monkeypatch.setattr(Judge, "judge", graded_by_comment)
+    monkeypatch.setattr(Grader, "grade", graded_by_comment)
     shutil.copytree(made_course, tmp_path / "course")
     for student, points in POINTS.items():
         hand_in(tmp_path / "course", student, points)
@@ -101,7 +101,7 @@ def test_each_that_fails_has_one_reason_and_stops_nobody(course, monkeypatch, tm
             raise RuntimeError("no memory")
         return graded_by_comment(self, submission, seed, findings)
 
-    monkeypatch.setattr(Judge, "judge", fails_once)
+    monkeypatch.setattr(Grader, "grade", fails_once)
     hand_in(course, "ada[1]", 3)
     (course / "autograded" / "cec").mkdir(parents=True)
     (course / "autograded" / "cec" / NAME).write_text("in the way")
@@ -113,7 +113,7 @@ def test_each_that_fails_has_one_reason_and_stops_nobody(course, monkeypatch, tm
     assert first_scores(course)["ann"] == 5
     assert {row["student"] for row in csv.DictReader((tmp_path / "points.csv").open())} == set(POINTS)
     (course / "autograded" / "cec" / NAME).unlink()
-    monkeypatch.setattr(Judge, "judge", graded_by_comment)
+    monkeypatch.setattr(Grader, "grade", graded_by_comment)
     shutil.rmtree(course / "submitted" / "ada[1]")
     graded(course)
     assert first_scores(course) == POINTS
@@ -161,7 +161,7 @@ def test_ctrl_c_is_one_line_and_loses_nothing(course, monkeypatch):
         os.read(began, 1)
         return graded_by_comment(self, submission, seed)
 
-    monkeypatch.setattr(Judge, "judge", slow)
+    monkeypatch.setattr(Grader, "grade", slow)
     child = os.fork()
     if child == 0:
         printed: list[str] = []
@@ -175,7 +175,7 @@ def test_ctrl_c_is_one_line_and_loses_nothing(course, monkeypatch):
     first, last = (course / "printed.txt").read_text().splitlines()
     assert first.startswith("stopping: what is being graded comes to its end")
     assert last.startswith("lab grade: stopped. What was graded is kept")
-    assert list((course / "judged" / NAME).glob("*.json"))
+    assert list((course / "results" / NAME).glob("*.json"))
 
 
 def lab_grade(course):
@@ -227,4 +227,4 @@ def test_nbgrader_keeps_the_lock_of_a_run_that_was_killed(tmp_path, monkeypatch)
 @pytest.mark.parametrize("content", ["", '{"seed": 12', "null", '{"seed": "1"}'])
 def test_a_damaged_seed_is_mended(content, tmp_path):
     (tmp_path / FILE).write_text(content)
-    assert kept(tmp_path).seed == kept(tmp_path).seed > 1
+    assert course_state(tmp_path).seed == course_state(tmp_path).seed > 1

@@ -8,7 +8,7 @@ from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.results import Kind, State, TestResult
 from labkit.suite.review import Finding
 from labstaff.grader.grade import of_submission
-from labstaff.grader.results import JudgedSubmission
+from labstaff.grader.results import GradedSubmission
 from labstaff.grader.source import MOST_FINDINGS, MOST_RUNS, NOT_READ, read_source
 from labstaff.grader.submission import Submission
 from labstaff.grader.withheld import withheld_points
@@ -87,12 +87,12 @@ def test_what_is_withheld(findings, points, withheld):
 
 def test_a_look_releases_it():
     submission = Submission(LAB, b"import ctypes", flags=["conftest.py: left aside"])
-    judged = JudgedSubmission(
-        "lab05", submission.key, "judged", tasks=RIGHT, findings=[str(ODD)], withheld={FORWARD.name: 6.25}
+    graded = GradedSubmission(
+        "lab05", submission.key, "graded", tasks=RIGHT, findings=[str(ODD)], withheld={FORWARD.name: 6.25}
     )
-    waiting = of_submission(judged, submission, ["another"])
+    waiting = of_submission(graded, submission, ["another"])
     assert waiting.points == LAB.points - 6.25
     assert waiting.findings == ["line 3: imports ctypes"]
-    released = of_submission(judged, submission, [submission.key])
+    released = of_submission(graded, submission, [submission.key])
     assert (released.points, released.findings, released.withheld) == (LAB.points, [], {})
     assert waiting.flags == released.flags == ["conftest.py: left aside"]

@@ -17,7 +17,7 @@ from labkit.testing.outside import needs_more
 from labstaff.course import preprocessors
 from labstaff.course.preprocessors import check_outputs
 from labstaff.grader import sandbox
-from labstaff.grader.grade import judged_run
+from labstaff.grader.grade import graded_run
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.submission import MOST_BYTES, read_submission
 from labstaff.grading.run import grade_submitted
@@ -90,10 +90,10 @@ def test_memory_hidden_from_the_meters_costs_the_task_and_is_told():
     right = TestResult("test_result", "flash_forward", State.PASSED, drawn=True)
     words = needs_more("flash_forward", 22, ())
     outside = TestResult("test_outside", "flash_forward", State.WRONG, (words,), kind=Kind.SMALL, outside=True)
-    hidden = judged_run(lab, "", SuiteRun([seen, right, outside], 3))
+    hidden = graded_run(lab, "", SuiteRun([seen, right, outside], 3))
     assert hidden.tasks["flash_forward"] == 0
     assert any("flash_forward: no points: measured by the operating system" in flag for flag in hidden.flags)
-    open_about_it = judged_run(lab, "", SuiteRun([replace(seen, state=State.WRONG), right, outside], 3))
+    open_about_it = graded_run(lab, "", SuiteRun([replace(seen, state=State.WRONG), right, outside], 3))
     assert open_about_it.tasks["flash_forward"] > 0
     assert not open_about_it.flags
 
@@ -107,20 +107,20 @@ def test_what_is_hidden_earns_nothing_and_stands_in_summary_and_feedback(tmp_pat
     (folder / f"{lab.module}.py").write_text(f"{text}\nWORKSPACE = np.ones(1 << 23)\n", encoding="utf-8")
     said: list[str] = []
     (outcome,) = grade_submitted(tmp_path / "submitted", [lab], say=said.append, workers=1)
-    judged = outcome.result
+    graded = outcome.result
     hiding = [
-        task for task in lab.tasks if any(f"{task.tests}::" in name and "outside" in name for name in judged.tests)
+        task for task in lab.tasks if any(f"{task.tests}::" in name and "outside" in name for name in graded.tests)
     ]
     assert len(hiding) == 3
     for task in lab.tasks:
-        assert judged.tasks[task.name] == (0 if task in hiding else task.points)
+        assert graded.tasks[task.name] == (0 if task in hiding else task.points)
         why = "no points: measured by the operating system"
         told = [line for line in said if line.startswith(f"look at: ann: {task.name}: {why}")]
         assert len(told) == (task in hiding)
-        page = check_outputs(lab, task, task.points, judged)[0]["text"]
+        page = check_outputs(lab, task, task.points, graded)[0]["text"]
         assert (f"{task.name} needs more than" in page) == (task in hiding)
-        assert f"{lab.label} · {task.name} · {judged.tasks[task.name]:g} of" in page
-    cell = preprocessors._notes_cell(judged.flags)
+        assert f"{lab.label} · {task.name} · {graded.tasks[task.name]:g} of" in page
+    cell = preprocessors._notes_cell(graded.flags)
     assert cell["outputs"][0]["text"].count("no points: measured by the operating system") == 3
 
 

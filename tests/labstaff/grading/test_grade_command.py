@@ -52,6 +52,7 @@ def with_import(lab: Lab, statement: str) -> str:
     return text.replace("\nimport ", f"\n{statement}\nimport ", 1)
 
 
+@pytest.mark.slow
 def test_ordinary_style_costs_no_points(tmp_path):
     labs = [find_lab("04"), find_lab("08")]
     statements = {"04": "import matplotlib.pyplot as plt", "08": "from matplotlib.figure import Figure"}

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from labkit.labs.catalog import find_lab
-from labstaff.grader.results import JudgedSubmission
+from labstaff.grader.results import GradedSubmission
 from labstaff.grading.gradescope import CannotExport, Export, Visibility
 from labstaff.grading.parallel import Outcome
 from labstaff.grading.submitted import Submitted
@@ -59,8 +59,8 @@ def outcome(student="ann", **changed) -> Outcome:
     tests = {f"{task.tests}::test_it": "passed" if task is FIRST else "failed" for task in LAB.tasks}
     messages = {name: "off by 0.5 <script>alert(1)</script>" for name, state in tests.items() if state == "failed"}
     found = {"tests": tests, "messages": messages, "tasks": {FIRST.name: float(FIRST.points), SECOND.name: 1.005}}
-    judged = JudgedSubmission(LAB.folder.name, "key", **{"status": "judged", **found, **changed})
-    return Outcome(Submitted(student, LAB, LAB.folder), judged)
+    graded = GradedSubmission(LAB.folder.name, "key", **{"status": "graded", **found, **changed})
+    return Outcome(Submitted(student, LAB, LAB.folder), graded)
 
 
 def written(path, outcomes, **options) -> list[dict]:

@@ -16,9 +16,9 @@ import pytest
 from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
 from labstaff.answers.mistakes import find_mistake
 from labstaff.derive.build import derive_stub
-from labstaff.grader.grade import Judge
-from labstaff.grader.kept import FILE
-from labstaff.grader.results import JudgedSubmission, load, save
+from labstaff.grader.course_state import FILE
+from labstaff.grader.grade import Grader
+from labstaff.grader.results import GradedSubmission, load, save
 from labstaff.grader.source import syntax_runs
 from labstaff.grader.submission import read_submission
 from labstaff.grading import parallel
@@ -62,7 +62,7 @@ def course(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outcomes(course):
-    graded = grade_all(find_submissions(course / "submitted", [LAB]), course / "judged")
+    graded = grade_all(find_submissions(course / "submitted", [LAB]), course / "results")
     return {outcome.submitted.student: outcome for outcome in graded}
 
 
@@ -79,10 +79,10 @@ def test_each_submission_gets_its_points_and_messages(outcomes):
 
 
 def test_the_same_content_is_graded_once_and_a_stored_result_is_used(outcomes, course):
-    stored = list((course / "judged" / LAB.folder.name).glob("*.json"))
+    stored = list((course / "results" / LAB.folder.name).glob("*.json"))
     assert len(stored) == len(set(TEXTS.values()))
     again = {
-        each.submitted.student: each for each in grade_all([o.submitted for o in outcomes.values()], course / "judged")
+        each.submitted.student: each for each in grade_all([o.submitted for o in outcomes.values()], course / "results")
     }
     assert all(outcome.is_stored for outcome in again.values())
     assert {s: o.result for s, o in again.items()} == {s: o.result for s, o in outcomes.items()}
@@ -94,7 +94,7 @@ def test_a_damaged_result_is_no_result(tmp_path):
 
 
 def graded_at_once(self, submission, seed, findings=()):
-    return JudgedSubmission(LAB.folder.name, submission.key, "judged")
+    return GradedSubmission(LAB.folder.name, submission.key, "graded")
 
 
 def test_a_result_that_cannot_be_stored_fails_alone(course, monkeypatch, tmp_path):
@@ -103,22 +103,22 @@ def test_a_result_that_cannot_be_stored_fails_alone(course, monkeypatch, tmp_pat
             raise OSError(28, "No space left on device")
         save(path, result)
 
-    monkeypatch.setattr(Judge, "judge", graded_at_once)
+    monkeypatch.setattr(Grader, "grade", graded_at_once)
     monkeypatch.setattr(parallel, "save", save_if_there_is_space)
     bob = read_submission(LAB, course / "submitted" / "bob" / LAB.folder.name).key
     found = find_submissions(course / "submitted", [LAB])
-    outcomes = {each.submitted.student: each for each in grade_all(found, tmp_path / "judged", unsafe=True)}
+    outcomes = {each.submitted.student: each for each in grade_all(found, tmp_path / "results", unsafe=True)}
     assert {student for student, each in outcomes.items() if each.result is None} == {"bob", "gus"}
     assert "No space left" in outcomes["bob"].problem
 
 
 def test_a_result_of_another_version_is_not_stored(course, monkeypatch, tmp_path):
-    monkeypatch.setattr(Judge, "judge", graded_at_once)
+    monkeypatch.setattr(Grader, "grade", graded_at_once)
     monkeypatch.setattr(parallel, "version_of", lambda lab, seed: "another")
     found = find_submissions(course / "submitted", [LAB])[:1]
-    (outcome,) = grade_all(found, tmp_path / "judged", unsafe=True)
+    (outcome,) = grade_all(found, tmp_path / "results", unsafe=True)
     assert "another version of the course" in outcome.problem
-    assert not list((tmp_path / "judged").rglob("*.json"))
+    assert not list((tmp_path / "results").rglob("*.json"))
 
 
 def test_the_summary(outcomes, tmp_path):
@@ -144,7 +144,7 @@ def test_the_summary(outcomes, tmp_path):
 def test_a_cause_counts_once_for_a_submission():
     message = f"output: off by 0.25\nThat is exactly what comes out when the scores are {NO_SCALE.says}"
     tests = [f"{FIRST.tests}::test_a[{i}]" for i in range(3)]
-    results = [JudgedSubmission(LAB.folder.name, k, "judged", messages=dict.fromkeys(tests, message)) for k in "ab"]
+    results = [GradedSubmission(LAB.folder.name, k, "graded", messages=dict.fromkeys(tests, message)) for k in "ab"]
     command = f"(lab mistake 01 {NO_SCALE.name})"
     assert frequent_causes(LAB, results) == {f"{FIRST.name}: the scores are {NO_SCALE.says} {command}": 2}
 
@@ -173,7 +173,7 @@ def lab_grade(course, *options):
 def test_a_killed_run_continues_where_it_ended(tmp_path):
     texts = {f"s{i:02d}": SOLUTION + f"\n# {i}\n" for i in range(10)}
     submit(tmp_path, texts)
-    results = tmp_path / "judged" / LAB.folder.name
+    results = tmp_path / "results" / LAB.folder.name
     killed = lab_grade(tmp_path)
     wait_for(lambda: len(list(results.glob("*.json"))) >= 2 or killed.poll() is not None)
     killed.send_signal(signal.SIGKILL)
@@ -214,7 +214,7 @@ def test_on_a_cluster(tmp_path, course, outcomes):
             for process in processes:  # a worker that is asked to end while its scheduler ends may hang
                 process.kill()
                 process.wait()
-    results = [load(path) for path in (tmp_path / "judged" / LAB.folder.name).glob("*.json")]
+    results = [load(path) for path in (tmp_path / "results" / LAB.folder.name).glob("*.json")]
     expected = {outcome.result.key: outcome.result for outcome in outcomes.values()}
     assert {result.key: result.points for result in results} == {k: r.points for k, r in expected.items()}
 

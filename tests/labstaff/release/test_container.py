@@ -61,7 +61,7 @@ def test_what_is_no_setting_is_found():
 
 
 def test_the_sandbox_gets_the_powers_that_it_needs():
-    """Submissions are judged as users of their own where the grader is root, as in the container."""
+    """Submissions are graded as users of their own where the grader is root, as in the container."""
     has = DOCKERS_OWN | set(settings()["capAdd"])
     assert {power.removeprefix("CAP_") for power in POWERS} <= has
     assert settings()["remoteUser"] == "root"

@@ -80,7 +80,7 @@ def test_everything_a_student_needs(released):
 
 
 def test_an_editor_and_a_container_find_their_settings(released):
-    """The container without the instructor's tools, and without the powers that judging in it takes."""
+    """The container without the instructor's tools, and without the powers that grading in it takes."""
     assert (released / ".vscode" / "settings.json").is_file()
     ours, theirs = (json.loads((tree / ".devcontainer/devcontainer.json").read_text()) for tree in (ROOT, released))
     assert ours.keys() - theirs.keys() == {"capAdd", "securityOpt"}

@@ -1,4 +1,4 @@
-"""The runs of a judge: what it imports for them, how a run is cut short, and what is judged of the rest."""
+"""The runs of a judge: what it imports for them, how a run is cut short, and what is graded of the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.forked import ForkedRunner
 from labkit.suite.results import State, TestResult
 from labkit.suite.run import OVERTIME, SuiteRun
-from labstaff.grader.grade import NOT_JUDGED, SUITE_CPU_SECONDS, TASK_CPU_SECONDS, Judge
+from labstaff.grader.grade import NOT_JUDGED, SUITE_CPU_SECONDS, TASK_CPU_SECONDS, Grader
 from labstaff.grader.submission import Submission
 
 pytestmark = pytest.mark.slow
@@ -44,17 +44,17 @@ class CutShort:
 
 
 def test_an_endless_task_costs_its_own_points(monkeypatch):
-    """However a suite is cut short, what was not reached is judged task by task, within a bound."""
+    """However a suite is cut short, what was not reached is graded task by task, within a bound."""
     runs_come_from(CutShort, monkeypatch)
-    with Judge(unsafe=True) as judge:
-        result = judge.judge(Submission(LAB, b"x = 1"), 1)
+    with Grader(unsafe=True) as judge:
+        result = judge.grade(Submission(LAB, b"x = 1"), 1)
         asked = judge._runner.asked
     endless = LAB.tasks[1]
     assert {name: points for name, points in result.tasks.items() if name != endless.name} == {
         task.name: task.points for task in LAB.tasks if task is not endless
     }
     assert result.tasks[endless.name] == endless.points / 4, "one of its four tests was reached"
-    assert result.status == "judged"
+    assert result.status == "graded"
     assert result.flags == ["its suite was cut short: the run did not end within 300 s of CPU time"]
     assert sum("did not end within 60 s" in message for message in result.messages.values()) == 3
     assert [cpu_seconds for cpu_seconds, _ in asked] == [SUITE_CPU_SECONDS] + [TASK_CPU_SECONDS] * (len(LAB.tasks) - 1)
@@ -86,6 +86,6 @@ def test_a_task_that_ends_its_process_leaves_the_others_their_tests(monkeypatch)
             return SuiteRun(slow + rest, len(LAB.tasks))
 
     runs_come_from(Spent, monkeypatch)
-    with Judge(unsafe=True) as judge:
-        result = judge.judge(Submission(LAB, b"x = 1"), 1)
+    with Grader(unsafe=True) as judge:
+        result = judge.grade(Submission(LAB, b"x = 1"), 1)
     assert result.tasks == {task.name: task.points if i else 0.0 for i, task in enumerate(LAB.tasks)}

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from labstaff.grader.results import write_whole
 
-FILE = "judging.json"
-RESULTS = "judged"
+FILE = "grading.json"
+RESULTS = "results"
 
 
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CourseState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file's content.
 
     `seed` decides all random inputs in the course; no student has seen it. `results` is a folder, relative to the
@@ -27,14 +27,14 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     looked_at: list[str] = []
 
 
-def kept(course: Path) -> Kept:
+def course_state(course: Path) -> CourseState:
     """What the course in the folder `course` keeps; a seed is drawn when it has none, or only a damaged file."""
     path = course / FILE
     found = _read(path)
     if found is None:
         course.mkdir(parents=True, exist_ok=True)
         seed = secrets.randbelow(2**31 - 2) + 2
-        write_whole(path, msgspec.json.encode(Kept(seed)), replace=path.exists())
+        write_whole(path, msgspec.json.encode(CourseState(seed)), replace=path.exists())
         found = _read(path)  # another grader's, where two began at once
     if found is None:
         raise OSError(f"{path} cannot be written and read again")
@@ -43,12 +43,12 @@ def kept(course: Path) -> Kept:
 
 def results_of(course: Path) -> Path:
     """Where the course's results are kept."""
-    return course / kept(course).results
+    return course / course_state(course).results
 
 
 def keep_results_at(course: Path, results: Path) -> None:
     """From now on the course's results lie in `results`, also for nbgrader's own commands."""
-    now = kept(course)
+    now = course_state(course)
     place = str(results.relative_to(course)) if results.is_relative_to(course) else str(results)
     if place != now.results:
         write_whole(course / FILE, msgspec.json.encode(replace(now, results=place)))
@@ -56,13 +56,13 @@ def keep_results_at(course: Path, results: Path) -> None:
 
 def keep_looked_at(course: Path, keys: Collection[str]) -> None:
     """From now on nothing is withheld from the submissions with these keys."""
-    now = kept(course)
+    now = course_state(course)
     if new := sorted(set(keys) - set(now.looked_at)):
         write_whole(course / FILE, msgspec.json.encode(replace(now, looked_at=[*now.looked_at, *new])))
 
 
-def _read(path: Path) -> Kept | None:
+def _read(path: Path) -> CourseState | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
+        return msgspec.json.decode(path.read_bytes(), type=CourseState)
     except (FileNotFoundError, ValueError):
         return None
