@@ -12,7 +12,7 @@ from labkit.suite.messages import run_lines
 
 
 def student_module(lab: str) -> ModuleType:
-    """The student's module of `lab` (as `find_lab` names it), read from its file anew on each call.
+    """The student's module of `lab` (as `find_lab` names it), read from its file again on each call.
 
     A file that cannot be imported raises nothing here: its functions raise the reason when they are called.
     """

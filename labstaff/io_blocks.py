@@ -15,7 +15,7 @@ from labkit.testing.tiles.io_formulas import keys_outside_traffic, naive_traffic
 
 
 def queries_outside_blocks(sram_bytes: int, d: int, dtype_bytes: int = 4) -> tuple[int, int]:
-    """The largest block_q, beside a few keys, of tiled attention with queries outside: (block_q, block_k), d_v = d.
+    """The largest block_q, with a few keys, of tiled attention with queries outside: (block_q, block_k), d_v = d.
 
     Alive at once: Q, output and product (block_q × d each), weights (block_q × block_k), V (block_k × d) and three
     columns of block_q. Raises ValueError when not even 1 × 1 fits.
@@ -26,7 +26,7 @@ def queries_outside_blocks(sram_bytes: int, d: int, dtype_bytes: int = 4) -> tup
 
 
 def keys_outside_blocks(sram_bytes: int, d: int, dtype_bytes: int = 4) -> tuple[int, int]:
-    """The largest block_k, beside a few queries, of tiled attention with keys outside: (block_q, block_k), d_v = d.
+    """The largest block_k, with a few queries, of tiled attention with keys outside: (block_q, block_k), d_v = d.
 
     Alive at once: K and V (block_k × d each), weights (block_q × block_k), and Q, output and product (block_q × d
     each) with three columns of block_q. Raises ValueError when not even 1 × 1 fits.
@@ -37,7 +37,7 @@ def keys_outside_blocks(sram_bytes: int, d: int, dtype_bytes: int = 4) -> tuple[
 
 
 def naive_blocks(sram_bytes: int, d: int, dtype_bytes: int = 4) -> tuple[int, int]:
-    """The largest block_q, beside a few keys, of naive attention: (block_q, block_k), d_v = d.
+    """The largest block_q, with a few keys, of naive attention: (block_q, block_k), d_v = d.
 
     Alive at once in its second product: output and product (block_q × d each), weights (block_q × block_k) and V
     (block_k × d); its first product needs less. Raises ValueError when not even 1 × 1 fits.

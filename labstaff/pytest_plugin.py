@@ -15,7 +15,7 @@ from labkit.suite.finder import Source
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Beside labkit's `--src` and `--seed`."""
+    """Besides labkit's `--src` and `--seed`."""
     group = parser.getgroup("attention labs")
     group.addoption("--solutions", action="store_true", help="use the course's solutions instead of labs/*/src")
     group.addoption("--answer", type=Path, metavar="FILE", help="use an alternative solution, in solutions/*/right")
@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_lab_source(config: pytest.Config, lab: Lab) -> Source | None:
-    """The solution, or one of the other answers beside it."""
+    """The solution, or an alternative solution."""
     option = config.option
     if option.answer and solution_folder(lab) in option.answer.resolve().parents:
         folder = tempfile.TemporaryDirectory(prefix="answer-")
@@ -53,6 +53,6 @@ def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Sourc
 
 
 def variant_text(lab: Lab, variant: Path) -> str:
-    """The solution with the functions of `variant`, a file that holds only what differs, in place of its own."""
+    """The solution with the functions of `variant`, a file that holds only what differs, instead of its own."""
     texts = [file.read_text(encoding="utf-8") for file in (solution_file(lab), variant)]
     return "\n\n".join(texts)

@@ -29,7 +29,7 @@ def stub_text() -> str:
 
 
 def with_function(source: str, name: str, body: str) -> str:
-    """`source` with `body` appended, which defines `name` anew: the last definition counts."""
+    """`source` with `body` appended, which defines `name` again: the last definition counts."""
     assert f"def {name}(" in source
     return f"{source}\n\n{body}\n"
 

@@ -192,7 +192,7 @@ class TracingMeter(AllocationMeter):
 
     @contextlib.contextmanager
     def in_pass(self, name: str) -> Iterator[None]:
-        """Count what runs inside as this pass, whoever calls it."""
+        """Count what runs inside as this pass, no matter what calls it."""
         before, self._in_pass = self._in_pass, name
         try:
             yield

@@ -157,6 +157,8 @@ class Recorder:
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Keep which line of the student's file Ctrl-C has interrupted."""
+        if not isinstance(excinfo.value, KeyboardInterrupt):  # pytest calls this for pytest.exit() too
+            return
         own = [entry for entry in excinfo.traceback if Path(entry.path).name == self._lab.answer_file.name]
         if own:
             code = str(own[-1].statement).strip()

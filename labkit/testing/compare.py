@@ -375,7 +375,7 @@ def _not_a_number(computed: npt.NDArray, reference: npt.NDArray, allowed: float,
 def _fitting(
     computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, suspects: Mapping[str, Any]
 ) -> str:
-    """The suspects that come out, if it is sure: near beside the error, and no suspect with other values as near."""
+    """The known mistakes that fit: near compared with the error, and no other one with other values as near."""
     near = min(max(NEAR * allowed, 1e-3 * worst), FAR_BELOW * worst)
     made: list[tuple[float, str, npt.NDArray]] = []
     for text, value in suspects.items():

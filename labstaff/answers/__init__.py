@@ -1,1 +1,1 @@
-"""What is kept beside each solution to try its suite on: other right answers, and mistakes."""
+"""What each solution has to try its suite on: alternative solutions and mistakes."""

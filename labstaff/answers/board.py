@@ -42,7 +42,7 @@ def counted_board(lab: Lab) -> dict[str, Any]:
 
 
 def server_module(lab: Lab, other: str) -> ModuleType:
-    """The solution, with the definitions of the file `other` in place of its own."""
+    """The solution, with the definitions of the file `other` instead of its own."""
     module = ModuleType(lab.module)
     for file in (solution_file(lab), *([solution_folder(lab) / f"{other}.py"] if other else [])):
         exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)

@@ -116,7 +116,7 @@ def grader_notes(lab: Lab, result: GradedSubmission, student: str) -> list[str]:
 
 
 def _raise_flag(names: dict[str, str]) -> None:
-    """Formgrader shows a flag beside the submission in its lists, until a person takes it down."""
+    """Formgrader shows a flag next to the submission in its lists until a person removes it."""
     with Gradebook(names["db_url"]) as gradebook:
         notebook = gradebook.find_submission_notebook(names["notebook"], names["assignment"], names["student"])
         notebook.flagged = True

@@ -51,7 +51,7 @@ class UnknownTriton(RuntimeError):
 
 
 class Handler(Protocol):
-    """Who is told what a kernel does in the interpreter. Addresses and masks are arrays of one shape.
+    """Receives what a kernel does in the interpreter. Addresses and masks are arrays of one shape.
 
     `load`, `store` and `update` (an atomic operation) return the mask to use in place of the one given.
     """
@@ -110,7 +110,7 @@ def interpreter() -> ModuleType:
 
 @contextlib.contextmanager
 def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[None]:
-    """Have `handler` told what kernels do in the interpreter. What a kernel raises comes as it is.
+    """Report to `handler` what kernels do in the interpreter. What a kernel raises comes as it is.
 
     Args:
         unwritten_is_nan: what a load without `other` gives where its mask is False: NaN, or the 0 that Triton's
@@ -215,7 +215,7 @@ _second: list[Compiler] = []
 
 @contextlib.contextmanager
 def compiler() -> Iterator[Compiler]:
-    """Triton imported with the switch off, beside the one that is here, and in its place while this lasts.
+    """Triton imported with the switch off, instead of the one that is here while this lasts.
 
     Raises:
         UnknownTriton: it is not there, or lacks a name that is needed here.

@@ -1,4 +1,4 @@
-"""Spares Triton's interpreter to find out anew about the type of each value, which takes it longer than the value."""
+"""Spares Triton's interpreter to find out again about the type of each value, which takes it longer than the value."""
 
 from __future__ import annotations
 

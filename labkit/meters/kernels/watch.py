@@ -83,7 +83,7 @@ class Region:
 
 
 class Watch:
-    """Told by the interpreter what kernels do; `problems` holds the first of each kind, as plain data.
+    """Receives from the interpreter what kernels do; `problems` holds the first of each kind, as plain data.
 
     `loaded` and `stored` are bytes by the name of the tensor, each address counted once an operation; `products` the
     tiles multiplied, (rows, inner, columns), and how often. A problem has a `kind`: "outside" (an address that belongs

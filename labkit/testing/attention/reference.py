@@ -1,4 +1,4 @@
-"""Attention computed plainly in a chosen precision: float64 to judge by, the input's own to set the tolerance."""
+"""Attention computed plainly in a chosen precision: float64 to compare with, the input's own to set the tolerance."""
 
 from __future__ import annotations
 

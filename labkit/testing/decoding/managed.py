@@ -1,4 +1,4 @@
-"""A block manager under test, driven deed by deed, and by deeds that hypothesis invents."""
+"""A block manager under test, driven operation by operation, and by operations that hypothesis draws."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ any_deeds = any_inputs(15, stateful_step_count=25, print_blob=False)
 
 
 class Managed:
-    """A block manager under test, and beside it what its blocks hold; every deed is checked as soon as it is done."""
+    """A block manager under test, and what its blocks hold; every operation is checked when it is done."""
 
     def __init__(self, make: Callable[[int, int], Any], num_blocks: int, block_size: int) -> None:
         self.manager = make(num_blocks, block_size)
@@ -144,7 +144,7 @@ def assert_names_are_known(make: Callable[[int, int], Any]) -> None:
 
 
 def follow_random_deeds(make: Callable[[int, int], Any], rng: np.random.Generator) -> None:
-    """Drive three managers through deeds that are drawn one by one."""
+    """Drive three managers through operations that are drawn one by one."""
     for _ in range(3):
         size = int(rng.integers(2, 5))
         managed = Managed(make, 12, size)
@@ -162,7 +162,7 @@ def follow_random_deeds(make: Callable[[int, int], Any], rng: np.random.Generato
 
 
 def follow_any_deeds(make: Callable[[int, int], Any]) -> None:
-    """Have hypothesis invent deeds for a manager, the same in every run."""
+    """Have hypothesis draw operations for a manager, the same in every run."""
 
     class AnyDeeds(RuleBasedStateMachine):
         """Sequences come, grow, fork and go; blocks and tokens are few, so that beginnings meet and blocks run out.

@@ -117,7 +117,7 @@ class WrittenBlocks:
 
     @property
     def story(self) -> str:
-        """What was done, the last few deeds."""
+        """What was done, the last few operations."""
         return ("…, " if len(self.deeds) > 4 else "") + ", ".join(self.deeds[-4:])
 
     def _write(self, seq_id: Any, table: list[int], position: int) -> None:

@@ -158,7 +158,7 @@ def without_a_gpu():
 
 
 class PacedSteps(TorchDispatchMode):
-    """Steps of attention take given times, by a clock put in place of those of `time`.
+    """Steps of attention take given times, by a clock instead of those of `time`.
 
     The n-th step without a tracker takes `forward_ms[n]` and `backward_ms[n]`; `taken_ms` has a list of the two for
     each. `n_forward` and `n_backward` count the passes of all steps. Clocks that `namespace` imported by name are

@@ -80,7 +80,7 @@ class EveryTask(Memory, Numbers, Shapes):
 
 
 class EitherPass(Refusals, EveryTask):
-    """What is asked of both passes, which are told their blocks."""
+    """What is asked of both passes, which take block sizes."""
 
     def arguments(self, case):
         return arguments(self.task, case)

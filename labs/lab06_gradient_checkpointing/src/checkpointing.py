@@ -67,7 +67,7 @@ class Checkpoint(torch.autograd.Function):
 
 
 def checkpoint(fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)`, recomputed in the backward pass, whoever needs the gradients: an argument, or a parameter inside.
+    """`fn(*args)`, recomputed in the backward pass, whether an argument needs the gradients or a parameter inside.
 
     As `Checkpoint.apply`, and moreover: what `fn` uses without being given it gets its gradients also when no argument
     requires grad, as in the first block of a network, whose argument is data. Under `torch.no_grad()` it is `fn(*args)`

@@ -233,7 +233,7 @@ def profile_attention_memory(
     device: str = "meta",
     capacity_bytes: int | None = None,
 ) -> list[dict[str, float]]:
-    """Measure the peaks of four attentions over the sequence length, and put the predictions beside them.
+    """Measure the peaks of four attentions over the sequence length, and put the predictions next to them.
 
     They are `standard_attention`, and your `linear_attention`, `causal_linear_attention_cumsum` and
     `causal_linear_attention_chunked`, called with random q, k and v of shape `(batch, heads, seq_len, d)` that require

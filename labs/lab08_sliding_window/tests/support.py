@@ -287,7 +287,7 @@ def shape_of(sizes):
 
 
 def bytes_of_q(dtype=torch.float32, **sizes):
-    """The bytes of q, with `sizes` in place of those of `SIZES`."""
+    """The bytes of q, with `sizes` instead of those of `SIZES`."""
     return math.prod(shape_of(SIZES | sizes)) * dtype.itemsize
 
 

@@ -111,7 +111,7 @@ def assert_compiles(made, arch, *, products=True, spills=False, exact=False):
         require(spills or not taken.stack, _spilled(kernel, arch, taken, each))
         require(
             not (exact and taken.tf32),
-            f"{kernel}, compiled for sm_{arch}, multiplies float32 in tf32, with 10 bits of mantissa in place of 23\n"
+            f"{kernel}, compiled for sm_{arch}, multiplies float32 in tf32, with 10 bits of mantissa instead of 23\n"
             "The interpreter multiplies float32 exactly, whatever is asked for\n"
             'Usual cause: tl.dot without input_precision="ieee", whose default is tf32',
         )

@@ -103,7 +103,7 @@ class TestSoftmaxRows:
         require(
             not outside,
             f"with rows {ROW_STRIDE:,} elements apart a program loads at element {(outside or [0])[0]:,}, expected "
-            f"{2 * ROW_STRIDE:,}\nOffsets in int32 end at 2,147,483,647 and begin anew below 0; "
+            f"{2 * ROW_STRIDE:,}\nOffsets in int32 end at 2,147,483,647 and begin again below 0; "
             "smaller tensors never show it\nUsual cause: tl.program_id is int32: .to(tl.int64) before it is multiplied",
         )
         assert_softmax(got, x)

@@ -391,7 +391,7 @@ class TestRingAttentionBackward(EitherPass):
 
     @robust
     def test_row_sums_of_half_precision_are_kept_in_float32(self, rng):
-        """All scores are 0 and values are 64 ± 1/2, so that o is 64 exactly, and D is large beside every dP − D."""
+        """All scores are 0 and values are 64 ± 1/2, so that o is exactly 64 and D is far above every dP − D."""
         case = RingCase(rng, n_tokens=32, world_size=2, dtype=torch.bfloat16)
         signs = torch.arange(32)[:, None] % 2 - 0.5
         case.q, case.k, case.v = 0 * case.q, case.k.abs(), (64 + 0 * case.v + signs).to(torch.bfloat16)

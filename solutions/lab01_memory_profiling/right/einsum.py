@@ -1,4 +1,4 @@
-"""Einsum in place of matmul; the scale is split between Q and K, the exponential is of scores less log-sum-exp."""
+"""Einsum instead of matmul; the scale is split between Q and K, the exponential is of scores less log-sum-exp."""
 
 import numpy as np
 

@@ -117,7 +117,7 @@ def measure_memory(fn: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[int
 
 
 def saved_for_backward(fn: Callable[..., Any], *args: Any) -> int:
-    """Bytes that autograd saves for the backward pass while `fn(*args)` runs, beside inputs and output.
+    """Bytes that autograd saves for the backward pass while `fn(*args)` runs, besides inputs and output.
 
     Each storage counts once, with all its bytes, however often it is saved and whatever part of it. Left out are the
     storages of the inputs and of the output, also when a view of one is saved. Inputs are the tensors among `args`,

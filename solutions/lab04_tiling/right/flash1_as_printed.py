@@ -39,7 +39,7 @@ def _visit(machine, Q, K_tile, V_tile, m, l, O, rows):
 
 
 def naive_traffic(machine, Q, K, V, block_q, block_k):
-    """Keys outside in both products, softmax in place of S."""
+    """Keys outside in both products, softmax instead of S."""
     _check_blocks(block_q, block_k)
     N_q, N_k = Q.shape[0], K.shape[0]
     S = machine.allocate((N_q, N_k), Q.dtype)

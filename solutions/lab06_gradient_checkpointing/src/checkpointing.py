@@ -80,7 +80,7 @@ class Checkpoint(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError("create_graph=True: what is recomputed leaves no graph for a second derivative")
         if not torch.autograd._is_checkpoint_valid():
-            raise RuntimeError("a gradient of chosen inputs: what fn uses beside its arguments would get one as well")
+            raise RuntimeError("a gradient of chosen inputs: what fn uses besides its arguments would get one as well")
         saved = iter(ctx.saved_tensors)
         args = [
             next(saved).detach().requires_grad_(needed) if is_tensor else other
@@ -103,7 +103,7 @@ class Checkpoint(torch.autograd.Function):
 
 
 def checkpoint(fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)`, recomputed in the backward pass, whoever needs the gradients: an argument, or a parameter inside.
+    """`fn(*args)`, recomputed in the backward pass, whether an argument needs the gradients or a parameter inside.
 
     As `Checkpoint.apply`, and moreover: what `fn` uses without being given it gets its gradients also when no argument
     requires grad, as in the first block of a network, whose argument is data. Under `torch.no_grad()` it is `fn(*args)`

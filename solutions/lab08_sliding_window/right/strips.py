@@ -1,4 +1,4 @@
-"""A strip of keys for each block of queries, differentiated by autograd; loops in place of arrays."""
+"""A strip of keys for each block of queries, differentiated by autograd; loops instead of arrays."""
 
 
 def window_mask(seq_len, window):

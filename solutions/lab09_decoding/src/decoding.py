@@ -648,7 +648,7 @@ class _Paged:
 
 
 def _grow(request, memory, running, waiting):
-    """A token for a running request; whoever was placed last may have to make room."""
+    """A token for a running request; the request placed last may have to make room."""
     while request in running and not memory.reach(request, request.tokens + 1):
         last = running.pop()
         memory.release(last)

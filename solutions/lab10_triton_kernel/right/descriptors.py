@@ -1,4 +1,4 @@
-"""Descriptors in place of pointers where widths allow it, a softmax in steps, and rows of several programs in one."""
+"""Descriptors instead of pointers where widths allow it, a softmax in steps, and rows of several programs in one."""
 
 
 def softmax_rows(x):

@@ -281,7 +281,7 @@ def _scheme_bytes(scheme, model, tokens):
 
 
 def _kept(scheme, k, v):
-    """What attention finds in place of k and v (H, N, d)."""
+    """What attention finds instead of k and v (H, N, d)."""
     kind, (heads, n_tokens, width) = scheme["kind"], k.shape
     if kind == "grouped":
         group = scheme["group"]

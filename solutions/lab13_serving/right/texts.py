@@ -1,4 +1,4 @@
-"""Whole texts in place of counts: what a block holds is kept as text; caches in lists by layer, read block by block."""
+"""Whole texts instead of counts: what a block holds is kept as text; caches in lists by layer, read block by block."""
 
 
 def cache_plan(spec, nbytes, block_size, bits):

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward pass, beside what autograd's own hooks say."""
+"""What a forward pass keeps for its backward pass, compared with what autograd's own hooks say."""
 
 import pytest
 import torch

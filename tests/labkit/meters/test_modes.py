@@ -1,4 +1,4 @@
-"""Every meter of tensors sees all operators, in their parts, however torch is told to run them."""
+"""Every meter of tensors sees all operators, in their parts, however torch runs them."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_a_memory_limit_is_the_kernels(submitted):
 
 
 def test_no_line_of_the_instructors_is_quoted(submitted, tmp_path):
-    """An error whose code claims to stand in a file of the instructor's."""
+    """An error whose code claims to be in a file of the instructor's."""
     claims = f"exec(compile('\\n\\n1 / 0', {str(ROOT / 'solutions' / 'x.py')!r}, 'exec'))"
     with pytest.raises(ZeroDivisionError) as raised:
         submitted(task(claims))()
@@ -216,7 +216,7 @@ def test_no_line_of_the_instructors_is_quoted(submitted, tmp_path):
 
 
 def link(folder: Path) -> Path:
-    """A link to a file of the instructor's in place of the submission."""
+    """A link to a file of the instructor's instead of the submission."""
     (folder / "src").mkdir()
     (folder / "src" / f"{LAB.module}.py").symlink_to("/etc/passwd")
     return folder

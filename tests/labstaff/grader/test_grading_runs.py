@@ -1,4 +1,4 @@
-"""The runs of a judge: what it imports for them, how a run is cut short, and what is graded of the rest."""
+"""The runs of a grader: what it imports for them, how a run is cut short, and what is graded of the rest."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
-    """What the panel shows beside a test that has failed."""
+    """What the panel shows next to a test that has failed."""
     if report.when == "call" and report.failed:
         told["messages"][report.nodeid] = report.longreprtext  # type: ignore[index]
 

@@ -34,7 +34,7 @@ def settings(folder) -> dict:
 
 
 def in_panel(released, folder, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict]:
-    """Run pytest as the editor does, with the settings' arguments unless others are given; what its panel was told."""
+    """Run pytest as the editor does, with the settings' arguments unless others are given; what its panel received."""
     file = folder / "panel.json"
     beside = os.path.dirname(panel.__file__)
     environment = {**quiet_environment(), "PYTHONPATH": os.pathsep.join([str(released), beside])}
