@@ -82,7 +82,7 @@ def step_memory(shape, definition, **options):
 def assert_prediction(got, shape, itemsize=4):
     """Compare parts and totals of a training step, as `attention_training_memory` returns them."""
     want = _parts(*shape, itemsize)
-    mistakes = {name: _part_suspects(name, *shape, itemsize) for name in want}
+    mistakes = {name: _part_mistakes(name, *shape, itemsize) for name in want}
     for total in TOTALS:
         want[total] = step_memory(shape, total, dtype_bytes=itemsize)
         parts = {name: want[total] - want[part] for part, name in LEFT_OUT.items()}
@@ -218,7 +218,7 @@ def _parts(batch, n, d, itemsize=4, to=CUDA_ROUNDING_BYTES):
     }
 
 
-def _part_suspects(name, batch, n, d, itemsize):
+def _part_mistakes(name, batch, n, d, itemsize):
     """Usual mistakes in one of `_parts` → the bytes that each leads to."""
     exact = _parts(batch, n, d, itemsize, to=1)[name]
     mistakes = {
