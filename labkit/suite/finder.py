@@ -22,7 +22,7 @@ from labkit.suite.limits import GIVEN_SECONDS, TookTooLong, time_limit
 
 IMPORT_SECONDS = min(30.0, GIVEN_SECONDS)
 """CPU seconds that importing a lab's module may take."""
-IMPORTABLE = {"labkit.simulated_memory", "labkit.hierarchy", "labkit.ranks.comm", "labkit.ranks.threads"}
+IMPORTABLE = {"labkit.simulated_memory", "labkit.ranks.comm", "labkit.ranks.threads"}
 """The modules of labkit that a student's file may import."""
 
 

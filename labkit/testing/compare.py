@@ -13,7 +13,7 @@ import numpy.typing as npt
 from labkit.testing import margins
 from labkit.testing.wording import are, compared, got_and_expected, kind, none_hint, place, share, show
 
-Suspects = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+Mistakes = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """What a usual mistake is called → the value it leads to, or a function without arguments that returns it.
 
 Where many are to be made, the whole may be a function without arguments, called where something is off.
@@ -31,11 +31,11 @@ twice the error refused three of 28 right runs of Lab 05. `labstaff.calibrate` s
 ROUNDINGS = 8
 """Units of rounding of the largest value, allowed besides: a plain computation of few numbers may be exact by luck."""
 NEAR = 8
-"""A suspect fits a result that is within so many tolerances of it: its own rounding may be larger."""
+"""A mistake fits a result that is within so many tolerances of it: its own rounding may be larger."""
 FAR_BELOW = 0.1
-"""A suspect is named when it lies within this share of the error: an error just over the tolerance fits many."""
+"""A mistake is named when it lies within this share of the error: an error just over the tolerance fits many."""
 RIVALS = 4
-"""And when any other suspect within so many times its distance leads to the same value: then both are named."""
+"""And when any other mistake within so many times its distance leads to the same value: then both are named."""
 MOST_CAUSES = 3
 
 
@@ -48,7 +48,7 @@ def assert_close(
     slack: float = SLACK,
     roundings: float = ROUNDINGS,
     dtype: Any = None,
-    suspects: Suspects | None = None,
+    mistakes: Mistakes | None = None,
     hint: str = "",
     nan_hint: str = NAN_HINT,
 ) -> None:
@@ -65,8 +65,8 @@ def assert_close(
         slack: how often the error of `plain` is allowed.
         roundings: how many units of rounding of the largest value are allowed besides.
         dtype: the dtype `got` must have; None leaves it free.
-        suspects: usual mistakes and the value each leads to; one that matches is named as the cause.
-        hint: what usually causes an error here, for when no suspect matches.
+        mistakes: usual mistakes and the value each leads to; one that matches is named as the cause.
+        hint: what usually causes an error here, for when no mistake matches.
         nan_hint: what usually causes NaN here.
 
     Raises:
@@ -82,7 +82,7 @@ def assert_close(
         name,
         computed,
         reference,
-        lambda: _not_a_number(computed, reference, tolerance(reference, plain, slack, roundings), suspects),
+        lambda: _not_a_number(computed, reference, tolerance(reference, plain, slack, roundings), mistakes),
         nan_hint,
     )
     finite = np.isfinite(reference)
@@ -101,7 +101,7 @@ def assert_close(
         f"{name} is off by {worst:.3g}{place(at)}; rounding explains {allowed:.2g}",
         f"{got_and_expected(computed[at], reference[at])}; {share(int(wrong.sum()), error.size)} off{rows}",
     ]
-    cause = _fitting(computed, reference, allowed, worst, as_mapping(suspects))
+    cause = _fitting(computed, reference, allowed, worst, as_mapping(mistakes))
     _fail_with(lines, cause, hint, NOT_WRITTEN if rows else "")
 
 
@@ -123,15 +123,15 @@ def tolerance(
     return slack * lost + roundings * rounding
 
 
-def assert_equal(name: str, got: Any, want: Any, *, suspects: Suspects | None = None, hint: str = "") -> None:
+def assert_equal(name: str, got: Any, want: Any, *, mistakes: Mistakes | None = None, hint: str = "") -> None:
     """Fail unless `got == want` exactly: for counts, bytes, shapes and names.
 
-    `suspects` and `hint` as in `assert_close`. Arrays are compared whole, numbers by value, so that NumPy's integers
+    `mistakes` and `hint` as in `assert_close`. Arrays are compared whole, numbers by value, so that NumPy's integers
     equal Python's; True is not 1.
     """
     if _same(got, want):
         return
-    cause = _either([text for text, value in as_mapping(suspects).items() if _same(got, _value(value))])
+    cause = _either([text for text, value in as_mapping(mistakes).items() if _same(got, _value(value))])
     lines = [f"{name} {are(name)} {show(got)}, expected {show(want)}"]
     numbers = isinstance(got, int | float | np.number) and isinstance(want, int | float) and not isinstance(got, bool)
     if numbers and want and math.isfinite(got):
@@ -356,38 +356,38 @@ def _whole_rows(wrong: npt.NDArray[np.bool_]) -> str:
     return f": row {found[0]}, and nothing else" if len(found) == 1 else f": rows {found[0]} to {found[-1]}, no others"
 
 
-def _not_a_number(computed: npt.NDArray, reference: npt.NDArray, allowed: float, suspects: Suspects | None) -> str:
-    """The suspects with NaN at the same places and the same numbers at all others.
+def _not_a_number(computed: npt.NDArray, reference: npt.NDArray, allowed: float, mistakes: Mistakes | None) -> str:
+    """The mistakes with NaN at the same places and the same numbers at all others.
 
     Where every element is NaN, nothing tells one cause from another.
     """
     if np.isnan(computed).all():
         return ""
     found = []
-    for text, value in as_mapping(suspects).items():
+    for text, value in as_mapping(mistakes).items():
         with np.errstate(all="ignore"):
-            suspect = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), computed.shape)
-        if _apart(computed, suspect) <= NEAR * allowed:
+            mistake = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), computed.shape)
+        if _apart(computed, mistake) <= NEAR * allowed:
             found.append(text)
     return _either(found)
 
 
 def _fitting(
-    computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, suspects: Mapping[str, Any]
+    computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, mistakes: Mapping[str, Any]
 ) -> str:
     """The known mistakes that fit: near compared with the error, and no other one with other values as near."""
     near = min(max(NEAR * allowed, 1e-3 * worst), FAR_BELOW * worst)
     made: list[tuple[float, str, npt.NDArray]] = []
-    for text, value in suspects.items():
+    for text, value in mistakes.items():
         with np.errstate(all="ignore"):
-            suspect = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), reference.shape)
-        if _apart(suspect, reference) > allowed:
-            made.append((_apart(computed, suspect), text, suspect))
+            mistake = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), reference.shape)
+        if _apart(mistake, reference) > allowed:
+            made.append((_apart(computed, mistake), text, mistake))
     nearest, cause, found = min(made, key=lambda each: each[0], default=(np.inf, "", reference))
     if nearest > near:
         return ""
-    rivals = {text: suspect for distance, text, suspect in made if distance <= RIVALS * nearest}
-    alike = all(_apart(suspect, found) <= 2 * allowed for suspect in rivals.values())
+    rivals = {text: mistake for distance, text, mistake in made if distance <= RIVALS * nearest}
+    alike = all(_apart(mistake, found) <= 2 * allowed for mistake in rivals.values())
     return _either([cause, *(text for text in rivals if text != cause)]) if alike else ""
 
 
@@ -404,13 +404,13 @@ def _apart(first: npt.NDArray, second: npt.NDArray) -> float:
     return float(np.where(alike, 0.0, np.where(np.isnan(differences), np.inf, differences)).max(initial=0.0))
 
 
-def as_mapping(suspects: Suspects | None) -> Mapping[str, Any]:
-    """All suspects by their names."""
-    return suspects() if callable(suspects) else suspects or {}
+def as_mapping(mistakes: Mistakes | None) -> Mapping[str, Any]:
+    """All mistakes by their names."""
+    return mistakes() if callable(mistakes) else mistakes or {}
 
 
-def _value(suspect: Any) -> Any:
-    return suspect() if callable(suspect) else suspect
+def _value(mistake: Any) -> Any:
+    return mistake() if callable(mistake) else mistake
 
 
 def _same(got: Any, want: Any) -> bool:

@@ -27,7 +27,7 @@ MOST_NAMES = 12
 MOST_FINDINGS = 3
 COLUMNS = ("student", "lab", "task", "points", "max_points", "withheld", "passed", "tests", "status", "flags")
 CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)")
-"""How a message of a failed test introduces the mistake that it suspects."""
+"""How a message of a failed test introduces the mistake that it mistakes."""
 
 
 def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.testing.attention.reference import Attention, attention, random_qkv
-from labkit.testing.compare import NAN_HINT, ROUNDINGS, Suspects, as_mapping, assert_close
+from labkit.testing.compare import NAN_HINT, ROUNDINGS, Mistakes, as_mapping, assert_close
 
 DTYPES = (np.float16, np.float32, np.float64)
 
@@ -118,14 +118,14 @@ class Case:
         got: Any,
         part: str = "output",
         *,
-        suspects: Suspects | None = None,
+        mistakes: Mistakes | None = None,
         hint: str = "",
         nan_hint: str = "",
         dtype: Any = None,
     ) -> None:
         """Compare one result, `part` of the reference, and name a usual mistake when one fits.
 
-        Each of `suspects` is a function that returns an Attention, or the value of this result.
+        Each of `mistakes` is a function that returns an Attention, or the value of this result.
         """
         assert_close(
             name,
@@ -134,7 +134,7 @@ class Case:
             plain=getattr(self.plain, part),
             roundings=self.roundings(part),
             dtype=dtype,
-            suspects=lambda: {text: _part_of(value, part) for text, value in as_mapping(suspects).items()},
+            mistakes=lambda: {text: _part_of(value, part) for text, value in as_mapping(mistakes).items()},
             hint=hint,
             nan_hint=nan_hint or NAN_HINT,
         )

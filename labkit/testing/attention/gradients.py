@@ -22,7 +22,7 @@ def assert_gradients(
     factors: Sequence[torch.Tensor],
     *,
     names: Mapping[str, str] | None = None,
-    suspects: Mapping[str, Gradients] | None = None,
+    mistakes: Mapping[str, Gradients] | None = None,
     hint: str = "",
     lost: str = "",
 ) -> None:
@@ -34,7 +34,7 @@ def assert_gradients(
         args: a name for a message → the argument.
         factors: the loss is the sum of the floating-point results, each times its factor.
         names: what an argument is called in messages, if not by its name.
-        suspects: a usual mistake → the gradients that it leads to.
+        mistakes: a usual mistake → the gradients that it leads to.
         hint: what usually causes an error.
         lost: why a gradient may be missing.
     """
@@ -46,10 +46,10 @@ def assert_gradients(
         found = got[i] if got else None
         called = f"the gradient of {(names or {}).get(name, name)}"
         require(found is not None, f"{called} is None\nUsual cause: {lost or hint}")
-        usual = {text: numbers(value) for text, each in (suspects or {}).items() if (value := each[name]) is not None}
+        usual = {text: numbers(value) for text, each in (mistakes or {}).items() if (value := each[name]) is not None}
         usual |= {"the gradient arrives twice": 2 * numbers(want), "the gradient is lost": 0 * numbers(want)}
         rounded = numbers(plain[name])
-        assert_close(called, found, numbers(want), plain=rounded, dtype=arg.dtype, suspects=usual, hint=hint)
+        assert_close(called, found, numbers(want), plain=rounded, dtype=arg.dtype, mistakes=usual, hint=hint)
 
 
 def gradients(

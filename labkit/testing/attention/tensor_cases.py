@@ -14,7 +14,7 @@ from labkit.testing.attention.cases import Case as ArrayCase
 from labkit.testing.attention.cases import later_keys
 from labkit.testing.attention.reference import random_qkv
 from labkit.testing.attention.tensor_reference import attention, gradients
-from labkit.testing.compare import NAN_HINT, ROUNDINGS, Suspects, as_mapping, assert_close, assert_type
+from labkit.testing.compare import NAN_HINT, ROUNDINGS, Mistakes, as_mapping, assert_close, assert_type
 
 RESULTS = ("O", "L", "dQ", "dK", "dV")
 Results = dict[str, npt.NDArray[np.floating]]
@@ -66,7 +66,7 @@ class Case:
 
     @property
     def arrays(self) -> ArrayCase:
-        """The same call of attention in NumPy, in float64: what suspects are made of."""
+        """The same call of attention in NumPy, in float64: what mistakes are made of."""
         return ArrayCase(*map(numbers, self.inputs), causal=self.causal, mask=self.mask)
 
     @cached_property
@@ -123,7 +123,7 @@ class Case:
         self,
         name: str,
         got: Any,
-        suspects: Suspects | None = None,
+        mistakes: Mistakes | None = None,
         *,
         hint: str = "",
         nan_hint: str = "",
@@ -133,11 +133,11 @@ class Case:
 
         `called` is what the handout calls the result, if not by the same name.
 
-        Each of `suspects` is the value of this result or a function that returns it; or, of several results, a dict or
+        Each of `mistakes` is the value of this result or a function that returns it; or, of several results, a dict or
         a function that returns one.
         """
         assert_type(called or name, got, torch.Tensor, "a tensor")
-        own = lambda: {text: _named(value, name) for text, value in as_mapping(suspects).items()}  # noqa: E731
+        own = lambda: {text: _named(value, name) for text, value in as_mapping(mistakes).items()}  # noqa: E731
         got = got.detach().to("cpu", torch.float64)
         with np.errstate(all="ignore"):
             assert_close(
@@ -146,7 +146,7 @@ class Case:
                 self.want[name],
                 plain=self.plain[name],
                 roundings=self.roundings,
-                suspects=own,
+                mistakes=own,
                 hint=hint,
                 nan_hint=nan_hint or NAN_HINT,
             )

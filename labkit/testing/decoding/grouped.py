@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 
 from labkit.testing.attention.cases import later_keys
-from labkit.testing.attention.suspects import scale_suspects
+from labkit.testing.attention.mistakes import scale_mistakes
 from labkit.testing.attention.tensor_cases import Case, Results, numbers, rounded, scaled_down
+from labkit.testing.attention.tensor_mistakes import lse_mistakes_of
 from labkit.testing.attention.tensor_reference import attention
-from labkit.testing.attention.tensor_suspects import lse_suspects
 from labkit.testing.compare import as_mapping, assert_close, assert_dtype, assert_type, compare_each
 
 RESULTS = {"o": "O", "lse": "L"}
@@ -92,23 +92,23 @@ class GroupedCase(Case):
         return self.Q, self.k, self.v
 
     def check_results(
-        self, got: dict[str, Any], suspects: Made | None = None, *, hint: str = "", nan_hint: str = ""
+        self, got: dict[str, Any], mistakes: Made | None = None, *, hint: str = "", nan_hint: str = ""
     ) -> None:
         """Compare o and lse, by these names, and name a usual mistake where one fits."""
 
         def check(name: str) -> None:
             value, there = got[name], RESULTS[name]
             assert_type(name, value, torch.Tensor, "a tensor")
-            made = grouped_suspects(self) if suspects is None else suspects
+            made = grouped_mistakes(self) if mistakes is None else mistakes
             usual: dict[str, Any] = {text: partial(_named, results, there) for text, results in made.items()}
             if there == "L":
-                usual |= as_mapping(lse_suspects(self))
+                usual |= as_mapping(lse_mistakes_of(self))
             with np.errstate(all="ignore"):
                 want, plain = self.want[there], self.plain[there]
                 told: dict[str, Any] = {"nan_hint": nan_hint} if nan_hint else {}
                 number = value.detach().to(torch.float64)
                 assert_close(
-                    name, number, want, plain=plain, roundings=self.roundings, suspects=usual, hint=hint, **told
+                    name, number, want, plain=plain, roundings=self.roundings, mistakes=usual, hint=hint, **told
                 )
             assert_dtype(name, value, self.precise if name == "lse" else self.Q.dtype)
 
@@ -119,7 +119,7 @@ class GroupedCase(Case):
         for name, x in got.items():
             assert_type(name, x, torch.Tensor, "a tensor")
         n_keys = self.k.shape[-2]
-        usual = split_suspects(self, num_splits) if n_keys and num_splits <= n_keys else grouped_suspects(self)
+        usual = split_mistakes(self, num_splits) if n_keys and num_splits <= n_keys else grouped_mistakes(self)
         with_queries = {"o": got["o"][..., None, :], "lse": got["lse"][..., None]}
         self.check_results(with_queries, usual, hint=hint, nan_hint=nan_hint)
 
@@ -138,7 +138,7 @@ def bottom_right(n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
     return later_keys(n_queries, n_keys, 1 + n_keys - n_queries)
 
 
-def grouped_suspects(case: GroupedCase) -> Made:
+def grouped_mistakes(case: GroupedCase) -> Made:
     """Usual mistakes with heads, with where the diagonal lies, and with the scale: what each leads to."""
     n_queries, n_keys = case.Q.shape[-2], case.K.shape[-2]
     found: Made = {
@@ -163,12 +163,12 @@ def grouped_suspects(case: GroupedCase) -> Made:
     if n_keys:
         found |= {
             text: lambda scale=scale: case.results(scale=scale)  # type: ignore[misc]
-            for text, scale in scale_suspects(case.arrays).items()
+            for text, scale in scale_mistakes(case.arrays).items()
         }
     return found
 
 
-def split_suspects(case: GroupedCase, num_splits: int) -> Made:
+def split_mistakes(case: GroupedCase, num_splits: int) -> Made:
     """Usual mistakes in merging the parts of a split sequence of keys, besides those of grouping."""
     n_keys = case.K.shape[-2]
     chunk = -(-n_keys // num_splits)
@@ -184,7 +184,7 @@ def split_suspects(case: GroupedCase, num_splits: int) -> Made:
 
         return made
 
-    found = grouped_suspects(case) | {
+    found = grouped_mistakes(case) | {
         "the partial outputs are averaged: each weighs as much as its keys do": parts(lambda O, L: O.mean(0)),
         "the partial outputs are added up": parts(lambda O, L: O.sum(0)),
         "the parts are weighted by their log-sum-exps, not by their exponentials": parts(

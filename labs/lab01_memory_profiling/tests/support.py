@@ -55,7 +55,7 @@ def assert_bytes(keys, stats, seq_len, d_model, batch_size=1, itemsize=4):
             "the value is in MiB: memory is in bytes": want / 2**20,
             "the product overflowed a 32-bit integer": (want + 2**31) % 2**32 - 2**31,
         }
-        assert_equal(key, stats[key], want, suspects=usual, hint=hints.get(key, "shape × bytes of an element"))
+        assert_equal(key, stats[key], want, mistakes=usual, hint=hints.get(key, "shape × bytes of an element"))
 
 
 def assert_really_run(weights, seq_len, batch_size):

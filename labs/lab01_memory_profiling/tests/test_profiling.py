@@ -16,8 +16,8 @@ from profiling import (
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.testing.attention.cases import Case, worked_example
+from labkit.testing.attention.mistakes import attention_mistakes, matrix_mistakes
 from labkit.testing.attention.reference import Attention
-from labkit.testing.attention.suspects import attention_suspects, matrix_suspects
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -79,10 +79,10 @@ class TestStandardAttention(Refusals, Memory, Numbers, Shapes):
         results = {"weights": weights, "output": output}
 
         def known_mistakes():
-            return (usual or {}) | attention_suspects(case) | matrix_suspects(case)
+            return (usual or {}) | attention_mistakes(case) | matrix_mistakes(case)
 
         def check(name):
-            options = {"suspects": known_mistakes, "hint": hint, "nan_hint": nan_hint, "dtype": case.Q.dtype}
+            options = {"mistakes": known_mistakes, "hint": hint, "nan_hint": nan_hint, "dtype": case.Q.dtype}
             case.check(name, results[name], name, **options)
 
         compare_each(results, check)
@@ -174,8 +174,8 @@ class TestMeasureAttentionMemory:
 
     def test_sizes_are_returned(self):
         stats = self.measure(48, 10, batch_size=2)
-        assert_equal("seq_len", stats["seq_len"], 48, suspects={"it is batch_size": 2, "it is d_model": 10})
-        assert_equal("d_model", stats["d_model"], 10, suspects={"it is seq_len": 48})
+        assert_equal("seq_len", stats["seq_len"], 48, mistakes={"it is batch_size": 2, "it is d_model": 10})
+        assert_equal("d_model", stats["d_model"], 10, mistakes={"it is seq_len": 48})
 
     @pytest.mark.parametrize("batch_size", [1, 3], ids=["B1", "B3"])
     def test_attention_is_really_run(self, batch_size):
@@ -218,7 +218,7 @@ class TestProfileMemoryScaling:
         for n, stats in self.profile(lengths).items():
             usual = {f"the value of another length ({m}) stands here": m * m * 4 for m in lengths if m != n}
             name = f"attention_matrix_memory at {n}"
-            assert_equal(name, stats["attention_matrix_memory"], n * n * 4, suspects=usual)
+            assert_equal(name, stats["attention_matrix_memory"], n * n * 4, mistakes=usual)
             assert_bytes(MEASURED, stats, n, 64)
 
     def test_lengths_drawn_at_random(self, rng):
@@ -226,17 +226,17 @@ class TestProfileMemoryScaling:
         for n, stats in self.profile(lengths, d_model=d_model).items():
             usual = {"d_model is always 64": 3 * n * 64 * 4}
             want = true_bytes(n, d_model)["input_memory"]
-            assert_equal(f"input_memory at {n}, d_model {d_model}", stats["input_memory"], want, suspects=usual)
+            assert_equal(f"input_memory at {n}, d_model {d_model}", stats["input_memory"], want, mistakes=usual)
             assert_bytes(MEASURED, stats, n, d_model)
 
     def test_batch_is_handed_on(self):
         weights = self.profile([32], batch_size=3)[32]["attention_matrix_memory"]
         usual = {"batch_size is dropped": 4096, "d_model and batch_size are swapped": 64 * 4096}
-        assert_equal("attention_matrix_memory", weights, 3 * 32 * 32 * 4, suspects=usual)
+        assert_equal("attention_matrix_memory", weights, 3 * 32 * 32 * 4, mistakes=usual)
 
     def test_order_is_kept(self):
         usual = {"the lengths are sorted: they stay in the order given": [16, 32, 64]}
-        assert_equal("the keys, in order", list(self.profile([64, 16, 32])), [64, 16, 32], suspects=usual)
+        assert_equal("the keys, in order", list(self.profile([64, 16, 32])), [64, 16, 32], mistakes=usual)
 
     @robust
     def test_any_iterable_of_lengths(self):
@@ -349,13 +349,13 @@ class TestAnalyzeScaling:
             "seq_lengths",
             list(analysis["seq_lengths"]),
             [64, 256, 512],
-            suspects={"the order given is kept: they must ascend": [512, 64, 256]},
+            mistakes={"the order given is kept: they must ascend": [512, 64, 256]},
         )
         for key, source in (("attention_memory", "attention_matrix_memory"), ("total_memory", "total_memory")):
             want = [results[n][source] for n in (64, 256, 512)]
             given = [stats[source] for stats in results.values()]
             usual = {"it is in the order given, seq_lengths is sorted": given}
-            assert_equal(key, list(analysis[key]), want, suspects=usual, hint="in the order of seq_lengths")
+            assert_equal(key, list(analysis[key]), want, mistakes=usual, hint="in the order of seq_lengths")
         self.assert_factor(results, 4.0)
 
     @refuses
@@ -407,14 +407,14 @@ class TestPlotMemoryScaling:
         x, y = self.lines(drawn_once())[label]
         lengths = sorted(RESULTS)
         usual = {"the lengths are in the order given: points must ascend": list(RESULTS)}
-        assert_equal(f"x of {label!r}", [int(n) for n in x], lengths, suspects=usual)
+        assert_equal(f"x of {label!r}", [int(n) for n in x], lengths, mistakes=usual)
         in_bytes = np.array([RESULTS[n][key] for n in lengths])
         usual = {
             "the values are bytes: divide by 2**20": in_bytes,
             "the values are MB (10⁶ bytes): MiB are 2**20": in_bytes / 1e6,
         }
         want = in_bytes / 2**20
-        assert_close(f"y of {label!r}", np.asarray(y, float), want, plain=want.astype(np.float32), suspects=usual)
+        assert_close(f"y of {label!r}", np.asarray(y, float), want, plain=want.astype(np.float32), mistakes=usual)
 
     def test_lengths_drawn_at_random(self, rng):
         results = made_up([int(n) for n in rng.choice(np.arange(60, 4000), 4, replace=False)])

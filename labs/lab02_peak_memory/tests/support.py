@@ -32,11 +32,11 @@ LEFT_OUT = {
 }
 
 
-def assert_bytes(name, got, want, suspects=None, hint=""):
+def assert_bytes(name, got, want, mistakes=None, hint=""):
     """Compare a number of bytes, which must be an int."""
     assert_type(name, got, (int, float), "an int: bytes")
     in_mib = {"the value is in MiB: memory is in bytes": want / MIB}
-    assert_equal(name, got, want, suspects={**(suspects or {}), **in_mib}, hint=hint)
+    assert_equal(name, got, want, mistakes={**(mistakes or {}), **in_mib}, hint=hint)
     assert_type(name, got, int, "an int: bytes")
 
 
@@ -48,10 +48,10 @@ def assert_readings(steps, expected):
     """
     for (when, (current, peak, *more)), reading in zip(expected.items(), readings(steps), strict=True):
         require(reading, "`with MemoryTracker() as tracker` must give the tracker itself")
-        hint, suspects = (*more, "", {})[:2] if len(more) < 2 else more
+        hint, mistakes = (*more, "", {})[:2] if len(more) < 2 else more
         for name, got, want in zip(("current", "peak"), reading, (current, peak), strict=True):
             if want is not None:
-                assert_bytes(f"{name}_allocated() {when}", got, want, suspects, hint)
+                assert_bytes(f"{name}_allocated() {when}", got, want, mistakes, hint)
 
 
 @contextlib.contextmanager
@@ -82,11 +82,11 @@ def step_memory(shape, definition, **options):
 def assert_prediction(got, shape, itemsize=4):
     """Compare parts and totals of a training step, as `attention_training_memory` returns them."""
     want = _parts(*shape, itemsize)
-    suspects = {name: _part_suspects(name, *shape, itemsize) for name in want}
+    mistakes = {name: _part_mistakes(name, *shape, itemsize) for name in want}
     for total in TOTALS:
         want[total] = step_memory(shape, total, dtype_bytes=itemsize)
         parts = {name: want[total] - want[part] for part, name in LEFT_OUT.items()}
-        suspects[total] = {text: value for text, value in parts.items() if value != want[total]}
+        mistakes[total] = {text: value for text, value in parts.items() if value != want[total]}
     hints = {
         "argmax": "positions are int64, 8 bytes each, whatever the dtype of the rest",
         "saved": "saved_for_backward shows which parts these are: two (B, N, N) arrays and two columns",
@@ -96,7 +96,7 @@ def assert_prediction(got, shape, itemsize=4):
     assert_keys("the result", got, want)
     where = "of batch {}, seq_len {}, d_model {}, {} bytes an element,".format(*shape, itemsize)
     for name in want:
-        assert_bytes(f"{name} {where}", got[name], want[name], suspects[name], hints.get(name, ""))
+        assert_bytes(f"{name} {where}", got[name], want[name], mistakes[name], hints.get(name, ""))
 
 
 def assert_longest(got, capacity, batch, d, itemsize, definition):
@@ -105,7 +105,7 @@ def assert_longest(got, capacity, batch, d, itemsize, definition):
     def longest(definition=definition, itemsize=itemsize, **changed):
         return longest_that_fits(capacity, batch, d, dtype_bytes=itemsize, definition=definition, **changed)
 
-    suspects = {
+    mistakes = {
         "peak is ignored": lambda: longest(definition="forward_peak"),
         "dtype_bytes is ignored": lambda: longest(itemsize=4),
         "the workspace is forgotten": lambda: longest(workspace_bytes=0),
@@ -116,7 +116,7 @@ def assert_longest(got, capacity, batch, d, itemsize, definition):
     name = f"the longest sequence in {capacity:,} bytes {where}"
     assert_type(name, got, int, "an int")
     assert_equal(
-        name, got, longest(), suspects=suspects, hint="the result is exact: it fits, and one more token does not"
+        name, got, longest(), mistakes=mistakes, hint="the result is exact: it fits, and one more token does not"
     )
 
 
@@ -143,23 +143,23 @@ def assert_memory_columns(row, printed=None):
     for number, (name, definition) in enumerate((("mem_max_MB", "forward_peak"), ("add_mem_MB", "saved"))):
         assert_type(f"{name} {where}", row[name], float, "a float: MiB")
         nbytes = step_memory(shape, definition, **options)
-        suspects = {
+        mistakes = {
             "it is divided by 10⁶: the table's MB are MiB": nbytes * MIB / 10**6,
             "it is in bytes": nbytes * MIB,
             "tensors are not rounded up to 512 bytes": step_memory(shape, definition, **options | {"round_to": 1}),
         }
         if name == "mem_max_MB":
-            suspects["the workspace of 64 MiB is left out"] = nbytes - CUDA_WORKSPACE_BYTES
-            suspects["the peak is read after the backward pass"] = step_memory(shape, "step_peak", **options)
+            mistakes["the workspace of 64 MiB is left out"] = nbytes - CUDA_WORKSPACE_BYTES
+            mistakes["the peak is read after the backward pass"] = step_memory(shape, "step_peak", **options)
         else:
             live = step_memory(shape, "live_after_forward", **options)
-            suspects["everything alive is counted, not by how much it grew"] = live
+            mistakes["everything alive is counted, not by how much it grew"] = live
         if printed is None:
-            values = {text: value / MIB for text, value in suspects.items()}
-            assert_equal(f"{name} {where}", row[name], nbytes / MIB, suspects=values)
+            values = {text: value / MIB for text, value in mistakes.items()}
+            assert_equal(f"{name} {where}", row[name], nbytes / MIB, mistakes=values)
         else:
-            digits = {text: f"{value / MIB:.6g}" for text, value in suspects.items()}
-            assert_equal(f"{name} {where}, printed,", f"{row[name]:.6g}", printed[number], suspects=digits)
+            digits = {text: f"{value / MIB:.6g}" for text, value in mistakes.items()}
+            assert_equal(f"{name} {where}, printed,", f"{row[name]:.6g}", printed[number], mistakes=digits)
 
 
 def assert_time_columns(row, taken_ms):
@@ -169,7 +169,7 @@ def assert_time_columns(row, taken_ms):
     for name, other in (("fwd_ms", "bwd_ms"), ("bwd_ms", "fwd_ms")):
         assert_type(name, row[name], float, "a float: milliseconds")
         timed, median = passes[name][-steps:], statistics.median(passes[name][-steps:])
-        suspects = {
+        mistakes = {
             "the mean is taken, not the median": statistics.mean(timed),
             "the warm-up steps are timed too": statistics.median(passes[name]),
             "it is in seconds": median / 1e3,
@@ -182,7 +182,7 @@ def assert_time_columns(row, taken_ms):
             f"{name}, where forward passes take {forward_ms} ms and backward passes {backward_ms} ms,",
             float(f"{row[name]:.6g}"),
             float(median),
-            suspects={text: float(f"{value:.6g}") for text, value in suspects.items()},
+            mistakes={text: float(f"{value:.6g}") for text, value in mistakes.items()},
             hint="a pass is timed, and nothing else, by a clock of Python's `time` (the test puts its own there)",
         )
 
@@ -218,20 +218,20 @@ def _parts(batch, n, d, itemsize=4, to=CUDA_ROUNDING_BYTES):
     }
 
 
-def _part_suspects(name, batch, n, d, itemsize):
+def _part_mistakes(name, batch, n, d, itemsize):
     """Usual mistakes in one of `_parts` → the bytes that each leads to."""
     exact = _parts(batch, n, d, itemsize, to=1)[name]
-    suspects = {
+    mistakes = {
         "nothing is rounded up to 512, not even one number": exact,
         "the batch is left out": _parts(1, n, d, itemsize)[name],
         "each batch entry is rounded up by itself": batch * _parts(1, n, d, itemsize)[name],
         "dtype_bytes is ignored": _parts(batch, n, d)[name],
     }
     if name in ("inputs", "gradients"):
-        suspects["the three tensors are rounded up together, not each by itself"] = _rounded(exact)
+        mistakes["the three tensors are rounded up together, not each by itself"] = _rounded(exact)
     if name == "argmax":
-        suspects["positions are given the dtype of the rest: they are int64"] = _rounded(batch * n * itemsize)
-        suspects["positions are given two elements of the rest: they are int64"] = _rounded(2 * batch * n * itemsize)
+        mistakes["positions are given the dtype of the rest: they are int64"] = _rounded(batch * n * itemsize)
+        mistakes["positions are given two elements of the rest: they are int64"] = _rounded(2 * batch * n * itemsize)
     if name == "workspace":
-        suspects["64 MB are counted, not 64 MiB"] = 64 * 10**6
-    return suspects
+        mistakes["64 MB are counted, not 64 MiB"] = 64 * 10**6
+    return mistakes

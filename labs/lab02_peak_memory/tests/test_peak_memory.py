@@ -449,12 +449,12 @@ class TestMeasureMemory:
         return result
 
     def test_worked_example(self):
-        suspects = {
+        mistakes = {
             "what is alive at the end is measured, not the peak": 4,
             "the arguments are counted": 8004,
             "the result's bytes are taken off": 4000,
         }
-        result = self.check(lambda x: (x + 1).sum(), [torch.zeros(1000)], 4004, "(x + 1).sum()", suspects=suspects)
+        result = self.check(lambda x: (x + 1).sum(), [torch.zeros(1000)], 4004, "(x + 1).sum()", mistakes=mistakes)
         assert_equal("the result of (x + 1).sum()", float(result), 1000.0)
 
     def test_random_sizes(self, rng):
@@ -558,21 +558,21 @@ class TestSavedForBackward:
     def test_worked_example(self):
         x = leaf(1000)
         output, given = "the output is counted", "the input is counted"
-        self.check("x.exp().sum()", lambda x: x.exp().sum(), [x], 4000, suspects={output: 4004})
-        self.check("x.exp()", torch.exp, [x], 0, suspects={output: 4000})
-        self.check("x.sin().sum()", lambda x: x.sin().sum(), [x], 0, suspects={given: 4000})
+        self.check("x.exp().sum()", lambda x: x.exp().sum(), [x], 4000, mistakes={output: 4004})
+        self.check("x.exp()", torch.exp, [x], 0, mistakes={output: 4000})
+        self.check("x.sin().sum()", lambda x: x.sin().sum(), [x], 0, mistakes={given: 4000})
 
     def test_a_storage_counts_once(self):
         def fn(x):
             e = x.exp()
             return (e * e).sin().sum()
 
-        suspects = {
+        mistakes = {
             "each time a tensor is saved counts": 16_000,
             "a storage is released and its identity used again": 4000,
         }
         hint = "exp saves its result, and the product saves the same storage twice more"
-        self.check("e = x.exp(); (e * e).sin().sum()", fn, [leaf(1000)], 8000, suspects=suspects, hint=hint)
+        self.check("e = x.exp(); (e * e).sin().sum()", fn, [leaf(1000)], 8000, mistakes=mistakes, hint=hint)
 
     @simulated
     @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -585,9 +585,9 @@ class TestSavedForBackward:
         self.check(name, fn, [leaf(30, 40, device=device)], 4800, hint="data_ptr() differs from view to view")
 
     def test_a_view_keeps_the_whole_storage(self):
-        suspects = {"the elements saved are counted, not the storage that they keep alive": 40}
+        mistakes = {"the elements saved are counted, not the storage that they keep alive": 40}
         name = "((x * 2)[:10].sin() * 3).sum()"
-        self.check(name, lambda x: ((x * 2)[:10].sin() * 3).sum(), [leaf(1000)], 4000, suspects=suspects)
+        self.check(name, lambda x: ((x * 2)[:10].sin() * 3).sum(), [leaf(1000)], 4000, mistakes=mistakes)
 
     def test_views_of_inputs_and_of_the_output(self):
         hint = "a view of an input is the input: its storage was there before"
@@ -631,14 +631,14 @@ class TestSavedForBackward:
         shape = tuple(int(rng.integers(*bounds)) for bounds in ((1, 4), (20, 60), (5, 30)))
         inputs = [leaf(*shape) for _ in range(3)]
         want, column = step_memory(shape, "saved", **EXACT), shape[0] * shape[1]
-        suspects = {
+        mistakes = {
             "the positions of the maxima, int64, are forgotten": want - 8 * column,
             "each time a tensor is saved counts": want + 4 * column * shape[1],
         }
-        self.check(f"attention on {shape}", attention, inputs, want, suspects=suspects)
+        self.check(f"attention on {shape}", attention, inputs, want, mistakes=mistakes)
 
         scale, want = torch.ones(shape[1:]), want + inputs[0].nbytes
-        suspects = {"scale, which is neither among args nor in the output, is left out": want}
+        mistakes = {"scale, which is neither among args nor in the output, is left out": want}
         hint = "q * scale is kept for k's gradient, and scale for q's"
         name = f"attention on {shape} of q * scale, where fn closes over scale"
         self.check(
@@ -646,7 +646,7 @@ class TestSavedForBackward:
             lambda q, k, v: attention(q * scale, k, v).sum(),
             inputs,
             want + scale.nbytes,
-            suspects=suspects,
+            mistakes=mistakes,
             hint=hint,
         )
 

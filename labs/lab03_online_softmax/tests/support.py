@@ -9,8 +9,8 @@ import functools
 import numpy as np
 
 from labkit.testing.attention.cases import Case
+from labkit.testing.attention.mistakes import pass_mistakes, scale_mistakes
 from labkit.testing.attention.reference import random_qkv
-from labkit.testing.attention.suspects import pass_suspects, scale_suspects
 from labkit.testing.compare import (
     NAN_HINT,
     ROUNDINGS,
@@ -69,8 +69,8 @@ def finite(m):
     return np.where(np.isneginf(m), 0, m)
 
 
-def assert_near(name, got, want, plain, suspects, hint="", dtype=None, roundings=ROUNDINGS):
-    """As `assert_close`, where the hint is for NaN too, and `suspects()` are made only when something is off."""
+def assert_near(name, got, want, plain, mistakes, hint="", dtype=None, roundings=ROUNDINGS):
+    """As `assert_close`, where the hint is for NaN too, and `mistakes()` are made only when something is off."""
     with np.errstate(all="ignore"):
         assert_close(
             name,
@@ -79,20 +79,20 @@ def assert_near(name, got, want, plain, suspects, hint="", dtype=None, roundings
             plain=plain,
             roundings=roundings,
             dtype=dtype,
-            suspects=suspects,
+            mistakes=mistakes,
             hint=hint,
             nan_hint=hint or NAN_HINT,
         )
 
 
-def assert_parts(names, got, want, plain, suspects, hint=""):
-    """Compare the parts of a tuple by their names; suspects are tuples of the same parts."""
+def assert_parts(names, got, want, plain, mistakes, hint=""):
+    """Compare the parts of a tuple by their names; mistakes are tuples of the same parts."""
 
     def check(name):
         i = names.index(name)
 
         def of_this_part():
-            return {cause: values[i] for cause, values in suspects().items()}
+            return {cause: values[i] for cause, values in mistakes().items()}
 
         assert_near(name, got[i], want[i], plain[i], of_this_part, hint)
         assert_dtype(name, as_array(name, got[i]), np.asarray(plain[i]).dtype)
@@ -113,7 +113,7 @@ def peak_bytes(rng, task, *arguments):
 # Softmax
 
 
-def axis_suspects(x, axis):
+def axis_mistakes(x, axis):
     """Softmax along other axes than the one asked for."""
     others = [other for other in range(x.ndim) if other != axis % x.ndim]
     found = {
@@ -128,7 +128,7 @@ def axis_suspects(x, axis):
     return found
 
 
-def stats_suspects(blocks):
+def stats_mistakes(blocks):
     """(m, l) as known mistakes have them."""
     x = np.concatenate(blocks, axis=-1).astype(np.float64)
     m = softmax_of_row(x)[1]
@@ -142,7 +142,7 @@ def stats_suspects(blocks):
     }
 
 
-def weights_suspects(blocks):
+def weights_mistakes(blocks):
     """The joined weights as known mistakes have them."""
     x = np.concatenate(blocks, axis=-1).astype(np.float64)
     _, m, l = softmax_of_row(x)
@@ -193,11 +193,11 @@ def integer_row(rng, size, dtype):
     return q, cut(K.astype(dtype), (8, 8, 8, 5), 0), cut(V.astype(dtype), (8, 8, 8, 5), 0)
 
 
-def output_suspects(case, lengths):
+def output_mistakes(case, lengths):
     """One query's output as known mistakes have it, whose keys come in blocks of these lengths."""
     ends = np.cumsum(lengths)
-    found = pass_suspects(case, [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)])
-    found |= {cause: functools.partial(case.other, scale=scale) for cause, scale in scale_suspects(case).items()}
+    found = pass_mistakes(case, [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)])
+    found |= {cause: functools.partial(case.other, scale=scale) for cause, scale in scale_mistakes(case).items()}
     if len(lengths) > 1:
         last = np.arange(case.n_keys) >= ends[-2]
         found["the last block is dropped"] = functools.partial(case.other, hidden=case.hidden | last)
@@ -216,7 +216,7 @@ class OneQuery:
     def check(self, got, hint="", exact_scores=False):
         """Compare the output. `exact_scores` are whole numbers, which are not rounded."""
         want, plain = (made.output[..., 0, :] for made in (self.case.want, self.case.plain))
-        usual = functools.partial(output_suspects, self.case, self.lengths)
+        usual = functools.partial(output_mistakes, self.case, self.lengths)
         roundings = ROUNDINGS if exact_scores else self.case.roundings("output")
         assert_near("the output", got, want, plain, usual, hint, self.case.Q.dtype, roundings)
 
@@ -260,7 +260,7 @@ def states_of_parts(rng, sizes, spread):
     return [state_of(*part) for part in parts], state_of(s, V)
 
 
-def merge_suspects(state_a, state_b, want):
+def merge_mistakes(state_a, state_b, want):
     """A merged state as known mistakes have it; `want` is right."""
     (m_a, l_a, o_a), (m_b, l_b, o_b), (m, l, o) = (map(np.float64, state) for state in (state_a, state_b, want))
     first = m_a >= m_b
@@ -274,8 +274,8 @@ def merge_suspects(state_a, state_b, want):
     }
 
 
-def assert_state(got, want, dtype, suspects=dict, hint=""):
+def assert_state(got, want, dtype, mistakes=dict, hint=""):
     """Compare a state in `dtype` with `want`, a state in float64, each part by its name."""
     got = assert_tuple("merge_states's result", got, ("m", "l", "o"))
     plain = [np.asarray(part).astype(dtype) for part in want]
-    assert_parts("mlo", got, want, plain, suspects, hint)
+    assert_parts("mlo", got, want, plain, mistakes, hint)

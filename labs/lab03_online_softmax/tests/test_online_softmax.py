@@ -28,21 +28,21 @@ from .support import (
     assert_near,
     assert_parts,
     assert_state,
-    axis_suspects,
+    axis_mistakes,
     cut,
     integer_row,
     lengths_of,
     masked_row,
-    merge_suspects,
+    merge_mistakes,
     no_keys,
     peak_bytes,
     row,
     softmax_of_row,
     state_of,
     states_of_parts,
-    stats_suspects,
+    stats_mistakes,
     two_states,
-    weights_suspects,
+    weights_mistakes,
 )
 
 robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))
@@ -64,7 +64,7 @@ class TestSafeSoftmax:
         last = np.moveaxis(x, axis, -1)
         want, plain = (np.moveaxis(softmax_of_row(last, dtype)[0], -1, axis) for dtype in (np.float64, x.dtype))
         got = safe_softmax(x, *given)
-        assert_near("the softmax", got, want, plain, functools.partial(axis_suspects, x, axis), hint, x.dtype)
+        assert_near("the softmax", got, want, plain, functools.partial(axis_mistakes, x, axis), hint, x.dtype)
 
     @robust
     def test_worked_example(self):
@@ -186,7 +186,7 @@ class TestOnlineSoftmaxStats(OverBlocks):
         got = assert_tuple("online_softmax_stats's result", got, ("m", "l"))
         x = np.concatenate(blocks, axis=-1)
         want, plain = softmax_of_row(x)[1:], softmax_of_row(x, x.dtype)[1:]
-        assert_parts("ml", got, want, plain, functools.partial(stats_suspects, blocks), hint)
+        assert_parts("ml", got, want, plain, functools.partial(stats_mistakes, blocks), hint)
 
     @robust
     def test_no_block_at_all(self):
@@ -223,7 +223,7 @@ class TestOnlineSoftmax(OverBlocks):
         want, plain = softmax_of_row(x)[0], softmax_of_row(x, x.dtype)[0]
         empty = "the softmax is empty\nUsual cause: the blocks are gone through twice; a generator is used up"
         require(as_array("the softmax", got).size, empty)
-        assert_near("the softmax", got, want, plain, functools.partial(weights_suspects, blocks), hint, x.dtype)
+        assert_near("the softmax", got, want, plain, functools.partial(weights_mistakes, blocks), hint, x.dtype)
 
     @robust
     def test_no_block_at_all(self):
@@ -392,7 +392,7 @@ class TestMergeStates:
 
     def check(self, state_a, state_b, want, hint=""):
         """Compare merge_states(state_a, state_b) with `want`, a state in float64."""
-        usual = functools.partial(merge_suspects, state_a, state_b, want)
+        usual = functools.partial(merge_mistakes, state_a, state_b, want)
         dtype = np.asarray(state_a[2] if np.ndim(state_a[2]) else state_b[2]).dtype
         assert_state(merge_states(state_a, state_b), want, dtype, usual, hint)
 

@@ -15,7 +15,7 @@ WASTE = 4
 OTHER_BLOCKS = "Usual cause: the block sizes given are not the ones used"
 
 
-def count_suspects(N_q, N_k, block_q, block_k, causal):
+def count_mistakes(N_q, N_k, block_q, block_k, causal):
     """The number of tiles as known mistakes count them."""
     n_q, n_k = -(-N_q // block_q), -(-N_k // block_k)
     found = {
@@ -161,13 +161,13 @@ def assert_naive_bytes(run):
     }
     of_both = run.loaded - run.q - run.k - run.v - again
     hint = f"each is {matrix:,} B and is loaded once"
-    assert_equal("the bytes loaded of S and P", of_both, 2 * matrix, suspects=usual, hint=hint)
+    assert_equal("the bytes loaded of S and P", of_both, 2 * matrix, mistakes=usual, hint=hint)
     usual = {
         "S never went to HBM": matrix + output,
         "an array is filled in HBM before it is written": 2 * matrix + 2 * output,
     }
     hint = "S, P and the output"
-    assert_equal("the bytes stored", run.stored - again, 2 * matrix + output, suspects=usual, hint=hint)
+    assert_equal("the bytes stored", run.stored - again, 2 * matrix + output, mistakes=usual, hint=hint)
 
 
 def assert_a_few_tiles(run):

@@ -12,8 +12,8 @@ from tiling import choose_blocks, count_tiles, io_exponents, naive_traffic, tile
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.simulated_memory import Machine, SRAMOverflow, watch_machines
 from labkit.testing.attention.cases import Case, worked_example
+from labkit.testing.attention.mistakes import attention_mistakes
 from labkit.testing.attention.reference import attention
-from labkit.testing.attention.suspects import attention_suspects
 from labkit.testing.compare import (
     as_array,
     assert_at_most,
@@ -39,7 +39,7 @@ from .support import (
     assert_makes_use,
     assert_naive_bytes,
     assert_tiled_bytes,
-    count_suspects,
+    count_mistakes,
     least_traffic,
     machines_used,
 )
@@ -81,7 +81,7 @@ class TestCountTiles:
         """Compare with going through every entry of the scores."""
         want = len(tiles_with_an_entry(*cut, causal)) if want is None else want
         name = f"count_tiles({', '.join(map(str, cut))}, causal={causal})"
-        assert_equal(name, count_tiles(*cut, causal), want, suspects=count_suspects(*cut, causal))
+        assert_equal(name, count_tiles(*cut, causal), want, mistakes=count_mistakes(*cut, causal))
 
     def test_worked_example(self):
         self.check((8, 8, 4, 2), False, 8)
@@ -119,7 +119,7 @@ def assert_output(case, got, blocks, hint="", nan_hint="", usual=None):
     case.check(
         "the output",
         got,
-        suspects=lambda: attention_suspects(case, *blocks) | (usual or {}),
+        mistakes=lambda: attention_mistakes(case, *blocks) | (usual or {}),
         dtype=case.Q.dtype,
         hint=hint,
         nan_hint=nan_hint,

@@ -8,7 +8,7 @@ import torch
 from flash_attention import FlashAttention
 
 from labkit.testing.attention.tensor_cases import Case
-from labkit.testing.attention.tensor_suspects import backward_suspects, forward_suspects, lse_suspects
+from labkit.testing.attention.tensor_mistakes import backward_mistakes, forward_mistakes, lse_mistakes_of
 from labkit.testing.compare import assert_dtype, assert_tuple, compare_each, require
 from labkit.testing.wording import dtype_name
 from labkit.testing.work import assert_products_seen
@@ -42,8 +42,8 @@ def assert_right(case, results, *blocks, hint="", nan_hint=""):
     """Compare results, by their names, with the reference; name a known mistake where one fits."""
 
     def known_mistakes(name):
-        found = forward_suspects(case, *blocks) if "O" in results else backward_suspects(case, *blocks)
-        return found | lse_suspects(case) if name == "L" else found
+        found = forward_mistakes(case, *blocks) if "O" in results else backward_mistakes(case, *blocks)
+        return found | lse_mistakes_of(case) if name == "L" else found
 
     def check(name):
         case.check(name, results[name], functools.partial(known_mistakes, name), hint=hint, nan_hint=nan_hint)
@@ -144,7 +144,7 @@ def assert_output(case, O, hint="", nan_hint=""):
     """Compare what `apply` returned with the reference."""
     assert_output_alone(O)
     assert_dtype("O", O, case.Q.dtype)
-    known_mistakes = functools.partial(forward_suspects, case, case.Q.shape[-2], case.K.shape[-2])
+    known_mistakes = functools.partial(forward_mistakes, case, case.Q.shape[-2], case.K.shape[-2])
     case.check("O", O, known_mistakes, hint=hint, nan_hint=nan_hint)
 
 
@@ -188,7 +188,7 @@ def assert_saved(case, saved):
     (L,) = others
     message = f"the saved L is {dtype_name(L.dtype)}, expected {dtype_name(case.precise)}: "
     require(L.dtype == case.precise, message + "one number stands for a whole row of weights")
-    case.check("L", L.reshape(shape), lse_suspects(case))
+    case.check("L", L.reshape(shape), lse_mistakes_of(case))
 
 
 def _why_others(case, others, shape):

@@ -286,7 +286,7 @@ class TestFlashAttention(EveryTask):
         for name, got, exact, first in zip(GRADIENTS, second, map(numbers, want), map(numbers, alone), strict=True):
             name, plain = f"{name} of a loss with a penalty on its own gradients", exact + 1e-9 * np.abs(exact).max()
             left_out = "the penalty is left out: backward's results come without a graph, and without an error"
-            assert_close(name, got, exact, plain=plain, suspects={left_out: first}, hint=hint)
+            assert_close(name, got, exact, plain=plain, mistakes={left_out: first}, hint=hint)
 
     @robust
     def test_one_input_in_three_places(self, rng):

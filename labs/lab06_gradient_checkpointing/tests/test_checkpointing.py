@@ -119,18 +119,18 @@ class Recomputation:
         """What your code makes of `fn(run, **args)` and its backward pass."""
         return SimpleNamespace(**passes(self.TASK, fn, args, factors=factors, **(options or {})))
 
-    def check(self, fn, factors, *, args, hint="", lost="", suspects=None, options=None):
-        """The same, its gradients compared with plain autograd's; `suspects` are a usual mistake's factors."""
+    def check(self, fn, factors, *, args, hint="", lost="", mistakes=None, options=None):
+        """The same, its gradients compared with plain autograd's; `mistakes` are a usual mistake's factors."""
         made = self.passes(fn, factors, options, **args)
 
         def plain(args):
             return fn(plain_run, **args)
 
         why = lost or (hint if made.requires_grad else NO_WAY_BACK)
-        wrong = {text: gradients(plain, args, each) for text, each in (suspects or {}).items()}
+        wrong = {text: gradients(plain, args, each) for text, each in (mistakes or {}).items()}
         found = made.gradients[-1] if made.gradients else None
         names = {name: f"the {name} inside fn" for name in ("weight", "bias", "scale")}
-        assert_gradients(found, plain, args, factors, names=names, suspects=wrong, hint=hint, lost=why)
+        assert_gradients(found, plain, args, factors, names=names, mistakes=wrong, hint=hint, lost=why)
         require(made.all_calls > made.calls, "fn does not run again: the forward pass kept what backward needs")
         return made
 
@@ -144,10 +144,10 @@ class Recomputation:
         exact, plain = (numbers(deep(x.to(dtype))) for dtype in (torch.float64, torch.float32))
         assert_close("the result", made.results, exact, plain=plain, dtype=torch.float32)
         require(made.requires_grad, "the result does not require grad though the argument does")
-        suspects = {"the gradient of the result is taken to be 1": [torch.ones(7, 5)]}
+        mistakes = {"the gradient of the result is taken to be 1": [torch.ones(7, 5)]}
         lost = "no graph in the second run (torch.enable_grad), its gradient not returned, or detached arguments"
         hint = "fn runs again on the arguments given, detached"
-        self.check(fn, factors, args={"x": x}, suspects=suspects, hint=hint, lost=lost)
+        self.check(fn, factors, args={"x": x}, mistakes=mistakes, hint=hint, lost=lost)
 
     def test_arguments_and_results_of_all_kinds(self, rng):
         args = {
@@ -155,10 +155,10 @@ class Recomputation:
             **{"frozen": random(rng, 5, 4, grad=False), "rows": torch.tensor([4, 0, 0]), "flag": None},
         }
         factors = [random(rng, 5, 4, grad=False), random(rng, 3, grad=False)]
-        suspects = {"only the first result's gradient is used": [factors[0], torch.zeros(3)]}
+        mistakes = {"only the first result's gradient is used": [factors[0], torch.zeros(3)]}
         hint = "one gradient for each argument, None for what is no tensor, in the arguments' order"
         made = self.check(
-            lambda run, **args: run(mixed, *args.values()), factors, args=args, suspects=suspects, hint=hint
+            lambda run, **args: run(mixed, *args.values()), factors, args=args, mistakes=mistakes, hint=hint
         )
         results = assert_tuple("the result", made.results, ("product", "sums", "positions"))
         exact, plain = mixed(**copies(args, torch.float64)), mixed(**args)
@@ -259,7 +259,7 @@ class Recomputation:
         torch.set_rng_state(made.before[0])
         anew = numbers(dropped_twice(torch.ones_like(x)))
         hint = "the state of the generator is to be taken before fn runs, and set before it runs again"
-        assert_mask("two dropouts", made, x, hint=hint, suspects={"backward draws a new mask": anew})
+        assert_mask("two dropouts", made, x, hint=hint, mistakes={"backward draws a new mask": anew})
 
     def test_generator_goes_on_as_if_nothing_was_recomputed(self, rng):
         x, seed = random(rng, 8, 8), draw_seed(rng)
@@ -347,8 +347,8 @@ class Recomputation:
             require(gradient[0] is not None, "the gradient of x is None in one of two backward passes")
         want, again = (numbers(gradient[0]) for gradient in made.gradients)
         hint = "the second backward starts from the saved arguments again, detached afresh"
-        suspects = {"the first backward's gradient is added to it": 2 * want}
-        assert_close("the gradient of x in a second backward", again, want, plain=want, suspects=suspects, hint=hint)
+        mistakes = {"the first backward's gradient is added to it": 2 * want}
+        assert_close("the gradient of x in a second backward", again, want, plain=want, mistakes=mistakes, hint=hint)
 
     def test_argument_changed_before_backward(self, rng):
         def fn(run, x, data):
@@ -647,13 +647,13 @@ class TestPlanSegments:
 
     def check(self, layers):
         got, want = plan_segments(layers), math.isqrt(layers - 1) + 1
-        suspects = {
+        mistakes = {
             "√layers is rounded down": math.isqrt(layers),
             "the logarithm is taken": math.ceil(math.log2(layers)),
             "half of the layers are taken": layers // 2,
             "the number of segments is that of the layers": layers,
         }
-        assert_equal(f"plan_segments({layers})", got, want, suspects=suspects)
+        assert_equal(f"plan_segments({layers})", got, want, mistakes=mistakes)
         assert_type(f"plan_segments({layers})", got, int, "an int, to be used as a count")
 
     def test_worked_example(self):
@@ -687,8 +687,8 @@ class TestCheckpointCost:
             "the plain step's own forward is counted as extra": 2 * layers,
             "all but the first of each segment are taken as recomputed": layers - segments,
         }
-        assert_equal(f"peak_activations of {name}", got[0], segments + longest, suspects=peaks)
-        assert_equal(f"extra_forwards of {name}", got[1], layers, suspects=extras)
+        assert_equal(f"peak_activations of {name}", got[0], segments + longest, mistakes=peaks)
+        assert_equal(f"extra_forwards of {name}", got[1], layers, mistakes=extras)
         for value in got:
             assert_type(name, value, int, "an int: activations and layers are counted")
 

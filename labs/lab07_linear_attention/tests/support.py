@@ -61,7 +61,7 @@ class LinearCase:
         plain = self.want + AGREEMENT / SLACK if self.q.dtype == torch.float64 else self.output(*self.inputs)
         known = partial(self.mistakes, chunk)
         with np.errstate(all="ignore"):
-            assert_close(name, got.detach(), self.want, plain=plain, dtype=self.q.dtype, suspects=known, hint=hint,
+            assert_close(name, got.detach(), self.want, plain=plain, dtype=self.q.dtype, mistakes=known, hint=hint,
                          nan_hint=nan_hint)  # fmt: skip
 
     def mistakes(self, chunk=None):
@@ -141,7 +141,7 @@ def assert_prediction(part, got, sizes):
             text, count = elements[part]
             usual[text] = count * batch * heads * dtype_bytes
         hint = "list what is alive at the worst moment, each with its shape; 2 % are allowed"
-        assert_equal(name, got, want[part], suspects=usual, hint=hint)
+        assert_equal(name, got, want[part], mistakes=usual, hint=hint)
     assert_type(name, got, int, "an int: bytes are whole")
 
 
@@ -198,12 +198,12 @@ def assert_row(row, peaks, shape, dtype):
     require_at_most("savings_bidir's error", off, 1e-6 * quotient, f"{told}{quotient:.6g}", kind="tolerance")
 
 
-def assert_mb(name, got, want_bytes, suspects=None, hint=""):
-    """Fail unless a number of MB is that of `want_bytes`, to a thousandth; `suspects` lead to numbers of MB."""
+def assert_mb(name, got, want_bytes, mistakes=None, hint=""):
+    """Fail unless a number of MB is that of `want_bytes`, to a thousandth; `mistakes` lead to numbers of MB."""
     assert_type(name, got, (int, float), "a number: MB")
     want = want_bytes / 1e6
     told = f"{name} is {got:.6g}, expected {want:.6g}"
-    for text, value in {**(suspects or {}), "the unit is MiB: MB are 10⁶ bytes": want_bytes / 2**20}.items():
+    for text, value in {**(mistakes or {}), "the unit is MiB: MB are 10⁶ bytes": want_bytes / 2**20}.items():
         found = math.isfinite(got) and abs(got - value) <= 1e-6 * abs(value)
         require(not found or abs(value - want) <= 1e-3 * want, f"{told}\nThat is exactly what comes out when {text}")
     require_at_most(f"{name}'s error", abs(got - want), 1e-3 * want, told, kind="tolerance", hint=hint)

@@ -77,7 +77,7 @@ class TestFeatureMap:
         }
         plain = torch.nn.functional.elu(x.float()) + 1
         hint = "exp overflows above 88" if float(x.abs().max()) > 88 else ""
-        assert_close("φ(x)", got, phi(exact), plain=plain, suspects=usual, hint=hint)
+        assert_close("φ(x)", got, phi(exact), plain=plain, mistakes=usual, hint=hint)
 
     def test_worked_example(self):
         self.check(torch.tensor([-1.0, 0.0, 2.0]))

@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 
 from labkit.meters.profiler import profile_memory
-from labkit.testing.attention.suspects import scale_suspects
+from labkit.testing.attention.mistakes import scale_mistakes
 from labkit.testing.attention.tensor_cases import Case, numbers
 from labkit.testing.attention.tensor_reference import attention, gradients_with_penalty
 from labkit.testing.compare import assert_at_most, assert_close, assert_dtype, assert_equal, assert_type, require
@@ -35,7 +35,7 @@ def hidden_pairs(seq_len, window):
     return ~((i - window < j) & (j <= i))
 
 
-def window_suspects(seq_len, window):
+def window_mistakes(seq_len, window):
     """Usual mistakes in a window → the pairs that are hidden then."""
     i, j = np.arange(seq_len)[:, None], np.arange(seq_len)
     hidden = partial(hidden_pairs, seq_len)
@@ -62,7 +62,7 @@ def assert_mask(got, seq_len, window):
     require(
         False,
         f"{name}: wrong for {len(wrong):,} of {want.size:,} pairs, first for query {i}, key {j}, which is {seen}: "
-        f"{i} − {window} < j ≤ {i}" + _cause(found, window_suspects(seq_len, window)),
+        f"{i} − {window} < j ≤ {i}" + _cause(found, window_mistakes(seq_len, window)),
     )
 
 
@@ -77,7 +77,7 @@ def kinds_of_tiles(hidden, block):
     return kinds
 
 
-def tile_suspects(seq_len, window, block):
+def tile_mistakes(seq_len, window, block):
     """Usual mistakes → the array that each leads to."""
     right = kinds_of_tiles(hidden_pairs(seq_len, window), block)
     padded = right.copy()
@@ -108,7 +108,7 @@ def assert_tiles(got, seq_len, window, block):
         False,
         f"{name}: {len(wrong):,} of {want.size:,} tiles are wrong, first [{a}, {b}]: {str(got[a, b])!r}, expected "
         f"{str(want[a, b])!r}, as {np.count_nonzero(~tile):,} of its {tile.size:,} pairs are seen"
-        + _cause(got, tile_suspects(seq_len, window, block)),
+        + _cause(got, tile_mistakes(seq_len, window, block)),
     )
 
 
@@ -132,9 +132,9 @@ def _as_numpy(name, got, dtype, shape, why=""):
     return got.numpy()
 
 
-def _cause(found, suspects):
+def _cause(found, mistakes):
     """The first known mistake that gives the same array, as a line of a message."""
-    cause = next((text for text, value in suspects.items() if np.array_equal(found, value)), "")
+    cause = next((text for text, value in mistakes.items() if np.array_equal(found, value)), "")
     return f"\nThat is exactly what comes out when {cause}" if cause else ""
 
 
@@ -156,15 +156,15 @@ class WindowCase(Case):
         return *self.inputs, self.dO, self.window, self.block
 
     @cached_property
-    def suspects(self):
+    def mistakes(self):
         """Usual mistakes → all results that each leads to."""
-        hidden = window_suspects(len(self.mask), self.window)
+        hidden = window_mistakes(len(self.mask), self.window)
         left_edge, block = self.mask.copy(), self.block
         for a, b in np.argwhere(kinds_of_tiles(self.mask, block) == "partial"):
             if a != b:
                 left_edge[a * block : (a + 1) * block, b * block : (b + 1) * block] = False
         hidden["tiles that the left edge of the window cuts are taken as full"] = left_edge
-        scales = scale_suspects(self.arrays)
+        scales = scale_mistakes(self.arrays)
         return {text: partial(self.results, hidden=value) for text, value in hidden.items()} | {
             text: partial(self.results, scale=value) for text, value in scales.items()
         }
@@ -172,7 +172,7 @@ class WindowCase(Case):
     def compare(self, name, got, hint="", nan_hint=NOTHING_SEEN):
         """Compare one result with the reference, and name a usual mistake where one fits."""
         require(got is not None, f"{name} never arrived: what autograd was to follow was cut by a detach")
-        self.check(self.names[name], got, self.suspects, hint=hint, nan_hint=nan_hint, called=name)
+        self.check(self.names[name], got, self.mistakes, hint=hint, nan_hint=nan_hint, called=name)
         assert_dtype(name, got, self.Q.dtype)
         if got.dtype.itemsize == 2:
             want, plain = (each[self.names[name]] for each in (self.want, self.plain))
@@ -194,7 +194,7 @@ class WindowCase(Case):
         for name, value, want, without in zip("qkv", got, *both, strict=True):
             name, want = f"d{name} of a loss with a penalty on its own gradients (create_graph=True)", numbers(want)
             require(value is not None, f"{name} is None\nUsual cause: {hint}")
-            assert_close(name, value, want, plain=want + 1e-10, suspects={left_out: numbers(without)}, hint=hint)
+            assert_close(name, value, want, plain=want + 1e-10, mistakes={left_out: numbers(without)}, hint=hint)
 
 
 def _spread(errors):
@@ -312,7 +312,7 @@ def assert_attends(variant, inputs, arrays, window):
     right = hidden_pairs(n, n if variant == "causal_sdpa" else window)
     if _is_among(arrays, inputs, right):
         return
-    masks = {"the mask is ignored: every key is seen": np.zeros((n, n), bool)} | window_suspects(n, window)
+    masks = {"the mask is ignored: every key is seen": np.zeros((n, n), bool)} | window_mistakes(n, window)
     usual = [(text, mask, None) for text, mask in masks.items() if not np.array_equal(mask, right)]
     usual.append(("the scores are not divided by √d", right, 1.0))
     cause = next((text for text, mask, scale in usual if _is_among(arrays, inputs, mask, scale)), "")

@@ -460,8 +460,8 @@ class TestMemoryBreakdown:
 
     def test_naive_mask(self):
         got, n, weights = breakdown("naive_mask"), SIZES["seq_len"], bytes_of_scores()
-        suspects = {"there is a mask for every head": weights // 4, "the mask is of float32": 4 * n * n}
-        assert_equal("mask of 'naive_mask'", got["mask"], n * n, suspects=suspects, hint="one byte a pair, once")
+        mistakes = {"there is a mask for every head": weights // 4, "the mask is of float32": 4 * n * n}
+        assert_equal("mask of 'naive_mask'", got["mask"], n * n, mistakes=mistakes, hint="one byte a pair, once")
         hint = "autograd keeps the weights, N² a head"
         assert_at_least("saved of 'naive_mask'", got["saved"], 0.7 * weights, f"the weights alone are {weights:,}")
         assert_at_most("saved of 'naive_mask'", got["saved"], 4 * weights, hint=hint)
@@ -510,10 +510,10 @@ class TestMemoryBreakdown:
             want = peak_of_causal_step(*inputs, checkpointed)
         else:
             want = peak_of_one_step(*inputs, SIZES["window"], SIZES["block"])
-        suspects = {3: "q, k and v are counted, which were there before", -1: "out is left out", -3: "the gradients "
+        mistakes = {3: "q, k and v are counted, which were there before", -1: "out is left out", -3: "the gradients "
                     "are left out"}  # fmt: skip
         off = got["total"] - want
-        near = [text for times, text in suspects.items() if abs(off - times * q_bytes) <= 0.1 * q_bytes]
+        near = [text for times, text in mistakes.items() if abs(off - times * q_bytes) <= 0.1 * q_bytes]
         cause = near[0] if near else "it is computed, or another step is measured"
         message = f"total of {variant!r} ({dtype}, {checkpointed=}) is {got['total']:,} bytes; the same step has a peak"
         message += f" of {want:,}\nUsual cause: {cause}"
@@ -523,10 +523,10 @@ class TestMemoryBreakdown:
     @pytest.mark.seconds(90)  # FlexAttention imports torch's compiler
     def test_flex_block_mask(self):
         got, n, want = breakdown("flex_block_mask"), SIZES["seq_len"], bytes_of_block_mask()
-        suspects = {"the peak of making it is taken for what stays": got["mask_building"],
+        mistakes = {"the peak of making it is taken for what stays": got["mask_building"],
                     "there is a mask for every head": want * SIZES["heads"]}  # fmt: skip
         hint = "a BlockMask is no tensor; what it holds are eight small ones, kept until attention has run"
-        assert_equal("mask of 'flex_block_mask'", got["mask"], want, suspects=suspects, hint=hint)
+        assert_equal("mask of 'flex_block_mask'", got["mask"], want, mistakes=mistakes, hint=hint)
         why = f"on the way create_block_mask makes several bytes a pair, {n * n:,} pairs"
         assert_at_least("mask_building of 'flex_block_mask'", got["mask_building"], 2 * n * n, why)
         hint = "on the CPU it runs forward only"

@@ -31,7 +31,7 @@ def assert_cache_bytes(answer, *sizes, **options):
         }
     shown = ", ".join([*map(str, sizes), *(f"{name}={value}" for name, value in options.items())])
     got = answer(*sizes, **options)
-    assert_equal(f"kv_cache_bytes({shown})", got, want, suspects=usual)
+    assert_equal(f"kv_cache_bytes({shown})", got, want, mistakes=usual)
     assert_type(f"kv_cache_bytes({shown})", got, int, "an int: bytes are counted")
 
 
@@ -148,7 +148,7 @@ def assert_heuristic(answer, total, sms, blocks, most=128):
     usual = {text: value for text, value in usual.items() if value != near[0]}
     got = answer(total, sms, blocks, *([most] if most != 128 else []))
     hint = "compare the efficiencies one by one with the handout's"
-    assert_equal(f"num_splits_heuristic({total}, {sms}, {blocks}, {most})", got, near[0], suspects=usual, hint=hint)
+    assert_equal(f"num_splits_heuristic({total}, {sms}, {blocks}, {most})", got, near[0], mistakes=usual, hint=hint)
 
 
 def _smallest(found, least):

@@ -80,10 +80,10 @@ def _described(problem):
     )
 
 
-def assert_bytes(what, found, want, suspects=None, *, hint=""):
+def assert_bytes(what, found, want, mistakes=None, *, hint=""):
     """Fail unless the bytes in `found`, by tensor, add up to `want`; the message lists them."""
     each = ", ".join(f"{name} {n_bytes:,}" for name, n_bytes in sorted(found.items()))
-    assert_equal(f"the bytes {what} ({each})", sum(found.values()), want, suspects=suspects, hint=hint)
+    assert_equal(f"the bytes {what} ({each})", sum(found.values()), want, mistakes=mistakes, hint=hint)
 
 
 def assert_multiplied(seen, most, *, hint):
@@ -158,9 +158,9 @@ def assert_softmax(got, x, *, hint="", nan_hint=NAN_HINT):
     plain = _softmax(exact.astype(np.float32)).astype(np.float16 if x.itemsize == 2 else np.float32)
     padded = "the lanes behind a row's end score 0 and weigh something: other=-inf"
     behind = (1 << max(x.shape[1] - 1, 0).bit_length()) - x.shape[1]
-    suspects = {padded: lambda: _softmax(exact, behind)} if behind else {}
+    mistakes = {padded: lambda: _softmax(exact, behind)} if behind else {}
     name = "the result"
-    assert_close(name, got.double(), _softmax(exact), plain=plain, suspects=suspects, hint=hint, nan_hint=nan_hint)
+    assert_close(name, got.double(), _softmax(exact), plain=plain, mistakes=mistakes, hint=hint, nan_hint=nan_hint)
     assert_dtype(name, got, x.dtype)
 
 

@@ -17,7 +17,7 @@ from triton_kernel import choose_config, flash_backward, flash_forward, paged_de
 from labkit.kernels.device import on_device
 from labkit.kernels.resources import SHARED_BYTES, TARGETS
 from labkit.testing.attention.tensor_cases import Case
-from labkit.testing.attention.tensor_suspects import backward_suspects, forward_suspects, lse_suspects
+from labkit.testing.attention.tensor_mistakes import backward_mistakes, forward_mistakes, lse_mistakes_of
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -29,7 +29,7 @@ from labkit.testing.compare import (
     require,
 )
 from labkit.testing.contracts.attention import OVERFLOW, Memory, Numbers, Refusals, Shapes
-from labkit.testing.decoding.grouped import split_suspects
+from labkit.testing.decoding.grouped import split_mistakes
 from labkit.testing.decoding.paging import PagedBatch
 from labkit.testing.tiles.counts import tiles_with_an_entry
 from labkit.testing.tiles.io_formulas import queries_outside_traffic
@@ -167,12 +167,12 @@ class EitherPass(Refusals, Memory, Numbers, Shapes):
         names = RESULTS[self.task]
         got = dict(zip(names, assert_tuple(f"{self.task}'s result", result, names), strict=True))
 
-        def suspects():
-            usual = forward_suspects if self.task == "flash_forward" else backward_suspects
+        def mistakes():
+            usual = forward_mistakes if self.task == "flash_forward" else backward_mistakes
             return usual(case, block_q, block_k)
 
         def check_one(name):
-            found = (lambda: suspects() | lse_suspects(case)) if name == "L" else suspects
+            found = (lambda: mistakes() | lse_mistakes_of(case)) if name == "L" else mistakes
             case.check(name, got[name], found, hint=hint, nan_hint=nan_hint)
             assert_dtype(name, got[name], case.precise if name == "L" else case.Q.dtype)
 
@@ -365,9 +365,9 @@ class TestPagedDecode:
         require(tuple(got.shape) == shape, f"o has shape {tuple(got.shape)}, expected {shape}")
         for number, (case, o) in enumerate(zip(batch.cases, got, strict=True)):
             n = case.k.shape[-2]
-            suspects = split_suspects(case, min(num_splits, n)) if n else {}
+            mistakes = split_mistakes(case, min(num_splits, n)) if n else {}
             about = f"sequence {number} of {n} tokens in {num_splits} parts. {hint}"
-            case.check_results({"o": o[:, None]}, suspects, hint=about, nan_hint=nan_hint if n else NO_TOKENS)
+            case.check_results({"o": o[:, None]}, mistakes, hint=about, nan_hint=nan_hint if n else NO_TOKENS)
         return seen
 
     def test_worked_example(self):
@@ -455,12 +455,12 @@ class TestPagedDecode:
         seen = self.check(PagedBatch(rng, lengths, block_size=8, kv_heads=2, group=4, d=d), num_splits)
         for name in ("k_cache", "v_cache"):
             want = sum(lengths) * 2 * d * 4
-            suspects = {
+            mistakes = {
                 "each query head reads for itself: a group shares one read": 4 * want,
                 "whole blocks are read": sum(-(-n // 8) * 8 for n in lengths) * 2 * d * 4,
             }
             found = {name: seen["loaded"].get(name, 0)}
-            assert_bytes("loaded", found, want, suspects, hint="H_kv · d numbers a token of a sequence's own, once")
+            assert_bytes("loaded", found, want, mistakes, hint="H_kv · d numbers a token of a sequence's own, once")
         most = 3 * 8 * num_splits * (d + 1) * 4 + 3 * 8 * d * 4
         hint = "a part stores an output and a log-sum-exp of each query head: splits · H_q · (d_v + 1) a sequence"
         assert_at_most("the bytes stored", sum(seen["stored"].values()), most, hint=hint)

@@ -5,7 +5,7 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from labkit.testing.attention.tensor_suspects import lse_mistakes
+from labkit.testing.attention.tensor_mistakes import lse_mistakes
 from labkit.testing.compare import (
     NAN_HINT,
     ROUNDINGS,
@@ -156,7 +156,7 @@ class RingCase:
                     self.want[name],
                     plain=plain[name].float() if dtype.itemsize == 2 else plain[name],
                     roundings=ROUNDINGS + (0 if name == "lse" else peaks),
-                    suspects=usual,
+                    mistakes=usual,
                     hint=hint,
                     nan_hint=nan_hint or NAN_HINT,
                 )
@@ -257,7 +257,7 @@ def assert_traffic(case, found, method, backward=False):
     usual = {text: value for text, value in usual.items() if value != want}
     for rank, sent in enumerate(found["sent_bytes"]):
         about = f"what rank {rank} of {P} sends in the {'backward' if backward else 'forward'} pass, in bytes,"
-        assert_equal(about, sent, want, suspects=usual)
+        assert_equal(about, sent, want, mistakes=usual)
 
 
 def assert_no_hidden_pair(case, found, name, numbers_a_pair):
@@ -355,7 +355,7 @@ def assert_layout(shards, n_tokens, world_size, layout):
         usual[text] = [[*runs[r], *runs[-1 - r][::-1]] for r in ranks]
         usual["the later run comes first"] = [[*runs[-1 - r], *runs[r]] for r in ranks]
     want = [place.tolist() for place in positions(n_tokens, world_size, layout)]
-    assert_equal(about, held, want, suspects={text: [list(part) for part in parts] for text, parts in usual.items()})
+    assert_equal(about, held, want, mistakes={text: [list(part) for part in parts] for text, parts in usual.items()})
 
 
 def assert_whole(got, n_tokens, world_size, layout):
@@ -371,7 +371,7 @@ def assert_whole(got, n_tokens, world_size, layout):
         ),
     }
     about = f"the order of {n_tokens} tokens from {world_size} ranks, {layout!r},"
-    assert_equal(about, [int(row) for row in got[:, 0]], list(range(n_tokens)), suspects=usual)
+    assert_equal(about, [int(row) for row in got[:, 0]], list(range(n_tokens)), mistakes=usual)
 
 
 def assert_work(got, seq_len, world_size, layout):
@@ -393,7 +393,7 @@ def assert_work(got, seq_len, world_size, layout):
         "a query does not see the key at its own position": want - own_keys,
         "a tile that is partly hidden is counted whole": np.where(want > 0, n * n, 0),
     }
-    assert_equal(about, got.tolist(), want.tolist(), suspects={text: each.tolist() for text, each in usual.items()})
+    assert_equal(about, got.tolist(), want.tolist(), mistakes={text: each.tolist() for text, each in usual.items()})
 
 
 # Closed forms
@@ -404,7 +404,7 @@ def assert_bytes(function, *given, backward=False):
     call = f"communication_bytes({', '.join(map(repr, given))}{', backward=True' if backward else ''})"
     sizes = Sizes(*given)
     assert_equal(call, function(*given, backward=backward), sent_bytes(sizes, backward),
-                 suspects=_usual_bytes(sizes, backward))  # fmt: skip
+                 mistakes=_usual_bytes(sizes, backward))  # fmt: skip
 
 
 def _usual_bytes(sizes, backward):
@@ -452,4 +452,4 @@ def assert_block(minimal_block, flops, bandwidth):
         -(-flops // bandwidth),
     )
     assert_type(about, got, int, "an int")
-    assert_equal(about, got, want, suspects={text: value for text, value in usual.items() if value != want})
+    assert_equal(about, got, want, mistakes={text: value for text, value in usual.items() if value != want})

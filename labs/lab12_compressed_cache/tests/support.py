@@ -5,7 +5,7 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from labkit.testing.attention.tensor_suspects import lse_mistakes
+from labkit.testing.attention.tensor_mistakes import lse_mistakes
 from labkit.testing.compare import (
     NAN_HINT,
     ROUNDINGS,
@@ -90,7 +90,7 @@ class Case:
                     self.want[name],
                     plain=rounded,
                     roundings=ROUNDINGS + (largest_score if name == "o" else 0),
-                    suspects=known,
+                    mistakes=known,
                     hint=hint,
                     nan_hint=nan_hint or NAN_HINT,
                 )
@@ -345,7 +345,7 @@ def assert_restored(got, cache):
         usual["code · scale + zero is computed in float16: it is computed in float32"] = restored(cache, torch.float16)[
             place
         ]
-        assert_close(name, value.double(), want[place], plain=plain[place], suspects=usual)
+        assert_close(name, value.double(), want[place], plain=plain[place], mistakes=usual)
         assert_dtype(name, value, torch.float32)
 
 
@@ -367,9 +367,9 @@ def assert_quantized(got, k, v, bits, group, hint=""):
                 torch.maximum(low.abs(), high.abs()) / (2 ** (bits - 1) - 1)
             ),
         }
-        for of, suspects in (("_scale", usual), ("_zero", {})):
+        for of, mistakes in (("_scale", usual), ("_zero", {})):
             plain = want[name + of]  # rounded from float32 instead of float64, it may be the next float16
-            assert_close(name + of, got[name + of], plain, plain=plain, roundings=1, suspects=suspects, hint=hint)
+            assert_close(name + of, got[name + of], plain, plain=plain, roundings=1, mistakes=mistakes, hint=hint)
         _assert_codes(name, got, x, axis, hint)
 
 
@@ -478,7 +478,7 @@ def assert_scheme(got, model, nbytes, tokens):
     size = scheme_bytes(own, model, tokens)
     about = f"the bytes of {own} for {tokens} tokens in {model['layers']} layers"
     assert_type(about, got["bytes"], int, "an int: bytes are counted")
-    assert_equal(about, got["bytes"], size, suspects=_usual_bytes(own, model, tokens, size))
+    assert_equal(about, got["bytes"], size, mistakes=_usual_bytes(own, model, tokens, size))
     about = f"the error of {own}"
     assert_type(about, got["error"], (int, float), "a float")
     near = NEAR if own["kind"] == "quantized" else 0

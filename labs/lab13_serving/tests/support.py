@@ -34,7 +34,7 @@ def assert_plan(cache_plan, spec, nbytes, block_size, bits):
     width, scales = spec["head_dim"], 4 if bits <= 8 else 0
     vectors = 2 * spec["layers"] * spec["kv_heads"] * block_size
     vector = width * bits // 8 + scales
-    suspects = {
+    mistakes = {
         "scales and zeros are not counted: 4 bytes a vector": nbytes // (vectors * width * bits // 8),
         "a token has one scale and one zero for all of its vectors: each vector has its own": nbytes
         // (vectors * width * bits // 8 + block_size * 4),
@@ -45,9 +45,9 @@ def assert_plan(cache_plan, spec, nbytes, block_size, bits):
         "with 32 bits there is neither scale nor zero": nbytes // (vectors * (width * bits // 8 + 4)),
     }
     want = nbytes // (vectors * vector)
-    suspects = {text: value for text, value in suspects.items() if value != want}
+    mistakes = {text: value for text, value in mistakes.items() if value != want}
     name = f"the blocks of {block_size} tokens in {nbytes:,} bytes, {bits} bits a number, {spec},"
-    assert_equal(name, cache_plan(spec, nbytes, block_size, bits), want, suspects=suspects)
+    assert_equal(name, cache_plan(spec, nbytes, block_size, bits), want, mistakes=mistakes)
 
 
 class Written:
@@ -112,12 +112,12 @@ class WrittenCache:
             attention(q.double(), k, v).numpy(),
             plain=attention(q, k.float(), v.float()).numpy(),
             roundings=ROUNDINGS + 2 * largest_score,
-            suspects=lambda: self._suspects(q.double(), sequence, layer, start),
+            mistakes=lambda: self._mistakes(q.double(), sequence, layer, start),
             hint=hint,
             nan_hint=nan_hint,
         )
 
-    def _suspects(self, q, sequence, layer, start):
+    def _mistakes(self, q, sequence, layer, start):
         """Usual mistakes → what each leads to."""
         end, bits = start + len(q), self.bits
         whole = [x[layer, :end].double() for x in (sequence.k, sequence.v)]

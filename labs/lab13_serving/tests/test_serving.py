@@ -242,7 +242,7 @@ class TestQuantizedBlocks:
             "scales and zeros are float32: they are kept in float16": tokens * vectors * (32 * bits // 8 + 8),
         }
         name = f"the bytes of 64 tokens in {bits} bits, 3 layers, 2 heads of 32,"
-        assert_equal(f"{name} when the cache is made", told["made"], want, suspects=usual)
+        assert_equal(f"{name} when the cache is made", told["made"], want, mistakes=usual)
         hint = "something is kept besides: the memory is made once, and keys and values live nowhere else"
         assert_at_most(f"{name} when it is full", told["full"], want, hint=hint)
 

@@ -1,4 +1,4 @@
-"""No message claims a mistake that was not made: right results, disturbed in ways that no suspect describes."""
+"""No message claims a mistake that was not made: right results, disturbed in ways that no known mistake describes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from labkit.testing import compare
 from labkit.testing.attention.cases import Case
-from labkit.testing.attention.suspects import attention_suspects
+from labkit.testing.attention.mistakes import attention_mistakes
 from tests.student import pytest_run, solution_text
 
 BLOCKS = (8, 8)
@@ -25,7 +25,7 @@ def drawn(seed, causal):
 def said(case, got):
     """What the assertion says of `got`; nothing when it passes."""
     try:
-        case.check("O", got, suspects=attention_suspects(case, *BLOCKS), hint="a hint")
+        case.check("O", got, mistakes=attention_mistakes(case, *BLOCKS), hint="a hint")
     except AssertionError as error:
         return str(error)
     return ""
@@ -101,8 +101,8 @@ def test_nothing_is_claimed(disturb, causal):
     assert claims(disturb, causal) == []
 
 
-def test_a_suspect_that_is_merely_near_is_not_named(monkeypatch):
-    """An error just over the tolerance lies near any suspect of about its size."""
+def test_a_mistake_that_is_merely_near_is_not_named(monkeypatch):
+    """An error just over the tolerance lies near any known mistake of about its size."""
     want = np.array([1.0, 2.0, 3.0])
     plain = want.astype(np.float32)
     allowed = compare.tolerance(want, plain)
@@ -110,7 +110,7 @@ def test_a_suspect_that_is_merely_near_is_not_named(monkeypatch):
 
     def told():
         with pytest.raises(AssertionError) as caught:
-            compare.assert_close("O", got, want, plain=plain, suspects={"another element is off": near})
+            compare.assert_close("O", got, want, plain=plain, mistakes={"another element is off": near})
         return str(caught.value)
 
     assert "That is exactly" not in told()
@@ -122,7 +122,7 @@ def test_a_suspect_that_is_merely_near_is_not_named(monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_mistake_that_was_made_is_recognised(causal):
     case = drawn(0, causal)
-    for cause, value in attention_suspects(case, *BLOCKS).items():
+    for cause, value in attention_mistakes(case, *BLOCKS).items():
         with np.errstate(all="ignore"):
             made = value() if callable(value) else value
         if (text := said(case, made.output.astype(np.float32))) and " is NaN" not in text:

@@ -58,9 +58,9 @@ def test_close_says_how_far_where_and_what():
 def test_close_recognises_a_usual_mistake():
     usual = {"it is halved": WANT / 2, "it is doubled": lambda: WANT * 2}
     assert "That is exactly what comes out when it is doubled" in message(
-        lambda: close(WANT * 2, suspects=usual, hint="h")
+        lambda: close(WANT * 2, mistakes=usual, hint="h")
     )
-    said = message(lambda: close(WANT * 3, suspects=usual, hint="h"))
+    said = message(lambda: close(WANT * 3, mistakes=usual, hint="h"))
     assert "That is" not in said
     assert said.endswith("Usual cause: h")
 
@@ -68,8 +68,8 @@ def test_close_recognises_a_usual_mistake():
 def test_mistakes_that_lead_to_the_same_are_all_named():
     for value in (WANT / 2, WANT * [[1.0], [np.nan]]):
         usual = {"one": value, "other": lambda value=value: value.copy(), "third": WANT * 3}
-        assert "exactly what comes out when one; or when other" in message(lambda: close(value, suspects=usual))  # noqa: B023
-    assert message(lambda: assert_equal("n", 6, 3, suspects={"one": 6, "other": 6, "third": 7})).endswith(
+        assert "exactly what comes out when one; or when other" in message(lambda: close(value, mistakes=usual))  # noqa: B023
+    assert message(lambda: assert_equal("n", 6, 3, mistakes={"one": 6, "other": 6, "third": 7})).endswith(
         "That is exactly what comes out when one; or when other"
     )
 
@@ -77,10 +77,10 @@ def test_mistakes_that_lead_to_the_same_are_all_named():
 def test_a_known_mistake_that_leads_to_nan_fits_at_the_finite_places_too():
     nan_row = np.array([[1.0], [np.nan]])
     usual = {"it is halved, and its last row 0/0": WANT * nan_row / 2, "its last row is 0/0": WANT * nan_row}
-    assert "exactly what comes out when its last row is 0/0" in message(lambda: close(WANT * nan_row, suspects=usual))
+    assert "exactly what comes out when its last row is 0/0" in message(lambda: close(WANT * nan_row, mistakes=usual))
     del usual["its last row is 0/0"]
-    assert "exactly" not in message(lambda: close(WANT * nan_row, suspects=usual))
-    assert "exactly" not in message(lambda: close(WANT * np.nan, suspects={"it is 0/0": WANT * np.nan}))
+    assert "exactly" not in message(lambda: close(WANT * nan_row, mistakes=usual))
+    assert "exactly" not in message(lambda: close(WANT * np.nan, mistakes={"it is 0/0": WANT * np.nan}))
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_equal():
     assert message(lambda: assert_equal("n", {}.values(), 3)) == "n is dict_values([]), expected 3"
     assert message(lambda: assert_equal("n", iter(()), 3)) == "n is a tuple_iterator, expected 3"
     assert message(lambda: assert_equal("n", 60_001, 60_000)) == "n is 60,001, expected 60,000"
-    assert message(lambda: assert_equal("n", 6, 3, suspects={"doubled": 6}, hint="h")).endswith(
+    assert message(lambda: assert_equal("n", 6, 3, mistakes={"doubled": 6}, hint="h")).endswith(
         "That is exactly what comes out when doubled"
     )
-    assert message(lambda: assert_equal("n", 7, 3, suspects={"doubled": 6}, hint="h")).endswith("Usual cause: h")
+    assert message(lambda: assert_equal("n", 7, 3, mistakes={"doubled": 6}, hint="h")).endswith("Usual cause: h")
     assert message(lambda: assert_equal("flag", True, 1)) == "flag is True, expected 1"
     assert len(message(lambda: assert_equal("long", list(range(10_000)), 3))) < 200
 

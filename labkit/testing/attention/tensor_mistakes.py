@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from labkit.testing.attention.mistakes import attention_mistakes, mask_mistakes
 from labkit.testing.attention.reference import Attention
-from labkit.testing.attention.suspects import attention_suspects, mask_suspects
 from labkit.testing.attention.tensor_cases import Case, Results, numbers
 
 Made = dict[str, Callable[[], Results]]
 
 
-def forward_suspects(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
+def forward_mistakes(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
     """Usual mistakes of a forward pass: O and L that each leads to."""
 
     def of(made: Callable[[], Attention]) -> Callable[[], Results]:
@@ -27,10 +27,10 @@ def forward_suspects(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
 
         return values
 
-    return {text: of(made) for text, made in attention_suspects(case.arrays, block_q, block_k).items()}
+    return {text: of(made) for text, made in attention_mistakes(case.arrays, block_q, block_k).items()}
 
 
-def lse_suspects(case: Case) -> Results:
+def lse_mistakes_of(case: Case) -> Results:
     """Usual mistakes in L alone."""
     return lse_mistakes(case.want["L"], case.arrays.scores.max(-1, initial=-np.inf))
 
@@ -49,7 +49,7 @@ def lse_mistakes(lse: npt.NDArray, peaks: npt.NDArray) -> Results:
         }
 
 
-def backward_suspects(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
+def backward_mistakes(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
     """Usual mistakes of a backward pass that is given the right O and L: dQ, dK and dV that each leads to."""
     dO, O = case.dO.double().cpu(), torch.from_numpy(case.want["O"])
     normal = case.Q.shape[-1] ** -0.5
@@ -82,7 +82,7 @@ def backward_suspects(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
         found["D is summed over the queries (axis −2) in place of the width (axis −1)"] = by(
             D=(dO * O).sum(-2)[..., None]
         )
-    for text, hidden in mask_suspects(case.arrays, block_q, block_k).items():
+    for text, hidden in mask_mistakes(case.arrays, block_q, block_k).items():
         where = " in the backward pass" if text == "causal is ignored" else ""
         found[text + where] = by(hidden=torch.from_numpy(hidden))
     return found

@@ -1,7 +1,7 @@
 """The usual mistakes of attention, each with the value it leads to: scale, causality, masks, blocks, running sums.
 
-What a mistake hides or scales says how to compute it, in NumPy or in torch: `scale_suspects` gives scales,
-`mask_suspects` the keys that are then hidden. The others give functions that return an Attention, for `Case.check`.
+What a mistake hides or scales says how to compute it, in NumPy or in torch: `scale_mistakes` gives scales,
+`mask_mistakes` the keys that are then hidden. The others give functions that return an Attention, for `Case.check`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Made = dict[str, Callable[[], Attention]]
 Hidden = dict[str, npt.NDArray[np.bool_]]
 
 
-def attention_suspects(case: Case, block_q: int = 0, block_k: int = 0) -> Made:
+def attention_mistakes(case: Case, block_q: int = 0, block_k: int = 0) -> Made:
     """All usual mistakes of a forward pass. Without block sizes those of tiles are left out."""
     found: Made = {
         text: lambda scale=scale: case.other(scale=scale)  # type: ignore[misc]
-        for text, scale in scale_suspects(case).items()
+        for text, scale in scale_mistakes(case).items()
     }
     found |= {
         text: lambda hidden=hidden: case.other(hidden=hidden)  # type: ignore[misc]
-        for text, hidden in mask_suspects(case, block_q, block_k).items()
+        for text, hidden in mask_mistakes(case, block_q, block_k).items()
     }
-    return found | row_suspects(case) | (block_suspects(case, block_q, block_k) if block_k else {})
+    return found | row_mistakes(case) | (block_mistakes(case, block_q, block_k) if block_k else {})
 
 
-def scale_suspects(case: Case) -> dict[str, float]:
+def scale_mistakes(case: Case) -> dict[str, float]:
     """Usual mistakes with 1/√d, or with a scale that is given: the scale that each comes to."""
     d, d_v, n_keys = case.Q.shape[-1], case.V.shape[-1], case.n_keys
     if case.scale is not None:
@@ -54,13 +54,13 @@ def scale_suspects(case: Case) -> dict[str, float]:
     return found
 
 
-def mask_suspects(case: Case, block_q: int = 0, block_k: int = 0) -> Hidden:
+def mask_mistakes(case: Case, block_q: int = 0, block_k: int = 0) -> Hidden:
     """Usual mistakes with what a query sees: the keys that are hidden then, (..., N_q, N_k)."""
-    found = causal_suspects(case) if case.causal else {}
+    found = causal_mistakes(case) if case.causal else {}
     if block_k:
-        found |= last_block_suspects(case, block_k)
+        found |= last_block_mistakes(case, block_k)
         if case.causal and block_q:
-            found |= tile_suspects(case, block_q, block_k)
+            found |= tile_mistakes(case, block_q, block_k)
     if case.mask is None:
         return found
     found = {text: hidden | case.mask for text, hidden in found.items()}
@@ -75,7 +75,7 @@ def mask_suspects(case: Case, block_q: int = 0, block_k: int = 0) -> Hidden:
     return found
 
 
-def causal_suspects(case: Case) -> Hidden:
+def causal_mistakes(case: Case) -> Hidden:
     """Usual mistakes with causality itself: the keys hidden then."""
     n_queries, n_keys = case.n_queries, case.n_keys
     found = {
@@ -92,7 +92,7 @@ def causal_suspects(case: Case) -> Hidden:
     return found
 
 
-def tile_suspects(case: Case, block_q: int, block_k: int) -> Hidden:
+def tile_mistakes(case: Case, block_q: int, block_k: int) -> Hidden:
     """Usual mistakes with the tiles that causality leaves out or cuts: the keys hidden then."""
     i, j = np.arange(case.n_queries)[:, None], np.arange(case.n_keys)
     row, column, square = i // block_q, j // block_k, min(block_q, block_k)
@@ -120,7 +120,7 @@ def tile_suspects(case: Case, block_q: int, block_k: int) -> Hidden:
     }
 
 
-def last_block_suspects(case: Case, block_k: int) -> Hidden:
+def last_block_mistakes(case: Case, block_k: int) -> Hidden:
     """Whole blocks alone are gone through: the keys hidden then."""
     whole = case.n_keys // block_k * block_k
     if whole in (0, case.n_keys):
@@ -128,7 +128,7 @@ def last_block_suspects(case: Case, block_k: int) -> Hidden:
     return {"the last, smaller block of keys is left out": case.hidden | (np.arange(case.n_keys) >= whole)}
 
 
-def row_suspects(case: Case) -> Made:
+def row_mistakes(case: Case) -> Made:
     """Usual mistakes with rows and their softmax, whatever the blocks are."""
     found: Made = {
         "the rows are not divided by their sums": lambda: _of_weights(case, _powers(case)),
@@ -154,9 +154,9 @@ def row_suspects(case: Case) -> Made:
     return found
 
 
-def block_suspects(case: Case, block_q: int, block_k: int) -> Made:
+def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
     """Usual mistakes with sums over blocks of keys, and with the last blocks, which are smaller."""
-    found = pass_suspects(case, [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)])
+    found = pass_mistakes(case, [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)])
     if case.n_keys > block_k and case.n_keys % block_k:
         found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
         found["keys behind the end of the last block score 0 in place of −inf, and weigh something"] = lambda: _padded(
@@ -170,7 +170,7 @@ def block_suspects(case: Case, block_q: int, block_k: int) -> Made:
     return found
 
 
-def matrix_suspects(case: Case) -> Made:
+def matrix_mistakes(case: Case) -> Made:
     """Usual mistakes with a whole matrix of weights, besides those that all forms of attention share."""
 
     def masked_late() -> Attention:
@@ -183,7 +183,7 @@ def matrix_suspects(case: Case) -> Made:
     return found
 
 
-def pass_suspects(case: Case, parts: Sequence[slice]) -> Made:
+def pass_mistakes(case: Case, parts: Sequence[slice]) -> Made:
     """Usual mistakes with m, l and o in one pass over these parts of the keys."""
 
     def summed(**how: bool) -> Callable[[], Attention]:
