@@ -11,7 +11,7 @@
     + S = Q_i @ K[..., cols, :].to(precise).mT
     '''
 
-A mistake that is another algorithm says `replace = { flash_forward = "forward_borrows_heads" }` in place of `edit`:
+A mistake that is another algorithm says `replace = { flash_forward = "forward_borrows_heads" }` instead of `edit`:
 that function or class of `mistakes/algorithms.py` takes the place of the solution's. Which tests fail on a mistake is
 not written here but measured: `labstaff.answers.matrix` records it.
 """

@@ -13,7 +13,7 @@ STEERING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 def one_line(text: object, longest: int = LONGEST) -> str:
     """`text` on one line of at most `longest` characters; what a terminal would obey is written out, as `\\x1b`.
 
-    Names of files reach Python with halves of characters in place of bytes that are no UTF-8: these are bytes again.
+    Names of files reach Python with halves of characters instead of bytes that are no UTF-8: these are bytes again.
     """
     raw = os.fsdecode(text) if isinstance(text, bytes) else str(text)
     shown = "".join(map(_written_out, raw[: longest + 1]))

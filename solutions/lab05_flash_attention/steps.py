@@ -14,7 +14,7 @@ class Steps:
     """Which steps are taken; each presumes those above it."""
 
     add_in_product: bool = False  # sums grow inside the matrix product (addmm_) and not by an addition after it
-    powers_of_2: bool = False  # 2^x in place of e^x, log2 e goes into the scale
+    powers_of_2: bool = False  # 2^x instead of e^x, log2 e goes into the scale
     trim: bool = False  # causal tiles on the diagonal are cut where no query sees a key
     bound: bool = False  # no maximum, no L and e^x again, where the lengths of rows show that nothing overflows
 

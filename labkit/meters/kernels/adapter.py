@@ -53,7 +53,7 @@ class UnknownTriton(RuntimeError):
 class Handler(Protocol):
     """Receives what a kernel does in the interpreter. Addresses and masks are arrays of one shape.
 
-    `load`, `store` and `update` (an atomic operation) return the mask to use in place of the one given.
+    `load`, `store` and `update` (an atomic operation) return the mask to use instead of the one given.
     """
 
     def launched(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> None:

@@ -23,7 +23,7 @@ def compiled(launches: Iterable[Launch], arch: int, **options: int) -> list[dict
 
     Args:
         arch: 80 for sm_80, 90 for sm_90.
-        options: `num_warps` and `num_stages` in place of the launch's own.
+        options: `num_warps` and `num_stages` instead of the launch's own.
     """
     made = []
     with compiler() as second:

@@ -197,7 +197,7 @@ def watched(function: Callable[..., Any], given: dict[str, Any], *more: Any, gar
     """What `function(*given.values(), *more)` returns, with the tensors of `given` guarded, and what its kernels did.
 
     Args:
-        garbage: whether loads without `other` give NaN where their mask is False, in place of the interpreter's 0.
+        garbage: whether loads without `other` give NaN where their mask is False, instead of the interpreter's 0.
     """
     copies = {name: guarded(x) for name, x in given.items() if isinstance(x, torch.Tensor)}
     arguments = [copies[name][0] if name in copies else value for name, value in given.items()]

@@ -44,13 +44,13 @@ def scale_mistakes(case: Case) -> dict[str, float]:
         }
     found = {
         "the scores are not divided by √d": 1.0,
-        "the scores are divided by d in place of √d": 1 / d,
+        "the scores are divided by d instead of √d": 1 / d,
         "the scores are multiplied by √d": d**0.5,
     }
     if d_v != d:
-        found["the scale is taken from the width of V in place of Q's: √d_v in place of √d"] = d_v**-0.5
+        found["the scale is taken from the width of V instead of Q's: √d_v instead of √d"] = d_v**-0.5
     if n_keys not in (0, d):
-        found["the scale is taken from the number of keys in place of d"] = n_keys**-0.5
+        found["the scale is taken from the number of keys instead of d"] = n_keys**-0.5
     return found
 
 
@@ -82,7 +82,7 @@ def causal_mistakes(case: Case) -> Hidden:
         "causal is ignored": later_keys(n_queries, n_keys, n_keys),
         "a query does not see the key of its own number: it sees j ≤ i": later_keys(n_queries, n_keys, 0),
         "a query sees one key too many: j ≤ i + 1": later_keys(n_queries, n_keys, 2),
-        "earlier keys are hidden in place of later ones": ~later_keys(n_queries, n_keys, 0),
+        "earlier keys are hidden instead of later ones": ~later_keys(n_queries, n_keys, 0),
     }
     if n_queries != n_keys:
         from_the_end = later_keys(n_queries, n_keys, 1 + n_keys - n_queries)
@@ -132,8 +132,8 @@ def row_mistakes(case: Case) -> Made:
     """Usual mistakes with rows and their softmax, whatever the blocks are."""
     found: Made = {
         "the rows are not divided by their sums": lambda: _of_weights(case, _powers(case)),
-        "hidden scores are 0 in place of −inf": lambda: _of_scores(case, np.where(case.hidden, 0, _all_scores(case))),
-        "the softmax runs over the queries (axis −2) in place of the keys": lambda: _of_weights(
+        "hidden scores are 0 instead of −inf": lambda: _of_scores(case, np.where(case.hidden, 0, _all_scores(case))),
+        "the softmax runs over the queries (axis −2) instead of the keys": lambda: _of_weights(
             case, _softmax(case.scores, axis=-2)
         ),
         "the softmax runs over the whole matrix: each row must sum to 1": lambda: _of_weights(
@@ -145,7 +145,7 @@ def row_mistakes(case: Case) -> Made:
             text = f"{where} taken without keepdims=True (torch: keepdim): entry (i, j) meets row j's, not row i's"
             found[text] = lambda where=where: _of_weights(case, _softmax_without_keepdims(case.scores, where))  # type: ignore[misc]
     if not case.hidden.any():
-        del found["hidden scores are 0 in place of −inf"]
+        del found["hidden scores are 0 instead of −inf"]
     if _without_key(case).any():
         found |= {
             "a row without any key is spread evenly over all of them": lambda: _spread(case, 1 / case.n_keys),
@@ -159,7 +159,7 @@ def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
     found = pass_mistakes(case, [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)])
     if case.n_keys > block_k and case.n_keys % block_k:
         found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
-        found["keys behind the end of the last block score 0 in place of −inf, and weigh something"] = lambda: _padded(
+        found["keys behind the end of the last block score 0 instead of −inf, and weigh something"] = lambda: _padded(
             case, block_k
         )
         found["the last block of keys is moved back to full size, so that keys count twice"] = lambda: _twice(
@@ -177,7 +177,7 @@ def matrix_mistakes(case: Case) -> Made:
         late = np.where(case.hidden, 0.0, case.other(hidden=np.zeros_like(case.hidden)).weights)
         return Attention(late @ case.V, late, case.want.lse)
 
-    found: Made = {"the scores are returned in place of the weights": lambda: case.want._replace(weights=case.scores)}
+    found: Made = {"the scores are returned instead of the weights": lambda: case.want._replace(weights=case.scores)}
     if case.mask is not None:
         found["the mask is applied after the softmax, so that rows no longer sum to 1"] = masked_late
     return found

@@ -66,20 +66,20 @@ def backward_mistakes(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
         "D is left out: dS = P ∘ (dP − D)": by(D=torch.zeros(())),
         "D is added: dS = P ∘ (dP − D)": by(D=-rows),
         "dS is not multiplied by P": by(through_exp=False),
-        "D is summed over the queries in place of the width": by(D=lambda P, dP: (P * dP).sum(-2, keepdim=True)),
+        "D is summed over the queries instead of the width": by(D=lambda P, dP: (P * dP).sum(-2, keepdim=True)),
         "D is taken from P ∘ dP of one tile after the other, not over all keys": by(
             D=lambda P, dP: _tile_by_tile(P * dP, block_k)
         ),
-        "D is a mean over the width in place of a sum": by(D=rows / dO.shape[-1]),
-        "L is the maximum in place of the log-sum-exp, so that P is not normalised": by(L=peaks),
-        "one tile's sums replace those before, in place of being added to them": lambda: _last_tiles(
+        "D is a mean over the width instead of a sum": by(D=rows / dO.shape[-1]),
+        "L is the maximum instead of the log-sum-exp, so that P is not normalised": by(L=peaks),
+        "one tile's sums replace those before, instead of being added to them": lambda: _last_tiles(
             case, block_q, block_k
         ),
     }
     late = {name: np.roll(case.want[name], block_k, -2) for name in ("dK", "dV")}
     found["dK and dV are written one block of keys too late"] = lambda: case.want | late
     if dO.shape[-1] == dO.shape[-2]:
-        found["D is summed over the queries (axis −2) in place of the width (axis −1)"] = by(
+        found["D is summed over the queries (axis −2) instead of the width (axis −1)"] = by(
             D=(dO * O).sum(-2)[..., None]
         )
     for text, hidden in mask_mistakes(case.arrays, block_q, block_k).items():

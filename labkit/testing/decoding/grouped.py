@@ -142,7 +142,7 @@ def grouped_mistakes(case: GroupedCase) -> Made:
     """Usual mistakes with heads, with where the diagonal lies, and with the scale: what each leads to."""
     n_queries, n_keys = case.Q.shape[-2], case.K.shape[-2]
     found: Made = {
-        "query head h reads key head h % H_kv in place of h // group": lambda: _reading(case, _other_heads(case)),
+        "query head h reads key head h % H_kv instead of h // group": lambda: _reading(case, _other_heads(case)),
         "every query head reads the first key head": lambda: _reading(
             case, torch.zeros(case.kv_heads * case.group, dtype=torch.int64)
         ),

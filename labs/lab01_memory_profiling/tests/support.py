@@ -28,7 +28,7 @@ def assert_bytes(keys, stats, seq_len, d_model, batch_size=1, itemsize=4):
     own = {
         "input_memory": {"only one of Q, K and V is counted": one},
         "attention_matrix_memory": {
-            "it has N · d elements in place of N · N": one,
+            "it has N · d elements instead of N · N": one,
             "one N · N is taken for the whole batch's (batch · N)²": batch_size * weights,
             "only the lower triangle is counted": batch_size * seq_len * (seq_len + 1) // 2 * itemsize,
         },
@@ -50,7 +50,7 @@ def assert_bytes(keys, stats, seq_len, d_model, batch_size=1, itemsize=4):
             * want
             / itemsize,
             "every element is counted as 4 bytes, whatever its dtype is": 4 * want / itemsize,
-            "elements are counted in place of bytes": want / itemsize,
+            "elements are counted instead of bytes": want / itemsize,
             "batch_size is ignored": want / batch_size,
             "the value is in MiB: memory is in bytes": want / 2**20,
             "the product overflowed a 32-bit integer": (want + 2**31) % 2**32 - 2**31,
@@ -98,7 +98,7 @@ def assert_factor(got, results, want, usual, rel=1e-3):
         "every step is taken for a doubling": ratios[-1],
         "every step is taken for a doubling and the ratios are averaged": np.mean(ratios),
         "it is the exponent, not the factor per doubling": exponent,
-        "e is raised to the slope in place of 2": math.exp(exponent),
+        "e is raised to the slope instead of 2": math.exp(exponent),
     }
     cause = next((text for text, value in known_mistakes.items() if abs(got - value) <= rel * abs(value)), "")
     message = f"scaling_factor is {got:.6g}, expected {want:.6g} per doubling of seq_len"

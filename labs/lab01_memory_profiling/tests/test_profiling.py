@@ -325,7 +325,7 @@ class TestAnalyzeScaling:
         results = made_up([64, 128, 256])
         for n in results:
             results[n]["total_memory"] = 11 * n
-        self.assert_factor(results, 4.0, {"the total is fitted in place of the weights": 2.0})
+        self.assert_factor(results, 4.0, {"the total is fitted instead of the weights": 2.0})
 
     def test_every_length_counts_in_the_fit(self):
         results = made_up([64, 128, 256, 512])

@@ -200,7 +200,7 @@ class TestFlashBackward(EitherPass):
         told = (
             f"with log 2 added to L every weight exp(S − L), and so dV, must be half as large; dV is off by {off:.3g}"
         )
-        cause = "the softmax is computed once more from its start, in place of P = exp(S − L)"
+        cause = "the softmax is computed once more from its start, instead of P = exp(S − L)"
         require_at_most("dV's error", off, 1e-4, f"{told}\nUsual cause: {cause}", kind="tolerance")
 
     def test_d_comes_from_the_given_o(self, rng):

@@ -198,7 +198,7 @@ def causal_linear_attention_scan(
 
     Example:
         8 chunks whose own states are a, b, …, h start from the states 0, a, a+b, …, a+b+…+g: an exclusive scan, in 3
-        doublings in place of 7 additions one after the other.
+        doublings instead of 7 additions one after the other.
     """
     # YOUR CODE HERE
     raise NotImplementedError()
@@ -250,7 +250,7 @@ def profile_attention_memory(
     Returns:
         One dict a length. `seq_len`; `input_memory_mb`, q, k and v; then, over the inputs, measured:
         `standard_memory_mb`, `linear_bidir_memory_mb`, `linear_causal_memory_mb`, `linear_chunked_memory_mb`;
-        predicted: the same four with `_theoretical_mb` in place of `_memory_mb`; and `savings_bidir`, measured standard
+        predicted: the same four with `_theoretical_mb` instead of `_memory_mb`; and `savings_bidir`, measured standard
         over measured bidirectional. MB are 10⁶ bytes. What is out of memory, on the device or by `capacity_bytes`, is
         nan, and so is the quotient then.
 

@@ -123,7 +123,7 @@ def assert_prediction(part, got, sizes):
     margins.note(name, abs(got - want[part]), NEAR * want[part], "tolerance")
     if abs(got - want[part]) > NEAR * want[part]:
         usual = {
-            "bits are counted in place of bytes": 8 * want[part],
+            "bits are counted instead of bytes": 8 * want[part],
             "the inputs are added: the peak is over them": want[part] + want["inputs"],
         }
         elements = {

@@ -167,7 +167,7 @@ class RingCase:
         """Usual mistakes of a forward pass, and what computes the results of each."""
         found = {text: partial(self.forward, torch.float64, hidden) for text, hidden in self._hidden().items()}
         heads = torch.arange(self.q.shape[-3]) % self.k.shape[-3]
-        found["query head h reads key head h % H_kv in place of h // group"] = partial(
+        found["query head h reads key head h % H_kv instead of h // group"] = partial(
             self.forward, torch.float64, heads=heads
         )
         found["the outputs of the blocks are averaged: each weighs as much as its keys do"] = self._averaged
@@ -366,7 +366,7 @@ def assert_whole(got, n_tokens, world_size, layout):
     joined = np.concatenate(positions(n_tokens, world_size, layout))
     usual = {
         "shards are put behind one another, and not back in order": joined.tolist(),
-        "the order is applied once more in place of its inverse: argsort of where each token came from": (
+        "the order is applied once more instead of its inverse: argsort of where each token came from": (
             joined[joined].tolist()
         ),
     }

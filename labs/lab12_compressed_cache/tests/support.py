@@ -150,7 +150,7 @@ class LatentCase(Case):
             "the part of the scores with positions, q_rope · k_rope, is left out": {"rope": 0},
         }
         if d_r <= d_c:
-            text = "q_rope meets the latent vectors in place of k_rope: positions are not in them"
+            text = "q_rope meets the latent vectors instead of k_rope: positions are not in them"
             found[text] = {"k_rope": self.c_kv[..., :d_r]}
         return found
 
@@ -515,12 +515,12 @@ def _usual_errors(scheme, model):
     usual = [("the difference is not divided by the length of o", (_output(model, *kept) - exact).norm())]
     if kept[0].shape == k.shape:
         both, changed = torch.cat([k, v]), torch.cat(kept)
-        text = "K and V are compared in place of attention's output"
+        text = "K and V are compared instead of attention's output"
         usual.append((text, (changed - both).norm() / both.norm()))
     others = {}
     if scheme["kind"] == "grouped":
         first = [x[:: scheme["group"]].repeat_interleave(scheme["group"], 0) for x in (k, v)]
-        others["a group keeps its first head in place of the mean of its heads"] = first
+        others["a group keeps its first head instead of the mean of its heads"] = first
     if scheme["kind"] == "window":
         others["the sinks are left out of what is kept"] = _kept(scheme | {"num_sinks": 0}, model)
     if scheme["kind"] == "latent":

@@ -98,7 +98,7 @@ def _backward_head(dQ, dK, dV, L, Q, K, V, O, dO, causal, block_q, block_k):
     (N_q, d), N_k = Q.shape, len(K)
     scale, safe = d**-0.5, N_k and _is_safe(Q, K)
     D, L_2, to_power = (dO * O).sum(1, keepdim=True), L[:, None] * LOG2_E, scale * LOG2_E
-    if safe:  # P is e^S e^−L: the second factor is one a row, so that it may go to dO and D in place of every tile
+    if safe:  # P is e^S e^−L: the second factor is one a row, so that it may go to dO and D instead of every tile
         to_power, shares = scale, torch.exp(-L)[:, None]
         D *= shares
     size = min(block_q, N_q) * min(block_k, N_k)

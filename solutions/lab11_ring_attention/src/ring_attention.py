@@ -319,7 +319,7 @@ def communication_bytes(
         kv_heads: H_kv, heads of keys and values.
         head_dim: d, the width of queries, keys and values.
         dtype_bytes: of one number of the inputs: 2, 4 or 8.
-        backward: of the backward pass alone, in place of the forward pass.
+        backward: of the backward pass alone, instead of the forward pass.
 
     Returns:
         Bytes.

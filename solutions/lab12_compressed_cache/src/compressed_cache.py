@@ -54,7 +54,7 @@ def mla_decode(
     _check_latent(q_nope, q_rope, c_kv, k_rope, W_UK, W_UV)
     precise = _precise(q_nope)
     scale = (q_nope.shape[-1] + q_rope.shape[-1]) ** -0.5
-    # (W_UK c) · q = c · (W_UKᵀ q): the matrix meets one query a head in place of every token
+    # (W_UK c) · q = c · (W_UKᵀ q): the matrix meets one query a head instead of every token
     queries = scale * torch.einsum("...hn,hnc->...hc", q_nope.to(precise), W_UK.to(precise))
     turned = scale * q_rope.to(precise)
     m = torch.full_like(queries[..., :1], -torch.inf)

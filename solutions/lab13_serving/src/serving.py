@@ -308,7 +308,7 @@ class PlainBlocksCache:
 
 
 # What Scheduler and Server are built from. Write PlainBlocks or PlainBlocksCache here to take a piece from the course
-# in place of your own: the handout says which points that costs.
+# instead of your own: the handout says which points that costs.
 BLOCKS = BlockManager
 CACHE = QuantizedBlocks
 
