@@ -152,8 +152,11 @@ class TestQuantizedBlocks:
         got = cache.attend(0, torch.ones(1, 1, 4), [1], 0)
         require(isinstance(got, torch.Tensor) and got.shape == (1, 1, 4), f"attend returns {got}, expected (1, 1, 4)")
         right = float((got.flatten() - torch.tensor([1.0, 2.0, 4.0, 2.0])).abs().max()) < 1e-6
-        require(right, f"the value 1, 2, 4, 2.4 is read as {got.flatten().tolist()}, expected 1, 2, 4, 2: zero 1, "
-                "scale 1, codes 0, 1, 3 and 1")  # fmt: skip
+        message = f"the value 1, 2, 4, 2.4 is read as {got.flatten().tolist()}, expected 1, 2, 4, 2: "
+        message += "zero 1, scale 1, codes 0, 1, 3 and 1"
+        if not got.any():
+            message += "\nUsual cause: another block is read than the table names, block 1"
+        require(right, message)
 
     @pytest.mark.parametrize(("bits", "n_tokens"), [(2, 1), (8, 4), (4, 7), (2, 23)])
     def test_lengths(self, rng, bits, n_tokens):
