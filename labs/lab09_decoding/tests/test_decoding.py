@@ -622,6 +622,12 @@ class TestPagedAttention:
         assert_paged(PagedBatch(rng, (100, 7), block_size=8, dtype=dtype, logit_scale=30), SHORT_SUMS)
 
     @robust
+    def test_integers_of_another_width(self, rng):
+        batch = PagedBatch(rng, (9, 4), block_size=4)
+        batch.block_table, batch.context_lens = batch.block_table.int(), batch.context_lens.int()
+        assert_paged(batch)
+
+    @robust
     def test_large_logits(self, rng):
         assert_paged(PagedBatch(rng, (30, 9), block_size=4, logit_scale=1000), nan_hint=OVERFLOW)
 
