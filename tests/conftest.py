@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # suites run at the same time: torch's threads would wait for one another
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes start here: each would compile torch again
 
 import pytest
 
