@@ -11,7 +11,7 @@ from tiling import choose_blocks, count_tiles, io_exponents, naive_traffic, tile
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.simulated_memory import Machine, SRAMOverflow, watch_machines
-from labkit.testing.attention.cases import Case, worked_example
+from labkit.testing.attention.cases import Case
 from labkit.testing.attention.mistakes import attention_mistakes
 from labkit.testing.attention.reference import attention
 from labkit.testing.compare import (
@@ -23,6 +23,7 @@ from labkit.testing.compare import (
     assert_type,
     require,
 )
+from labkit.testing.contracts.arrays import OfArrays
 from labkit.testing.contracts.attention import Memory, Numbers, Refusals, Shapes
 from labkit.testing.tiles.counts import tiles_with_an_entry
 from labkit.testing.work import assert_entries, assert_tile_sizes
@@ -126,20 +127,10 @@ def assert_output(case, got, blocks, hint="", nan_hint="", usual=None):
     )
 
 
-class TestTiledAttention(Refusals, Memory, Numbers, Shapes):
+class TestTiledAttention(Refusals, Memory, Numbers, Shapes, OfArrays):
     variants: ClassVar = {"full": {}, "causal": {"causal": True}, "masked": {"masked": True}}
     dtypes = ("float16", "float32", "float64")
     test_long_sums_in_half_precision = None  # "the same precision": plain attention in float16 adds in float16
-
-    def case(self, rng, **sizes):
-        return Case.drawn(rng, **sizes)
-
-    def worked_case(self):
-        return Case(*worked_example())
-
-    def arguments(self, case):
-        mask = {} if case.mask is None else {"mask": case.mask}
-        return {**dict(zip("QKV", case.inputs, strict=True)), **mask}
 
     def call(self, Q, K, V, mask=None, causal=False, blocks=(8, 5), attend=tiled_attention):
         return attend(Q, K, V, *blocks, causal=causal, **({} if mask is None else {"mask": mask}))
