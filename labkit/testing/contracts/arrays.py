@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from labkit.testing.attention.cases import Case, worked_example
 from labkit.testing.contracts.attention import Contract
@@ -25,3 +26,13 @@ class OfArrays(Contract):
         """The arrays of a case, by the names of the handout."""
         mask = {} if case.mask is None else {"mask": case.mask}
         return {**dict(zip("QKV", case.inputs, strict=True)), **mask}
+
+
+class Masks(OfArrays):
+    """Masks of every shape that broadcasts over the scores."""
+
+    @pytest.mark.parametrize("shape", [(12,), (9, 1), (3, 1, 12), (3, 9, 12)], ids=str)
+    def test_mask_broadcasts(self, rng, shape):
+        case = self.case(rng, n_queries=9, n_keys=12, d=8, batch=(3,))
+        case.mask = rng.random(shape) < 0.4
+        self.check(case, hint=f"the mask has shape {shape} and broadcasts over (..., N_q, N_k)")
