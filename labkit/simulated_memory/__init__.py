@@ -17,9 +17,7 @@ back at once. What a NumPy call needs inside itself is not charged, so only call
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -58,8 +56,6 @@ class Machine(metaclass=_Frozen):
         if hasattr(self, "_ledger"):
             raise TypeError("a machine is set up once, so that its counters are never reset")
         self._ledger = _Ledger(int(sram_bytes), sealed)
-        for machines in _ledger_watchers:
-            machines.append(self)
 
     def load(self, hbm: HBMArray | np.ndarray, index: Index) -> Tile:
         """Copy `hbm[index]` into a new tile; its bytes are counted in `loaded`.
@@ -166,17 +162,6 @@ class Machine(metaclass=_Frozen):
         return self._ledger.host_read
 
 
-@contextlib.contextmanager
-def watch_machines() -> Iterator[list[Machine]]:
-    """Collect every Machine that is made while the context is open, in order."""
-    machines: list[Machine] = []
-    _ledger_watchers.append(machines)
-    try:
-        yield machines
-    finally:
-        _ledger_watchers[:] = [others for others in _ledger_watchers if others is not machines]
-
-
 def _basic(index: Index) -> Index:
     for part in index if isinstance(index, tuple) else (index,):
         if isinstance(part, bool | np.bool) or not (
@@ -184,6 +169,3 @@ def _basic(index: Index) -> Index:
         ):
             raise TypeError(f"an index into HBM is made of integers and slices, not {_describe(part)}")
     return index
-
-
-_ledger_watchers: list[list[Machine]] = []

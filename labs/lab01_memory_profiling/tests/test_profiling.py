@@ -15,7 +15,7 @@ from profiling import (
 )
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
-from labkit.testing.attention.cases import Case, worked_example
+from labkit.testing.attention.cases import Case
 from labkit.testing.attention.mistakes import attention_mistakes, matrix_mistakes
 from labkit.testing.attention.reference import Attention
 from labkit.testing.compare import (
@@ -29,6 +29,7 @@ from labkit.testing.compare import (
     compare_each,
     require,
 )
+from labkit.testing.contracts.arrays import Masks
 from labkit.testing.contracts.attention import Memory, Numbers, Refusals, Shapes
 
 from .probes import drawn, measured_in_turn, profile_of_a_generator, result_and_weights, results_once_analyzed
@@ -43,21 +44,11 @@ TRANSPOSED = "Usual cause: K.T turns all axes round, those of the batch too: np.
 CURRENT = "plt.… speaks to the Axes made last, ax.… to those given"
 
 
-class TestStandardAttention(Refusals, Memory, Numbers, Shapes):
+class TestStandardAttention(Refusals, Memory, Numbers, Shapes, Masks):
     variants: ClassVar = {"full": {}, "masked": {"masked": True}}
     dtypes = ("float16", "float32", "float64")
     test_long_sums_in_half_precision = None  # sums may be computed in any precision
     test_uninitialised_memory_is_written_over = None
-
-    def case(self, rng, **sizes):
-        return Case.drawn(rng, **sizes)
-
-    def worked_case(self):
-        return Case(*worked_example())
-
-    def arguments(self, case):
-        mask = {} if case.mask is None else {"mask": case.mask}
-        return {**dict(zip("QKV", case.inputs, strict=True)), **mask}
 
     def call(self, Q, K, V, *mask):
         try:
@@ -86,12 +77,6 @@ class TestStandardAttention(Refusals, Memory, Numbers, Shapes):
             case.check(name, results[name], name, **options)
 
         compare_each(results, check)
-
-    @pytest.mark.parametrize("shape", [(12,), (9, 1), (3, 1, 12)], ids=str)
-    def test_mask_broadcasts(self, rng, shape):
-        case = Case.drawn(rng, n_queries=9, n_keys=12, d=8, batch=(3,))
-        case.mask = rng.random(shape) < 0.4
-        self.check(case, hint=f"the mask has shape {shape} and broadcasts over (..., N_q, N_k)")
 
     @robust
     @pytest.mark.parametrize("logit_scale", [1e3, 1e12])

@@ -10,7 +10,6 @@ import numpy as np
 
 from labkit.testing.attention.cases import Case
 from labkit.testing.attention.mistakes import pass_mistakes, scale_mistakes
-from labkit.testing.attention.reference import random_qkv
 from labkit.testing.compare import (
     NAN_HINT,
     ROUNDINGS,
@@ -145,7 +144,7 @@ def stats_mistakes(blocks):
 def weights_mistakes(blocks):
     """The joined weights as known mistakes have them."""
     x = np.concatenate(blocks, axis=-1).astype(np.float64)
-    _, m, l = softmax_of_row(x)
+    l = softmax_of_row(x)[2]
     ends = np.cumsum([block.shape[-1] for block in blocks])
     so_far = [softmax_of_row(x[..., :end])[0][..., end - b.shape[-1] :] for b, end in zip(blocks, ends, strict=True)]
     at_the_time = np.concatenate(_powers_at_the_time(blocks), axis=-1)
@@ -153,7 +152,6 @@ def weights_mistakes(blocks):
         "each block keeps the maximum known at its time": at_the_time / np.where(l == 0, 1, l)[..., None],
         "each block is divided by the l known at its time": np.concatenate(so_far, axis=-1),
         "each block is a softmax of its own": np.concatenate([softmax_of_row(b)[0] for b in blocks], axis=-1),
-        "the weights are not divided by l": np.exp(x - finite(m)[..., None]),
     }
 
 
@@ -167,30 +165,26 @@ def _powers_at_the_time(blocks):
 # Attention of one query
 
 
-def row(rng, lengths, d=16, d_v=None, dtype=np.float32, batch=(), logit_scale=3.0):
-    """One query (*batch, d), and blocks of these lengths: keys (*batch, n, d) and values (*batch, n, d_v)."""
-    sizes = {"n_queries": 1, "n_keys": sum(lengths), "d": d, "d_v": d_v, "batch": batch}
-    Q, K, V = random_qkv(rng, dtype=dtype, logit_scale=logit_scale, **sizes)
+def three_lengths(n):
+    """The lengths of three blocks of n keys together, or of n blocks where there are fewer."""
+    return [len(block) for block in np.array_split(np.arange(n), max(1, min(3, n)))]
+
+
+def in_blocks(Q, K, V, lengths=None):
+    """The query (..., d) of Q (..., 1, d), and blocks of the keys and values, of these lengths or as long as may be."""
+    lengths = lengths or three_lengths(K.shape[-2])
     return Q[..., 0, :], cut(K, lengths, -2), cut(V, lengths, -2)
 
 
 def masked_row(rng, hidden):
-    """A query for each of three heads, and twelve keys in blocks of four; `hidden` ones are masked out.
+    """A query for each of three heads, and twelve keys, of which `hidden` ones are masked out.
 
     The query has a last feature of 1, a key one of −inf or 0.
     """
-    q, K, V = row(rng, (12,), d=9, d_v=4, batch=(3,))
-    q[..., -1] = 1
-    K[0][..., -1] = np.where(hidden, -np.inf, 0)
-    return q, cut(K[0], (4, 4, 4), -2), cut(V[0], (4, 4, 4), -2)
-
-
-def integer_row(rng, size, dtype):
-    """Scores of about `size`, to be scaled by 1: small integers, which every order of computing adds up exactly."""
-    q = np.array([64, 1, 0], dtype)
-    K = np.stack([np.full(29, size // 64), rng.integers(-4, 5, 29), rng.integers(-9, 9, 29)], -1)
-    V = rng.standard_normal((29, 5))
-    return q, cut(K.astype(dtype), (8, 8, 8, 5), 0), cut(V.astype(dtype), (8, 8, 8, 5), 0)
+    case = Case.drawn(rng, n_queries=1, n_keys=12, d=9, d_v=4, batch=(3,))
+    case.mask = np.broadcast_to(hidden, (3, 12))[:, None, :]
+    case.Q[..., -1], case.K[..., -1] = 1, np.where(hidden, -np.inf, 0)
+    return case
 
 
 def output_mistakes(case, lengths):
@@ -204,21 +198,11 @@ def output_mistakes(case, lengths):
     return {cause: made().output[..., 0, :] for cause, made in found.items()}
 
 
-class OneQuery:
-    """A query and its blocks, with the reference computed before the submission can change them."""
-
-    def __init__(self, q, K_blocks, V_blocks, scale=None):
-        K, V = np.concatenate(K_blocks, axis=-2), np.concatenate(V_blocks, axis=-2)
-        masked = np.isneginf(K).any(axis=-1)[..., None, :]
-        self.case = Case(q[..., None, :].copy(), K, V, mask=masked, scale=scale)
-        self.lengths = [block.shape[-2] for block in K_blocks]
-
-    def check(self, got, hint="", exact_scores=False):
-        """Compare the output. `exact_scores` are whole numbers, which are not rounded."""
-        want, plain = (made.output[..., 0, :] for made in (self.case.want, self.case.plain))
-        usual = functools.partial(output_mistakes, self.case, self.lengths)
-        roundings = ROUNDINGS if exact_scores else self.case.roundings("output")
-        assert_near("the output", got, want, plain, usual, hint, self.case.Q.dtype, roundings)
+def assert_output(case, got, lengths=None, hint=""):
+    """Compare the output of one query, whose keys come in blocks of these lengths, and name a known mistake."""
+    want, plain = (made.output[..., 0, :] for made in (case.want, case.plain))
+    usual = functools.partial(output_mistakes, case, lengths or three_lengths(case.n_keys))
+    assert_near("the output", got, want, plain, usual, hint, case.Q.dtype, case.roundings("output"))
 
 
 # States
@@ -262,14 +246,10 @@ def states_of_parts(rng, sizes, spread):
 
 def merge_mistakes(state_a, state_b, want):
     """A merged state as known mistakes have it; `want` is right."""
-    (m_a, l_a, o_a), (m_b, l_b, o_b), (m, l, o) = (map(np.float64, state) for state in (state_a, state_b, want))
-    first = m_a >= m_b
-    larger = np.where(first, l_a, l_b), np.where(first[..., None], o_a, o_b)
+    (_, l_a, o_a), (_, l_b, o_b), (m, l, o) = (map(np.float64, state) for state in (state_a, state_b, want))
     return {
         "l and o are added without rescaling": (m, l_a + l_b, o_a + o_b),
         "l and o are averaged": (m, (l_a + l_b) / 2, (o_a + o_b) / 2),
-        "the sums are halved": (m, l / 2, o / 2),
-        "only the state with the larger maximum is kept": (m, *larger),
         "o is divided by l: it is to stay undivided": (m, l, o / np.where(l == 0, 1, l)[..., None]),
     }
 

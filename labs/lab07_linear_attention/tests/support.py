@@ -39,12 +39,21 @@ def attend(weights, v, eps, divisor=None):
 class LinearCase:
     """Inputs of linear attention, its output in float64, and those of usual mistakes."""
 
-    def __init__(self, rng, n=40, d=6, d_v=4, batch=(), *, causal=True, eps=1e-6, n_keys=None, dtype=torch.float32):
-        arrays = random_qkv(rng, n_queries=n, n_keys=n_keys, d=d, d_v=d_v, batch=batch, dtype=np.float64)
-        self.q, self.k, self.v = self.inputs = tuple(torch.from_numpy(x).to(dtype) for x in arrays)
-        self.causal, self.eps = causal, eps
-        self.all = torch.ones(n, n_keys or n, dtype=torch.float64)
+    def __init__(self, Q, K, V, causal=True, eps=1e-6):
+        self.Q, self.K, self.V, self.eps, self.causal = Q, K, V, eps, causal
+        self.all = torch.ones(Q.shape[-2], K.shape[-2], dtype=torch.float64)
         self.seen = self.all.tril() if causal else self.all
+
+    @classmethod
+    def drawn(cls, rng, *, dtype=torch.float32, causal=True, eps=1e-6, **sizes):
+        """A case with standard-normal inputs; sizes are those of `random_qkv`."""
+        arrays = random_qkv(rng, dtype=np.float64, **sizes)
+        return cls(*(torch.from_numpy(x).to(dtype) for x in arrays), causal, eps)
+
+    @property
+    def inputs(self):
+        """Q, K and V."""
+        return self.Q, self.K, self.V
 
     def output(self, q, k, v):
         """What is right for such q, k and v, in their precision and with a graph."""
@@ -58,11 +67,11 @@ class LinearCase:
     def check(self, name, got, *, chunk=None, hint="", nan_hint=NOT_POSITIVE):
         """Compare an output with the reference, and name a usual mistake where one fits."""
         assert_type(name, got, torch.Tensor, "a tensor")
-        plain = self.want + AGREEMENT / SLACK if self.q.dtype == torch.float64 else self.output(*self.inputs)
+        plain = self.want + AGREEMENT / SLACK if self.Q.dtype == torch.float64 else self.output(*self.inputs)
         known = partial(self.mistakes, chunk)
         with np.errstate(all="ignore"):
-            assert_close(name, got.detach(), self.want, plain=plain, dtype=self.q.dtype, mistakes=known, hint=hint,
-                         nan_hint=nan_hint)  # fmt: skip
+            options = {"dtype": self.Q.dtype, "mistakes": known, "hint": hint, "nan_hint": nan_hint}
+            assert_close(name, got.detach(), self.want, plain=plain, **options)
 
     def mistakes(self, chunk=None):
         """Usual mistakes and the outputs that they lead to; with those of a route that takes chunks."""

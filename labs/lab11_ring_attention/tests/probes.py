@@ -27,12 +27,6 @@ def on_ranks(task, arguments, **options):
 
 
 @probe
-def results_on_ranks(task, arguments, causal, layout):
-    """What a task returns on each rank."""
-    return run_measured(FUNCTIONS[task], arguments, causal=causal, layout=layout)["results"]
-
-
-@probe
 def peak_of_work(seq_len, world_size, layout):
     """The bytes that `causal_work` holds at its peak."""
     with AllocationMeter() as memory:

@@ -5,10 +5,10 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from labkit.testing.attention.tensor_mistakes import lse_mistakes
+from labkit.testing.attention.tensor_cases import Case
+from labkit.testing.attention.tensor_mistakes import gradients_by_formulas, lse_mistakes_of
 from labkit.testing.compare import (
     NAN_HINT,
-    ROUNDINGS,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -19,190 +19,151 @@ from labkit.testing.compare import (
     require,
     require_own_work,
 )
+from labkit.testing.contracts.attention import strided
 from labkit.testing.rings import LAYOUTS, Sizes, cut, owners, positions, sent_bytes, work
 
 # Attention
 
 FORWARD, BACKWARD = ("o", "lse"), ("dq", "dk", "dv")
+IN_ONE_CASE = {"o": "O", "lse": "L", "dq": "dQ", "dk": "dK", "dv": "dV"}
 
 
 class RingCase:
-    """Inputs of attention with shared key heads, whose tokens are shared by ranks; its results, and those of mistakes.
+    """Q (..., H, N, d), K (..., H_kv, N, d), V (..., H_kv, N, d_v) and dO, whose tokens are shared by ranks.
 
-    Query head h reads key head h // `group`. Nothing is hidden unless `causal`; then key j is hidden from query i < j.
+    Query head h reads key head h // (H / H_kv). Inputs may be changed until the results are first asked for.
     """
 
-    def __init__(self, rng, *, n_tokens, world_size, layout="zigzag", kv_heads=2, group=2, d=8, d_v=None, batch=(),
-                 causal=False, logit_scale=1.0, dtype=torch.float32):  # fmt: skip
-        def normal(heads, width):
-            return torch.from_numpy(rng.standard_normal((*batch, heads, n_tokens, width)))
-
-        heads, d_v = kv_heads * group, d if d_v is None else d_v
-        drawn = logit_scale * normal(heads, d), normal(kv_heads, d), normal(kv_heads, d_v), normal(heads, d_v)
-        self.q, self.k, self.v, self.dO = (x.to(dtype) for x in drawn)
-        self.n_tokens, self.world_size, self.layout, self.causal = n_tokens, world_size, layout, causal
-        self.places, self.owner = positions(n_tokens, world_size, layout), owners(n_tokens, world_size, layout)
-        self.later = torch.ones(n_tokens, n_tokens, dtype=torch.bool).triu(1) & causal
+    def __init__(self, Q, K, V, dO, *, world_size, layout, causal=False):
+        self.Q, self.K, self.V, self.dO = Q, K, V, dO
+        self.n_tokens, self.world_size, self.layout, self.causal = Q.shape[-2], world_size, layout, causal
+        self.places = positions(self.n_tokens, world_size, layout)
+        self.owner = owners(self.n_tokens, world_size, layout)
 
     @classmethod
-    def drawn(cls, rng, world_sizes=(2, 3, 4), **sizes):
-        """A case of random sizes, but for those given."""
-        world_size = int(rng.choice(world_sizes))
-        kv_heads, group, half, d, d_v = rng.integers((1, 1, 1, 2, 2), (4, 4, 6, 12, 12)).tolist()
-        sizes = {"kv_heads": kv_heads, "group": group, "d": d, "d_v": d_v, **sizes}
-        layout, causal = str(rng.choice(LAYOUTS)), bool(rng.integers(2))
-        return cls(rng, n_tokens=2 * world_size * half, world_size=world_size, layout=layout, causal=causal, **sizes)
+    def drawn(cls, rng, *, n_tokens, world_size, layout=None, kv_heads=None, group=None, d=8, d_v=None, batch=(),
+              causal=False, logit_scale=1.0, dtype="float32"):  # fmt: skip
+        """A case with standard-normal inputs; the layout and the numbers of heads are drawn too, unless given."""
+        kv_heads, group = kv_heads or int(rng.integers(1, 4)), group or int(rng.integers(1, 4))
+        d_v = d if d_v is None else d_v
+        shapes = [(kv_heads * group, d), (kv_heads, d), (kv_heads, d_v), (kv_heads * group, d_v)]
+        arrays = [rng.standard_normal((*batch, heads, n_tokens, width)) for heads, width in shapes]
+        arrays[0] *= logit_scale
+        tensors = [torch.from_numpy(x).to(getattr(torch, dtype)) for x in arrays]
+        return cls(*tensors, world_size=world_size, layout=layout or str(rng.choice(LAYOUTS)), causal=causal)
 
     @property
     def options(self):
         """The keyword arguments of a task."""
         return {"causal": self.causal, "layout": self.layout}
 
-    @property
-    def precise(self):
-        """The dtype of sums and of lse."""
-        return torch.float32 if self.q.dtype.itemsize == 2 else self.q.dtype
-
     @cached_property
-    def want(self):
-        """All results in float64: o, lse, dq, dk and dv; and m, the largest score of each row."""
-        found = self.forward(torch.float64)
-        return found | self.backward(torch.float64, found)
+    def whole(self):
+        """The same attention on one device, with keys and values for each query head."""
+        n_heads, n_key_heads = self.Q.shape[-3], self.K.shape[-3]
+        return self._reading(torch.arange(n_heads) // (n_heads // n_key_heads))
 
-    @cached_property
-    def given(self):
-        """o and lse as a forward pass returns them, which is what the backward pass is given."""
-        return {"o": self.want["o"].to(self.q.dtype), "lse": self.want["lse"].to(self.precise)}
+    def _reading(self, heads):
+        """The same, where query head h reads the key head heads[h]."""
+        return Case.of(self.Q, self.K[..., heads, :, :], self.V[..., heads, :, :], self.dO, causal=self.causal)
 
-    def plain(self, names):
-        """The results computed plainly in the precision of sums, and rounded once."""
-        found = self.forward(self.precise) if names == FORWARD else self.backward(self.precise, self.given)
-        return {name: found[name] if name == "lse" else found[name].to(self.q.dtype) for name in names}
-
-    def forward(self, dtype, hidden=None, heads=None):
-        """o, lse and m in `dtype`; with other pairs hidden, or with query head h reading key head heads[h]."""
-        scores, _, values = self._scores(dtype, hidden, heads)
-        lse = scores.logsumexp(-1)
-        weights = torch.exp(scores - lse.masked_fill(lse.isneginf(), 0)[..., None])
-        return {"o": weights @ values, "lse": lse, "m": scores.amax(-1)}
-
-    def backward(self, dtype, result, *, hidden=None, with_d=True, scaled=True, own_lse=False):
-        """dq, dk and dv in `dtype` from a forward pass's o and lse; with a mistake where asked for.
-
-        Other pairs hidden, D left out, dS not scaled, or the weights of each block from that block's own lse.
-        """
-        scores, keys, values = self._scores(dtype, hidden)
-        q, dO = self.q.to(dtype), self.dO.to(dtype)
-        lse = result["lse"].to(dtype)[..., None]
-        if own_lse:
-            owner = torch.from_numpy(self.owner)
-            blocks = [scores.masked_fill(owner != rank, -torch.inf).logsumexp(-1) for rank in range(self.world_size)]
-            lse = torch.stack(blocks, -1)[..., owner]
-            lse = lse.masked_fill(lse.isneginf(), 0)
-        weights = torch.exp(scores - lse)
-        D = (dO * result["o"].to(dtype)).sum(-1, keepdim=True)
-        slopes = weights * (dO @ values.mT - (D if with_d else 0))
-        slopes = slopes * q.shape[-1] ** -0.5 if scaled else slopes
-        dk, dv = (x.unflatten(-3, (self.k.shape[-3], -1)).sum(-3) for x in (slopes.mT @ q, weights.mT @ dO))
-        return {"dq": slopes @ keys, "dk": dk, "dv": dv}
-
-    def _scores(self, dtype, hidden=None, heads=None):
-        """Scores, with keys and values for each query head."""
-        q, k, v = (x.to(dtype) for x in (self.q, self.k, self.v))
-        if heads is None:
-            heads = torch.arange(q.shape[-3]) // (q.shape[-3] // k.shape[-3])
-        keys, values = k[..., heads, :, :], v[..., heads, :, :]
-        scores = q @ keys.mT * q.shape[-1] ** -0.5
-        return scores.masked_fill(self.later if hidden is None else hidden, -torch.inf), keys, values
+    def result(self, name, found):
+        """One result by the handout's name, from those of `whole`: dk and dv are sums over the heads of a group."""
+        value = found[IN_ONE_CASE[name]]
+        if name in ("dk", "dv"):
+            value = value.reshape(*value.shape[:-3], self.K.shape[-3], -1, *value.shape[-2:]).sum(-3)
+        return value
 
     def shards(self, names):
-        """For each rank, its shards of q, k, v, dO, o or lse."""
-        whole = {"q": self.q, "k": self.k, "v": self.v, "dO": self.dO}
+        """For each rank, its shards of q, k, v, dO, o or lse; those of a tensor that is not contiguous are not."""
+        whole = {"q": self.Q, "k": self.K, "v": self.V, "dO": self.dO}
         if "o" in names:
-            whole |= self.given
-        cuts = [cut(whole[name], self.places, -1 if name == "lse" else -2) for name in names]
+            whole |= dict(zip(FORWARD, self.whole.forward_result, strict=True))
+        cuts = []
+        for name in names:
+            parts = cut(whole[name], self.places, token_axis(name))
+            cuts.append(parts if whole[name].is_contiguous() else [strided(part) for part in parts])
         return [list(each) for each in zip(*cuts, strict=True)]
 
     def check(self, found, names, hint="", nan_hint=""):
-        """Compare the ranks' results with the reference, and name a usual mistake where one fits."""
+        """Compare the ranks' results with the reference, and name a known mistake where one fits."""
         require(not found["trouble"], found["trouble"])
-        parts = [
+        ranks = [
             assert_tuple(f"rank {rank}'s result", tuple(result) if isinstance(result, list) else result, names)
             for rank, result in enumerate(found["results"])
         ]
-        plain, peaks = self.plain(names), self.want["m"].abs().max().item()
-        known = self.mistakes() if names == FORWARD else self.backward_mistakes()
-        like = {"o": self.dO, "lse": self.dO[..., 0], "dq": self.q, "dk": self.k, "dv": self.v}
+        known = self.forward_mistakes() if names == FORWARD else self.backward_mistakes()
 
         def check(name):
-            place, axis = names.index(name), -1 if name == "lse" else -2
-            dtype = self.precise if name == "lse" else self.q.dtype
-            shapes = [x.shape for x in cut(like[name], self.places, axis)]
-            for rank, part in enumerate(parts):
-                about = f"rank {rank}'s {name}"
-                assert_type(about, part[place], torch.Tensor, "a tensor")
-                told = f"{about} has shape {tuple(part[place].shape)}, expected {tuple(shapes[rank])}"
-                require(part[place].shape == shapes[rank], told)
-                assert_dtype(about, part[place], dtype)
-            order = torch.from_numpy(np.argsort(np.concatenate(self.places)))
-            got = torch.cat([part[place] for part in parts], axis).index_select(axis, order)
-            usual = {text: partial(_named, made, name) for text, made in known.items()}
+            mistakes = {text: partial(self._result_of, made, name) for text, made in known.items()}
             if name == "lse":
-                usual |= lse_mistakes(self.want["lse"].numpy(), self.want["m"].numpy())
+                mistakes |= lse_mistakes_of(self.whole)
             with np.errstate(all="ignore"):
                 assert_close(
                     f"{name} of all ranks, in the order of the sequence,",
-                    got.double(),
-                    self.want[name],
-                    plain=plain[name].float() if dtype.itemsize == 2 else plain[name],
-                    roundings=ROUNDINGS + (0 if name == "lse" else peaks),
-                    mistakes=usual,
+                    self.in_order(name, [results[names.index(name)] for results in ranks]).double(),
+                    self.result(name, self.whole.want),
+                    plain=self.result(name, self.whole.plain),
+                    roundings=self.whole.roundings,
+                    mistakes=mistakes,
                     hint=hint,
                     nan_hint=nan_hint or NAN_HINT,
                 )
 
         compare_each(names, check)
 
-    def mistakes(self):
+    def _result_of(self, made, name):
+        return self.result(name, made())
+
+    def in_order(self, name, parts):
+        """The ranks' parts of a result put together in the order of the sequence; fails unless each has its shape."""
+        like = {"o": self.dO, "lse": self.dO[..., 0], "dq": self.Q, "dk": self.K, "dv": self.V}[name]
+        for rank, (part, want) in enumerate(zip(parts, cut(like, self.places, token_axis(name)), strict=True)):
+            about = f"rank {rank}'s {name}"
+            assert_type(about, part, torch.Tensor, "a tensor")
+            shapes = f"{about} has shape {tuple(part.shape)}, expected {tuple(want.shape)}"
+            require(part.shape == want.shape, shapes)
+            assert_dtype(about, part, self.whole.precise if name == "lse" else self.Q.dtype)
+        order = torch.from_numpy(np.concatenate(self.places).argsort())
+        return torch.cat(parts, token_axis(name)).index_select(token_axis(name), order)
+
+    def forward_mistakes(self):
         """Usual mistakes of a forward pass, and what computes the results of each."""
-        found = {text: partial(self.forward, torch.float64, hidden) for text, hidden in self._hidden().items()}
-        heads = torch.arange(self.q.shape[-3]) % self.k.shape[-3]
-        found["query head h reads key head h % H_kv instead of h // group"] = partial(
-            self.forward, torch.float64, heads=heads
-        )
+        found = {text: partial(self.whole.results, hidden=hidden) for text, hidden in self._hidden().items()}
+        modulo = self._reading(torch.arange(self.Q.shape[-3]) % self.K.shape[-3])
+        found["query head h reads key head h % H_kv instead of h // group"] = modulo.results
         found["the outputs of the blocks are averaged: each weighs as much as its keys do"] = self._averaged
         return found
 
     def backward_mistakes(self):
         """Usual mistakes of a backward pass that is given the right o and lse, and what computes the results."""
-        back = partial(self.backward, torch.float64, self.want)
+        back = partial(gradients_by_formulas, self.whole)
+        others = torch.from_numpy(self.owner != self.owner[:, None]) | self.whole.hidden
         found = {text: partial(back, hidden=hidden) for text, hidden in self._hidden().items()}
-        alone = self.later | torch.from_numpy(self.owner != self.owner[:, None])
         return found | {
-            "D is left out: dS = P ∘ (dP − D)": partial(back, with_d=False),
-            "dS is not multiplied by 1/√d on its way into it": partial(back, scaled=False),
+            "D is left out: dS = P ∘ (dP − D)": partial(back, D=torch.zeros(())),
+            "dS is not multiplied by 1/√d on its way into it": partial(back, in_dS=1.0),
             "dK and dV come home one hop short: a rank returns those of the next rank's keys": partial(self._moved, 1),
             "dK and dV go one hop too far: a rank returns those of the rank before": partial(self._moved, -1),
             "a rank returns dK and dV from its own queries alone: the sums must travel with their block": lambda: (
-                back(hidden=alone) | {"dq": self.want["dq"]}
+                back(hidden=others) | {"dQ": self.whole.want["dQ"]}
             ),
-            "each block has weights of its own, from its own log-sum-exp: it is that of the whole row": partial(
-                back, own_lse=True
+            "each block has weights of its own, from its own log-sum-exp: it is that of the whole row": lambda: back(
+                L=self._lse_of_blocks()
             ),
         }
 
     def _hidden(self):
         """Usual mistakes with what a query sees: the pairs hidden then, in the order of the sequence."""
-        owner, token = self.owner, np.arange(self.n_tokens)
-        mine, later, P = owner[:, None], self.later.numpy(), self.world_size
+        owner, mine, token, P = self.owner, self.owner[:, None], np.arange(self.n_tokens), self.world_size
+        later = self.whole.hidden.numpy()
         found = {
             "one block is missing: all P blocks count, the own one and those of P − 1 hops": later
             | (owner == (mine + 1) % P),
             "a rank sees its own keys alone": later | (owner != mine),
         }
         if self.causal:
-            local = np.argsort(np.concatenate(self.places)) % (self.n_tokens // P)
-            held = np.stack(self.places)
+            local, held = np.concatenate(self.places).argsort() % (self.n_tokens // P), np.stack(self.places)
             found["causal is ignored"] = np.zeros_like(later)
             found["positions are compared inside the shards, not in the whole sequence"] = local > local[:, None]
             text = "after t hops the keys are taken for rank r + t's: a block that comes from r − 1 was rank r − t's"
@@ -214,23 +175,31 @@ class RingCase:
                     found[text] = theirs > theirs[:, None]
         return {text: torch.from_numpy(hidden) for text, hidden in found.items()}
 
+    def _blocks(self):
+        """The results of each rank's keys alone."""
+        others = [self.whole.hidden | torch.from_numpy(self.owner != rank) for rank in range(self.world_size)]
+        return [self.whole.results(hidden=hidden) for hidden in others]
+
     def _averaged(self):
-        others = [self.later | torch.from_numpy(self.owner != rank) for rank in range(self.world_size)]
-        blocks = [self.forward(torch.float64, hidden)["o"] for hidden in others]
-        return {"o": sum(blocks) / self.world_size, "lse": self.want["lse"] * torch.nan}
+        return {"O": np.mean([block["O"] for block in self._blocks()], 0), "L": self.whole.want["L"] * np.nan}
+
+    def _lse_of_blocks(self):
+        """For each pair the log-sum-exp of the block that its key is in; 0 where that is hidden."""
+        lse = torch.stack([torch.from_numpy(block["L"]) for block in self._blocks()], -1)
+        return lse.masked_fill(lse.isneginf(), 0)[..., torch.from_numpy(self.owner)]
 
     def _moved(self, by):
-        """dk and dv of another rank's tokens."""
-        others = torch.from_numpy(np.concatenate([*self.places[by:], *self.places[:by]]))
-        order = torch.from_numpy(np.argsort(np.concatenate(self.places)))
-        return {"dq": self.want["dq"]} | {name: self.want[name][..., others[order], :] for name in ("dk", "dv")}
+        """The gradients, with dK and dV of another rank's tokens."""
+        others = np.concatenate([*self.places[by:], *self.places[:by]])[np.concatenate(self.places).argsort()]
+        want = self.whole.want
+        return want | {name: want[name][..., others, :] for name in ("dK", "dV")}
 
 
-def _named(made, name):
-    return made()[name]
+def token_axis(name):
+    return -1 if name == "lse" else -2
 
 
-def random_ranks(names, n, world_size, width):
+def alike_on_ranks(names, n, world_size, width):
     """For each rank the same random tensors of n tokens and one head: what no result depends on."""
     generator = torch.Generator().manual_seed(12)
     given = {name: torch.randn(1, n, width, generator=generator) for name in ("q", "k", "v", "dO", "o")}
@@ -238,91 +207,54 @@ def random_ranks(names, n, world_size, width):
     return [[given[name] for name in names]] * world_size
 
 
-# What attention sends, holds and computes
+# What attention sends and computes
 
 
-def assert_traffic(case, found, method, backward=False):
+def assert_each_rank_at_most(what, values, limit, *, hint, unit="bytes"):
+    """Fail where a rank takes more of something than `limit`; `values` are those of all ranks."""
+    for rank, value in enumerate(values):
+        assert_at_most(f"{what}, on rank {rank} of {len(values)},", value, limit, hint=hint, unit=unit)
+
+
+def assert_traffic(case, found, method, backward):
     """Fail unless every rank sends the bytes of the closed form."""
-    P, batch, e = case.world_size, int(np.prod(case.q.shape[:-3])), case.q.itemsize
-    sizes = Sizes(method, P, case.n_tokens, case.q.shape[-3], case.k.shape[-3], case.q.shape[-1], e)
+    P, batch, e = case.world_size, int(np.prod(case.Q.shape[:-3])), case.Q.itemsize
+    sizes = Sizes(method, P, case.n_tokens, case.Q.shape[-3], case.K.shape[-3], case.Q.shape[-1], e)
     want = batch * sent_bytes(sizes, backward)
-    block, sums = (case.k.numel() + case.v.numel()) // P, max(e, 4)
-    wide = batch * sent_bytes(sizes._replace(dtype_bytes=4), backward)
-    usual = {"keys and values are converted to float32 before they travel": wide}
+    n_numbers = (case.K.numel() + case.V.numel()) // P
+    mistakes = {
+        "keys and values are converted to float32 before they travel": batch
+        * sent_bytes(sizes._replace(dtype_bytes=4), backward)
+    }
     if method == "ring":
-        usual[f"K and V make P = {P} hops: the last one carries them home, where they are already"] = want + block * e
+        text = f"K and V make P = {P} hops: the last one carries them home, where they are already"
+        mistakes[text] = want + n_numbers * e
     if backward:
         text = "dK and dV travel in the inputs' dtype: they are sums, of 4 bytes a number at least"
-        usual[text] = want - P * block * (sums - e)
-    usual = {text: value for text, value in usual.items() if value != want}
+        mistakes[text] = want - P * n_numbers * (max(e, 4) - e)
     for rank, sent in enumerate(found["sent_bytes"]):
         about = f"what rank {rank} of {P} sends in the {'backward' if backward else 'forward'} pass, in bytes,"
-        assert_equal(about, sent, want, mistakes=usual)
+        assert_equal(about, sent, want, mistakes=mistakes)
 
 
 def assert_no_hidden_pair(case, found, name, numbers_a_pair):
     """Fail where a rank computes pairs of a tile that is hidden as a whole, or fewer than are seen.
 
-    `numbers_a_pair` is the multiplications for a pair and query head: d + d_v in a forward pass.
+    A tile is a run of queries by a run of keys; a striped shard counts as one run. `numbers_a_pair` is the
+    multiplications for a pair and query head: d + d_v in a forward pass.
     """
-    heads = int(np.prod(case.q.shape[:-2]))
-    least, most = work(case.n_tokens, case.world_size, case.layout).sum(1), _pairs_of_tiles(case)
     require_own_work(not any(found["fused"]), f"{name} calls torch's own attention: write it")
+    P, n, heads = case.world_size, case.n_tokens // case.world_size, int(np.prod(case.Q.shape[:-2]))
+    seen = work(case.n_tokens, P, case.layout).sum(1)
+    of_zigzag, of_striped = (2 * P + 1) * (n // 2) ** 2, P * n * n
     for rank, flops in enumerate(found["flops"]):
         pairs = flops / (2 * heads * numbers_a_pair)
-        about = f"the pairs that rank {rank} of {case.world_size} computes ({case.layout})"
+        about = f"the pairs that rank {rank} of {P} computes ({case.layout})"
+        most = {"contiguous": (rank + 1) * n * n, "zigzag": of_zigzag, "striped": of_striped}[case.layout]
         hint = "tiles in which no query sees any key are computed and masked: leave them out"
-        assert_at_most(about, round(pairs, 2), int(most[rank]), unit="pairs a head", hint=hint)
-        told = f"{about} are {pairs:,.0f}, and {least[rank]:,} are seen: write products with @, so that they count"
-        require(pairs >= least[rank] - 1e-6, told)
-
-
-def _pairs_of_tiles(case):
-    """Pairs of each rank in tiles, a run by a run, of which some pair is seen; a striped shard counts as one run."""
-    P, n = case.world_size, case.n_tokens // case.world_size
-    if case.layout == "contiguous":
-        return [(rank + 1) * n * n for rank in range(P)]
-    if case.layout == "striped":
-        return [P * n * n] * P
-    return [(2 * P + 1) * (n // 2) ** 2] * P
-
-
-def assert_held(case, found, blocks):
-    """Fail where a rank holds more than so many of the blocks that it receives."""
-    block = (case.k.nbytes + case.v.nbytes) // case.world_size
-    hint = (
-        "every block that passed by is kept: the ring needs the one at hand and the one that comes (a third may still "
-        "have a name)"
-    )
-    for rank, held in enumerate(found["held_bytes"]):
-        about = f"what rank {rank} of {case.world_size} holds of what it received, a block is {block:,},"
-        assert_at_most(about, held, blocks * block, hint=hint)
-
-
-def assert_overlap(found, hops):
-    """Fail where a rank multiplies matrices during fewer of its transfers."""
-    cause = "the next block is waited for before the one at hand is computed: ask, compute, wait"
-    for rank, (hidden, asked) in enumerate(zip(found["hidden_transfers"], found["messages_asked"], strict=True)):
-        told = f"rank {rank} computes during {hidden} of its {asked} transfers, expected {hops} at least"
-        require(hidden >= hops, f"{told}\nUsual cause: {cause}")
-
-
-def assert_strips(name, found, n):
-    """Fail where a rank of n tokens and one head makes a tensor as large as all its scores."""
-    require(not found["trouble"], found["trouble"])
-    hint = "a rank's own n × n scores grow with n²: let its queries meet the keys of a block in strips"
-    for rank, largest in enumerate(found["largest_bytes"]):
-        about = f"the largest tensor of {name} on rank {rank}, {n} tokens there and one head,"
-        assert_at_most(about, largest // 4, n * 512 + 4096, unit="numbers", hint=hint)
-
-
-def assert_peak(found, n, world_size, widths, strips):
-    """Fail where a rank of n tokens, one head, needs more than `widths` tensors of n rows and `strips` of scores."""
-    require(not found["trouble"], found["trouble"])
-    hint = "what a rank holds must be its own rows, the two blocks at hand, and strips of scores, whatever P is"
-    for rank, peak in enumerate(found["peak_bytes"]):
-        about = f"the peak memory of rank {rank} of {world_size}, {n} tokens there, in float32 numbers,"
-        assert_at_most(about, peak // 4, n * (64 * widths + strips * min(n, 512)) + 4096, unit="", hint=hint)
+        assert_at_most(about, round(pairs, 2), most, unit="pairs a head", hint=hint)
+        told = f"{about} are {pairs:,.0f}, and {seen[rank]:,} are seen: write products with @, so that they count"
+        require(pairs >= seen[rank] - 1e-6, told)
 
 
 # Layouts
@@ -341,21 +273,20 @@ def assert_layout(shards, n_tokens, world_size, layout):
         assert_type(f"rank {rank}'s shard", part, torch.Tensor, "a tensor")
         fits = part.dim() == 2 and part.shape[-1] == 2
         held.append([int(row) for row in part[:, 0]] if fits else tuple(part.shape))
-    about = f"the tokens of each rank, {n_tokens} in all, {world_size} ranks, {layout!r},"
-    usual = {}
-    if layout != "contiguous":
-        text = f"the layout is 'contiguous', asked for was {layout!r}"
-        usual[text] = positions(n_tokens, world_size, "contiguous")
+    contiguous = positions(n_tokens, world_size, "contiguous")
+    mistakes = {f"the layout is 'contiguous', asked for was {layout!r}": [place.tolist() for place in contiguous]}
     if layout == "zigzag":
-        runs, ranks = np.arange(n_tokens).reshape(2 * world_size, -1), range(world_size)
-        usual["runs r and r + P are taken: the sequence folds back, to run 2P − 1 − r"] = [
-            [*runs[r], *runs[r + world_size]] for r in ranks
-        ]
-        text = "the later run is reversed: its tokens keep their order"
-        usual[text] = [[*runs[r], *runs[-1 - r][::-1]] for r in ranks]
-        usual["the later run comes first"] = [[*runs[-1 - r], *runs[r]] for r in ranks]
+        runs, ranks = np.arange(n_tokens).reshape(2 * world_size, -1).tolist(), range(world_size)
+        mistakes |= {
+            "runs r and r + P are taken: the sequence folds back, to run 2P − 1 − r": [
+                runs[r] + runs[r + world_size] for r in ranks
+            ],
+            "the later run is reversed: its tokens keep their order": [runs[r] + runs[-1 - r][::-1] for r in ranks],
+            "the later run comes first": [runs[-1 - r] + runs[r] for r in ranks],
+        }
+    about = f"the tokens of each rank, {n_tokens} in all, {world_size} ranks, {layout!r},"
     want = [place.tolist() for place in positions(n_tokens, world_size, layout)]
-    assert_equal(about, held, want, mistakes={text: [list(part) for part in parts] for text, parts in usual.items()})
+    assert_equal(about, held, want, mistakes=mistakes)
 
 
 def assert_whole(got, n_tokens, world_size, layout):
@@ -364,14 +295,14 @@ def assert_whole(got, n_tokens, world_size, layout):
     shape = (n_tokens, 2)
     require(tuple(got.shape) == shape, f"unshard's result has shape {tuple(got.shape)}, expected {shape}")
     joined = np.concatenate(positions(n_tokens, world_size, layout))
-    usual = {
+    mistakes = {
         "shards are put behind one another, and not back in order": joined.tolist(),
         "the order is applied once more instead of its inverse: argsort of where each token came from": (
             joined[joined].tolist()
         ),
     }
     about = f"the order of {n_tokens} tokens from {world_size} ranks, {layout!r},"
-    assert_equal(about, [int(row) for row in got[:, 0]], list(range(n_tokens)), mistakes=usual)
+    assert_equal(about, [int(row) for row in got[:, 0]], list(range(n_tokens)), mistakes=mistakes)
 
 
 def assert_work(got, seq_len, world_size, layout):
@@ -380,20 +311,17 @@ def assert_work(got, seq_len, world_size, layout):
     assert_type(about, got, torch.Tensor, "a tensor")
     assert_dtype(about, got, torch.int64)
     n, ranks = seq_len // world_size, np.arange(world_size)
-    own_keys = np.zeros_like(want)
-    own_keys[:, 0] = n
-    usual = {
+    own_keys = np.where(ranks == 0, n, 0)  # in step 0
+    mistakes = {
         "columns are the ranks that keys come from: column t is step t, in which they come from rank r − t": want[
             ranks[:, None], (ranks[:, None] - ranks) % world_size
         ],
-        "keys come from rank r + t in step t: a ring that sends to r + 1 receives from r − 1": want[
-            ranks[:, None], -ranks % world_size
-        ],
+        "keys come from rank r + t in step t: a ring that sends to r + 1 receives from r − 1": want[:, -ranks],
         "rows are steps and columns ranks: it is the other way round": want.T,
         "a query does not see the key at its own position": want - own_keys,
         "a tile that is partly hidden is counted whole": np.where(want > 0, n * n, 0),
     }
-    assert_equal(about, got.tolist(), want.tolist(), mistakes={text: each.tolist() for text, each in usual.items()})
+    assert_equal(about, got.tolist(), want.tolist(), mistakes={text: each.tolist() for text, each in mistakes.items()})
 
 
 # Closed forms
@@ -401,55 +329,42 @@ def assert_work(got, seq_len, world_size, layout):
 
 def assert_bytes(function, *given, backward=False):
     """Compare `communication_bytes` with the closed form."""
-    call = f"communication_bytes({', '.join(map(repr, given))}{', backward=True' if backward else ''})"
     sizes = Sizes(*given)
-    assert_equal(call, function(*given, backward=backward), sent_bytes(sizes, backward),
-                 mistakes=_usual_bytes(sizes, backward))  # fmt: skip
-
-
-def _usual_bytes(sizes, backward):
-    """Usual mistakes with the bytes, and what they lead to; of mistakes that lead to the same, one text for all."""
     method, P, seq_len, heads, kv_heads, d, e = sizes
-    right, n, hops, sums = sent_bytes(sizes, backward), seq_len // P, P - 1, max(e, 4)
+    want, n, hops, sums = sent_bytes(sizes, backward), seq_len // P, P - 1, max(e, 4)
     block = 2 * n * kv_heads * d
-    found = {
-        "the bytes of all ranks are counted: those that one rank sends are asked for": right * P,
+    mistakes = {
+        "the bytes of all ranks are counted: those that one rank sends are asked for": want * P,
         "query heads are counted for keys and values, where H_kv is meant": sent_bytes(
             sizes._replace(kv_heads=heads), backward
         ),
-        "the whole sequence is counted where a rank sends its own N / P tokens": right * P,
-        "what stays with the rank is counted: it sends to P − 1 others": right * P // max(hops, 1),
+        "the whole sequence is counted where a rank sends its own N / P tokens": want * P,
+        "what stays with the rank is counted: it sends to P − 1 others": want * P // max(hops, 1),
     }
     if method == "ulysses":
         rows = n * heads // P
         text = "numbers that each row has one of are left out: lse, and D in the backward pass"
-        found[text] = right - hops * rows * sums * (2 if backward else 1)
+        mistakes[text] = want - hops * rows * sums * (2 if backward else 1)
         back = rows * d * e + (block // P * e if backward else rows * sums)
-        found["nothing comes back: o and lse, or the gradients, travel too"] = right - hops * back
+        mistakes["nothing comes back: o and lse, or the gradients, travel too"] = want - hops * back
     else:
-        found["K is counted and V forgotten"] = right // 2
+        mistakes["K is counted and V forgotten"] = want // 2
     if backward and method != "ulysses":
-        found["forward and backward are added up"] = right + sent_bytes(sizes, False)
+        mistakes["forward and backward are added up"] = want + sent_bytes(sizes, False)
         n_sums = P if method == "ring" else hops
-        found["dK and dV travel as sums, of 4 bytes a number at least"] = right - n_sums * block * (sums - e)
+        mistakes["dK and dV travel as sums, of 4 bytes a number at least"] = want - n_sums * block * (sums - e)
     if backward and method == "ring":
-        found["dK and dV make P hops: the last brings them home"] = right - block * sums
-    texts = {}
-    for text, value in found.items():
-        texts.setdefault(value, []).append(text)
-    return {"; or when ".join(several): value for value, several in texts.items() if value != right}
+        mistakes["dK and dV make P hops: the last brings them home"] = want - block * sums
+    call = f"communication_bytes({', '.join(map(repr, given))}{', backward=True' if backward else ''})"
+    assert_equal(call, function(*given, backward=backward), want, mistakes=mistakes)
 
 
 def assert_block(minimal_block, flops, bandwidth):
     """Compare `minimal_block` with the quotient, rounded up."""
-    usual = {
+    mistakes = {
         "the quotient is rounded down: then sending takes longer": flops // bandwidth,
         "FLOPs and bytes have changed places": -(-bandwidth // flops),
     }
-    about, got, want = (
-        f"minimal_block({flops:g}, {bandwidth:g})",
-        minimal_block(flops, bandwidth),
-        -(-flops // bandwidth),
-    )
+    about, got = f"minimal_block({flops:g}, {bandwidth:g})", minimal_block(flops, bandwidth)
     assert_type(about, got, int, "an int")
-    assert_equal(about, got, want, mistakes={text: value for text, value in usual.items() if value != want})
+    assert_equal(about, got, -(-flops // bandwidth), mistakes=mistakes)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from labkit.simulated_memory import HBMArray, Machine, Tile, watch_machines
+from labkit.simulated_memory import HBMArray, Machine, Tile
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -349,16 +349,3 @@ class TestRefusals:
         ):
             with pytest.raises(TypeError, match="another machine"):
                 mixed()
-
-
-def test_machines_made_meanwhile_are_collected():
-    before = Machine(1)
-    with watch_machines() as outer:
-        with watch_machines() as inner:
-            first = Machine(2)
-        second = Machine(3)
-    after = Machine(4)
-    assert outer == [first, second]
-    assert inner == [first]
-    assert before not in outer
-    assert after not in outer
