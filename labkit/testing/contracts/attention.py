@@ -80,6 +80,7 @@ class Contract:
 class Shapes(Contract):
     """Lengths, widths and leading axes of every kind."""
 
+    causal_hint: ClassVar[str] = "query i sees the keys j ≤ i, whatever the lengths"
     lengths: ClassVar[tuple[int, ...]] = (2, 63, 129)
     unequal_lengths: ClassVar[tuple[tuple[int, int], ...]] = ((5, 129), (129, 7), (20, 65), (65, 20))
     batches: ClassVar[tuple[tuple[int, ...], ...]] = ((3,), (2, 3), (2, 1, 2))
@@ -93,7 +94,7 @@ class Shapes(Contract):
     def test_unequal_lengths(self, rng, lengths, variant):
         hint = "N_q is taken for N_k somewhere"
         if variant.get("causal"):
-            hint = "query i sees the keys j ≤ i, whatever the lengths"
+            hint = self.causal_hint
         self.check(self.case(rng, n_queries=lengths[0], n_keys=lengths[1], d=8, **variant), hint=hint)
 
     def test_random_sizes(self, rng, variant):
@@ -186,10 +187,12 @@ class Refusals(Contract):
     @refuses
     def test_shapes_that_do_not_fit(self, rng):
         Q, K, V, *rest = self.arguments(self.case(rng, n_queries=6, n_keys=5, d=8)).values()
-        for inputs, when, shapes in (
-            ((Q, K[:, :7], V), "when Q and K differ in d", ("(6, 8)", "(5, 7)")),
-            ((Q, K, V[:4]), "when K and V differ in N_k", ("(5, 8)", "(4, 8)")),
+        narrow, short = K[..., :7], V[..., :4, :]
+        for inputs, when, differ in (
+            ((Q, narrow, V), "when Q and K differ in d", (Q, narrow)),
+            ((Q, K, short), "when K and V differ in N_k", (K, short)),
         ):
+            shapes = [str(tuple(x.shape)) for x in differ]
             assert_raises(ValueError, functools.partial(self.call, *inputs, *rest), when=when, mentions=shapes)
 
 

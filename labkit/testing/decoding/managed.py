@@ -1,29 +1,28 @@
-"""A block manager under test, driven operation by operation, and by operations that hypothesis draws."""
+"""A block manager under test, and the text that its blocks would hold: every operation is checked when it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
-from random import Random
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from labkit.testing.any_inputs import any_inputs
 from labkit.testing.compare import assert_equal, assert_raises, require
-from labkit.testing.decoding.paging import WrittenBlocks
-
-any_deeds = any_inputs(15, stateful_step_count=25, print_blob=False)
 
 
 class Managed:
-    """A block manager under test, and what its blocks hold; every operation is checked when it is done."""
+    """A block manager, and what an engine would have written into its blocks.
+
+    Keys and values depend on a token and on all tokens before it, so a place, (block, offset), holds the whole text up
+    to its token. `texts` keeps every sequence as if no block were ever shared; after each operation both are compared.
+    """
 
     def __init__(self, make: Callable[[int, int], Any], num_blocks: int, block_size: int) -> None:
-        self.manager = make(num_blocks, block_size)
-        self.written = WrittenBlocks(num_blocks, block_size)
+        self.manager, self.num_blocks, self.block_size = make(num_blocks, block_size), num_blocks, block_size
+        self.places: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.texts: dict[Any, list[int]] = {}
+        self.operations: list[str] = []
 
     def after(self, *, gone: str = "", **prompts: list[int]) -> Managed:
         """This manager, after sequences came with these prompts, in order, and those named by `gone` went, likewise."""
@@ -33,94 +32,172 @@ class Managed:
             self.free(seq_id)
         return self
 
-    @staticmethod
-    def of_equal_hash(token_id: int) -> int:
-        """Another token, and the same hash in Python."""
-        return token_id + 2**61 - 1
-
-    def tables(self) -> dict[Any, list[int]]:
-        """The tables of all sequences."""
-        found = {seq_id: self.manager.block_table(seq_id) for seq_id in self.written.texts}
-        for seq_id, table in found.items():
-            require(isinstance(table, list), f"block_table({seq_id!r}) is {table!r}, expected a list")
-        return found
-
-    def check(self) -> None:
-        """Fail unless every sequence finds its text, and no block is lost."""
-        self.written.assert_intact(self.tables(), self.manager.num_free_blocks())
-
     def allocate(self, seq_id: Any, token_ids: list[int], hint: str = "") -> int | None:
         """Allocates if can_allocate says so, and sees that it is right in that; the tokens found, or None."""
-        fits = self.manager.can_allocate(token_ids)
+        before, fits = self.story or "nothing", self.manager.can_allocate(token_ids)
+        self.operations.append(f"allocate({seq_id!r}, {list(token_ids)})")
         try:
             table = self.manager.allocate(seq_id, token_ids)
         except RuntimeError as error:
             if isinstance(error, NotImplementedError):
                 raise
-            require(not fits, f"can_allocate says that {token_ids} fit after {self.written.story or 'nothing'}, and "
-                    f"allocate raises: {error}\nUsual cause: a block that is found, and free, counts as found and as "
-                    "free")  # fmt: skip
+            cause = "a block that is found, and free, counts as found and as free"
+            message = f"can_allocate says that {token_ids} fit after {before}, and allocate raises: {error}"
+            require(not fits, f"{message}\nUsual cause: {cause}")
+            self.operations.pop()
             self.check()
             return None
-        require(
-            fits,
-            f"can_allocate says that {token_ids} do not fit after {self.written.story or 'nothing'}, and allocate "
-            "finds room for them\nUsual cause: blocks shared with living sequences are counted as needed",
-        )
+        cause = "blocks shared with living sequences are counted as needed"
+        message = f"can_allocate says that {token_ids} do not fit after {before}, and allocate finds room for them"
+        require(fits, f"{message}\nUsual cause: {cause}")
+        self.assert_table(table, len(token_ids))
         n_cached = self.manager.num_cached_tokens(seq_id)
-        self.written.compute_prompt(seq_id, token_ids, table, n_cached, hint)
+        require(
+            type(n_cached) is int and 0 <= n_cached < len(token_ids),
+            f"after {self.story} num_cached_tokens is {n_cached} of {len(token_ids)} tokens\nUsual cause: a prompt "
+            "that is found whole leaves no token to compute, and nothing to take the next token from",
+        )
+        self.texts[seq_id] = list(token_ids)
+        for position in range(n_cached, len(token_ids)):
+            self.write(seq_id, table, position)
+        self.assert_holds(seq_id, table, hint)
         self.check()
         return n_cached
 
     def assert_finds(self, seq_id: Any, token_ids: list[int], want: int, hint: str) -> None:
         """Fail unless a new sequence finds so many of its tokens; `hint` says why it may not."""
         got = self.allocate(seq_id, token_ids, hint)
-        require(got is not None, f"no room for {token_ids} after {self.written.story}: {hint}")
-        assert_equal(f"the tokens found after {self.written.story}", got, want, hint=hint)
+        require(got is not None, f"no room for {token_ids} after {self.story}: {hint}")
+        assert_equal(f"the tokens found after {self.story}", got, want, hint=hint)
 
-    def append(self, seq_id: Any, token_id: int) -> Any:
-        """The copy that was asked for; False where there was no block."""
+    def append(self, seq_id: Any, token_id: int) -> bool:
+        """Appends a token, and copies a block if that is asked for; False where there was no block."""
         before = self.manager.block_table(seq_id)
         try:
             copy = self.manager.append(seq_id, token_id)
         except RuntimeError as error:
             if isinstance(error, NotImplementedError):
                 raise
-            assert_equal(f"the free blocks where append({seq_id!r}, …) finds none,", self.manager.num_free_blocks(), 0)
-            assert_equal(
-                f"the table of {seq_id!r} after an append that failed", self.manager.block_table(seq_id), before
-            )
+            name = f"the free blocks where append({seq_id!r}, …) finds none,"
+            assert_equal(name, self.manager.num_free_blocks(), 0)
+            name = f"the table of {seq_id!r} after an append that failed"
+            assert_equal(name, self.manager.block_table(seq_id), before)
             return False
-        self.written.compute_token(seq_id, token_id, self.manager.block_table(seq_id), copy)
+        self.operations.append(f"append({seq_id!r}, {token_id})")
+        if copy is not None:
+            form = isinstance(copy, tuple) and len(copy) == 2
+            require(form, f"{self.story} gives {copy!r}: expected None, or (old, new), the block to copy and where to")
+            for offset in range(self.block_size):
+                if (copy[0], offset) in self.places:
+                    self.places[copy[1], offset] = self.places[copy[0], offset]
+        self.texts[seq_id].append(token_id)
+        n_tokens, table = len(self.texts[seq_id]), self.manager.block_table(seq_id)
+        cause = (
+            "a block is asked for one token too late or too early: it must be there before its first token is written"
+        )
+        self.assert_table(table, n_tokens, cause)
+        self.write(seq_id, table, n_tokens - 1)
         self.check()
-        return copy
-
-    def assert_copies(
-        self, what: str, seq_ids: Sequence[Any], token_ids: Sequence[int], want: list[Any], hint: str = ""
-    ) -> None:
-        """Append these tokens to these sequences by turns, and compare the copies that are asked for."""
-        copies = [self.append(seq_id, token_id) for seq_id, token_id in zip(seq_ids, token_ids, strict=True)]
-        assert_equal(what, copies, want, hint=hint)
-
-    def blocks_while_growing(self, seq_id: Any, token_ids: Iterable[int]) -> list[int]:
-        """How many blocks a sequence has after each of these tokens."""
-        found = []
-        for token_id in token_ids:
-            self.append(seq_id, token_id)
-            found.append(len(self.manager.block_table(seq_id)))
-        return found
+        return True
 
     def fork(self, parent: Any, child: Any) -> None:
-        """Forks."""
+        """Forks; all of the parent's tokens count as found."""
         self.manager.fork(parent, child)
-        self.written.fork(parent, child)
+        self.operations.append(f"fork({parent!r}, {child!r})")
+        self.texts[child] = list(self.texts[parent])
+        name = f"num_cached_tokens of a fork, after {self.story},"
+        assert_equal(name, self.manager.num_cached_tokens(child), len(self.texts[child]))
         self.check()
 
     def free(self, seq_id: Any) -> None:
-        """Frees."""
+        """Frees; what the sequence wrote stays in its blocks."""
         self.manager.free(seq_id)
-        self.written.free(seq_id)
+        self.operations.append(f"free({seq_id!r})")
+        del self.texts[seq_id]
         self.check()
+
+    def write(self, seq_id: Any, table: list[int], position: int) -> None:
+        """The engine writes the keys and values of a token."""
+        place = table[position // self.block_size], position % self.block_size
+        self.places[place] = tuple(self.texts[seq_id][: position + 1])
+
+    @property
+    def story(self) -> str:
+        """The last few operations."""
+        return ("…, " if len(self.operations) > 4 else "") + ", ".join(self.operations[-4:])
+
+    def check(self) -> None:
+        """Fail unless every sequence still finds its own text, and every block is free or belongs to a sequence."""
+        used: set[int] = set()
+        for seq_id in self.texts:
+            table = self.manager.block_table(seq_id)
+            self.assert_holds(seq_id, table)
+            used.update(table)
+        n_free = self.manager.num_free_blocks()
+        cause = "a block is lost: nobody owns it, and it is not given back"
+        if n_free + len(used) > self.num_blocks:
+            cause = "a block is free and in use at once: freed twice, or while another sequence owns it"
+        require(
+            n_free + len(used) == self.num_blocks,
+            f"after {self.story} {n_free} blocks are free and {len(used)} belong to sequences, together "
+            f"{n_free + len(used)}, of {self.num_blocks}\nUsual cause: {cause}",
+        )
+
+    def assert_table(self, table: Any, n_tokens: int, cause: str = "") -> None:
+        """Fail unless a table lists as many different blocks as so many tokens take."""
+        n_blocks = -(-n_tokens // self.block_size)
+        message = f"after {self.story} the table is {table}: {n_tokens} tokens take {n_blocks} different blocks of "
+        message += f"{self.block_size} places" + (f"\nUsual cause: {cause}" if cause else "")
+        require(isinstance(table, list) and len(table) == n_blocks and len(set(table)) == n_blocks, message)
+        outside = [block for block in table if type(block) is not int or not 0 <= block < self.num_blocks]
+        require(not outside, f"after {self.story} the table is {table}: there are blocks 0 to {self.num_blocks - 1}")
+
+    def assert_holds(self, seq_id: Any, table: list[int], hint: str = "") -> None:
+        """Fail unless the blocks of a sequence hold its text; `hint` is the usual cause of that, where it is known."""
+        text = self.texts[seq_id]
+        for position in range(len(text)):
+            place = table[position // self.block_size], position % self.block_size
+            want, found = tuple(text[: position + 1]), self.places.get(place)
+            if found == want:
+                continue
+            why = "nothing was written there, and it counts as found"
+            if found is not None and found[-1:] == want[-1:]:
+                why = "its keys and values were computed after another beginning: a block is what precedes it, too"
+            elif found is not None:
+                why = f"somebody wrote token {found[-1]} there: the block is shared, or was reused, and should not be"
+            message = f"after {self.story} token {position} of sequence {seq_id!r}, {text[position]}, is not in block "
+            message += f"{place[0]}, place {place[1]}: {why}" + (f"\nUsual cause: {hint}" if hint else "")
+            require(False, message)
+
+
+def of_equal_hash(token_id: int) -> int:
+    """Another token, and the same hash in Python."""
+    return token_id + 2**61 - 1
+
+
+def run_random_operations(make: Callable[[int, int], Any], rng: np.random.Generator) -> None:
+    """Sequences come, grow, fork and go; blocks and tokens are few, so that beginnings meet and blocks run out."""
+    for _ in range(12):
+        managed, earlier = Managed(make, 8, 2), [[0]]
+        for step in range(40):
+            living = sorted(managed.texts)
+            seq_id = living[rng.integers(len(living))] if living else None
+            kind = rng.choice(["allocate", "append", "fork", "free"], p=[0.4, 0.3, 0.1, 0.2])
+            if kind == "allocate" or seq_id is None:
+                text = earlier[rng.integers(len(earlier))]
+                text = text[: rng.integers(len(text) + 1)] + rng.integers(0, 2, rng.integers(1, 6)).tolist()
+                managed.allocate(step, text)
+                earlier.append(text)
+            elif kind == "append":
+                for token_id in rng.integers(0, 2, rng.integers(1, 4)).tolist():
+                    managed.append(seq_id, token_id)
+            elif kind == "fork":
+                managed.fork(seq_id, step)
+                for writer in rng.permutation([seq_id, step]).tolist():
+                    managed.append(writer, int(rng.integers(2)))
+            else:
+                earlier.append(managed.texts[seq_id])
+                managed.free(seq_id)
 
 
 def assert_names_are_known(make: Callable[[int, int], Any]) -> None:
@@ -141,87 +218,3 @@ def assert_names_are_known(make: Callable[[int, int], Any]) -> None:
     assert_raises(ValueError, partial(manager.fork, "a", "a"), when="to fork 'a' to itself", mentions=["a"])
     assert_raises(ValueError, partial(manager.allocate, "b", []), when="for a prompt without tokens")
     assert_equal("the free blocks after all that was refused", manager.num_free_blocks(), 4)
-
-
-def follow_random_deeds(make: Callable[[int, int], Any], rng: np.random.Generator) -> None:
-    """Drive three managers through operations that are drawn one by one."""
-    for _ in range(3):
-        size = int(rng.integers(2, 5))
-        managed = Managed(make, 12, size)
-        for step in range(40):
-            living = sorted(managed.written.texts)
-            deed = rng.random()
-            if deed < 0.3 or not living:
-                managed.allocate(step, rng.integers(0, 2, int(rng.integers(1, 4 * size))).tolist())
-            elif deed < 0.7:
-                managed.append(living[int(rng.integers(len(living)))], int(rng.integers(2)))
-            elif deed < 0.8:
-                managed.fork(living[int(rng.integers(len(living)))], step)
-            else:
-                managed.free(living[int(rng.integers(len(living)))])
-
-
-def follow_any_deeds(make: Callable[[int, int], Any]) -> None:
-    """Have hypothesis draw operations for a manager, the same in every run."""
-
-    class AnyDeeds(RuleBasedStateMachine):
-        """Sequences come, grow, fork and go; blocks and tokens are few, so that beginnings meet and blocks run out.
-
-        What a deed is done to follows from a number and from how many deeds came before: small numbers, of which
-        hypothesis is fond, do not choose the same sequence every time.
-        """
-
-        number = st.integers(0, 2**32 - 1)
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.managed, self.n_deeds = Managed(make, 8, 2), 0
-            self.texts: list[list[int]] = [[]]
-
-        def chance(self, number: int) -> Random:
-            self.n_deeds += 1
-            return Random(number * 1000 + self.n_deeds)
-
-        def living(self) -> list[Any]:
-            return sorted(self.managed.written.texts)
-
-        def some_live(self) -> bool:
-            return bool(self.managed.written.texts)
-
-        @rule(number=number)
-        def come(self, number: int) -> None:
-            chance = self.chance(number)
-            earlier = chance.choice(self.texts)
-            text = earlier[: chance.randint(0, len(earlier))] + chance.choices((0, 1), k=chance.randint(1, 5))
-            while self.managed.allocate(self.n_deeds, text) is None and self.living():
-                self.leave(chance.choice(self.living()))
-            self.texts.append(text)
-
-        @precondition(some_live)
-        @rule(number=number)
-        def grow(self, number: int) -> None:
-            chance = self.chance(number)
-            seq_id = chance.choice(self.living())
-            for token in chance.choices((0, 1), k=chance.randint(1, 3)):
-                self.managed.append(seq_id, token)
-
-        @precondition(some_live)
-        @rule(number=number)
-        def fork(self, number: int) -> None:
-            chance = self.chance(number)
-            parent = chance.choice(self.living())
-            self.managed.fork(parent, self.n_deeds)
-            for seq_id in chance.sample([parent, self.n_deeds], 2):
-                self.managed.append(seq_id, chance.randint(0, 1))
-
-        @precondition(some_live)
-        @rule(number=number)
-        def go(self, number: int) -> None:
-            chance = self.chance(number)
-            self.leave(chance.choice(self.living()))
-
-        def leave(self, seq_id: Any) -> None:
-            self.texts.append(list(self.managed.written.texts[seq_id]))
-            self.managed.free(seq_id)
-
-    run_state_machine_as_test(AnyDeeds, settings=any_deeds)

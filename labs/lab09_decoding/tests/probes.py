@@ -16,7 +16,11 @@ from labkit.meters.products import ProductMeter
 from labkit.meters.tensors import AllocationMeter
 from labkit.testing.probes import probe
 
-FUNCTIONS = {"gqa": grouped_query_attention, "split": split_kv_decode, "paged": paged_attention}
+FUNCTIONS = {
+    "grouped_query_attention": grouped_query_attention,
+    "split_kv_decode": split_kv_decode,
+    "paged_attention": paged_attention,
+}
 CACHES = {"KVCache": KVCache, "RollingKVCache": RollingKVCache}
 
 
@@ -31,10 +35,10 @@ def counted(task, *arguments):
 
 
 @probe
-def paged_on_nan(*arguments):
-    """What paged_attention returns where uninitialised memory holds NaN."""
+def call_on_nan(task, *arguments):
+    """What a task returns where uninitialised memory holds NaN."""
     with UninitialisedIsNaN():
-        return paged_attention(*arguments)
+        return FUNCTIONS[task](*arguments)
 
 
 @probe

@@ -55,11 +55,11 @@ def assert_read_once(name, counts, k, v, hint):
         require(read >= x.nbytes, f"{name} reads {read:,} of {x.nbytes:,} bytes of {which}: every key counts")
 
 
-def opposite(case):
+def cancelling(case):
     """Equal weights, and values of which the second half nearly undoes the first: what is rounded before stays."""
-    half = case.v.shape[-2] // 2
+    half = case.V.shape[-2] // 2
     case.Q = 0 * case.Q
-    case.share(case.k, torch.cat([case.v[..., :half, :] + 300, case.v[..., half:, :] - 300], -2))
+    case.V = torch.cat([case.V[..., :half, :] + 300, case.V[..., half:, :] - 300], -2)
     return case
 
 
@@ -204,7 +204,7 @@ def _near(got, want, name):
     return abs(got[name] - want[name]) < 1e-9
 
 
-def some_requests(rng, count):
+def random_requests(rng, count):
     """Requests of up to 40 tokens: (prompt, output, limit)."""
     pairs = rng.integers(1, 18, (count, 2)).tolist()
     return [(prompt, output, min(40, prompt + output + int(rng.integers(8)))) for prompt, output in pairs]

@@ -1,9 +1,9 @@
 """Lab 09's suite: the bytes of a cache, attention that reads it grouped, split and paged, its blocks, and serving."""
 
-import math
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from decoding import (
@@ -16,15 +16,22 @@ from decoding import (
     split_kv_decode,
 )
 
-from labkit.testing.attention.tensor_cases import strided
-from labkit.testing.compare import NAN_FROM_EMPTY, assert_at_most, assert_equal, assert_keys, assert_raises, require
-from labkit.testing.decoding.grouped import GroupedCase, one_query
-from labkit.testing.decoding.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
+from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
+    assert_at_most,
+    assert_equal,
+    assert_keys,
+    assert_raises,
+    assert_type,
+    require,
+)
+from labkit.testing.contracts.attention import OVERFLOW, SHORT_SUMS, Memory, Numbers, Refusals, Shapes
+from labkit.testing.decoding.grouped import GroupedCase, split_mistakes
+from labkit.testing.decoding.managed import Managed, assert_names_are_known, of_equal_hash, run_random_operations
 from labkit.testing.decoding.paging import FOREIGN, PagedBatch
 from labkit.testing.decoding.steps import assert_own_products, two_results
-from labkit.testing.unchanged import left_alone
 
-from .probes import CACHES, cache_session, counted, paged_on_nan, tables_after_theirs_were_changed
+from .probes import CACHES, cache_session, call_on_nan, counted, tables_after_theirs_were_changed
 from .support import (
     SHARES,
     appends,
@@ -35,18 +42,15 @@ from .support import (
     assert_heuristic,
     assert_read_once,
     assert_shares,
-    opposite,
-    some_requests,
+    cancelling,
+    random_requests,
     tokens,
 )
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
-by_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+by_dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 HEADS = [(2, 3), (3, 2), (1, 4), (4, 1)]
-OVERFLOW = "exp overflows: no score and no log-sum-exp may enter exp without a maximum taken from it"
-SHORT_SUMS = "sums of half-precision inputs belong in float32"
 NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, and so is 0 / 0"
-STRIDED = "a tensor whose heads and tokens are exchanged in memory: its rows are not adjacent"
 
 TOKENS = {  # layers, key heads, their width; other arguments; the bytes
     "the handout's example": ((2, 3, 4), {}, 96),
@@ -73,7 +77,7 @@ class TestKvCacheBytes:
         for n_tokens in (0, 5, 4095, 4096, 4097, 10**12):
             assert_cache_bytes(kv_cache_bytes, 32, 8, 128, tokens=n_tokens, window=4096)
 
-    def test_sizes_drawn_at_random(self, rng):
+    def test_random_sizes(self, rng):
         for _ in range(12):
             *sizes, n_tokens, dtype_bytes, window, latent, rope = rng.integers(2, 60, 8).tolist()
             assert_cache_bytes(kv_cache_bytes, *sizes, tokens=n_tokens, dtype_bytes=dtype_bytes, window=window)
@@ -88,93 +92,75 @@ class TestKvCacheBytes:
         assert_raises(ValueError, lambda: kv_cache_bytes(**given), when=f"for {name}={value}", mentions=[name])
 
 
-def assert_grouped(case, causal=False, hint="", nan_hint="", **options):
-    """Call grouped_query_attention and compare o and lse with the reference."""
-    got = two_results("grouped_query_attention", grouped_query_attention(*case.given, causal=causal, **options))
-    case.check_results(got, hint=hint, nan_hint=nan_hint)
+class EveryStep(Refusals, Memory, Numbers, Shapes):
+    """What is asked of a step of decoding, whether its keys are read at once or in parts."""
+
+    task: ClassVar[str]
+    causal_hint: ClassVar = "the last query sees the last key"
+    logit_scales: ClassVar = (30, 300)
+
+    def case(self, rng, dtype="float32", **sizes):
+        return GroupedCase(rng, dtype=getattr(torch, dtype), **sizes)
+
+    def arguments(self, case):
+        return {"q": case.Q, "k": case.K, "v": case.V}
 
 
-class TestGroupedQueryAttention:
+class TestGroupedQueryAttention(EveryStep):
     """Query heads share key heads, causal counts from the end, and nothing is expanded."""
 
-    def test_worked_example(self):
-        q, k, v = torch.ones(2, 1, 1), torch.zeros(1, 2, 1), torch.tensor([[[2.0], [4.0]]])
-        got = two_results("grouped_query_attention", grouped_query_attention(q, k, v))
-        near = [float((got[name] - want).abs().max()) < 1e-6 for name, want in (("o", 3.0), ("lse", math.log(2)))]
-        require(all(near), f"o is {got['o'].tolist()}, lse {got['lse'].tolist()}; expected 3 and log 2 = 0.6931")
+    task = "grouped_query_attention"
+
+    def call(self, q, k, v, causal=False):
+        return grouped_query_attention(q, k, v, causal)
+
+    def check(self, case, hint="", nan_hint=""):
+        got = grouped_query_attention(case.Q, case.K, case.V, case.counted_from_the_end)
+        case.check_results(two_results(self.task, got), hint=hint, nan_hint=nan_hint)
+
+    def check_on_nan(self, case, hint="", nan_hint=""):
+        got = call_on_nan(self.task, case.Q, case.K, case.V, case.counted_from_the_end)
+        case.check_results(two_results(self.task, got), hint=hint, nan_hint=nan_hint)
+
+    def worked_case(self):
+        """The handout's example: two query heads share a key head whose keys are 0."""
+        case = GroupedCase(np.random.default_rng(0), kv_heads=1, group=2, n_queries=1, n_keys=2, d=1)
+        case.Q = torch.ones(2, 1, 1)
+        case.share(torch.zeros(1, 2, 1), torch.tensor([[[2.0], [4.0]]]))
+        return case
 
     @pytest.mark.parametrize(("kv_heads", "group"), HEADS)
     def test_groups(self, rng, kv_heads, group):
-        assert_grouped(GroupedCase(rng, kv_heads=kv_heads, group=group, n_queries=7, n_keys=63, d=16, d_v=5))
-
-    @pytest.mark.parametrize(("n_queries", "n_keys"), [(1, 33), (5, 33), (17, 17), (9, 4)])
-    def test_causal_counts_from_the_end(self, rng, n_queries, n_keys):
-        case = GroupedCase(rng, kv_heads=2, group=3, n_queries=n_queries, n_keys=n_keys, d=8, causal=True)
-        assert_grouped(case, causal=True, nan_hint=NO_KEYS)
-
-    def test_leading_axes(self, rng):
-        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=3, n_keys=19, d=8, d_v=6, batch=(2, 3), causal=True)
-        assert_grouped(case, causal=True, hint="heads are the third axis from the end; those before it are a batch")
-
-    def test_sizes_drawn_at_random(self, rng):
-        for _ in range(5):
-            case = GroupedCase.of_any_sizes(rng)
-            assert_grouped(case, causal=case.counted_from_the_end, nan_hint=NO_KEYS)
+        self.check(self.case(rng, kv_heads=kv_heads, group=group, n_queries=7, n_keys=63, d=16, d_v=5))
 
     @pytest.mark.parametrize(("scale", "hint"), [
         (0.5, "a scale that is given takes the place of 1/√d"),
         (0.0, "scale=0.0 is a scale that is given: `scale or …` takes it for None"),
     ])  # fmt: skip
     def test_a_scale_that_is_given(self, rng, scale, hint):
-        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=3, n_keys=20, d=16)
-        given = case.given
+        case = self.case(rng, n_queries=3, n_keys=20, d=16)
+        got = grouped_query_attention(case.Q, case.K, case.V, scale=scale)
         case.Q = 4 * scale * case.Q  # the usual scale is 1/4
-        case.check_results(
-            two_results("grouped_query_attention", grouped_query_attention(*given, scale=scale)), hint=hint
-        )
-
-    @robust
-    @by_dtype
-    def test_other_dtypes(self, rng, dtype):
-        for logit_scale in (1, 30):
-            case = GroupedCase(
-                rng, kv_heads=2, group=2, n_queries=3, n_keys=200, d=16, dtype=dtype, logit_scale=logit_scale
-            )
-            assert_grouped(case, hint=SHORT_SUMS)
-
-    @robust
-    def test_large_logits(self, rng):
-        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=5, n_keys=40, d=8, logit_scale=300)
-        assert_grouped(case, nan_hint=OVERFLOW)
+        case.check_results(two_results(self.task, got), hint=hint)
 
     @robust
     def test_queries_that_see_nothing_beside_large_logits(self, rng):
-        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=43, n_keys=40, d=8, logit_scale=1000, causal=True)
+        case = self.case(rng, n_queries=43, n_keys=40, d=8, logit_scale=1000, causal=True)
         hint = "a query that sees nothing must leave the others theirs: each takes its own maximum before exp"
-        assert_grouped(case, causal=True, hint=hint, nan_hint=hint)
-
-    @robust
-    def test_inputs_stay_and_need_not_be_contiguous(self, rng):
-        case = GroupedCase(rng, kv_heads=2, group=2, n_queries=3, n_keys=20, d=8, batch=(2,))
-        case.Q, case.k, case.v = strided(*case.given)
-        with left_alone("qkv", case.given):
-            assert_grouped(case, hint=STRIDED)
+        self.check(case, hint=hint, nan_hint=hint)
 
     @small
     def test_keys_are_read_once_and_never_expanded(self, rng):
-        case = GroupedCase(rng, kv_heads=2, group=4, n_queries=1, n_keys=1024, d=128)
-        got, counts = counted("gqa", *case.given)
-        case.check_results(two_results("grouped_query_attention", got))
+        case = self.case(rng, kv_heads=2, group=4, n_queries=1, n_keys=1024, d=128)
+        got, counts = counted(self.task, case.Q, case.K, case.V)
+        case.check_results(two_results(self.task, got))
         name = "grouped_query_attention (8 heads on 2, N_k = 1024, d = 128)"
-        hint = (
-            "K and V are expanded to H_q heads, by repeat_interleave or by a product that broadcasts them: let the "
-            "queries of a group be rows of one product with their K"
-        )
+        hint = "K and V are expanded to H_q heads, by repeat_interleave or by a product that broadcasts them: "
+        hint += "let the queries of a group be rows of one product with their K"
         assert_own_products(name, counts)
-        assert_at_most(f"the peak of {name}", counts["peak_bytes"], case.k.nbytes // 2, hint=hint)
-        assert_read_once(
-            name, counts, case.k, case.v, "each query head reads its K again: the heads of a group share one read"
-        )
+        assert_at_most(f"the peak of {name}", counts["peak_bytes"], case.K.nbytes // 2, hint=hint)
+        hint = "each query head reads its K again: the heads of a group share one read"
+        assert_read_once(name, counts, case.K, case.V, hint)
 
     @pytest.mark.outside(mib=40)
     @small
@@ -183,28 +169,25 @@ class TestGroupedQueryAttention:
         generator = torch.Generator().manual_seed(9)
         shapes = (16, 1, 64), (1, 65_536, 64), (1, 65_536, 64)
         q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
-        got = two_results("grouped_query_attention", outside(grouped_query_attention, q, k, v))
+        got = two_results(self.task, outside(grouped_query_attention, q, k, v))
         off = float((got["o"][:, 0] - (q[:, 0] @ k[0].T / 8).softmax(-1) @ v[0]).abs().max())
         require(off < 1e-4, f"memory stayed within the limit, but o is off by {off:.3g} at N_k = 65,536")
 
     @refuses
-    def test_bad_shapes(self):
+    def test_heads_that_do_not_fit(self):
         q, k, v = torch.zeros(4, 2, 6), torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
         for wrong, when, mentions in [
             ((torch.zeros(5, 2, 6), k, v), "for 5 query heads on 2 key heads", ("5", "2")),
-            ((q, k, torch.zeros(2, 4, 3)), "when k and v differ in N_k", ("(2, 5, 6)", "(2, 4, 3)")),
             ((q, k, torch.zeros(1, 5, 3)), "when k and v differ in heads", ("(2, 5, 6)", "(1, 5, 3)")),
-            ((q, torch.zeros(2, 5, 7), v), "when q and k differ in d", ("(4, 2, 6)", "(2, 5, 7)")),
         ]:
             assert_raises(ValueError, partial(grouped_query_attention, *wrong), when=when, mentions=mentions)
 
 
 class EitherCache:
-    """What is asked of both caches; `capacity` is what the handout calls their size, `size` one for nine tokens."""
+    """What is asked of both caches; `capacity` is what the handout calls their size."""
 
     kind: ClassVar[str]
     capacity: ClassVar[str]
-    size: ClassVar[int]
 
     def run(self, size, calls, head_dim=3, dtype=torch.float32):
         """What a new cache does, call by call, and the bytes alive at the end; nothing is compared."""
@@ -215,11 +198,6 @@ class EitherCache:
         session, life = self.run(size, calls, **options)
         assert_follows(self.kind, size, calls, session)
         return session, life
-
-    @robust
-    @by_dtype
-    def test_other_dtypes(self, rng, dtype):
-        self.follow(self.size, appends(rng, [2, 1, 1, 5], dtype=dtype), dtype=dtype)
 
     @refuses
     def test_bad_arguments(self, rng):
@@ -240,12 +218,9 @@ class EitherCache:
 class TestKVCache(EitherCache):
     """One storage for life, written a token at a time."""
 
-    kind, capacity, size = "KVCache", "max_len", 9
+    kind, capacity = "KVCache", "max_len"
 
-    def test_appends(self, rng):
-        self.follow(20, appends(rng, [5, 1, 1, 0, 3, 10]))
-
-    def test_calls_drawn_at_random(self, rng):
+    def test_random_calls(self, rng):
         """Appends of few tokens, and truncations: what comes after one takes the place of what was cut off."""
         for capacity in rng.integers(10, 40, 4).tolist():
             calls, length = [], 0
@@ -258,6 +233,12 @@ class TestKVCache(EitherCache):
                     length += n
                     calls += appends(rng, [n])
             self.follow(capacity, calls)
+
+    @robust
+    @by_dtype
+    def test_precisions(self, rng, dtype):
+        dtype = getattr(torch, dtype)
+        self.follow(9, appends(rng, [2, 1, 1, 5], dtype=dtype), dtype=dtype)
 
     @small
     def test_an_append_writes_its_tokens_and_nothing_else(self, rng):
@@ -272,8 +253,8 @@ class TestKVCache(EitherCache):
         moved = "keys or values lie in other memory than before: the storage is made once, and a view of it is returned"
         for one in session:
             require(all(one["stays"]), moved)
-            assert_at_most("the memory that reading keys and values takes", one["reading_bytes"], 0,
-                           hint="keys and values are copies: a slice of the storage is a view")  # fmt: skip
+            copies = "keys and values are copies: a slice of the storage is a view"
+            assert_at_most("the memory that reading keys and values takes", one["reading_bytes"], 0, hint=copies)
         what = "the bytes a cache holds, 64 tokens of 2 heads and 3 numbers, keys and values"
         assert_at_most(what, life, 2 * 64 * 2 * 3 * 4)
 
@@ -300,15 +281,11 @@ class TestKVCache(EitherCache):
 class TestRollingKVCache(EitherCache):
     """The last tokens, in order, whatever came at once."""
 
-    kind, capacity, size = "RollingKVCache", "window", 3
+    kind, capacity = "RollingKVCache", "window"
 
     @pytest.mark.parametrize("sizes", [[1] * 9, [2, 2, 2, 2], [3, 4, 5], [7, 1], [4, 1], [1, 8, 1]])
     def test_appends(self, rng, sizes):
         self.follow(4, appends(rng, sizes))
-
-    def test_appends_drawn_at_random(self, rng):
-        for _ in range(6):
-            self.follow(int(rng.integers(1, 12)), appends(rng, rng.integers(0, 20, 8).tolist()))
 
     def test_truncating_before_anything_is_overwritten(self, rng):
         calls = [*appends(rng, [4, 1]), ("truncate", 3), *appends(rng, [2, 1]), ("truncate", 6), ("truncate", 0)]
@@ -338,61 +315,67 @@ class TestRollingKVCache(EitherCache):
             assert_equal("len after a truncate that failed", one["len"], 5)
 
 
-def assert_split(case, num_splits, hint="", nan_hint=""):
-    """Call split_kv_decode, whose queries have no axis of their own, and compare o and lse with the reference."""
-    q, k, v = case.given
-    got = two_results("split_kv_decode", split_kv_decode(q[..., 0, :], k, v, num_splits))
-    case.check_split(got, num_splits, hint=hint, nan_hint=nan_hint)
+class TestSplitKvDecode(EveryStep):
+    """Parts of the keys, merged exactly. There is one query for each head, whatever the number asked for."""
 
+    task = "split_kv_decode"
+    variants: ClassVar = {f"splits{n}": {"num_splits": n} for n in (1, 3, 7)}
 
-class TestSplitKvDecode:
-    """Parts of the keys, merged exactly."""
+    def case(self, rng, n=None, n_queries=None, n_keys=None, num_splits=3, **sizes):
+        case = super().case(rng, n_queries=1, n_keys=n if n_keys is None else n_keys, **sizes)
+        case.num_splits = num_splits
+        return case
 
-    @pytest.mark.parametrize("num_splits", [1, 2, 3, 7, 33])
-    def test_splits(self, rng, num_splits):
-        assert_split(one_query(rng, n_keys=33, d_v=5), num_splits)
+    def arguments(self, case):
+        return {"q": case.Q[..., 0, :], "k": case.K, "v": case.V}
 
-    def test_leading_axes(self, rng):
-        assert_split(one_query(rng, n_keys=20, batch=(2, 3)), 3)
+    def call(self, q, k, v, num_splits=3):
+        return split_kv_decode(q, k, v, num_splits)
 
-    def test_sizes_drawn_at_random(self, rng):
-        for _ in range(6):
-            kv_heads, group, n_keys, num_splits = rng.integers((1, 1, 2, 2), (4, 4, 60, 12)).tolist()
-            case = one_query(rng, kv_heads=kv_heads, group=group, n_keys=n_keys, logit_scale=3.0)
-            assert_split(case, num_splits, nan_hint="a split without keys gives NaN: it must weigh nothing")
+    def check(self, case, hint="", nan_hint=""):
+        got = split_kv_decode(*self.arguments(case).values(), case.num_splits)
+        self.check_result(case, got, hint, nan_hint)
+
+    def check_on_nan(self, case, hint="", nan_hint=""):
+        got = call_on_nan(self.task, *self.arguments(case).values(), case.num_splits)
+        self.check_result(case, got, hint, nan_hint)
+
+    def check_result(self, case, got, hint="", nan_hint=""):
+        got = two_results(self.task, got)
+        for name, x in got.items():
+            assert_type(name, x, torch.Tensor, "a tensor")
+        with_queries = {"o": got["o"][..., None, :], "lse": got["lse"][..., None]}
+        usual = split_mistakes(case, case.num_splits)
+        case.check_results(with_queries, usual, hint=hint, nan_hint=nan_hint)
+
+    def worked_case(self):
+        """The handout's example of grouped attention, each key in a split of its own."""
+        case = self.case(np.random.default_rng(0), kv_heads=1, group=2, n_keys=2, d=1, num_splits=2)
+        case.Q = torch.ones(2, 1, 1)
+        case.share(torch.zeros(1, 2, 1), torch.tensor([[[2.0], [4.0]]]))
+        return case
 
     @robust
     @pytest.mark.parametrize(("n_keys", "num_splits"), [(3, 8), (5, 128), (0, 3)])
     def test_more_splits_than_keys(self, rng, n_keys, num_splits):
         hint = "a split without keys must weigh nothing: " + NO_KEYS
-        assert_split(one_query(rng, n_keys=n_keys), num_splits, hint=hint, nan_hint=hint)
-
-    @robust
-    def test_large_logits(self, rng):
-        assert_split(one_query(rng, n_keys=40, logit_scale=10_000), 5, nan_hint=OVERFLOW)
+        self.check(self.case(rng, n_keys=n_keys, num_splits=num_splits, d=8), hint=hint, nan_hint=hint)
 
     @robust
     @by_dtype
-    def test_other_dtypes(self, rng, dtype):
+    def test_parts_that_cancel(self, rng, dtype):
         hint = "partial outputs and log-sum-exps of half-precision inputs are float32, rounded once, when merged"
-        assert_split(one_query(rng, n_keys=200, dtype=dtype), 9, hint=hint)
-        assert_split(opposite(one_query(rng, n_keys=64, dtype=dtype)), 2, hint=hint)
-
-    @robust
-    def test_inputs_need_not_be_contiguous(self, rng):
-        case = one_query(rng, n_keys=20, batch=(2,))
-        case.k, case.v = strided(case.k, case.v)
-        assert_split(case, 3, hint=STRIDED)
+        self.check(cancelling(self.case(rng, n_keys=64, d=8, num_splits=2, dtype=dtype)), hint=hint)
 
     @small
     @pytest.mark.parametrize("num_splits", [4, 7])
     def test_keys_are_read_once_a_split_at_a_time(self, rng, num_splits):
-        case = one_query(rng, group=4, n_keys=1000, d=64, d_v=64)
-        q, k, v = case.given
-        got, counts = counted("split", q[..., 0, :], k, v, num_splits)
-        case.check_split(two_results("split_kv_decode", got), num_splits)
+        case = self.case(rng, group=4, n_keys=1000, d=64, d_v=64, num_splits=num_splits)
+        got, counts = counted(self.task, *self.arguments(case).values(), num_splits)
+        self.check_result(case, got)
         name = f"split_kv_decode (8 heads on 2, N_k = 1000, {num_splits} splits)"
-        assert_read_once(name, counts, k, v, "keys are read again: once in all, each split its own part")
+        hint = "keys are read again: once in all, each split its own part"
+        assert_read_once(name, counts, case.K, case.V, hint)
         longest, part = max(max(shape) for shape in counts["shapes"]), -(-1000 // num_splits)
         hint = f"a split has ⌈1000 / {num_splits}⌉ keys: are they split at all?"
         assert_at_most("the most keys that one product meets", longest, part, unit="keys", hint=hint)
@@ -401,12 +384,11 @@ class TestSplitKvDecode:
         assert_at_most(f"the peak of {name}", counts["peak_bytes"], 4 * partials + 4 * scores, hint=hint)
 
     @refuses
-    def test_bad_arguments(self):
+    def test_numbers_that_do_not_fit(self):
         q, k, v = torch.zeros(4, 6), torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
         for wrong, when, said in [
             ((q, k, v, 0), "for 0 splits", ["num_splits"]),
             ((torch.zeros(5, 6), k, v, 2), "for 5 query heads on 2", ["5", "2"]),
-            ((q, k, v[:, :4], 2), "when k and v differ in N_k", []),
             ((q, k, v[:1], 2), "when k and v differ in heads", []),
         ]:
             assert_raises(ValueError, partial(split_kv_decode, *wrong), when=when, mentions=said)
@@ -427,7 +409,7 @@ class TestNumSplitsHeuristic:
         hint = "17 / 20 is 0.85, and that of 20 splits is 1: at least 0.85 times the best is enough"
         assert_equal("num_splits_heuristic(17, 20, 20)", num_splits_heuristic(17, 20, 20), 1, hint=hint)
 
-    def test_sizes_drawn_at_random(self, rng):
+    def test_random_sizes(self, rng):
         for _ in range(60):
             total, sms, blocks, most = rng.integers((1, 8, 1, 1), (150, 140, 200, 140)).tolist()
             assert_heuristic(num_splits_heuristic, total, sms, blocks, most)
@@ -451,25 +433,8 @@ class TestBlockManager:
         assert_equal("num_cached_tokens of the second", manager.num_cached_tokens("b"), 2)
 
     @pytest.mark.seconds(60)
-    def test_operations_drawn_at_random(self, rng):
-        follow_random_deeds(BlockManager, rng)
-
-    @pytest.mark.seconds(60)
-    def test_any_operations(self):
-        follow_any_deeds(BlockManager)
-
-    def test_full_blocks_are_shared(self, rng):
-        for size in (2, 3, 5):
-            managed, text = Managed(BlockManager, 40, size), rng.integers(0, 50, 4 * size).tolist()
-            managed.allocate("first", [*text, 99])
-            for n in range(1, 4 * size + 1):
-                hint = f"blocks of {size}: full ones at the beginning are shared, and never the one with the last token"
-                managed.assert_finds(n, text[:n], (n - 1) // size * size, hint)
-                managed.free(n)
-
-    def test_something_is_left_to_compute(self):
-        hint = "all was found, and one token must be computed: the last block is the sequence's own"
-        Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4]).assert_finds("b", [1, 2, 3, 4], 2, hint)
+    def test_random_operations(self, rng):
+        run_random_operations(BlockManager, rng)
 
     def test_the_last_block_of_a_prompt_is_found_when_it_is_full(self):
         hint = "the prompt fills its last block, which a longer one finds"
@@ -484,7 +449,6 @@ class TestBlockManager:
         managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4, 5])
         hint = "the key of a block leaves out what lies before it: keys and values depend on all of the text"
         managed.assert_finds("b", [3, 4, 7], 0, hint)
-        managed.assert_finds("c", [9, 9, 3, 4, 5], 0, hint)
 
     def test_a_partly_filled_block_is_its_owner_s(self):
         hint = "only full blocks are shared: in one that is still being filled the next token of each would cost a copy"
@@ -504,11 +468,6 @@ class TestBlockManager:
         table = managed.manager.allocate("c", [9] * 3)
         assert_equal(f"the blocks of a new sequence, {what},", table, [5, 2], hint=hint)
 
-    def test_what_is_found_is_not_taken_for_something_else(self):
-        managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3], b=[7, 7, 7], gone="ab")
-        hint = "the block that is found is the next free one, and was taken for new tokens: take what is shared first"
-        managed.assert_finds("c", [1, 2, 9, 9, 9], 2, hint)
-
     def test_a_twin_does_not_take_the_place_of_what_is_found(self):
         managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3], b=[1, 2], gone="b")
         managed.after(c=[7] * 12, gone="c")  # takes all that is free, the twin's block too
@@ -519,55 +478,26 @@ class TestBlockManager:
         managed.assert_finds("d", [1, 2, 4], 2, hint)
 
     def test_room_is_counted_exactly(self):
-        managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3, 4, 5])
-        hint = "four tokens lie in blocks of a living sequence: one block is enough"
-        managed.assert_finds("b", [1, 2, 3, 4, 6], 4, hint)
-        given = managed.after(gone="ab").allocate("c", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+        managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3, 4, 5], gone="a")
+        given = managed.allocate("b", [1, 2, 3, 4, 5, 6, 7, 8, 9])
         cause = "what is found in free blocks takes them from the free ones"
         require(given is None, f"5 blocks were given out of 4: {cause}")
 
-    def test_a_block_comes_with_its_first_token(self):
+    def test_blocks_that_fill_up_are_shared(self):
         managed = Managed(BlockManager, 5, 3).after(a=[1, 2])
-        sizes = managed.blocks_while_growing("a", range(3, 11))
-        hint = "a block is needed for the first token that it holds"
-        assert_equal("the blocks after 3, 4, … 10 tokens in blocks of 3", sizes, [1, 2, 2, 2, 3, 3, 3, 4], hint=hint)
+        for token_id in range(3, 11):
+            managed.append("a", token_id)
         managed.assert_finds("b", [*range(1, 10), 11], 9, "blocks that fill up token by token are shared as well")
-
-    def test_a_fork_copies_one_block_and_only_when_it_writes(self):
-        managed = Managed(BlockManager, 6, 2).after(a=[1, 2, 3])
-        managed.fork("a", "b")
-        assert_equal("the table of a fork", managed.manager.block_table("b"), [0, 1], hint="it shares all blocks")
-        assert_equal("num_cached_tokens of a fork", managed.manager.num_cached_tokens("b"), 3)
-        hint = "the first that writes into a shared block copies it; then the other owns it alone"
-        what = "the copies of four appends to a sequence and its fork"
-        managed.assert_copies(what, "baba", [4, 5, 6, 7], [(1, 2), None, None, None], hint)
-
-    def test_a_fork_at_a_full_block_copies_nothing(self):
-        managed = Managed(BlockManager, 6, 2).after(a=[1, 2])
-        managed.fork("a", "b")
-        managed.assert_copies("the copies of two appends", "ab", [3, 4], [None, None])
-        managed.free("a")
-        managed.append("b", 5)
-        managed.free("b")
-        assert_equal("the free blocks when all have gone", managed.manager.num_free_blocks(), 6)
 
     @robust
     def test_equal_hashes_are_not_equal_tokens(self):
         managed = Managed(BlockManager, 12, 2).after(a=[1, 2, 3, 4, 5])
         for token, place, want in ((1, 0, 0), (3, 2, 2)):
             text = [1, 2, 3, 4, 5]
-            text[place] = managed.of_equal_hash(token)
+            text[place] = of_equal_hash(token)
             same = f"hash({text[place]}) is hash({token}) in Python"
             hint = f"{same}: equal hashes say that tokens may be equal, and then they must be compared"
             managed.assert_finds(token, text, want, hint)
-
-    @robust
-    def test_no_block_for_a_token(self):
-        managed = Managed(BlockManager, 3, 2).after(a=[1, 2], b=[3, 4, 5])
-        require(managed.append("a", 6) is False, "append gave a block, and all are in use")
-        managed.append("b", 7)
-        managed.free("b")
-        managed.append("a", 6)
 
     @refuses
     def test_unknown_and_known_names(self):
@@ -600,13 +530,10 @@ class TestPagedAttention:
         hint = "places behind its last token must weigh nothing" if any(n % 8 for n in lengths) else ""
         assert_paged(PagedBatch(rng, lengths, block_size=8, d_v=5), hint)
 
-    def test_groups(self, rng):
-        for kv_heads, group in HEADS:
-            assert_paged(PagedBatch(rng, (13, 6), block_size=4, kv_heads=kv_heads, group=group))
-
-    def test_sizes_drawn_at_random(self, rng):
-        for _ in range(4):
-            assert_paged(PagedBatch.of_any_sizes(rng))
+    def test_random_sizes(self, rng):
+        for _ in range(6):
+            size, kv_heads, group, d, d_v, *lengths = rng.integers(1, (9, 4, 4, 20, 20, 40, 40, 40)).tolist()
+            assert_paged(PagedBatch(rng, lengths, block_size=size, kv_heads=kv_heads, group=group, d=d, d_v=d_v))
 
     @robust
     @pytest.mark.parametrize("lengths", [(5, 0, 9), (0, 0)])
@@ -616,13 +543,14 @@ class TestPagedAttention:
     @robust
     def test_uninitialised_memory_is_written_over(self, rng):
         batch = PagedBatch(rng, (5, 0, 9), block_size=4)
-        batch.check(paged_on_nan(*batch.arguments), "", NAN_FROM_EMPTY, NAN_FROM_EMPTY)
+        batch.check(call_on_nan("paged_attention", *batch.arguments), "", NAN_FROM_EMPTY, NAN_FROM_EMPTY)
 
     @robust
     @by_dtype
-    def test_other_dtypes(self, rng, dtype):
-        assert_paged(PagedBatch(rng, (100, 7), block_size=8, dtype=dtype), SHORT_SUMS)
-        assert_paged(PagedBatch(rng, (100, 7), block_size=8, dtype=dtype, logit_scale=30), SHORT_SUMS)
+    def test_precisions(self, rng, dtype):
+        for logit_scale in (1, 30):
+            batch = PagedBatch(rng, (100, 7), block_size=8, dtype=getattr(torch, dtype), logit_scale=logit_scale)
+            assert_paged(batch, SHORT_SUMS)
 
     @robust
     def test_integers_of_another_width(self, rng):
@@ -637,7 +565,7 @@ class TestPagedAttention:
     @small
     def test_bytes_read_and_held(self, rng):
         batch = PagedBatch(rng, (128, 120, 128, 97, 128, 128, 3, 128), block_size=8, kv_heads=2, group=4, d=32)
-        got, counts = counted("paged", *batch.arguments)
+        got, counts = counted("paged_attention", *batch.arguments)
         batch.check(got)
         assert_own_products("paged_attention", counts)
         token_bytes, lengths = 2 * 32 * 4, batch.context_lens.tolist()  # of keys, or of values
@@ -689,9 +617,9 @@ class TestSimulateServing:
         require(near, f"[(2, 2, 8)], 8 slots, {policy!r}: {got}, expected {want}")
 
     @by_policy
-    def test_traces_drawn_at_random(self, rng, policy):
+    def test_random_traces(self, rng, policy):
         for _ in range(4):
-            requests = some_requests(rng, 12)
+            requests = random_requests(rng, 12)
             assert_shares(simulate_serving, requests, int(rng.integers(48, 90)), policy, int(rng.integers(1, 7)))
 
     @pytest.mark.parametrize("trace", TRACES)
@@ -699,10 +627,6 @@ class TestSimulateServing:
         requests, num_slots, block_size, policies = TRACES[trace]
         for policy in policies:
             assert_shares(simulate_serving, requests, num_slots, policy, block_size)
-
-    @robust
-    def test_blocks_that_do_not_divide_the_slots(self, rng):
-        assert_shares(simulate_serving, some_requests(rng, 8), 50, "paged", 7)
 
     @refuses
     @by_policy

@@ -1,13 +1,7 @@
 """What runs next to the submission: calls whose memory is measured, and arguments as a call leaves them."""
 
 import torch
-from compressed_cache import (
-    attention_sink_logit,
-    attention_with_sinks,
-    cache_under_budget,
-    mla_decode,
-    quantize_kv,
-)
+from compressed_cache import attention_sink_logit, attention_with_sinks, cache_under_budget, mla_decode, quantize_kv
 
 from labkit.meters.calls import UninitialisedIsNaN
 from labkit.meters.moved import MovedBytes
@@ -23,12 +17,11 @@ FUNCTIONS = {
 
 
 @probe
-def measured_call(task, *arguments):
-    """What attention returns, and what it took: bytes read of each tensor, peak, products, calls of torch's own."""
-    watched = dict(zip("abcdef", (x for x in arguments if isinstance(x, torch.Tensor)), strict=False))
-    with AllocationMeter() as memory, ProductMeter() as products, MovedBytes(**watched) as moved:
-        result = FUNCTIONS[task](*arguments)
-    counts = {"read": list(moved.read.values()), "peak_bytes": memory.peak_bytes}
+def measured_call(task, tensors, *options):
+    """What attention returns, and what it took: bytes read of each tensor, by its name, peak, and products."""
+    with AllocationMeter() as memory, ProductMeter() as products, MovedBytes(**tensors) as moved:
+        result = FUNCTIONS[task](*tensors.values(), *options)
+    counts = {"read": dict(moved.read), "peak_bytes": memory.peak_bytes}
     return result, counts | {"fused": products.fused, "flops": products.flops}
 
 

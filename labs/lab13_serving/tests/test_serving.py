@@ -11,7 +11,7 @@ from labkit.serving.engine import serve, settings_of, token_bytes
 from labkit.serving.model import SPEC
 from labkit.serving.trace import LIMITS, Request, any_requests, clear_prompt, make_trace, prefix_tokens
 from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require, require_own_work
-from labkit.testing.decoding.managed import Managed, assert_names_are_known, follow_any_deeds, follow_random_deeds
+from labkit.testing.decoding.managed import Managed, assert_names_are_known, of_equal_hash, run_random_operations
 from labkit.testing.serving.bit_blocks import attention, rounded
 
 from .probes import (
@@ -77,12 +77,9 @@ class TestBlockManager:
         assert_equal("the table of the second", manager.allocate("b", [5, 6, 8]), [0, 2], hint=hint)
         assert_equal("num_cached_tokens of the second", manager.num_cached_tokens("b"), 2)
 
-    def test_deeds_drawn_at_random(self, rng):
-        follow_random_deeds(BlockManager, rng)
-
     @pytest.mark.seconds(60)
-    def test_any_deeds(self):
-        follow_any_deeds(BlockManager)
+    def test_random_operations(self, rng):
+        run_random_operations(BlockManager, rng)
 
     def test_full_blocks_are_shared(self, rng):
         managed, text = Managed(BlockManager, 40, 3), rng.integers(0, 50, 12).tolist()
@@ -116,19 +113,18 @@ class TestBlockManager:
             "b", [1, 2, 3, 4, 5], 4, "the last block is full"
         )
         managed = Managed(BlockManager, 8, 3).after(a=[1, 2])
-        managed.blocks_while_growing("a", range(3, 8))
+        for token_id in range(3, 8):
+            managed.append("a", token_id)
         managed.assert_finds("b", [*range(1, 7), 9], 6, "blocks that fill up token by token are shared as well")
 
     def test_a_fork_has_found_all_of_its_parent(self):
-        managed = Managed(BlockManager, 6, 2).after(a=[1, 2, 3])
-        managed.fork("a", "b")
-        assert_equal("num_cached_tokens of a fork", managed.manager.num_cached_tokens("b"), 3)
+        Managed(BlockManager, 6, 2).after(a=[1, 2, 3]).fork("a", "b")
 
     @robust
     def test_equal_hashes_are_not_equal_tokens(self):
         managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3])
-        hint = f"hash({managed.of_equal_hash(1)}) is hash(1) in Python: where hashes are equal, tokens must be compared"
-        managed.assert_finds("b", [managed.of_equal_hash(1), 2, 3], 0, hint)
+        hint = f"hash({of_equal_hash(1)}) is hash(1) in Python: where hashes are equal, tokens must be compared"
+        managed.assert_finds("b", [of_equal_hash(1), 2, 3], 0, hint)
 
     @robust
     def test_no_block_for_a_token(self):
