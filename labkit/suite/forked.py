@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,8 @@ from labkit.suite.run import OVERTIME, Listener, SuiteRun, run_suite
 
 STOP_SECONDS = 60.0
 """How long after a test's own limit its process is killed: for a test that its limit cannot stop."""
+LEAST_MEMORY_BYTES = 2 << 30
+"""A run may have so much even where less is available: every lab's solution needs less."""
 END_SECONDS = 5.0
 """How long a process may take to end after Ctrl-C."""
 DIED = "the run ended without a result"
@@ -112,7 +115,8 @@ def run_forked(
     Ctrl-C ends it too, and `interrupted` says where.
     """
     start_server()
-    job = _Job(lab.label, options, tuple(tests), stdin=_Stdin() if show_prints else None)
+    stdin = _Stdin() if show_prints else None
+    job = _Job(lab.label, options, tuple(tests), prepare=limit_memory, stdin=stdin)
     run, running = _run(job, listener or Listener(), None if show_prints else _most_seconds(lab))
     if run.died and running:
         ended = f"its process ended: {run.died}"
@@ -121,6 +125,24 @@ def run_forked(
     elif run.died:
         run.problem = f"importing {lab.answer_file.name} ends the process: {run.died}"
     return run
+
+
+def limit_memory() -> None:
+    """Let this process hold no more than the memory that is available: asking for more raises MemoryError.
+
+    Only on Linux, where `/proc/meminfo` tells; and not beside CUDA, whose driver reserves far more than it uses.
+    """
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists() or any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+        return
+    available = re.search(r"^MemAvailable: +(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
+    if available:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = max(int(available[1]) << 10, LEAST_MEMORY_BYTES)
+        if soft == resource.RLIM_INFINITY or limit < soft:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 class _Stdin:

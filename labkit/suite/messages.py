@@ -20,6 +20,14 @@ LONGEST_LINE = 160
 MOST_LINES = 12
 SHOWN_IN_FULL = 3
 NOT_BROADCAST = re.compile(r"could not be broadcast together with shapes \(([\d,]+)\) \(([\d,]+)\)")
+USUAL_CAUSES = {
+    "zero-size array to reduction operation": "there is nothing to reduce, as in an empty block: max takes "
+    "initial=-np.inf",
+    "need at least one array to concatenate": "there is no block; or a generator is gone through a second time, when "
+    "it gives nothing more",
+    "torch.return_types.m": "max and min along a dim return (values, indices): take .values, or call amax or amin",
+}
+"""What an error's text holds → its usual cause."""
 OBJECT_OF_THE_TEST = re.compile(r"^ *self=<.*>,\n", re.MULTILINE)
 """In the call that Hypothesis quotes: tells a student nothing, and has another address in each run."""
 
@@ -58,12 +66,12 @@ def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, 
             what = f"the code was {error}"
         return State.TOO_SLOW, _clip(f"{what}\n{_why_too_long(error)}")
     text = str(error).strip()
-    kind = type(error).__name__
+    kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__  # NumPy has one of its own
     if own:
         notes = [OBJECT_OF_THE_TEST.sub("", note) for note in getattr(error, "__notes__", [])]
         raised = f"{own[0].function} raised {kind}" + (f": {text}" if text else "")
         where = f"at {own[-1].location}: {own[-1].code}"
-        return State.CRASHED, _clip("\n".join([raised, where, *notes, *_numpy_hints(text)]))
+        return State.CRASHED, _clip("\n".join([raised, where, *notes, *_usual_cause(text, own[-1].code)]))
     if isinstance(error, AssertionError):
         return State.WRONG, _clip(text or f"not true: {entries[-1].code}")
     tests = [entry for entry in entries if Path(entry.file).name.startswith("test_")]
@@ -109,17 +117,19 @@ def _traceback(error: BaseException) -> list[_Entry]:
     return [*entries, *(_Entry(*place) for place in in_worker)]
 
 
-def _numpy_hints(text: str) -> list[str]:
-    """The usual cause of NumPy's error, where it is one of two that say little."""
-    if text.startswith("zero-size array to reduction operation"):
-        return ["Usual cause: there is nothing to reduce, as in an empty block: max takes initial=-np.inf"]
+def _usual_cause(text: str, code: str) -> list[str]:
+    """The usual cause of an error of NumPy, torch or Python that says little, raised by the line `code`."""
+    for said, cause in USUAL_CAUSES.items():
+        if said in text:
+            return [f"Usual cause: {cause}"]
+    if "too many values to unpack" in text and ".shape" in code:
+        return ["Usual cause: there may be leading axes, for a batch and heads: x.shape[-2:] gives the last two"]
     if shapes := NOT_BROADCAST.search(text):
         rows, one_a_row = (each.rstrip(",") for each in shapes.groups())
         if rows.rpartition(",")[0] == one_a_row:
-            shape = shapes.group(2)
             return [
-                f"Usual cause: keepdims=True is missing in max or sum: a number a row, ({shape}), meets the rows, "
-                f"({rows}); [..., None] gives it the axis back"
+                f"Usual cause: one number a row, ({shapes.group(2)}), meets the rows, ({rows}): [..., None] gives it "
+                "the last axis back; max and sum keep it with keepdims=True"
             ]
     return []
 
@@ -335,7 +345,7 @@ def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable
         yield from (f"      {line}" for line in first.lines)
         if first.n_printed:
             lines = "1 line" if first.n_printed == 1 else f"{first.n_printed:,} lines"
-            yield f"      (your code printed {lines}: {more.replace('-v', '-s')} shows them)"
+            yield f"      (your code printed {lines}; to see it: {more.replace('-v', '-s')})"
         if others:
             tests = "1 more test" if len(others) == 1 else f"{len(others)} more tests"
             yield f"      and {tests}: the same ({_names(others)})"

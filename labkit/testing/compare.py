@@ -102,7 +102,12 @@ def assert_close(
         f"{got_and_expected(computed[at], reference[at])}; {share(int(wrong.sum()), error.size)} off{rows}",
     ]
     cause = _fitting(computed, reference, allowed, worst, as_mapping(mistakes))
-    _fail_with(lines, cause, hint, NOT_WRITTEN if rows else "")
+    _fail_with(
+        lines,
+        cause,
+        hint,
+        NOT_WRITTEN if (rows or wrong.all()) and _looks_unwritten(computed[wrong], reference) else "",
+    )
 
 
 def tolerance(
@@ -252,7 +257,8 @@ def assert_raises(
 ) -> None:
     """Fail unless `call()` raises one of `kinds` with a message that contains every text of `mentions`.
 
-    NotImplementedError passes on: a RuntimeError by birth, it says that there is no answer yet.
+    Other exceptions pass on, with a note of what was expected; NotImplementedError too, a RuntimeError by birth, which
+    says that there is no answer yet.
     """
     names = " or ".join(each.__name__ for each in _each(kinds))
     try:
@@ -264,6 +270,10 @@ def assert_raises(
         if absent:
             _fail(f"the {type(error).__name__} {when} does not mention {', '.join(absent)}; it says: {error}")
         return
+    except Exception as error:
+        named = f" that mentions {', '.join(mentions)}" if mentions else ""
+        error.add_note(f"Expected {when}: a {names}{named}")
+        raise
     _fail(f"no {names} {when}; it returned {show(result)}")
 
 
@@ -356,19 +366,32 @@ def _whole_rows(wrong: npt.NDArray[np.bool_]) -> str:
     return f": row {found[0]}, and nothing else" if len(found) == 1 else f": rows {found[0]} to {found[-1]}, no others"
 
 
+def _looks_unwritten(values: npt.NDArray, reference: npt.NDArray) -> bool:
+    """Whether most are 0, next to 0 or huge, as what lies in memory is: sums that are wrong are seldom so."""
+    largest = np.abs(reference[np.isfinite(reference)]).max(initial=0)
+    return bool(np.mean((np.abs(values) < 1e-30) | (np.abs(values) > 1e3 * largest)) > 0.5)
+
+
 def _not_a_number(computed: npt.NDArray, reference: npt.NDArray, allowed: float, mistakes: Mistakes | None) -> str:
     """The mistakes with NaN at the same places and the same numbers at all others.
 
-    Where every element is NaN, nothing tells one cause from another.
+    Where every element is NaN, nothing tells one cause from another. A mistake that leaves a row without keys has 0
+    there, or −inf, where 0/0 is as usual: then the numbers of the other rows must be wrong, and the mistake's own.
     """
-    if np.isnan(computed).all():
+    is_nan = np.isnan(computed)
+    if is_nan.all():
         return ""
+    worst = float(np.abs(computed - reference)[np.isfinite(computed) & np.isfinite(reference)].max(initial=0))
     found = []
     for text, value in as_mapping(mistakes).items():
         with np.errstate(all="ignore"):
             mistake = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), computed.shape)
         if _apart(computed, mistake) <= NEAR * allowed:
             found.append(text)
+        elif NEAR * allowed <= FAR_BELOW * worst:
+            without_keys = is_nan & ((mistake == 0) | np.isneginf(mistake))
+            if _apart(computed, np.where(without_keys, np.nan, mistake)) <= NEAR * allowed:
+                found.append(f"{text}; a row that is left without keys is 0/0")
     return _either(found)
 
 
@@ -392,8 +415,8 @@ def _fitting(
 
 
 def _either(causes: Sequence[str]) -> str:
-    """Causes that lead to the same values: the first few of them."""
-    return "; or when ".join(causes[:MOST_CAUSES])
+    """Causes that lead to the same values; none where so many do that it says nothing."""
+    return "; or when ".join(causes) if len(causes) <= MOST_CAUSES else ""
 
 
 def _apart(first: npt.NDArray, second: npt.NDArray) -> float:

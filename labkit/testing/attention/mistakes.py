@@ -149,6 +149,9 @@ def row_mistakes(case: Case) -> Made:
     if _without_key(case).any():
         found |= {
             "a row without any key is spread evenly over all of them": lambda: _spread(case, 1 / case.n_keys),
+            "a large number, not −inf, is taken from hidden scores: a row without any key sees them all": lambda: (
+                _spread(case, _softmax(_all_scores(case), axis=-1))
+            ),
             "a row without any key is computed like the others: −inf − (−inf), or 0/0": lambda: _spread(case, np.nan),
         }
     return found
@@ -195,6 +198,8 @@ def pass_mistakes(case: Case, parts: Sequence[slice]) -> Made:
         "l is not rescaled when the maximum moves": summed(rescale_l=False),
         "the output so far is not rescaled when the maximum moves (l is)": summed(rescale_o=False),
         "the output is not divided by l at the end": summed(divide=False),
+        "each block is divided by the l known at its time": summed(divide_each=True, divide=False),
+        "each block is divided by the l known at its time, and the whole by l once more": summed(divide_each=True),
         "the factor that rescales is upside down: exp(m_new − m_old)": summed(upside_down=True),
         "each block of keys has a softmax of its own, and their outputs are averaged": lambda: _averaged(case, parts),
     }
@@ -210,6 +215,7 @@ def blockwise(
     rescale_l: bool = True,
     rescale_o: bool = True,
     divide: bool = True,
+    divide_each: bool = False,
     guarded: bool = True,
     upside_down: bool = False,
 ) -> Attention:
@@ -227,7 +233,8 @@ def blockwise(
             powers, alpha = np.exp(scores - shift), np.exp(m - shift)
             alpha = np.where(m > -np.inf, 1 / alpha, 0) if upside_down else alpha
             l = (alpha * l if rescale_l else l) + powers.sum(-1, keepdims=True)
-            o = (alpha * o if rescale_o else o) + powers @ V
+            share = powers / np.where(l == 0, 1, l) if divide_each else powers
+            o = (alpha * o if rescale_o else o) + share @ V
             m = m_new
         output = o / np.where(l == 0, 1, l) if divide else o
         return Attention(output, np.full((*m.shape[:-1], 1), np.nan), (m + np.log(l))[..., 0])
@@ -238,7 +245,7 @@ def _without_key(case: Case) -> npt.NDArray:
     return np.asarray(np.broadcast_to(case.hidden, shape).all(-1, keepdims=True))
 
 
-def _spread(case: Case, weight: float) -> Attention:
+def _spread(case: Case, weight: npt.ArrayLike) -> Attention:
     weights = np.where(_without_key(case), weight, case.want.weights)
     return _of_weights(case, weights)
 

@@ -63,6 +63,9 @@ def backward_mistakes(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
         "P is computed from scores that are not divided by √d": by(in_S=1.0),
         "dS is not multiplied by 1/√d on its way into it": by(in_dS=1.0),
         "1/√d is applied twice on the way into it": by(in_dS=normal**2),
+        "P is a softmax of each tile's own, instead of exp(S − L)": by(
+            weights=lambda S: torch.cat([tile.softmax(-1).nan_to_num() for tile in S.split(block_k, -1)], -1)
+        ),
         "D is left out: dS = P ∘ (dP − D)": by(D=torch.zeros(())),
         "D is added: dS = P ∘ (dP − D)": by(D=-rows),
         "dS is not multiplied by P": by(through_exp=False),
@@ -76,6 +79,10 @@ def backward_mistakes(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
             case, block_q, block_k
         ),
     }
+    if case.Q.shape == case.V.shape == case.K.shape:
+        found["the gradients come in another order: the result is (dQ, dK, dV)"] = lambda: (
+            case.want | {"dQ": case.want["dV"], "dV": case.want["dQ"]}
+        )
     late = {name: np.roll(case.want[name], block_k, -2) for name in ("dK", "dV")}
     found["dK and dV are written one block of keys too late"] = lambda: case.want | late
     if dO.shape[-1] == dO.shape[-2]:
@@ -97,13 +104,15 @@ def gradients_by_formulas(
     L: torch.Tensor | None = None,
     hidden: torch.Tensor | None = None,
     through_exp: bool = True,
+    weights: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Results:
     """dQ, dK and dV in float64 from the right O and L, with the mistakes that are asked for."""
     Q, K, V, dO = (x.detach().cpu().double() for x in (*case.inputs, case.dO))
     normal = Q.shape[-1] ** -0.5
     L = torch.from_numpy(case.want["L"]) if L is None else L
     S = (normal if in_S is None else in_S) * Q @ K.mT
-    P = torch.exp(S.masked_fill(case.hidden.cpu() if hidden is None else hidden, -torch.inf) - L[..., None])
+    S = S.masked_fill(case.hidden.cpu() if hidden is None else hidden, -torch.inf)
+    P = weights(S) if weights else torch.exp(S - L[..., None])
     dP = dO @ V.mT
     if D is None:
         D = (dO * torch.from_numpy(case.want["O"])).sum(-1, keepdim=True)

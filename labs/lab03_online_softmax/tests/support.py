@@ -130,12 +130,15 @@ def axis_mistakes(x, axis):
 def stats_mistakes(blocks):
     """(m, l) as known mistakes have them."""
     x = np.concatenate(blocks, axis=-1).astype(np.float64)
-    m = softmax_of_row(x)[1]
+    _, m, l = softmax_of_row(x)
+    above_0 = np.maximum(m, 0)
     top, of_last = x.max(initial=-np.inf), softmax_of_row(blocks[-1])[1]
     sums = [powers.sum(-1) for powers in _powers_at_the_time(blocks)]
     return {
         "l is not rescaled when the maximum moves": (m, np.asarray(sum(sums))),
         "l keeps only the last block": (m, sums[-1]),
+        "m starts at 0: it must lie below every score": (above_0, np.exp(x - above_0[..., None]).sum(-1)),
+        "l comes first: the result is (m, l)": (l, m),
         "the maximum is that of the last block": (of_last, np.exp(x - finite(of_last)[..., None]).sum(-1)),
         "the maximum is taken over all rows together": (np.full_like(m, top), np.exp(x - finite(top)).sum(-1)),
     }
@@ -246,10 +249,13 @@ def states_of_parts(rng, sizes, spread):
 
 def merge_mistakes(state_a, state_b, want):
     """A merged state as known mistakes have it; `want` is right."""
-    (_, l_a, o_a), (_, l_b, o_b), (m, l, o) = (map(np.float64, state) for state in (state_a, state_b, want))
+    (m_a, l_a, o_a), (m_b, l_b, o_b), (m, l, o) = (map(np.float64, state) for state in (state_a, state_b, want))
+    w_a, w_b = l_a * np.exp(m_a - finite(m)), l_b * np.exp(m_b - finite(m))
+    averaged = (w_a[..., None] * o_a + w_b[..., None] * o_b) / np.where(l == 0, 1, l)[..., None]
     return {
         "l and o are added without rescaling": (m, l_a + l_b, o_a + o_b),
         "l and o are averaged": (m, (l_a + l_b) / 2, (o_a + o_b) / 2),
+        "o is taken for divided by l, and averaged: it is Σ exp(s − m)·v, undivided": (m, l, averaged),
         "o is divided by l: it is to stay undivided": (m, l, o / np.where(l == 0, 1, l)[..., None]),
     }
 

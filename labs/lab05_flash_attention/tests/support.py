@@ -45,6 +45,12 @@ def assert_right(case, results, *blocks, hint="", nan_hint=""):
         found = forward_mistakes(case, *blocks) if "O" in results else backward_mistakes(case, *blocks)
         return found | lse_mistakes_of(case) if name == "L" else found
 
+    shapes = [getattr(results[name], "shape", ()) for name in results]
+    expected = [case.want[name].shape for name in results]
+    turned_round = shapes == expected[::-1] != expected
+    message = f"the results have the shapes {', '.join(map(str, map(tuple, shapes)))}: the order is "
+    require(not turned_round, f"{message}({', '.join(results)})")
+
     def check(name):
         case.check(name, results[name], functools.partial(known_mistakes, name), hint=hint, nan_hint=nan_hint)
         assert_result_dtype(case, name, results[name])

@@ -198,7 +198,7 @@ def test_prints_are_counted_and_shown_on_demand(tree):
     tree.write(attention("    print('here')\n    return 1"))
     quiet = tree.check(ATTENTION)
     assert "here" not in quiet.stdout
-    assert "(your code printed 1 line: -s shows them)" in quiet.stdout
+    assert "(your code printed 1 line; to see it: -s)" in quiet.stdout
     shown = tree.check(ATTENTION, "-s")
     assert shown.stdout.count("here") > 20
     assert "your code printed" not in shown.stdout

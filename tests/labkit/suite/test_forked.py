@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from labkit.labs.catalog import find_lab
-from labkit.suite.forked import ForkedRunner
+from labkit.suite.forked import ForkedRunner, run_forked
 from labkit.suite.messages import run_lines
 from labkit.suite.results import Kind, State, TestResult, task_points
 from tests.student import LAB, quiet_environment, solution_text, stub_text
@@ -63,6 +64,18 @@ def test_a_run_that_dies_is_a_problem_of_that_run(run, body, problem, options):
     assert died.problem == problem
     assert died.results == []
     assert run(solution_text()).results[0].passed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux alone")
+def test_more_memory_than_there_is_raises_in_the_test_that_asks_for_it(tmp_path):
+    """Without touching it: nothing but the limit refuses a GiB."""
+    n_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30 + 1
+    body = f"    import numpy\n    arrays = [numpy.empty(2**30, numpy.uint8) for _ in range({n_gib})]\n"
+    (tmp_path / LAB.answer_file.name).write_text(HEAD + body, encoding="utf-8")
+    tests = (*ONE, "TestEstimateAttentionMemory::test_batch_counts")
+    run = run_forked(LAB, "--src", str(tmp_path), tests=tests)
+    says = f"{ONE_TASK} raised MemoryError: Unable to allocate 1.00 GiB"
+    assert [result.lines[0][: len(says)] for result in run.results] == [says, says]
 
 
 def test_what_a_run_changes_is_gone_in_the_next(run):

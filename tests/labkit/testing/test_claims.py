@@ -151,7 +151,7 @@ def test_results_that_are_right_are_named():
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("totals = powers.sum(axis=-1)", "a number a row, (5,), meets the rows, (5,129)"),
+        ("totals = powers.sum(axis=-1)", "one number a row, (5,), meets the rows, (5,129)"),
         ("totals = powers[..., :0].max(axis=-1, keepdims=True)", "there is nothing to reduce"),
     ],
 )

@@ -235,8 +235,28 @@ def test_raises():
         lambda: assert_raises(ValueError, lambda: fail(ValueError("Q (3, 4)")), when="for X", mentions=("(5, 4)",))
     )
     assert message(lambda: assert_raises(ValueError, lambda: 7, when="for X")) == "no ValueError for X; it returned 7"
-    with pytest.raises(KeyError):
-        assert_raises((ValueError, TypeError), lambda: fail(KeyError("x")), when="for X")
+    with pytest.raises(KeyError) as caught:
+        assert_raises((ValueError, TypeError), lambda: fail(KeyError("x")), when="for X", mentions=("(3, 4)",))
+    assert caught.value.__notes__ == ["Expected for X: a ValueError or TypeError that mentions (3, 4)"]
+
+
+def test_nan_in_rows_that_a_mistake_leaves_without_keys():
+    """The numbers of the other rows say which mistake it is."""
+    want, inverted = (np.array(each, np.float32) for each in ([[0.4, 0.6], [1, 0]], [[0, 0], [0, 1]]))
+
+    def told(got, mistake):
+        return message(lambda: assert_close("P", got, want, plain=want, mistakes={"it is inverted": mistake}))
+
+    got = np.where([[True], [False]], np.nan, inverted)
+    assert "exactly what comes out when it is inverted; a row that is left without keys is 0/0" in told(got, inverted)
+    got[1] = want[1]
+    assert "exactly" not in told(got, np.where([[True], [False]], 0, want)), "no number says so"
+
+
+def test_so_many_causes_that_fit_are_none():
+    fitting = {f"cause {i}": 2 for i in range(3)}
+    assert "cause 2" in message(lambda: assert_equal("x", 2, 1, mistakes=fitting))
+    assert "cause" not in message(lambda: assert_equal("x", 2, 1, mistakes={**fitting, "cause 3": 2}))
 
 
 def test_rows_that_are_wrong_throughout_are_told():
@@ -246,6 +266,11 @@ def test_rows_that_are_wrong_throughout_are_told():
     told = message(lambda: assert_close("O", got, want, plain=want)).splitlines()
     assert told[1].endswith("30 of 70 elements are off: rows 4 to 6, no others")
     assert told[2].startswith("Usual cause: nothing is written there")
+    causal = want.copy()
+    causal[:, 4:] *= 2
+    told = message(lambda: assert_close("O", causal, want, plain=want))
+    assert "rows 4 to 6" in told
+    assert "nothing is written" not in told, "sums that are wrong from some row on"
     got[0, 1, 1] = 5
     assert "rows" not in message(lambda: assert_close("O", got, want, plain=want))
     got[0, 1, 1], got[:, 4:] = want[0, 1, 1], np.nan
