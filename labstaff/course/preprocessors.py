@@ -85,7 +85,7 @@ def check_outputs(lab: Lab, task: Task, max_points: float, result: GradedSubmiss
     points = earned(result, task.name, max_points)
     lines = [f"{lab.label} · {task.name} · {points:g} of {max_points:g} points", *task_lines(task, result)]
     return [
-        new_output("stream", text=_writable("\n".join(lines) + "\n")),
+        new_output("stream", text="\n".join(lines) + "\n"),
         new_output("execute_result", {"text/plain": repr(points)}),
     ]
 
@@ -122,11 +122,6 @@ def _with_rubrics(cells: list[Any], source: Path) -> list[Any]:
 
 def _notes_cell(notes: list[str]) -> Any:
     text = "\n".join(f"- {one_line(note, LONGEST_NOTE)}" for note in notes)
-    cell = new_code_cell("# For the grader", outputs=[new_output("stream", text=_writable(text + "\n"))])
+    cell = new_code_cell("# For the grader", outputs=[new_output("stream", text=text + "\n")])
     cell.metadata[FOR_GRADER] = True
     return cell
-
-
-def _writable(text: str) -> str:
-    """`text` without the halves of characters that a message can hold and no file can."""
-    return text.encode("utf-8", "replace").decode("utf-8")

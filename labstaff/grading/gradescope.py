@@ -54,4 +54,4 @@ def _of_task(lab: Lab, number: int, task: Task, result: GradedSubmission, visibi
 
 def _text(output: str) -> dict[str, str]:
     """An output that Gradescope shows as it is: no Markdown, no HTML."""
-    return {"output": output.encode("utf-8", "replace").decode("utf-8"), "output_format": "text"}
+    return {"output": output, "output_format": "text"}
