@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -17,6 +20,9 @@ LabArguments = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", he
 LabOptions = Annotated[list[str] | None, typer.Option("--lab", metavar="NN", help="a lab's number; default: all")]
 NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="a folder that does not exist yet")]
 Course = Annotated[Path, typer.Argument(metavar="COURSE", help="the folder that `lab course` made")]
+
+STOPPED = 130
+"""The exit status after Ctrl-C."""
 
 
 def add_commands(app: typer.Typer, group: str) -> None:
@@ -60,12 +66,11 @@ def course(out: NewFolder, labs: LabArguments = None) -> None:
 def grade(
     submitted: Annotated[Path, typer.Argument(metavar="SUBMITTED", help="a folder of STUDENT/LAB folders")],
     lab: LabOptions = None,
-    results: Annotated[Path | None, typer.Option(help="the folder of results; `results` next to SUBMITTED")] = None,
     workers: Annotated[int, typer.Option(min=1, help="how many to grade at once on this machine")] = 2,
     scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address: grade on its workers")] = "",
     table: Annotated[Path | None, typer.Option("--csv", help="write the points to this file")] = None,
     gradescope: Annotated[
-        Path | None, typer.Option(help="write Gradescope's results: a .json for one submission, or a folder")
+        Path | None, typer.Option(metavar="FILE", help="write the only submission's result for Gradescope")
     ] = None,
     visibility: Annotated[
         str, typer.Option(help="when Gradescope shows them: hidden, after_due_date, after_published, visible")
@@ -85,54 +90,65 @@ def grade(
     """
     from labkit.commands.app import file_error
     from labstaff.course.grade import grade as grade_folder
-    from labstaff.course.gradebook import NoGradebook
     from labstaff.grader.sandbox import SandboxMissing
-    from labstaff.grading.gradescope import CannotExport, Export, Visibility
+    from labstaff.grading.gradescope import VISIBILITIES
     from labstaff.grading.parallel import NoScheduler
     from labstaff.grading.run import NothingToGrade
 
-    if visibility not in [*Visibility]:
-        sys.exit(f"lab grade: --visibility: expected one of {', '.join(Visibility)}, found {visibility!r}")
+    if visibility not in VISIBILITIES:
+        sys.exit(f"lab grade: --visibility: expected one of {', '.join(VISIBILITIES)}, found {visibility!r}")
+    signal.signal(signal.SIGINT, _stop_grading)
     try:
         status = grade_folder(
             submitted.resolve(),
             _chosen(lab),
-            results,
             workers=workers,
             scheduler=scheduler,
             unsafe=unsafe,
             table=table,
-            export=Export(gradescope, Visibility(visibility)) if gradescope else None,
+            gradescope=gradescope,
+            visibility=visibility,
             force=force,
             looked_at=looked_at or [],
             say=typer.echo,
         )
     except OSError as error:
         sys.exit(f"lab grade: {file_error(error) or error}")
-    except (NothingToGrade, NoGradebook, SandboxMissing, CannotExport, NoScheduler) as error:
+    except (NothingToGrade, SandboxMissing, NoScheduler) as error:
         sys.exit(f"lab grade: {error}")
     raise typer.Exit(status)
+
+
+def _stop_grading(_signum: int, _frame: FrameType | None) -> None:
+    """End at once, as if killed: results are whole files and nbgrader's gradebook has transactions."""
+    from rich import get_console
+
+    get_console().show_cursor()  # the progress bar hides it
+    typer.echo("\nlab grade: stopped. What was graded is kept; the same command goes on from there.")
+    os._exit(STOPPED)
 
 
 def extend(
     course: Course,
     students: Annotated[list[str] | None, typer.Argument(metavar="[STUDENT]...", help="whose due date")] = None,
     lab: LabOptions = None,
-    days: Annotated[float | None, typer.Option(help="days after the lab's due date; 0 removes an extension")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0, max=3650, help="days after the lab's due date; 0 removes an extension")
+    ] = None,
 ) -> None:
     """Grant extensions; without --days, list late submissions and extensions.
 
     The next `lab grade` records the changed penalties.
     """
     from labstaff.course.extensions import CannotExtend, extend_all, extension_lines
-    from labstaff.course.gradebook import NoGradebook
+    from labstaff.course.nbgrader import NoGradebook
 
     course, labs = course.resolve(), [find_lab(name) for name in lab or []]
     if days is not None and not (labs and students):
         sys.exit("lab extend: --days needs a --lab and students")
     try:
         if days is None:
-            lines = extension_lines(course, students or []) or ["no late submissions, no extensions"]
+            lines = extension_lines(course) or ["no late submissions, no extensions"]
         else:
             lines = extend_all(course, labs, students or [], days)
             chosen = " ".join(f"--lab {each.number}" for each in labs)
@@ -151,7 +167,7 @@ def export(
 ) -> None:
     """Write the gradebook as a CSV file: a table, or as Canvas or Moodle imports it."""
     from labstaff.course.export import COLUMNS, export_grades
-    from labstaff.course.gradebook import NoGradebook
+    from labstaff.course.nbgrader import NoGradebook
 
     if platform not in COLUMNS:
         sys.exit(f"lab export: --for: expected one of {', '.join(COLUMNS)}, found {platform!r}")

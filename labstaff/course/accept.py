@@ -7,7 +7,6 @@ reads `submitted/`: it reads `accepted/`, which holds regular files of bounded s
 from __future__ import annotations
 
 import base64
-import binascii
 import codecs
 import contextlib
 import json
@@ -35,6 +34,7 @@ from labstaff.grading.submitted import Submitted, find_submissions
 MOST_NOTEBOOK_BYTES = 24 << 20
 MOST_CELLS = 1000
 LONGEST_OUTPUT = 20_000
+LONGEST_TIMESTAMP = 1000
 PICTURES = ("image/png", "image/jpeg")
 NOT_IN_NAMES = "*?[]"
 """nbgrader takes these for patterns in a student's name."""
@@ -77,16 +77,16 @@ def accept_all(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
     """
     problems: dict[tuple[str, str], str] = {}
     accepted = set()
-    for submitted in find_submissions(course / SUBMITTED, list(labs)):
+    (course / ACCEPTED).mkdir(exist_ok=True)
+    for submitted in find_submissions(course / SUBMITTED, labs):
         paths = SubmissionPaths(course, submitted.student, submitted.lab.folder.name)
-        if one_line(paths.student) != paths.student or set(paths.student) & set(NOT_IN_NAMES):
-            problem = "nbgrader takes no such name: rename the folder, in plain characters and without any of * ? [ ]"
-        else:
-            problem = _accept(submitted, paths)
-        if problem:
-            problems[paths.student, paths.assignment] = problem
-        else:
+        try:
+            if one_line(paths.student) != paths.student or set(paths.student) & set(NOT_IN_NAMES):
+                raise OSError("nbgrader takes no such name: rename the folder, without any of * ? [ ]")
+            _accept(submitted, paths)
             accepted.add(paths.accepted)
+        except OSError as error:
+            problems[paths.student, paths.assignment] = one_line(error)
     for lab in labs:
         for folder in (course / ACCEPTED).glob(f"*/{lab.folder.name}"):
             if folder not in accepted:
@@ -94,37 +94,27 @@ def accept_all(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
     return problems
 
 
-def _accept(submitted: Submitted, paths: SubmissionPaths) -> str:
-    """Write one submission's files where they have changed; returns why that failed."""
+def _accept(submitted: Submitted, paths: SubmissionPaths) -> None:
+    """Write one submission's files, and for the grader what could not be read: the code first, if that was it."""
     lab = submitted.lab
-    try:
-        place = _archive_in(submitted.path, lab) or submitted.path
-        submission = read_submission(lab, place)
-        notes = [submission.problem] if submission.problem else []  # first: it is the reason that is reported
-        notes += [] if place.is_dir() else submission.flags
-        time = read_regular(submitted.path / TIMESTAMP, 1000)
-        if time and not _is_time(time):
-            notes.append(f"{TIMESTAMP} cannot be read: it counts as submitted on time")
-            time = None
-        notes += [f"{other.name} was submitted too, and is not read" for other in submitted.others]
-        released = json.loads((paths.released / NOTEBOOK).read_text(encoding="utf-8"))
-        notebook = _clean_notebook(lab, place, released, notes)
-        content = {
-            f"src/{lab.module}.py": None if submission.problem else submission.source,
-            NOTEBOOK: json.dumps(notebook).encode(),
-            TIMESTAMP: time,
-            NOTES_FILE: "".join(f"{one_line(note)}\n" for note in notes).encode() or None,
-        }
-        for name, wanted in content.items():
-            path = paths.accepted / name
-            if wanted is None:
-                path.unlink(missing_ok=True)
-            elif read_regular(path, MOST_NOTEBOOK_BYTES) != wanted:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, wanted)
-        return ""
-    except OSError as error:
-        return one_line(f"cannot be read: {error}")
+    place = _archive_in(submitted.path, lab) or submitted.path
+    submission = read_submission(lab, place)
+    notes = [submission.problem] if submission.problem else []
+    notes += [] if place.is_dir() else submission.flags
+    released = json.loads((paths.released / NOTEBOOK).read_text(encoding="utf-8"))
+    content = {
+        f"src/{lab.module}.py": None if submission.problem else submission.source,
+        NOTEBOOK: json.dumps(_clean_notebook(lab, place, released, notes)).encode(),
+        TIMESTAMP: read_regular(submitted.path / TIMESTAMP, LONGEST_TIMESTAMP),
+        NOTES_FILE: "".join(f"{one_line(note)}\n" for note in notes).encode() or None,
+    }
+    for name, wanted in content.items():
+        path = paths.accepted / name
+        if wanted is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, wanted)
 
 
 def _archive_in(place: Path, lab: Lab) -> Path | None:
@@ -138,7 +128,8 @@ def _archive_in(place: Path, lab: Lab) -> Path | None:
 def _clean_notebook(lab: Lab, place: Path, released: dict, notes: list[str]) -> dict:
     """The submitted report with its text, code, printed text and pictures; the released one where it cannot be read.
 
-    What a cell is worth comes from the released notebook. nbgrader then restores the text of check cells.
+    What a cell is worth comes from the released notebook. nbgrader then restores the text of check cells, puts deleted
+    ones back, and counts the last of an answer that is given twice.
     """
     try:
         content = _read_notebook(lab, place)
@@ -150,9 +141,8 @@ def _clean_notebook(lab: Lab, place: Path, released: dict, notes: list[str]) -> 
         if len(cells) > MOST_CELLS:
             raise ValueError(f"it has {len(cells):,} cells")
         graded = {grade_id: cell for cell in released["cells"] if (grade_id := _grade_id(cell["metadata"]))}
-        last = {_grade_id(cell.metadata): i for i, cell in enumerate(cells)}  # of an answer given twice, the last
-        counts = {i: graded[grade_id] for grade_id, i in last.items() if grade_id in graded}
-        return {**released, "cells": [_clean_cell(cell, i, counts.get(i)) for i, cell in enumerate(cells)]}
+        clean = [_clean_cell(cell, i, graded.get(_grade_id(cell.metadata))) for i, cell in enumerate(cells)]
+        return {**released, "cells": clean}
     except Exception as error:  # a made-up archive can make zipfile raise nearly anything
         notes.append(f"{NOTEBOOK} cannot be read: {one_line(error)}; the released one is used")
         return released
@@ -208,7 +198,7 @@ def _pictures(data: dict[str, Any]) -> dict[str, str]:
     """The pictures among an output's forms, as plain base64."""
     found = {}
     for kind in PICTURES:
-        with contextlib.suppress(binascii.Error, ValueError, TypeError):
+        with contextlib.suppress(ValueError, TypeError):
             text = "".join(_text(data.get(kind, "")).split())
             if base64.b64decode(text, validate=True):
                 found[kind] = text
@@ -221,13 +211,3 @@ def _text(text: Any) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= LONGEST_OUTPUT else f"{text[:LONGEST_OUTPUT]}\n… (cut)"
-
-
-def _is_time(content: bytes) -> bool:
-    from dateutil import parser
-
-    try:
-        parser.parse(content.decode("utf-8"))
-        return True
-    except (ValueError, OverflowError):
-        return False

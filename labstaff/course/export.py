@@ -4,51 +4,35 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from labkit.labs.catalog import UnknownLab, find_lab
-from labstaff.course.gradebook import opened
+from labstaff.course.nbgrader import opened_gradebook
 from labstaff.grader.plain_text import cell
 
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns of one platform.
-
-    `student` maps a header to a template of a student's `id`, `number` (an id of digits), `login` (any other id),
-    `last_name`, `first_name` and `email`. `score` is the header of a lab's score: a template of `label`, `number` and
-    `title`. `most` begins a row of maximum points.
-    """
-
-    student: dict[str, str]
-    score: str
-    most: str = ""
-
-
 COLUMNS = {
-    "table": Columns(
-        {"student_id": "{id}", "last_name": "{last_name}", "first_name": "{first_name}", "email": "{email}"},
-        "{label}",
-        most="maximum",
-    ),
-    "canvas": Columns(
-        {
-            "Student": "{last_name}, {first_name}",
-            "ID": "{number}",
-            "SIS User ID": "",
-            "SIS Login ID": "{login}",
-            "Section": "",
-        },
-        "Lab {number}: {title}",
-        most="    Points Possible",
-    ),
-    "moodle": Columns(
-        {"Username": "{id}", "First name": "{first_name}", "Last name": "{last_name}", "Email address": "{email}"},
-        "Lab {number}: {title}",
-    ),
+    "table": {"student_id": "{id}", "last_name": "{last_name}", "first_name": "{first_name}", "email": "{email}"},
+    "canvas": {
+        "Student": "{last_name}, {first_name}",
+        "ID": "{number}",
+        "SIS User ID": "",
+        "SIS Login ID": "{login}",
+        "Section": "",
+    },
+    "moodle": {
+        "Username": "{id}",
+        "First name": "{first_name}",
+        "Last name": "{last_name}",
+        "Email address": "{email}",
+    },
 }
+"""By platform: each column's header, and a template of a student's `id`, `number` (an id of digits), `login` (any other
+id), `last_name`, `first_name` and `email`. A column for each lab follows.
+"""
+
+MAXIMUM = {"table": "maximum", "canvas": "    Points Possible"}
+"""How a row of maximum points begins, where a platform has one."""
 
 
 def export_grades(course: Path, to: Path, platform: str = "table", assignments: Collection[str] = ()) -> list[str]:
@@ -69,52 +53,51 @@ def export_grades(course: Path, to: Path, platform: str = "table", assignments: 
         NoGradebook: `course` is none.
     """
     columns, remarks = COLUMNS[platform], []
-    header = [*columns.student]
-    most = [columns.most, *[""] * (len(columns.student) - 1)]
-    with opened(course) as gradebook, to.open("w", encoding="utf-8", newline="") as file:
+    header = [*columns]
+    most = [MAXIMUM.get(platform, ""), *[""] * (len(columns) - 1)]
+    with opened_gradebook(course) as gradebook:
         students = sorted(gradebook.students, key=lambda student: student.id)
-        rows = {student.id: _of_student(student, columns) for student in students}
+        rows = {student.id: _of_student(student, columns.values()) for student in students}
         for assignment in sorted(gradebook.assignments, key=lambda each: each.name):
             if assignments and assignment.name not in assignments:
                 continue
-            header.append(columns.score.format_map(_names(assignment.name)))
-            most.append(_number(assignment.max_score))
-            submissions = {each.student_id: each for each in assignment.submissions if _is_recorded(each)}
+            header.append(_title(assignment.name))
+            most.append(f"{assignment.max_score:g}")
+            graded = {each.student_id: each for each in assignment.submissions if _is_graded(each)}
             for student in students:
-                found = submissions.get(student.id)
-                rows[student.id].append(_number(found.score - (found.late_submission_penalty or 0.0)) if found else "")
-            if n_waiting := sum(each.needs_manual_grade for each in submissions.values()):
+                rows[student.id].append(_points(graded[student.id]) if student.id in graded else "")
+            if n_waiting := sum(each.needs_manual_grade for each in graded.values()):
                 remarks.append(
                     f"{assignment.name}: answers of {n_waiting} students wait to be graded by hand: 0 so far"
                 )
+    with to.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(map(cell, header))
-        if columns.most:
+        if platform in MAXIMUM:
             table.writerow(most)
         table.writerows(rows.values())
-    return [*remarks, f"wrote {len(students)} students to {to}"]
+    return [*remarks, f"wrote {len(rows)} students to {to}"]
 
 
-def _is_recorded(submission: Any) -> bool:
-    """Whether it was graded; an extension before anything is submitted makes an empty one."""
-    grades = [grade for notebook in submission.notebooks for grade in notebook.grades]
-    return any(grade.auto_score is not None or grade.manual_score is not None for grade in grades)
+def _is_graded(submission: Any) -> bool:
+    """An extension before anything is submitted makes an empty submission."""
+    return any(grade.auto_score is not None for notebook in submission.notebooks for grade in notebook.grades)
 
 
-def _of_student(student: Any, columns: Columns) -> list[str]:
+def _of_student(student: Any, templates: Collection[str]) -> list[str]:
     names = {name: getattr(student, name) or "" for name in ("id", "last_name", "first_name", "email")}
     is_number = student.id.isdecimal()
     names |= {"number": student.id if is_number else "", "login": "" if is_number else student.id}
-    return [cell(template.format_map(names).strip(", ")) for template in columns.student.values()]
+    return [cell(template.format_map(names).strip(", ")) for template in templates]
 
 
-def _names(assignment: str) -> dict[str, Any]:
+def _title(assignment: str) -> str:
     try:
         lab = find_lab(assignment)
     except UnknownLab:  # an assignment of the instructor's own
-        return dict.fromkeys(("label", "number", "title"), assignment)
-    return {"label": lab.label, "number": lab.number, "title": lab.title}
+        return assignment
+    return f"Lab {lab.number}: {lab.title}"
 
 
-def _number(points: float) -> str:
-    return f"{max(0.0, round(points, 2)):g}"
+def _points(submission: Any) -> str:
+    return f"{max(0.0, round(submission.score - (submission.late_submission_penalty or 0.0), 2)):g}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from labkit.labs.manifest import Lab
-from labstaff.course.gradebook import opened
+from labstaff.course.nbgrader import opened_gradebook
 from labstaff.course.paths import SUBMITTED, SubmissionPaths
 from labstaff.grader.plain_text import one_line
 
@@ -26,12 +26,10 @@ def extend_all(course: Path, labs: Sequence[Lab], students: Sequence[str], days:
     An extension may be granted before anything is submitted. All is done or nothing; returns a line for each.
 
     Raises:
-        CannotExtend: a lab has no due date, the course does not know a student, or `days` is no number of days.
+        CannotExtend: a lab has no due date, or the course does not know a student.
         NoGradebook: `course` is none.
     """
-    if not 0 <= days <= 3650:
-        raise CannotExtend(f"{days:g} days: name a number of days after the due date, or 0 to remove an extension")
-    with opened(course) as gradebook:
+    with opened_gradebook(course) as gradebook:
         due = {each.name: each.duedate for each in gradebook.assignments}
         known = {student.id for student in gradebook.students}
         for lab in labs:
@@ -39,7 +37,7 @@ def extend_all(course: Path, labs: Sequence[Lab], students: Sequence[str], days:
                 how = f"nbgrader db assignment add {lab.folder.name} --duedate '2027-03-01 23:59:00 UTC'"
                 raise CannotExtend(f"{lab.folder.name} has no due date: {how}")
         for student in students:
-            if student not in known and not (course / SUBMITTED / one_line(student)).exists():
+            if student not in known and not (course / SUBMITTED / student).is_dir():
                 raise CannotExtend(f"no student {one_line(student)!r}: add one with nbgrader db student add")
         for lab in labs:
             for student in students:
@@ -53,19 +51,19 @@ def extend_all(course: Path, labs: Sequence[Lab], students: Sequence[str], days:
     return [f"{one_line(student)}: {lab.label}: {moved}" for lab in labs for student in students]
 
 
-def extension_lines(course: Path, students: Collection[str]) -> list[str]:
-    """A line for each late submission and each extension, sorted by student and lab; of all students when empty.
+def extension_lines(course: Path) -> list[str]:
+    """A line for each late submission and each extension, sorted by student and lab.
 
     Raises:
         NoGradebook: `course` is none.
     """
-    with opened(course) as gradebook:
+    with opened_gradebook(course) as gradebook:
         submissions = [each for assignment in gradebook.assignments for each in assignment.submissions]
         return [
             f"{one_line(each.student_id)}: {each.name}: {_lateness(each) / ONE_DAY:.2f} days late, "
             f"extension of {(each.extension or ONE_DAY * 0) / ONE_DAY:g} days"
             for each in sorted(submissions, key=lambda each: (each.student_id, each.name))
-            if (each.extension or _lateness(each)) and (not students or each.student_id in students)
+            if each.extension or _lateness(each)
         ]
 
 

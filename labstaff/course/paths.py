@@ -1,20 +1,17 @@
-"""Names of the files and folders of a course, and the call of nbgrader's commands in it."""
+"""Names of the files and folders of a course."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.labs.catalog import find_lab, python_path
+from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
-from labstaff.grader.course_state import results_of
 
 NOTEBOOK = "report.ipynb"
 TIMESTAMP = "timestamp.txt"
 CONFIG_FILE = "nbgrader_config.py"
+GRADEBOOK = "gradebook.db"
 SUBMITTED = "submitted"
 ACCEPTED = "accepted"
 
@@ -56,36 +53,3 @@ class SubmissionPaths:
     def released(self) -> Path:
         """The assignment as it was released."""
         return self.course / "release" / self.assignment
-
-    @property
-    def results(self) -> Path:
-        """The folder of all submissions' results."""
-        return results_of(self.course)
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended, and what it printed."""
-
-    status: int
-    output: str
-
-
-def nbgrader(course: Path, *arguments: str) -> Done:
-    """Run `nbgrader ARGUMENTS` in the folder `course`.
-
-    nbgrader calls alembic by name, so this environment's programs come first on the PATH.
-    """
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "nbgrader", *arguments],
-        cwd=course,
-        env={**os.environ, "PATH": programs, "PYTHONPATH": python_path()},
-        stdin=subprocess.DEVNULL,
-        close_fds=False,  # see `labstaff.course.grade`
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-    )
-    return Done(done.returncode, done.stdout)

@@ -1,4 +1,4 @@
-"""Steps of nbgrader's conversions that are this course's own: results in the place of execution, and no leaks."""
+"""Steps of nbgrader's conversions that are this course's own: results instead of execution, no notes in feedback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Float, Unicode
 
 from labkit.labs.manifest import Lab, Task
-from labstaff.course.make import check_release
 from labstaff.course.paths import NOTEBOOK, SubmissionPaths
 from labstaff.course.record import RECORDED, fingerprint, result_of
 from labstaff.course.sanitize import listing
@@ -27,16 +26,10 @@ LONGEST_NOTE = 400
 SECONDS_PER_DAY = 86_400
 
 
-class _OfCourse(NbGraderPreprocessor):
+class Results(NbGraderPreprocessor):
+    """In autograde, instead of nbgrader's Execute: writes each result into its check cell. Nothing is run."""
+
     course = Unicode(help="the course's folder").tag(config=True)
-
-    def paths(self, resources: dict[str, Any]) -> SubmissionPaths:
-        names = resources["nbgrader"]
-        return SubmissionPaths(Path(self.course), names["student"], names["assignment"])
-
-
-class Results(_OfCourse):
-    """In autograde, in the place of nbgrader's Execute: writes each result into its check cell. Nothing is run."""
 
     def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The notebook with check cells' outputs, the graded file, and notes and rubrics for the grader.
@@ -44,7 +37,8 @@ class Results(_OfCourse):
         Raises:
             LookupError: the submission was not graded yet.
         """
-        paths = self.paths(resources)
+        names = resources["nbgrader"]
+        paths = SubmissionPaths(Path(self.course), names["student"], names["assignment"])
         lab, result = paths.lab, result_of(paths)
         if result is None:
             raise LookupError(f"{paths.student} is not graded yet: run lab grade")
@@ -57,7 +51,7 @@ class Results(_OfCourse):
         nb.cells = _with_rubrics(nb.cells, paths.source / NOTEBOOK)
         if notes := grader_notes(lab, result, paths.student):
             nb.cells.insert(0, _notes_cell(notes))
-            _raise_flag(resources["nbgrader"])
+            _raise_flag(names)
         nb.metadata[RECORDED] = fingerprint(paths)  # written after the scores are saved: a submission that has it is
         return nb, resources
 
@@ -68,18 +62,6 @@ class WithoutNotes(NbGraderPreprocessor):
     def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The notebook without notes and rubrics."""
         nb.cells = [cell for cell in nb.cells if not cell.metadata.get(FOR_GRADER)]
-        return nb, resources
-
-
-class CheckRelease(_OfCourse):
-    """Last in generate_assignment: an assignment in which a passage of a solution is found is not released."""
-
-    def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The notebook as it is; nbgrader removes the release and fails when this raises `LeakError`."""
-        import nbformat
-
-        paths = self.paths(resources)
-        check_release(paths.lab, paths.released, {NOTEBOOK: nbformat.writes(nb)})
         return nb, resources
 
 
@@ -103,7 +85,7 @@ def check_outputs(lab: Lab, task: Task, max_points: float, result: GradedSubmiss
     points = earned(result, task.name, max_points)
     lines = [f"{lab.label} · {task.name} · {points:g} of {max_points:g} points", *task_lines(task, result)]
     return [
-        new_output("stream", text=_writable("\n".join(lines) + "\n")),
+        new_output("stream", text="\n".join(lines) + "\n"),
         new_output("execute_result", {"text/plain": repr(points)}),
     ]
 
@@ -140,11 +122,6 @@ def _with_rubrics(cells: list[Any], source: Path) -> list[Any]:
 
 def _notes_cell(notes: list[str]) -> Any:
     text = "\n".join(f"- {one_line(note, LONGEST_NOTE)}" for note in notes)
-    cell = new_code_cell("# For the grader", outputs=[new_output("stream", text=_writable(text + "\n"))])
+    cell = new_code_cell("# For the grader", outputs=[new_output("stream", text=text + "\n")])
     cell.metadata[FOR_GRADER] = True
     return cell
-
-
-def _writable(text: str) -> str:
-    """`text` without the halves of characters that a message can hold and no file can."""
-    return text.encode("utf-8", "replace").decode("utf-8")

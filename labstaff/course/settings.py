@@ -1,4 +1,4 @@
-"""What a course's nbgrader_config.py asks for: nbgrader's own steps, with results in the place of the kernel."""
+"""What a course's nbgrader_config.py asks for: nbgrader's own steps, with results instead of a kernel."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ def apply(c: Any, course: Path) -> None:
     c.CourseDirectory.ignore = [".ipynb_checkpoints", "*.pyc", "__pycache__", NOTES_FILE]
     c.Exchange.root = str(course / "exchange")
     c.ClearSolutions.enforce_metadata = True
-    c.GenerateAssignment.preprocessors.append(f"{STEPS}.CheckRelease")
-    c.CheckRelease.course = c.Results.course = str(course)
+    c.Results.course = str(course)
     c.Autograde.exclude_overwriting = {lab.folder.name: [f"src/{lab.module}.py"] for lab in find_labs()}
     c.OverwriteCells.add_missing_cells = True
-    c.Autograde.sanitize_preprocessors = ["nbgrader.preprocessors.OverwriteCells"]
+    # in this order: OverwriteCells fails on a cell from which DeduplicateIds has taken the id
+    c.Autograde.sanitize_preprocessors = [
+        "nbgrader.preprocessors.OverwriteCells",
+        "nbgrader.preprocessors.DeduplicateIds",
+    ]
     c.Autograde.autograde_preprocessors = [
         f"{STEPS}.Results",
         "nbgrader.preprocessors.LimitOutput",

@@ -1,4 +1,4 @@
-"""The file in a course's folder with what grading needs: the seed of hidden inputs, and where the results are."""
+"""The file in a course's folder with what grading needs: the seed of hidden inputs, and what was looked at."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from msgspec.structs import replace
 from labstaff.grader.results import write_whole
 
 FILE = "grading.json"
-RESULTS = "results"
 
 
-class CourseState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CourseState(msgspec.Struct, frozen=True):
     """The file's content.
 
-    `seed` decides all random inputs in the course; no student has seen it. `results` is a folder, relative to the
-    course's unless it is absolute. `looked_at` has the keys of submissions whose findings the instructor has seen.
+    `seed` decides all random inputs in the course; no student has seen it. `looked_at` has the keys of submissions
+    whose findings the instructor has seen.
     """
 
     seed: int
-    results: str = RESULTS
     looked_at: list[str] = []
 
 
@@ -39,19 +37,6 @@ def course_state(course: Path) -> CourseState:
     if found is None:
         raise OSError(f"{path} cannot be written and read again")
     return found
-
-
-def results_of(course: Path) -> Path:
-    """Where the course's results are kept."""
-    return course / course_state(course).results
-
-
-def keep_results_at(course: Path, results: Path) -> None:
-    """From now on the course's results lie in `results`, also for nbgrader's own commands."""
-    now = course_state(course)
-    place = str(results.relative_to(course)) if results.is_relative_to(course) else str(results)
-    if place != now.results:
-        write_whole(course / FILE, msgspec.json.encode(replace(now, results=place)))
 
 
 def keep_looked_at(course: Path, keys: Collection[str]) -> None:

@@ -59,12 +59,6 @@ def save(path: Path, graded: GradedSubmission) -> None:
     write_whole(path, msgspec.json.format(msgspec.json.encode(graded), indent=1))
 
 
-def judged_otherwise(path: Path) -> bool:
-    """Whether there is a result for the same content, next to `path`, from another version of the course."""
-    key = path.stem.partition("-")[0]
-    return any(other != path for pattern in (f"{key}-*.json", f"{key}.json") for other in path.parent.glob(pattern))
-
-
 def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
     """Write a file that is there whole or not at all, even when this process is killed or the disk is full.
 

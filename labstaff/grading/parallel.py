@@ -1,21 +1,21 @@
-"""Grades many submissions in parallel, on this machine or on a Dask cluster, and stores each result."""
+"""Grades many submissions at once, over any `concurrent.futures` executor, and stores each result."""
 
 from __future__ import annotations
 
 import contextlib
-import queue
+import functools
 import signal
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
-from labstaff.grader.grade import Grader, grade_now, hidden_seed, kept_at, of_submission
+from labstaff.grader.grade import Grader, grade_now, kept_at, of_submission
 from labstaff.grader.plain_text import one_line
-from labstaff.grader.results import GradedSubmission, judged_otherwise, load, save
+from labstaff.grader.results import GradedSubmission, load, save
 from labstaff.grader.submission import Submission, read_submission
 from labstaff.grader.version import version_of
 from labstaff.grading.submitted import Submitted
@@ -23,16 +23,12 @@ from labstaff.grading.submitted import Submitted
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one submission, or the problem that prevented one.
-
-    `is_stored`: graded by an earlier run. `was_outdated`: the stored result was of another version of the course.
-    """
+    """The result of one submission, or the problem that prevented one. `is_stored`: graded by an earlier run."""
 
     submitted: Submitted
     result: GradedSubmission | None
     problem: str = ""
     is_stored: bool = False
-    was_outdated: bool = False
 
 
 class NoScheduler(Exception):
@@ -42,8 +38,8 @@ class NoScheduler(Exception):
 def grade_all(
     submissions: Sequence[Submitted],
     results: Path,
+    seed: int,
     *,
-    seed: int | None = None,
     workers: int = 2,
     scheduler: str = "",
     unsafe: bool = False,
@@ -58,7 +54,7 @@ def grade_all(
     Args:
         submissions: see `find_submissions`.
         results: the folder of results.
-        seed: of the random inputs; that of the course that holds `results` when None.
+        seed: of the random inputs.
         workers: how many submissions are graded at once on this machine.
         scheduler: the address of a Dask scheduler, whose workers grade instead; each needs this course installed.
         unsafe: grade without bubblewrap.
@@ -69,12 +65,9 @@ def grade_all(
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
         NoScheduler: no scheduler can have this address.
     """
-    seed = hidden_seed(results.parent) if seed is None else seed
     waiting: dict[Path, list[tuple[Submitted, Submission]]] = {}
     for each in submissions:
         submission = read_submission(each.lab, each.path)
-        for other in each.others:
-            submission.flag(f"{other.name} was not graded: {each.path.name} was submitted too")
         path = kept_at(results, submission, seed)
         stored = None if force else load(path)
         if stored is not None:
@@ -83,81 +76,66 @@ def grade_all(
             waiting.setdefault(path, []).append((each, submission))
     if not waiting:
         return
-    n_workers = min(workers, len(waiting))
-    labs = [each.lab for of_path in waiting.values() for each, _ in of_path]
-    graders = _on_cluster(scheduler, seed, unsafe) if scheduler else _on_this_machine(n_workers, labs, seed, unsafe)
-    with graders as (grade, n_threads), ThreadPoolExecutor(n_threads, initializer=_block_ctrl_c) as pool:
-
-        def grade_and_store(path: Path, submission: Submission) -> GradedSubmission:
-            result = grade(submission)
-            if result.version != version_of(submission.lab, seed):
-                raise RuntimeError("a worker has another version of the course or of its libraries")
-            save(path, result)
-            return result
-
-        futures = {pool.submit(grade_and_store, path, of_path[0][1]): path for path, of_path in waiting.items()}
-        try:
-            for future in as_completed(futures):
-                path = futures[future]
+    labs = [each.lab for same in waiting.values() for each, _ in same]
+    graders = _cluster(scheduler, unsafe) if scheduler else _this_machine(min(workers, len(waiting)), labs, unsafe)
+    with graders as (executor, grade):
+        futures = {}
+        for path, ((_, submission), *_) in waiting.items():
+            arguments = (submission.lab.folder.name, submission.source, submission.problem, seed)
+            futures[executor.submit(grade, *arguments)] = path
+        for future in as_completed(futures):
+            path = futures[future]
+            try:
+                result = future.result()
+                if result.version != version_of(waiting[path][0][0].lab, seed):
+                    raise RuntimeError("a worker has another version of the course or of its libraries")
+                save(path, result)
+            except Exception as error:
+                problem = one_line(f"{type(error).__name__}: {error}")
+                yield from (Outcome(each, None, problem) for each, _ in waiting[path])
+            else:
                 for each, submission in waiting[path]:
-                    if error := future.exception():
-                        yield Outcome(each, None, one_line(f"{type(error).__name__}: {error}"))
-                    else:
-                        result = of_submission(future.result(), submission, looked_at)
-                        yield Outcome(each, result, was_outdated=judged_otherwise(path))
-        finally:  # Ctrl-C: what is being graded is finished and stored, the rest is not begun
-            pool.shutdown(cancel_futures=True)
+                    yield Outcome(each, of_submission(result, submission, looked_at))
 
 
-Graders = Iterator[tuple[Callable[[Submission], GradedSubmission], int]]
-"""A function that grades one submission, to be called from so many threads at once."""
+Graders = Iterator[tuple[Executor, Callable[..., GradedSubmission]]]
+"""An executor, and the function that grades one submission there, which is sent as text."""
 
 
 @contextlib.contextmanager
-def _on_this_machine(workers: int, labs: Sequence[Lab], seed: int, unsafe: bool) -> Graders:
-    """Each thread's submissions are graded in a sandbox of its own."""
-    idle: queue.Queue[Grader] = queue.Queue()
-
-    def grade(submission: Submission) -> GradedSubmission:
-        grader = idle.get()
-        try:
-            return grade_now(grader, submission, seed)
-        finally:
-            idle.put(grader)
-
-    with contextlib.ExitStack() as graders:
-        for _ in range(workers):
-            idle.put(graders.enter_context(Grader(labs, unsafe=unsafe)))
-        yield grade, workers
+def _this_machine(workers: int, labs: Sequence[Lab], unsafe: bool) -> Graders:
+    """Threads, which wait for the grader's processes: each submission has a sandbox of its own."""
+    with Grader(labs, unsafe=unsafe) as grader, ThreadPoolExecutor(workers, initializer=_block_ctrl_c) as pool:
+        yield pool, functools.partial(_grade, grader)
 
 
 @contextlib.contextmanager
-def _on_cluster(address: str, seed: int, unsafe: bool) -> Graders:
-    """A submission is sent as text to a worker of the cluster."""
+def _cluster(address: str, unsafe: bool) -> Graders:
+    """The workers of a Dask cluster."""
     from distributed import Client
-
-    def grade(submission: Submission) -> GradedSubmission:
-        arguments = (submission.lab.folder.name, submission.source, submission.problem, seed, unsafe)
-        return client.submit(grade_on_worker, *arguments, pure=False, retries=1).result()
 
     try:
         client = Client(address, timeout="30s")
     except (ValueError, TypeError) as error:
         raise NoScheduler(f"--scheduler {address}: {error}; like tcp://FIRST:8786") from None
     with client:
-        yield grade, 2 * max(1, sum(client.nthreads().values()))
+        yield client.get_executor(pure=False, retries=1), functools.partial(grade_on_worker, unsafe)
 
 
-def grade_on_worker(lab: str, source: bytes, problem: str, seed: int, unsafe: bool) -> GradedSubmission:
-    """On a worker of the cluster: grade one submission with this thread's grader."""
-    if not hasattr(_thread, "grader"):
-        _thread.grader = Grader(unsafe=unsafe)
-    return grade_now(_thread.grader, Submission(find_lab(lab), source, problem), seed)
+def _grade(grader: Grader, lab: str, source: bytes, problem: str, seed: int) -> GradedSubmission:
+    return grade_now(grader, Submission(find_lab(lab), source, problem), seed)
 
 
-_thread = threading.local()
+def grade_on_worker(unsafe: bool, *submission: Any) -> GradedSubmission:
+    """On a worker of the cluster, whose threads share a grader."""
+    return _grade(_grader_of_process(unsafe), *submission)
+
+
+@functools.cache
+def _grader_of_process(unsafe: bool) -> Grader:
+    return Grader(unsafe=unsafe)
 
 
 def _block_ctrl_c() -> None:
-    """The main thread handles Ctrl-C; processes that a thread starts inherit what it blocks."""
+    """Processes that a thread starts inherit what it blocks: Ctrl-C is for `lab grade` alone."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

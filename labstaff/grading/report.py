@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from labkit.labs.manifest import Task
@@ -12,11 +11,8 @@ MOST_MESSAGES = 5
 
 
 def earned(result: GradedSubmission, task: str, max_points: float) -> float:
-    """The points of a task: a number from 0 to `max_points`, to two decimals; 0 for anything else."""
-    points = result.tasks.get(task, 0.0) if result.status == "graded" else 0.0
-    if isinstance(points, bool) or not isinstance(points, int | float) or not math.isfinite(points):
-        return 0.0
-    return float(min(max(round(float(points), 2), 0.0), max_points))
+    """The points of a task, to two decimals, at most `max_points`: a course may have been made with fewer."""
+    return min(round(result.tasks.get(task, 0.0), 2), max_points)
 
 
 def withheld_line(result: GradedSubmission) -> str:

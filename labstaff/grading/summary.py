@@ -22,8 +22,6 @@ from labstaff.grading.similar import similar_groups
 N_BINS = 5
 MOST_CAUSES = 8
 MOST_TESTS = 5
-MOST_GROUPS = 20
-MOST_NAMES = 12
 MOST_FINDINGS = 3
 COLUMNS = ("student", "lab", "task", "points", "max_points", "withheld", "passed", "tests", "status", "flags")
 CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)")
@@ -126,10 +124,5 @@ def _similar_lines(lab: Lab, graded: Sequence[tuple[str, GradedSubmission]]) -> 
     syntax = {student: result.syntax for student, result in graded}
     if not any(syntax.values()):
         return
-    groups = similar_groups(syntax, read_source(derive_stub(lab).encode(), lab).runs)
-    for group in groups[:MOST_GROUPS]:
-        names, n_more = group.students[:MOST_NAMES], len(group.students) - MOST_NAMES
-        more = f" and {n_more} more" if n_more > 0 else ""
-        yield f"nearly the same: {', '.join(names)}{more} ({group.share:.0%} of their syntax or more)"
-    if len(groups) > MOST_GROUPS:
-        yield f"nearly the same: and {len(groups) - MOST_GROUPS} more groups"
+    for group in similar_groups(syntax, read_source(derive_stub(lab).encode(), lab).runs):
+        yield f"nearly the same: {', '.join(group.students)} ({group.share:.0%} of their syntax or more)"

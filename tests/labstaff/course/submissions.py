@@ -1,93 +1,63 @@
-"""Submissions to a course of Lab 01: honest ones, and notebooks made to earn points or to act in a browser."""
+"""Submissions to a course of Lab 01, and a grader that takes no time: a comment says what a submission is worth."""
 
 from __future__ import annotations
 
-from tests.student import LAB, solution_text, with_function
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
-CHECKS = {task.name: task.points for task in LAB.tasks}
-ANSWERS = {question.id: question.points for question in LAB.questions}
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
-EVIL = '<img src="x" onerror="fetch(\'/formgrader/api/grade\')">'
+from labstaff.course.grade import grade
+from labstaff.grader.results import GradedSubmission
+from tests.student import LAB
+
+NAME = LAB.folder.name
+CODE = f"src/{LAB.module}.py"
+WORTH = re.compile(rb"# points: (\d+)")
 
 
-def half() -> str:
-    """Lab 01 with the last three tasks untouched."""
-    source = solution_text()
-    for task in LAB.tasks[3:]:
-        source = with_function(source, task.name, f"def {task.name}(*_, **__):\n    raise NotImplementedError")
-    return source
+def answer(points: int) -> str:
+    """Code that `graded_by_comment` gives so many points of the first task's."""
+    return f"# points: {points}\n"
 
 
-def answered(notebook: dict) -> dict:
-    """The released notebook with a written answer and a figure."""
-    for cell in notebook["cells"]:
-        grade_id = cell["metadata"].get("nbgrader", {}).get("grade_id")
-        if grade_id == "why_quadratic":
-            cell["source"] = "The weights: $N^2$ of them, and `a<b` stays as it is."
-        if grade_id == "figure_scaling":
-            cell["source"] = "plot()"
-            cell["outputs"] = [
-                {"output_type": "display_data", "data": {"image/png": PIXEL, "text/html": EVIL}, "metadata": {}}
-            ]
-    return notebook
+def graded_by_comment(self, submission, seed, findings=()):
+    """Replaces `Grader.grade`; where there are findings, half of the points are withheld."""
+    found = WORTH.search(submission.source)
+    points = float(found[1]) if found else 0.0
+    first, *others = LAB.tasks
+    return GradedSubmission(
+        NAME,
+        submission.key,
+        "graded",
+        tests={f"{task.tests}::test_it": "passed" if task is first and points else "failed" for task in LAB.tasks},
+        tasks={first.name: points, **{task.name: 0.0 for task in others}},
+        findings=[str(each) for each in findings],
+        withheld={first.name: points / 2} if findings else {},
+    )
+
+
+def hand_in(course: Path, student: str, source: str, change: Callable[[dict], object] | None = None) -> Path:
+    """Hand in `source` and the released notebook with a change; returns the submission's folder."""
+    folder = course / "submitted" / student / NAME
+    shutil.copytree(course / "release" / NAME, folder, dirs_exist_ok=True)
+    (folder / CODE).write_text(source, encoding="utf-8")
+    if change:
+        notebook = json.loads((folder / "report.ipynb").read_text(encoding="utf-8"))
+        change(notebook)
+        (folder / "report.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    return folder
+
+
+def graded(course: Path, status: int = 0, **options) -> list[str]:
+    """Grade, and return the printed lines."""
+    printed: list[str] = []
+    options = {"unsafe": True, **options}
+    assert grade(course / "submitted", [LAB], say=printed.append, **options) == status, "\n".join(printed)
+    return printed
 
 
 def cell_of(notebook: dict, grade_id: str) -> dict:
-    """The cell with this grade_id."""
+    """The first cell with this grade_id."""
     return next(c for c in notebook["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") == grade_id)
-
-
-def edited_checks(notebook: dict) -> dict:
-    """Every check cell gives itself full marks, and says so in its saved output."""
-    for task, points in CHECKS.items():
-        cell = cell_of(notebook, task)
-        cell["source"] = f"{points}"
-        cell["outputs"] = [
-            {
-                "output_type": "execute_result",
-                "data": {"text/plain": f"{points}"},
-                "metadata": {},
-                "execution_count": 1,
-            }
-        ]
-    return notebook
-
-
-def deleted_cells(notebook: dict) -> dict:
-    """Nothing that is graded is left."""
-    notebook["cells"] = [c for c in notebook["cells"] if "nbgrader" not in c["metadata"]]
-    return notebook
-
-
-def active(notebook: dict) -> dict:
-    """Markdown and outputs that would act in the grader's browser."""
-    cell_of(notebook, "why_quadratic")["source"] = f"Look: {EVIL} ```` and [this](javascript:alert(1))"
-    cell_of(notebook, "alive_at_once")["source"] = "![x](attachment:nothing.png)"
-    pixels = "![](/logout) ![](https://example.org/x.png) <b id='standard_attention'>x</b>"
-    notebook["cells"].append({"cell_type": "markdown", "metadata": {}, "source": pixels})
-    cell_of(notebook, "figure_scaling")["outputs"] = [
-        {
-            "output_type": "display_data",
-            "data": {"text/html": EVIL, "application/javascript": "evil()"},
-            "metadata": {},
-        },
-        {"output_type": "display_data", "data": {"image/png": f'"{EVIL}'}, "metadata": {"width": EVIL}},
-        {"output_type": "stream", "name": "stdout", "text": EVIL},
-    ]
-    notebook["metadata"]["widgets"] = {"application/vnd.jupyter.widget-state+json": {"x": EVIL}}
-    return notebook
-
-
-HONEST: dict[str, tuple[str, object]] = {
-    "perfect": (solution_text(), answered),
-    "half": (half(), answered),
-    "import_error": ("import no_such_module\n" + solution_text(), None),
-}
-HOSTILE: dict[str, object] = {
-    "edited_checks": edited_checks,
-    "deleted_cells": deleted_cells,
-    "active": active,
-    "no_json": "\x00 this is no notebook {",
-    "no_code": None,
-}
-EARNED = {"perfect": 60.0, "half": 35.0, "import_error": 0.0}

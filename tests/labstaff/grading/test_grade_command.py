@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import pytest
 from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.labs.manifest import Lab
 from labkit.suite.forked import run_forked
-from labstaff.course.paths import nbgrader
 from tests.student import quiet_environment
 
 pytestmark = pytest.mark.sandbox
@@ -30,64 +30,56 @@ def submit(submitted: Path, student: str, lab: Lab, source: str) -> Path:
     return folder
 
 
-def points(submitted: Path, labs: list[Lab], cwd: Path = ROOT) -> dict[tuple[str, str], dict[str, float]]:
+def points(submitted: Path, labs: list[Lab], *options: str, cwd: Path = ROOT) -> dict[tuple[str, str], dict]:
     """What `lab grade` gives, by student and lab's folder, by task; started in the folder `cwd`."""
     table = submitted.parent / "points.csv"
-    command = [str(Path(sys.executable).with_name("lab")), "grade", str(submitted), "--csv", str(table)]
+    command = [str(Path(sys.executable).with_name("lab")), "grade", str(submitted), "--csv", str(table), *options]
     for lab in labs:
         command += ["--lab", lab.number]
     run = subprocess.run(command, cwd=cwd, env=quiet_environment(), capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
-    found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    found: dict[tuple[str, str], dict] = defaultdict(dict)
     with table.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             found[row["student"], row["lab"]][row["task"]] = float(row["points"])
     return found
 
 
-def with_import(lab: Lab, statement: str) -> str:
-    """The solution of `lab` with one more import at the top."""
-    text = solution_file(lab).read_text(encoding="utf-8")
-    assert "\nimport " in text
-    return text.replace("\nimport ", f"\n{statement}\nimport ", 1)
+def full(lab: Lab) -> dict[str, float]:
+    return {task.name: task.points for task in lab.tasks}
 
 
 @pytest.mark.slow
 def test_ordinary_style_costs_no_points(tmp_path):
     labs = [find_lab("04"), find_lab("08")]
-    statements = {"04": "import matplotlib.pyplot as plt", "08": "from matplotlib.figure import Figure"}
-    for lab in labs:
-        submit(tmp_path / "submitted", "ann", lab, with_import(lab, statements[lab.number]))
-    compiled = solution_file(labs[1]).read_text(encoding="utf-8")
+    texts = [solution_file(lab).read_text(encoding="utf-8") for lab in labs]
+    for lab, text, statement in zip(
+        labs, texts, ("import matplotlib.pyplot as plt", "from matplotlib.figure import Figure"), strict=True
+    ):
+        submit(tmp_path / "submitted", "ann", lab, text.replace("\nimport ", f"\n{statement}\nimport ", 1))
+    compiled = texts[1]
     for options, helper in (("", "_precise"), ("(dynamic=True)", "_scores")):
         assert f"\ndef {helper}(" in compiled
         compiled = compiled.replace(f"\ndef {helper}(", f"\n@torch.compile{options}\ndef {helper}(")
     submit(tmp_path / "submitted", "bob", labs[1], compiled)
-    found = points(tmp_path / "submitted", labs)
-    full = {lab.folder.name: {task.name: task.points for task in lab.tasks} for lab in labs}
-    assert found == {
-        (student, labs[n].folder.name): full[labs[n].folder.name] for student, n in [("ann", 0), ("ann", 1), ("bob", 1)]
+    assert points(tmp_path / "submitted", labs) == {
+        ("ann", labs[0].folder.name): full(labs[0]),
+        ("ann", labs[1].folder.name): full(labs[1]),
+        ("bob", labs[1].folder.name): full(labs[1]),
     }
 
 
-def test_no_file_of_a_submission_is_imported_outside_the_sandbox(tmp_path):
+def test_in_the_submissions_folder_outside_a_course_as_in_gradescopes_container(tmp_path):
+    """No file of a submission is imported outside the sandbox."""
     lab = find_lab("01")
     folder = submit(tmp_path / "submitted", "ann", lab, solution_file(lab).read_text(encoding="utf-8"))
-    imported = plant(folder)
-    imported_from_src = plant(folder / "src")
-    found = points(tmp_path / "submitted", [lab], cwd=folder)
-    for file in (imported, imported_from_src):
+    planted = [plant(folder), plant(folder / "src")]
+    written = tmp_path / "results.json"
+    found = points(tmp_path / "submitted", [lab], "--gradescope", str(written), cwd=folder)
+    for file in planted:
         assert not file.exists(), file.read_text(encoding="utf-8")
-    assert found["ann", lab.folder.name] == {task.name: task.points for task in lab.tasks}
-
-
-def test_nbgrader_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
-    imported = plant(tmp_path)
-    (tmp_path / "course").mkdir()
-    monkeypatch.chdir(tmp_path)
-    done = nbgrader(tmp_path / "course", "--version")
-    assert not imported.exists(), imported.read_text(encoding="utf-8")
-    assert done.status == 0, done.output
+    assert found["ann", lab.folder.name] == full(lab)
+    assert json.loads(written.read_text(encoding="utf-8"))["score"] == lab.points
 
 
 def test_check_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
@@ -101,8 +93,7 @@ def test_check_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
 
 
 def test_every_python_process_of_the_course_ignores_the_current_folder():
-    files = [file for package in ("labkit", "labstaff") for file in (ROOT / package).rglob("*.py")]
-    for file in files:
+    for file in [file for package in ("labkit", "labstaff") for file in (ROOT / package).rglob("*.py")]:
         for options in re.findall(r"\[sys\.executable, *([^,]*)", file.read_text(encoding="utf-8")):
             assert options == '"-P"', file
 
