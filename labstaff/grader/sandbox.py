@@ -42,8 +42,6 @@ INSIDE = (
 POWERS = ("CAP_SETUID", "CAP_SETGID")
 """What the process inside keeps where the grader is root, to become a user of its own."""
 SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
-MEMORY_BYTES = 3 << 30
-"""What a worker may allocate after its start."""
 START_SECONDS = 180.0
 END_SECONDS = 10.0
 BROKEN = "the sandbox is broken"
@@ -95,7 +93,6 @@ class Workers:
             pid = _sender(ours)
             self._last = worker = Worker(self, ours, pid)
             wire.from_worker(*wire.receive(ours, START_SECONDS), special=lambda _: None)
-            worker.limit_memory(int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES)))
         except (EOFError, OSError, wire.WireError) as error:
             ours.close()
             raise SandboxBroken(f"it gives no worker: {type(error).__name__} {error}") from None
@@ -210,21 +207,8 @@ class Worker:
     @property
     def data_bytes(self) -> int:
         """The bytes that RLIMIT_DATA counts of it, as the kernel says."""
-        return _number(self._pid, "status", "VmData:") * 1024
-
-    def limit_memory(self, n_bytes: int) -> None:
-        """Let it allocate so many bytes more than it has allocated now. The kernel is asked whether the limit holds.
-
-        Raises:
-            EOFError: it has ended, or has not set the limit.
-            WireError: what it reported is no message.
-        """
-        bound = self.data_bytes + n_bytes
-        head, writer = wire.for_worker(("limit", bound), special=lambda _: None)
-        wire.send(self.channel, head, writer.buffers)
-        wire.from_worker(*wire.receive(self.channel, START_SECONDS), special=lambda _: None)
-        if _number(self._pid, "limits", "Max data size") > bound:
-            raise EOFError("it has not set its memory limit")
+        status = Path(f"/proc/{self._pid}/status").read_text(encoding="utf-8")
+        return int(status.partition("VmData:")[2].split()[0]) * 1024
 
     def stop_call(self) -> None:
         """Have the call that it works on raise TookTooLong."""
@@ -327,14 +311,6 @@ def may_change_user() -> bool:
         return False
     mapped = Path("/proc/self/uid_map").read_text().split()
     return len(mapped) == 3 and int(mapped[2]) > 0x7FFFFFFF
-
-
-def _number(pid: int, file: str, name: str) -> int:
-    """The number behind a name in a file of /proc about a process."""
-    lines = Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8").splitlines()
-    found = next(line for line in lines if line.startswith(name))
-    number = found.removeprefix(name).split()[0]
-    return int(number) if number.isdigit() else sys.maxsize
 
 
 def _sender(channel: socket.socket) -> int:
