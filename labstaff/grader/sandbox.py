@@ -39,6 +39,8 @@ INSIDE = (
     *(f"labstaff/grader/{name}.py" for name in ("__init__", "confine", "preload", "wire", "worker", "worker_machine")),
 )
 """What of the course is inside: calling and measuring. No reference, no expected value, no suite."""
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/proc/cpuinfo")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 POWERS = ("CAP_SETUID", "CAP_SETGID")
 """What the process inside keeps where the grader is root, to become a user of its own."""
 SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
@@ -243,18 +245,6 @@ def require_sandbox() -> None:
         raise SandboxMissing(f"bubblewrap does not work here: {tried.stderr.strip()}\n{USER_NAMESPACES}")
 
 
-def require_bubblewrap() -> str:
-    """Where bubblewrap is.
-
-    Raises:
-        SandboxMissing: it is not installed.
-    """
-    found = bwrap_path() if sys.platform.startswith("linux") else None
-    if found is None:
-        raise SandboxMissing(MISSING)
-    return found
-
-
 def require_libseccomp() -> None:
     """Raise SandboxMissing where the filter of system calls cannot be made."""
     try:
@@ -264,8 +254,15 @@ def require_libseccomp() -> None:
 
 
 def bubblewrap() -> list[str]:
-    """The command that makes the sandbox: system libraries, the interpreter and its packages, all read-only."""
-    command = [require_bubblewrap(), *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
+    """The command that makes the sandbox: system libraries, the interpreter and its packages, all read-only.
+
+    Raises:
+        SandboxMissing: bubblewrap is not installed.
+    """
+    found = bwrap_path() if sys.platform.startswith("linux") else None
+    if found is None:
+        raise SandboxMissing(MISSING)
+    command = [found, *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
     command += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if may_change_user():
         command += [each for power in POWERS for each in ("--cap-add", power)]
@@ -274,25 +271,15 @@ def bubblewrap() -> list[str]:
     for name, value in environment(SCRATCH).items():
         command += ["--setenv", name, value]
     command += ["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH]
-    shown: dict[Path, Path] = {}
-    for path in map(Path, ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/proc/cpuinfo")):
-        if path.is_symlink():
-            command += ["--symlink", os.readlink(path), str(path)]
-        elif path.exists():
-            shown[path] = path
-    for path in map(Path, (sys.base_prefix, sys.prefix)):
-        if Path("/usr") not in (path, *path.parents):
-            shown[path] = path
     home = Path(labkit.__file__).parents[1]
-    shown |= {Path("/course", name): home / name for name in INSIDE if (home / name).exists()}
-    devices = [Path("/dev", name) for name in ("null", "zero", "random", "urandom")]
-    above = {parent for path in (*shown, *devices) for parent in path.parents} - {Path("/"), *shown}
-    for folder in sorted(above):
-        command += ["--perms", "0755", "--dir", str(folder)]
+    shown = {path: path for path in (*SYSTEM, sys.base_prefix, sys.prefix)}
+    shown |= {f"/course/{name}": str(home / name) for name in INSIDE}
+    for folder in sorted({str(parent) for path in (*shown, *DEVICES) for parent in Path(path).parents} - {"/", *shown}):
+        command += ["--perms", "0755", "--dir", folder]
     for path, source in shown.items():
-        command += ["--ro-bind", str(source), str(path)]
-    for device in devices:
-        command += ["--dev-bind", str(device), str(device)]
+        command += ["--ro-bind-try", source, path]
+    for device in DEVICES:
+        command += ["--dev-bind", device, device]
     return [*command, "--remount-ro", "/", "--chdir", SCRATCH, "--"]
 
 
