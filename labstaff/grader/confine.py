@@ -14,8 +14,11 @@ import resource
 
 CPU_SECONDS = 600
 """Far behind the limits of a test and of a suite."""
+MEMORY_BYTES = 3 << 30
+"""What a worker may have allocated at a time, with what was there when it started."""
 LIMITS = {
     resource.RLIMIT_CPU: CPU_SECONDS,
+    resource.RLIMIT_DATA: MEMORY_BYTES,
     resource.RLIMIT_FSIZE: 16 << 20,
     resource.RLIMIT_NOFILE: 64,
     resource.RLIMIT_NPROC: max(64, 2 * (os.cpu_count() or 1)),  # threads count: torch may start one a core

@@ -10,20 +10,21 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from labkit.labs.manifest import Lab
 from labkit.suite import finder, limits
 from labkit.suite.finder import Source, Unusable
 from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, seconds_for_another
 from labkit.suite.messages import ProcessEnded
 from labkit.testing import probes, unchanged
 from labkit.testing.outside import needs_more, task_name
-from labstaff.grader import wire
+from labstaff.grader import wire, worker
 from labstaff.grader.imports import imported_modules
-from labstaff.grader.machines import Machines
+from labstaff.grader.machines import Kept
 from labstaff.grader.sandbox import Worker, Workers
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 MOST_STARTS = 40
 """How often a submission's worker is started again before the rest of its tests fail."""
 LOADED_BYTES = 4 << 20
-"""What loading an ordinary file may take besides its imports. More counts as memory of each measured call."""
+"""What loading an ordinary file may take besides its imports: a measured call may use it too."""
+LOAD_SECONDS = 120.0
+"""How long loading a file may take by the clock: behind the limit that the worker itself sets to an import."""
 STOP_SECONDS = 20.0
 """How long a call that is told to stop may take to stop: one call into a library."""
 TOOK_TOO_LONG = f"{TookTooLong.__module__}:{TookTooLong.__name__}"
@@ -57,54 +60,31 @@ class Remote:
         self.sandbox, self.answer = sandbox, answer
         self.worker: Worker | None = None
         self.n_starts = 0
-        self.machines = Machines()
+        self.kept = Kept()
         self.unusable = ""
-        self._methods: list[MethodType] = []
         self._cpu_seconds = 0.0
-        self.loaded_bytes = 0
 
     def cpu_seconds(self) -> float:
         """The CPU time of all its workers so far."""
         return self._cpu_seconds + (self.worker.cpu_seconds if self.worker else 0.0)
 
-    def start(self, modules: Sequence[str] = ()) -> Worker:
-        """The worker with the submission loaded.
-
-        Args:
-            modules: imported before it, so that they do not count as memory of the submission.
+    def start(self) -> None:
+        """Have a worker with the submission loaded. A test's clock stands still meanwhile: an import has its own limit.
 
         Raises:
-            Unusable: loading it has failed before.
+            Unusable: loading it has failed, now or before.
             SubmissionError: its worker has ended too often.
         """
-        if self.unusable:
-            raise Unusable(self.unusable)
-        if self.worker is not None and not self.worker.has_ended:
-            return self.worker
-        if self.n_starts == MOST_STARTS:
-            raise SubmissionError(f"its process ended {MOST_STARTS} times: the rest is not graded")
-        self.n_starts += 1
-        self.machines = Machines()
-        self.worker = self.sandbox.worker()
-        file = self.answer.file
-        try:
-            source = file.read_bytes()
-        except OSError as error:
-            self.unusable = f"{file.name} cannot be read: {error.strerror}"
-            raise Unusable(self.unusable) from None
-        if modules:
-            self._request("preload", modules)
-        before = self.worker.data_bytes
-        try:
-            self._request("load", self.answer.lab, file.name, source)
-            self.loaded_bytes = self.worker.data_bytes - before
-        except TookTooLong as error:
-            self.unusable = f"importing {file.name} took too long: {error}"
-            raise
-        except SubmissionError as error:
-            self.unusable = f"importing {file.name} failed: {error}"
-            raise Unusable(self.unusable) from None
-        return self.worker
+        if self.worker is not None:
+            return
+        with contextlib.ExitStack() as stack:
+            stack.callback(limits.stop_clocks())
+            submission = self._new_worker()
+            try:
+                self._request("load", *submission, seconds=LOAD_SECONDS)
+            except SubmissionError as error:
+                self.unusable = f"importing {self.answer.file.name} failed: {error}"
+                raise Unusable(self.unusable) from None
 
     def end(self) -> str:
         """End the worker; handles to what was in it are void. How it ended, for a message."""
@@ -115,50 +95,73 @@ class Remote:
         self._cpu_seconds += worker.cpu_seconds
         return how
 
-    def call(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], within_mib: float | None = None) -> Any:
+    def call(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What a call returns, with plain data as it was there and handles for everything else.
 
         Args:
             function: a stand-in, or a function of the suite's that is to run there.
-            within_mib: make the call in a fresh worker that may allocate so many MiB for it.
 
         Raises:
             Exception: what it raised, where that class is known here, and SubmissionError otherwise.
         """
-        torch = sys.modules.get("torch")
-        grad = bool(torch is not None and torch.is_grad_enabled())
-        look = unchanged.is_watching()
-        call = (function, tuple(args), kwargs, seconds_for_another(), grad, look)
-        if within_mib is None:
-            self.start()
-            return self._request("call", *call)
+        self.start()
+        return self._request("call", *_call(function, args, kwargs))
+
+    def call_within(self, mib: float, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """As `call`, in a fresh worker that may allocate so many MiB for the call.
+
+        Raises:
+            AssertionError: it needs more.
+        """
         self.end()
-        source = self.answer.file.read_text(encoding="utf-8-sig", errors="replace")
-        worker = self.start(imported_modules(source))
         try:
-            left = int(within_mib * 2**20) - max(0, self.loaded_bytes - LOADED_BYTES)
-            if left < 0:
-                raise MemoryError("what the file makes when it is imported takes more")
-            self._request("hold", *call)
-            try:
-                worker.limit_memory(left)
-            except (EOFError, OSError, wire.WireError):
-                raise SubmissionError("its process did not take a memory limit") from None
-            return self._request("go")
+            with contextlib.ExitStack() as stack:
+                stack.callback(limits.stop_clocks())
+                submission = self._new_worker()
+                modules = imported_modules(submission[-1].decode("utf-8-sig", "replace"))
+                self._request("preload", modules, seconds=LOAD_SECONDS)
+            call = wire.for_worker(_call(function, args, kwargs), self.kept.stand_in)
+            assert self.worker is not None
+            n_bytes = self.worker.data_bytes + sum(map(len, call.buffers)) + LOADED_BYTES + int(mib * 2**20)
+            return self._request("call_within", n_bytes, submission, call.head, call=call)
+        except Exception as error:
+            if _is_want_of_memory(error):
+                raise AssertionError(needs_more(task_name(function, args), mib, args)) from None
+            raise
         finally:
             self.end()
 
-    def _request(self, *message: Any) -> Any:
+    def _new_worker(self) -> tuple[Lab, str, bytes]:
+        """Start a worker; the submission, as it loads it."""
+        file = self.answer.file
+        try:
+            source = file.read_bytes()
+        except OSError as error:
+            self.unusable = f"{file.name} cannot be read: {error.strerror}"
+        if self.unusable:
+            raise Unusable(self.unusable)
+        if self.n_starts == MOST_STARTS:
+            raise SubmissionError(f"its process ended {MOST_STARTS} times: the rest is not graded")
+        self.n_starts += 1
+        self.kept = Kept()
+        self.worker = self.sandbox.worker()
+        return self.answer.lab, file.name, source
+
+    def _request(self, *message: Any, call: wire.Pickled | None = None, seconds: float | None = None) -> Any:
         worker = self.worker
         assert worker is not None
-        self._methods = []
         try:
-            head, writer = wire.for_worker(message, self._describe)
-            wire.send(worker.channel, head, writer.buffers)
-            reply = self._reply(worker)
+            head, buffers, arrays = wire.for_worker(message, self.kept.stand_in)
+            if call:
+                buffers, arrays = call.buffers, call.arrays
+            wire.send(worker.channel, head, buffers)
+            reply = self._reply(worker, seconds)
         except wire.WireError as error:
             self.end()
             raise SubmissionError(f"what came back cannot be used: {error}") from None
+        except TimeoutError:
+            self.end()
+            raise SubmissionError(f"it was not done after {seconds:g} s") from None
         except (EOFError, OSError):
             raise WorkerEnded(f"its process ended: {self.end()}") from None
         except TookTooLong as error:
@@ -170,32 +173,18 @@ class Remote:
             raise
         if isinstance(reply, wire.Raised):
             raise self._exception(reply)
-        for number, array in reply.arguments or ():
-            _overwrite(writer.arrays[number], array)
-        return reply.result if reply.moved is None else self.machines.moved(reply.moved, reply.result)
+        for array, value in zip(arrays, reply.arguments or (), strict=False):
+            _overwrite(array, value)
+        return reply.result
 
     def _reply(self, worker: Worker, seconds: float | None = None) -> wire.Returned | wire.Raised:
         while True:
-            reply = wire.from_worker(*wire.receive(worker.channel, seconds), self._found)
-            self.machines.forget(reply.dropped)
-            if not isinstance(reply, wire.Ask):
-                return reply
-            answer = self._carried_out(reply)
-            head, writer = wire.for_worker(answer, self._describe)
-            wire.send(worker.channel, head, writer.buffers)
-
-    def _carried_out(self, asked: wire.Ask) -> tuple[bool, Any]:
-        """(True, result) of what the worker asks for, or (False, the exception that was raised)."""
-        args, kwargs = asked.arguments
-        if asked.operation != "callback":
-            return self.machines.carry_out(asked.operation, args, kwargs)
-        number, *arguments = args
-        if type(number) is not int or not 0 <= number < len(self._methods):
-            raise wire.WireError("a callback that was not given")
-        try:
-            return True, self._methods[number](*arguments)
-        except Exception as error:
-            return False, RuntimeError(str(error))
+            message = wire.from_worker(*wire.receive(worker.channel, seconds), self._found)
+            self.kept.forget(message.dropped)
+            if not isinstance(message.content, wire.Ask):
+                return message.content
+            head, buffers, _ = wire.for_worker(self.kept.carry_out(message.content), self.kept.stand_in)
+            wire.send(worker.channel, head, buffers)
 
     def _where_it_stops(self, worker: Worker) -> list[tuple[str, int, str]]:
         """Have the call stop that waits for something, and where that was; the worker is ended if it does not."""
@@ -207,42 +196,22 @@ class Remote:
         self.end()
         return []
 
-    def _describe(self, x: Any) -> list[Any] | None:
-        """What stands for `x` on the way to the worker, where that is not a copy of it."""
-        if isinstance(x, StandIn):
-            return ["real", x._where()]
-        if isinstance(x, MethodType):  # it stays with its object, and is called back
-            self._methods.append(x)
-            return ["callback", len(self._methods) - 1]
-        return self.machines.describe(x)
-
-    def _found(self, description: Any) -> Any:
-        kind, content = description
-        if kind != "handle":
-            return self.machines.found(description)
-        number, name = content
-        if type(number) is not int:
-            raise wire.WireError("a handle has a number")
-        return type(str(name).replace("\0", "") or "object", (Handle,), {})(self, number)
+    def _found(self, description: list[Any]) -> Any:
+        match description:
+            case ["kept", int(number)]:
+                return self.kept.found(number)
+            case ["handle", int(number), str(name)]:
+                return type(name.replace("\0", "") or "object", (Handle,), {})(self, number)
+        raise wire.WireError("not a message: an object of an unknown kind")
 
     def _exception(self, raised: wire.Raised) -> BaseException:
-        error = exceeded_by_another() if raised.kinds[:1] == [TOOK_TOO_LONG] else self._of_its_kind(raised)
+        error = exceeded_by_another() if raised.kinds[:1] == [TOOK_TOO_LONG] else _of_its_kind(raised)
         error.__dict__["far_places"] = self._places(raised)
         return error
 
     def _places(self, raised: wire.Raised) -> list[tuple[str, int, str]]:
         files = {file.name: str(file) for file in (self.answer.file, *self.answer.lab.suite_files)}
         return [(files[Path(f).name], line, name) for f, line, name in raised.places if Path(f).name in files]
-
-    def _of_its_kind(self, raised: wire.Raised) -> Exception:
-        kind = next((found for name in raised.kinds if (found := _known(name)) is not None), None)
-        if kind is None:
-            name = (raised.kinds or ["Exception"])[0].split(":")[-1]
-            kind = type(name.replace("\0", "") or "Exception", (SubmissionError,), {})
-        try:
-            return kind(raised.message)
-        except Exception:
-            return SubmissionError(raised.message)
 
 
 class StandIn:
@@ -251,9 +220,8 @@ class StandIn:
     def __init__(self, remote: Remote, path: str) -> None:
         self.__dict__.update(_remote=remote, _path=path, __name__=path.rpartition(".")[2], __qualname__=path)
 
-    def _where(self) -> list[Any]:
-        """What the worker finds it by."""
-        return [None, self.__dict__["_path"]]
+    def __reduce__(self) -> Any:
+        return worker.found, (None, self.__dict__["_path"])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the real one returns."""
@@ -269,7 +237,7 @@ class StandIn:
         Raises:
             AssertionError: it needs more.
         """
-        return within(self.__dict__["_remote"], mib, self, args, kwargs)
+        return self.__dict__["_remote"].call_within(mib, self, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -284,11 +252,11 @@ class Handle(StandIn):
         super().__init__(remote, path or type(self).__name__)
         self.__dict__.update(_number=number, _attribute=path, _worker=remote.worker)
 
-    def _where(self) -> list[Any]:
+    def __reduce__(self) -> Any:
         here = self.__dict__
         if here["_remote"].worker is not here["_worker"]:
             raise SubmissionError(f"{here['__name__']} was lost when the process ended")
-        return [here["_number"], here["_attribute"]]
+        return worker.found, (here["_number"], here["_attribute"])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -314,7 +282,7 @@ class RemoteProbe:
 
     def __within__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """See `StandIn.__within__`."""
-        return within(self._remote, mib, self._function, args, kwargs)
+        return self._remote.call_within(mib, self._function, args, kwargs)
 
     def __reduce__(self) -> Any:
         return wire.same, (self._function,)
@@ -361,18 +329,11 @@ def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Source],
     return load
 
 
-def within(remote: Remote, mib: float, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a call returns that may allocate `mib` MiB.
-
-    Raises:
-        AssertionError: it needs more.
-    """
-    try:
-        return remote.call(function, args, kwargs, mib)
-    except Exception as error:
-        if _is_want_of_memory(error):
-            raise AssertionError(needs_more(task_name(function, args), mib, args)) from None
-        raise
+def _call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """A call as the worker makes it: with the limits and settings that hold here."""
+    torch = sys.modules.get("torch")
+    grad = bool(torch is not None and torch.is_grad_enabled())
+    return function, tuple(args), kwargs, seconds_for_another(), grad, unchanged.is_watching()
 
 
 def _is_want_of_memory(error: Exception) -> bool:
@@ -382,6 +343,18 @@ def _is_want_of_memory(error: Exception) -> bool:
     if isinstance(error, WorkerEnded):  # it died of a failed allocation
         return "SIG" in message
     return isinstance(error, RuntimeError) and any(words in message for words in OUT_OF_MEMORY)
+
+
+def _of_its_kind(raised: wire.Raised) -> Exception:
+    """An exception of the nearest class that is known here, and otherwise of a new one with the same name."""
+    kind = next((found for name in raised.kinds if (found := _known(name)) is not None), None)
+    if kind is None:
+        name = (raised.kinds or ["Exception"])[0].split(":")[-1]
+        kind = type(name.replace("\0", "") or "Exception", (SubmissionError,), {})
+    try:
+        return kind(raised.message)
+    except Exception:
+        return SubmissionError(raised.message)
 
 
 def _known(name: str) -> Any:

@@ -39,11 +39,11 @@ INSIDE = (
     *(f"labstaff/grader/{name}.py" for name in ("__init__", "confine", "preload", "wire", "worker", "worker_machine")),
 )
 """What of the course is inside: calling and measuring. No reference, no expected value, no suite."""
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/proc/cpuinfo")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 POWERS = ("CAP_SETUID", "CAP_SETGID")
 """What the process inside keeps where the grader is root, to become a user of its own."""
 SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
-MEMORY_BYTES = 3 << 30
-"""What a worker may allocate after its start."""
 START_SECONDS = 180.0
 END_SECONDS = 10.0
 BROKEN = "the sandbox is broken"
@@ -95,7 +95,6 @@ class Workers:
             pid = _sender(ours)
             self._last = worker = Worker(self, ours, pid)
             wire.from_worker(*wire.receive(ours, START_SECONDS), special=lambda _: None)
-            worker.limit_memory(int(os.environ.get("ATTENTION_LABS_CELL_BYTES", MEMORY_BYTES)))
         except (EOFError, OSError, wire.WireError) as error:
             ours.close()
             raise SandboxBroken(f"it gives no worker: {type(error).__name__} {error}") from None
@@ -210,21 +209,8 @@ class Worker:
     @property
     def data_bytes(self) -> int:
         """The bytes that RLIMIT_DATA counts of it, as the kernel says."""
-        return _number(self._pid, "status", "VmData:") * 1024
-
-    def limit_memory(self, n_bytes: int) -> None:
-        """Let it allocate so many bytes more than it has allocated now. The kernel is asked whether the limit holds.
-
-        Raises:
-            EOFError: it has ended, or has not set the limit.
-            WireError: what it reported is no message.
-        """
-        bound = self.data_bytes + n_bytes
-        head, writer = wire.for_worker(("limit", bound), special=lambda _: None)
-        wire.send(self.channel, head, writer.buffers)
-        wire.from_worker(*wire.receive(self.channel, START_SECONDS), special=lambda _: None)
-        if _number(self._pid, "limits", "Max data size") > bound:
-            raise EOFError("it has not set its memory limit")
+        status = Path(f"/proc/{self._pid}/status").read_text(encoding="utf-8")
+        return int(status.partition("VmData:")[2].split()[0]) * 1024
 
     def stop_call(self) -> None:
         """Have the call that it works on raise TookTooLong."""
@@ -259,18 +245,6 @@ def require_sandbox() -> None:
         raise SandboxMissing(f"bubblewrap does not work here: {tried.stderr.strip()}\n{USER_NAMESPACES}")
 
 
-def require_bubblewrap() -> str:
-    """Where bubblewrap is.
-
-    Raises:
-        SandboxMissing: it is not installed.
-    """
-    found = bwrap_path() if sys.platform.startswith("linux") else None
-    if found is None:
-        raise SandboxMissing(MISSING)
-    return found
-
-
 def require_libseccomp() -> None:
     """Raise SandboxMissing where the filter of system calls cannot be made."""
     try:
@@ -280,8 +254,15 @@ def require_libseccomp() -> None:
 
 
 def bubblewrap() -> list[str]:
-    """The command that makes the sandbox: system libraries, the interpreter and its packages, all read-only."""
-    command = [require_bubblewrap(), *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
+    """The command that makes the sandbox: system libraries, the interpreter and its packages, all read-only.
+
+    Raises:
+        SandboxMissing: bubblewrap is not installed.
+    """
+    found = bwrap_path() if sys.platform.startswith("linux") else None
+    if found is None:
+        raise SandboxMissing(MISSING)
+    command = [found, *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
     command += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if may_change_user():
         command += [each for power in POWERS for each in ("--cap-add", power)]
@@ -290,25 +271,15 @@ def bubblewrap() -> list[str]:
     for name, value in environment(SCRATCH).items():
         command += ["--setenv", name, value]
     command += ["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH]
-    shown: dict[Path, Path] = {}
-    for path in map(Path, ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/proc/cpuinfo")):
-        if path.is_symlink():
-            command += ["--symlink", os.readlink(path), str(path)]
-        elif path.exists():
-            shown[path] = path
-    for path in map(Path, (sys.base_prefix, sys.prefix)):
-        if Path("/usr") not in (path, *path.parents):
-            shown[path] = path
     home = Path(labkit.__file__).parents[1]
-    shown |= {Path("/course", name): home / name for name in INSIDE if (home / name).exists()}
-    devices = [Path("/dev", name) for name in ("null", "zero", "random", "urandom")]
-    above = {parent for path in (*shown, *devices) for parent in path.parents} - {Path("/"), *shown}
-    for folder in sorted(above):
-        command += ["--perms", "0755", "--dir", str(folder)]
+    shown = {path: path for path in (*SYSTEM, sys.base_prefix, sys.prefix)}
+    shown |= {f"/course/{name}": str(home / name) for name in INSIDE}
+    for folder in sorted({str(parent) for path in (*shown, *DEVICES) for parent in Path(path).parents} - {"/", *shown}):
+        command += ["--perms", "0755", "--dir", folder]
     for path, source in shown.items():
-        command += ["--ro-bind", str(source), str(path)]
-    for device in devices:
-        command += ["--dev-bind", str(device), str(device)]
+        command += ["--ro-bind-try", source, path]
+    for device in DEVICES:
+        command += ["--dev-bind", device, device]
     return [*command, "--remount-ro", "/", "--chdir", SCRATCH, "--"]
 
 
@@ -327,14 +298,6 @@ def may_change_user() -> bool:
         return False
     mapped = Path("/proc/self/uid_map").read_text().split()
     return len(mapped) == 3 and int(mapped[2]) > 0x7FFFFFFF
-
-
-def _number(pid: int, file: str, name: str) -> int:
-    """The number behind a name in a file of /proc about a process."""
-    lines = Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8").splitlines()
-    found = next(line for line in lines if line.startswith(name))
-    number = found.removeprefix(name).split()[0]
-    return int(number) if number.isdigit() else sys.maxsize
 
 
 def _sender(channel: socket.socket) -> int:

@@ -21,7 +21,7 @@ CODE = (
 """What takes part in grading. The rest (boards, traces, the site, recording) changes no result."""
 
 LIBRARIES = ("numpy", "torch", "triton", "matplotlib", "pytest", "hypothesis")
-LIMITS = ("ATTENTION_LABS_TEST_SECONDS", "ATTENTION_LABS_CELL_BYTES")
+LIMITS = ("ATTENTION_LABS_TEST_SECONDS",)
 """Environment variables that set a limit."""
 
 

@@ -1,55 +1,210 @@
-"""Messages between the suite and a worker: plain data, followed by the raw bytes of arrays and tensors.
+"""Messages between the suite and a worker.
 
-Towards the worker a message is pickled (the sender is trusted). Back comes msgpack, which is checked step by step.
+Towards the worker a message is pickled: the sender is trusted. Back comes msgpack of fixed types, nothing of which is
+executed. Both ways the bytes of arrays and tensors follow, a buffer for each.
 """
 
 from __future__ import annotations
 
 import ctypes
 import io
-import math
 import mmap
 import pickle
 import socket
 import struct
 import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import msgspec
 import numpy as np
 
-HEADER = struct.Struct("<IQ")
+HEADER = struct.Struct("<IH")
+"""Bytes of the head, and the number of buffers that follow it."""
+SIZE = struct.Struct("<Q")
 MOST_HEAD = 4 << 20
 MOST_BUFFERS = 256 << 20
-MOST_NODES = 200_000
-MOST_DIGITS = 4000
-DEEPEST = 40
-ALIGNED = 64
+MOST_NUMBERS = 1 << 20
 ARRAY_KINDS = "biufcUS"
-TYPES = {"bool": bool, "int": int, "float": float, "complex": complex}
 TOO_MUCH = "it is nested too deep, or has too many parts, or too much text"
-
-Special = Callable[[Any], Any]
 
 
 class WireError(Exception):
     """What is to cross, or has crossed, is not a message, or is too large."""
 
 
-class Returned(msgspec.Struct, tag=True, array_like=True):
-    """A result, and the arrays among the arguments as they are now: `[[number, array], ...]`.
+# Framing
 
-    `dropped` are the numbers of tiles, and other things of the simulated machine, that have been freed; `moved` is that
-    of the result, if it is an array that a machine has moved.
+
+def send(channel: socket.socket, head: bytes, buffers: Sequence[memoryview] = ()) -> None:
+    """Send a message.
+
+    Raises:
+        WireError: it is longer than a message may be; nothing was sent.
     """
+    if len(head) > MOST_HEAD or len(buffers) > 0xFFFF:
+        raise WireError(TOO_MUCH)
+    _require_room(sum(map(len, buffers)))
+    channel.sendall(HEADER.pack(len(head), len(buffers)) + head)
+    for buffer in buffers:
+        channel.sendall(SIZE.pack(len(buffer)))
+        channel.sendall(buffer)
 
-    result: Any
+
+def receive(channel: socket.socket, seconds: float | None = None) -> tuple[memoryview, list[memoryview]]:
+    """The next message: its head, and its buffers in memory that no meter counts as an allocation.
+
+    Args:
+        seconds: how long the other side may be silent.
+
+    Raises:
+        EOFError: the other side has hung up.
+        WireError: the message is longer than a message may be.
+        TimeoutError: nothing came for `seconds`.
+    """
+    channel.settimeout(seconds)
+    length, n_buffers = HEADER.unpack(_exactly(channel, bytearray(HEADER.size)))
+    if length > MOST_HEAD:
+        raise WireError(f"a head of {length:,} bytes; {MOST_HEAD:,} are allowed")
+    head, buffers, left = _exactly(channel, bytearray(length)), [], MOST_BUFFERS
+    for _ in range(n_buffers):
+        (size,) = SIZE.unpack(_exactly(channel, bytearray(SIZE.size)))
+        if size > left:
+            raise WireError(f"a buffer of {size:,} bytes; a message holds {MOST_BUFFERS:,} at most")
+        left -= size
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if size else bytearray()
+        buffers.append(_exactly(channel, pages))
+    return head, buffers
+
+
+def _exactly(channel: socket.socket, memory: bytearray | mmap.mmap) -> memoryview:
+    view, n_read = memoryview(memory), 0
+    while n_read < len(view):
+        n_now = channel.recv_into(view[n_read:])
+        if not n_now:
+            raise EOFError
+        n_read += n_now
+    return view
+
+
+# Towards the worker
+
+
+class Pickled(NamedTuple):
+    """A message for a worker, and the arrays and tensors that are in it."""
+
+    head: bytes
+    buffers: list[memoryview]
+    arrays: list[Any]
+
+
+def for_worker(message: Any, special: Callable[[Any], Any] = lambda _: None) -> Pickled:
+    """Pickle a message for a worker; `special` may give what takes the place of an object, as `__reduce__` would."""
+    file = io.BytesIO()
+    pickler = Pickler(file, special)
+    pickler.dump(message)
+    return Pickled(file.getvalue(), pickler.buffers, pickler.arrays)
+
+
+def from_suite(head: memoryview | bytes, buffers: Sequence[memoryview]) -> tuple[Any, list[Any]]:
+    """The message, and the arrays in it in the order of `Pickled.arrays`."""
+    _arrived.clear()
+    message = pickle.loads(head, buffers=buffers)
+    return message, list(_arrived)
+
+
+class Pickler(cloudpickle.Pickler):
+    """Pickles arrays and tensors with their strides; those that share memory share it in the worker too."""
+
+    def __init__(self, file: io.BytesIO, special: Callable[[Any], Any]) -> None:
+        buffers = self.buffers = list[memoryview]()  # a callback with self would keep all that was pickled alive
+        self.arrays: list[Any] = []
+        self._special = special
+        self._memories: dict[tuple[Any, int, int], _Memory] = {}
+        super().__init__(file, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `pickle.Pickler`."""
+        torch = sys.modules.get("torch")
+        if isinstance(obj, np.ndarray) and obj.dtype.kind in ARRAY_KINDS:
+            self.arrays.append(obj)
+            return _array, self._layout_of_array(obj)
+        if torch is not None and type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.layout is torch.strided:
+            self.arrays.append(obj)
+            return _tensor, self._layout_of_tensor(obj)
+        reduced = self._special(obj)
+        return super().reducer_override(obj) if reduced is None else reduced
+
+    def _layout_of_array(self, x: np.ndarray) -> tuple[Any, ...]:
+        if not x.size:
+            return x.shape, x.dtype
+        first, last = np.lib.array_utils.byte_bounds(x)
+        memory = self._memory(same, first, last - first, x)
+        return x.shape, x.dtype, memory, x.ctypes.data - first, x.strides
+
+    def _layout_of_tensor(self, x: Any) -> tuple[Any, ...]:
+        grad, x = x.requires_grad, x.detach().resolve_conj().resolve_neg()
+        memory, storage = None, x.untyped_storage()
+        if x.device.type != "meta":
+            memory = self._memory(_storage, storage.data_ptr(), storage.nbytes(), storage)
+        return grad, x.dtype, memory, x.storage_offset(), tuple(x.shape), x.stride()
+
+    def _memory(self, made: Callable[[memoryview], Any], address: int, n_bytes: int, owner: Any) -> _Memory:
+        return self._memories.setdefault((made, address, n_bytes), _Memory(made, address, n_bytes, owner))
+
+
+class _Memory:
+    """So many bytes at an address, sent once, and not copied before they are."""
+
+    def __init__(self, made: Callable[[memoryview], Any], address: int, n_bytes: int, owner: Any) -> None:
+        self._made, self._owner = made, owner
+        self._bytes = (ctypes.c_char * n_bytes).from_address(address) if n_bytes else bytearray()
+
+    def __reduce__(self) -> Any:
+        return self._made, (pickle.PickleBuffer(self._bytes),)
+
+
+_arrived: list[Any] = []
+
+
+def _array(*layout: Any) -> np.ndarray:
+    array = np.ndarray(*layout)
+    _arrived.append(array)
+    return array
+
+
+def _tensor(grad: bool, dtype: Any, storage: Any, *layout: Any) -> Any:
+    import torch
+
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        if storage is None:
+            tensor = torch.empty_strided(*layout[1:], dtype=dtype, device="meta")
+        else:
+            tensor = torch.empty(0, dtype=dtype).set_(storage, *layout)
+    _arrived.append(tensor.requires_grad_(grad))
+    return tensor
+
+
+def _storage(memory: memoryview) -> Any:
+    import torch
+
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage() if len(memory) else torch.UntypedStorage(0)
+
+
+def same(x: Any) -> Any:
+    """What it is given: how an object is pickled as another one."""
+    return x
+
+
+# Back from the worker
+
+
+class Returned(msgspec.Struct, tag=True, array_like=True):
+    """A result, and the arrays among the arguments as they are after the call."""
+
+    result: Any = None
     arguments: Any = None
-    moved: int | None = None
-    dropped: list[int] = []
 
 
 class Raised(msgspec.Struct, tag=True, array_like=True):
@@ -58,422 +213,175 @@ class Raised(msgspec.Struct, tag=True, array_like=True):
     kinds: list[str]
     message: str
     places: list[tuple[str, int, str]]
-    dropped: list[int] = []
 
 
 class Ask(msgspec.Struct, tag=True, array_like=True):
-    """A callback: an operation of the simulated machine, which lives on the suite's side."""
+    """A callback: an attribute of an object on the suite's side, which is called where there are arguments."""
 
-    operation: str
-    arguments: Any
+    number: int
+    name: str
+    arguments: Any = None
+
+
+class Message(msgspec.Struct, array_like=True):
+    """What a worker sends; `dropped` are the numbers of objects on the suite's side that it has no use for any more."""
+
+    content: Returned | Raised | Ask
     dropped: list[int] = []
 
 
-FromWorker = Returned | Raised | Ask
 VALUES: dict[type, tuple[str, ...]] = {Returned: ("result", "arguments"), Raised: (), Ask: ("arguments",)}
-"""The fields that hold values, which cross as plain data."""
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(tuple[list[int], FromWorker])
+"""The fields that hold values, which cross as plain data: `[kind, …]` for all but numbers, texts and None."""
+SEQUENCES = {"tuple": tuple, "list": list, "set": set}
+_decoder = msgspec.msgpack.Decoder(Message)
 
 
-def send(channel: socket.socket, head: bytes, buffers: Sequence[memoryview] = ()) -> None:
-    """Send a message; each buffer begins at a multiple of 64 bytes.
-
-    Raises:
-        WireError: it is longer than a message may be; nothing was sent.
-    """
-    length = sum(map(_padded, map(len, buffers)))
-    if len(head) > MOST_HEAD:
-        raise WireError(TOO_MUCH)
-    if length > MOST_BUFFERS:
-        raise WireError(f"{length:,} bytes of arrays; a message holds {MOST_BUFFERS:,} at most")
-    channel.sendall(HEADER.pack(len(head), length) + head)
-    for buffer in buffers:
-        channel.sendall(buffer)
-        channel.sendall(bytes(_padded(len(buffer)) - len(buffer)))
-
-
-def receive(channel: socket.socket, seconds: float | None = None) -> tuple[memoryview, memoryview]:
-    """The next message: its head, and its buffers in memory that no meter counts as an allocation.
-
-    Raises:
-        EOFError: the other side has hung up.
-        WireError: the message is longer than a message may be.
-        TimeoutError: it did not arrive within `seconds`.
-    """
-    deadline = None if seconds is None else time.monotonic() + seconds
-    length, n_buffers = HEADER.unpack(_exactly(channel, bytearray(HEADER.size), deadline))
-    if length > MOST_HEAD or n_buffers > MOST_BUFFERS:
-        raise WireError(f"a message of {length + n_buffers:,} bytes; {MOST_HEAD:,} and {MOST_BUFFERS:,} are allowed")
-    pages = mmap.mmap(-1, n_buffers, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if n_buffers else bytearray()
-    return _exactly(channel, bytearray(length), deadline), _exactly(channel, pages, deadline)
-
-
-def for_worker(message: Any, special: Special) -> tuple[bytes, Writer]:
-    """A message for a worker, as a head and the writer that has its buffers and arrays.
-
-    `special` may give a description of an object, a list, by which the worker finds or makes what it stands for.
-    """
-    writer, file = Writer(special), io.BytesIO()
-    _Pickler(file, writer).dump(message)
-    return msgspec.msgpack.encode((writer.sizes(), file.getvalue())), writer
-
-
-def from_suite(head: memoryview, buffers: memoryview, special: Special) -> tuple[Any, Reader]:
-    """What `for_worker` was given, and the reader that has its arrays. The sender is trusted."""
-    sizes, pickled = msgspec.msgpack.decode(head)
-    reader = Reader(_cut(buffers, sizes), special)
-    unpickler = pickle.Unpickler(io.BytesIO(pickled))
-    unpickler.persistent_load = reader.described  # type: ignore[method-assign]
-    return unpickler.load(), reader
-
-
-def for_suite(message: FromWorker, special: Special) -> tuple[bytes, list[memoryview]]:
-    """A message for the suite, as a head and buffers.
+def for_suite(message: Message, special: Callable[[Any], list[Any]]) -> tuple[bytes, list[memoryview]]:
+    """A message for the suite, as a head and buffers; `special` gives what stands for objects that are no plain data.
 
     Raises:
         WireError: a value contains itself, or has more text or parts than a message may have.
     """
-    writer = Writer(special)
-    for name in VALUES[type(message)]:
-        setattr(message, name, writer.tree(getattr(message, name), 0))
-    return msgspec.msgpack.encode((writer.sizes(), message)), writer.buffers
+    writer, content = Writer(special), message.content
+    try:
+        for name in VALUES[type(content)]:
+            setattr(content, name, writer.value(getattr(content, name)))
+        return msgspec.msgpack.encode(message), writer.buffers
+    except (RecursionError, ValueError):  # the latter for half a character, or a number of too many digits
+        raise WireError(TOO_MUCH) from None
 
 
-def from_worker(head: memoryview, buffers: memoryview, special: Special) -> FromWorker:
+def from_worker(head: memoryview, buffers: list[memoryview], special: Callable[[list[Any]], Any]) -> Message:
     """A message that may be anything: checked step by step; nothing in it is executed.
 
     Raises:
         WireError: for anything that `for_suite` would not have written.
     """
     try:
-        sizes, message = _decoder.decode(head)
-        reader = Reader(_cut(buffers, sizes), special)
-        for name in VALUES[type(message)]:
-            setattr(message, name, reader.value(getattr(message, name), 0))
+        message = _decoder.decode(head)
+        reader, content = Reader(buffers, special), message.content
+        for name in VALUES[type(content)]:
+            setattr(content, name, reader.value(getattr(content, name)))
         return message
-    except WireError:
-        raise
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, StopIteration) as error:
         raise WireError(f"not a message: {type(error).__name__}: {error}") from None
     except (RuntimeError, MemoryError) as error:  # from torch and NumPy, about shapes and sizes
         raise WireError(f"not a message: {type(error).__name__}") from None
 
 
-class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file: io.BytesIO, writer: Writer) -> None:
-        super().__init__(file, protocol=5)
-        self._writer = writer
-
-    def persistent_id(self, obj: Any) -> Any:
-        return self._writer.array(obj) or self._writer.special(obj)
-
-
 class Writer:
-    """Describes values. Storages that arrays share are sent once, an array that comes twice has one number."""
+    """Makes plain data of values, read by their own types' methods: no code of a subclass runs."""
 
-    def __init__(self, special: Special) -> None:
-        self.special = special
+    def __init__(self, special: Callable[[Any], list[Any]]) -> None:
         self.buffers: list[memoryview] = []
-        self.arrays: dict[int, Any] = {}
-        self._numbers: dict[int, int] = {}
-        self._storages: dict[int, tuple[Any, int]] = {}
-        self._n_nodes = 0
+        self._special = special
 
-    def sizes(self) -> list[int]:
-        """The lengths of the buffers, in bytes."""
-        return [len(each) for each in self.buffers]
-
-    def array(self, x: Any) -> list[Any] | None:
-        """What describes `x` if it is an array or a tensor whose numbers can cross."""
-        if isinstance(x, np.ndarray):
-            x = x.view(np.ndarray) if type(x) is not np.ndarray else x
-            return ["array", self._array(x)] if x.dtype.kind in ARRAY_KINDS else None
-        torch = sys.modules.get("torch")
-        if torch is not None and type(x) in (torch.Tensor, torch.nn.Parameter) and x.layout is torch.strided:
-            return ["tensor", self._tensor(torch, x)]
-        return None
-
-    def tree(self, x: Any, depth: int) -> Any:
-        """`x` as plain data: containers by the iteration of their own type, so that no code of a subclass runs."""
-        self._n_nodes += 1
-        if self._n_nodes > MOST_NODES or depth > DEEPEST:
-            raise WireError(TOO_MUCH)
-        if x is None or type(x) in (bool, float):
+    def value(self, x: Any) -> Any:
+        """`x` as plain data; the bytes of arrays go to the buffers."""
+        if x is None or type(x) in (bool, float, str):
             return x
-        if isinstance(x, np.generic) and (array := self.array(np.asarray(x))):
-            return {"scalar": array[1]}
-        for kind in (list, tuple, set, frozenset):
-            if isinstance(x, kind):
-                items = [self.tree(each, depth + 1) for each in kind.__iter__(x)]  # type: ignore[attr-defined, arg-type]
-                return items if kind is list else {"tuple" if kind is tuple else "set": items}
+        if isinstance(x, np.ndarray | np.generic | complex) and np.asarray(x).dtype.kind in ARRAY_KINDS:
+            return self._array("array" if isinstance(x, np.ndarray) else "number", np.asarray(x))
+        for kind, base in (*SEQUENCES.items(), ("set", frozenset)):
+            if isinstance(x, base):
+                if base.__len__(x) > MOST_NUMBERS:
+                    raise WireError(TOO_MUCH)
+                return [kind, [*map(self.value, base.__iter__(x))]]
         if isinstance(x, dict):
-            return {"dict": [[self.tree(k, depth + 1), self.tree(v, depth + 1)] for k, v in dict.items(x)]}
-        if isinstance(x, str):
-            if str.__len__(x) > MOST_HEAD:
-                raise WireError(TOO_MUCH)
-            return str.__str__(x)
-        if isinstance(x, int) and type(x) is not bool:
-            return self._int(int.__add__(x, 0))
-        if isinstance(x, float):
-            return float.__add__(x, 0.0)
-        if (described := self.array(x) or self._small(x) or self.special(x)) is not None:
-            kind, content = described
-            return {kind: content}
-        raise WireError(f"a {type(x).__name__[:80]} cannot cross")
-
-    def _int(self, x: int) -> Any:
-        if -(1 << 63) <= x < 1 << 63:
-            return x
-        if x.bit_length() > 3 * MOST_DIGITS:
-            raise WireError(f"a number of more than {MOST_DIGITS} digits cannot cross")
-        return {"int": str(x)}
-
-    def _small(self, x: Any) -> list[Any] | None:
-        torch = sys.modules.get("torch")
+            return ["dict", [[self.value(key), self.value(value)] for key, value in dict.items(x)]]
         if isinstance(x, slice | range):
-            return [type(x).__name__, [self.tree(each, DEEPEST) for each in (x.start, x.stop, x.step)]]
-        if x is Ellipsis:
-            return ["ellipsis", None]
-        if isinstance(x, bytes | bytearray):
-            return ["bytes", self._buffer(memoryview(bytes(x)))]
-        if isinstance(x, complex):
-            return ["complex", [x.real, x.imag]]
-        if isinstance(x, np.dtype):
-            return ["dtype", x.str]
-        if isinstance(x, type) and (x in TYPES.values() or x.__module__ == "numpy"):
-            return ["type", x.__name__]
-        if torch is not None and isinstance(x, torch.dtype | torch.device):
-            return [f"torch.{type(x).__name__}", str(x).removeprefix("torch.")]
-        return None
+            return [type(x).__name__, [self.value(each) for each in (x.start, x.stop, x.step)]]
+        if isinstance(x, int):
+            return int.__index__(x) if int.bit_length(x) < 64 else ["integer", int.__repr__(x)]
+        for plain in (float, str, bytes):
+            if isinstance(x, plain):
+                return plain.__getnewargs__(x)[0]  # type: ignore[attr-defined, arg-type]
+        return _named(x) or self._tensor(x) or self._special(x)
 
-    def _number(self, x: Any) -> int:
-        number = self._numbers.setdefault(id(x), len(self._numbers))
-        self.arrays[number] = x
-        return number
+    def _array(self, kind: str, x: np.ndarray) -> list[Any]:
+        _require_room(x.nbytes)
+        plain = np.ascontiguousarray(x, x.dtype.newbyteorder("<"))
+        self.buffers.append(plain.reshape(-1).view(np.uint8).data)
+        return [kind, plain.dtype.str, list(x.shape)]
 
-    def _array(self, x: np.ndarray) -> list[Any]:
-        number = self._number(x)
-        if x.dtype.byteorder == ">":
-            x = x.astype(x.dtype.newbyteorder("<"))
-        if not x.size:
-            return [number, 0, x.dtype.str, list(x.shape), [], 0, x.flags.writeable]
-        owner = x
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        (first, last), (start, end) = map(np.lib.array_utils.byte_bounds, (x, owner))
-        if not (start <= first <= last <= end and end - start <= 4 * (last - first) + 4096):
-            owner, start, end = x, first, last  # a small part of something large
-        if id(owner) not in self._storages:
-            self._storages[id(owner)] = owner, self._buffer(_memory(start, end - start, owner))
-        at = x.__array_interface__["data"][0] - start
-        buffer = self._storages[id(owner)][1]
-        return [number, buffer, x.dtype.str, list(x.shape), list(x.strides), at, x.flags.writeable]
-
-    def _tensor(self, torch: Any, x: Any) -> list[Any]:
-        number = self._number(x)
+    def _tensor(self, x: Any) -> list[Any] | None:
+        torch = sys.modules.get("torch")
+        if torch is None or type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
+            return None
         with torch._C.DisableTorchFunctionSubclass(), torch.utils._python_dispatch._disable_current_modes():
-            grad, x = x.requires_grad, x.detach().resolve_conj().resolve_neg()
-            storage = x.untyped_storage()
-            if storage._cdata not in self._storages:
-                buffer = -storage.nbytes() - 1  # of a meta tensor only the size crosses
-                if x.device.type != "meta":
-                    buffer = self._buffer(_memory(storage.data_ptr(), storage.nbytes(), storage))
-                self._storages[storage._cdata] = storage, buffer
-            buffer, dtype = self._storages[storage._cdata][1], str(x.dtype).removeprefix("torch.")
-            return [number, buffer, dtype, list(x.shape), list(x.stride()), x.storage_offset(), grad]
-
-    def _buffer(self, data: memoryview) -> int:
-        self.buffers.append(data)
-        return len(self.buffers) - 1
+            if x.device.type != "meta":
+                _require_room(x.nbytes)
+                plain = x.detach().resolve_conj().resolve_neg().contiguous()
+                self.buffers.append(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
+            kind = "meta" if x.device.type == "meta" else "tensor"
+            return [kind, str(x.dtype).removeprefix("torch."), list(x.shape), x.requires_grad]
 
 
 class Reader:
-    """Makes values from descriptions, which may be anything: every step is checked."""
+    """Makes values of what a `Writer` has made of them."""
 
-    def __init__(self, buffers: list[memoryview], special: Special) -> None:
-        self.buffers = buffers
-        self.special = special
-        self.arrays: dict[int, Any] = {}
-        self._storages: dict[int, Any] = {}
-        self._n_bytes = 0  # of the arrays made so far, were they written out
-        self._n_nodes = 0
+    def __init__(self, buffers: list[memoryview], special: Callable[[list[Any]], Any]) -> None:
+        self._buffers = iter(buffers)
+        self._special = special
 
-    def value(self, tree: Any, depth: int) -> Any:
-        """What `Writer.tree` described."""
-        self._n_nodes += 1
-        if self._n_nodes > MOST_NODES or depth > DEEPEST + 2:
-            raise WireError(TOO_MUCH)
-        if tree is None or isinstance(tree, bool | int | float | str):
-            return tree
-        if isinstance(tree, list):
-            return [self.value(each, depth + 1) for each in tree]
-        ((kind, content),) = tree.items()
-        if kind == "tuple":
-            return tuple(self.value(content, depth))
-        if kind == "set":
-            return set(self.value(content, depth))
-        if kind == "dict":
-            return {self.value(k, depth + 1): self.value(v, depth + 1) for k, v in content}
-        if kind in ("slice", "range"):
-            return self._run(kind, self.value(content, depth))
-        return self.described((kind, content))
+    def value(self, tree: Any) -> Any:
+        """The value."""
+        match tree:
+            case ["tuple" | "list" | "set" as kind, list(items)]:
+                return SEQUENCES[kind](map(self.value, items))
+            case ["dict", list(items)]:
+                return {self.value(key): self.value(value) for key, value in items}
+            case ["slice", list(bounds)]:
+                return slice(*map(self.value, bounds))
+            case ["range", list(bounds)]:
+                if len(numbers := range(*bounds)) > MOST_NUMBERS:
+                    raise ValueError(TOO_MUCH)
+                return numbers
+            case ["integer", str(digits)]:
+                return int(digits)  # Python itself bounds how many there may be
+            case ["array" | "number" as kind, str(dtype), list(shape)]:
+                array = np.ndarray(shape, _numpy_dtype(dtype), next(self._buffers))
+                return array if kind == "array" else array[()]
+            case ["tensor" | "meta" as kind, str(dtype), list(shape), bool(grad)]:
+                return self._tensor(kind, dtype, shape, grad)
+            case ["..."]:
+                return Ellipsis
+            case ["dtype", str(name)]:
+                return _numpy_dtype(name)
+            case ["numpy", str(name)]:
+                return getattr(np, name)  # the simulated machine decides what is called
+            case list():
+                return self._special(tree)
+        return tree
 
-    def described(self, description: Any) -> Any:
-        """What a description of one thing stands for."""
-        kind, content = description
-        if kind == "array":
-            return self._known(content, self._array)
-        if kind == "tensor":
-            return self._known(content, self._tensor)
-        if kind == "scalar":
-            return self._array(content)[()]
-        if kind == "int":
-            if len(content) > MOST_DIGITS:
-                raise WireError(TOO_MUCH)
-            return int(content)
-        if kind == "bytes":
-            return bytes(self._buffer(content))
-        if kind == "complex":
-            return complex(*content)
-        if kind == "ellipsis":
-            return Ellipsis
-        if kind == "dtype":
-            return _numpy_dtype(content)
-        if kind == "type":
-            return TYPES[content] if content in TYPES else _numpy_dtype(content).type
-        if kind == "torch.dtype":
-            return _torch_dtype(content)
-        if kind == "torch.device":
-            import torch
-
-            return torch.device(str(content))
-        return self.special(description)
-
-    def _run(self, kind: str, bounds: Any) -> slice | range:
-        if kind == "slice":
-            return slice(*bounds)
-        numbers = range(*bounds)
-        if (numbers.stop - numbers.start) // numbers.step > MOST_NODES:
-            raise WireError(TOO_MUCH)
-        return numbers
-
-    def _known(self, content: Any, make: Callable[[Any], Any]) -> Any:
-        number = content[0]
-        if number not in self.arrays:
-            self.arrays[number] = make(content)
-        return self.arrays[number]
-
-    def _array(self, content: Any) -> np.ndarray:
-        _, buffer, name, shape, strides, at, writeable = content
-        dtype, shape = _numpy_dtype(name), _numbers(shape)
-        self._count(shape, dtype.itemsize)
-        if 0 in shape:
-            return np.empty(shape, dtype)
-        array = np.ndarray(shape, dtype, self._buffer(buffer), int(at), _numbers(strides))  # checks the bounds
-        array.flags.writeable = bool(writeable)
-        return array
-
-    def _tensor(self, content: Any) -> Any:
+    def _tensor(self, kind: str, name: str, shape: list[int], grad: bool) -> Any:
         import torch
 
-        _, buffer, name, shape, strides, at, grad = content
-        dtype, shape, strides = _torch_dtype(name), _numbers(shape), _numbers(strides)
-        if type(buffer) is not int or type(at) is not int:
-            raise WireError("a buffer and an offset are whole numbers")
-        if buffer >= 0:
-            self._count(shape, dtype.itemsize)
-        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-            if buffer not in self._storages:
-                self._storages[buffer] = self._storage(torch, buffer)
-            storage = self._storages[buffer]
-            span = at + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1 if all(shape) else 0
-            if min((*shape, *strides, at), default=0) < 0 or span * dtype.itemsize > storage.nbytes():
-                raise WireError("a tensor that reaches out of its storage")
-            tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, at, shape, strides)
-        return tensor.requires_grad_() if grad and (dtype.is_floating_point or dtype.is_complex) else tensor
-
-    def _storage(self, torch: Any, buffer: int) -> Any:
-        if buffer < 0:
-            return torch.empty(-buffer - 1, dtype=torch.uint8, device="meta").untyped_storage()
-        data = self._buffer(buffer)
-        return (torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0)).untyped_storage()
-
-    def _count(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Bound what an expanded array would take once somebody computes with it."""
-        self._n_bytes += math.prod(shape) * itemsize if all(n >= 0 for n in shape) else 0
-        if self._n_bytes > MOST_BUFFERS:
-            raise WireError(f"arrays of {self._n_bytes:,} bytes; a message holds {MOST_BUFFERS:,} at most")
-
-    def _buffer(self, number: Any) -> memoryview:
-        if type(number) is not int or not 0 <= number < len(self.buffers):
-            raise WireError("a buffer that is not there")
-        return self.buffers[number]
+        dtype = getattr(torch, name)  # what is none, torch refuses
+        with torch.utils._python_dispatch._disable_current_modes():
+            if kind == "meta":
+                return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
+            memory = next(self._buffers)
+            tensor = torch.frombuffer(memory, dtype=dtype) if len(memory) else torch.empty(0, dtype=dtype)
+            return tensor.reshape(shape).requires_grad_(grad)
 
 
-def same(x: Any) -> Any:
-    """What it is given: how an object is pickled as another one."""
-    return x
+def _named(x: Any) -> list[Any] | None:
+    if x is Ellipsis:
+        return ["..."]
+    if isinstance(x, np.dtype) or (isinstance(x, type) and (x in (bool, int, float) or issubclass(x, np.generic))):
+        return ["dtype", np.dtype(x).str]
+    name = x.__name__ if isinstance(x, np.ufunc | type(np.sum)) else ""
+    return ["numpy", name] if name and getattr(np, name, None) is x else None
 
 
-def _cut(buffers: memoryview, sizes: Any) -> list[memoryview]:
-    views, start = [], 0
-    for size in sizes:
-        if not 0 <= size <= len(buffers) - start:
-            raise WireError("the buffers are not as long as announced")
-        views.append(buffers[start : start + size])
-        start += _padded(size)
-    if start != len(buffers):
-        raise WireError("the buffers are not as long as announced")
-    return views
-
-
-def _numbers(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list) or len(values) > 32 or not all(type(n) is int for n in values):
-        raise WireError("a shape is a list of whole numbers")
-    return tuple(values)
-
-
-def _numpy_dtype(name: Any) -> np.dtype:
-    dtype = np.dtype(str(name))
+def _numpy_dtype(name: str) -> np.dtype:
+    dtype = np.dtype(name)
     if dtype.kind not in ARRAY_KINDS or dtype.fields or dtype.subdtype:
-        raise WireError(f"arrays of {name!r} do not cross")
+        raise TypeError(f"arrays of {name!r} do not cross")
     return dtype
 
 
-def _torch_dtype(name: Any) -> Any:
-    import torch
-
-    dtype = getattr(torch, str(name), None)
-    if not isinstance(dtype, torch.dtype):
-        raise WireError(f"torch has no dtype {name!r}")
-    return dtype
-
-
-def _memory(address: int, length: int, owner: Any) -> memoryview:
-    """The bytes at an address, not copied; `owner` lives as long as they may be read."""
-    if not length:
-        return memoryview(b"")
-    block = (ctypes.c_char * length).from_address(address)
-    block.owner = owner  # type: ignore[attr-defined, arg-type]
-    return memoryview(block).cast("B")
-
-
-def _padded(length: int) -> int:
-    """`length`, up to where the next buffer may begin."""
-    return -(-length // ALIGNED) * ALIGNED
-
-
-def _exactly(channel: socket.socket, memory: bytearray | mmap.mmap, deadline: float | None) -> memoryview:
-    view, n_read = memoryview(memory), 0
-    while n_read < len(view):
-        if deadline is not None:
-            channel.settimeout(max(0.001, deadline - time.monotonic()))
-        try:
-            n_now = channel.recv_into(view[n_read:])
-        finally:
-            if deadline is not None:
-                channel.settimeout(None)
-        if not n_now:
-            raise EOFError
-        n_read += n_now
-    return view
+def _require_room(n_bytes: int) -> None:
+    if n_bytes > MOST_BUFFERS:
+        raise WireError(f"{n_bytes:,} bytes of arrays; a message holds {MOST_BUFFERS:,} at most")

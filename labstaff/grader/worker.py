@@ -24,53 +24,47 @@ from labkit.suite.limits import TookTooLong
 from labstaff.grader import wire, worker_machine
 from labstaff.grader.confine import give_memory_back, limit_memory
 
+_module = types.ModuleType("submission")
+_given_out: list[Any] = []
+"""Objects of the submission's of which the suite has the numbers."""
+
 
 def serve(channel: socket.socket) -> None:
-    """Source requests until the suite's side hangs up."""
+    """Answer requests until the suite's side hangs up."""
     worker = Worker(channel)
-    worker.say(wire.Returned(None))  # ready: limits and filter are in force
+    wire.send(channel, *packed(wire.Returned()))  # ready: limits and filter are in force
     with contextlib.suppress(EOFError):
         while True:
             worker.answer(*wire.receive(channel))
 
 
 class Worker:
-    """One submission, and the objects that it has given out."""
+    """One submission at the end of a channel."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
+        self.buffers: list[memoryview] = []
+        self.arrays: list[Any] = []
         worker_machine.install(self.ask)
-        self.module = types.ModuleType("submission")
-        self.given_out: list[Any] = []
-        self.held: tuple[Any, ...] = ()
-        self.reader = wire.Reader([], self.find)
 
-    def say(self, message: wire.FromWorker) -> None:
-        """Send a message."""
-        wire.send(self.channel, *self.packed(message))
-
-    def packed(self, message: wire.FromWorker) -> tuple[bytes, list[memoryview]]:
-        """A message as it is sent."""
-        message.dropped = worker_machine.dropped()
-        return wire.for_suite(message, self.describe)
-
-    def answer(self, head: memoryview, buffers: memoryview) -> None:
+    def answer(self, head: memoryview, buffers: list[memoryview]) -> None:
         """Do what a request asks for, and report its result or its exception."""
+        self.buffers = buffers
         try:
-            (action, *arguments), self.reader = wire.from_suite(head, buffers, self.find)
-            packed = getattr(self, action)(*arguments)
+            (action, *arguments), self.arrays = wire.from_suite(head, buffers)
+            wire.send(self.channel, *getattr(self, action)(*arguments))
         except BaseException as error:  # SystemExit too: whatever a submission raises is reported
-            packed = self.packed(described(error))
-        self.reader = wire.Reader([], self.find)
-        wire.send(self.channel, *packed)
+            wire.send(self.channel, *packed(described(error)))
+        self.buffers, self.arrays = [], []
 
     def load(self, lab: Lab, name: str, source: bytes) -> Any:
         """Run the submission's file, as the import finder does in an ordinary run."""
+        global _module
         file = Path(os.getcwd(), name)
         file.write_bytes(source)
-        self.module = sys.modules[lab.module] = types.ModuleType(lab.module)
-        SourceLoader(Source(lab, file)).exec_module(self.module)
-        return self.packed(wire.Returned(None))
+        _module = sys.modules[lab.module] = types.ModuleType(lab.module)
+        SourceLoader(Source(lab, file)).exec_module(_module)
+        return packed(wire.Returned())
 
     def call(
         self,
@@ -85,71 +79,58 @@ class Worker:
         with cpu_limit(seconds), _autograd(grad):
             result = function(*args, **kwargs)
             del args, kwargs
-            arguments = [[number, array] for number, array in self.reader.arrays.items()] if look else None
-            return self.packed(wire.Returned(result, arguments, worker_machine.known_as(result)))
+            return packed(wire.Returned(result, self.arrays if look else None))
 
-    def limit(self, n_bytes: int) -> Any:
-        """Limit this process's memory; the suite's side asks the kernel whether that was done."""
-        limit_memory(n_bytes)
-        return self.packed(wire.Returned(None))
-
-    def preload(self, modules: list[str]) -> Any:
-        """Import modules before the submission is loaded, whose memory is measured from here on."""
+    def preload(self, modules: Sequence[str]) -> Any:
+        """Import modules before the submission is loaded: what they take is not the submission's memory."""
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
         give_memory_back()
-        return self.packed(wire.Returned(None))
+        return packed(wire.Returned())
 
-    def hold(self, *call: Any) -> Any:
-        """Keep a call whose arguments have arrived, until the memory limit is set."""
-        self.held = call
-        give_memory_back()
-        return self.packed(wire.Returned(None))
+    def call_within(self, n_bytes: int, submission: tuple[Lab, str, bytes], call: bytes) -> Any:
+        """Load the submission and make a call, both within a limit of this process's memory, which the kernel holds."""
+        limit_memory(n_bytes)
+        self.load(*submission)
+        arguments, self.arrays = wire.from_suite(call, self.buffers)
+        return self.call(*arguments)
 
-    def go(self) -> Any:
-        """Make the call that is held."""
-        call, self.held = self.held, ()
-        return self.call(*call)
-
-    def ask(self, operation: str, *args: Any, **kwargs: Any) -> Any:
-        """Have the suite's side carry out an operation of the simulated machine, or call a method of its own."""
+    def ask(self, number: int, name: str, arguments: Any = None) -> Any:
+        """Have the suite's side carry out an operation on an object that it keeps."""
         with _uninterrupted():
-            self.say(wire.Ask(operation, (args, kwargs)))
-            (succeeded, value), _ = wire.from_suite(*wire.receive(self.channel), self.find)
+            wire.send(self.channel, *packed(wire.Ask(number, name, arguments)))
+            (succeeded, value), _ = wire.from_suite(*wire.receive(self.channel))
         if not succeeded:
             raise value
         return value
 
-    def describe(self, x: Any) -> list[Any] | None:
-        """What stands for an object that cannot cross: a machine's thing, or a handle with the name of its class."""
-        if (described := worker_machine.describe(x)) is not None:
-            return described
-        self.given_out.append(x)
-        return ["handle", [len(self.given_out) - 1, type(x).__name__[:80]]]
 
-    def find(self, description: Any) -> Any:
-        """The object that a stand-in of the suite's stands for: something given out, or a name of the module's."""
-        kind, content = description
-        if kind == "callback":
-            return lambda *args: self.ask("callback", content, *args)
-        if kind != "real":
-            return worker_machine.made(description)
-        number, path = content
-        thing = self.module if number is None else self.given_out[number]
-        return operator.attrgetter(path)(thing) if path else thing
+def packed(content: wire.Returned | wire.Raised | wire.Ask) -> tuple[bytes, list[memoryview]]:
+    """A message as it is sent."""
+    return wire.for_suite(wire.Message(content, worker_machine.dropped()), _describe)
+
+
+def found(number: int | None, path: str) -> Any:
+    """What a stand-in of the suite's stands for: something given out, or the submission's module; or a part of it."""
+    thing = _module if number is None else _given_out[number]
+    return operator.attrgetter(path)(thing) if path else thing
+
+
+def _describe(x: Any) -> list[Any]:
+    """What stands for an object that cannot cross: the suite's number of it, or a number here and its class's name."""
+    if (number := worker_machine.number_of(x)) is not None:
+        return ["kept", number]
+    _given_out.append(x)
+    return ["handle", len(_given_out) - 1, type(x).__name__[:80]]
 
 
 def described(error: BaseException) -> wire.Raised:
     """An exception as plain data; the frames that it passed through are freed."""
     with contextlib.suppress(Exception):
         traceback.clear_frames(error.__traceback__)
-    places: list[tuple[str, int, str]] = []
-    entry = error.__traceback__
-    while entry is not None:
-        code = entry.tb_frame.f_code
-        places.append((str(code.co_filename)[:200], int(entry.tb_lineno or 0), str(code.co_name)[:200]))
-        entry = entry.tb_next
+    passed = traceback.walk_tb(error.__traceback__)
+    places = [(str(f.f_code.co_filename)[:200], line or 0, str(f.f_code.co_name)[:200]) for f, line in passed]
     try:
         message = str.__str__(str(error))[:2000]
         message.encode()
@@ -185,11 +166,6 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
 
 
-@contextlib.contextmanager
-def _autograd(enabled: bool) -> Iterator[None]:
+def _autograd(enabled: bool) -> contextlib.AbstractContextManager[Any]:
     torch = sys.modules.get("torch")
-    if torch is None:
-        yield
-        return
-    with torch.set_grad_enabled(enabled):
-        yield
+    return torch.set_grad_enabled(enabled) if torch else contextlib.nullcontext()

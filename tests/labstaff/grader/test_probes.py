@@ -40,14 +40,14 @@ def suite(tmp_path):
 
 
 def test_it_carries_what_it_names_alone(suite):
-    head, _ = wire.for_worker(("call", suite.probe), special=lambda _: None)
+    head, *_ = wire.for_worker(("call", suite.probe))
     assert b"SIZES" in head and b"helper" in head
     assert b"SECRET" not in head and b"expected value" not in head and b"TestIt" not in head
 
 
 def test_it_runs_without_its_suite(suite):
-    head, _ = wire.for_worker(suite.probe, special=lambda _: None)
+    head, *_ = wire.for_worker(suite.probe)
     del sys.modules[suite.__name__]
-    function, _ = wire.from_suite(memoryview(head), memoryview(b""), special=lambda _: None)
+    function, _ = wire.from_suite(head, [])
     sys.modules[suite.__name__] = suite
     assert function("small") == 6
