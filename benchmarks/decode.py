@@ -65,7 +65,7 @@ def grouped(layers: Sequence[Layer]) -> dict[str, Call]:
     steps = {
         BUILT_IN: partial(functional.scaled_dot_product_attention, enable_gqa=True),
         "one product a key head": answer_module("09").grouped_query_attention,
-        "a loop over key heads": answer_module("09", "right/loops").grouped_query_attention,
+        "a loop over key heads": answer_module("09", "alternatives/loops").grouped_query_attention,
     }
     return {name: in_turn([partial(step, *layer) for layer in layers]) for name, step in steps.items()}
 
@@ -82,7 +82,7 @@ def split(layers: Sequence[Layer]) -> dict[str, Call]:
 
 def paged(layers: Sequence[Layer]) -> dict[str, Call]:
     """The same keys contiguous, and scattered over blocks with a block table."""
-    lab, loops = answer_module("09"), answer_module("09", "right/loops")
+    lab, loops = answer_module("09"), answer_module("09", "alternatives/loops")
     n = layers[0][1].shape[2] // BLOCK * BLOCK
     order = torch.randperm(n // BLOCK, generator=torch.Generator().manual_seed(1))
     arguments = [(q[:, :, 0], *(_scattered(x[0, :, :n], order) for x in (k, v))) for q, k, v in layers]

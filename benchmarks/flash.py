@@ -44,7 +44,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
 
 def candidates() -> dict[str, Attention]:
     """The forms of attention compared, each called with `(N, d)` matrices and a flag for causal."""
-    plain, tuned, in_steps = (answer_module("05", other) for other in ("", "right/tuned", "steps"))
+    plain, tuned, in_steps = (answer_module("05", other) for other in ("", "alternatives/tuned", "steps"))
     steps = ("add_in_product", "powers_of_2", "trim", "bound")
 
     def with_steps(count: int) -> Attention:
@@ -60,7 +60,7 @@ def candidates() -> dict[str, Attention]:
         "+ powers of 2": with_steps(2),
         "+ diagonal tiles trimmed": with_steps(3),
         "+ no maximum when safe": with_steps(4),
-        "right/tuned.py": tuned.FlashAttention.apply,
+        "alternatives/tuned.py": tuned.FlashAttention.apply,
     }
 
 

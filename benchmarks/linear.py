@@ -33,7 +33,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
 
 def candidates() -> dict[str, Callable[..., torch.Tensor]]:
     """The routes compared, each called with q, k and v."""
-    plain, tuned = answer_module("07"), answer_module("07", "right/tuned")
+    plain, tuned = answer_module("07"), answer_module("07", "alternatives/tuned")
     return {
         QUADRATIC: quadratic,
         TEXTBOOK: textbook,

@@ -45,7 +45,7 @@ def extra_mib(calls: Mapping[str, Callable[[], np.ndarray]], name: str) -> float
 
 def candidates() -> dict[str, dict[str, Attention]]:
     """The forms compared, by table."""
-    plain, tuned = answer_module("04"), answer_module("04", "right/tuned")
+    plain, tuned = answer_module("04"), answer_module("04", "alternatives/tuned")
 
     def tiled(module: ModuleType, blocks: tuple[int, int], causal: bool = False) -> Attention:
         return lambda Q, K, V: module.tiled_attention(Q, K, V, *blocks, causal=causal)
@@ -66,13 +66,13 @@ def candidates() -> dict[str, dict[str, Attention]]:
             "standard, in place, not causal": naive_in_place,
             IN_PLACE: partial(naive_in_place, causal=True),
             "tiles of 256 × 512, plain": tiled(plain, BLOCKS, causal=True),
-            "right/tuned.py": tiled(tuned, BLOCKS, causal=True),
+            "alternatives/tuned.py": tiled(tuned, BLOCKS, causal=True),
         },
         "tiling_without_tiles": {
             IN_PLACE: naive_in_place,
             "standard, fewer passes": naive_fewer_passes,
             "standard, fewer passes, no maximum": partial(naive_fewer_passes, bound=True),
-            "right/tuned.py": tiled(tuned, BLOCKS),
+            "alternatives/tuned.py": tiled(tuned, BLOCKS),
         },
     }
 

@@ -45,7 +45,7 @@ def candidates(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -
         "built-in, causal, no window": partial(built_in, is_causal=True),
         "tiles, blocks of 64": blocked("", 64),
         "tiles, blocks of 128": blocked("", 128),
-        "strips, blocks of 128": blocked("right/strips", 128),
-        "strips, one bias, blocks of 64": blocked("right/strips_one_bias", 64),
-        "all blocks at once, blocks of 128": blocked("right/all_blocks_at_once", 128),
+        "strips, blocks of 128": blocked("alternatives/strips", 128),
+        "strips, one bias, blocks of 64": blocked("alternatives/strips_one_bias", 64),
+        "all blocks at once, blocks of 128": blocked("alternatives/all_blocks_at_once", 128),
     }

@@ -15,9 +15,9 @@ import pytest
 from labkit.labs.catalog import ROOT, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
 from labkit.suite.results import State
+from labstaff.answers.alternatives import ALTERNATIVES_PER_LAB, alternative_solutions
 from labstaff.answers.matrix import affected_classes
 from labstaff.answers.mistakes import MISTAKES_PER_TASK, Mistake, mistakes_of
-from labstaff.answers.right import RIGHT_PER_LAB, right_answers
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
 from labstaff.pytest_plugin import variant_text
@@ -61,7 +61,7 @@ RIGHT = {
         lab.label, ("--answer", str(file), "--seed", "1"), affected_classes(lab, variant_text(lab, file))
     )
     for lab in LABS
-    for file in right_answers(lab)
+    for file in alternative_solutions(lab)
 }
 """At another seed, by the tests of the tasks in which they differ from the solution."""
 MADE = session_folder("mistakes")
@@ -139,7 +139,7 @@ def test_every_task_draws_inputs_at_random(job, suite_runs):
 
 @by_lab
 def test_answers_are_enough(lab):
-    assert len(right_answers(lab)) >= RIGHT_PER_LAB
+    assert len(alternative_solutions(lab)) >= ALTERNATIVES_PER_LAB
     count = Counter(mistake.task for mistake in mistakes_of(lab))
     least = 1 if lab.draft else MISTAKES_PER_TASK
     few = {task.name: count[task.name] for task in lab.tasks if count[task.name] < least}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.kernels.bubblewrap import bwrap_path
-from labkit.meters.kernels.kept import made_once
+from labkit.meters.kernels.cache import made_once
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Shared memory that one thread block may ask for, by architecture (CUDA C++ Programming Guide, compute capabilities).

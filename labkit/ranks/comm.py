@@ -49,7 +49,7 @@ class Comm(Protocol):
         """
 
 
-class RanksStuck(RuntimeError):
+class Deadlock(RuntimeError):
     """Ranks that wait for one another in vain, or that break a rule of `Comm`; the message says who and where."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from labkit.ranks.comm import RanksStuck
+from labkit.ranks.comm import Deadlock
 from labkit.ranks.threads import Operation, run_ranks
 
 
@@ -20,7 +20,7 @@ def run_measured(function: Callable[..., Any], arguments: Sequence[Sequence[Any]
     """
     try:
         ran = run_ranks(partial(function, **options), arguments)
-    except RanksStuck as error:
+    except Deadlock as error:
         return {"trouble": str(error)}
     traffic = [asdict(each) for each in ran.traffic]
     transfers = [_transfers(operations) for operations in ran.operations]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from labkit.ranks.comm import RanksStuck, Traffic, described
+from labkit.ranks.comm import Deadlock, Traffic, described
 
 HERE = str(Path(__file__).parent)
 
@@ -40,11 +40,11 @@ class Message:
         self.versions = versions_of(self.tensors)
 
     def refuse_changes(self) -> None:
-        """Raise RanksStuck where the rank has written into what it had no right to touch yet."""
+        """Raise Deadlock where the rank has written into what it had no right to touch yet."""
         if versions_of(self.tensors) == self.versions:
             return
         what = "what it was sending" if self.is_send else "a buffer it was receiving into"
-        raise RanksStuck(
+        raise Deadlock(
             f"rank {self.rank} changed {what} before wait() had returned (send_recv in line {self.line})\n"
             "A transfer reads and writes its tensors until wait(): work on others meanwhile"
         )
@@ -72,7 +72,7 @@ class Exchange:
             return
         sent, wanted = (message, others.popleft()) if message.is_send else (others.popleft(), message)
         if described(sent.tensors) != described(wanted.tensors):
-            raise RanksStuck(
+            raise Deadlock(
                 f"rank {receiver} expects {described(wanted.tensors)} from rank {sender} (line {wanted.line}), "
                 f"which sends {described(sent.tensors)} (line {sent.line})"
             )

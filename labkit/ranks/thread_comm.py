@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from labkit.ranks.comm import RanksStuck, checked_rank, checked_tensors, described
+from labkit.ranks.comm import Deadlock, checked_rank, checked_tensors, described
 from labkit.ranks.messages import Exchange, Message, fill, line_of_caller, unseen_copies
 
 
@@ -133,7 +133,7 @@ class ThreadComm:
         """Raise where the rank returns and has not waited for everything."""
         for message in self._loose:
             what = f"sends to rank {message.other}" if message.is_send else f"receives from rank {message.other}"
-            raise RanksStuck(
+            raise Deadlock(
                 f"rank {self._rank} returned without wait() for what it {what} (send_recv in line {message.line})\n"
                 "Until wait() nothing is sure to have left, and buffers hold what they like"
             )

@@ -13,7 +13,7 @@ import torch
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.products import ProductMeter
-from labkit.ranks.comm import RanksStuck, Traffic, described
+from labkit.ranks.comm import Deadlock, Traffic, described
 from labkit.ranks.deadlock import Waiting, explained
 from labkit.ranks.messages import Exchange, Message, line_of_caller
 from labkit.ranks.thread_comm import Call, ThreadComm
@@ -68,7 +68,7 @@ def run_ranks(function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) 
     A transfer's numbers arrive with its `wait()`, and its buffers hold NaN until then. Autograd is off.
 
     Raises:
-        RanksStuck: ranks wait for one another in vain, or one breaks a rule of `Comm`.
+        Deadlock: ranks wait for one another in vain, or one breaks a rule of `Comm`.
         Exception: what the first rank to fail has raised.
     """
     return _World(function, arguments).run()
@@ -180,10 +180,10 @@ class _World:
             self.calls.append(Call(name))
         call = self.calls[number]
         if call.name != name:
-            raise RanksStuck(f"rank {rank} calls {name} (line {line}), other ranks call {call.name} at the same place")
+            raise Deadlock(f"rank {rank} calls {name} (line {line}), other ranks call {call.name} at the same place")
         for other, theirs in call.brought.items():
             if described(theirs) != described(brought):
-                raise RanksStuck(
+                raise Deadlock(
                     f"in {name} rank {rank} has {described(brought)} (line {line}), rank {other} {described(theirs)}"
                 )
         call.brought[rank] = brought
@@ -212,7 +212,7 @@ class _World:
                     return
             if len(self.returned) < self.world_size:
                 n_sent = {each: self.exchange.traffic[each].messages for each in self.returned}
-                self.failure = RanksStuck(explained(self.waiting, n_sent))
+                self.failure = Deadlock(explained(self.waiting, n_sent))
         self.over.set()
 
     def can_go_on(self, rank: int) -> bool:

@@ -11,7 +11,7 @@ from labkit.labs.manifest import Lab
 
 REFERENCES = {
     "first come, first served": "servers/first_come",
-    "with a prefix cache": "right/reserving",
+    "with a prefix cache": "alternatives/reserving",
     "and with preemption": "",
 }
 """The rows, from the top: a file next to the solution that holds what differs from it; nothing for the solution."""

@@ -25,10 +25,10 @@ import typer
 
 from labkit.labs.catalog import find_lab, find_labs
 from labkit.labs.manifest import Lab
-from labkit.meters.kernels.kept import kernels_kept
+from labkit.meters.kernels.cache import kernels_cached
 from labkit.suite.forked import HEAVY, ForkedRunner
+from labstaff.answers.alternatives import alternative_solutions
 from labstaff.answers.mistakes import mistakes_of
-from labstaff.answers.right import right_answers
 from labstaff.grader.runner import SandboxedRunner
 
 MOST_USED, LEAST_EXCEEDED = 0.75, 1.30
@@ -89,7 +89,7 @@ def main(
             job for lab in chosen for job in (*correct_jobs(lab, seeds), *mistaken_jobs(lab, mistake_seeds, folder))
         ]
         sandboxed = [job for lab in chosen for job in correct_jobs(lab, sandboxed_seeds)]
-        with kernels_kept(folder / "kernels"):
+        with kernels_cached(folder / "kernels"):
             results = list(run_all(ForkedRunner(tuple(HEAVY.values())), jobs, folder)) if jobs else []
             if sandboxed:
                 results += run_all(SandboxedRunner(), sandboxed, folder)
@@ -112,7 +112,9 @@ def main(
 
 def correct_jobs(lab: Lab, seeds: str) -> Iterator[Job]:
     """The solution and every alternative solution at each seed, by the whole suite."""
-    options = {"solution": ("--solutions",)} | {file.stem: ("--answer", str(file)) for file in right_answers(lab)}
+    options = {"solution": ("--solutions",)} | {
+        file.stem: ("--answer", str(file)) for file in alternative_solutions(lab)
+    }
     for seed, (name, chosen) in itertools.product(_range(seeds), options.items()):
         yield Job(lab, f"{lab.label} {name}", chosen, (), seed, True)
 

@@ -7,7 +7,7 @@ import json
 from labkit.labs.catalog import find_labs, solution_file
 from labkit.labs.manifest import Lab
 from labkit.suite.review import ALLOWANCES, findings
-from labstaff.answers.right import right_answers
+from labstaff.answers.alternatives import alternative_solutions
 
 
 def derive_allowances() -> str:
@@ -25,7 +25,7 @@ def refresh_allowances() -> bool:
 
 
 def _allowed(lab: Lab) -> list[str]:
-    texts = [file.read_text(encoding="utf-8") for file in (solution_file(lab), *right_answers(lab))]
+    texts = [file.read_text(encoding="utf-8") for file in (solution_file(lab), *alternative_solutions(lab))]
     solution, *alternatives = texts
     sources = [solution, *(f"{solution}\n\n{text}" for text in alternatives)]
     return sorted({found.what for source in sources for found in findings(source, lab)})

@@ -1,4 +1,4 @@
-"""The tuning of `right/tuned.py` step by step, for `python -m benchmarks.flash`: one head, no checks."""
+"""The tuning of `alternatives/tuned.py` step by step, for `python -m benchmarks.flash`: one head, no checks."""
 
 import math
 from dataclasses import dataclass

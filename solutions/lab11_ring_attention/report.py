@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from labkit.notebook import student_module
-from labkit.ranks.comm import RanksStuck
+from labkit.ranks.comm import Deadlock
 from labkit.ranks.threads import run_ranks
 
 ring = student_module("lab11")
@@ -164,7 +164,7 @@ for function in (in_order, all_send_first):
         try:
             run_ranks(function, [(torch.zeros(1),)] * world_size)
             print(f"{function.__name__}, {world_size} ranks: done")
-        except RanksStuck as error:
+        except Deadlock as error:
             print(f"{function.__name__}, {world_size} ranks: {error}")
 
 # %% [markdown]

@@ -13,7 +13,7 @@ from labkit.testing.attention.reference import attention
 from labstaff import io_blocks
 from tests.docs.page_script import PageScript
 
-ORDERS = {"queries": "", "keys": "right/flash1_order"}
+ORDERS = {"queries": "", "keys": "alternatives/flash1_order"}
 """Order of the loops on the page → the module of Lab 04 that has it."""
 SHAPES = [
     (8, 8, 4, 4, 4, 2),

@@ -2,7 +2,7 @@
 
 `@triton.jit` reads the environment's TRITON_INTERPRET when it runs, Triton's own functions of Triton's language
 included. So a process has either the interpreter or the compiler, unless it imports Triton twice: `compiler` does, and
-keeps the second import apart. What its interpreter knows of types is `found_types`' to know.
+keeps the second import apart.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from labkit.meters.kernels.found_types import types_found_once
-from labkit.meters.kernels.kept import made_once
+from labkit.meters.kernels.cache import made_once
 
 KNOWN_VERSIONS = ("3.6", "3.9")
 """Versions of Triton, as far as their second number, under which Lab 10's suite was tried.
@@ -192,8 +191,7 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
     builder.create_dot, function.run = multiply, launch
     module._patch_lang = patch_once
     try:
-        with types_found_once(module):
-            yield
+        yield
     except module.InterpreterError as error:
         raise _kernels_own(error, module.InterpreterError) from None
     finally:

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from labkit.kernels import resources
-from labkit.meters.kernels import adapter, kept
-from labkit.meters.kernels.found_types import types_found_once
+from labkit.meters.kernels import adapter, cache
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Triton exists for Linux alone")
 os.environ.setdefault(adapter.SWITCH, "1")  # before anything imports Triton
@@ -33,7 +32,7 @@ def folder(tmp_path, monkeypatch):
     """A folder for compiled kernels, named in the environment."""
     folder = tmp_path / "kernels"
     folder.mkdir()
-    monkeypatch.setenv(kept.FOLDER, str(folder))
+    monkeypatch.setenv(cache.FOLDER, str(folder))
     return folder
 
 
@@ -56,22 +55,22 @@ def test_is_made_once_where_a_folder_is_named(folder):
         made.append(1)
         return ["ptx", len(made)]
 
-    assert [kept.made_once(text, make) for text in ("a", "b", "a")] == [["ptx", 1], ["ptx", 2], ["ptx", 1]]
+    assert [cache.made_once(text, make) for text in ("a", "b", "a")] == [["ptx", 1], ["ptx", 2], ["ptx", 1]]
     assert len(list(folder.iterdir())) == 2
 
 
 def test_folder_is_named_for_a_while(tmp_path, monkeypatch):
-    monkeypatch.delenv(kept.FOLDER, raising=False)
-    with kept.kernels_kept(tmp_path / "mine"):
-        assert kept.made_once("a", lambda: "ptx") == kept.made_once("a", lambda: "another")
-    assert kept.FOLDER not in os.environ
+    monkeypatch.delenv(cache.FOLDER, raising=False)
+    with cache.kernels_cached(tmp_path / "mine"):
+        assert cache.made_once("a", lambda: "ptx") == cache.made_once("a", lambda: "another")
+    assert cache.FOLDER not in os.environ
     assert len(list((tmp_path / "mine").iterdir())) == 1
 
 
 def test_a_kernel_from_the_folder_is_the_one_that_is_compiled(tmp_path, folder, monkeypatch):
     first, again = (compiled_scaled(tmp_path, "2.0")[80][0] for _ in range(2))
     assert len(list(folder.iterdir())) == 1
-    monkeypatch.delenv(kept.FOLDER)
+    monkeypatch.delenv(cache.FOLDER)
     afresh = compiled_scaled(tmp_path, "2.0")[80][0]
     assert first == again == afresh
     assert "scaled_kernel" in first["ptx"]
@@ -93,28 +92,3 @@ def test_the_assembler_is_asked_once_for_each_text_and_architecture(tmp_path, fo
     assert (resources.assembled(older, 80), resources.assembled(newer, 90)) == said
     with pytest.raises(TypeError):
         resources.assembled(older, 90)
-
-
-def test_shared_by_equal_types_alone():
-    import triton.language as tl
-
-    with types_found_once(adapter.interpreter()):
-        first, again, wider, other = (
-            tl.block_type(of, shape)
-            for of, shape in [(tl.float32, [16]), (tl.float32, [16]), (tl.float32, [32]), (tl.int32, [16])]
-        )
-        assert first == again
-        assert first.shape is again.shape
-        assert [list(each.shape) for each in (again, wider, other)] == [[16], [32], [16]]
-        assert [each.numel for each in (again, wider, other)] == [16, 32, 16]
-        assert [str(each.scalar) for each in (again, wider, other)] == ["fp32", "fp32", "int32"]
-
-
-def test_names_are_what_they_were_afterwards():
-    import triton.language as tl
-
-    module = adapter.interpreter()
-    before = tl.block_type.__init__, tl.tensor.__init__, module._get_np_dtype
-    with types_found_once(module):
-        assert tl.block_type.__init__ is not before[0]
-    assert (tl.block_type.__init__, tl.tensor.__init__, module._get_np_dtype) == before

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from labkit.ranks.comm import RanksStuck
+from labkit.ranks.comm import Deadlock
 from labkit.ranks.threads import run_ranks
 from labkit.suite.limits import TookTooLong, time_limit
 
@@ -196,7 +196,7 @@ def gathers_other_shapes(comm, x):
 def test_a_deadlock_or_broken_rule_is_explained(name):
     function, says = WRONG[name]
     n_threads = threading.active_count()
-    with pytest.raises(RanksStuck) as error:
+    with pytest.raises(Deadlock) as error:
         run_ranks(function, numbers(4))
     for text in says:
         assert text in str(error.value)

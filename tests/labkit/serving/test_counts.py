@@ -78,7 +78,7 @@ def test_each_server_adds_something():
         assert FIRST[trace]["in_time"] <= SHARED[trace]["in_time"] < PREEMPTING[trace]["in_time"]
 
 
-PENCIL = {"servers/first_come": (6, 10, {}), "right/reserving": (6, 8, {}), "": (4, 8, {2: "A", 3: "B"})}
+PENCIL = {"servers/first_come": (6, 10, {}), "alternatives/reserving": (6, 8, {}), "": (4, 8, {2: "A", 3: "B"})}
 """The chapter's example by server: steps, tokens computed, and who is served in some of the steps."""
 
 

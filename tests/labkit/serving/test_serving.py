@@ -16,7 +16,11 @@ from labkit.serving.trace import KINDS, LIMITS, MARGIN, Request, make_trace
 from labstaff.pytest_plugin import variant_text
 
 LAB = find_lab("13")
-SERVERS = (solution_folder(LAB) / "servers" / "first_come.py", solution_folder(LAB) / "right" / "reserving.py", None)
+SERVERS = (
+    solution_folder(LAB) / "servers" / "first_come.py",
+    solution_folder(LAB) / "alternatives" / "reserving.py",
+    None,
+)
 NBYTES, MAX_TOKENS = 28_000, 48
 
 

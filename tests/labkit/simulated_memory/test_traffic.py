@@ -75,7 +75,7 @@ class TestForms:
     @pytest.mark.parametrize("right", ORDERS)
     def test_the_tiled_forms_equal_the_count(self, count, right, shape, dtype):
         form = ORDERS[right][0](*shape, np.dtype(dtype).itemsize)
-        assert count(answer_module("04", right and f"right/{right}").tiled_traffic, *shape, dtype) == form
+        assert count(answer_module("04", right and f"alternatives/{right}").tiled_traffic, *shape, dtype) == form
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @pytest.mark.parametrize("shape", SHAPES)
@@ -87,7 +87,7 @@ class TestForms:
     @pytest.mark.parametrize("sram_bytes", [2_000, 8_192, 30_000])
     @pytest.mark.parametrize("right", ORDERS)
     def test_the_blocks_fit_and_one_row_more_does_not(self, right, sram_bytes, d):
-        answer, blocks = answer_module("04", right and f"right/{right}"), ORDERS[right][1]
+        answer, blocks = answer_module("04", right and f"alternatives/{right}"), ORDERS[right][1]
         block_q, block_k = blocks(sram_bytes, d)
         assert answer.choose_blocks(sram_bytes, d) == (block_q, block_k)
         more = (block_q, block_k + 1) if right else (block_q + 1, block_k)

@@ -9,8 +9,8 @@ import pytest
 
 from labkit.labs.catalog import find_lab, find_labs, solution_file
 from labkit.suite.review import ALLOWANCES, LIBRARIES, TOO_DEEP, Finding, findings, review
+from labstaff.answers.alternatives import alternative_solutions
 from labstaff.answers.mistakes import mistakes_of
-from labstaff.answers.right import right_answers
 from labstaff.derive.allowances import derive_allowances
 from labstaff.pytest_plugin import variant_text
 from tests.labkit.suite.forgeries import FORGERIES
@@ -34,7 +34,7 @@ def test_forgeries_are_listed(number: str, name: str) -> None:
 @pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
 def test_solutions_and_alternative_solutions_are_not_listed(lab) -> None:
     texts = {solution_file(lab): solution_file(lab).read_text(encoding="utf-8")}
-    texts |= {file: variant_text(lab, file) for file in right_answers(lab)}
+    texts |= {file: variant_text(lab, file) for file in alternative_solutions(lab)}
     assert not {file.stem: found for file, text in texts.items() if (found := review(text, lab))}
 
 

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 
 from benchmarks.harness import answer_module
 
-ANSWERS = ("", "right/loops", "right/whole_prefixes")
+ANSWERS = ("", "alternatives/loops", "alternatives/whole_prefixes")
 SHAPES = [(6, 2, 1, 37), (8, 8, 1, 5), (4, 1, 7, 7), (6, 3, 5, 29)]
 """Query heads, key heads, queries, keys."""
 D, D_V = 16, 24

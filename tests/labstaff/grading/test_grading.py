@@ -177,7 +177,7 @@ def test_a_cause_counts_once_for_a_submission():
 
 def test_similar_files_whatever_the_names():
     renamed = SOLUTION.replace("scores", "logits").replace("weights", "probabilities")
-    other = (solution_folder(LAB) / "right" / "row_by_row.py").read_text()
+    other = (solution_folder(LAB) / "alternatives" / "row_by_row.py").read_text()
     texts = {"ann": SOLUTION, "bob": renamed, "cec": other, "dan": STUB, "eve": STUB}
     groups = similar_groups({student: syntax_runs(text) for student, text in texts.items()}, syntax_runs(STUB))
     assert [group.students for group in groups] == [("ann", "bob")]

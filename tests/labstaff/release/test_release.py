@@ -63,7 +63,7 @@ def test_nothing_of_the_instructors(released):
         assert "instructors:" not in content
         assert "nbgrader" not in content
     names = {path.name for path in released.rglob("*")}
-    assert not names & {"__pycache__", ".git", ".venv", ".lab", "report.py", "right", "mistakes"}
+    assert not names & {"__pycache__", ".git", ".venv", ".lab", "report.py", "alternatives", "mistakes"}
     assert not [path for path in released.rglob("*") if path.is_file() and path.stat().st_size > HUGE]
 
 

@@ -1,4 +1,4 @@
-"""What need not be compiled or assembled twice: who runs many answers names a folder, and what was made lies there."""
+"""A cache of compiled and assembled kernels in a folder, for commands that run many submissions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import TypeVar
 Made = TypeVar("Made", str, list[str | int])
 
 FOLDER = "COMPILED_KERNELS"
-"""The name in the environment under which that folder is found; without it nothing is kept.
+"""The name in the environment under which that folder is found; without it nothing is cached.
 
-Answers that run under it can write there too: it is for those that somebody trusts, as the course does its own.
+The code under test can write there too, so this is for code that is trusted, such as the course's own.
 """
 
 
 @contextlib.contextmanager
-def kernels_kept(folder: Path) -> Iterator[None]:
-    """Have processes begun while this lasts keep what they make in `folder`, or where the environment says already."""
+def kernels_cached(folder: Path) -> Iterator[None]:
+    """Let processes that start meanwhile share `folder`, or the folder that the environment already names."""
     if os.environ.get(FOLDER):
         yield
         return
@@ -34,10 +34,10 @@ def kernels_kept(folder: Path) -> Iterator[None]:
 
 
 def made_once(made_of: str, make: Callable[[], Made]) -> Made:
-    """What `make` returns: found where the same was made of `made_of` before, the first time made and kept.
+    """The result of `make()`, from the cache where one with the same `made_of` is there.
 
-    It is text, a number, or a list of these. `made_of` must say all that it depends on but the libraries. What `make`
-    raises is not kept.
+    It is text, or a list of texts and whole numbers. `made_of` must hold everything it depends on, apart from the
+    libraries. An exception is not cached.
     """
     folder = os.environ.get(FOLDER, "")
     if not folder:
