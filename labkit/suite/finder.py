@@ -189,7 +189,8 @@ def _parsed(file: Path) -> ast.Module | str:
 
 def _syntax_problem(file: Path, error: SyntaxError) -> str:
     code = (error.text or "").strip()
-    return f"{file.name} has a syntax error in line {error.lineno}: {error.msg}" + (f": {code}" if code else "")
+    where = f" in line {error.lineno}" if error.lineno else ""  # for a NUL byte Python names none
+    return f"{file.name} has a syntax error{where}: {error.msg}" + (f": {code}" if code else "")
 
 
 def _forbidden_import(tree: ast.Module) -> str | None:

@@ -56,6 +56,7 @@ def test_removed_with_its_modules(imported):
     [
         ("x = 1", "profiling.py defines no standard_attention: was it renamed or deleted?"),
         ("def f(:\n", "profiling.py has a syntax error in line 1: invalid syntax: def f(:"),
+        ("x = 1\0", "profiling.py has a syntax error: source code string cannot contain null bytes"),
         ("import numpyy\n", "importing profiling.py failed: ModuleNotFoundError: No module named 'numpyy' (line 1"),
         ("1 / 0\n", "importing profiling.py failed: ZeroDivisionError: division by zero (line 1: 1 / 0)"),
         ("import sys\nsys.exit(3)\n", "importing profiling.py failed: SystemExit: 3 (line 2"),
@@ -66,7 +67,7 @@ def test_removed_with_its_modules(imported):
         ("# café\n".encode("latin-1"), "profiling.py is not UTF-8 text: "),
         (None, "profiling.py cannot be read: No such file"),
     ],
-    ids=["missing", "syntax", "import", "raises", "exits", "labkit", "latin-1", "no file"],
+    ids=["missing", "syntax", "NUL", "import", "raises", "exits", "labkit", "latin-1", "no file"],
 )
 def test_a_file_that_cannot_be_used_is_one_line_at_each_use(imported, source, message):
     module = imported(source)
