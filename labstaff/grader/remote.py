@@ -215,13 +215,18 @@ class Remote:
 
 
 class StandIn:
-    """Looks like a function or a class of a submission; calling it calls the real one, in the worker."""
+    """Looks like a function or a class of a submission; calling it calls the real one, in the worker.
 
-    def __init__(self, remote: Remote, path: str) -> None:
-        self.__dict__.update(_remote=remote, _path=path, __name__=path.rpartition(".")[2], __qualname__=path)
+    Args:
+        made: what the worker finds the real one by, as `__reduce__` gives it; by default, a task's by its name.
+    """
+
+    def __init__(self, remote: Remote, name: str, made: tuple[Any, ...] = ()) -> None:
+        self.__dict__.update(_remote=remote, __name__=name.rpartition(".")[2], __qualname__=name)
+        self.__dict__["_made"] = made or (worker.defined, (name,))
 
     def __reduce__(self) -> Any:
-        return worker.found, (None, self.__dict__["_path"])
+        return self.__dict__["_made"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the real one returns."""
@@ -242,28 +247,22 @@ class StandIn:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        return StandIn(self.__dict__["_remote"], f"{self.__dict__['_path']}.{name}")
+        here = self.__dict__
+        return StandIn(here["_remote"], f"{here['__qualname__']}.{name}", (getattr, (self, name)))
 
 
 class Handle(StandIn):
     """Stands for an object that a call has returned and that cannot cross; void when the worker ends."""
 
-    def __init__(self, remote: Remote, number: int, path: str = "") -> None:
-        super().__init__(remote, path or type(self).__name__)
-        self.__dict__.update(_number=number, _attribute=path, _worker=remote.worker)
+    def __init__(self, remote: Remote, number: int) -> None:
+        super().__init__(remote, type(self).__name__, (worker.given_out, (number,)))
+        self.__dict__["_worker"] = remote.worker
 
     def __reduce__(self) -> Any:
         here = self.__dict__
         if here["_remote"].worker is not here["_worker"]:
             raise SubmissionError(f"{here['__name__']} was lost when the process ended")
-        return worker.found, (here["_number"], here["_attribute"])
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        here = self.__dict__
-        path = f"{here['_attribute']}.{name}" if here["_attribute"] else name
-        return Handle(here["_remote"], here["_number"], path)
+        return here["_made"]
 
     def __len__(self) -> int:
         return self.__dict__["_remote"].call(len, (self,), {})

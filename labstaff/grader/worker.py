@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import operator
 import os
 import signal
 import socket
@@ -111,10 +110,14 @@ def packed(content: wire.Returned | wire.Raised | wire.Ask) -> tuple[bytes, list
     return wire.for_suite(wire.Message(content, worker_machine.dropped()), _describe)
 
 
-def found(number: int | None, path: str) -> Any:
-    """What a stand-in of the suite's stands for: something given out, or the submission's module; or a part of it."""
-    thing = _module if number is None else _given_out[number]
-    return operator.attrgetter(path)(thing) if path else thing
+def defined(name: str) -> Any:
+    """What the submission defines by this name."""
+    return getattr(_module, name)
+
+
+def given_out(number: int) -> Any:
+    """The object that the suite has this number of."""
+    return _given_out[number]
 
 
 def _describe(x: Any) -> list[Any]:
