@@ -11,7 +11,7 @@ from typing import Any
 from labkit.labs.manifest import Lab
 from labstaff.course.accept import accept_all
 from labstaff.course.paths import ACCEPTED, CONFIG_FILE
-from labstaff.course.record import record
+from labstaff.course.record import Recorder
 from labstaff.grader.plain_text import one_line
 from labstaff.grading.parallel import Outcome
 from labstaff.grading.run import NothingToGrade, grade_submitted
@@ -49,14 +49,14 @@ def _grade_course(
     if not submitted.is_dir() or not find_submissions(submitted, labs):
         raise NothingToGrade(f"{submitted} holds no STUDENT/LAB folder")
     problems = accept_all(course, labs)
-    accepted = find_submissions(course / ACCEPTED, labs)
-    outcomes = grade_submitted(course / ACCEPTED, labs, say=say, **options) if accepted else []
-    recorded = record(course, labs, force=options.get("force", False))
-    problems |= recorded.problems
+    recorder, outcomes = Recorder(course, options.get("force", False)), []
+    if find_submissions(course / ACCEPTED, labs):
+        outcomes = grade_submitted(course / ACCEPTED, labs, on_outcome=recorder.record, say=say, **options)
+    problems |= recorder.problems
     for (student, assignment), problem in sorted(problems.items()):
         say(f"NOT RECORDED: {one_line(student)}: {assignment}: {problem}")
     not_recorded = f", {len(problems)} NOT recorded" if problems else ""
-    say(f"gradebook.db: {recorded.n_anew} recorded, {recorded.n_unchanged} unchanged{not_recorded}")
+    say(f"gradebook.db: {recorder.n_anew} recorded, {recorder.n_unchanged} unchanged{not_recorded}")
     return outcomes, len(problems)
 
 

@@ -6,67 +6,67 @@ out of date, `nbgrader autograde` runs again.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from rich.progress import track
 
-from labkit.labs.manifest import Lab
 from labstaff.course.accept import MOST_NOTEBOOK_BYTES
 from labstaff.course.nbgrader import nbgrader
-from labstaff.course.paths import ACCEPTED, CONFIG_FILE, NOTEBOOK, TIMESTAMP, SubmissionPaths
+from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, TIMESTAMP, SubmissionPaths
 from labstaff.grader.course_state import course_state
 from labstaff.grader.grade import kept_at, of_submission
 from labstaff.grader.plain_text import one_line
 from labstaff.grader.results import GradedSubmission, load
 from labstaff.grader.submission import read_regular, read_submission
+from labstaff.grading.parallel import Outcome
 from labstaff.grading.run import RESULTS
-from labstaff.grading.submitted import find_submissions
 
 RECORDED = "attention_labs_recorded"
 """The entry of a recorded notebook's metadata that holds its fingerprint."""
 
 
 @dataclass
-class Recorded:
-    """What came of recording: how many submissions, and why one is not recorded, by student and assignment."""
+class Recorder:
+    """Runs `nbgrader autograde` for each submission with a result that is not recorded as it is now.
 
+    Args:
+        course: the course's folder.
+        force: record again what is recorded already.
+
+    Counts what it has done; `problems` says why a submission is not recorded, by student and assignment.
+    """
+
+    course: Path
+    force: bool = False
     n_anew: int = 0
     n_unchanged: int = 0
     problems: dict[tuple[str, str], str] = field(default_factory=dict)
 
-
-def record(course: Path, labs: Sequence[Lab], *, force: bool = False) -> Recorded:
-    """Run `nbgrader autograde` for each submission with a result that is not recorded as it is now.
-
-    Args:
-        force: record every submission again.
-    """
-    done = Recorded()
-    stale = []
-    for each in find_submissions(course / ACCEPTED, labs):
-        paths = SubmissionPaths(course, each.student, each.lab.folder.name)
-        if not force and recorded_as(paths) == fingerprint(paths):
-            done.n_unchanged += 1
-        elif result_of(paths) is not None:
-            stale.append(paths)
-    if not stale:
-        return done
-    commands = nbgrader(course)
-    for paths in track(stale, "recording", transient=True, disable=not sys.stdout.isatty()):
+    def record(self, outcome: Outcome) -> None:
+        """Record a submission; nothing where it could not be graded."""
+        submitted = outcome.submitted
+        paths = SubmissionPaths(self.course, submitted.student, submitted.lab.folder.name)
+        if outcome.result is None:
+            return
+        if not self.force and recorded_as(paths) == fingerprint(paths):
+            self.n_unchanged += 1
+            return
         shutil.rmtree(paths.feedback, ignore_errors=True)  # it was made from what was recorded before
-        ended = commands.autograde(paths.assignment, paths.student)
+        ended = self._commands.autograde(paths.assignment, paths.student)
         if ended["success"]:
-            done.n_anew += 1
+            self.n_anew += 1
         else:
-            done.problems[paths.student, paths.assignment] = _last_error(ended.get("log") or ended["error"])
-    return done
+            self.problems[paths.student, paths.assignment] = _last_error(ended.get("log") or ended["error"])
+
+    @functools.cached_property
+    def _commands(self) -> Any:
+        return nbgrader(self.course)
 
 
 def result_of(paths: SubmissionPaths) -> GradedSubmission | None:

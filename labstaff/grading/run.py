@@ -36,6 +36,7 @@ def grade_submitted(
     gradescope: Path | None = None,
     visibility: str = "after_published",
     looked_at: Collection[str] = (),
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
     say: Callable[[str], None] = print,
 ) -> list[Outcome]:
     """Grade every submission in `submitted` (see `find_submissions`) and print a summary of each lab.
@@ -51,6 +52,7 @@ def grade_submitted(
         visibility: when Gradescope shows it to the student.
         looked_at: students whose submissions, as they are now, the instructor has looked at: nothing is withheld from
             them from now on.
+        on_outcome: called with each outcome, while others are graded.
         say: prints a line.
 
     Raises:
@@ -78,7 +80,10 @@ def grade_submitted(
         force=force,
         looked_at=state.looked_at,
     )
-    outcomes = list(track(grading, "grading", len(found), transient=True, disable=not sys.stdout.isatty()))
+    outcomes = []
+    for outcome in track(grading, "grading", len(found), transient=True, disable=not sys.stdout.isatty()):
+        on_outcome(outcome)
+        outcomes.append(outcome)
     n_stored = sum(outcome.is_stored for outcome in outcomes)
     say(f"{len(outcomes)} submissions: {len(outcomes) - n_stored} graded now, {n_stored} were graded before")
     outcomes.sort(key=lambda outcome: (outcome.submitted.lab.number, outcome.submitted.student))

@@ -92,7 +92,7 @@ def test_ctrl_c_before_the_command_is_known(tree):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(("--workers", "0"), "--workers"), (("--results", "{file}"), "lab grade: {file}: File exists")],
+    [(("--workers", "0"), "--workers"), (("--csv", "{file}/a"), "lab grade: {file}/a: Not a directory")],
     ids=" ".join,
 )
 def test_grading_options_that_cannot_work(tmp_path, options, message):
