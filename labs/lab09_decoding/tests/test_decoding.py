@@ -124,7 +124,7 @@ class TestGroupedQueryAttention:
     @pytest.mark.parametrize(("scale", "hint"), [
         (0.5, "a scale that is given takes the place of 1/√d"),
         (0.0, "scale=0.0 is a scale that is given: `scale or …` takes it for None"),
-    ])  # fmt: skip
+    ], ids=["scale0.5", "scale0"])  # fmt: skip
     def test_a_scale_that_is_given(self, rng, scale, hint):
         case = GroupedCase(rng, kv_heads=2, group=2, n_queries=3, n_keys=20, d=16)
         given = case.given
@@ -590,7 +590,8 @@ class TestPagedAttention:
         k_cache, v_cache = torch.zeros(4, 2, 1, 1), torch.arange(1.0, 9.0).view(4, 2, 1, 1)
         got = paged_attention(torch.ones(1, 1, 1), k_cache, v_cache, torch.tensor([[2, 0, -1]]), torch.tensor([3]))
         right = got.shape == (1, 1, 1) and abs(float(got) - 4) < 1e-6
-        require(right, f"o is {got.tolist()}, expected [[[4.0]]]: the values 5, 6 and 1")
+        cause = "\nUsual cause: the last block counts whole, with a 2 behind the last token" if got.sum() == 3.5 else ""
+        require(right, f"o is {got.tolist()}, expected [[[4.0]]]: the values 5, 6 and 1{cause}")
 
     @pytest.mark.parametrize("lengths", [(8, 16), (7,), (17, 3, 16, 31)])
     def test_lengths(self, rng, lengths):
@@ -638,7 +639,10 @@ class TestPagedAttention:
         batch.check(got)
         assert_own_products("paged_attention", counts)
         token_bytes, lengths = 2 * 32 * 4, batch.context_lens.tolist()  # of keys, or of values
-        hint = "the keys of the whole batch are gathered into one dense tensor: that is what a table does without"
+        hint = (
+            "keys are copied for each query head of a group, or those of the whole batch are gathered into one dense "
+        )
+        hint += "tensor: that is what a table does without"
         name = f"the peak of paged_attention, {len(lengths)} sequences"
         assert_at_most(name, counts["peak_bytes"], 3 * 2 * max(lengths) * token_bytes, hint=hint)
         whole = sum(-(-n // 8) * 8 for n in lengths) * token_bytes
