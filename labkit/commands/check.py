@@ -116,7 +116,7 @@ class Progress(Listener):
         self._lab = lab
         self._began = time.monotonic()
         self.test = ""
-        self.n_done = self.n_tests = 0
+        self.n_done = self.n_tests = self.n_too_slow = 0
 
     def on_start(self, task: str, test: str, run: SuiteRun) -> None:
         """See `Listener`."""
@@ -125,11 +125,15 @@ class Progress(Listener):
     def on_result(self, result: TestResult, run: SuiteRun) -> None:
         """See `Listener`."""
         self.n_done += 1
+        self.n_too_slow += result.state is State.TOO_SLOW
 
     def line(self) -> Text:
         """Progress in one line."""
         test = f"{self.n_done} of {self.n_tests} tests · {self.test}" if self.test else "importing"
-        return Text(f"{self._lab.label} · {test} · {time.monotonic() - self._began:.0f} s", style="dim")
+        line = f"{self._lab.label} · {test} · {time.monotonic() - self._began:.0f} s"
+        if self.n_too_slow:
+            line += f" · {self.n_too_slow} too slow: Ctrl-C ends the run, and shows what was found"
+        return Text(line, style="dim")
 
     @contextlib.contextmanager
     def shown(self, console: Console) -> Iterator[None]:

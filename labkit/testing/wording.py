@@ -33,8 +33,11 @@ def compared(got: float, expected: float) -> str:
 
 def are(name: str) -> str:
     """The verb for a quantity by its name: "the bytes loaded" are, "the peak" is."""
-    noun = name.removeprefix("the ").partition(" ")[0]
-    return "are" if name.startswith("the ") and noun.endswith("s") and not noun.endswith(("ss", "is", "us")) else "is"
+    subject = name.rpartition(", ")[2]
+    noun = subject.removeprefix("the ").partition(" ")[0]
+    return (
+        "are" if subject.startswith("the ") and noun.endswith("s") and not noun.endswith(("ss", "is", "us")) else "is"
+    )
 
 
 def dtype_name(dtype: Any) -> str:

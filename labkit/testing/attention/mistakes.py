@@ -146,6 +146,8 @@ def row_mistakes(case: Case) -> Made:
             found[text] = lambda where=where: _of_weights(case, _softmax_without_keepdims(case.scores, where))  # type: ignore[misc]
     if not case.hidden.any():
         del found["hidden scores are 0 instead of −inf"]
+    if case.Q.ndim > 2:
+        found["only the first entry of the batch is computed, and the others stay 0"] = lambda: _first_entry(case)
     if _without_key(case).any():
         found |= {
             "a row without any key is spread evenly over all of them": lambda: _spread(case, 1 / case.n_keys),
@@ -160,11 +162,12 @@ def row_mistakes(case: Case) -> Made:
 def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
     """Usual mistakes with sums over blocks of keys, and with the last blocks, which are smaller."""
     found = pass_mistakes(case, [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)])
-    if case.n_keys > block_k and case.n_keys % block_k:
-        found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
+    found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
+    if case.n_keys % block_k:
         found["keys behind the end of the last block score 0 instead of −inf, and weigh something"] = lambda: _padded(
             case, block_k
         )
+    if case.n_keys > block_k and case.n_keys % block_k:
         found["the last block of keys is moved back to full size, so that keys count twice"] = lambda: _twice(
             case, block_k
         )
@@ -248,6 +251,13 @@ def _without_key(case: Case) -> npt.NDArray:
 def _spread(case: Case, weight: npt.ArrayLike) -> Attention:
     weights = np.where(_without_key(case), weight, case.want.weights)
     return _of_weights(case, weights)
+
+
+def _first_entry(case: Case) -> Attention:
+    first = (0,) * (case.Q.ndim - 2)
+    output, weights = np.zeros_like(case.want.output), np.zeros_like(case.want.weights)
+    output[first], weights[first] = case.want.output[first], case.want.weights[first]
+    return Attention(output, weights, case.want.lse)
 
 
 def _of_weights(case: Case, weights: npt.NDArray) -> Attention:

@@ -66,5 +66,8 @@ class PagedBatch:
         require(tuple(got.shape) == want, f"o has shape {tuple(got.shape)}, expected {want}")
         for number, (case, o) in enumerate(zip(self.cases, got, strict=True)):
             n = case.K.shape[-2]
-            told = f"sequence {number} of {n} tokens. {hint}"
-            case.check_results({"o": o[:, None]}, hint=told, nan_hint=nan_hint if n else empty_hint)
+            try:
+                case.check_results({"o": o[:, None]}, hint=hint, nan_hint=nan_hint if n else empty_hint)
+            except AssertionError as error:
+                error.args = (f"in sequence {number}, of {n} tokens, seen as (H_q, 1, d_v), {error}",)
+                raise

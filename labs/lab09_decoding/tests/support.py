@@ -26,6 +26,7 @@ def assert_cache_bytes(answer, *sizes, **options):
         scale = want // (latent + rope)
         usual |= {
             "the latent vector is counted twice: keys and values are both made from one": scale * (2 * latent + rope),
+            "latent vector and rope part are counted for keys and again for values: one vector serves both": 2 * want,
             "the rope part is counted for each head: all heads share it": scale * (latent + sizes[1] * rope),
             "the latent vector is ignored": counted_bytes(*sizes, **(options | {"latent_dim": 0})),
         }
@@ -89,7 +90,7 @@ def assert_follows(kind, capacity, calls, session):
             seen = [x[:, : given[0]] for x in seen]
             what = f"truncate({given[0]})"
         first = 0 if kind == "KVCache" else max(0, seen[0].shape[1] - capacity)
-        assert_held(f"after {what}, call {number + 1} of {kind}({capacity}, …),", one, *(x[:, first:] for x in seen))
+        assert_held(f"after {what}, call {number + 1} of {kind}({capacity}, …)", one, *(x[:, first:] for x in seen))
 
 
 def assert_held(when, found, k, v):
@@ -140,6 +141,8 @@ def assert_heuristic(answer, total, sms, blocks, most=128):
     unbounded = efficiencies(total, sms, min(sms, blocks), blocks)
     usual = {
         "the best efficiency is taken, not the smallest number of splits near it": max(right, key=right.get),
+        "the best efficiency is taken, also of splits that leave one without a block": max(every, key=every.get),
+        "numbers of splits are counted from 0: the efficiency is that of one more": near[0] - 1,
         "the largest number of splits near the best is taken": near[-1],
         "numbers of splits count that leave some split without a block": _smallest(every, 0.85 * max(every.values())),
         "max_splits is ignored": _smallest(unbounded, 0.85 * max(unbounded.values())),
@@ -170,6 +173,7 @@ SHARES = ("token", "reserved", "internal", "external", "free")
 MISTAKES = {
     "first_token_late": "a request that is placed gets its first token a step late: step 2 places it with that token",
     "out_of_order": "a request overtakes one that waits before it and does not fit",
+    "not_a_run": "slots are given out wherever they are free: a request needs one run of neighbours",
     "waiting_is_external": "all that is free counts as external while anybody waits",
     "leaves_before_count": "requests leave before the slots are counted",
     "power_of_the_sum": "the power of two is of prompt and output together: it is of the output alone, beside the "
@@ -193,7 +197,7 @@ def assert_shares(answer, requests, num_slots, policy, block_size):
     usual = [mistake for mistake in MISTAKES if all(_near(got, shares_of_slots(*given, mistake), x) for x in SHARES)]
     total, cause = sum(got.values()), ""
     if usual:
-        cause = f"\nThat is exactly what comes out when {MISTAKES[usual[0]]}"
+        cause = "\nThat is exactly what comes out when " + "; or when ".join(MISTAKES[each] for each in usual)
     elif abs(total - 1) > 1e-9:
         cause = f"\nThe five add up to {total:.6g}, not to 1: a slot is counted twice, or not at all"
     require(False, f"{off[0]} is {got[off[0]]:.6g}, expected {want[off[0]]:.6g} ({text})"
@@ -218,10 +222,11 @@ def shares_of_slots(requests, num_slots, policy, block_size, mistake=""):
 
     def reserve(request, n_tokens):
         """Slots for so many tokens, the lowest, or nothing: whole blocks, or one run of neighbours."""
-        size = block_size if policy == "paged" else wanted(requests[request], policy, mistake)
+        needed = n_tokens if policy == "paged" else wanted(requests[request], policy, mistake)
+        size = block_size if policy == "paged" else 1 if mistake == "not_a_run" else needed
         starts = range(0, num_slots - size + 1, size if policy == "paged" else 1)
         vacant = [start for start in starts if owner[start : start + size] == [None] * size]
-        n_more = -(-n_tokens // size) - owner.count(request) // size if policy == "paged" else 1
+        n_more = -(-needed // size) - owner.count(request) // size
         if n_more > len(vacant):
             return False
         for start in vacant[: max(n_more, 0)]:

@@ -136,7 +136,7 @@ class TestGroupedQueryAttention(EveryStep):
     @pytest.mark.parametrize(("scale", "hint"), [
         (0.5, "a scale that is given takes the place of 1/√d"),
         (0.0, "scale=0.0 is a scale that is given: `scale or …` takes it for None"),
-    ])  # fmt: skip
+    ], ids=["scale0.5", "scale0"])  # fmt: skip
     def test_a_scale_that_is_given(self, rng, scale, hint):
         case = self.case(rng, n_queries=3, n_keys=20, d=16)
         got = grouped_query_attention(case.Q, case.K, case.V, scale=scale)
@@ -569,7 +569,10 @@ class TestPagedAttention:
         batch.check(got)
         assert_own_products("paged_attention", counts)
         token_bytes, lengths = 2 * 32 * 4, batch.context_lens.tolist()  # of keys, or of values
-        hint = "the keys of the whole batch are gathered into one dense tensor: that is what a table does without"
+        hint = (
+            "keys are copied for each query head of a group, or those of the whole batch are gathered into one dense "
+        )
+        hint += "tensor: that is what a table does without"
         name = f"the peak of paged_attention, {len(lengths)} sequences"
         assert_at_most(name, counts["peak_bytes"], 3 * 2 * max(lengths) * token_bytes, hint=hint)
         whole = sum(-(-n // 8) * 8 for n in lengths) * token_bytes

@@ -71,7 +71,7 @@ def call_on_far_rows(function, x):
 
 
 class _Offsets:
-    """Lets loads and stores pass that stay within their tensors, and notes the others."""
+    """Lets loads and stores pass that stay within their tensors, and notes the other loads."""
 
     def __init__(self, start, n_bytes, itemsize):
         self.start, self.itemsize = start, itemsize
@@ -85,15 +85,24 @@ class _Offsets:
 
     def load(self, addresses, mask, itemsize, program):
         """A program reads."""
-        allowed = np.zeros(addresses.shape, bool)
-        for start, end in self.ranges:
-            allowed |= (addresses >= start) & (addresses < end)
+        allowed = self._allowed(addresses)
         left = addresses[np.broadcast_to(mask, addresses.shape) & ~allowed]
         if len(left):
             self.outside.append((int(left[0]) - self.start) // self.itemsize)
         return mask & allowed
 
-    store = update = load
+    def store(self, addresses, mask, itemsize, program):
+        """A program writes, which other tests look at."""
+        return mask & self._allowed(addresses)
+
+    update = store
 
     def multiplied(self, left, right):
         """Of no interest here."""
+
+    def _allowed(self, addresses):
+        """Which of them lie within a tensor."""
+        allowed = np.zeros(addresses.shape, bool)
+        for start, end in self.ranges:
+            allowed |= (addresses >= start) & (addresses < end)
+        return allowed

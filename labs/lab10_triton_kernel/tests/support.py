@@ -58,6 +58,13 @@ def _described(problem):
         )
     if problem["kind"] == "meets":
         other = USES[problem["other"]]
+        if problem["use"] == problem["other"] == "store":
+            return (
+                f"{kernel}: program {program} stores where another program of the same launch stores: in {tensor}\n"
+                "On a GPU they run at the same time, and either may be the last; the interpreter runs one program "
+                "after the other\nUsual cause: tl.store has no mask, and lanes behind the end of a row or a block "
+                "write into the next one; or several programs own the same element"
+            )
         return (
             f"{kernel}: program {program} {operation} where another program of the same launch {other}: in {tensor}\n"
             "On a GPU they run at the same time, and what one has added the other overwrites; "
@@ -76,7 +83,8 @@ def _described(problem):
     )
     return (
         f"{kernel}: program {program} {operation} {where}\n{consequence}\n"
-        "Usual cause: a mask is missing, or compares with the wrong length: lanes from the length on must be left out"
+        "Usual cause: a mask is missing, or compares with the wrong length: lanes from the length on must be left out; "
+        "or a tensor is taken for contiguous, whatever its strides are"
     )
 
 

@@ -98,6 +98,9 @@ def test_progress_names_the_test_and_counts(lab):
     shown.on_start("standard_attention", "test_mask", run)
     shown.on_result(TestResult("test_mask", "standard_attention", State.PASSED), run)
     assert shown.line().plain.startswith("lab01 · 1 of 87 tests · test_mask · ")
+    assert "Ctrl-C" not in shown.line().plain
+    shown.on_result(TestResult("test_loop", "standard_attention", State.TOO_SLOW), run)
+    assert shown.line().plain.endswith(" · 1 too slow: Ctrl-C ends the run, and shows what was found")
 
 
 def test_progress_is_printed_where_it_cannot_be_shown_in_place(lab, monkeypatch):
