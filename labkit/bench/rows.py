@@ -33,7 +33,7 @@ _FLOATS = ("fwd_ms", "bwd_ms", "mem_max_MB", "add_mem_MB", "fwd_ms_iqr", "bwd_ms
 
 
 def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What was requested in a row: two rows with the same key are the same measurement."""
+    """The settings of a row: two rows with the same key are the same measurement."""
     return tuple(row[name] for name in REQUEST)
 
 

@@ -45,7 +45,7 @@ def show_board(labs: list[Lab]) -> None:
 
 
 def problem_lines(labs: list[Lab]) -> list[Text]:
-    """Why a lab's tests cannot run, or its results cannot be read, a line each."""
+    """Why a lab's tests cannot run or its results cannot be read, one line each."""
     lines = []
     for lab in labs:
         if problem := platform_problem(lab) or file_problem(lab.answer_file):

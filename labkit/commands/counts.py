@@ -24,7 +24,7 @@ COLUMNS = {
 
 
 def count_tables(lab: Lab, results: Sequence[TestResult]) -> list[Table]:
-    """A table for each trace that `results` have counts of; none for a lab that has no reference counts."""
+    """A table for each trace with counts in `results`; none for a lab without reference counts."""
     path = lab.folder / BOARD_FILE
     if not path.is_file():
         return []

@@ -30,7 +30,7 @@ PRODUCTS = re.compile(r"^\s*(?:@\S+\s+)?((?:mma\.sync|wgmma\.mma_async)\.\S+)", 
 
 
 class AssemblerMissing(RuntimeError):
-    """There is no ptxas here, or it does not work; the message is a sentence."""
+    """ptxas is missing or does not work; the message is a sentence."""
 
 
 class Resources(NamedTuple):
@@ -47,12 +47,12 @@ class Resources(NamedTuple):
     tf32: int
 
     def fits(self, arch: int) -> bool:
-        """Whether a multiprocessor of sm_`arch` takes a thread block of this."""
+        """Whether a thread block fits a multiprocessor of sm_`arch`."""
         return self.shared <= SHARED_BYTES[arch]
 
 
 def resources(ptx: str, shared: int, arch: int) -> Resources:
-    """What `ptx`, for sm_`arch`, takes; `shared` is what its compiler asks for at the launch.
+    """The resources of `ptx` for sm_`arch`; `shared` is the shared memory that its launch requests.
 
     Raises:
         AssemblerMissing: there is no assembler.
@@ -126,7 +126,7 @@ def assembler() -> Path:
 
 @functools.cache
 def _bwrap_works() -> bool:
-    """Whether bubblewrap is there and works."""
+    """Whether bubblewrap is installed and works."""
     if (bwrap := bwrap_path()) is None:
         return False
     tried = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--", "/usr/bin/true"]
@@ -134,7 +134,7 @@ def _bwrap_works() -> bool:
 
 
 def _sandbox(ptxas: Path, text: Path) -> list[str]:
-    """The beginning of the command: bubblewrap around the assembler, with the system's libraries and the text."""
+    """The first words of the command: bubblewrap for the assembler, with the system's libraries and the PTX."""
     bwrap = bwrap_path()
     if bwrap is None or not _bwrap_works():
         return []

@@ -67,7 +67,7 @@ def ring(
 
 @dataclass(frozen=True)
 class Setting:
-    """The attention that ranks share."""
+    """The shapes and options of the attention that the ranks compute."""
 
     ranks: int
     seq_len: int
@@ -80,7 +80,7 @@ class Setting:
 
 @dataclass
 class Row:
-    """One function on so many ranks; `problem` is why there are no numbers. Peaks count a rank's own shards."""
+    """One function on a number of ranks; `problem` is why there are no numbers. Peaks include a rank's own shards."""
 
     name: str
     ranks: int

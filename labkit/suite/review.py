@@ -84,7 +84,7 @@ TOO_DEEP = "is nested too deep to be reviewed"
 
 
 class Finding(NamedTuple):
-    """A line of a submission, what it does there, and the tasks of which it leaves no point without a look."""
+    """A finding: a line, what it does, and the tasks whose points are all withheld because of it."""
 
     line: int
     what: str
@@ -116,7 +116,7 @@ def findings(source: str, lab: Lab) -> list[Finding]:
 
 
 def allowance(lab: Lab) -> frozenset[str]:
-    """The sentences that are no finding in `lab`."""
+    """The sentences that do not count as findings in `lab`."""
     return _allowances().get(lab.label, frozenset())
 
 
@@ -190,7 +190,7 @@ class _Review:
             yield from self.set(node.value, node.attr)
 
     def attribute(self, path: str, name: str) -> Iterator[str]:
-        """The attribute `name`; `path` is the dotted name that it ends where that begins with a library."""
+        """Review the attribute `name`; `path` is its full dotted name if that begins with a library."""
         if name in ATTRIBUTES or _is_dunder(name, USED):
             yield f"uses {name}"
         elif name.startswith("_") and not _is_dunder(name) and name not in self.own | PRIVATE:
@@ -201,7 +201,7 @@ class _Review:
             yield f"uses {path}"
 
     def set(self, value: ast.expr, name: str) -> Iterator[str]:
-        """Setting or deleting `name` of the object `value`."""
+        """Review setting or deleting `name` of the object `value`."""
         if path := self.path(value):
             yield f"changes {path}.{name}"
         elif _is_dunder(name):
@@ -251,7 +251,7 @@ class _Review:
             yield f"names {text[:40]!r} in a string"
 
     def attention(self, node: ast.AST) -> str:
-        """The library's attention that a node names, other than in an import; "" for any other node."""
+        """The library attention that a node names outside an import; "" for any other node."""
         name = ""
         if isinstance(node, ast.Attribute):
             name = node.attr
@@ -260,7 +260,7 @@ class _Review:
         return "scaled_dot_product_attention" if name.startswith("_scaled_dot") else name if name in ATTENTION else ""
 
     def tasks_that_use(self, statement: ast.stmt) -> list[str]:
-        """The tasks that name what `statement`, at the top of the file, defines, by way of others too; or all."""
+        """The tasks that use, directly or not, a name that the top-level `statement` defines; all tasks if none."""
         users = _defined(statement)
         if not users:
             return [task.name for task in self.lab.tasks]
@@ -274,7 +274,7 @@ class _Review:
         return [task.name for task in self.lab.tasks if task.name in users]
 
     def path(self, node: ast.AST) -> str:
-        """`np.linalg.norm` as "numpy.linalg.norm"; "" where the chain does not begin with a library."""
+        """`np.linalg.norm` as "numpy.linalg.norm"; "" if the chain does not begin with a library."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -298,7 +298,7 @@ RULES: dict[type[ast.AST], Callable[[_Review, Any], Iterator[str]]] = {
 
 
 def without_self_check(tree: ast.Module) -> ast.Module:
-    """`tree` without the blocks that run only when the file itself is run; what is under their `else` stays."""
+    """`tree` without the blocks that run only when the file is the main program; their `else` stays."""
     body: list[ast.stmt] = []
     for node in tree.body:
         is_check = isinstance(node, ast.If) and ast.unparse(node.test) in SELF_CHECKS
@@ -318,7 +318,7 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _given(node: ast.AST) -> Iterator[str]:
-    """The attributes that a text gives to what is its own: methods, fields, what it sets on `self`."""
+    """The attributes that a file defines on its own classes: methods, fields, attributes set on `self`."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         yield node.name
     elif isinstance(node, ast.ClassDef):

@@ -82,7 +82,7 @@ def record(
 
 
 def _run_backward(results: Any, meter: TracingMeter) -> bool:
-    """Run the backward pass from the loss, or else from all results; whether there is one."""
+    """Run the backward pass from the loss, or else from all results; returns whether there is one."""
     leading = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     leading = [leaf for leaf in leading if leaf.ndim == 0] or leading
     if not leading:

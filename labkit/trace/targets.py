@@ -145,7 +145,7 @@ def _require_no_arguments(found: type, name: str) -> None:
 
 
 class _Names(dict[str, Any]):
-    """The names of a module, looked up when they are used: packages such as `transformers` load some lazily."""
+    """A module's names, looked up on use, since packages such as `transformers` load some lazily."""
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__()

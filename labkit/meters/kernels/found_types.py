@@ -1,4 +1,4 @@
-"""Spares Triton's interpreter to find out again about the type of each value, which takes it longer than the value."""
+"""Caches what Triton's interpreter finds out about types, which takes it longer than the values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def types_found_once(module: Any) -> Iterator[None]:
-    """While this lasts, what `module`, Triton's interpreter, finds out about a type is found out once.
+    """Context in which `module`, Triton's interpreter, inspects each type only once.
 
     A type says only what it was made of, so that equal ones may share what they hold. What Triton refuses is never
     kept. A Triton without the names that are needed here goes on as it is.
