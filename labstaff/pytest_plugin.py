@@ -1,4 +1,4 @@
-"""The instructor's switches of a run: the solutions, another right answer, or answers in a sandbox."""
+"""Pytest options for instructors: run the solutions, an alternative solution, or submissions in a sandbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.suite.finder import Source
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Besides labkit's `--src` and `--seed`."""
+    """Add the options, besides labkit's `--src` and `--seed`."""
     group = parser.getgroup("attention labs")
     group.addoption("--solutions", action="store_true", help="use the course's solutions instead of labs/*/src")
     group.addoption("--answer", type=Path, metavar="FILE", help="use an alternative solution, in solutions/*/right")

@@ -1,4 +1,4 @@
-"""The mistakes kept next to each solution: what each is, which test finds it, and the submission that makes it.
+"""The mistakes next to each solution: a description, the test that finds it, and the submission that makes it.
 
 `solutions/labNN_name/mistakes/TASK.toml` holds those of a task:
 
@@ -38,11 +38,11 @@ MATRIX = "matrix.toml"
 
 
 class MistakeError(ValueError):
-    """A mistake that is not written as it must be; the message names the file, the mistake and the key."""
+    """A malformed mistake; the message names the file, the mistake and the key."""
 
 
 class UnknownMistake(LookupError):
-    """No mistake of the lab has this name; the message says which are near it."""
+    """No mistake of the lab has this name; the message lists similar names."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Mistake:
     file: Path
 
     def source(self) -> str:
-        """The text of the whole module, as a student who made this mistake would have written it.
+        """The text of the whole module with this mistake.
 
         Raises:
             MistakeError: the edit does not fit the solution, or a name to replace is not there.
@@ -89,7 +89,7 @@ class Mistake:
             raise MistakeError(f"{self.file}: {self.name}: replace: {error}") from None
 
     def write(self, folder: Path) -> None:
-        """Write the module to `folder`, as a student's, for a run with `--src`; raises as `source`."""
+        """Write the module with this mistake to `folder`, for a run with `--src`; raises as `source`."""
         text = self.source()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / self.lab.answer_file.name).write_text(text, encoding="utf-8")
@@ -142,7 +142,7 @@ def find_mistake(lab: Lab, name: str) -> Mistake:
 
 
 def _recorded_tests(lab: Lab) -> dict[str, tuple[str, ...]]:
-    """The tests recorded to find each mistake, by its name; without those that are no longer there."""
+    """The tests recorded to find each mistake, by its name; without tests that no longer exist."""
     matrix = solution_folder(lab) / MATRIX
     rows = tomllib.loads(matrix.read_text(encoding="utf-8")) if matrix.exists() else {}
     contracts = sorted((ROOT / "labkit/testing/contracts").glob("*.py"))

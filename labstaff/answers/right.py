@@ -1,4 +1,4 @@
-"""The other right answers of a lab: each differs from the solution and must pass its suite."""
+"""The alternative solutions of a lab: each differs from the solution and must pass its suite."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ RIGHT_PER_LAB = 2
 
 
 def right_answers(lab: Lab) -> list[Path]:
-    """Files that hold what differs from the solution."""
+    """The files of the alternative solutions: each holds only what differs from the solution."""
     return sorted((solution_folder(lab) / "right").glob("*.py"))

@@ -1,4 +1,4 @@
-"""Derives what students work in from `solutions/`: the stub and the report of each lab."""
+"""Derives the stub and the report of each lab from `solutions/`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labstaff.derive.notebooks import derive_report
 
 
 def derived_files(lab: Lab) -> Iterator[tuple[Path, str]]:
-    """Every derived file of the lab with the text it must have.
+    """Every derived file of the lab and its text.
 
     Raises:
         MarkerError, ReportError: a source from which nothing can be derived safely.
@@ -23,7 +23,7 @@ def derived_files(lab: Lab) -> Iterator[tuple[Path, str]]:
 
 
 def derive_stub(lab: Lab) -> str:
-    """The solution without what its markers enclose.
+    """The solution without the text between its markers.
 
     Raises:
         MarkerError: the markers are wrong, or nothing is left out.

@@ -1,4 +1,4 @@
-"""Takes the solution out of a source text: nbgrader's markers, nbgrader's stub, stricter about mistakes."""
+"""Removes the solution from a source text: nbgrader's markers and stub, with stricter checks."""
 
 from __future__ import annotations
 

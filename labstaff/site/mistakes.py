@@ -75,5 +75,5 @@ def _fenced(language: str, lines: list[str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """`text` as Markdown that shows it as it is."""
+    """`text` as Markdown that shows it literally."""
     return MEANS_SOMETHING.sub(r"\\\1", text)
