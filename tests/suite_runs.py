@@ -1,4 +1,4 @@
-"""Runs labs' suites for the course's tests in a process of their own, two at a time, while other tests run.
+"""Runs labs' suites for the course's tests in a separate process, two at a time, while other tests run.
 
 In the tests' own process they would add to the memory that tests of meters measure.
 """
@@ -36,7 +36,7 @@ class Job:
 
 
 class SuiteRuns:
-    """The runs of `jobs`, which begin now. Called with a job, it waits for that job's run."""
+    """The runs of `jobs`, started at once. Called with a job, it waits for that job's run."""
 
     def __init__(self, jobs: Sequence[Job], sandboxed: bool) -> None:
         self.seconds: dict[Job, float] = {}
@@ -58,7 +58,7 @@ class SuiteRuns:
         return self._runs[job]
 
     def close(self) -> None:
-        """End the process, and all that it has started."""
+        """End the process and its children."""
         if self._process.is_alive() and self._process.pid:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join()

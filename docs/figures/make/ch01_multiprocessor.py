@@ -20,7 +20,7 @@ L2_MIB, HBM_GB = 40, 40
 
 
 def multiprocessor_data() -> dict[str, Any]:
-    """What one quarter of a multiprocessor holds and does in a clock."""
+    """The contents of one quarter of a multiprocessor, and its work per clock."""
     per_clock = SMS * CLOCK_HZ * QUARTERS
     return {
         "gpu": "A100 SXM 40 GB",

@@ -147,7 +147,7 @@ def roofline_data() -> dict[str, Any]:
 
 
 def draw_roofline(data: dict[str, Any]) -> Figure:
-    """Draw both chips' roofs and where the steps of attention stand under them."""
+    """Draw both chips' rooflines with the steps of attention."""
     figure, axes = plt.subplots(figsize=(5.0, 5.6))
     x = np.geomspace(0.3, 6000, 400)
     above: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom", "size": 8.5}

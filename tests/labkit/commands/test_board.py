@@ -24,7 +24,7 @@ from tests.student import results, solution_text, stub_text, student_lab
 
 @pytest.fixture
 def lab(tmp_path):
-    """Lab 01 untouched, in a folder of its own."""
+    """Lab 01 untouched, in a separate folder."""
     return student_lab(tmp_path)
 
 

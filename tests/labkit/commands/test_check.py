@@ -18,7 +18,7 @@ IN_PARTS = "lab01: a task has points when every test of it was run"
 
 
 def attention(body):
-    """The solution with another body for a task."""
+    """The solution with another body for one task."""
     return with_function(solution_text(), ATTENTION, HEAD + body)
 
 
@@ -33,7 +33,7 @@ def tree(tmp_path):
 
 @pytest.fixture(scope="module")
 def tested_tree(tmp_path_factory):
-    """Lab 01 half right after a whole run: nothing in it may change."""
+    """Lab 01 half right after a whole run; tests must not change it."""
     made = StudentTree(tmp_path_factory.mktemp("tree"), HALF_RIGHT)
     made.pytest("-p", "no:cacheprovider")
     return made
@@ -90,7 +90,7 @@ def test_an_endless_loop_stops_no_other_task(tmp_path, monkeypatch):
 
 
 def test_a_slow_test_fails_no_other(tmp_path, monkeypatch):
-    """Slow for one length only: every other test of the task is run, and passes."""
+    """With code that is slow for one length, every other test of the task runs and passes."""
     slow = "    for _ in range(10**9 if seq_len > 10**6 else 0):\n        pass\n"
     slow += "    return _solved(seq_len, d_model, dtype_bytes, batch_size)"
     monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "4")

@@ -1,4 +1,4 @@
-"""Caches of compiled kernels and of the interpreter's types give what Triton would make again."""
+"""Caches of compiled kernels and of the interpreter's types return what Triton would compute."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def compiled_scaled(tmp_path, factor, archs=(80,), **options):
-    """What the compiler makes of the kernel above with a factor, by architecture; stored under any name."""
+    """The compiled kernel above with a factor, by architecture, stored under any name."""
     import torch
 
     from labkit.kernels.table import load_target

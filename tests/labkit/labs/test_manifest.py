@@ -1,4 +1,4 @@
-"""A manifest is read as it stands, and a malformed one is one clear message."""
+"""A manifest is read correctly, and a malformed one gives one clear message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ points = 4
 
 
 def write(root, text, folder="lab01_thing"):
-    """A manifest in a folder of its own."""
+    """A manifest in a separate folder."""
     path = root / "labs" / folder / "lab.toml"
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The import finder: which file a lab's name means, and the one line for each file that cannot be used."""
+"""The import finder: which file a module's name means, and the one-line message for an unusable file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.student import LAB, solution_text
 
 @pytest.fixture
 def imported(tmp_path):
-    """A function that imports `profiling` from a text or bytes; from no file for None."""
+    """A function that imports `profiling` from text or bytes; None means a missing file."""
     finders = []
 
     def load(source):
@@ -93,7 +93,7 @@ def test_a_byte_order_mark_and_other_line_ends_are_no_errors(imported):
 
 
 def test_the_plugin_imports_nothing_heavy():
-    """What a NumPy lab pays for labkit: no torch, no matplotlib, no nbgrader, no rich."""
+    """For a NumPy lab the plugin imports no torch, matplotlib, nbgrader or rich."""
     heavy = {"torch", "matplotlib", "nbgrader", "rich", "numpy"}
     code = f"import sys, labkit.suite.plugin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

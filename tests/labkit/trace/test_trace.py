@@ -111,7 +111,7 @@ def code(tmp_path):
 
 
 def line(text: str) -> int:
-    """The number of the one line of CODE that holds a text."""
+    """The number of the only line of CODE that contains a text."""
     (number,) = [i for i, each in enumerate(CODE.splitlines(), 1) if text in each]
     return number
 
@@ -123,7 +123,7 @@ def traced(words: str, *shapes: tuple[int, ...], init: str | None = None, **opti
 
 
 def both_passes(function, arguments):
-    """What `record` runs, for a meter."""
+    """The passes that `record` runs, for a meter."""
     results = function(*arguments)
     leading = [result for result in (results if isinstance(results, tuple) else (results,)) if result.requires_grad]
     torch.autograd.backward(leading, [torch.ones_like(result) for result in leading])

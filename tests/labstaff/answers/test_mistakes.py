@@ -1,4 +1,4 @@
-"""Mistakes as they are written: edits that fit in one place, replacements with what they use, errors with names."""
+"""Reading mistakes: edits that fit one place, replacements with what they use, errors that name their place."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ edit = '''
 
 
 class TestEdits:
-    """`edited`: lines that go, come and stay."""
+    """`edited`: removed, added and context lines."""
 
     def test_indentation_common_to_a_place_is_left_out(self):
         changed = edited(PROGRAM, "- if r < 0:\n-     raise ValueError(r)\n+ if r < 1:\n+     return 0\n")
@@ -98,7 +98,7 @@ class TestEdits:
 
 
 class TestReplacing:
-    """`replaced`: another function in the place of one."""
+    """`replaced`: one function instead of another."""
 
     ALGORITHMS = """\
 import math
@@ -140,7 +140,7 @@ def area_by_chance(r):
 
 
 def lab_with(folder: Path, text: str, task: str = TASK.name) -> Lab:
-    """Lab 01 in a house of its own, whose mistakes are `text`."""
+    """Lab 01 in a separate repository with `text` as its mistakes."""
     lab = msgspec.structs.replace(LAB, folder=folder / "labs" / LAB.folder.name)
     solution_file(lab).parent.mkdir(parents=True)
     solution_file(lab).write_bytes(solution_file(LAB).read_bytes())

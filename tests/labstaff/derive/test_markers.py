@@ -1,4 +1,4 @@
-"""Stubs: nbgrader's rules kept, its traps refused."""
+"""Stubs follow nbgrader's rules and refuse its traps."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_traps(source, says):
 
 @pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
 def test_nbgrader_clears_the_same(lab):
-    """nbgrader's own preprocessor, on the solution as one cell, leaves what our stub holds."""
+    """nbgrader's own preprocessor, on the solution as one cell, gives our stub."""
     from nbformat.v4 import new_code_cell
     from nbgrader.preprocessors import ClearSolutions
 
