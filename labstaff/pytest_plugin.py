@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attention labs")
     group.addoption("--solutions", action="store_true", help="use the course's solutions instead of labs/*/src")
     group.addoption("--answer", type=Path, metavar="FILE", help="use an alternative solution, in solutions/*/right")
-    group.addoption("--sandboxed", action="store_true", help="run the code in a process of its own, in a sandbox")
+    group.addoption("--sandboxed", action="store_true", help="run the code in a separate, sandboxed process")
 
 
 def pytest_lab_source(config: pytest.Config, lab: Lab) -> Source | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-from labkit.meters.kernels.kept import kernels_kept
+from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import HEAVY, ForkedRunner
 from labkit.suite.run import SuiteRun
 from labstaff.grader.runner import SandboxedRunner
@@ -68,7 +68,7 @@ def _run_all(jobs: Sequence[Job], sandboxed: bool, done: Any) -> None:
     os.setsid()
     with (
         tempfile.TemporaryDirectory(prefix="suites-") as folder,
-        kernels_kept(Path(folder, "kernels")),  # most files' kernels are the solution's
+        cached_kernels(Path(folder, "kernels")),  # most files' kernels are the solution's
         SandboxedRunner() if sandboxed else ForkedRunner(tuple(HEAVY.values())) as runner,
         ThreadPoolExecutor(N_RUNNERS) as pool,
     ):

@@ -69,7 +69,7 @@ def read_csv(path: str | Path) -> list[Row]:
     try:
         return [{name: _parsed(name, text) for name, text in row.items()} for row in rows]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} has a line that is no row of the benchmark: {error}") from error
+        raise ValueError(f"{path} has a line that is not a row of the benchmark: {error}") from error
 
 
 def _parsed(name: str, text: str) -> Any:

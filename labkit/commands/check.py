@@ -106,7 +106,7 @@ def review_lines(lab: Lab) -> list[str]:
     lines = [f"  {each}" for each in found[:MOST_FINDINGS]]
     if len(found) > MOST_FINDINGS:
         lines.append(f"  and {len(found) - MOST_FINDINGS} more")
-    return [f"When {lab.answer_file.name} is graded, your instructor will be shown:", *lines, ""]
+    return [f"When {lab.answer_file.name} is graded, your instructor will see:", *lines, ""]
 
 
 class Progress(Listener):

@@ -14,7 +14,7 @@ from labkit.suite.results import TestResult
 BOARD_FILE = "board.json"
 COLUMNS = {
     "requests\nin time": ("in_time", ""),
-    "bytes read\na token": ("bytes_read", "tokens"),
+    "bytes read\nper token": ("bytes_read", "tokens"),
     "prefix tokens\nnot computed": ("prefix_tokens", ""),
     "computed\nagain": ("again", ""),
     "blocks\nat most": ("peak_blocks", ""),

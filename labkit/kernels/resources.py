@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.kernels.bubblewrap import bwrap_path
-from labkit.meters.kernels.kept import made_once
+from labkit.meters.kernels.cache import made_once
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Shared memory that one thread block may ask for, by architecture (CUDA C++ Programming Guide, compute capabilities).
@@ -62,7 +62,7 @@ def resources(ptx: str, shared: int, arch: int) -> Resources:
     stack = re.search(r"(\d+) bytes stack frame", report)
     registers = re.search(r"Used (\d+) registers", report)
     if stack is None or registers is None:
-        raise AssemblerMissing("ptxas does not say what a kernel takes in the words that are known here")
+        raise AssemblerMissing("the report of ptxas has an unknown form")
     own = re.search(r"(\d+) bytes smem", report)
     products = PRODUCTS.findall(ptx)
     return Resources(
@@ -103,7 +103,7 @@ def _report(ptx: str, arch: int) -> str:
                 preexec_fn=_bounded,
             )
         except subprocess.TimeoutExpired:
-            raise ValueError(f"ptxas did not come to an end within {SECONDS * 10} s") from None
+            raise ValueError(f"ptxas did not finish within {SECONDS * 10} s") from None
     if run.returncode:
         lines = (run.stdout + run.stderr).splitlines()
         errors = [line for line in lines if re.search(r"\berror\b", line)]
@@ -117,10 +117,10 @@ def assembler() -> Path:
     """The assembler that comes with Triton, which is not imported. Raises `AssemblerMissing`."""
     triton = importlib.util.find_spec("triton")
     if triton is None or triton.origin is None:
-        raise AssemblerMissing("Triton is not installed here: it comes with torch for Linux, and brings ptxas")
+        raise AssemblerMissing("Triton is not installed here: it comes with torch for Linux, and includes ptxas")
     found = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if not found.exists():
-        raise AssemblerMissing("this Triton brings no ptxas")
+        raise AssemblerMissing("this Triton has no ptxas")
     return found
 
 

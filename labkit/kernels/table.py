@@ -104,7 +104,7 @@ def kernel_launch(kernel: Any, types: Mapping[str, str], constants: Mapping[str,
             known = ", ".join([*pointers, *NUMBERS])
             raise CannotReport(
                 f"{name} needs --type {name}=… ({known}) or, for a tl.constexpr, --set {name}=…"
-                + (f"; {types[name]} is none of these" if name in types else "")
+                + (f"; {types[name]} is not one of these" if name in types else "")
             )
     return Launch(kernel, arguments, {})
 

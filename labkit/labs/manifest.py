@@ -156,4 +156,4 @@ def _check(path: Path, lab: Lab) -> None:
         ("questions", [question.id for question in lab.questions]),
     ):
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ManifestError(f"{path}: {kind}: expected every name once, found twice: {', '.join(sorted(twice))}")
+            raise ManifestError(f"{path}: {kind}: expected each name once, found twice: {', '.join(sorted(twice))}")

@@ -131,7 +131,7 @@ def platform_problem(lab: Lab) -> str | None:
         found = _installed(name)
         if _numbers(found) < _numbers(least):
             here = found or "none"
-            return f"needs {name} {least} or later, and there is {here} here: `uv sync` brings the course's own"
+            return f"needs {name} {least} or later, and there is {here} here: `uv sync` installs the course's version"
     return None
 
 
@@ -160,7 +160,7 @@ def _run(file: Path, namespace: dict[str, Any]) -> str | None:
     if isinstance(tree, str):
         return tree
     if imported := _forbidden_import(tree):
-        return f"{file.name} imports {imported}: your code stands by itself, without the course's own tools"
+        return f"{file.name} imports {imported}: your code must work without the course's own tools"
     try:
         with time_limit(IMPORT_SECONDS):
             exec(compile(tree, str(file), "exec", dont_inherit=True), namespace)

@@ -137,7 +137,7 @@ def _usual_cause(text: str, code: str) -> list[str]:
 def _why_too_long(error: TookTooLong) -> str:
     """Why a test may have taken too long: slow code and an endless loop look the same from outside."""
     if error.is_idle:
-        return "It used little CPU time: it waits for something that does not come"
+        return "It used little CPU time: it waits for something that never comes"
     share = error.why_less or "The limit is ten times what the slowest correct solution of this lab needs for a test"
     return f"{share}: it is slow, or it never ends"
 
@@ -292,8 +292,8 @@ def _closing(lab: Lab, tasks: Mapping[str, TaskResult], following: str) -> list[
         n_tests = sum(result.total for result in tasks.values())
         report = lab.folder.relative_to(lab.folder.parent.parent) / "report.ipynb"
         report_points = points_text(sum(question.points for question in lab.questions))
-        lines.append(f"★ Lab {lab.number}, {lab.title}, is done: all of its {n_tests} tests pass.")
-        lines.append(f"  The report is left, {report_points} points: {report}")
+        lines.append(f"★ Lab {lab.number}, {lab.title}, is done: all its {n_tests} tests pass.")
+        lines.append(f"  Left to do: the report, {report_points} points: {report}")
     return lines
 
 

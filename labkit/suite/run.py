@@ -172,7 +172,7 @@ class Recorder:
         return task.name if task else ""
 
     def _no_debugger(self, *_args: object, **_kwargs: object) -> None:
-        raise NoDebugger(f"a debugger needs a terminal of its own: uv run lab check {self._lab.number} -s")
+        raise NoDebugger(f"a debugger needs a terminal: uv run lab check {self._lab.number} -s")
 
 
 @functools.cache

@@ -29,7 +29,7 @@ def make_inputs(function: Callable[..., Any], name: str, shapes: Sequence[Shape]
     """
     takes = parameters_of(function)
     if takes is None:
-        raise CannotTrace(f"{name} does not say what it takes: give its arguments with --inputs FILE:FUNCTION")
+        raise CannotTrace(f"{name} has no readable signature: give its arguments with --inputs FILE:FUNCTION")
     needed = [p for p in takes if p.default is p.empty]
     if isinstance(function, torch.nn.Module) and not needed:
         needed = takes[:1]

@@ -64,12 +64,12 @@ def _place(number: int, block: list[str]) -> _Place:
     signs = [line[:1] or STAYS for line in block]
     for sign, line in zip(signs, block, strict=True):
         if sign not in (GOES, COMES, STAYS) or line[1:2] not in ("", " "):
-            raise EditError(f"place {number}: a line begins with `- `, `+ ` or two blanks, found {line!r}")
+            raise EditError(f"place {number}: a line must begin with `- `, `+ ` or two spaces, found {line!r}")
     texts = [line[2:] for line in block]
     old = [text for sign, text in zip(signs, texts, strict=True) if sign != COMES]
     new = [text for sign, text in zip(signs, texts, strict=True) if sign != GOES]
     if old == new or not "".join(old).strip():
-        raise EditError(f"place {number}: nothing is changed, or nothing says where")
+        raise EditError(f"place {number}: it changes nothing, or has no context")
     return _Place(number, old, new)
 
 

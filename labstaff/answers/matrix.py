@@ -23,7 +23,7 @@ import typer
 
 from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file, solution_folder
 from labkit.labs.manifest import Lab
-from labkit.meters.kernels.kept import kernels_kept
+from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import ForkedRunner, heavy_modules
 from labkit.suite.results import TestResult
 from labkit.suite.run import OVERTIME, SuiteRun
@@ -214,7 +214,7 @@ def main(
     modules = heavy_modules(*(file for lab in chosen for file in lab.suite_files))
     with (
         tempfile.TemporaryDirectory(prefix="kernels-") as folder,
-        kernels_kept(Path(folder, "kernels")),
+        cached_kernels(Path(folder, "kernels")),
         ForkedRunner(modules) as runner,
         ThreadPoolExecutor(jobs) as pool,
     ):

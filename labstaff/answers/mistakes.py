@@ -115,7 +115,7 @@ def mistakes_of(lab: Lab) -> list[Mistake]:
     strangers = {file.stem for file in folder.glob("*.toml")} - {task.name for task in lab.tasks}
     if strangers:
         tasks = ", ".join(task.name for task in lab.tasks)
-        raise MistakeError(f"{folder / min(strangers)}.toml: {min(strangers)} is none of the tasks {tasks}")
+        raise MistakeError(f"{folder / min(strangers)}.toml: {min(strangers)} is not one of the tasks {tasks}")
     found: dict[str, Mistake] = {}
     known = _recorded_tests(lab)
     for task in lab.tasks:

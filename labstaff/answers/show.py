@@ -63,7 +63,7 @@ def diff_lines(mistake: Mistake) -> list[str]:
     algorithms = mistake.file.with_name(ALGORITHMS).read_text(encoding="utf-8")
     lines = []
     for name, text in replacements(solution, algorithms, mistake.replace).items():
-        lines += [f"@@ {name} is another altogether", *(f"+ {line}".rstrip() for line in text.split("\n"))]
+        lines += [f"@@ {name} is replaced entirely", *(f"+ {line}".rstrip() for line in text.split("\n"))]
     return lines
 
 

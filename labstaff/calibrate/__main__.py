@@ -25,7 +25,7 @@ import typer
 
 from labkit.labs.catalog import find_lab, find_labs
 from labkit.labs.manifest import Lab
-from labkit.meters.kernels.kept import kernels_kept
+from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import HEAVY, ForkedRunner
 from labstaff.answers.mistakes import mistakes_of
 from labstaff.answers.right import right_answers
@@ -89,7 +89,7 @@ def main(
             job for lab in chosen for job in (*correct_jobs(lab, seeds), *mistaken_jobs(lab, mistake_seeds, folder))
         ]
         sandboxed = [job for lab in chosen for job in correct_jobs(lab, sandboxed_seeds)]
-        with kernels_kept(folder / "kernels"):
+        with cached_kernels(folder / "kernels"):
             results = list(run_all(ForkedRunner(tuple(HEAVY.values())), jobs, folder)) if jobs else []
             if sandboxed:
                 results += run_all(SandboxedRunner(), sandboxed, folder)

@@ -32,7 +32,7 @@ def derive_stub(lab: Lab) -> str:
     solution = source.read_text(encoding="utf-8")
     stub = clear_solution(solution, name=f"solutions/{lab.folder.name}/src/{source.name}")
     if stub.count("raise NotImplementedError()") < len(lab.tasks):
-        raise MarkerError(f"{source.name}: fewer solution regions than tasks: something would be released solved")
+        raise MarkerError(f"{source.name}: fewer solution regions than tasks: a solution would be released")
     return stub
 
 

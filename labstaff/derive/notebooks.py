@@ -80,7 +80,7 @@ def _complete(cell: Any, points: dict[str, float]) -> None:
         grading.setdefault(key, value)
     if grading["grade"]:
         if grade_id not in points:
-            raise ReportError(f"the graded cell {grade_id!r} is not a question in lab.toml, or stands twice")
+            raise ReportError(f"the graded cell {grade_id!r} is not a question in lab.toml, or occurs twice")
         grading["points"] = points.pop(grade_id)
     grading["cell_type"] = cell.cell_type
 

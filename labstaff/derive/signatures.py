@@ -18,7 +18,7 @@ def written_signature(text: str) -> str:
     try:
         return ast.unparse(ast.parse(call, mode="eval"))
     except SyntaxError:
-        raise SignatureError(f"{text!r} does not read as a call") from None
+        raise SignatureError(f"{text!r} is not a call") from None
 
 
 def handout_signatures(readme: str) -> list[str]:

@@ -46,7 +46,7 @@ def build_site(
             is missing from the navigation. `out` is then unchanged.
     """
     if out.exists() and any(out.iterdir()) and not (out / MARK).is_file():
-        raise SiteError(f"{out} is there already and is not a site: name another folder")
+        raise SiteError(f"{out} exists already and is not a site: name another folder")
     with tempfile.TemporaryDirectory() as scratch:
         source, site = Path(scratch, "source"), Path(scratch, "site")
         _gather(root, source, for_instructors, labs or find_labs(root))

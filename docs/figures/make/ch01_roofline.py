@@ -45,7 +45,7 @@ LEVELS = [
     ("registers", "registers_mib", "", ()),
     ("L1 and shared memory (SRAM)", "l1_and_shared_mib", "shared_tb_s", ("A100 SXM 40 GB", "H100 SXM 80 GB")),
     ("L2 cache", "l2_mib", "l2_tb_s", ("A100 SXM 40 GB",)),
-    ("HBM, where every tensor lies", "hbm_gb", "hbm_tb_s", ()),
+    ("HBM, where every tensor is", "hbm_gb", "hbm_tb_s", ()),
     ("host memory, over PCIe", "", "host_gb_s_each_way", ()),
 ]
 """Title, keys of size and bandwidth, and for which chips the bandwidth is a computed bound, not a vendor's figure."""

@@ -147,7 +147,7 @@ def draw_parts(data: dict[str, Any]) -> Figure:
             start += width
         zoom.text(0, y - 0.31, f"{name}: {start:.4f} MiB", ha="left", va="bottom", size=9, weight="bold")
         zoom.text(0.1, y + 0.29, _small_parts(bar["parts"]), ha="left", va="top", size=7.5, color=MUTED)
-    zoom.set(xlim=(0, 13.2), ylim=(len(data["bars"]) - 0.35, -0.7), xlabel="MiB beside the workspace")
+    zoom.set(xlim=(0, 13.2), ylim=(len(data["bars"]) - 0.35, -0.7), xlabel="MiB besides the workspace")
     zoom.set_yticks([])
     zoom.grid(axis="y", visible=False)
     zoom.set_title("enlarged: the arrays", pad=8)

@@ -86,7 +86,7 @@ def test_watch_runs_again_on_each_save_and_shows_changes(lab, monkeypatch):
     first, second, third = text.split("─" * 150)[1:]
     assert "estimate_attention_memory · not implemented yet" in first
     assert re.search(r"▲ lab01 · estimate_attention_memory · 0 → (\d+) of \1$", second, re.MULTILINE)
-    assert "no change in what passes" in third
+    assert "no change: the same tests pass" in third
     assert text.count("watching labs/lab01_memory_profiling/src/profiling.py") == 1
     assert "standard_attention" not in text
 

@@ -209,7 +209,7 @@ def test_prints_are_counted_and_shown_on_demand(tree):
 def test_a_debugger_needs_the_terminal(tree, opened):
     tree.write(attention(f"    {opened}\n    return _solved(Q, K, V, mask)"))
     refused = tree.check(ATTENTION)
-    assert "a debugger needs a terminal of its own: uv run lab check 01 -s" in refused.stdout, refused.stderr
+    assert "a debugger needs a terminal: uv run lab check 01 -s" in refused.stdout, refused.stderr
     typed = tree.check(ATTENTION, "-s", typed="p 'shape', Q.shape\n" + "c\n" * 100)
     assert "('shape', (1, 2))" in typed.stdout
     assert f"lab01 · {ATTENTION} · done" in typed.stdout, typed.stderr
@@ -235,10 +235,10 @@ def test_all_tasks_done(tree):
     for run in (tree.check(), tree.pytest()):
         assert run.returncode == 0
         assert lines_with(run, "lab01: 6 of 6 tasks done, 60 of 60 points")
-        assert "★ Lab 01, Memory profiling, is done: all of its " in run.stdout
-        assert f"The report is left, 24 points: {report}" in run.stdout
+        assert "★ Lab 01, Memory profiling, is done: all its " in run.stdout
+        assert f"Left to do: the report, 24 points: {report}" in run.stdout
         assert not lines_with(run, "next:")
-    assert f"★ Every task is done.\n  What is left are the reports: {report}" in tree.command().stdout
+    assert f"★ Every task is done.\n  Only the reports are left: {report}" in tree.command().stdout
 
 
 def test_findings_of_the_review_come_first(tree):
@@ -246,7 +246,7 @@ def test_findings_of_the_review_come_first(tree):
     run = tree.check(ESTIMATE)
     line = len((solution_text() + "\n\nimport ctypes").splitlines())
     assert run.stdout.splitlines()[:2] == [
-        "When profiling.py is graded, your instructor will be shown:",
+        "When profiling.py is graded, your instructor will see:",
         f"  line {line}: imports ctypes",
     ]
     assert run.returncode == 0

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from labkit.kernels import resources
-from labkit.meters.kernels import adapter, kept
+from labkit.meters.kernels import adapter, cache
 from labkit.meters.kernels.found_types import types_found_once
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Triton exists for Linux alone")
@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
     """A folder for compiled kernels, named in the environment."""
     folder = tmp_path / "kernels"
     folder.mkdir()
-    monkeypatch.setenv(kept.FOLDER, str(folder))
+    monkeypatch.setenv(cache.FOLDER, str(folder))
     return folder
 
 
@@ -56,22 +56,22 @@ def test_is_made_once_where_a_folder_is_named(folder):
         made.append(1)
         return ["ptx", len(made)]
 
-    assert [kept.made_once(text, make) for text in ("a", "b", "a")] == [["ptx", 1], ["ptx", 2], ["ptx", 1]]
+    assert [cache.made_once(text, make) for text in ("a", "b", "a")] == [["ptx", 1], ["ptx", 2], ["ptx", 1]]
     assert len(list(folder.iterdir())) == 2
 
 
 def test_folder_is_named_for_a_while(tmp_path, monkeypatch):
-    monkeypatch.delenv(kept.FOLDER, raising=False)
-    with kept.kernels_kept(tmp_path / "mine"):
-        assert kept.made_once("a", lambda: "ptx") == kept.made_once("a", lambda: "another")
-    assert kept.FOLDER not in os.environ
+    monkeypatch.delenv(cache.FOLDER, raising=False)
+    with cache.cached_kernels(tmp_path / "mine"):
+        assert cache.made_once("a", lambda: "ptx") == cache.made_once("a", lambda: "another")
+    assert cache.FOLDER not in os.environ
     assert len(list((tmp_path / "mine").iterdir())) == 1
 
 
 def test_a_kernel_from_the_folder_is_the_one_that_is_compiled(tmp_path, folder, monkeypatch):
     first, again = (compiled_scaled(tmp_path, "2.0")[80][0] for _ in range(2))
     assert len(list(folder.iterdir())) == 1
-    monkeypatch.delenv(kept.FOLDER)
+    monkeypatch.delenv(cache.FOLDER)
     afresh = compiled_scaled(tmp_path, "2.0")[80][0]
     assert first == again == afresh
     assert "scaled_kernel" in first["ptx"]

@@ -83,7 +83,7 @@ def test_platform_and_environment(tmp_path):
             "tasks[1].signature: expected a call of second, like second(Q, K), found 'third(x)'",
         ),
         ('name = "second"', 'name = "first"', "tasks[1].signature: expected a call of first"),
-        ('tests = "TestSecond"', 'tests = "TestFirst"', "tasks: expected every name once, found twice: TestFirst"),
+        ('tests = "TestSecond"', 'tests = "TestFirst"', "tasks: expected each name once, found twice: TestFirst"),
         ("hours = 1.5", "hours = 1.5\ncolour = 1", "colour: not a key of a lab's manifest"),
         ("points = 4", "points = 4\nrubric = 1", "questions[0].rubric: not a key of a lab's manifest"),
         ("hours = 1.5", "hours = ", "not valid TOML"),

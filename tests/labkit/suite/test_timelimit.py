@@ -184,7 +184,7 @@ def test_outside_the_main_thread_there_is_no_limit():
         (
             (60, 0.1),
             "spin was still running after 0.1 s by the clock, last seen at profiling.py:",
-            "It used little CPU time: it waits for something that does not come",
+            "It used little CPU time: it waits for something that never comes",
         ),
     ],
 )

@@ -307,7 +307,7 @@ def test_targets_get_inputs_of_a_shape_that_fits(code, words, init, shape, devic
         (["naive"], "names nothing to trace"),
         (["nowhere.py:naive"], "there is no file nowhere.py"),
         (["CODE:nothing"], "has no function, class or module 'nothing'"),
-        (["CODE:Net"], r"Net is made with \(width, depth=2\): give its arguments with --init"),
+        (["CODE:Net"], r"Net needs arguments, \(width, depth=2\): give its arguments with --init"),
         (["torch:bmm"], "does not say what it takes"),
         (["no_such_package.at_all:Net"], "there is no file, lab or installed package no_such_package"),
         (["04", "tiled_attention"], "takes no tensors of torch that are known here"),

@@ -86,8 +86,8 @@ class TestEdits:
             ("- return scale\n", "is found nowhere"),
             ("- r**2\n", "is found nowhere"),
             ("  import math\n", "place 1: nothing is changed"),
-            ("+ import os\n", "place 1: nothing is changed, or nothing says where"),
-            ("return scale\n", "a line begins with `- `, `+ ` or two blanks, found 'return scale'"),
+            ("+ import os\n", "place 1: it changes nothing, or has no context"),
+            ("return scale\n", "a line must begin with `- `, `+ ` or two spaces, found 'return scale'"),
             ("-return scale * r**2\n", "a line begins with"),
             ("- if r < 0:\n@@\n  if r < 0:\n-     raise ValueError(r)\n", "two places overlap at line 6"),
         ],
@@ -182,7 +182,7 @@ class TestReading:
             mistakes_of(lab_with(tmp_path, ENTRY + "\n" + ENTRY))
 
     def test_a_task_that_is_not_there(self, tmp_path):
-        with pytest.raises(MistakeError, match=r"other\.toml: other is none of the tasks standard_attention, "):
+        with pytest.raises(MistakeError, match=r"other\.toml: other is not one of the tasks standard_attention, "):
             mistakes_of(lab_with(tmp_path, ENTRY, task="other"))
 
     def test_an_edit_that_does_not_fit_any_more(self, tmp_path):
@@ -216,7 +216,7 @@ class TestCommand:
 
     def test_another_algorithm_is_shown_as_what_comes(self):
         shown = diff_lines(find_mistake(LAB, "measure_by_formula"))
-        assert shown[0] == "@@ measure_attention_memory is another altogether"
+        assert shown[0] == "@@ measure_attention_memory is replaced entirely"
         assert {line[:1] for line in shown[1:]} == {"+"}
 
     def test_its_source_can_be_handed_in(self):

@@ -1,4 +1,4 @@
-"""What need not be compiled or assembled twice: who runs many answers names a folder, and what was made lies there."""
+"""Caches compiled kernels and assembler reports in a folder, for runs of many submissions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Answers that run under it can write there too: it is for those that somebody tru
 
 
 @contextlib.contextmanager
-def kernels_kept(folder: Path) -> Iterator[None]:
-    """Have processes begun while this lasts keep what they make in `folder`, or where the environment says already."""
+def cached_kernels(folder: Path) -> Iterator[None]:
+    """Context in which new processes cache kernels in `folder`, or where the environment already points."""
     if os.environ.get(FOLDER):
         yield
         return
@@ -34,7 +34,7 @@ def kernels_kept(folder: Path) -> Iterator[None]:
 
 
 def made_once(made_of: str, make: Callable[[], Made]) -> Made:
-    """What `make` returns: found where the same was made of `made_of` before, the first time made and kept.
+    """The result of `make`, from the cache if it was made of the same `made_of` before.
 
     It is text, a number, or a list of these. `made_of` must say all that it depends on but the libraries. What `make`
     raises is not kept.
