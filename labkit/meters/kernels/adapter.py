@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from labkit.meters.kernels.found_types import types_found_once
 from labkit.meters.kernels.cache import made_once
+from labkit.meters.kernels.found_types import types_found_once
 
 KNOWN_VERSIONS = ("3.6", "3.9")
 """Versions of Triton, as far as their second number, under which Lab 10's suite was tried.
