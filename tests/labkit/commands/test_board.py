@@ -63,7 +63,7 @@ def test_hints_are_shown_one_at_a_time(lab):
         assert lines[2] == hint
         assert not any(other in "\n".join(lines) for other in task.hints if other != hint)
     assert hint_lines(lab, task.name)[2] == task.hints[-1]
-    assert "That was the last one" in hint_lines(lab, task.name)[-1]
+    assert "That was the last hint" in hint_lines(lab, task.name)[-1]
     assert len(hint_lines(lab, task.name, again=True)) == len(task.hints)
     with pytest.raises(UnknownLab, match="lab01 has no task 'nothing'; its tasks are: standard_attention,"):
         hint_lines(lab, "nothing")

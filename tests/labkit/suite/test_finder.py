@@ -61,7 +61,7 @@ def test_removed_with_its_modules(imported):
         ("import sys\nsys.exit(3)\n", "importing profiling.py failed: SystemExit: 3 (line 2"),
         (
             "from labkit.testing.attention.reference import attention\n",
-            "profiling.py imports labkit.testing.attention.reference: your code stands by itself",
+            "profiling.py imports labkit.testing.attention.reference: your code must work without",
         ),
         ("# café\n".encode("latin-1"), "profiling.py is not UTF-8 text: "),
         (None, "profiling.py cannot be read: No such file"),

@@ -85,10 +85,10 @@ class TestEdits:
             ),
             ("- return scale\n", "is found nowhere"),
             ("- r**2\n", "is found nowhere"),
-            ("  import math\n", "place 1: nothing is changed"),
+            ("  import math\n", "place 1: it changes nothing"),
             ("+ import os\n", "place 1: it changes nothing, or has no context"),
             ("return scale\n", "a line must begin with `- `, `+ ` or two spaces, found 'return scale'"),
-            ("-return scale * r**2\n", "a line begins with"),
+            ("-return scale * r**2\n", "a line must begin with"),
             ("- if r < 0:\n@@\n  if r < 0:\n-     raise ValueError(r)\n", "two places overlap at line 6"),
         ],
     )
