@@ -151,7 +151,7 @@ def _sandbox(ptxas: Path, text: Path) -> list[str]:
         "/dev",
         *bound,
         "--",
-    ]  # an environment may lie below /tmp, and be shown
+    ]  # an environment may be in /tmp, which is then shown
 
 
 def _bounded() -> None:

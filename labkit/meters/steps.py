@@ -73,7 +73,7 @@ def penalised_gradients(fn: Function, inputs: Tensors, d_out: torch.Tensor) -> S
 def saved_tensors(fn: Function, inputs: Tensors, names: Sequence[str]) -> tuple[Any, list[Any]]:
     """The output, and what autograd saves for the backward pass, in order.
 
-    What lies in the memory of an input or of the output stands there by its name: `names` are the inputs' and, last,
+    A tensor in the memory of an input or of the output is given by its name: `names` are the inputs' and, last,
     the output's.
     """
     leaves, saved = _leaves(inputs), []

@@ -33,9 +33,9 @@ class Launch(NamedTuple):
 def guarded(x: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
     """A copy of `x` with its strides, surrounded by NaN, and which elements of that memory belong to it.
 
-    Integers lie among large numbers.
+    Integers are surrounded by large numbers.
     """
-    once = tuple(0 if stride == 0 else slice(None) for stride in x.stride())  # an expanded axis lies there once
+    once = tuple(0 if stride == 0 else slice(None) for stride in x.stride())  # an expanded axis is there once
     extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
     nothing = float("nan") if x.is_floating_point() else torch.iinfo(x.dtype).max // 3
     storage = torch.full((BAND + extent + BAND,), nothing, dtype=x.dtype)

@@ -154,7 +154,7 @@ class RollingKVCache:
         _check(window=window, kv_heads=kv_heads, head_dim=head_dim)
         self._keys = torch.empty(kv_heads, window, head_dim, dtype=dtype)
         self._values = torch.empty_like(self._keys)
-        self._seen = 0  # tokens appended so far; token t lies in place t mod window
+        self._seen = 0  # tokens appended so far; token t is in place t mod window
         ### END SOLUTION
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:

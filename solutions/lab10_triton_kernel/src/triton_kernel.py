@@ -47,7 +47,7 @@ def softmax_rows(x: torch.Tensor) -> torch.Tensor:
 @triton.jit
 def softmax_kernel(x, out, x_row, x_column, out_row, out_column, n_columns, BLOCK: tl.constexpr):
     """One row: BLOCK lanes, of which those from n_columns on are masked out."""
-    row = tl.program_id(0).to(tl.int64)  # rows may lie more than 2³¹ elements apart from the first
+    row = tl.program_id(0).to(tl.int64)  # rows may be more than 2³¹ elements apart from the first
     columns = tl.arange(0, BLOCK)
     inside = columns < n_columns
     scores = tl.load(x + row * x_row + columns * x_column, mask=inside, other=float("-inf")).to(tl.float32)
@@ -448,7 +448,7 @@ def choose_config(head_dim: int, dtype_bytes: int, arch: int) -> tuple[int, int,
     ]:
         if value not in known:
             raise ValueError(f"{name} must be one of {known}, found {value}")
-    if dtype_bytes == 4:  # products without tensor cores: the tiles of both factors lie in registers too
+    if dtype_bytes == 4:  # products without tensor cores: the tiles of both factors are in registers too
         return (32, 32, 4, 2) if head_dim < 128 else (32, 16, 8, 2)
     return (128, 64, 8, 2) if head_dim == 128 and arch == 80 else (64, 64, 4, 3)
     ### END SOLUTION

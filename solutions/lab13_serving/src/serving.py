@@ -503,7 +503,7 @@ _TOKENS_AT_ONCE = 128
 class _Request:
     def __init__(self, id, tokens, final):
         self.id, self.tokens, self.final = id, tokens, final
-        self.computed = self.held = 0  # tokens that lie in the cache, and for which there are blocks
+        self.computed = self.held = 0  # tokens in the cache, and tokens for which there are blocks
 
 
 class _Pool:
