@@ -1,4 +1,4 @@
-"""Chapter 9: decoding, one query a head: grouped against built-in, split against unsplit, paged against contiguous.
+"""Chapter 9: decoding, one query per head: grouped against built-in, split against unsplit, paged against contiguous.
 
 Float32 on one thread. A model's step reads the caches of its layers one after the other and finds none of them in the
 processor's cache, so every candidate goes through several layers in turn. Peaks are of one call, over the inputs.

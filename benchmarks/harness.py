@@ -32,7 +32,7 @@ Column = Callable[[str], float | None]
 
 
 class Table(msgspec.Struct):
-    """A table: one row a candidate, its values in the order of `columns`.
+    """A table: one row per candidate, with values in the order of `columns`.
 
     `chapter` is the file in `docs/` that shows it between <!-- benchmark NAME: begin --> and <!-- benchmark NAME: end
     -->; "" if none does.
@@ -91,7 +91,7 @@ def rows(names: Iterable[str], columns: Mapping[str, Column]) -> dict[str, list[
 
 
 def peak_mib(candidates: Mapping[str, Candidate]) -> Column:
-    """The peak of one call over its inputs, in MiB, by the CPU allocator's own record (`torch.profiler`)."""
+    """The peak of one call without its inputs, in MiB, by the CPU allocator's own record (`torch.profiler`)."""
     return lambda name: round(profile_memory(candidates[name]).peak_bytes / 2**20, 3)
 
 
@@ -126,7 +126,7 @@ def markdown(table: Table) -> str:
 
 
 def _field(column: str, value: float | None) -> str:
-    """MiB with two decimals, others with the digits that another run would repeat."""
+    """MiB with two decimals, other values with reproducible digits."""
     if value is None:
         return ""
     if "MiB" in column:
@@ -149,7 +149,7 @@ def save_tables(tables: Sequence[Table]) -> None:
 
 
 def with_table(text: str, table: Table) -> str:
-    """The text of a chapter with this table in its place; ValueError if the chapter has no place for it."""
+    """The text of a chapter with this table inserted; ValueError if the chapter has no place for it."""
     begin, end = (f"<!-- benchmark {table.name}: {word} -->" for word in ("begin", "end"))
     parts = re.split(f"{begin}\n.*?{end}", text, flags=re.DOTALL)
     if len(parts) != 2:

@@ -26,7 +26,7 @@ Call = Callable[[], object]
 
 
 def tables(*, n: int = 4096, d: int = 64, rounds: int = 30) -> Iterator[Table]:
-    """The forward pass, causal and not, the backward pass, and decoding; nothing where there is no device."""
+    """The forward pass, causal and not, the backward pass, and decoding; empty without a device."""
     if not torch.cuda.is_available():
         print("kernel: not run, since it needs a CUDA device", file=sys.stderr)
         return
@@ -90,7 +90,7 @@ def _awaited(call: Call) -> None:
 
 
 def _peak_mib(calls: dict[str, Call], name: str) -> float:
-    """MiB over the bytes allocated before the call."""
+    """Peak MiB, minus the bytes allocated before the call."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     result = calls[name]()

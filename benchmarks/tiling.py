@@ -38,7 +38,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
 
 
 def extra_mib(calls: Mapping[str, Callable[[], np.ndarray]], name: str) -> float:
-    """The peak of one call, less its output."""
+    """The peak of one call, minus its output."""
     memory = measure_arrays(calls[name], warm=False)
     return round((memory.peak_bytes - memory.result.nbytes) / 2**20, 3)
 

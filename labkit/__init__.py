@@ -1,1 +1,1 @@
-"""What labs, tests, graders and docs lean on: catalog, finder, suite, meters, board."""
+"""The package that students install: manifests, suites, meters, commands."""

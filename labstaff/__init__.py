@@ -1,1 +1,1 @@
-"""What only an instructor needs: deriving, releasing, grading, grading, the site. No student carries it."""
+"""The package for instructors: deriving, releasing, grading, the site. It is not in the students' release."""

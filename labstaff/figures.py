@@ -85,7 +85,7 @@ def build(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[Path
 
 
 def stale(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[str]:
-    """Return one line for each figure whose files are missing, left over, or no longer match recomputed data."""
+    """Return one line for each figure whose files are missing, unused, or differ from recomputed data."""
     names = list(names)
     made = recipes(names, directory)
     problems = [problem for name, recipe in made.items() if (problem := _problem(name, recipe, directory))]
@@ -96,7 +96,7 @@ def stale(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[str]
 
 
 def style() -> AbstractContextManager[None]:
-    """Return the matplotlib context that every figure is drawn in."""
+    """Return the matplotlib context for drawing figures."""
     import matplotlib as mpl
 
     settings: Any = {
@@ -134,7 +134,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def save_figure(figure: Figure, path: Path, data: dict[str, Any]) -> Path:
-    """Write `figure` as an SVG that serves light and dark, and `data` as JSON next to it; return the SVG's path.
+    """Write `figure` as an SVG for light and dark mode, and `data` as JSON next to it; return the SVG's path.
 
     The same figure and data give the same bytes: no date, no version, fixed ids. A comment in the SVG holds the digest
     of the JSON that it was drawn from.
@@ -152,7 +152,7 @@ def save_figure(figure: Figure, path: Path, data: dict[str, Any]) -> Path:
 
 
 def as_json(data: Any) -> str:
-    """Return `data` as JSON text with floats cut to six significant digits; integers stay exact."""
+    """Return `data` as JSON text with floats rounded to six significant digits; integers stay exact."""
     return json.dumps(_rounded(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Blocks that fill an SRAM, the exponents of the traffic that follows, and where tiling starts to pay.
+"""Blocks that fill an SRAM, the exponents of their traffic, and the size from which tiling pays.
 
 For the chapters' figures and the course's own tests. Students choose such blocks and fit such exponents themselves, so
 that nothing they carry may hold them.
@@ -48,7 +48,7 @@ def naive_blocks(sram_bytes: int, d: int, dtype_bytes: int = 4) -> tuple[int, in
 
 
 def crossover_bytes(n: int, d: int, dtype_bytes: int = 4, keys_outside: bool = False) -> int:
-    """The SRAM in bytes from which on tiled attention moves less than naive, each with the blocks of this module.
+    """The SRAM in bytes from which tiled attention moves fewer bytes than naive, each with this module's blocks.
 
     In elements between d²/2 and d² for d ≥ 64, whatever N is: below it the tiles are so small that reading K and V
     again and again costs more than the score matrix would. `n` is N_q = N_k, many times d; d_v = d.

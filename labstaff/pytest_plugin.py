@@ -1,4 +1,4 @@
-"""The instructor's switches of a run: the solutions, an alternative solution, or submissions in a sandbox."""
+"""Pytest options for instructors: run the solutions, an alternative solution, or submissions in a sandbox."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from labkit.suite.finder import Source
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Besides labkit's `--src` and `--seed`."""
+    """Add the options, besides labkit's `--src` and `--seed`."""
     group = parser.getgroup("attention labs")
     group.addoption("--solutions", action="store_true", help="use the course's solutions instead of labs/*/src")
-    group.addoption(
-        "--answer", type=Path, metavar="FILE", help="use an alternative solution, in solutions/*/alternatives"
-    )
-    group.addoption("--sandboxed", action="store_true", help="run the code in a process of its own, in a sandbox")
+    group.addoption("--answer", type=Path, metavar="FILE", help="use an alternative solution, in solutions/*/right")
+    group.addoption("--sandboxed", action="store_true", help="run the code in a separate, sandboxed process")
 
 
 def pytest_lab_source(config: pytest.Config, lab: Lab) -> Source | None:

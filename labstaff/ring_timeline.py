@@ -11,7 +11,7 @@ from labkit.ranks.threads import Operation
 
 @dataclass(frozen=True)
 class Span:
-    """What a rank does from one time to another: "computes" or "waits"."""
+    """What a rank does between two times: "computes" or "waits"."""
 
     kind: str
     start: float
@@ -20,7 +20,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A message under way from one rank to another."""
+    """A message in transit from one rank to another."""
 
     sender: int
     receiver: int
@@ -37,12 +37,12 @@ class Timeline:
 
     @property
     def end(self) -> float:
-        """When the last rank has ended."""
+        """The time at which the last rank ends."""
         return max((span.end for spans in self.spans for span in spans), default=0.0)
 
 
 def timeline(operations: Sequence[Sequence[Operation]], flops_a_unit: float, bytes_a_unit: float) -> Timeline:
-    """What ranks would do when, from the operations of a run with `send_recv`, each list a rank's.
+    """The timeline of the ranks' operations in a run with `send_recv`, one list per rank.
 
     A transfer begins when sender and receiver have asked for it and the sender's link is free; it computes nothing and
     stops nobody. Only products of matrices take time.

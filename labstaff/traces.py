@@ -50,7 +50,7 @@ def plain_chain(functions: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: 
 
 
 def inputs(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Leaves of these shapes, without numbers: a trace is of sizes."""
+    """Leaves of these shapes on meta: a trace needs only sizes."""
     return [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
 
 

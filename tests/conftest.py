@@ -1,4 +1,4 @@
-"""Fixtures for the course's tests, which tests are left out, and where the time went."""
+"""Fixtures for the course's tests; reports the tests left out, and the time by file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @pytest.fixture(scope="session", autouse=True)
 def suite_runs(request: pytest.FixtureRequest) -> Iterator[SuiteRuns | None]:
-    """The runs of all jobs that the collected tests are parametrised with; begun before the first test."""
+    """The runs of all jobs in the collected tests' parameters, started before the first test."""
     jobs = [item.callspec.params["job"] for item in request.session.items if "job" in _params(item)]
     if not jobs:
         yield None
@@ -46,7 +46,7 @@ def suite_runs(request: pytest.FixtureRequest) -> Iterator[SuiteRuns | None]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium without a window, for all tests of a file."""
+    """Headless Chromium, for all tests of a file."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
@@ -57,7 +57,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A course of Lab 01 as `lab course` makes it, to be copied."""
+    """A course of Lab 01 made by `lab course`, for tests to copy."""
     from labstaff.course.make import make_course
 
     course = tmp_path_factory.mktemp("made") / "course"
@@ -72,7 +72,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """With `-n`, keep a file's tests together: they share what takes long to make.
+    """With `-n`, keep a file's tests together: they share slow fixtures.
 
     In `addopts` the switch would be unknown wherever plugins are not loaded: in every run of a lab's suite.
     """
@@ -82,7 +82,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m, so that only what was asked for is counted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is slow or cannot run here; run the tests that wait for suites last."""
+    """Leave out tests that are slow or cannot run here; run tests that wait for suites last."""
     left_out = config.stash[LEFT_OUT] = []
     for marker, reason in REASONS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
@@ -93,19 +93,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send what a process of pytest-xdist has left out to the one that writes the summary."""
+    """Send the tests that a pytest-xdist worker left out to the process that writes the summary."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, [])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: typing.Any) -> None:
-    """Receive it: all processes have collected, and left out, the same."""
+    """Receive the tests left out: the same in all workers."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", [])
 
 
 def _slow_problem(config: pytest.Config) -> str:
-    """The command for the slow tests, unless markers were given."""
+    """The command that runs the slow tests; None if markers were given."""
     return "" if config.option.markexpr else "uv run pytest -m slow -n 2 runs them"
 
 
@@ -130,12 +130,12 @@ FILE_SECONDS: dict[str, float] = defaultdict(float)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up where the time goes."""
+    """Add up the time of tests."""
     FILE_SECONDS[Path(report.location[0]).name] += report.duration
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Report what was left out, and where the time went: by file, and by lab for the runs of labs' suites."""
+    """Report the tests left out, and the time by file, or by lab for runs of labs' suites."""
     for line in config.stash.get(LEFT_OUT, []):
         terminalreporter.write_line(line)
     by_file = sorted(FILE_SECONDS.items(), key=lambda item: -item[1])

@@ -1,4 +1,4 @@
-"""For tests of a student's side: Lab 01's files, a tree as students have it, and commands run in it."""
+"""Helpers for tests of the students' side: Lab 01's files, a student's tree, and commands run in it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def student_lab(root: Path, source: str | None = None) -> Lab:
 
 
 def results(lab: Lab, **passed: int) -> list[TestResult]:
-    """Ten results a task, of which as many pass as are given; a task that is not given is not started."""
+    """Ten results per task, of which the given number pass; a task that is not given is not started."""
     made = []
     for task in lab.tasks:
         for i in range(10):
@@ -56,7 +56,7 @@ def results(lab: Lab, **passed: int) -> list[TestResult]:
 
 
 def pytest_run(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Lab 01's suite in a process of its own on `source`, written to `folder`."""
+    """Run Lab 01's suite in a separate process on `source`, written to `folder`."""
     (folder / LAB.answer_file.name).write_text(source, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", str(LAB.folder), "--src", str(folder), "-p", "no:cacheprovider"]
     return _run([*command, *arguments], ROOT, quiet_environment())
@@ -68,7 +68,7 @@ def quiet_environment() -> dict[str, str]:
 
 
 class StudentTree:
-    """The students' tree with Lab 01 alone, in a folder of its own: what is stored between runs is stored there."""
+    """The students' tree with only Lab 01, in a separate folder, where results are stored too."""
 
     def __init__(self, folder: Path, source: str | None = None) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Runs labs' suites for the course's tests in a process of their own, two at a time, while other tests run.
+"""Runs labs' suites for the course's tests in a separate process, two at a time, while other tests run.
 
 In the tests' own process they would add to the memory that tests of meters measure.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-from labkit.meters.kernels.cache import kernels_cached
+from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import HEAVY, ForkedRunner
 from labkit.suite.run import SuiteRun
 from labstaff.grader.runner import SandboxedRunner
@@ -36,7 +36,7 @@ class Job:
 
 
 class SuiteRuns:
-    """The runs of `jobs`, which begin now. Called with a job, it waits for that job's run."""
+    """The runs of `jobs`, started at once. Called with a job, it waits for that job's run."""
 
     def __init__(self, jobs: Sequence[Job], sandboxed: bool) -> None:
         self.seconds: dict[Job, float] = {}
@@ -58,7 +58,7 @@ class SuiteRuns:
         return self._runs[job]
 
     def close(self) -> None:
-        """End the process, and all that it has started."""
+        """End the process and its children."""
         if self._process.is_alive() and self._process.pid:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join()
@@ -68,7 +68,7 @@ def _run_all(jobs: Sequence[Job], sandboxed: bool, done: Any) -> None:
     os.setsid()
     with (
         tempfile.TemporaryDirectory(prefix="suites-") as folder,
-        kernels_cached(Path(folder, "kernels")),  # most files' kernels are the solution's
+        cached_kernels(Path(folder, "kernels")),  # most files' kernels are the solution's
         SandboxedRunner() if sandboxed else ForkedRunner(tuple(HEAVY.values())) as runner,
         ThreadPoolExecutor(N_RUNNERS) as pool,
     ):

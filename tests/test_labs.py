@@ -1,4 +1,4 @@
-"""The two-sided check of every lab: what must fail fails, what must pass passes, what is derived is fresh."""
+"""Every lab: mistakes fail, solutions pass, and derived files are up to date."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def session_folder(name: str) -> Path:
 
 
 def stub_folder() -> Path:
-    """A folder with every lab's stub, derived afresh: work in progress in labs/ must not matter here."""
+    """A folder with every lab's newly derived stub, so that work in progress in labs/ does not matter."""
     folder = session_folder("stubs")
     for lab in LABS:
         (folder / lab.answer_file.name).write_text(derive_stub(lab), encoding="utf-8")
@@ -42,14 +42,14 @@ def stub_folder() -> Path:
 
 
 def written(mistake: Mistake) -> Path:
-    """A folder with the module that a student with this mistake would hand in."""
+    """A folder with the module of a student who made this mistake."""
     folder = MADE / mistake.lab.label / mistake.name
     mistake.write(folder)
     return folder
 
 
 def until_found(mistake: Mistake) -> tuple[str, ...]:
-    """Options that end a run on the mistake once its tests have said what they must."""
+    """Options that end a run on the mistake once a test has reported the required text."""
     return ("-p", "tests.until_found", "--says", mistake.says)
 
 
@@ -161,7 +161,7 @@ MAY_CROSS = ("labkit.simulated_memory", "labkit.meters", "labkit.ranks.", "labki
 
 @by_lab
 def test_probes_compare_nothing(lab):
-    """They run in the submission's process: what they name, a submission may read."""
+    """Probes run in the submission's process, so a submission could read what they name."""
     body = ast.parse(lab.suite_file.read_text(encoding="utf-8")).body
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     probes = [node for node in functions if [getattr(each, "id", "") for each in node.decorator_list] == ["probe"]]

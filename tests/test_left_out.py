@@ -1,4 +1,4 @@
-"""Tests that cannot run on a machine are left out and counted in one line; nothing fails because of it."""
+"""Tests that cannot run on a machine are left out and counted in one line, and nothing fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labkit.labs.catalog import ROOT
 
 @pytest.mark.parametrize("options", [[], ["-n1"]], ids=["one process", "xdist"])
 def test_without_namespaces_sandbox_tests_are_counted(tmp_path, options):
-    """The system's bwrap comes first: here it is one that the kernel allows nothing."""
+    """The system's bwrap is used first; here it is one that may do nothing."""
     bwrap = tmp_path / "bwrap"
     bwrap.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n", encoding="utf-8")
     bwrap.chmod(0o755)

@@ -16,7 +16,7 @@ LARGE, UNCHANGED = (f"TestStandardAttention::test_{name}" for name in ("large_lo
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of tests on the mistake, which ends when these words are said."""
+    """A run of tests on the mistake that ends once these words are reported."""
     folder = tmp_path_factory.mktemp("mistake")
     MISTAKE.write(folder)
     with pytest.MonkeyPatch.context() as patch:

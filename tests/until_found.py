@@ -1,4 +1,4 @@
-"""A pytest plugin: a run of a suite on a mistake ends once the mistake is found, in the words that were asked for.
+"""A pytest plugin that ends a suite's run on a mistake once it is found with the required words.
 
 What is collected are the tests that find it. The run ends when one fails and says `--says`.
 """
@@ -13,14 +13,14 @@ from labkit.suite.results import TestResult
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What must be said."""
+    """Add the option for the required words."""
     group = parser.getgroup("attention labs, mistakes")
     group.addoption("--says", default="", help="what a message must have said before the run ends")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """End the run with the test that says it, once labkit's plugin has made a result of it."""
+    """End the run after the test that reports them, once labkit's plugin has made its result."""
     report = yield
     for name, result in report.user_properties:
         failed = name == "result" and isinstance(result, TestResult) and not result.passed

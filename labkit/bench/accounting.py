@@ -1,4 +1,4 @@
-"""Closed forms of what attention allocates: every part in bytes, which moment is the peak, and what fits a device."""
+"""Closed forms of attention's memory: every part in bytes, the moment of the peak, and what fits a device."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ def longest_that_fits(
 
 
 def _last_true(holds: Callable[[int], bool]) -> int:
-    """The last n from 1 on for which `holds(n)`, 0 if it does not hold for 1; it must not hold again once it fails."""
+    """The largest n ≥ 1 for which `holds(n)`, 0 if there is none; once it fails it must not hold again."""
     too_many = 1
     while holds(too_many):
         too_many *= 2
@@ -111,7 +111,7 @@ def _last_true(holds: Callable[[int], bool]) -> int:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Bytes of the arrays that occur, each rounded up by itself."""
+    """Bytes of the arrays that occur, each rounded up separately."""
 
     batch: int
     seq_len: int
@@ -154,7 +154,7 @@ class _Sizes:
 
     @property
     def always(self) -> Parts:
-        """What lives through every training step: the inputs, their gradients, and one loss."""
+        """Bytes alive throughout every training step: the inputs, their gradients, and one loss."""
         return {"inputs": 3 * self.tall, "gradients": 3 * self.tall, "loss": self.scalar}
 
 

@@ -44,7 +44,7 @@ def bench(
     warmup_steps: Annotated[
         int | None, typer.Option(help="steps before the timed ones; 5, on cpu 1", show_default=False)
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="timed steps a row; 100, on cpu 5", show_default=False)] = None,
+    steps: Annotated[int | None, typer.Option(help="timed steps per row; 100, on cpu 5", show_default=False)] = None,
     csv: Csv = None,
     plot: Plot = None,
     parts: Annotated[bool, typer.Option("--parts", help="print the parts of each row's memory, in bytes")] = False,

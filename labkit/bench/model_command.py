@@ -15,19 +15,19 @@ MEANING = {
     "weights": "2 bytes a parameter",
     "gradients": "2 bytes a parameter",
     "optimizer": "12 bytes a parameter: a float32 copy, Adam's two averages",
-    "activations": "what layers keep for the backward pass",
+    "activations": "activations that layers keep for the backward pass",
     "attention": "the same, for the inside of attention",
     "logits": "float32, kept by the loss",
 }
-Size = Annotated[int | None, typer.Option(help="of a model of GPT's kind, without a name")]
+Size = Annotated[int | None, typer.Option(help="of a GPT-like model, instead of a name")]
 
 
 def model(
     name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=", ".join(MODELS))] = None,
-    batch_size: Annotated[int, typer.Option(help="sequences in a step")] = 1,
+    batch_size: Annotated[int, typer.Option(help="sequences per step")] = 1,
     seq_len: Annotated[int, typer.Option(help="tokens in each")] = 4096,
     attention: Annotated[str, typer.Option(help="fused, or written_out with N × N arrays")] = "fused",
-    checkpoint: Annotated[str, typer.Option(help="what runs twice: none, selective (attention) or layers")] = "none",
+    checkpoint: Annotated[str, typer.Option(help="recomputed: none, selective (attention) or layers")] = "none",
     layers: Size = None,
     hidden: Size = None,
     heads: Size = None,
@@ -76,6 +76,6 @@ def _show(name: str, sizes: ModelSizes, parts: dict[str, int], how: str) -> None
     console.print(table)
     console.print(
         "\nAll parts at once are an upper bound: in the backward pass gradients are made while activations are freed."
-        "\nNot counted: what operators hold for a moment, the allocator's fragments, the CUDA context.",
+        "\nNot counted: operators' temporaries, the allocator's fragments, the CUDA context.",
         style="dim",
     )

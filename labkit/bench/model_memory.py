@@ -1,4 +1,4 @@
-"""Memory of training a whole model, part by part, from its sizes: closed forms, nothing is allocated."""
+"""Memory for training a whole model, part by part, in closed form from its sizes; nothing is allocated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ModelSizes:
 
     @property
     def parameters(self) -> int:
-        """Numbers that are learned, in the whole model."""
+        """The number of parameters of the whole model."""
         embeddings = (self.vocab + self.positions) * self.hidden
         output_layer = 0 if self.tied else self.vocab * self.hidden
         return embeddings + self.layers * self._layer_parameters + self._norm_parameters + output_layer
@@ -142,7 +142,7 @@ def training_memory(
 
 
 def layer_bytes(sizes: ModelSizes) -> int:
-    """What one layer keeps for each token, attention's inside left out.
+    """Bytes that one layer keeps for each token, without the inside of attention.
 
     For a model of GPT's kind these are the 34·h bytes of Korthikanti et al. (2022), section 4.1, term by term.
     """
@@ -154,7 +154,7 @@ def layer_bytes(sizes: ModelSizes) -> int:
 
 
 def attention_bytes(sizes: ModelSizes, seq_len: int, attention: str) -> int:
-    """What the inside of one layer's attention keeps for each token: for all its heads, the softmax and what follows.
+    """Bytes that the inside of one layer's attention keeps for each token, for all heads: the softmax and what follows.
 
     Written out with dropout these are the 5·a·s bytes of Korthikanti et al.: softmax, mask, and what the mask leaves.
     """

@@ -13,7 +13,7 @@ TIMES = (("fwd_ms", "forward", "-"), ("bwd_ms", "backward", "--"))
 
 
 def save_plot(rows: list[Row], path: Path) -> None:
-    """Write the figure to `path`, in the format of its suffix; a panel of times is there when rows have times."""
+    """Write the figure to `path`, in the format of its suffix, with a panel of times if rows have times."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -33,7 +33,7 @@ _FLOATS = ("fwd_ms", "bwd_ms", "mem_max_MB", "add_mem_MB", "fwd_ms_iqr", "bwd_ms
 
 
 def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What was requested in a row: two rows with the same key are the same measurement."""
+    """The settings of a row: two rows with the same key are the same measurement."""
     return tuple(row[name] for name in REQUEST)
 
 
@@ -69,7 +69,7 @@ def read_csv(path: str | Path) -> list[Row]:
     try:
         return [{name: _parsed(name, text) for name, text in row.items()} for row in rows]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} has a line that is no row of the benchmark: {error}") from error
+        raise ValueError(f"{path} has a line that is not a row of the benchmark: {error}") from error
 
 
 def _parsed(name: str, text: str) -> Any:

@@ -15,8 +15,8 @@ from labkit.bench.rows import COLUMNS, EXTRA_COLUMNS, Row, format_value
 SETTINGS = ("impl", "d_model", "batch_size", "warmup_steps", "steps", "device", "status")
 """Columns that can be printed once, above the table, where all rows have the same value."""
 MEANING = {
-    "forward_peak": "the most alive until the loss is there",
-    "step_peak": "the most alive in forward and backward: what has to fit to train",
+    "forward_peak": "the most alive up to the loss",
+    "step_peak": "the most alive in forward and backward: must fit to train",
     "inference_peak": "the most alive in one call without gradients",
 }
 

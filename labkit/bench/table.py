@@ -46,7 +46,7 @@ def requested_rows(
     device: str,
     impl: str,
 ) -> list[Row]:
-    """Rows with the columns COLUMNS and EXTRA_COLUMNS and nothing measured yet: None, status "oom".
+    """Rows with the columns COLUMNS and EXTRA_COLUMNS before any measurement: values None, status "oom".
 
     Raises ValueError for an unknown device and for counts below 1 (`warmup_steps`: below 0), RuntimeError for `cuda`
     without a GPU.
@@ -189,7 +189,7 @@ def _check(
 
 
 def available_bytes() -> int | None:
-    """Main memory free for new work: the kernel's estimate, else all of the machine's memory, else None."""
+    """Main memory available: the kernel's estimate, else all of the machine's memory, else None."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

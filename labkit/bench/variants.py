@@ -26,7 +26,7 @@ def attention_form(impl: str | Attention) -> Attention:
 
 
 def unnamed(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Let the tensor pass; `AllocationMeter.name` fits in this place and labels it."""
+    """Return the tensor unchanged; `AllocationMeter.name` can be used instead and labels it."""
     return tensor
 
 
@@ -36,22 +36,22 @@ def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, name: Namer =
 
 
 def built_in_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, name: Namer = unnamed) -> torch.Tensor:
-    """Softmax as one operator: the scores go as soon as the weights are there."""
+    """Softmax as one operator: the scores are freed as soon as the weights exist."""
     return name("output", name("weights", _scores(q, k, name).softmax(-1)) @ v)
 
 
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """`scaled_dot_product_attention`, with whichever kernel torch picks; on meta tensors its plain one."""
+    """`scaled_dot_product_attention`, with the kernel that torch picks; on meta tensors its plain one."""
     return functional.scaled_dot_product_attention(q, k, v)
 
 
 def checkpointed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Written-out attention under Lab 06's `checkpoint`: nothing kept, everything computed again at once."""
+    """Written-out attention under Lab 06's `checkpoint`: nothing kept, everything recomputed at once."""
     return _lab_module("06").checkpoint(written_out, q, k, v)
 
 
 def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Lab 05's `FlashAttention.apply`: tiles, and a backward pass that computes the weights again."""
+    """Lab 05's `FlashAttention.apply`: tiles, and a backward pass that recomputes the weights."""
     return _lab_module("05").FlashAttention.apply(q, k, v)
 
 
@@ -83,7 +83,7 @@ def _row_maxima(scores: torch.Tensor, name: Namer) -> torch.Tensor:
 
 @functools.cache
 def _lab_module(number: str) -> ModuleType:
-    """A lab's module: the solution's, or the student's own where there are no solutions."""
+    """A lab's module: the solution, or the student's file where there are no solutions."""
     lab = find_lab(number)
     answer = Source(lab, solution_file(lab))
     finder = LabFinder([answer if answer.file.exists() else student_source(lab)])

@@ -1,4 +1,4 @@
-"""The `lab` command: for students, for readers of the chapters, and for instructors where their package is there."""
+"""The `lab` command: for students, for readers of the chapters, and for instructors if labstaff is installed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FirstFailure = Annotated[bool, typer.Option("--first", "-x", help="stop at the f
 
 
 def file_error(error: OSError) -> str | None:
-    """The message of an error of a file or a disk; None for an error of another sort."""
+    """The message of a file or disk error; None for any other error."""
     if isinstance(error, shutil.Error) and error.args:
         return str(error.args[0][0][-1] if isinstance(error.args[0], list) else error.args[0])
     if error.filename is not None:

@@ -37,7 +37,7 @@ def show_board(labs: list[Lab]) -> None:
             f"{points_text(lab_points(lab, results))} of {points_text(lab.points)}",
             f"{lab.hours:g}",
         )
-    console.print("[bold]Attention Labs[/bold]: from N×N bytes to FlashAttention, every claim measured by you\n")
+    console.print("[bold]Attention Labs[/bold]: from N×N bytes to FlashAttention, every claim checked by you\n")
     console.print(table)
     console.print()
     for line in [*problem_lines(labs), *next_lines(labs, known)]:
@@ -45,7 +45,7 @@ def show_board(labs: list[Lab]) -> None:
 
 
 def problem_lines(labs: list[Lab]) -> list[Text]:
-    """Why a lab's tests cannot run, or its results cannot be read, a line each."""
+    """Why a lab's tests cannot run or its results cannot be read, one line each."""
     lines = []
     for lab in labs:
         if problem := platform_problem(lab) or file_problem(lab.answer_file):
@@ -75,7 +75,7 @@ def next_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]])
     if not labs:
         return [Text("There is no lab in labs/ yet.")]
     reports = ", ".join(str(lab.folder.relative_to(lab.folder.parent.parent) / "report.ipynb") for lab in labs)
-    return [Text("★ Every task is done.", style="green"), Text(f"  What is left are the reports: {reports}")]
+    return [Text("★ Every task is done.", style="green"), Text(f"  Only the reports are left: {reports}")]
 
 
 def _bar(done: int, total: int) -> Text:

@@ -80,7 +80,7 @@ def new_console() -> Console:
 
 
 def interrupted_lines(command: str, run: SuiteRun, progress: Progress) -> list[str]:
-    """Where Ctrl-C came, and after how many tests."""
+    """The place that Ctrl-C interrupted, and after how many tests."""
     where = f" in {progress.test}, {run.interrupted}" if progress.test else ""
     return [f"{command}: interrupted{where}, after {progress.n_done} of {progress.n_tests} tests", ""]
 
@@ -92,25 +92,25 @@ def print_lines(console: Console, lines: Sequence[str]) -> None:
 
 
 def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
-    """Which commands show the memory of tasks that need too much of it."""
+    """The commands that show the memory of tasks that need too much."""
     large = {result.task for result in results if result.kind is Kind.SMALL and result.state is State.WRONG}
     tasks = [task for task in lab.tasks if task.name in large and can_be_traced(lab, task)]
     return [f"see its memory: uv run lab trace {lab.number} {task.name}" for task in tasks]
 
 
 def review_lines(lab: Lab) -> list[str]:
-    """What of the student's file the instructor will be shown when it is graded."""
+    """The lines of the student's file that the source review will show the instructor."""
     found = review(lab.answer_file.read_text(encoding="utf-8-sig"), lab)
     if not found:
         return []
     lines = [f"  {each}" for each in found[:MOST_FINDINGS]]
     if len(found) > MOST_FINDINGS:
         lines.append(f"  and {len(found) - MOST_FINDINGS} more")
-    return [f"When {lab.answer_file.name} is graded, your instructor will be shown:", *lines, ""]
+    return [f"When {lab.answer_file.name} is graded, your instructor will see:", *lines, ""]
 
 
 class Progress(Listener):
-    """Which test runs, for how long, and how many are done."""
+    """Progress of a run: the current test, its time, and how many are done."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab

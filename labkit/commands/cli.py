@@ -1,4 +1,4 @@
-"""The entry point of `lab`: what a user can fix, and Ctrl-C at any moment, is one line and an exit status."""
+"""The entry point of `lab`: an error that the user can fix, and Ctrl-C, gives one line and an exit status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from labkit.commands import INTERRUPTED
 
 
 def main() -> None:
-    """Run `lab`. All that takes time to import is imported in here: Ctrl-C may be pressed meanwhile."""
+    """Run `lab`. Slow imports happen in here, since Ctrl-C may be pressed meanwhile."""
     try:
         _run()
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from labkit.suite.results import TestResult
 BOARD_FILE = "board.json"
 COLUMNS = {
     "requests\nin time": ("in_time", ""),
-    "bytes read\na token": ("bytes_read", "tokens"),
+    "bytes read\nper token": ("bytes_read", "tokens"),
     "prefix tokens\nnot computed": ("prefix_tokens", ""),
     "computed\nagain": ("again", ""),
     "blocks\nat most": ("peak_blocks", ""),
@@ -24,7 +24,7 @@ COLUMNS = {
 
 
 def count_tables(lab: Lab, results: Sequence[TestResult]) -> list[Table]:
-    """A table for each trace that `results` have counts of; none for a lab that has no reference counts."""
+    """A table for each trace with counts in `results`; none for a lab without reference counts."""
     path = lab.folder / BOARD_FILE
     if not path.is_file():
         return []

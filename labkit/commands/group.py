@@ -18,7 +18,7 @@ class LabGroup(TyperGroup):
     """Lists commands by their `rich_help_panel`, in the order of the sections above."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a section for each reader who has commands, with a whole sentence for each command."""
+        """Write a section for each kind of reader, with a whole sentence for each command."""
         for title in (STUDENTS, READERS, INSTRUCTORS, AUTHORS):
             commands = [each for each in self.commands.values() if getattr(each, "rich_help_panel", "") == title]
             if commands:

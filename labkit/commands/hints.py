@@ -30,9 +30,9 @@ def hint_lines(lab: Lab, task_name: str | None, *, again: bool = False) -> list[
     _store(lab, {**shown, task.name: number})
     lines = [f"{head} · hint {number} of {total}", "", task.hints[number - 1], ""]
     if count >= total:
-        return [*lines, "That was the last one; --again shows them all. The handout's reading has the rest."]
+        return [*lines, "That was the last hint; --again shows them all. The handout's chapter has the rest."]
     if number < total:
-        lines.append(f"Not enough? Once more: uv run lab hint {lab.number} {task.name}")
+        lines.append(f"Not enough? For the next one: uv run lab hint {lab.number} {task.name}")
     return lines
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HEADS = ("arch", "warps", "stages", "shared B", "registers", "stack B", "products", "tf32", "fits")
 LEGEND = """
-shared B: bytes of shared memory of a program · registers: of a thread, at most 255
+shared B: bytes of shared memory per program · registers: per thread, at most 255
 stack B: bytes that a thread spills to memory because registers do not suffice
 products: tensor-core instructions in the code; tf32: those of them that round float32 to 10 bits
 fits: whether an SM of this architecture has so much shared memory for one program"""
@@ -48,7 +48,7 @@ def kernel(
     causal: Annotated[bool, typer.Option("--causal", help="likewise")] = False,
     arch: Annotated[str, typer.Option(help="80, 90, with commas")] = "80,90",
     warps: Annotated[str, typer.Option(help="warps of a program, with commas")] = "4,8",
-    stages: Annotated[str, typer.Option(help="tiles on their way at once, with commas")] = "2",
+    stages: Annotated[str, typer.Option(help="tiles loaded at once, with commas")] = "2",
     types: Annotated[
         list[str] | None,
         typer.Option("--type", metavar="NAME=TYPE", help="of a kernel's argument: *fp16, i32, i32:16 …"),

@@ -69,6 +69,6 @@ def _show(run: SuiteRun, lab: Lab, before: dict[str, TaskResult], console: Conso
         return before
     now = add_up(lab, run.results)
     if before:
-        for line in change_lines(lab, before, now) or ["no change in what passes"]:
+        for line in change_lines(lab, before, now) or ["no change: the same tests pass"]:
             console.print(Text(line, style=line_style(line)))
     return now

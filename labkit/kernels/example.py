@@ -1,4 +1,4 @@
-"""The example of `lab kernel`: a matrix product, one tile a program."""
+"""The example of `lab kernel`: a matrix product, one tile per program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tile_product(A: torch.Tensor, B: torch.Tensor, block_m: int, block_n: int, b
 
 @triton.jit
 def product_kernel(A, B, C, m, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Rows of A and columns of B pass by in blocks of BLOCK_K; the sums stay in registers."""
+    """Multiplies rows of A by columns of B in blocks of BLOCK_K; the sums stay in registers."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

@@ -30,7 +30,7 @@ PRODUCTS = re.compile(r"^\s*(?:@\S+\s+)?((?:mma\.sync|wgmma\.mma_async)\.\S+)", 
 
 
 class AssemblerMissing(RuntimeError):
-    """There is no ptxas here, or it does not work; the message is a sentence."""
+    """ptxas is missing or does not work; the message is a sentence."""
 
 
 class Resources(NamedTuple):
@@ -47,12 +47,12 @@ class Resources(NamedTuple):
     tf32: int
 
     def fits(self, arch: int) -> bool:
-        """Whether a multiprocessor of sm_`arch` takes a thread block of this."""
+        """Whether a thread block fits a multiprocessor of sm_`arch`."""
         return self.shared <= SHARED_BYTES[arch]
 
 
 def resources(ptx: str, shared: int, arch: int) -> Resources:
-    """What `ptx`, for sm_`arch`, takes; `shared` is what its compiler asks for at the launch.
+    """The resources of `ptx` for sm_`arch`; `shared` is the shared memory that its launch requests.
 
     Raises:
         AssemblerMissing: there is no assembler.
@@ -62,7 +62,7 @@ def resources(ptx: str, shared: int, arch: int) -> Resources:
     stack = re.search(r"(\d+) bytes stack frame", report)
     registers = re.search(r"Used (\d+) registers", report)
     if stack is None or registers is None:
-        raise AssemblerMissing("ptxas does not say what a kernel takes in the words that are known here")
+        raise AssemblerMissing("the report of ptxas has an unknown form")
     own = re.search(r"(\d+) bytes smem", report)
     products = PRODUCTS.findall(ptx)
     return Resources(
@@ -103,7 +103,7 @@ def _report(ptx: str, arch: int) -> str:
                 preexec_fn=_bounded,
             )
         except subprocess.TimeoutExpired:
-            raise ValueError(f"ptxas did not come to an end within {SECONDS * 10} s") from None
+            raise ValueError(f"ptxas did not finish within {SECONDS * 10} s") from None
     if run.returncode:
         lines = (run.stdout + run.stderr).splitlines()
         errors = [line for line in lines if re.search(r"\berror\b", line)]
@@ -117,16 +117,16 @@ def assembler() -> Path:
     """The assembler that comes with Triton, which is not imported. Raises `AssemblerMissing`."""
     triton = importlib.util.find_spec("triton")
     if triton is None or triton.origin is None:
-        raise AssemblerMissing("Triton is not installed here: it comes with torch for Linux, and brings ptxas")
+        raise AssemblerMissing("Triton is not installed here: it comes with torch for Linux, and includes ptxas")
     found = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if not found.exists():
-        raise AssemblerMissing("this Triton brings no ptxas")
+        raise AssemblerMissing("this Triton has no ptxas")
     return found
 
 
 @functools.cache
 def _bwrap_works() -> bool:
-    """Whether bubblewrap is there and works."""
+    """Whether bubblewrap is installed and works."""
     if (bwrap := bwrap_path()) is None:
         return False
     tried = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--", "/usr/bin/true"]
@@ -134,7 +134,7 @@ def _bwrap_works() -> bool:
 
 
 def _sandbox(ptxas: Path, text: Path) -> list[str]:
-    """The beginning of the command: bubblewrap around the assembler, with the system's libraries and the text."""
+    """The first words of the command: bubblewrap for the assembler, with the system's libraries and the PTX."""
     bwrap = bwrap_path()
     if bwrap is None or not _bwrap_works():
         return []
@@ -151,7 +151,7 @@ def _sandbox(ptxas: Path, text: Path) -> list[str]:
         "/dev",
         *bound,
         "--",
-    ]  # an environment may lie below /tmp, and be shown
+    ]  # an environment may be in /tmp, which is then shown
 
 
 def _bounded() -> None:

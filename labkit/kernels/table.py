@@ -1,4 +1,4 @@
-"""The table of `lab kernel`: what the compiler makes of a kernel for each block size."""
+"""The table of `lab kernel`: the compiler's figures for a kernel at each block size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CannotReport(ValueError):
 
 
 class Row(NamedTuple):
-    """One kernel with one choice of constants, for one architecture; `problem` is why it is refused, if it is."""
+    """One kernel with one choice of constants, for one architecture; `problem` is why it was refused, if it was."""
 
     kernel: str
     arch: int
@@ -72,13 +72,13 @@ def rows_of(
 def attention_launches(
     function: Callable[..., Any], head_dim: int, dtype: str, causal: bool, block_q: int, block_k: int
 ) -> list[Launch]:
-    """What a function like Lab 10's `flash_forward` launches on small tensors, with these blocks."""
+    """The launches of a function like Lab 10's `flash_forward` on small tensors, with these blocks."""
     Q, K, V = (torch.ones(1, 16, head_dim, dtype=DTYPES[dtype]) for _ in range(3))
     return _launches(function, {"Q": Q, "K": K, "V": V}, causal, block_q, block_k)
 
 
 def example_launches(block_m: int, block_n: int, dtype: str) -> list[Launch]:
-    """What the course's own example launches."""
+    """The launches of the course's own example."""
     from labkit.kernels.example import tile_product
 
     A, B = (torch.ones(16, 16, dtype=DTYPES[dtype]) for _ in range(2))
@@ -104,13 +104,13 @@ def kernel_launch(kernel: Any, types: Mapping[str, str], constants: Mapping[str,
             known = ", ".join([*pointers, *NUMBERS])
             raise CannotReport(
                 f"{name} needs --type {name}=… ({known}) or, for a tl.constexpr, --set {name}=…"
-                + (f"; {types[name]} is none of these" if name in types else "")
+                + (f"; {types[name]} is not one of these" if name in types else "")
             )
     return Launch(kernel, arguments, {})
 
 
 def load_target(file: Path, name: str) -> Any:
-    """What `file` calls `name`: a kernel, or a function that launches some.
+    """The object `name` of `file`: a kernel, or a function that launches kernels.
 
     Raises:
         CannotReport: there is no such file or name, or importing the file fails.

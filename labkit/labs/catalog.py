@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class UnknownLab(LookupError):
-    """There is no lab or task of the given name; the message lists those there are."""
+    """There is no lab or task of the given name; the message lists the existing ones."""
 
 
 def find_labs(root: Path = ROOT) -> list[Lab]:
@@ -55,7 +55,7 @@ def find_lab(key: str, root: Path = ROOT) -> Lab:
 
 
 def python_path(environment: Mapping[str, str] = os.environ) -> str:
-    """PYTHONPATH for a Python process of the course: this repository first, and nothing relative to a folder.
+    """PYTHONPATH for a Python process of the course: this repository first, and no relative path.
 
     An empty or relative entry means the current folder, which may hold a submission's files.
     """

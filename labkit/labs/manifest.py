@@ -22,7 +22,7 @@ Positive = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be used; the message names file, key and what was expected there."""
+    """A manifest that cannot be used; the message names the file, the key and what was expected."""
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,12 +94,12 @@ class Lab(_Written, frozen=True, kw_only=True):
 
     @property
     def suite_files(self) -> list[Path]:
-        """The test module and what only this lab's tests use: `support.py` and `probes.py` next to it."""
+        """The test module and its helpers, `support.py` and `probes.py` next to it."""
         return sorted(self.suite_file.parent.glob("*.py"))
 
     @property
     def points(self) -> float:
-        """Points for the tasks, which the suite grades; the report's come on top."""
+        """Points for the tasks, which the suite grades, without those for the report."""
         return sum(task.points for task in self.tasks)
 
     def task_of(self, test_class: str) -> Task | None:
@@ -145,7 +145,7 @@ def _located(message: str) -> str:
 
 
 def _check(path: Path, lab: Lab) -> None:
-    """What the types cannot say."""
+    """Checks beyond the types."""
     for number, task in enumerate(lab.tasks):
         if not re.match(rf"{task.name}[.(]", task.signature):
             expected = f"a call of {task.name}, like {task.name}(Q, K)"
@@ -156,4 +156,4 @@ def _check(path: Path, lab: Lab) -> None:
         ("questions", [question.id for question in lab.questions]),
     ):
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ManifestError(f"{path}: {kind}: expected every name once, found twice: {', '.join(sorted(twice))}")
+            raise ManifestError(f"{path}: {kind}: expected each name once, found twice: {', '.join(sorted(twice))}")

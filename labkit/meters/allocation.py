@@ -96,12 +96,12 @@ class AllocationMeter(OperatorMode):
         self._peak, self._largest, self.events = self._live, 0, []
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
-        """The tensor's storage as it is counted, None if it is not: it was there before, or is somebody else's."""
+        """The counted block of the tensor's storage; None if it existed before or is not counted."""
         held = self._alive.get(tensor.untyped_storage()._cdata)
         return None if held is None else held.block
 
     def name(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Call the tensor's storage `name`, in the events so far too; returns the tensor."""
+        """Name the tensor's storage, in earlier events too; returns the tensor."""
         block = self.block_of(tensor)
         if block is not None:
             block.name = name
@@ -146,7 +146,7 @@ class AllocationMeter(OperatorMode):
         self._outside[key] = weakref.ref(storage, lambda _: self._outside.pop(key, None))
 
     def _older(self, operands: list[torch.Tensor]) -> "_Held | None":
-        """What the engine's operator might write over, if the engine runs one."""
+        """The storage that autograd's operator might overwrite, if autograd runs one."""
         if not operands or self._engine.node_name is None:
             return None
         return self._alive.get(operands[0].untyped_storage()._cdata)
@@ -174,10 +174,10 @@ class AllocationMeter(OperatorMode):
         self._went(block)
 
     def _came(self, block: Block) -> None:
-        """For those who follow every block: this one counts from now on."""
+        """For subclasses that follow every block: this one counts from now on."""
 
     def _went(self, block: Block) -> None:
-        """This one counts no longer."""
+        """For subclasses: this block no longer counts."""
 
     def _rounded(self, nbytes: int) -> int:
         return -(-nbytes // self.round_to) * self.round_to
@@ -197,7 +197,7 @@ class AllocationMeter(OperatorMode):
             raise SimulatedOutOfMemoryError(f"{live_bytes:,} bytes alive, {self.capacity_bytes:,} bytes of memory")
 
     def _catch_up(self, at_most: int | None = None) -> None:
-        """Grader the sum that waits, if any, and take in storages resized by hand, of all or of `at_most` in turn."""
+        """Settle a pending sum, and notice storages resized by hand, among all or among `at_most` in turn."""
         pending, self._pending = self._pending, None
         if pending is not None:
             self._judge(pending)
@@ -207,7 +207,7 @@ class AllocationMeter(OperatorMode):
                 self._take_in_size(held, storage)
 
     def _in_turn(self, at_most: int | None) -> "tuple[_Held, ...]":
-        """What is alive; where that is more than `at_most`, no more of it than that, and others the next time."""
+        """Live storages, at most `at_most` of them, and others the next time."""
         if at_most is None or len(self._alive) <= at_most:
             return tuple(self._alive.values())
         found = tuple(islice(self._turn, at_most))
@@ -243,7 +243,7 @@ class AllocationMeter(OperatorMode):
 
 @dataclass(slots=True)
 class _Held:
-    """A storage that counts: `exact` bytes, as it said last, of a block that may be rounded up."""
+    """A counted storage: its `exact` size when last read, in a block that may be rounded up."""
 
     storage: weakref.ref[torch.UntypedStorage]
     exact: int
@@ -252,7 +252,7 @@ class _Held:
 
 
 class _Pending(NamedTuple):
-    """An operator's result of which the next operator will tell whether it takes the place of `older`."""
+    """An operator's result; the next operator shows whether it replaces `older`."""
 
     older: _Held
     live_bytes: int

@@ -14,7 +14,7 @@ BOOKKEEPING_BYTES = 16_384
 
 
 class ArrayMemory(NamedTuple):
-    """What one call allocated, in bytes over what was allocated before it."""
+    """What one call allocated, in bytes, without what was allocated before it."""
 
     peak_bytes: int
     kept_bytes: int

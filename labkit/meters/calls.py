@@ -1,4 +1,4 @@
-"""One call of a function under every meter of tensors, or where uninitialised memory holds NaN."""
+"""Runs one call of a function under every meter of tensors, or with NaN in uninitialised memory."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from labkit.meters.products import ProductMeter, hides_products
 
 
 def measured(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
-    """What `fn(*args)` returns, and what it took.
+    """The result of `fn(*args)`, and its memory and work.
 
     `flops` of matrix products, `fused` kernels called that do a whole attention at once, `peak_bytes` over what was
     there before, and `largest_bytes` of a single tensor.
@@ -24,7 +24,7 @@ def measured(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
 
 
 class OperatorsSeen(OperatorMode):
-    """Notes the names of the operators that run, one after the other, and the kinds of devices of what they make.
+    """Records the names of the operators that run, in order, and the kinds of devices of their results.
 
     Of tensors with several elements: an empty one may be made anywhere to ask for its dtype's size.
     """
@@ -43,7 +43,7 @@ class OperatorsSeen(OperatorMode):
 
 
 class UninitialisedIsNaN(OperatorMode):
-    """Fills what `torch.empty` and its like hand out with NaN, which on another day may be there by itself."""
+    """Fills the memory that `torch.empty` and its like return with NaN, which it might contain by chance."""
 
     EMPTY: ClassVar = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 
@@ -55,7 +55,7 @@ class UninitialisedIsNaN(OperatorMode):
 
 
 class ScoreTiles(OperatorMode):
-    """Notes the tiles of scores that are computed: the matrix products over a width of `d`.
+    """Records the tiles of scores that are computed: the matrix products over a width of `d`.
 
     For each, in `tiles`, (queries, keys), by the signs of the factors: Q must be positive throughout and K negative, or
     the product may be one of K and Q transposed. Where `d` is also the length of a block, other products are taken for

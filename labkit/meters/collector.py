@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_waits() -> Iterator[None]:
-    """In the body, the collector runs only when it is called."""
+    """Context in which the garbage collector runs only when it is called."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Bytes that CUDA's caching allocator has handed out, from its own statistics."""
+"""Bytes allocated by CUDA's caching allocator, from its own statistics."""
 
 from types import TracebackType
 
@@ -6,7 +6,7 @@ import torch
 
 
 class CudaMeter:
-    """Live and peak bytes of one CUDA device over what was allocated on entering.
+    """Live and peak bytes of one CUDA device, minus what was allocated on entering.
 
     Reads `torch.cuda.memory_allocated` and `max_memory_allocated` (reset on entering, so before the work), after a
     synchronise. What the allocator holds back for later (`memory_reserved`) is not counted; what it rounds up, and the

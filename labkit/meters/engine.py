@@ -1,4 +1,4 @@
-"""Which autograd node is running, and whether it would write over an operand were no dispatch mode looking on."""
+"""Which autograd node is running, and whether it would overwrite an operand if no dispatch mode were active."""
 
 import sys
 from typing import Any
@@ -21,7 +21,7 @@ class EngineWatch:
         self._feeds_one_edge_twice = False
 
     def look(self) -> None:
-        """Note the node that is running now; `node_run` goes up each time another one does."""
+        """Record the running node; `node_run` increases each time it changes."""
         task = torch._C._current_graph_task_id()
         node: Any = torch._C._current_autograd_node() if task != -1 else None
         identity = None if node is None else (task, node.name(), node._sequence_nr())
@@ -33,7 +33,7 @@ class EngineWatch:
         self._feeds_one_edge_twice = len(edges) != len(set(edges))
 
     def may_overwrite(self, operator: Any, operands: list[torch.Tensor], first: Block, first_run: int) -> bool:
-        """Whether the result would take the place of the first operand's block, if nobody else holds that any more.
+        """Whether the result would reuse the first operand's block, if nothing else refers to that.
 
         True for autograd's own sum of the gradients that meet at a fan-out (in place unless `create_graph`), and for
         the backward of `max`, `gather` and their like, which scatter into zeros that they made a moment before.
@@ -66,7 +66,7 @@ OF_MODES = ("__torch_dispatch__", "_see")
 
 
 def _called_by_engine() -> bool:
-    """Whether nothing in Python but dispatch modes stands between the engine and the operator."""
+    """Whether autograd called the operator, with nothing in Python but dispatch modes in between."""
     frame: Any = sys._getframe(1)
     while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_name in OF_MODES):
         frame = frame.f_back

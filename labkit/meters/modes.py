@@ -1,4 +1,4 @@
-"""What meters of tensors have in common: every operator that torch runs is theirs to see, in its smallest parts."""
+"""The base of all meters of tensors: a dispatch mode that sees every torch operator, in its smallest parts."""
 
 import contextlib
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from labkit.meters.collector import collector_waits
 
 
 class OperatorMode(TorchDispatchMode):
-    """A dispatch mode of which `_see` runs every operator, and notes what it will.
+    """A dispatch mode whose `_see` runs every operator and may record it.
 
     In inference mode torch hands an operator such as `matmul` over whole; its parts are then seen one by one, as
     outside of it. While it looks on, the garbage collector runs only when it is called.
@@ -63,7 +63,7 @@ class OperatorMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _in_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of an operator that is made of others, run under this mode; NotImplemented for any other."""
+        """The result of a composite operator, run under this mode; NotImplemented for any other."""
         TorchDispatchMode.__enter__(self)
         try:
             return func.decompose(*args, **kwargs)
@@ -76,7 +76,7 @@ OF_ITS_OWN = frozenset(("__init__", "__init_subclass__", "__new__", "__repr__", 
 
 
 def _require_readable(values: Iterable[Any]) -> None:
-    """Refuse operands of which a meter cannot read what they are, or not from torch itself."""
+    """Refuse operands whose storage a meter cannot read from torch itself."""
     for value in values:
         kind = type(value)
         if kind is tuple or kind is list:
@@ -91,7 +91,7 @@ def _require_readable(values: Iterable[Any]) -> None:
 
 
 def _is_plain(value: torch.Tensor, kind: type) -> bool:
-    """Whether a tensor of a class of its own is strided and not nested, by torch's own word."""
+    """Whether a tensor of a subclass is strided and not nested, according to torch."""
     if not kind.__module__.startswith("torch."):
         _require_no_word_of_its_own(kind)
     with torch._C.DisableTorchFunctionSubclass():

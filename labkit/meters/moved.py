@@ -10,7 +10,7 @@ from labkit.meters.modes import OperatorMode
 
 
 class MovedBytes(OperatorMode):
-    """Between entering and leaving, takes every operator for a machine of its own that loads operands, stores results.
+    """Treats every operator in its context as a machine that loads its operands and stores its results.
 
     `read` counts, for each of the named tensors, the bytes of its memory that operators load: an element once an
     operator, however often a view repeats it, and of what an index picks from only what is picked. `written` counts

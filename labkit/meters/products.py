@@ -1,4 +1,4 @@
-"""Counts the arithmetic of matrix products while other code runs, and notes calls of torch's own attention."""
+"""Counts the arithmetic of matrix products while other code runs, and records calls of torch's own attention."""
 
 import functools
 from typing import Any
@@ -27,7 +27,7 @@ class ProductMeter(OperatorMode):
         return func(*args, **kwargs)
 
     def note(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Count an operator that is to run on `args`: for a mode that sees to other things too."""
+        """Count an operator that will run on `args`; for modes that also measure other things."""
         name = _name_of(func)
         if name in _FIRST_FACTOR:
             left, right = args[_FIRST_FACTOR[name] : _FIRST_FACTOR[name] + 2]
@@ -85,5 +85,5 @@ _TIMES_VECTOR = ("mv", "dot", "vdot", "addmv")
 
 @functools.cache
 def _name_of(func: Any) -> str:
-    """An operator's name, the same in place and not."""
+    """An operator's name, the same for its in-place form."""
     return func._schema.name.removeprefix("aten::").rstrip("_")

@@ -1,4 +1,4 @@
-"""The CPU allocator's own record of a call, through `torch.profiler`: what the other meters are held to."""
+"""The CPU allocator's own record of a call, through `torch.profiler`; other meters are tested against it."""
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -13,7 +13,7 @@ SCALAR_BYTES = 8
 
 
 class Allocation(NamedTuple):
-    """One allocation, or one release where `nbytes` is negative, and the operators it happened in, outermost first."""
+    """One allocation, or a release if `nbytes` is negative, and the operators it happened in, outermost first."""
 
     nbytes: int
     address: int
@@ -21,7 +21,7 @@ class Allocation(NamedTuple):
 
 
 class ProfiledMemory(NamedTuple):
-    """What the allocator did during a call, in order and but for what was there before, and the call's result."""
+    """The allocator's events during a call, in order, without older memory, and the call's result."""
 
     allocations: tuple[Allocation, ...]
     result: Any
@@ -37,7 +37,7 @@ class ProfiledMemory(NamedTuple):
         return sum(record.nbytes for record in self.allocations)
 
     def peak_bytes_outside(self, kernels: Collection[str]) -> int:
-        """The peak without scratch: what one run of any of these operators allocates and releases again by itself.
+        """The peak without scratch, which one run of any of these operators allocates and releases itself.
 
         Left out too are the single numbers (`SCALAR_BYTES`) allocated between these operators.
         """
@@ -57,7 +57,7 @@ def profile_memory(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile
 
 
 def allocated_and_released(run: profile, prefix: str) -> dict[str, int]:
-    """Bytes that each event whose name begins with `prefix` held at its peak over what it left allocated."""
+    """Scratch bytes of each event whose name begins with `prefix`: its peak minus what it left allocated."""
     found = {}
     for event in _events(run.profiler.kineto_results.experimental_event_tree()):  # type: ignore[union-attr]
         if event.name.startswith(prefix):
@@ -84,7 +84,7 @@ def _allocations(events: Iterable[Any], inside: tuple[tuple[int, str], ...]) -> 
 
 
 def _made_here(records: Iterable[Allocation]) -> Iterator[Allocation]:
-    """Leave out the release of what was allocated before, which is reported or not as chance has it."""
+    """Leave out releases of older memory, which are reported only sometimes."""
     alive = set()
     for record in records:
         if record.nbytes > 0:

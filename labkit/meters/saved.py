@@ -10,7 +10,7 @@ from labkit.meters.allocation import AllocationMeter
 
 
 def kept_by_forward(fn: Callable[..., Any], *args: Any) -> int:
-    """Bytes that `fn(*args)` allocates and that are still alive while its output is, the output itself left out.
+    """Bytes that `fn(*args)` allocates and that stay alive with its output, without the output itself.
 
     That is what autograd saves, each storage once, beside what `args` and the output hold, and what is hidden from its
     hooks as well: a tensor that a custom Function keeps as an attribute of `ctx`, or what `torch.utils.checkpoint`

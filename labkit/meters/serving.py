@@ -1,4 +1,4 @@
-"""A server's cache where it is: one layer of a step, and the bytes that a whole run holds."""
+"""Runs a server's cache: one layer of a step, or a whole run, whose bytes it counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_layer(
     v: torch.Tensor,
     reads: Sequence[tuple[torch.Tensor, list[int], int]],
 ) -> list[Any]:
-    """Write the keys and values of a step, then attend for each piece of work: its output, as it was returned.
+    """Write the keys and values of a step, then attend for each piece of work; returns the unchanged outputs.
 
     Args:
         server: what has `write` and `attend`.
@@ -41,7 +41,7 @@ def held_while_serving(
     requests: Sequence[tuple[list[int], int]],
     metered: bool = True,
 ) -> dict[str, Any]:
-    """Serve requests, (prompt, max_new), with keys, values and next tokens drawn anywhere; what was held, in bytes.
+    """Serve requests, (prompt, max_new), with random keys, values and next tokens; returns the bytes held.
 
     `live_bytes` holds what was alive before the first step and after each, all that the server made since `make` was
     called; empty where nothing is metered. Of each piece of work the last token attends. Told too are the server's

@@ -1,4 +1,4 @@
-"""Stand-ins for what a test cannot have: a device that is too small, and other functions of a module."""
+"""Stand-ins for tests: a device that is too small, and replaced functions of a module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.meters.modes import OperatorMode
 
 
 class SmallDevice(OperatorMode):
-    """Raises what `error()` makes when a tensor comes out with more than `capacity_bytes`."""
+    """Raises `error()` when an operator's result has more than `capacity_bytes`."""
 
     def __init__(self, capacity_bytes: int, error: Callable[[], Exception]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class SmallDevice(OperatorMode):
 
 
 def out_of_memory(where: str) -> Exception:
-    """What is raised where memory is out: on "CUDA", by the allocator of the "CPU", or by that of "CPU_on_Windows"."""
+    """The out-of-memory error of "CUDA", of the allocator of the "CPU", or of that of "CPU_on_Windows"."""
     if where == "CUDA":
         return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     said = {
@@ -40,7 +40,7 @@ def out_of_memory(where: str) -> Exception:
 
 @contextlib.contextmanager
 def replaced(module: ModuleType, **values: Any) -> Iterator[None]:
-    """Give `module` other functions in a `with` block."""
+    """Replace functions of `module` in a `with` block."""
     before = {name: getattr(module, name) for name in values}
     for name, value in values.items():
         setattr(module, name, value)

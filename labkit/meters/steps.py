@@ -1,4 +1,4 @@
-"""A training step through a differentiable function of tensors: its results, what it takes, what autograd keeps of it.
+"""A training step through a differentiable function of tensors: its results, its cost, and what autograd keeps.
 
 `fn(*inputs)` is to give one tensor. What it gives instead is handed back as it is, for the caller to judge.
 """
@@ -49,7 +49,7 @@ def step(
 
 
 def measured_step(fn: Function, inputs: Tensors, d_out: torch.Tensor) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The output, the gradients, and for "the forward pass" and "the backward pass" what `measured` tells of it."""
+    """The output, the gradients, and the result of `measured` for "the forward pass" and "the backward pass"."""
     leaves = _leaves(inputs)
     out, forward = measured(fn, *leaves)
     if not isinstance(out, torch.Tensor):
@@ -59,7 +59,7 @@ def measured_step(fn: Function, inputs: Tensors, d_out: torch.Tensor) -> tuple[A
 
 
 def penalised_gradients(fn: Function, inputs: Tensors, d_out: torch.Tensor) -> Sequence[Any] | str:
-    """The gradients of Σ out ∘ d_out and the squares of its own gradients; or what was said where that is refused."""
+    """The gradients of Σ out ∘ d_out and the squares of its own gradients; or the error message if that is refused."""
     leaves = _leaves(inputs)
     loss = (fn(*leaves) * d_out).sum()
     torch.autograd.grad(loss, leaves, retain_graph=True)
@@ -73,7 +73,7 @@ def penalised_gradients(fn: Function, inputs: Tensors, d_out: torch.Tensor) -> S
 def saved_tensors(fn: Function, inputs: Tensors, names: Sequence[str]) -> tuple[Any, list[Any]]:
     """The output, and what autograd saves for the backward pass, in order.
 
-    What lies in the memory of an input or of the output stands there by its name: `names` are the inputs' and, last,
+    A tensor in the memory of an input or of the output is given by its name: `names` are the inputs' and, last,
     the output's.
     """
     leaves, saved = _leaves(inputs), []
@@ -91,7 +91,7 @@ def saved_tensors(fn: Function, inputs: Tensors, names: Sequence[str]) -> tuple[
 
 
 def kept_between(fn: Function, inputs: Tensors) -> tuple[int, Any]:
-    """The bytes besides the output that a forward pass leaves, and the output.
+    """The bytes besides the output that a forward pass keeps, and the output.
 
     Of a second one, as the first may make what stays.
     """
@@ -108,7 +108,7 @@ def kept_between(fn: Function, inputs: Tensors) -> tuple[int, Any]:
 
 
 def left_behind(fn: Function, inputs: Tensors) -> tuple[int, list[Any]]:
-    """The bytes still alive when the output of a call, the second one, is gone, and the numbers that it held.
+    """The bytes still alive after the output of a second call is freed, and the numbers in that output.
 
     Looked at before garbage is collected.
     """

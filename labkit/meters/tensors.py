@@ -21,7 +21,7 @@ __all__ = [
 
 
 class TensorMemory(NamedTuple):
-    """What one call held, in bytes over what was there before it: at its peak, and at its end with its result."""
+    """What one call held, in bytes, without older memory: at its peak, and at its end with its result."""
 
     peak_bytes: int
     kept_bytes: int

@@ -1,4 +1,4 @@
-"""The records a torch meter keeps: one block of memory, and the moment after one operator."""
+"""The records of a torch meter: one block of memory, and the moment after one operator."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Block:
 
 @dataclass
 class Event:
-    """What is alive the moment `op` has run, its operands still held: `live_bytes` is the sum over `blocks`."""
+    """The blocks alive right after `op`, with its operands: `live_bytes` is the sum over `blocks`."""
 
     op: str
     node: str | None

@@ -31,7 +31,7 @@ CALL_OF_MODULE = torch.nn.Module._call_impl.__code__
 
 @dataclass(frozen=True)
 class Line:
-    """A line of code. `file` is a name, not a path: a trace is shown to others."""
+    """A line of code. `file` is a name, not a path, since traces are shared."""
 
     file: str
     number: int
@@ -200,13 +200,13 @@ class TracingMeter(AllocationMeter):
             self._in_pass = before
 
     def call(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Say what a tensor is that the run has made; nothing happens for one that it has not."""
+        """Name a tensor that the run has made; ignores other tensors."""
         block = self.block_of(tensor)
         if block is not None:
             self._life_of[block].kind, self._life_of[block].name = kind, name
 
     def finish(self) -> Trace:
-        """The trace; what is released from now on outlived the run."""
+        """The finished trace; blocks released later count as outliving the run."""
         self._catch_up()  # judges the last operator
         self._over = True
         trace = self._trace
@@ -334,7 +334,7 @@ class TracingMeter(AllocationMeter):
 
 
 def _name_kinds(trace: Trace) -> None:
-    """Give every life without a kind its own: what a forward pass leaves alive is an activation."""
+    """Give every life without a kind one: a block that is alive after a forward pass is an activation."""
     firsts = [each.first for each in trace.passes]
     ends = [*firsts[1:], len(trace.steps)]
     for life in trace.lives:

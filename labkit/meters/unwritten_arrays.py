@@ -1,4 +1,4 @@
-"""NumPy's uninitialised memory, filled with NaN, which on another day may be there by itself."""
+"""Fills NumPy's uninitialised memory with NaN, which it might contain by chance."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 @contextlib.contextmanager
 def uninitialised_is_nan() -> Iterator[None]:
-    """`np.empty` and `np.empty_like` hand out NaN where their numbers are floating-point ones."""
+    """Context in which `np.empty` and `np.empty_like` return NaN for floating-point dtypes."""
     ready_made = {name: getattr(np, name) for name in ("empty", "empty_like")}
     try:
         for name, make in ready_made.items():

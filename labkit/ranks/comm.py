@@ -19,7 +19,7 @@ class Handle(Protocol):
     tensors: tuple[torch.Tensor, ...]
 
     def wait(self) -> tuple[torch.Tensor, ...]:
-        """Return once everything is sent and received: the tensors that came, in the order in which they were sent."""
+        """Wait until everything is sent and received; returns the received tensors in the order of sending."""
 
 
 class Comm(Protocol):
@@ -43,19 +43,19 @@ class Comm(Protocol):
         """
 
     def all_to_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What every rank has for this one, rank by rank, once all have called this.
+        """The tensors that all ranks send to this one, rank by rank, once all have called this.
 
         Of `tensors`, one for each rank and all of one shape and dtype, the one at place r goes to rank r.
         """
 
 
 class Deadlock(RuntimeError):
-    """Ranks that wait for one another in vain, or that break a rule of `Comm`; the message says who and where."""
+    """Ranks are in a deadlock or break a rule of `Comm`; the message names ranks and lines."""
 
 
 @dataclass
 class Traffic:
-    """What one rank has sent to others and received; what stays with a rank is no traffic.
+    """The traffic of one rank with others; a tensor that stays with a rank does not count.
 
     `messages` counts tensors sent. `held_bytes` is the most that lay in receive buffers at once, from the call that
     asks for them until the last reader lets go.
@@ -82,7 +82,7 @@ def checked_tensors(name: str, tensors: object, how_many: int | None = None) -> 
 
 
 def checked_rank(name: str, rank: int | None, world_size: int) -> int | None:
-    """`rank` where it is one of `world_size`, or None; raises ValueError where it is not."""
+    """`rank` if it is None or one of `world_size` ranks; raises ValueError otherwise."""
     if rank is None or (isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < world_size):
         return rank
     raise ValueError(f"{name}={rank} is no rank: they are numbered from 0 to {world_size - 1}")

@@ -43,7 +43,7 @@ def ring(
 
     found = find_lab(lab)
     if found.module != "ring_attention":
-        sys.exit(f"lab ring: {found.label} has no ring: it is lab 11's")
+        sys.exit(f"lab ring: {found.label} has no ring: use lab 11")
     if layout not in LAYOUTS or seq_len % (2 * ranks) or heads % kv_heads:
         sys.exit(
             f"lab ring: {seq_len} tokens, {ranks} ranks, {heads} heads on {kv_heads}, {layout!r}: tokens must be "
@@ -67,7 +67,7 @@ def ring(
 
 @dataclass(frozen=True)
 class Setting:
-    """The attention that ranks share."""
+    """The shapes and options of the attention that the ranks compute."""
 
     ranks: int
     seq_len: int
@@ -80,7 +80,7 @@ class Setting:
 
 @dataclass
 class Row:
-    """One function on so many ranks; `problem` is why there are no numbers. Peaks count a rank's own shards."""
+    """One function on a number of ranks; `problem` is why there are no numbers. Peaks include a rank's own shards."""
 
     name: str
     ranks: int
@@ -113,7 +113,7 @@ def rows(file: Path, setting: Setting) -> Iterator[Row]:
     expected = whole_sequence(setting)
     for name in FUNCTIONS:
         if name == "ulysses_attention" and setting.kv_heads % setting.ranks:
-            problem = f"{setting.kv_heads} key heads are not shared out to {setting.ranks}"
+            problem = f"{setting.kv_heads} key heads cannot be divided among {setting.ranks}"
             yield Row(name, setting.ranks, problem=problem)
             continue
         one_rank_bytes = 0

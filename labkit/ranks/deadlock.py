@@ -13,7 +13,7 @@ ONE_WAY = "`to` and `from_` do not fit: who sends to the next rank must receive 
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a rank waits for: messages that nobody takes or sends, or the others in a call that all must make."""
+    """What a rank waits for: unmatched messages, or the other ranks in a collective call."""
 
     line: int
     messages: tuple[Message, ...] = ()
@@ -28,7 +28,7 @@ class Waiting:
 
 
 def explained(waiting: Mapping[int, Waiting], returned: Mapping[int, int]) -> str:
-    """Why no rank can go on, a line a rank and the usual cause. `returned`: how many messages ranks that ended sent."""
+    """Why no rank can continue: a line per rank, and the usual cause. `returned`: messages sent by ended ranks."""
     lines = ["the ranks wait for one another, and nothing is under way (a deadlock):"]
     for rank, what in sorted(waiting.items()):
         lines.append(f"  rank {rank} waits in line {what.line} {_for(what)}")
@@ -69,7 +69,7 @@ def _cause(waiting: Mapping[int, Waiting], returned: Mapping[int, int]) -> str:
 
 
 def _circle(waiting: Mapping[int, Waiting]) -> list[int]:
-    """Ranks that wait for one another in a circle, the first again at the end."""
+    """Ranks that wait for each other in a circle, with the first again at the end."""
     for start in waiting:
         path = [start]
         while path[-1] in waiting and waiting[path[-1]].on:

@@ -39,7 +39,7 @@ def run_measured(function: Callable[..., Any], arguments: Sequence[Sequence[Any]
 
 
 def _transfers(operations: Sequence[Operation]) -> list[int]:
-    """For each message of a rank, the FLOPs between asking for it and waiting for it."""
+    """For each message of a rank, the FLOPs between requesting it and waiting for it."""
     asked: dict[int, int] = {}
     flops = []
     for operation in operations:

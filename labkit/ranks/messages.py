@@ -22,7 +22,7 @@ HERE = str(Path(__file__).parent)
 
 @dataclass(eq=False)
 class Message:
-    """A send or a receive that a rank has asked for; `other` is the rank that it goes to or comes from.
+    """A requested send or receive; `other` is the rank that it goes to or comes from.
 
     `content` is what a receive will get: a copy, made when both sides have asked, that no meter sees.
     """
@@ -40,7 +40,7 @@ class Message:
         self.versions = versions_of(self.tensors)
 
     def refuse_changes(self) -> None:
-        """Raise Deadlock where the rank has written into what it had no right to touch yet."""
+        """Raise Deadlock if the rank has changed a tensor that is still being sent or received."""
         if versions_of(self.tensors) == self.versions:
             return
         what = "what it was sending" if self.is_send else "a buffer it was receiving into"
@@ -64,7 +64,7 @@ class Exchange:
         self._held = [0] * self.world_size
 
     def post(self, message: Message) -> None:
-        """Take a message, and match it with the first of the other side that waits for it."""
+        """Post a message, and match it with the first one waiting on the other side."""
         sender, receiver = (message.rank, message.other) if message.is_send else (message.other, message.rank)
         others = self.open[sender, receiver, not message.is_send]
         if not others:
@@ -89,7 +89,7 @@ class Exchange:
         self.traffic[receiver].received_bytes += n_bytes
 
     def buffers(self, rank: int, like: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Tensors of NaN to receive into, which count as held by the rank until nobody has them any more.
+        """Tensors of NaN to receive into, which count as held by the rank until the last reference is gone.
 
         The rank's own thread makes them, so that its meters see them.
         """
@@ -112,19 +112,19 @@ class Exchange:
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Let no meter see what the body does: a message under way is no rank's memory and no rank's work."""
+    """Hide the body from meters: a message in transit is no rank's memory and no rank's work."""
     with _disable_current_modes(), torch.no_grad():
         yield
 
 
 def unseen_copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies that no meter sees."""
+    """Copies that meters do not count."""
     with unseen():
         return [x.detach().clone() for x in tensors]
 
 
 def fill(buffers: Sequence[torch.Tensor], content: Sequence[torch.Tensor]) -> None:
-    """Write what came into its buffers."""
+    """Write the received data into its buffers."""
     with unseen():
         for buffer, came in zip(buffers, content, strict=True):
             buffer.copy_(came)

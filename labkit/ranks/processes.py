@@ -1,4 +1,4 @@
-"""Ranks as processes of this machine, over torch.distributed and gloo: the interface of `labkit.ranks.comm`."""
+"""Ranks as processes on this machine, over torch.distributed and gloo, with the interface of `labkit.ranks.comm`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_processes(
 
 
 def load_function(file: Path, name: str) -> Callable[..., Any]:
-    """A function of a file that is run as a module of its own; raises AttributeError where it has none."""
+    """A function of a file that is run as a separate module; raises AttributeError if it has none."""
     spec = importlib.util.spec_from_file_location(f"ranks_run_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -137,7 +137,7 @@ class ProcessComm:
         return self.all_to_all([tensor] * self.world_size)
 
     def all_to_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What every rank has for this one, rank by rank."""
+        """The tensors that all ranks send to this one, rank by rank."""
         received = list(tensors)
         handles = {}
         for step in range(1, self.world_size):
@@ -182,7 +182,7 @@ def _described(file: Path, error: BaseException) -> str:
 
 
 def _cause(processes: Sequence[Any], folder: Path) -> str:
-    """Why a run failed. A rank that fails breaks its neighbours' connections, and one of them may be seen first."""
+    """Why a run failed. A failing rank breaks its neighbours' connections, and one of those may be reported first."""
     causes = []
     for rank, process in enumerate(processes):
         process.terminate()  # does nothing to one that has ended, whose status is its own

@@ -14,14 +14,14 @@ from labkit.ranks.messages import Exchange, Message, fill, line_of_caller, unsee
 
 @dataclass
 class Call:
-    """A call that all ranks must make, and what each has brought."""
+    """A collective call, and the tensors that each rank has brought."""
 
     name: str
     brought: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
 
 class Turns(Protocol):
-    """What a connection needs of the run that it belongs to."""
+    """What a connection needs from its run."""
 
     exchange: Exchange
 
@@ -29,10 +29,10 @@ class Turns(Protocol):
         """Return when all of `messages` are matched; let others run until then."""
 
     def meet(self, rank: int, name: str, brought: list[torch.Tensor]) -> Call:
-        """Return when all ranks are in this call, their next one."""
+        """Return when all ranks have reached this call."""
 
     def note(self, rank: int, kind: str, **more: Any) -> None:
-        """Note what a rank does next."""
+        """Record a rank's operation."""
 
 
 class ThreadHandle:
@@ -45,7 +45,7 @@ class ThreadHandle:
         self._comm, self._number, self._messages = comm, number, messages
 
     def wait(self) -> tuple[torch.Tensor, ...]:
-        """Return when what was sent is taken and what was asked for is here."""
+        """Return when everything is sent and received."""
         if self._messages:
             self._comm._finish(self._number, self._messages)
             self._messages = []
@@ -83,14 +83,14 @@ class ThreadComm:
         return ThreadHandle(self, number, messages, buffers)
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, rank by rank; the own one is the one that was given."""
+        """Every rank's tensor, rank by rank; its own is the given tensor, not a copy."""
         (given,) = checked_tensors("all_gather", [tensor])
         brought = unseen_copies([given])
         others = self._exchange("all_gather", brought, [given] * self.world_size, lambda theirs: theirs[0])
         return [given if rank == self._rank else others[rank] for rank in range(self.world_size)]
 
     def all_to_all(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What every rank has for this one, rank by rank; what it has for itself is what was given."""
+        """The tensors that all ranks send to this one, rank by rank; its own is the given tensor, not a copy."""
         given = checked_tensors("all_to_all", tensors, self.world_size)
         if len({described([x]) for x in given}) > 1:
             raise ValueError(f"all_to_all takes tensors of one shape and dtype, got {described(given)}")
@@ -130,7 +130,7 @@ class ThreadComm:
             self._loose.remove(message)
 
     def refuse_loose_ends(self) -> None:
-        """Raise where the rank returns and has not waited for everything."""
+        """Raise if the rank returns without having waited for everything."""
         for message in self._loose:
             what = f"sends to rank {message.other}" if message.is_send else f"receives from rank {message.other}"
             raise Deadlock(

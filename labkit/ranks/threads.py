@@ -26,7 +26,7 @@ HANDLER_SECONDS = 0.1
 
 @dataclass
 class Operation:
-    """One operation of a rank: it "asks" for a transfer, "waits" for it, or "ends"; after so many FLOPs of products.
+    """One operation of a rank: it "asks" for a transfer, "waits" for it, or "ends"; and the FLOPs before it.
 
     `transfer` numbers the rank's transfers, `to` and `from_` are the other ranks, `sends` the bytes that leave.
     """
@@ -40,13 +40,13 @@ class Operation:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it asks for a transfer with all ranks."""
+        """Whether it requests a transfer with all ranks."""
         return self.kind == "asks" and self.to is None and self.from_ is None
 
 
 @dataclass
 class Ran:
-    """What ranks have returned and what that took, each a list by rank.
+    """The results and costs of a run, each a list by rank.
 
     `peak_bytes` are those over a rank's arguments, what it receives included; `flops` those of its matrix products,
     and `fused` the kernels that do a whole attention at once.
@@ -75,11 +75,11 @@ def run_ranks(function: Callable[..., Any], arguments: Sequence[Sequence[Any]]) 
 
 
 class _Ended(BaseException):
-    """Raised in ranks that are to end because the run has failed."""
+    """Raised in ranks that must end because the run has failed."""
 
 
 class _RankMeter(AllocationMeter):
-    """A rank's memory, and its products of matrices: one look at each operator."""
+    """Meters a rank's memory and its matrix products in one pass over its operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _World:
         )
 
     def end(self, why: BaseException | None) -> None:
-        """Let every rank end: those that wait when they have their turn, one that runs by an exception from outside."""
+        """End every rank: waiting ones at their next turn, a running one by an exception from outside."""
         self.failure = self.failure or why
         runs = self.threads[self.running]
         for turn in self.turns:
@@ -173,7 +173,7 @@ class _World:
             self.yield_turn(rank)
 
     def meet(self, rank: int, name: str, brought: list[torch.Tensor]) -> Call:
-        """Return when all ranks are in this call, their next one."""
+        """Return when all ranks have reached this call."""
         number, line = self.n_calls[rank], line_of_caller()
         self.n_calls[rank] += 1
         if number == len(self.calls):
@@ -202,7 +202,7 @@ class _World:
         self.waiting.pop(rank, None)
 
     def pass_on(self, rank: int) -> None:
-        """Give the turn to the next rank that can go on; where none can, all is done or stuck."""
+        """Give the turn to the next rank that can continue; if none can, the run has ended or is in a deadlock."""
         if self.failure is None:
             for step in range(1, self.world_size + 1):
                 other = (rank + step) % self.world_size

@@ -70,7 +70,7 @@ class Served:
 
 
 class Active(Text):
-    """A request that is served: its text so far, and which positions have been computed."""
+    """An active request: its text so far, and which positions have been computed."""
 
     def __init__(self, locations: Locations, request: Request) -> None:
         super().__init__(locations, request.prompt)
@@ -85,7 +85,7 @@ class Active(Text):
 
     @property
     def is_done(self) -> bool:
-        """Whether all of them are there."""
+        """Whether all tokens have been generated."""
         return len(self.completion) == self.request.max_new
 
 
@@ -266,7 +266,7 @@ class Drive:
         return f"{len(lost)} blocks are lost, {show(lost)}, last used by request {users or 'nobody'}"
 
     def _most_steps(self) -> int:
-        """Twice the steps that serving one request after the other takes, and as many as requests come in."""
+        """The most steps allowed: twice those of serving the requests one by one after the last arrival."""
         alone = sum(-(-len(each.prompt) // self.max_tokens) + each.max_new for each in self.trace)
         return 2 * (alone + self.trace[-1].arrival + 1)
 

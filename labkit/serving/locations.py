@@ -65,16 +65,16 @@ class Locations:
         self._held: list[list[_Held | None]] = [[None] * block_size for _ in range(num_blocks)]
 
     def number_of(self, before: int, token: int) -> int:
-        """The number of a beginning: that which `before` stands for, and one token more."""
+        """The number of a beginning: the one with number `before`, and one more token."""
         return self._numbers.setdefault((before, token), len(self._numbers) + 1)
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Blocks are copied, in order, each from an old one to a new one."""
+        """Record copies of blocks, in order, each from an old one to a new one."""
         for old, new in copies:
             self._held[new] = list(self._held[old])
 
     def write(self, work: Sequence[Piece], texts: dict[Any, Text], step: int) -> None:
-        """Everything that the step computes is written; fails where two pieces write different things to one place."""
+        """Record the writes of a step; fails if two pieces write different tokens to one location."""
         for piece in work:
             for position in range(piece.start, piece.end):
                 block, place = self.place_of(piece, position)

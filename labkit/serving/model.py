@@ -24,7 +24,7 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Model:
-    """A transformer of `spec`, in one dtype: norms without weights, rotary positions, the likeliest token next."""
+    """A transformer of `spec`, in one dtype: norms without weights, rotary positions, greedy decoding."""
 
     def __init__(self, spec: dict[str, int] | None = None, dtype: torch.dtype = torch.float32) -> None:
         self.spec, self.dtype = dict(SPEC if spec is None else spec), dtype
@@ -33,7 +33,7 @@ class Model:
         self.weights = {name: torch.from_numpy(x).to(dtype) for name, x in drawn.items()}
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int], attend: Attend) -> torch.Tensor:
-        """The scores of all tokens that may come next, (n, vocab), after each of n tokens of any sequences.
+        """The scores of all possible next tokens, (n, vocab), after each of n tokens of any sequences.
 
         `attend` is asked once a layer; q and k are turned to their positions before.
         """
@@ -47,7 +47,7 @@ class Model:
         return _norm(x) @ self.weights["unembedding"]
 
     def _turns(self, where: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of the angles by which heads at these positions are turned, the same in each layer."""
+        """Cosines and sines of the rotation angles at these positions, the same in each layer."""
         half = self.spec["head_dim"] // 2
         speeds = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = (where.double()[:, None] * speeds)[:, None, :]
@@ -65,7 +65,7 @@ def dense_completion(prompt: Sequence[int], max_new: int) -> list[int]:
 
 
 def least_margin(prompt: Sequence[int], max_new: int, bits: int = 8) -> float:
-    """By how much each token of a completion leads at least, in spreads of the scores; below 0 where one does not.
+    """The smallest lead of a completion's tokens, in spreads of the scores; below 0 if one does not lead.
 
     The least of two: with whole keys and values, and with those that `bits` bits a number keep of them.
     """
@@ -84,7 +84,7 @@ def least_margin(prompt: Sequence[int], max_new: int, bits: int = 8) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _completion(prompt: tuple[int, ...], max_new: int) -> tuple[tuple[int, ...], float]:
-    """A completion and its least margin, in float64: far from any tie that float32 might decide otherwise."""
+    """A completion and its least margin, in float64, far from any tie that float32 might decide differently."""
     model = _precise_model()
     held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -133,7 +133,7 @@ def _norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x (n, heads, d) turned by angles, the first half of a head's numbers with the second."""
+    """x (n, heads, d) rotated by angles, the first half of a head's numbers with the second."""
     half = x.shape[-1] // 2
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)

@@ -30,7 +30,7 @@ class Request:
 
 
 def make_trace(kind: str, seed: int) -> list[Request]:
-    """The requests of a trace, in the order in which they come.
+    """The requests of a trace, in order of arrival.
 
     "chat": a few system prompts, conversations that begin with one of them, and second turns that begin with the first
     one and its answer. "documents": long documents, each with several short questions that come together.
@@ -48,7 +48,7 @@ def make_trace(kind: str, seed: int) -> list[Request]:
 def clear_prompt(
     rng: np.random.Generator, beginning: tuple[int, ...], more: tuple[int, int], max_new: int
 ) -> tuple[int, ...]:
-    """A prompt, `beginning` and more tokens, as many as drawn, whose completion does not depend on rounding.
+    """A prompt, `beginning` and some random tokens, whose completion does not depend on rounding.
 
     Args:
         more: the least number of tokens that follow the beginning, and the first that is too large.
@@ -64,7 +64,7 @@ def clear_prompt(
 def any_requests(
     rng: np.random.Generator, n: int, *, longest: int = 40, most_new: int = 8, every: int = 2, n_beginnings: int = 3
 ) -> list[Request]:
-    """Requests for plans without a model, of which many begin alike; `every` steps at most lie between two."""
+    """Requests for plans without a model, many with the same beginning, at most `every` steps apart."""
     beginnings = [_text(rng, 1, longest // 2 + 1) for _ in range(n_beginnings)]
     found, step = [], 0
     for number in range(n):
@@ -75,7 +75,7 @@ def any_requests(
 
 
 def describe(trace: Sequence[Request]) -> str:
-    """A trace in one sentence: its requests, their tokens, and what of them came before."""
+    """A trace in one sentence: its requests, their tokens, and the share that came before."""
     n_prompt, n_new = (sum(each) for each in zip(*((len(r.prompt), r.max_new) for r in trace), strict=True))
     return (
         f"{len(trace)} requests in {trace[-1].arrival + 1} steps, {n_prompt:,} tokens of prompts and {n_new:,} to "
@@ -84,7 +84,7 @@ def describe(trace: Sequence[Request]) -> str:
 
 
 def prefix_tokens(trace: Sequence[Request], answers: bool = True) -> int:
-    """How many tokens of prompts are in a beginning that an earlier request had: of its prompt and its completion.
+    """How many tokens of prompts are in a beginning of an earlier request's prompt and completion.
 
     Without `answers` those that are in a beginning of earlier prompts.
     """

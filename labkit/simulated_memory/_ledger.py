@@ -62,7 +62,7 @@ class _Ledger:
         return self.moved.get(id(hbm)) or _Moved(hbm)
 
     def adopt(self, result: Any, operation: str) -> Any:
-        """Wrap NumPy's result, charging buffers that no live tile owns yet."""
+        """Wrap NumPy's result, and charge buffers that no live tile owns yet."""
         if isinstance(result, (list, tuple)):
             return type(result)(self.adopt(part, operation) for part in result)
         if not isinstance(result, (np.ndarray, np.generic)):
@@ -99,7 +99,7 @@ class _Ledger:
         return ", ".join([f"{owner.shape} {owner.dtype}" for owner in owners[:most]] + rest) or "nothing"
 
     def plain(self, value: Any, operation: str) -> Any:
-        """Open the tiles inside an argument, and refuse data outside this machine's SRAM."""
+        """Unwrap the tiles inside an argument, and refuse data outside this machine's SRAM."""
         if isinstance(value, Tile):
             if value._ledger_charge.ledger is not self:
                 raise TypeError(f"{operation}: the tile {value.shape} belongs to another machine")

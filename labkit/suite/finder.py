@@ -27,11 +27,11 @@ IMPORTABLE = {"labkit.simulated_memory", "labkit.ranks.comm", "labkit.ranks.thre
 
 
 class Unusable(Exception):
-    """A task is not available from the lab's module; the message is one line for the student."""
+    """A task is not available in the lab's module; the message is one line for the student."""
 
 
 class TaskMissing(Unusable):
-    """The file can be used, and does not define the task."""
+    """The file can be used but does not define the task."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class LabFinder(MetaPathFinder):
         return importlib.util.spec_from_loader(name, (self.loader or SourceLoader)(source), origin=str(source.file))
 
     def install(self) -> None:
-        """Go first in `sys.meta_path`, and drop modules of these names that were imported before.
+        """Become the first entry of `sys.meta_path`, and drop modules of these names that were imported before.
 
         The labs' environment variables are set here, unless they are set already: libraries are imported from now on.
         """
@@ -89,7 +89,7 @@ class LabFinder(MetaPathFinder):
 
 
 class SourceLoader(Loader):
-    """Runs a source's file. A problem is raised by each task when it is used, so that every test has a result."""
+    """Runs a source's file. Any problem is raised by each task when it is used, so that every test has a result."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -108,7 +108,7 @@ class SourceLoader(Loader):
 
 
 class UnusableTask:
-    """Takes the place of a function or class that is not available: any use raises an error."""
+    """Replaces a function or class that is not available: any use raises an error."""
 
     def __init__(self, error: type[Unusable], message: str) -> None:
         self.__dict__.update(error=error, message=message)
@@ -124,19 +124,19 @@ class UnusableTask:
 
 
 def platform_problem(lab: Lab) -> str | None:
-    """Why nothing of `lab` can run on this machine, as one line; None where it can."""
+    """Why `lab` cannot run on this machine, as one line; None if it can."""
     if lab.platform and not sys.platform.startswith(lab.platform):
         return f"needs {lab.platform.capitalize()}, and this is {sys.platform}: open the course in its container"
     for name, _, least in (needed.partition(">=") for needed in lab.libraries):
         found = _installed(name)
         if _numbers(found) < _numbers(least):
             here = found or "none"
-            return f"needs {name} {least} or later, and there is {here} here: `uv sync` brings the course's own"
+            return f"needs {name} {least} or later, and there is {here} here: `uv sync` installs the course's version"
     return None
 
 
 def file_problem(file: Path) -> str | None:
-    """Why `file` cannot even be read as Python, as one line; None where it can."""
+    """Why `file` cannot be read as Python, as one line; None if it can."""
     parsed = _parsed(file)
     return parsed if isinstance(parsed, str) else None
 
@@ -150,7 +150,7 @@ def _installed(name: str) -> str:
 
 
 def _numbers(version_text: str) -> tuple[int, ...]:
-    """`3.10.1` as numbers, which compare as versions do."""
+    """`3.10.1` as numbers, which compare like versions."""
     return tuple(map(int, re.findall(r"\d+", version_text)[:3]))
 
 
@@ -160,7 +160,7 @@ def _run(file: Path, namespace: dict[str, Any]) -> str | None:
     if isinstance(tree, str):
         return tree
     if imported := _forbidden_import(tree):
-        return f"{file.name} imports {imported}: your code stands by itself, without the course's own tools"
+        return f"{file.name} imports {imported}: your code must work without the course's own tools"
     try:
         with time_limit(IMPORT_SECONDS):
             exec(compile(tree, str(file), "exec", dont_inherit=True), namespace)
@@ -194,7 +194,7 @@ def _syntax_problem(file: Path, error: SyntaxError) -> str:
 
 
 def _forbidden_import(tree: ast.Module) -> str | None:
-    """The first module of labkit that the file imports and may not."""
+    """The first module of labkit that the file may not import but does."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):

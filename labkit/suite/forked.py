@@ -1,4 +1,4 @@
-"""Runs suites in processes forked from one that has imported pytest and NumPy: multiprocessing's fork server."""
+"""Runs suites in processes forked from multiprocessing's fork server, which has imported pytest and NumPy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def heavy_modules(*files: Path) -> tuple[str, ...]:
-    """What is worth importing once, before runs of a suite that consists of `files`, as far as they are there."""
+    """The installed modules worth importing once, before runs of a suite that consists of `files`."""
     text = "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
     return tuple(module for name, module in HEAVY.items() if name in text)
 
@@ -59,7 +59,7 @@ def start_server(modules: Sequence[str] = ()) -> None:
 
 
 class ForkedRunner:
-    """Runs suites for graders and for the course's tests, as many at a time as threads call it.
+    """Runs suites for graders and for the course's tests; several threads may call it at once.
 
     Args:
         modules: imported once, where they are installed; only the first runner of a process decides.
@@ -109,7 +109,7 @@ def run_forked(
     listener: Listener | None = None,
     show_prints: bool = False,
 ) -> SuiteRun:
-    """Run the suite of `lab` for a student, as `run_suite` does, in a process of its own.
+    """Run the suite of `lab` for a student, as `run_suite` does, in a separate process.
 
     Code that ends the process (a crash in a library, `os._exit`) ends the run: its last result names the test.
     Ctrl-C ends it too, and `interrupted` says where.
@@ -174,7 +174,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Started:
-    """A test begins; the first one comes with the names of all."""
+    """Message: a test begins; the first one carries the names of all tests."""
 
     task: str
     test: str
@@ -186,7 +186,7 @@ def _most_seconds(lab: Lab) -> float:
 
 
 def _run(job: _Job, listener: Listener, seconds: float | None) -> tuple[SuiteRun, _Started | None]:
-    """A run, and the test during which its process died, if it did."""
+    """Returns a run, and the test during which its process died, if it did."""
     connection, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_live, args=(theirs, job), daemon=True)
     with connection:
@@ -240,14 +240,14 @@ def _followed(
 
 
 def _kill(process: Any) -> None:
-    """Kill a run's process, and those that the code under test has started in its group."""
+    """Kill a run's process and the processes that the code under test has started in its group."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(process.pid, signal.SIGKILL)
 
 
 class _Sender(Listener):
-    """Sends what happens in the forked process to the one that asked for the run."""
+    """Sends events in the forked process to the process that requested the run."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

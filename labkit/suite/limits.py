@@ -1,4 +1,4 @@
-"""Stops a test that runs too long: a limit of CPU time, and one by the clock behind it."""
+"""Stops a test that runs too long: a limit of CPU time, and a longer one of wall-clock time."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def time_limit(cpu_seconds: float, wall_seconds: float | None = None) -> Iterato
 
 
 def stop_clocks() -> Callable[[], None]:
-    """Let the limit count nothing until the function that is returned is called: somebody is at a debugger's prompt."""
+    """Suspend the limit until the returned function is called: somebody is using a debugger."""
     limit = _limit
     if limit is None:
         return lambda: None
@@ -111,7 +111,7 @@ def stop_clocks() -> Callable[[], None]:
 
 @contextlib.contextmanager
 def not_repeated() -> Iterator[None]:
-    """Raise nothing in the body, which tidies up after a limit that was exceeded; from its end on as usual."""
+    """Raise nothing in the body, which cleans up after an exceeded limit; after it the limit works as usual."""
     _set_timers(0, 0)
     try:
         yield
@@ -121,7 +121,7 @@ def not_repeated() -> Iterator[None]:
 
 
 def seconds_for_another() -> float | None:
-    """CPU seconds that a process which works for the body may take by itself; None where nothing limits the body.
+    """CPU seconds that a helper process of the body may use; None if nothing limits the body.
 
     A little less than is left, so that it stops first and can say where it was.
     """
@@ -132,17 +132,17 @@ def seconds_for_another() -> float | None:
 
 
 def exceeded_by_another() -> TookTooLong:
-    """What to raise when a process that was given `seconds_for_another` has taken them."""
+    """The exception to raise when a helper process has used up its `seconds_for_another`."""
     return TookTooLong(_limit.cpu_seconds if _limit else 0.0)
 
 
 def cpu_seconds_now() -> float:
-    """The CPU seconds that limits count: of this process, and of `clocks_elsewhere`."""
+    """The CPU seconds that limits count: those of this process and of `clocks_elsewhere`."""
     return time.process_time() + sum(clock() for clock in clocks_elsewhere)
 
 
 def cpu_seconds_of(pid: int) -> float:
-    """The CPU seconds that process `pid` has used so far; 0 where /proc does not tell."""
+    """The CPU seconds that process `pid` has used so far; 0 if /proc does not show them."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -152,6 +152,6 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 def _set_timers(cpu_seconds: float, wall_seconds: float) -> None:
-    """When the signals come; 0 for never."""
+    """Set when the signals come; 0 for never."""
     for timer, seconds in ((signal.ITIMER_PROF, cpu_seconds), (signal.ITIMER_REAL, wall_seconds)):
         signal.setitimer(timer, seconds, REPEAT_SECONDS if seconds else 0)

@@ -42,14 +42,14 @@ WholeSuite = Mapping[str, Collection[str]]
 
 
 class ProcessEnded(Exception):
-    """The code under test ended the process in which it ran; the message says how."""
+    """The code under test ended its process; the message describes how."""
 
 
 # One test
 
 
 def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, tuple[str, ...]]:
-    """What an exception in a test means for the student, whose code is in `source_files`: at most a dozen lines."""
+    """Explains an exception in a test to the student, whose code is in `source_files`, in at most a dozen lines."""
     if isinstance(error, Unusable):
         return State.MISSING if isinstance(error, TaskMissing) else State.UNUSABLE, _clip(str(error))
     if isinstance(error, ProcessEnded):
@@ -80,7 +80,7 @@ def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, 
 
 
 def how_it_ended(status: int) -> str:
-    """The exit status of a process in words: a signal's number is negative."""
+    """The exit status of a process in words; signals are negative numbers."""
     if status >= 0:
         return f"it left with status {status}"
     name = signal.Signals(-status).name
@@ -135,9 +135,9 @@ def _usual_cause(text: str, code: str) -> list[str]:
 
 
 def _why_too_long(error: TookTooLong) -> str:
-    """What can be known: slow code and an endless loop look the same from outside."""
+    """Why a test may have taken too long: slow code and an endless loop look the same from outside."""
     if error.is_idle:
-        return "It used little CPU time: it waits for something that does not come"
+        return "It used little CPU time: it waits for something that never comes"
     share = error.why_less or "The limit is ten times what the slowest correct solution of this lab needs for a test"
     return f"{share}: it is slow, or it never ends"
 
@@ -150,7 +150,7 @@ def _clip(text: str) -> tuple[str, ...]:
 
 
 def _folded(line: str) -> list[str]:
-    """A line that is too long, on two: NumPy says at the end which sizes differ."""
+    """A long line split in two, since NumPy names the sizes that differ at the end."""
     if len(line) <= LONGEST_LINE:
         return [line]
     return textwrap.wrap(line, LONGEST_LINE, subsequent_indent="  ", max_lines=2, placeholder=" …")
@@ -167,7 +167,7 @@ def run_lines(
     whole_suite: WholeSuite | None = None,
     more: str = "-v",
 ) -> list[str]:
-    """The lines of a run: one for each task, what failed and why, the points, what is next.
+    """The lines of a run: one per task, what failed and why, the points, and what to do next.
 
     Args:
         everything: show every failed test in full, not only the first few that say something new.
@@ -206,7 +206,7 @@ def run_lines(
 
 
 def unusable_lines(lab: Lab, problem: str, tasks: Mapping[str, TaskResult] | None = None) -> list[str]:
-    """The lines of a run in which the file could not be used at all; `tasks` are those that were asked for."""
+    """The lines of a run in which the file could not be used at all; `tasks` are the requested ones."""
     if tasks is None:
         tasks = {task.name: TaskResult(task.name, 0, 0, started=True) for task in lab.tasks}
     return [f"{lab.label} · {problem}", *_closing(lab, tasks, "fix this first: no test can run before")]
@@ -223,7 +223,7 @@ def task_line(lab: Lab, result: TaskResult, start_here: bool = False) -> str:
 
 
 def change_lines(lab: Lab, before: Mapping[str, TaskResult], after: Mapping[str, TaskResult]) -> list[str]:
-    """What a run changed against the one before, a line a task."""
+    """What changed since the previous run, one line per task."""
     lines = []
     for name, now in after.items():
         was = before.get(name)
@@ -275,7 +275,7 @@ def tasks_called_by(lab: Lab) -> dict[str, list[str]]:
 
 
 def _same_problem(results: Sequence[TestResult]) -> str:
-    """Why none of these tests can use the file, where the reason is the same for all."""
+    """Why none of these tests can use the file, if the reason is the same for all."""
     problems = {result.lines for result in results}
     unusable = all(result.state in (State.UNUSABLE, State.MISSING) for result in results)
     return " ".join(problems.pop()) if unusable and len(problems) == 1 else ""
@@ -292,13 +292,13 @@ def _closing(lab: Lab, tasks: Mapping[str, TaskResult], following: str) -> list[
         n_tests = sum(result.total for result in tasks.values())
         report = lab.folder.relative_to(lab.folder.parent.parent) / "report.ipynb"
         report_points = points_text(sum(question.points for question in lab.questions))
-        lines.append(f"★ Lab {lab.number}, {lab.title}, is done: all of its {n_tests} tests pass.")
-        lines.append(f"  The report is left, {report_points} points: {report}")
+        lines.append(f"★ Lab {lab.number}, {lab.title}, is done: all its {n_tests} tests pass.")
+        lines.append(f"  Left to do: the report, {report_points} points: {report}")
     return lines
 
 
 def _parts(results: Sequence[TestResult], whole_suite: WholeSuite) -> dict[str, str]:
-    """How many tests were run, `4 of its 26`, of each task of which not all were."""
+    """How many tests were run, `4 of its 26`, for each task whose tests were not all run."""
     run: dict[str, set[str]] = {}
     for result in results:
         run.setdefault(result.task, set()).add(result.test)
@@ -325,7 +325,7 @@ def _capped(lab: Lab, task_result: TaskResult, results: Sequence[TestResult]) ->
 
 
 def _follows(called: Sequence[str], tasks: Mapping[str, TaskResult], task_result: TaskResult) -> Iterable[str]:
-    """That a task may fail because its code calls another one that is not done: one mistake, not two."""
+    """Explains that a task may fail because its code calls another unfinished task: one mistake, not two."""
     if task_result.started and not task_result.done:
         undone = [name for name in called if name in tasks and not tasks[name].done]
         if undone:
@@ -333,7 +333,7 @@ def _follows(called: Sequence[str], tasks: Mapping[str, TaskResult], task_result
 
 
 def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable[str]:
-    """The first failures that differ in full, the others by name; what takes all points away comes first."""
+    """The first distinct failures in full, the others by name; those that cost all points come first."""
     alike: dict[tuple[str, ...], list[TestResult]] = {}
     for result in sorted(failed, key=lambda result: result.kind is not Kind.OWN):
         if result.state is not State.NOT_STARTED:

@@ -35,7 +35,7 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 
 class HookSpecs:
-    """What other plugins may decide about a run."""
+    """Hooks by which other plugins change a run."""
 
     @pytest.hookspec(firstresult=True)
     def pytest_lab_source(self, config: pytest.Config, lab: Lab) -> Source | None:
@@ -43,7 +43,7 @@ class HookSpecs:
 
     @pytest.hookspec(firstresult=True)
     def pytest_lab_loader(self, config: pytest.Config, labs: list[Lab]) -> Callable[[Source], Loader] | None:
-        """Makes the loaders of code that runs in other processes; None to run it in this one."""
+        """Makes loaders for code that runs in other processes; None to run it in this one."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the manifests, install the import finder, and register what follows the run."""
+    """Read the manifests, install the import finder, and register the plugins of the run."""
     config.addinivalue_line("markers", "board: counts that `lab check` shows, under the name of its parameter")
     config.addinivalue_line("markers", "outside(mib): memory is bounded by the kernel, by the fixture of this name")
     config.addinivalue_line("markers", f"kind(name): what a test requires: {', '.join(Kind)}")
@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
-    """A NumPy random generator with a seed of the test's own, the same on every run with the same --seed."""
+    """A NumPy random generator seeded for this test, the same on every run with the same --seed."""
     import numpy as np
 
     return np.random.default_rng([request.config.option.seed, zlib.crc32(request.node.nodeid.encode())])
@@ -87,7 +87,7 @@ def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def board(request: pytest.FixtureRequest) -> Callable[[Mapping[str, int]], None]:
-    """Takes what a test that is marked `board` has counted, by name; `lab check` shows it if the test passes.
+    """Receives the counts of a test marked `board`, by name; `lab check` shows them if the test passes.
 
     Raises ValueError for anything but whole numbers, and when it is called again.
     """
@@ -102,7 +102,7 @@ def board(request: pytest.FixtureRequest) -> Callable[[Mapping[str, int]], None]
 
 @pytest.fixture
 def outside(request: pytest.FixtureRequest) -> Callable[..., object]:
-    """Calls a function that may need as many MiB over its arguments as the test's mark allows: see `stays_within`."""
+    """Calls a function that may need at most the MiB of the test's mark, without its arguments: see `stays_within`."""
     from labkit.testing.outside import stays_within
 
     return partial(stays_within, request.node.get_closest_marker("outside").kwargs["mib"])
@@ -133,11 +133,11 @@ class LabResults:
         self._finder.install()
 
     def pytest_unconfigure(self) -> None:
-        """Leave the import system as it was."""
+        """Restore the import system."""
         self._finder.remove()
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Give failures short texts; leave out tests that need a GPU where there is none, and count them."""
+        """Give failures short texts; leave out tests that need a missing GPU, and count them."""
         if config.getoption("tbstyle", "auto") == "auto":
             for item in items:
                 if lab := self._lab(item):
@@ -169,7 +169,7 @@ class LabResults:
             raise
 
     def pytest_enter_pdb(self) -> None:
-        """Stop the limits while somebody is at a debugger's prompt."""
+        """Suspend the limits while somebody is using a debugger."""
         self._resume_clocks = limits.stop_clocks()
 
     def pytest_leave_pdb(self) -> None:
@@ -243,7 +243,7 @@ class LabResults:
         return item.stash[EXPLAINED]
 
     def _drop_hint(self, item: pytest.Item, error: BaseException) -> None:
-        """Leave a test's own hint out of its message once a plain test of the task has failed: the cause is general."""
+        """Remove a test's own hint from its message if a plain test of the task failed: the cause is more general."""
         from labkit.testing.compare import WrongValue
 
         test_class = item.nodeid.rpartition("::")[0]
@@ -284,7 +284,7 @@ class LabLines:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
-        """Write the lines, and keep the failures from pytest's own summary, though not from its count."""
+        """Write the lines, and remove the failures from pytest's own summary, but not from its count."""
         for lab in self._run.labs:
             if results := self._run.results.get(lab.label):
                 whole = self._run.whole_suites.get(lab.label)
@@ -301,7 +301,7 @@ class LabLines:
 
 
 def _shows_lab_lines(config: pytest.Config, labs: list[Lab]) -> bool:
-    """Whether all tests that were asked for are in labs, and no other style of traceback was asked for.
+    """Whether all requested tests are in labs, and no other style of traceback was requested.
 
     All of a student's tree is: it has no tests but those of labs.
     """
@@ -319,7 +319,7 @@ def _source(config: pytest.Config, lab: Lab) -> Source:
 
 
 def _plain_tests(cls: type | None) -> list[str]:
-    """The first tests of a class, whichever of them run now. pytest takes those of base classes first."""
+    """The first tests of a class, whichever of them run now. pytest lists those of base classes first."""
     classes = reversed(cls.__mro__) if cls else ()
     return list(dict.fromkeys(name for each in classes for name in vars(each) if name.startswith("test")))[:N_PLAIN]
 
@@ -356,7 +356,7 @@ def _is_borrowed(error: BaseException) -> bool:
 
 
 def _counts(item: pytest.Item) -> dict[str, int]:
-    """What the test has recorded by the fixture `board`."""
+    """The counts that the test recorded with the fixture `board`."""
     return dict(*(value for name, value in item.user_properties if name == "counts"))
 
 

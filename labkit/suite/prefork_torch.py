@@ -1,4 +1,4 @@
-"""Importing this imports torch, and what its first uses would import: a meta tensor, a backward pass, FlexAttention.
+"""Importing this imports torch and its lazy parts: meta tensors, the backward pass, FlexAttention.
 
 It computes nothing on the CPU: a parent that is to fork must not have started torch's threads. Triton's interpreter is
 switched on first, since FlexAttention imports Triton, and from then on it is too late.
@@ -22,7 +22,7 @@ for _module in (
 
 
 def _eager(model: Callable[..., Any] | None = None, **_options: Any) -> Callable[..., Any]:
-    """As `torch.compile`, which is also used as a decorator with options."""
+    """Stands for `torch.compile`, also as a decorator with options, and compiles nothing."""
     return _eager if model is None else model
 
 

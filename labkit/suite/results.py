@@ -16,7 +16,7 @@ from labkit.labs.manifest import Lab, Task
 
 
 class State(StrEnum):
-    """How one test of a task went: `UNUSABLE` is a file of which nothing can be run, `MISSING` one without the task."""
+    """The outcome of one test: `UNUSABLE` is a file that cannot be run at all, `MISSING` one without the task."""
 
     PASSED = "passed"
     NOT_STARTED = "not started"
@@ -28,7 +28,7 @@ class State(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a test requires; `task_points` says what it means for a task's points.
+    """What a test requires; `task_points` defines its effect on a task's points.
 
     A suite marks its tests, `@pytest.mark.kind("robust")`; one without a mark is `EXACT`.
     """
@@ -104,20 +104,20 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class StoredResult(TaskResult):
-    """A stored result of a task, with the fingerprint of the file that it is for."""
+    """A stored result of a task, with the fingerprint of its file."""
 
     source: str = ""
 
 
 class Stored(msgspec.Struct):
-    """What is stored of a lab between runs: results by task, and how long the last run of the whole suite took."""
+    """What is stored between runs of a lab: results by task, and the time of the last run of the whole suite."""
 
     results: list[StoredResult] = []
     suite_seconds: float = 0.0
 
 
 def task_points(task: Task, results: Iterable[TestResult]) -> float:
-    """The points that `results`, those of all tests of `task`, earn: the one rule for students and grading.
+    """The points that the results of all tests of `task` earn: the one rule for students and grading.
 
     A task earns the share of its tests that pass: nothing before a result on inputs drawn at random is right (fixed
     results can be copied from the suite), at most half of its points while a result on ordinary inputs is wrong, at
@@ -146,7 +146,7 @@ def next_task(lab: Lab, results: Mapping[str, TaskResult]) -> Task | None:
 
 
 def fingerprint(lab: Lab) -> str:
-    """Changes when the student's file changes."""
+    """A hash of the student's file."""
     return hashlib.sha256(lab.answer_file.read_bytes()).hexdigest()[:16] if lab.answer_file.exists() else ""
 
 
@@ -194,7 +194,7 @@ def load(lab: Lab) -> dict[str, StoredResult]:
 
 
 def stored(lab: Lab) -> Stored:
-    """All that is stored of `lab`; nothing before the first run or when the file cannot be read."""
+    """Everything stored for `lab`; nothing before the first run or when the file cannot be read."""
     try:
         return _read(lab)
     except (OSError, ValueError):

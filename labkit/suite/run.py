@@ -1,4 +1,4 @@
-"""Runs a lab's suite in this process, with nothing of pytest's on the terminal, and returns the results."""
+"""Runs a lab's suite in this process, without pytest's output, and returns the results."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class SuiteRun:
 
 
 class Listener:
-    """Is called while a suite runs."""
+    """Receives events while a suite runs."""
 
     def on_start(self, task: str, test: str, run: SuiteRun) -> None:
-        """A test begins; `run` is what was run so far."""
+        """A test begins; `run` is the run so far."""
 
     def on_result(self, result: TestResult, run: SuiteRun) -> None:
         """A test has ended."""
@@ -95,7 +95,7 @@ def run_suite(
 
 
 class NoDebugger(Exception):
-    """A debugger was opened where nobody could type into it; the message says which command allows it."""
+    """A debugger was opened without a terminal; the message names the command that allows it."""
 
 
 class Recorder:
@@ -108,7 +108,7 @@ class Recorder:
         self._cpu_seconds, self._cpu_began = cpu_seconds, cpu_seconds_now()
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Remove the plugin that writes lines nobody reads here; where prints are shown, let them through."""
+        """Remove the plugin that writes unread lines, and let prints through if they are shown."""
         if session.config.pluginmanager.hasplugin(LAB_LINES):
             session.config.pluginmanager.unregister(name=LAB_LINES)
         if self._terminal is not None:  # pytest's reporter exists by now, and keeps the stream it was given
@@ -138,12 +138,12 @@ class Recorder:
             sys.breakpointhook = usual
 
     def pytest_enter_pdb(self) -> None:
-        """As for `pytest_runtest_call`: pytest's own way into a debugger."""
+        """As `pytest_runtest_call`, for pytest's own way into a debugger."""
         if self._terminal is None:
             self._no_debugger()
 
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Begin no further test when the time is over."""
+        """Begin no further test when the time is up."""
         if self._cpu_seconds is None or nextitem is None or cpu_seconds_now() - self._cpu_began < self._cpu_seconds:
             return
         self.overtime = item.session.shouldstop = f"{OVERTIME} within {self._cpu_seconds:g} s of CPU time"
@@ -156,7 +156,7 @@ class Recorder:
                 self._listener.on_result(value, self.run)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Keep which line of the student's file Ctrl-C has interrupted."""
+        """Record which line of the student's file Ctrl-C interrupted."""
         if type(excinfo.value) is not KeyboardInterrupt:  # pytest calls this for pytest.exit() and shouldstop too
             return
         own = [entry for entry in excinfo.traceback if Path(entry.path).name == self._lab.answer_file.name]
@@ -172,12 +172,12 @@ class Recorder:
         return task.name if task else ""
 
     def _no_debugger(self, *_args: object, **_kwargs: object) -> None:
-        raise NoDebugger(f"a debugger needs a terminal of its own: uv run lab check {self._lab.number} -s")
+        raise NoDebugger(f"a debugger needs a terminal: uv run lab check {self._lab.number} -s")
 
 
 @functools.cache
 def _plugins(settings: Path) -> tuple[ModuleType, ...]:
-    """The plugins that `settings` names, imported: for a name, pytest would search all that is installed."""
+    """The plugins that `settings` names, imported here, since pytest would search all installed packages for a name."""
     options = tomllib.loads(settings.read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]["addopts"]
     names = [option.removeprefix("-p") for option in options if option.startswith("-p")]
     return tuple(importlib.import_module(name) for name in names if not name.startswith("no:"))

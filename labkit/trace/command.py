@@ -34,7 +34,7 @@ def trace(
     against: Annotated[str | None, typer.Option(metavar="TARGET", help="a second run, to compare with")] = None,
     init: Annotated[
         str | None,
-        typer.Option(metavar="ARGUMENTS", help="call TARGET with these and trace what it returns: '768, n_head=12'"),
+        typer.Option(metavar="ARGUMENTS", help="call TARGET with these and trace the result: '768, n_head=12'"),
     ] = None,
     shape: Annotated[
         list[str] | None,
@@ -52,9 +52,7 @@ def trace(
     optimizer: Annotated[
         str, typer.Option(metavar="NAME", help="of torch.optim, for --steps; with arguments: 'SGD(momentum=0.9)'")
     ] = "AdamW",
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="on meta tensors: any size, and nothing computed")
-    ] = False,
+    simulate: Annotated[bool, typer.Option("--simulate", help="on meta tensors: any size, without values")] = False,
     out: Annotated[
         list[Path] | None, typer.Option(help="output file: .html, .json, .svg or .png; may be given several times")
     ] = None,
@@ -118,7 +116,7 @@ def summary(name: str, trace: Trace, *, default_inputs: bool = False) -> Iterato
     from labkit.meters.tracing import THERE_BEFORE
 
     if not trace.steps:
-        yield f"{name}: no operator of torch ran: arrays of NumPy are not followed"
+        yield f"{name}: no torch operator ran; NumPy arrays are not traced"
         return
     step = trace.steps[trace.peak_step]
     in_pass = trace.pass_at(trace.peak_step)
@@ -129,7 +127,7 @@ def summary(name: str, trace: Trace, *, default_inputs: bool = False) -> Iterato
     )
     if trace.before_bytes:
         in_all = trace.before_bytes + trace.peak_bytes
-        yield f"  over {trace.before_bytes:,} bytes that were there before, {in_all:,} in all"
+        yield f"  over {trace.before_bytes:,} bytes from before the run, {in_all:,} in all"
         if before := _there_before(trace, default_inputs):
             yield f"  {before}"
     made = [life for life in alive if life.kind not in THERE_BEFORE]

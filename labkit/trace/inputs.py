@@ -20,7 +20,7 @@ NAMES_OF_IDS = frozenset(("idx", "ids", "input_ids", "token_ids", "tokens"))
 
 
 def make_inputs(function: Callable[..., Any], name: str, shapes: Sequence[Shape], device: str) -> list[torch.Tensor]:
-    """A tensor for every parameter of `function` that needs a value, all of one shape or each of its own.
+    """A tensor for every parameter of `function` that needs a value, all of one shape or each with its own.
 
     Floats require grad. Integers are 0 and 1, which every vocabulary has.
 
@@ -29,7 +29,7 @@ def make_inputs(function: Callable[..., Any], name: str, shapes: Sequence[Shape]
     """
     takes = parameters_of(function)
     if takes is None:
-        raise CannotTrace(f"{name} does not say what it takes: give its arguments with --inputs FILE:FUNCTION")
+        raise CannotTrace(f"{name} has no readable signature: give its arguments with --inputs FILE:FUNCTION")
     needed = [p for p in takes if p.default is p.empty]
     if isinstance(function, torch.nn.Module) and not needed:
         needed = takes[:1]
@@ -59,7 +59,7 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | Non
 
 
 def default_shape(function: Callable[..., Any]) -> Shape:
-    """The shape that a module's first layer takes; for a function, `SHAPE`."""
+    """The input shape of a module's first layer; for a function, `SHAPE`."""
     if not isinstance(function, torch.nn.Module):
         return Shape(SHAPE)
     for layer in function.modules():
@@ -80,7 +80,7 @@ def default_shape(function: Callable[..., Any]) -> Shape:
 
 
 def moved(value: Any, device: str) -> Any:
-    """A tensor on the device, a leaf that requires grad if it did; anything else as it is."""
+    """A tensor moved to the device, a leaf that requires grad if it did; anything else unchanged."""
     if isinstance(value, torch.Tensor) and device != str(value.device):
         return value.detach().to(device).requires_grad_(value.requires_grad)
     return value

@@ -61,7 +61,7 @@ def write(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
     """Write runs in the format of the file's suffix: .html, .json, .svg or .png.
 
     Raises:
-        ValueError: the ending is none of these.
+        ValueError: the ending is not one of these.
     """
     if path.suffix not in (".html", ".json", ".svg", ".png"):
         raise ValueError(f"{path.name}: traces are written as .html, .json, .svg or .png")

@@ -24,7 +24,7 @@ UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
 
 
 def save_picture(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
-    """Draw one run, or several below one another on one scale, and save them as the file's ending says."""
+    """Draw one run, or several below each other on one scale, and save them in the format of the file's suffix."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

@@ -18,7 +18,7 @@ from labkit.trace.inputs import parameters_of
 SIMULATED = "Simulated: the workspace inside kernels is not counted."
 PLAIN_FORM = "Simulated, scaled_dot_product_attention takes its plain form, with all its scores."
 COUNTED = (
-    "Workspace inside kernels is counted; another device needs another. Not counted: Python's numbers as operands, "
+    "Workspace inside kernels is counted; it differs between devices. Not counted: Python's numbers as operands, "
     "8 bytes each, and the random state that torch.utils.checkpoint sets aside, 5,056 bytes."
 )
 NUMBERS_BYTES = 64
@@ -82,7 +82,7 @@ def record(
 
 
 def _run_backward(results: Any, meter: TracingMeter) -> bool:
-    """Run the backward pass from the loss, or else from all results; whether there is one."""
+    """Run the backward pass from the loss, or else from all results; returns whether there is one."""
     leading = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     leading = [leaf for leaf in leading if leaf.ndim == 0] or leading
     if not leading:

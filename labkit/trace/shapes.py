@@ -30,6 +30,6 @@ def parse_shape(text: str) -> Shape:
     found = re.fullmatch(r"(\d+(?:,\d+)*)(?::(\w+))?", text.replace(" ", ""))
     if not found or (found[2] or "float") not in DTYPES:
         raise CannotTrace(
-            f"--shape {text}: whole numbers with commas, like 1,4,256,64, and if need be a dtype: 1,256:int"
+            f"--shape {text}: whole numbers with commas, like 1,4,256,64, and a dtype if needed: 1,256:int"
         )
     return Shape(tuple(map(int, found[1].split(","))), DTYPES[found[2]] if found[2] else "")

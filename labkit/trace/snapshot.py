@@ -39,7 +39,7 @@ def read_snapshot(file: Path) -> list[tuple[str, Trace]]:
     except (pickle.UnpicklingError, EOFError) as error:
         raise CannotTrace(f"{file.name}: {error or 'no pickle'}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        raise CannotTrace(f"{file.name} is no snapshot of torch.cuda.memory._dump_snapshot") from None
+        raise CannotTrace(f"{file.name} is not a snapshot of torch.cuda.memory._dump_snapshot") from None
     if not found:
         raise CannotTrace(f"{file.name}: nothing is allocated in this snapshot")
     return found
@@ -47,7 +47,7 @@ def read_snapshot(file: Path) -> list[tuple[str, Trace]]:
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"asks for {module}.{name}, and a snapshot holds plain data only")
+        raise pickle.UnpicklingError(f"asks for {module}.{name}, but a snapshot holds only plain data")
 
 
 def _blocks_by_device(segments: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:

@@ -51,7 +51,7 @@ def find_target(
     where, _, name = ":".join(words).rpartition(":")
     if not where:
         raise CannotTrace(
-            f"{name!r} names nothing to trace: FILE:NAME, PACKAGE.MODULE:NAME, or a lab and its task, "
+            f"{name!r} is not a target: expected FILE:NAME, PACKAGE.MODULE:NAME, or a lab and its task, "
             "like 05 flash_forward"
         )
     is_file = where.endswith(".py") or Path(where).is_file()
@@ -88,9 +88,7 @@ def _of_lab(number: str, name: str, device: str) -> Target:
     module = _load_file(lab.answer_file, device)
     function = _made(_look_up(module, str(lab.answer_file), task.name), module, task.name, None, device)
     if not can_be_traced(lab, task):
-        raise CannotTrace(
-            f"{lab.label} {task.name} takes no tensors of torch that are known here: --inputs FILE:FUNCTION gives some"
-        )
+        raise CannotTrace(f"{lab.label} {task.name} has no inputs here: --inputs FILE:FUNCTION makes them")
     named = f"{lab.label} {task.name}"
     if maker := INPUTS.get(task.name):
         return Target(named, function, lambda shapes: maker(_one_shape(shapes), device))
@@ -139,13 +137,13 @@ def _require_no_arguments(found: type, name: str) -> None:
         signature = inspect.signature(found)
         signature.bind()
     except TypeError:
-        raise CannotTrace(f"{name} is made with {signature}: give its arguments with --init") from None
+        raise CannotTrace(f"{name} needs arguments, {signature}: give its arguments with --init") from None
     except ValueError:  # made in C
         pass
 
 
 class _Names(dict[str, Any]):
-    """The names of a module, looked up when they are used: packages such as `transformers` load some lazily."""
+    """A module's names, looked up on use, since packages such as `transformers` load some lazily."""
 
     def __init__(self, module: ModuleType) -> None:
         super().__init__()
@@ -210,7 +208,7 @@ def _load_file(file: Path, device: str) -> ModuleType:
 def _execute(name: str, file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise CannotTrace(f"{file} is no Python file")
+        raise CannotTrace(f"{file} is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

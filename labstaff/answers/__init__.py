@@ -1,1 +1,1 @@
-"""What each solution has to try its suite on: alternative solutions and mistakes."""
+"""Alternative solutions and mistakes, on which each lab's suite is tested."""

@@ -1,4 +1,4 @@
-"""A program with some of its functions or classes replaced by others, of other names, from a second file."""
+"""Replaces functions or classes of a program by others, with other names, from a second file."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 class ReplaceError(ValueError):
-    """A name that one of the two files does not define at its top level; the message says which."""
+    """A name that one of the two files does not define at its top level; the message names both."""
 
 
 def replaced(program: str, algorithms: str, replace: Mapping[str, str]) -> str:
-    """The text of `program` in which each function or class that `replace` names is another one.
+    """The text of `program` with each function or class that `replace` names replaced.
 
     Args:
         program: a module's source.
@@ -35,7 +35,7 @@ def replaced(program: str, algorithms: str, replace: Mapping[str, str]) -> str:
 
 
 def replacements(program: str, algorithms: str, replace: Mapping[str, str]) -> dict[str, str]:
-    """By name, the text that takes the place of each function or class; arguments and errors as for `replaced`."""
+    """By name, the text that replaces each function or class; arguments and errors as for `replaced`."""
     ours, theirs = ast.parse(program), ast.parse(algorithms)
     their_lines = algorithms.split("\n")
     there = {ast.unparse(node) for node in ours.body if isinstance(node, (ast.Import, ast.ImportFrom))}

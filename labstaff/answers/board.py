@@ -21,7 +21,7 @@ SEED = 0
 
 
 def counted_board(lab: Lab) -> dict[str, Any]:
-    """The traces in words, and what the engine counts of each server on each of them.
+    """The traces in words, and the engine's counts for each server on each trace.
 
     Raises:
         AssertionError: a reference server breaks what is asked of any server; the message says how.
@@ -50,7 +50,7 @@ def server_module(lab: Lab, other: str) -> ModuleType:
 
 
 def board_text(lab: Lab) -> str:
-    """What board.json holds."""
+    """The text of board.json."""
     return json.dumps(counted_board(lab), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""An edit of a program, written as the lines that go and the lines that come.
+"""An edit of a program, written as removed and added lines.
 
     - S = scale * Q_i @ K_j.mT
     + S = Q_i @ K_j.mT
@@ -26,7 +26,7 @@ class EditError(ValueError):
 
 @dataclass(frozen=True)
 class _Place:
-    """What one place of an edit looks for and what it puts there; the number counts from 1."""
+    """One place of an edit: the lines that it finds and those that replace them; places are numbered from 1."""
 
     number: int
     old: list[str]
@@ -64,17 +64,17 @@ def _place(number: int, block: list[str]) -> _Place:
     signs = [line[:1] or STAYS for line in block]
     for sign, line in zip(signs, block, strict=True):
         if sign not in (GOES, COMES, STAYS) or line[1:2] not in ("", " "):
-            raise EditError(f"place {number}: a line begins with `- `, `+ ` or two blanks, found {line!r}")
+            raise EditError(f"place {number}: a line must begin with `- `, `+ ` or two spaces, found {line!r}")
     texts = [line[2:] for line in block]
     old = [text for sign, text in zip(signs, texts, strict=True) if sign != COMES]
     new = [text for sign, text in zip(signs, texts, strict=True) if sign != GOES]
     if old == new or not "".join(old).strip():
-        raise EditError(f"place {number}: nothing is changed, or nothing says where")
+        raise EditError(f"place {number}: it changes nothing, or has no context")
     return _Place(number, old, new)
 
 
 def _replacement(lines: list[str], place: _Place) -> tuple[int, int, list[str]]:
-    """Where the place's lines begin and end in `lines`, and what comes there, indented as it must be."""
+    """The first and last of the place's lines in `lines`, and the replacement with its indentation."""
     n_old = len(place.old)
     found = []
     for start in range(len(lines) - n_old + 1):
@@ -90,7 +90,7 @@ def _replacement(lines: list[str], place: _Place) -> tuple[int, int, list[str]]:
 
 
 def _indentation(old: list[str], candidate: list[str]) -> str | None:
-    """What stands before every line of `old` in `candidate`; None where they are not the same lines."""
+    """The indentation of `candidate` relative to `old`; None if their lines differ."""
     first = next(number for number, line in enumerate(old) if line)
     if not candidate[first].endswith(old[first]):
         return None

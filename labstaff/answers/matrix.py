@@ -23,7 +23,7 @@ import typer
 
 from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file, solution_folder
 from labkit.labs.manifest import Lab
-from labkit.meters.kernels.cache import kernels_cached
+from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import ForkedRunner, heavy_modules
 from labkit.suite.results import TestResult
 from labkit.suite.run import OVERTIME, SuiteRun
@@ -35,7 +35,7 @@ CPU_SECONDS = 100.0
 
 
 class Row(NamedTuple):
-    """What one mistake led to.
+    """The result of running the suite on one mistake.
 
     Attributes:
         task: the task it is made in.
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 def recorded(lab: Lab) -> dict[str, Row]:
-    """The lab's rows by the mistake's name, as its file holds them; none where there is no file."""
+    """The lab's recorded rows by mistake name; none if there is no file."""
     file = solution_folder(lab) / MATRIX
     read = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     return {
@@ -175,7 +175,7 @@ def row_of(mistake: Mistake, run: SuiteRun) -> Row:
 def run_lab(
     lab: Lab, runner: ForkedRunner, pool: ThreadPoolExecutor, known: dict[str, Row]
 ) -> tuple[dict[str, Row], list[str]]:
-    """Every mistake without a known row against its suite: all rows, and a line for each mistake that is not found."""
+    """Run every mistake without a known row: all rows, and a line for each mistake that is not found."""
 
     def one(mistake: Mistake) -> Row | str:
         with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
@@ -202,7 +202,7 @@ def main(
     missing: Annotated[bool, typer.Option("--missing", help="run only the mistakes that have no row yet")] = False,
     jobs: Annotated[int, typer.Option(help="how many suites run at a time")] = 2,
 ) -> None:
-    """Run every mistake against its suite and record the result; ends with 1 where a mistake is not found."""
+    """Run every mistake against its suite and record the result; exits with 1 if a mistake is not found."""
     chosen = [find_lab(name) for name in labs or []] or find_labs()
     if only_unneeded:
         for lab in chosen:
@@ -214,7 +214,7 @@ def main(
     modules = heavy_modules(*(file for lab in chosen for file in lab.suite_files))
     with (
         tempfile.TemporaryDirectory(prefix="kernels-") as folder,
-        kernels_cached(Path(folder, "kernels")),
+        cached_kernels(Path(folder, "kernels")),
         ForkedRunner(modules) as runner,
         ThreadPoolExecutor(jobs) as pool,
     ):

@@ -1,4 +1,4 @@
-"""The mistakes kept next to each solution: what each is, which test finds it, and the submission that makes it.
+"""The mistakes next to each solution: a description, the test that finds it, and the submission that makes it.
 
 `solutions/labNN_name/mistakes/TASK.toml` holds those of a task:
 
@@ -38,11 +38,11 @@ MATRIX = "matrix.toml"
 
 
 class MistakeError(ValueError):
-    """A mistake that is not written as it must be; the message names the file, the mistake and the key."""
+    """A malformed mistake; the message names the file, the mistake and the key."""
 
 
 class UnknownMistake(LookupError):
-    """No mistake of the lab has this name; the message says which are near it."""
+    """No mistake of the lab has this name; the message lists similar names."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Mistake:
     file: Path
 
     def source(self) -> str:
-        """The text of the whole module, as a student who made this mistake would have written it.
+        """The text of the whole module with this mistake.
 
         Raises:
             MistakeError: the edit does not fit the solution, or a name to replace is not there.
@@ -89,7 +89,7 @@ class Mistake:
             raise MistakeError(f"{self.file}: {self.name}: replace: {error}") from None
 
     def write(self, folder: Path) -> None:
-        """Write the module to `folder`, as a student's, for a run with `--src`; raises as `source`."""
+        """Write the module with this mistake to `folder`, for a run with `--src`; raises as `source`."""
         text = self.source()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / self.lab.answer_file.name).write_text(text, encoding="utf-8")
@@ -115,7 +115,7 @@ def mistakes_of(lab: Lab) -> list[Mistake]:
     strangers = {file.stem for file in folder.glob("*.toml")} - {task.name for task in lab.tasks}
     if strangers:
         tasks = ", ".join(task.name for task in lab.tasks)
-        raise MistakeError(f"{folder / min(strangers)}.toml: {min(strangers)} is none of the tasks {tasks}")
+        raise MistakeError(f"{folder / min(strangers)}.toml: {min(strangers)} is not one of the tasks {tasks}")
     found: dict[str, Mistake] = {}
     known = _recorded_tests(lab)
     for task in lab.tasks:
@@ -142,7 +142,7 @@ def find_mistake(lab: Lab, name: str) -> Mistake:
 
 
 def _recorded_tests(lab: Lab) -> dict[str, tuple[str, ...]]:
-    """The tests recorded to find each mistake, by its name; without those that are no longer there."""
+    """The tests recorded to find each mistake, by its name; without tests that no longer exist."""
     matrix = solution_folder(lab) / MATRIX
     rows = tomllib.loads(matrix.read_text(encoding="utf-8")) if matrix.exists() else {}
     contracts = sorted((ROOT / "labkit/testing/contracts").glob("*.py"))

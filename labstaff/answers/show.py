@@ -1,4 +1,4 @@
-"""Shows mistakes as a reader wants them: a lab's in a list; one as a diff, with what a student reads who makes it."""
+"""Shows a lab's mistakes as a list, or one as a diff with the message that a student reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DIFF_STYLES = {"-": "red", "+": "green", "@": "cyan"}
 
 
 def show_list(lab: Lab) -> None:
-    """Print the lab's mistakes, a line each, under their tasks."""
+    """Print the lab's mistakes under their tasks, one line each."""
     console = _console()
     mistakes = mistakes_of(lab)
     width = max(len(mistake.name) for mistake in mistakes)
@@ -40,7 +40,7 @@ def show_list(lab: Lab) -> None:
 
 
 def show_mistake(mistake: Mistake) -> bool:
-    """Print the mistake as a diff, and what its tests say; returns whether they find it and say what they must."""
+    """Print the mistake as a diff with its tests' messages; returns whether one of them has the required text."""
     console = _console()
     console.print(Text(f"{mistake.lab.label} · {mistake.task} · {mistake.name}", style="bold"))
     console.print(Text(mistake.what))
@@ -55,7 +55,7 @@ def show_mistake(mistake: Mistake) -> bool:
 
 
 def diff_lines(mistake: Mistake) -> list[str]:
-    """What the mistake changes, as lines of a diff, each place under a line that says where it is."""
+    """The mistake's changes as lines of a diff, with a line before each place that names it."""
     solution = solution_file(mistake.lab).read_text(encoding="utf-8")
     if mistake.edit:
         return list(_edit_lines(solution, mistake.source()))
@@ -63,24 +63,24 @@ def diff_lines(mistake: Mistake) -> list[str]:
     algorithms = mistake.file.with_name(ALGORITHMS).read_text(encoding="utf-8")
     lines = []
     for name, text in replacements(solution, algorithms, mistake.replace).items():
-        lines += [f"@@ {name} is another altogether", *(f"+ {line}".rstrip() for line in text.split("\n"))]
+        lines += [f"@@ {name} is replaced entirely", *(f"+ {line}".rstrip() for line in text.split("\n"))]
     return lines
 
 
 def run(mistake: Mistake) -> list[TestResult]:
-    """The verdicts of the tests that must find the mistake, run on it in this process."""
+    """The results of the tests that must find the mistake, run on it in this process."""
     with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
         mistake.write(Path(folder))
         return run_suite(mistake.lab, "--src", folder, tests=mistake.found_by).results
 
 
 def student_lines(mistake: Mistake, verdicts: list[TestResult]) -> list[str]:
-    """What a student who made the mistake reads of these verdicts, without points and what is next."""
+    """The lines that a student with this mistake reads, without points and what to do next."""
     return list(takewhile(bool, run_lines(mistake.lab, verdicts)))
 
 
 def is_found(mistake: Mistake, verdicts: list[TestResult]) -> bool:
-    """Whether a test has failed, and one says what must be said."""
+    """Whether a test has failed, and one failure has the required text."""
     failed = [verdict for verdict in verdicts if not verdict.passed]
     return bool(failed) and mistake.says in "\n".join(line for verdict in failed for line in verdict.lines)
 

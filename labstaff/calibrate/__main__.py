@@ -25,7 +25,7 @@ import typer
 
 from labkit.labs.catalog import find_lab, find_labs
 from labkit.labs.manifest import Lab
-from labkit.meters.kernels.cache import kernels_cached
+from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import HEAVY, ForkedRunner
 from labstaff.answers.alternatives import alternative_solutions
 from labstaff.answers.mistakes import mistakes_of
@@ -58,7 +58,7 @@ class Limit(NamedTuple):
 
 @dataclass
 class Shares:
-    """Of a limit: the largest share that a correct submission used, and the smallest by which a mistake was found."""
+    """Shares of a limit: the largest that a correct submission used, and the smallest that a mistake exceeded it by."""
 
     correct: float = 0.0
     by: str = ""
@@ -81,7 +81,7 @@ def main(
     mistake_seeds: Annotated[str, typer.Option(help="first-last: mistakes")] = "",
     table: Annotated[Path | None, typer.Option(help="write every limit to this CSV file")] = None,
 ) -> None:
-    """Run correct submissions and mistakes at many seeds, and list the limits that are too near."""
+    """Run correct submissions and mistakes at many seeds, and list the limits that are too tight or too loose."""
     chosen = [find_lab(name) for name in labs or []] or find_labs()
     with tempfile.TemporaryDirectory(prefix="calibrate-") as name:
         folder = Path(name)
@@ -89,7 +89,7 @@ def main(
             job for lab in chosen for job in (*correct_jobs(lab, seeds), *mistaken_jobs(lab, mistake_seeds, folder))
         ]
         sandboxed = [job for lab in chosen for job in correct_jobs(lab, sandboxed_seeds)]
-        with kernels_cached(folder / "kernels"):
+        with cached_kernels(folder / "kernels"):
             results = list(run_all(ForkedRunner(tuple(HEAVY.values())), jobs, folder)) if jobs else []
             if sandboxed:
                 results += run_all(SandboxedRunner(), sandboxed, folder)
@@ -152,7 +152,7 @@ def _limit(lab: Lab, test: str, what: str, unit: str) -> Limit:
 
 
 def shares_of(results: list[Result]) -> dict[Limit, Shares]:
-    """What was used of each limit. A mistake counts for the limit of a test that it exceeds by the most."""
+    """The shares of each limit that were used. A mistake counts for the limit that it exceeds by the most."""
     limits: dict[Limit, Shares] = {}
     for job, _, shares in results:
         worst: dict[str, tuple[float, Limit]] = {}
@@ -169,7 +169,7 @@ def shares_of(results: list[Result]) -> dict[Limit, Shares]:
 
 
 def near_lines(limits: dict[Limit, Shares]) -> Iterator[str]:
-    """A line for each limit that correct submissions use nearly whole, or that a mistake hardly exceeds.
+    """A line for each limit that correct submissions nearly reach, or that a mistake barely exceeds.
 
     A count of which exactly all is used was asked for.
     """

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes how much of its limit each comparison of a run used."""
+"""A pytest plugin that writes the share of its limit that each comparison of a run used."""
 
 from __future__ import annotations
 

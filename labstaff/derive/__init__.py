@@ -1,1 +1,1 @@
-"""Derives what students get from solutions/: stubs, reports, the map."""
+"""Derives students' files from solutions/ and the manifests: stubs, reports, the course map."""

@@ -1,4 +1,4 @@
-"""Derives what the source review passes over in each lab: what its solution and alternative solutions do themselves."""
+"""Derives the source review's allowance of each lab: what its solution and alternative solutions do themselves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def derive_allowances() -> str:
 
 
 def refresh_allowances() -> bool:
-    """Write that file; whether it has changed."""
+    """Write that file; returns whether it has changed."""
     text = derive_allowances()
     if ALLOWANCES.exists() and ALLOWANCES.read_text(encoding="utf-8") == text:
         return False

@@ -1,4 +1,4 @@
-"""Derives what students work in from `solutions/`: the stub and the report of each lab."""
+"""Derives the stub and the report of each lab from `solutions/`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labstaff.derive.notebooks import derive_report
 
 
 def derived_files(lab: Lab) -> Iterator[tuple[Path, str]]:
-    """Every derived file of the lab with the text it must have.
+    """Every derived file of the lab and its text.
 
     Raises:
         MarkerError, ReportError: a source from which nothing can be derived safely.
@@ -23,7 +23,7 @@ def derived_files(lab: Lab) -> Iterator[tuple[Path, str]]:
 
 
 def derive_stub(lab: Lab) -> str:
-    """The solution without what its markers enclose.
+    """The solution without the text between its markers.
 
     Raises:
         MarkerError: the markers are wrong, or nothing is left out.
@@ -32,7 +32,7 @@ def derive_stub(lab: Lab) -> str:
     solution = source.read_text(encoding="utf-8")
     stub = clear_solution(solution, name=f"solutions/{lab.folder.name}/src/{source.name}")
     if stub.count("raise NotImplementedError()") < len(lab.tasks):
-        raise MarkerError(f"{source.name}: fewer solution regions than tasks: something would be released solved")
+        raise MarkerError(f"{source.name}: fewer solution regions than tasks: a solution would be released")
     return stub
 
 

@@ -44,7 +44,7 @@ def with_table(text: str, labs: Iterable[Lab]) -> str:
 
 
 def table(labs: Iterable[Lab]) -> str:
-    """Return the labs as a Markdown table, with a line for their sums; links are as seen from docs/."""
+    """Return the labs as a Markdown table with a line of sums; links are relative to docs/."""
     labs = list(labs)
     lines = [
         "| lab | what you do | read | needs | hours | points |",

@@ -1,4 +1,4 @@
-"""Takes the solution out of a source text: nbgrader's markers, nbgrader's stub, stricter about mistakes."""
+"""Removes the solution from a source text: nbgrader's markers and stub, with stricter checks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def clear_solution(source: str, *, name: str, stub_at_top: bool = False) -> str:
                 )
             opened_at = 0
         elif re.search(r"(BEGIN|END)\W*SOLUTION", line, re.IGNORECASE):
-            raise MarkerError(f"{name}:{number}: a marker stands alone on its line, as {BEGIN!r} or {END!r}")
+            raise MarkerError(f"{name}:{number}: a marker must be alone on its line, as {BEGIN!r} or {END!r}")
         elif not opened_at:
             kept.append(line.rstrip())
     if opened_at:

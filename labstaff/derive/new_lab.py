@@ -19,7 +19,7 @@ CHAPTER_ROW = re.compile(r"^\| \d+ \| \[.*\|\n", re.MULTILINE)
 
 
 class NewLabError(ValueError):
-    """Why no lab was made; nothing was written."""
+    """The reason why no lab was made; nothing was written."""
 
 
 def new_lab(root: Path, number: str, name: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Derives a lab's report: the notebook a student fills in, from the one with model answers."""
+"""Derives a lab's report, the notebook that students fill in, from the one with model answers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_report(lab: Lab, source: Path) -> Any:
 
 
 def to_text(notebook: Any) -> str:
-    """The notebook as it is written to disk: stable from build to build."""
+    """The notebook's text on disk, the same for every build."""
     return json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -80,7 +80,7 @@ def _complete(cell: Any, points: dict[str, float]) -> None:
         grading.setdefault(key, value)
     if grading["grade"]:
         if grade_id not in points:
-            raise ReportError(f"the graded cell {grade_id!r} is not a question in lab.toml, or stands twice")
+            raise ReportError(f"the graded cell {grade_id!r} is not a question in lab.toml, or occurs twice")
         grading["points"] = points.pop(grade_id)
     grading["cell_type"] = cell.cell_type
 

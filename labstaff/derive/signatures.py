@@ -1,4 +1,4 @@
-"""Reads a task's signature wherever it is written: in code, in the manifest, in the handout."""
+"""Reads a task's signature in code, in the manifest and in the handout."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ HANDOUT_HEADING = re.compile(r"^#{2,4} +`(\w+(?:\.\w+)?\(.*\))(?: *->[^`]*)?` *$
 
 
 class SignatureError(ValueError):
-    """A signature that cannot be read or is not there."""
+    """A signature that cannot be read or is missing."""
 
 
 def written_signature(text: str) -> str:
-    """A signature as prose writes it, `name(a, b=1) -> result`, in one normal form without the result."""
+    """A signature in prose, `name(a, b=1) -> result`, in normal form without the result."""
     call = text.split("->")[0].strip()
     try:
         return ast.unparse(ast.parse(call, mode="eval"))
     except SyntaxError:
-        raise SignatureError(f"{text!r} does not read as a call") from None
+        raise SignatureError(f"{text!r} is not a call") from None
 
 
 def handout_signatures(readme: str) -> list[str]:
@@ -27,7 +27,7 @@ def handout_signatures(readme: str) -> list[str]:
 
 
 def code_signature(source: str, written: str) -> str:
-    """The signature that `source` gives the function or class which `written` names, in the same form.
+    """The signature in `source` of the function or class that `written` names, in the same form.
 
     `Name(…)` of a class means its `__init__`; `Name.apply(…)` of an autograd Function means its `forward`.
 

@@ -1,1 +1,1 @@
-"""Writes the students' tree, searched for leaks."""
+"""Writes the students' tree, after a search for leaks."""

@@ -1,4 +1,4 @@
-"""The pages of a course that leaves labs out: nothing links to a lab that is not there."""
+"""The pages of a course with only some labs: nothing links to a missing lab."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMAND = re.compile(r"^uv run lab \w+ (\d\d)\b.*\n", re.MULTILINE)
 
 
 def region(name: str) -> re.Pattern[str]:
-    """What stands between the comments `name: begin` and `name: end`, both lines included."""
+    """The text between the comments `name: begin` and `name: end`, both lines included."""
     line = r"^[ \t]*(?:#|<!--) {}: {}(?: -->)?[ \t]*\n"
     return re.compile(line.format(name, "begin") + ".*?" + line.format(name, "end"), re.MULTILINE | re.DOTALL)
 
@@ -25,7 +25,7 @@ WITH_ALL_LABS, MARKS = region("all labs"), re.compile(r"^<!-- all labs: (?:begin
 
 
 def page_for(name: str, text: str, labs: Sequence[Lab]) -> str:
-    """The page `name` of the repository as it is in a course of `labs`; unchanged if it links to no other lab.
+    """The repository's page `name` for a course of `labs`; unchanged if it links to no other lab.
 
     Chapters stay, since they can be read without their labs. A link to a lab that is left out becomes text.
     The course map lists `labs`, and loses what is true of all labs only (`all labs: begin` … `all labs: end`).
@@ -40,7 +40,7 @@ def page_for(name: str, text: str, labs: Sequence[Lab]) -> str:
 
 
 def readme_for(text: str, labs: Sequence[Lab]) -> str:
-    """README.md, `text`, for a course of `labs`: its examples are of the first of them."""
+    """README.md, `text`, for a course of `labs`: its examples use the first of them."""
     first = labs[0]
     for pattern, new in (
         (r"labs/lab\d\d_\w+", f"labs/{first.folder.name}"),

@@ -1,4 +1,4 @@
-"""Looks for solution text in what students are given."""
+"""Searches the students' files for solution text."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Shorter ones (`return output`, a scale set on an axis) stand in many texts and g
 
 @dataclass(frozen=True)
 class Leak:
-    """A passage of a solution, found where students read."""
+    """A passage of a solution found in a students' file."""
 
     file: Path
     passage: str
 
 
 def find_leaks(labs: Iterable[Lab], files: Iterable[Path]) -> list[Leak]:
-    """Every telling passage of the labs' solutions found in `files`, white space aside.
+    """Every distinctive passage of the labs' solutions found in `files`, ignoring white space.
 
     Notebooks are searched cell by cell as well as in their JSON. Files that are not text are passed over.
     """
@@ -42,7 +42,7 @@ def find_leaks(labs: Iterable[Lab], files: Iterable[Path]) -> list[Leak]:
 
 
 def secret_passages(lab: Lab) -> set[str]:
-    """The telling passages of the lab's solution and model answers."""
+    """The distinctive passages of the lab's solution and model answers."""
     regions = solution_regions(solution_file(lab).read_text(encoding="utf-8"))
     if (report := solution_folder(lab) / "report.py").exists():
         for cell in read_report(lab, report).cells:

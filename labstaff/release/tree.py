@@ -1,4 +1,4 @@
-"""Writes the students' tree: what a student needs and nothing else, searched for leaks before it is handed over."""
+"""Writes the students' tree: only what a student needs, after a search for leaks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FOR_THE_SANDBOX = ("capAdd", "securityOpt")
 
 
 def without_powers(text: str) -> str:
-    """A devcontainer.json, `text`, for a container like any other."""
+    """A devcontainer.json, `text`, without the capabilities that grading needs."""
     settings = {key: value for key, value in json.loads(text).items() if key not in FOR_THE_SANDBOX}
     return json.dumps(settings, indent=2) + "\n"
 
@@ -56,7 +56,7 @@ FIGURE_SCRIPT = re.compile(r"\[([^\]]+)\]\(figures/make/[^)\s]+\)")
 
 
 class ReleaseError(RuntimeError):
-    """Why nothing was released; the folder is gone again."""
+    """The reason why nothing was released; the folder has been removed."""
 
 
 def release(root: Path, out: Path, labs: Sequence[Lab] = ()) -> list[Path]:
@@ -106,7 +106,7 @@ def _released_files(root: Path, derived: set[Path], kept_back: tuple[str, ...]) 
 
 
 def _write(root: Path, out: Path, file: Path, text: str | None, labs: Sequence[Lab]) -> None:
-    """Write one file of the tree; `text` is its text where that is derived."""
+    """Write one file of the tree; `text` is its text if that is derived."""
     target = out / file
     target.parent.mkdir(parents=True, exist_ok=True)
     if text is None and (change := CHANGED.get(str(file))):

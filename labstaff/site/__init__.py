@@ -24,7 +24,7 @@ MARK = "searchindex.js"
 
 
 class SiteError(RuntimeError):
-    """Why no site was written: Sphinx's warnings, one a line."""
+    """The reason why no site was written: Sphinx's warnings, one per line."""
 
 
 def build_site(
@@ -46,7 +46,7 @@ def build_site(
             is missing from the navigation. `out` is then unchanged.
     """
     if out.exists() and any(out.iterdir()) and not (out / MARK).is_file():
-        raise SiteError(f"{out} is there already and is not a site: name another folder")
+        raise SiteError(f"{out} exists already and is not a site: name another folder")
     with tempfile.TemporaryDirectory() as scratch:
         source, site = Path(scratch, "source"), Path(scratch, "site")
         _gather(root, source, for_instructors, labs or find_labs(root))
@@ -63,7 +63,7 @@ def build_site(
 
 
 def _gather(root: Path, source: Path, for_instructors: Mapping[str, str], labs: Sequence[Lab]) -> None:
-    """Copy what the pages are made from; folders stay side by side, so links mean the same as on a code host."""
+    """Copy the pages' sources; folders keep their relative positions, so links work as on a code host."""
     shutil.copytree(root / "docs", source / "docs")
     (source / "docs" / "_static").mkdir(exist_ok=True)
     for lab in labs:

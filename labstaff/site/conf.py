@@ -10,7 +10,7 @@ LIGHT["aside"], DARK["aside"] = "#f4f6f8", "#171d26"
 
 
 def _theme(of: dict[str, str]) -> dict[str, str]:
-    """The pages take the figures' paper, ink and blue; takeaways are set nearly as large as the text."""
+    """The pages use the figures' background, text and blue; takeaways are nearly as large as the text."""
     return {
         "color-background-primary": of["paper"],
         "color-background-secondary": of["aside"],

@@ -14,11 +14,11 @@ from labstaff.answers.mistakes import Mistake, mistakes_of
 from labstaff.answers.show import diff_lines, student_lines
 
 OVERVIEW = "what_goes_wrong"
-TITLE = "What goes wrong, and what the suite says"
+TITLE = "Mistakes, and the suite's messages"
 INTRODUCTION = """\
-{n_mistakes} mistakes that students make, or might make to avoid the work. Each is run on every commit and must be
+{n_mistakes} mistakes that students make, or ways to avoid the work. Each is run on every commit and must be
 found by the tests that its entry in `solutions/labNN_name/mistakes/` names. These pages hold pieces of the solutions:
-they are for you, not for students.
+they are for instructors, not for students.
 """
 MEANS_SOMETHING = re.compile(r"([\\`*_$<>\[\]#|~])")
 
@@ -75,5 +75,5 @@ def _fenced(language: str, lines: list[str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """`text` as Markdown that shows it as it is."""
+    """`text` as Markdown that shows it literally."""
     return MEANS_SOMETHING.sub(r"\\\1", text)

@@ -32,7 +32,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 def edit_source(app: Sphinx, name: str, source: list[str]) -> None:
-    """Add the navigation to the front page, where a code host would show it as code, and a chapter's number."""
+    """Add the navigation to the front page, since a code host would show it as code, and a chapter's number."""
     if name == FRONT:
         for caption, patterns in NAVIGATION.items():
             pages = [page for pattern in patterns for page in sorted(fnmatch.filter(app.env.found_docs, pattern))]

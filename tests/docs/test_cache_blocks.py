@@ -33,7 +33,7 @@ def scenario_positions(script: PageScript, name: str) -> list[dict]:
 
 
 def random_operations(rng: random.Random, count: int = 60) -> list[list[Any]]:
-    """Operations on sequences with common beginnings, a few of which the manager refuses."""
+    """Random operations on sequences with common beginnings; the manager refuses a few."""
     operations: list[list[Any]] = []
     for _ in range(count):
         kind = rng.choices(["allocate", "append", "fork", "free"], [3, 8, 2, 3])[0]

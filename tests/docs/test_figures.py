@@ -102,7 +102,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestStale:
-    """The check, on a folder of its own."""
+    """The check of stale figures, in a separate folder."""
 
     @pytest.fixture
     def folder(self, built: Path, tmp_path: Path) -> Path:

@@ -75,12 +75,12 @@ def is_term(bold: str) -> bool:
 
 
 def entries(glossary: str) -> set[str]:
-    """Every name that the first column of a table explains, folded."""
+    """Every name in the first column of a table, normalised."""
     return {name for row in rows(glossary) for name in names_of(row)}
 
 
 def rows(markdown: str) -> list[str]:
-    """The first cell of each row of all tables, heads and rules left out."""
+    """The first cell of each row of all tables, without heads and rules."""
     lines = markdown.splitlines()
     tables = [line for line, after in zip(lines, [*lines[1:], ""], strict=True) if not after.startswith("|--")]
     return [line.split("|")[1] for line in tables if line.startswith("|") and not line.startswith("|--")]

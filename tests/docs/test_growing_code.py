@@ -1,4 +1,4 @@
-"""The function that grows through chapters 1, 3, 4 and 5: every form is exact, and takes the memory in its row."""
+"""The function that grows through chapters 1, 3, 4 and 5: every form is exact and takes the memory in its row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HALF_A_LAST_DIGIT = 0.005 * 2**20
 
 
 def forms(until: str = CHAPTERS[-1]) -> dict[str, Callable[..., Any]]:
-    """Every form by its name, as the chapters print it up to the one named."""
+    """Every form by name, from the chapters' listings up to the named chapter."""
     names: dict[str, Any] = {}
     for chapter in CHAPTERS[: CHAPTERS.index(until) + 1]:
         for block in CODE.findall(TEXTS[chapter]):
@@ -75,7 +75,7 @@ def test_every_row_is_what_the_code_allocates(chapter: str, form: str, blocks: s
 
 @cache
 def peak_bytes(with_log_sum_exp: bool, form: str, blocks: tuple[int, ...], n: int) -> int:
-    """Bytes that a form allocates over its inputs; chapter 5 defines `tiled` again, with a second result."""
+    """Peak bytes of a form without its inputs; chapter 5 defines `tiled` again, with a second result."""
     function = forms(CHAPTERS[-1] if with_log_sum_exp else CHAPTERS[-2])[form]
     function(*random_inputs(1), *blocks)  # a first call allocates more
     return measure_arrays(function, *random_inputs(n), *blocks, warm=False).peak_bytes

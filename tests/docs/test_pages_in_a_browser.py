@@ -99,7 +99,7 @@ def ring_pairs(page: Page) -> None:
 
 
 def outputs(**expected: int) -> Callable[[Page], None]:
-    """Check the numbers of some of a page's outputs."""
+    """Check the numbers in some of a page's outputs."""
 
     def check(page: Page) -> None:
         assert {name: number(shown(page, name)) for name in expected} == expected

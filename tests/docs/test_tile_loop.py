@@ -42,7 +42,7 @@ def last_position(script: PageScript, setting: dict[str, Any]) -> dict[str, Any]
 
 
 def example(script: PageScript, shape: tuple[int, ...]) -> list[np.ndarray]:
-    """Q, K and V of the page."""
+    """The page's Q, K and V."""
     n_queries, n_keys, d, d_v, _, _ = shape
     rows = """(name, n, width) => Array.from({length: n}, (_, row) =>
       Array.from({length: width}, (_, column) => tileLoop.element(name, row, column)))"""

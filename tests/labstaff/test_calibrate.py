@@ -1,4 +1,4 @@
-"""Calibration: the worst of correct submissions and the nearest of mistakes, limit by limit."""
+"""Calibration: the worst correct submission and the nearest mistake of each limit."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ GAP = 0.5
 
 
 def state_data(scenario: str, position: int) -> dict[str, Any]:
-    """What the page's own manager says of one position: the blocks, the tables, the counts."""
+    """The page's own data for one position: blocks, tables and counts."""
     context = quickjs.Context()
     for name in ("blocks.js", "scenarios.js"):
         context.eval((FOLDER / name).read_text(encoding="utf-8"))

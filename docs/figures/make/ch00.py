@@ -1,4 +1,4 @@
-"""The front page's figure and the course's map: what the course is about, and how its labs hang together.
+"""The front page's figure and the course map: how its labs depend on each other.
 
 Lab 05's solution is measured, so the first figure's data can be made again only where `solutions/` is.
 """
@@ -57,7 +57,7 @@ def front_data() -> dict[str, Any]:
 
 
 def draw_front(data: dict[str, Any]) -> Figure:
-    """Draw both peaks over N on plain axes, where a square looks like one."""
+    """Draw both peaks over N on linear axes, where growth with the square is visible."""
     figure, axes = plt.subplots(figsize=(5.6, 3.3))
     ns = [point["N"] for point in data["points"]]
     peaks = {name: [point[f"{name}_peak_bytes"] / MIB for point in data["points"]] for name in ("textbook", "flash")}
@@ -82,7 +82,7 @@ def draw_front(data: dict[str, Any]) -> Figure:
 
 
 def map_data() -> dict[str, Any]:
-    """What the manifests say of each lab: its title, hours, points, chapters, and the labs it needs."""
+    """The manifests' data of each lab: title, hours, points, chapters, and the labs it needs."""
     return {
         "labs": [
             {

@@ -20,7 +20,7 @@ L2_MIB, HBM_GB = 40, 40
 
 
 def multiprocessor_data() -> dict[str, Any]:
-    """What one quarter of a multiprocessor holds and does in a clock."""
+    """The contents of one quarter of a multiprocessor, and its work per clock."""
     per_clock = SMS * CLOCK_HZ * QUARTERS
     return {
         "gpu": "A100 SXM 40 GB",
@@ -58,7 +58,7 @@ def draw_multiprocessor(data: dict[str, Any]) -> Figure:
     _arrow(ax, 123, 129)
     _box(ax, (1, 129, 98, 17), ORANGE, 0.2)
     _say(ax, 50, 134, "HBM", bold=True)
-    _say(ax, 50, 139.5, f"{data['hbm_gb']} GB beside the chip: every tensor lies here")
+    _say(ax, 50, 139.5, f"{data['hbm_gb']} GB next to the chip: every tensor is here")
     return figure
 
 

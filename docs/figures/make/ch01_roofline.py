@@ -45,7 +45,7 @@ LEVELS = [
     ("registers", "registers_mib", "", ()),
     ("L1 and shared memory (SRAM)", "l1_and_shared_mib", "shared_tb_s", ("A100 SXM 40 GB", "H100 SXM 80 GB")),
     ("L2 cache", "l2_mib", "l2_tb_s", ("A100 SXM 40 GB",)),
-    ("HBM, where every tensor lies", "hbm_gb", "hbm_tb_s", ()),
+    ("HBM, where every tensor is", "hbm_gb", "hbm_tb_s", ()),
     ("host memory, over PCIe", "", "host_gb_s_each_way", ()),
 ]
 """Title, keys of size and bandwidth, and for which chips the bandwidth is a computed bound, not a vendor's figure."""
@@ -147,7 +147,7 @@ def roofline_data() -> dict[str, Any]:
 
 
 def draw_roofline(data: dict[str, Any]) -> Figure:
-    """Draw both chips' roofs and where the steps of attention stand under them."""
+    """Draw both chips' rooflines with the steps of attention."""
     figure, axes = plt.subplots(figsize=(5.0, 5.6))
     x = np.geomspace(0.3, 6000, 400)
     above: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom", "size": 8.5}

@@ -147,7 +147,7 @@ def draw_parts(data: dict[str, Any]) -> Figure:
             start += width
         zoom.text(0, y - 0.31, f"{name}: {start:.4f} MiB", ha="left", va="bottom", size=9, weight="bold")
         zoom.text(0.1, y + 0.29, _small_parts(bar["parts"]), ha="left", va="top", size=7.5, color=MUTED)
-    zoom.set(xlim=(0, 13.2), ylim=(len(data["bars"]) - 0.35, -0.7), xlabel="MiB beside the workspace")
+    zoom.set(xlim=(0, 13.2), ylim=(len(data["bars"]) - 0.35, -0.7), xlabel="MiB besides the workspace")
     zoom.set_yticks([])
     zoom.grid(axis="y", visible=False)
     zoom.set_title("enlarged: the arrays", pad=8)
@@ -279,7 +279,7 @@ def _step_data(form: str) -> dict[str, Any]:
 
 
 def _standing(events: list[Event]) -> list[Block]:
-    """What was there before the step: all but what its first product made."""
+    """The blocks that existed before the step: all but the result of its first product."""
     return [block for block in events[0].blocks if block.op != "aten::bmm" or block.node is not None]
 
 
@@ -341,7 +341,7 @@ def _names(events: list[Event]) -> dict[int, str]:
 
 
 def _by_name(blocks: Iterable[Block], names: dict[int, str]) -> dict[str, int]:
-    """Bytes by name of what is alive; arrays of one name added up."""
+    """Live bytes by name; arrays with the same name are added up."""
     parts = Counter[str]()
     for block in blocks:
         small = NAMES.get(block.name or "", block.name or block.op.removeprefix("aten::"))

@@ -27,7 +27,7 @@ LENGTH, TILINGS = 24, [(4, 4), (8, 3)]
 
 
 def tiles_data() -> dict[str, Any]:
-    """What each tile of a causal score matrix is: "below", "crossed" or "above" the diagonal."""
+    """The position of each tile of a causal score matrix: "below", "crossed" by or "above" the diagonal."""
     panels = []
     for block_q, block_k in TILINGS:
         kinds = [

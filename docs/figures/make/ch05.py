@@ -1,4 +1,4 @@
-"""Chapter 05's figures: one training step's memory over N and in time, and who works on which tiles.
+"""Chapter 05's figures: one training step's memory over N and in time, and the worker of each tile.
 
 Lab 05's solution is measured, so the data can be made again only where `solutions/` is.
 """
@@ -32,7 +32,7 @@ Attention = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Te
 
 
 def memory_over_n_data() -> dict[str, Any]:
-    """What three forms save for the backward pass besides inputs and output, and the peak of a step, in bytes."""
+    """The bytes that three forms save for the backward pass besides inputs and output, and the peak of a step."""
     points = []
     for n in LENGTHS:
         row: dict[str, Any] = {"N": n}

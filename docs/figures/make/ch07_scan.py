@@ -1,4 +1,4 @@
-"""Chapter 07: the parallel scan as a tree, and what a state of fixed size can still tell apart."""
+"""Chapter 07: the parallel scan as a tree, and the recall of a state of fixed size."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def draw_caches(data: dict[str, Any]) -> Figure:
 
 
 def roof_data() -> dict[str, Any]:
-    """FLOPs of attention's products and the bytes it must move, counted on the solution, for 16-bit numbers."""
+    """FLOPs of attention's products and the bytes that it moves, counted on the solution, for 16-bit numbers."""
     lab, steps = answer_module("09"), {}
     for name, (n_queries, kv_heads) in STEPS.items():
         q, k, v = (torch.ones(heads, n, HEAD_DIM) for heads, n in ((HEADS, n_queries), *[(kv_heads, N_KEYS)] * 2))

@@ -1,4 +1,4 @@
-"""Chapter 10's figures: a tile's lanes over a matrix that it does not divide, and what the compiler says of blocks.
+"""Chapter 10's figures: a tile's lanes over a matrix that it does not divide, and the compiler's report on blocks.
 
 The second compiles Lab 10's solution by `lab kernel`, so its data can be made again only where `solutions/` is,
 and only under the version of Triton that the lock file names.
@@ -66,7 +66,7 @@ def _plain(ax: Axes, tile: int, title: str) -> None:
 
 
 def compiler_data() -> dict[str, Any]:
-    """What `lab kernel` says of Lab 10's forward kernel, float16, d = 64, causal, two stages."""
+    """The report of `lab kernel` on Lab 10's forward kernel, float16, d = 64, causal, two stages."""
     target = f"{solution_file(find_lab('10'))}:flash_forward"
     options = ["--blocks", ",".join(BLOCKS), "--causal", "--warps", "4,8", "--stages", "2", "--format", "json"]
     run = subprocess.run(

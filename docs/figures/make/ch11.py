@@ -36,7 +36,7 @@ MEASURED_HEADS, MEASURED_LENGTH = 16, 512
 
 
 def layouts_data() -> dict[str, Any]:
-    """Who holds each token, and the pairs of each rank and step, by Lab 11's solution."""
+    """The rank of each token, and the pairs of each rank and step, by Lab 11's solution."""
     lab = answer_module("11")
     found = {}
     for layout in LAYOUTS:
@@ -98,7 +98,7 @@ def _draw_work(ax: Axes, found: dict[str, Any]) -> None:
 
 
 def timeline_data() -> dict[str, Any]:
-    """What four ranks do when, from real runs of the solution's forward pass, at speeds that fit the block's size."""
+    """A timeline of four ranks, from real runs of the solution's forward pass, at speeds that fit the block's size."""
     lab = answer_module("11")
     found = {}
     for name, (layout, causal, times_smallest) in TIMED.items():

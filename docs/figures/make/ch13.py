@@ -146,7 +146,7 @@ def states_data() -> dict[str, Any]:
 
 
 def draw_states(data: dict[str, Any]) -> Figure:
-    """Draw the four states, one below the other, with what leads from one to the next."""
+    """Draw the four states, one below the other, with the transitions between them."""
     figure, ax = plt.subplots(figsize=(5.0, 4.6))
     boxes = {
         "waiting": (3.4, 8.0, "waiting", "no blocks", INK),
@@ -202,7 +202,7 @@ def blocks_data() -> dict[str, Any]:
 
 
 def waiting_data() -> dict[str, Any]:
-    """Of each request, on both traces and by server: the steps from its arrival to its first token."""
+    """The steps from each request's arrival to its first token, on both traces and by server."""
     waits = {
         kind: {name: sorted(_served(kind, other)["first"]) for name, other in REFERENCES.items()} for kind in KINDS
     }
@@ -238,7 +238,7 @@ def _trace(kind: str) -> Sequence[Any]:
 
 @cache
 def _served(kind: str, other: str) -> dict[str, Any]:
-    """Serve a trace; by step the blocks of requests, the tokens in them, the requests; by request when what came."""
+    """Serve a trace; by step the blocks of requests, their tokens, the requests; by request the steps of its events."""
     trace, module = _trace(kind), answer_module("13", other)
     watched: list[Watched] = []
     blocks = module.BLOCKS
@@ -269,7 +269,7 @@ def _served(kind: str, other: str) -> dict[str, Any]:
 
 
 class Watched:
-    """A server's blocks, with what holds after each plan noted."""
+    """A server's blocks, with the state after each plan recorded."""
 
     def __init__(self, blocks: Any, num_blocks: int, block_size: int) -> None:
         self.blocks, self.num_blocks, self.block_size = blocks, num_blocks, block_size
@@ -301,7 +301,7 @@ class Watched:
             self.done[seq_id] = len(self.held) - 1
 
     def noting(self, plan: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-        """Return `plan`, with what holds after each of its plans noted."""
+        """Return `plan`, with the state after each of its plans recorded."""
 
         def noted() -> dict[str, Any]:
             self.planning = True
@@ -317,7 +317,7 @@ class Watched:
         return noted
 
     def noting_tokens(self, advance: Callable[[dict[Any, int]], Any]) -> Callable[[dict[Any, int]], Any]:
-        """Return `advance`, with the step of each request's first token noted."""
+        """Return `advance`, with the step of each request's first token recorded."""
 
         def noted(sampled: dict[Any, int]) -> Any:
             for each in sampled:

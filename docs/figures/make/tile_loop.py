@@ -42,7 +42,7 @@ NARROW_SHARE = 30 / 512
 
 
 def state_data(setting: dict[str, Any], position: int) -> dict[str, Any]:
-    """What the page's own counts say of one step: tiles by state, arrays in SRAM, bytes moved."""
+    """The page's own counts for one step: tiles by state, arrays in SRAM, bytes moved."""
     context = quickjs.Context()
     context.eval(COUNTS.read_text(encoding="utf-8"))
     say = f"""(() => {{

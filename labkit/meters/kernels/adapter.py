@@ -1,4 +1,4 @@
-"""The place that knows Triton's private names: its interpreter's memory, and its compiler's stages up to PTX.
+"""The only module that uses Triton's private names: its interpreter's memory, and its compiler's stages up to PTX.
 
 `@triton.jit` reads the environment's TRITON_INTERPRET when it runs, Triton's own functions of Triton's language
 included. So a process has either the interpreter or the compiler, unless it imports Triton twice: `compiler` does, and
@@ -46,7 +46,7 @@ COMPILER_NAMES = {
 
 
 class UnknownTriton(RuntimeError):
-    """Triton is not there, not the one that is known here, or was imported the wrong way; the message is a sentence."""
+    """Triton is missing, has an unknown version, or was imported the wrong way; the message is a sentence."""
 
 
 class Handler(Protocol):
@@ -65,19 +65,19 @@ class Handler(Protocol):
         """A program writes."""
 
     def update(self, addresses: np.ndarray, mask: np.ndarray, itemsize: int, program: tuple[int, ...]) -> np.ndarray:
-        """A program reads and writes, and no other comes between."""
+        """A program reads and writes atomically."""
 
     def multiplied(self, left: tuple[int, ...], right: tuple[int, ...]) -> None:
         """A program multiplies two tiles, of these shapes, by `tl.dot`."""
 
 
 class Compiler(NamedTuple):
-    """A second import of Triton, with the switch off: its modules by their names."""
+    """A second import of Triton, without its interpreter: its modules by name."""
 
     modules: dict[str, ModuleType]
 
     def name(self, module: str, name: str) -> Any:
-        """A name of one of its modules."""
+        """An attribute of one of its modules."""
         return _at(self.modules[module], name)
 
 
@@ -109,7 +109,7 @@ def interpreter() -> ModuleType:
 
 @contextlib.contextmanager
 def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[None]:
-    """Report to `handler` what kernels do in the interpreter. What a kernel raises comes as it is.
+    """Report to `handler` what kernels do in the interpreter. An error in a kernel is raised unchanged.
 
     Args:
         unwritten_is_nan: what a load without `other` gives where its mask is False: NaN, or the 0 that Triton's
@@ -160,14 +160,14 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
         return dot(self, left, right, *rest, **more)
 
     def loop(first: Any, end: Any = None, step: Any = None, **_options: Any) -> Iterable[Any]:
-        """What a loop runs through: scalars of the bounds' widest type, as in a compiled kernel, and no Python ints."""
+        """The values of a loop: scalars of the bounds' widest type, as in a compiled kernel, instead of Python ints."""
         first, end, step = 0 if end is None else first, first if end is None else end, 1 if step is None else step
         numbers = range(first, end, step)
         bounds = [bound for bound in (first, end, step) if isinstance(bound, language.tensor)]
         return (sum(bound * 0 for bound in bounds) + number for number in numbers) if bounds else numbers
 
     def patch_once(kernel: FunctionType) -> Any:
-        """Triton does it at each call inside of a kernel, of `tl.max` too, and looks at all of its language again."""
+        """Patch Triton's language only once: Triton repeats it at each call in a kernel, even of `tl.max`."""
         if id(kernel.__globals__) in patched:
             return None
         patched[id(kernel.__globals__)] = kernel.__globals__
@@ -202,7 +202,7 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
 
 
 def _kernels_own(error: BaseException, wrapper: type[BaseException]) -> BaseException:
-    """What a kernel raised, and where, out of what the interpreter wraps around it at each launch and call."""
+    """The error that a kernel raised, and where, without the wrappers that the interpreter adds."""
     while isinstance(error, wrapper) and error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -213,7 +213,7 @@ _second: list[Compiler] = []
 
 @contextlib.contextmanager
 def compiler() -> Iterator[Compiler]:
-    """Triton imported with the switch off, instead of the one that is here while this lasts.
+    """Context in which Triton is imported without its interpreter, instead of the current import.
 
     Raises:
         UnknownTriton: it is not there, or lacks a name that is needed here.
@@ -243,7 +243,7 @@ def compiler() -> Iterator[Compiler]:
 
 
 def compilable(kernel: Any, second: Compiler) -> Any:
-    """The kernel that the interpreter runs, or that is compiled already, as one for `second`.
+    """An interpreted or compiled kernel as one for `second`.
 
     It sees the globals of its module, in which kernels, and what comes from Triton, are the second import's.
     """
@@ -273,7 +273,7 @@ def compilable(kernel: Any, second: Compiler) -> Any:
 
 def to_ptx(kernel: Any, signature: dict[str, str], constants: dict[str, Any], divisible: list[str], arch: int,
            num_warps: int, num_stages: int, second: Compiler) -> tuple[str, int]:  # fmt: skip
-    """A kernel of `second` compiled for sm_`arch`: its PTX, and the bytes of shared memory it asks for.
+    """A kernel of `second` compiled for sm_`arch`: its PTX, and the bytes of shared memory it requests.
 
     No program is started. Raises what Triton's compiler raises.
     """
@@ -326,7 +326,7 @@ def _at(thing: Any, name: str) -> Any:
 
 
 def _modules() -> dict[str, ModuleType]:
-    """Triton's modules that are imported, without its library."""
+    """Triton's imported modules, without its shared library."""
     named = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "triton"}
     return {name: module for name, module in named.items() if not name.startswith("triton._C")}
 
@@ -339,7 +339,7 @@ def _copy(function: FunctionType, around: dict[str, Any]) -> FunctionType:
 
 
 def _named(kernel: Any, around: dict[str, Any]) -> set[str]:
-    """The globals that a kernel, and the kernels that it calls, may name."""
+    """The globals that a kernel and the kernels it calls may use."""
     names: set[str] = set()
     left = [kernel.fn]
     while left:
@@ -351,12 +351,12 @@ def _named(kernel: Any, around: dict[str, Any]) -> set[str]:
 
 
 def _anything(dtype: np.dtype) -> Any:
-    """What may lie in a register that nothing was loaded into."""
+    """A value for a register that nothing was loaded into."""
     return np.nan if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).max // 3 if dtype.kind in "iu" else True
 
 
 def _say_no_last_words() -> None:
-    """Keep Triton's library from listing, when the process ends, what Python has not given back to it."""
+    """Keep Triton's library from listing objects that Python has not released when the process ends."""
     import atexit
 
     def silence() -> None:

@@ -1,4 +1,4 @@
-"""A cache of compiled and assembled kernels in a folder, for commands that run many submissions."""
+"""Caches compiled kernels and assembler reports in a folder, for runs of many submissions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ The code under test can write there too, so this is for code that is trusted, su
 
 
 @contextlib.contextmanager
-def kernels_cached(folder: Path) -> Iterator[None]:
-    """Let processes that start meanwhile share `folder`, or the folder that the environment already names."""
+def cached_kernels(folder: Path) -> Iterator[None]:
+    """Context in which new processes cache kernels in `folder`, or where the environment already points."""
     if os.environ.get(FOLDER):
         yield
         return
@@ -34,7 +34,7 @@ def kernels_cached(folder: Path) -> Iterator[None]:
 
 
 def made_once(made_of: str, make: Callable[[], Made]) -> Made:
-    """The result of `make()`, from the cache where one with the same `made_of` is there.
+    """The result of `make`, from the cache if it was made of the same `made_of` before.
 
     It is text, or a list of texts and whole numbers. `made_of` must hold everything it depends on, apart from the
     libraries. An exception is not cached.

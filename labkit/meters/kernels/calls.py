@@ -1,5 +1,5 @@
 # ruff: noqa: SIM905 — long lists of names are read best as words
-"""One call of a function that launches kernels: what it returns, and what it did, in plain data."""
+"""Runs one call of a function that launches kernels, and returns its result and actions as plain data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOVING = frozenset(
 
 
 class NumbersComputed(OperatorMode):
-    """Counts the floating-point numbers that operators of torch compute, whatever computes them, one by one."""
+    """Counts the floating-point numbers that torch operators compute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class NumbersComputed(OperatorMode):
 def kernel_call(
     function: Callable[..., Any], given: dict[str, Any], *more: Any, garbage: bool = True
 ) -> tuple[Any, dict[str, Any]]:
-    """What `function(*given.values(), *more)` returns, and what its kernels did.
+    """The result of `function(*given.values(), *more)`, and what its kernels did.
 
     `loaded` and `stored` bytes by tensor, `products`, [rows, inner, columns, how often], `problems` as `Watch` finds
     them, `launches`, and `outside_kernels`: the products, exponentials and kernels of attention that torch computed.

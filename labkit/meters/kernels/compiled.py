@@ -1,4 +1,4 @@
-"""Compiles kernels that were launched in the interpreter, for GPUs that are not here, up to PTX."""
+"""Compiles kernels that were launched in the interpreter up to PTX, without a GPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compiled(launches: Iterable[Launch], arch: int, **options: int) -> list[dict
 
 
 def specialised(launch: Launch) -> tuple[dict[str, str], dict[str, Any], list[str]]:
-    """The types of a launch's arguments, those that are constants with their values, and those that 16 divides."""
+    """The types of a launch's arguments, its constants with their values, and the arguments that 16 divides."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     divisible: list[str] = []
@@ -69,7 +69,7 @@ def specialised(launch: Launch) -> tuple[dict[str, str], dict[str, Any], list[st
 
 
 def said_by(error: BaseException) -> str:
-    """What Triton's compiler says of a kernel, without the kernel's text: the last line, and the line it is about."""
+    """Triton's message about a kernel, without the kernel's text: the last line, and the line it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and set(line.strip()) != {"^"}]
     cause = error.__cause__ or error.__context__
     where = next((line for line in lines if line.startswith("at ")), "")

@@ -1,4 +1,4 @@
-"""Importing this imports Triton with its interpreter, unless the environment says otherwise: before any answer does."""
+"""Importing this imports Triton with its interpreter, unless the environment forbids it, before a submission can."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Watches kernels in Triton's interpreter: bytes, products, and what a GPU would not forgive.
+"""Watches kernels in Triton's interpreter: bytes, products, and errors that only a GPU would show.
 
 The interpreter runs one program after the other, on memory that has no walls. `Watch` therefore looks at each address:
 whether it belongs to an argument, and whether another program has to do with it.
@@ -23,7 +23,7 @@ NOBODY, SEVERAL = -1, -2
 
 
 class Launch(NamedTuple):
-    """A kernel that was launched: what runs it, its arguments by their names, and how it was to be compiled."""
+    """A launched kernel: its function, its arguments by name, and its compile options."""
 
     kernel: Any
     arguments: dict[str, Any]
@@ -31,11 +31,11 @@ class Launch(NamedTuple):
 
 
 def guarded(x: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
-    """A copy of `x`, strides and all, in the middle of memory that holds NaN; and which elements of that are its own.
+    """A copy of `x` with its strides, surrounded by NaN, and which elements of that memory belong to it.
 
-    Integers lie among large numbers.
+    Integers are surrounded by large numbers.
     """
-    once = tuple(0 if stride == 0 else slice(None) for stride in x.stride())  # an expanded axis lies there once
+    once = tuple(0 if stride == 0 else slice(None) for stride in x.stride())  # an expanded axis is there once
     extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
     nothing = float("nan") if x.is_floating_point() else torch.iinfo(x.dtype).max // 3
     storage = torch.full((BAND + extent + BAND,), nothing, dtype=x.dtype)
@@ -48,7 +48,7 @@ def guarded(x: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
 
 
 class Region:
-    """The memory of one argument of a launch, and who of the launch's programs has used which element."""
+    """The memory of one argument of a launch, and which programs have used each element."""
 
     def __init__(self, name: str, tensor: torch.Tensor, own: np.ndarray | None) -> None:
         storage = tensor.untyped_storage()
@@ -57,7 +57,7 @@ class Region:
         self.forget()
 
     def forget(self) -> None:
-        """A new launch begins: what the one before has written is there, for every program."""
+        """Start a new launch: every program may use what earlier launches wrote."""
         self._users: dict[str, np.ndarray] = {}
 
     def elements(self, addresses: np.ndarray) -> np.ndarray:
@@ -69,7 +69,7 @@ class Region:
         return (addresses >= self.start) & (addresses < self.start + self.n_bytes)
 
     def shared(self, use: str, elements: np.ndarray, program: int) -> str:
-        """Note a use by `program`; the use by another one that it must not meet, if there is one."""
+        """Record a use by `program`, and return a conflicting use by another program, if there is one."""
         against = {"load": ("store", "update"), "store": ("load", "store", "update"), "update": ("load", "store")}
         met = ""
         for other in against[use]:
@@ -168,7 +168,7 @@ class Watch:
         return mask & self._known(addresses)
 
     def _known(self, addresses: np.ndarray) -> np.ndarray:
-        """Which addresses may be touched without harm to this process."""
+        """Which addresses are safe to access in this process."""
         known = np.zeros(addresses.shape, bool)
         for region in self._regions:
             known |= region.within(addresses)
@@ -194,7 +194,7 @@ class Watch:
 
 
 def watched(function: Callable[..., Any], given: dict[str, Any], *more: Any, garbage: bool = True) -> tuple[Any, Watch]:
-    """What `function(*given.values(), *more)` returns, with the tensors of `given` guarded, and what its kernels did.
+    """The result of `function(*given.values(), *more)` with guarded tensors, and what its kernels did.
 
     Args:
         garbage: whether loads without `other` give NaN where their mask is False, instead of the interpreter's 0.

@@ -17,9 +17,9 @@ def standard_attention(
 ) -> tuple[npt.NDArray, npt.NDArray]:
     """Scaled dot-product attention that keeps the whole weight matrix, as in the textbook.
 
-    Row i of the weights says how much query i takes from each key: it is the softmax over j of
-    `Q[i] · K[j] / √d`. The output's row i is the sum over j of `weights[i, j] * V[j]`. Leading axes are a batch:
-    each entry is an attention of its own.
+    Row i of the weights is how much query i takes from each key: the softmax over j of
+    `Q[i] · K[j] / √d`. The output's row i is the sum over j of `weights[i, j] * V[j]`. Leading axes are a batch: each
+    entry is a separate attention.
 
     Args:
         Q: queries, (..., N_q, d).
@@ -46,10 +46,10 @@ def standard_attention(
 def measure_attention_memory(
     seq_len: int, d_model: int, batch_size: int = 1, dtype: npt.DTypeLike = np.float32
 ) -> dict[str, int]:
-    """Run attention on random input and count the bytes of the arrays it leaves.
+    """Run attention on random input and count the bytes of its arrays.
 
-    Makes Q, K and V of shape (batch_size, seq_len, d_model) in `dtype`, runs `standard_attention`, and reads the
-    sizes off the real arrays (`nbytes`).
+    Makes Q, K and V of shape (batch_size, seq_len, d_model) in `dtype`, runs `standard_attention`, and reads the sizes
+    of the real arrays (`nbytes`).
 
     Args:
         seq_len: N, the number of queries and of keys.
@@ -90,7 +90,7 @@ def profile_memory_scaling(
 
 
 def estimate_attention_memory(seq_len: int, d_model: int, dtype_bytes: int = 4, batch_size: int = 1) -> dict[str, int]:
-    """Say what attention's arrays will weigh, from the shapes alone: nothing is allocated.
+    """Predict the bytes of attention's arrays from the shapes alone: nothing is allocated.
 
     Args:
         seq_len: N.
@@ -125,7 +125,7 @@ def analyze_scaling(results: dict[int, dict[str, int]]) -> dict[str, Any]:
         ValueError: when there are fewer than two lengths.
 
     Example:
-        memory 100 at 10, 900 at 30: tripling the length gives 9 = 3² times as much, so a doubling gives 4.0.
+        memory 100 at 10, 900 at 30: tripling the length gives 9 = 3² times as much, so doubling gives 4.0.
     """
     # YOUR CODE HERE
     raise NotImplementedError()
@@ -145,7 +145,7 @@ def plot_memory_scaling(results: dict[int, dict[str, int]], ax: Axes | None = No
         the Axes drawn in, with a line "attention weights" and a line "Q, K, V", points ascending in seq_len.
 
     Example:
-        at seq_len 4096 the line "attention weights" stands at y = 64.0.
+        at seq_len 4096 the line "attention weights" is at y = 64.0.
     """
     # YOUR CODE HERE
     raise NotImplementedError()

@@ -6,18 +6,18 @@ from labkit.simulated_memory import HBMArray, Machine
 
 
 def count_tiles(N_q: int, N_k: int, block_q: int, block_k: int, causal: bool = False) -> int:
-    """Say how many tiles of the score matrix tiled attention must visit.
+    """Count the tiles of the score matrix that tiled attention must visit.
 
     The N_q × N_k scores are cut into tiles of block_q rows and block_k columns, from the top left; the last ones may
-    be smaller. A tile is visited when it has at least one entry that counts: every tile has, unless `causal`, where
-    only the entries with j ≤ i count (row i, column j, both from 0, whatever N_q and N_k are).
+    be smaller. A tile is visited when at least one of its entries counts. Without `causal` all entries count; with it
+    only those with j ≤ i (row i, column j, both from 0, whatever N_q and N_k are).
 
     Args:
         N_q: number of queries, 0 or more.
         N_k: number of keys, 0 or more.
         block_q: rows of a tile, at least 1.
         block_k: columns of a tile, at least 1.
-        causal: leave out the tiles that lie above the diagonal as a whole.
+        causal: leave out the tiles that are entirely above the diagonal.
 
     Returns:
         the number of tiles, an int.
@@ -41,10 +41,10 @@ def tiled_attention(
     causal: bool = False,
     mask: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Scaled dot-product attention, exact, that never holds more of the scores than one tile.
+    """Exact scaled dot-product attention that never holds more than one tile of the scores.
 
-    The result is the one of the standard formula, softmax(Q Kᵀ / √d) V, up to rounding. What differs is the memory:
-    besides the output, arrays of block_q × block_k, block_q × d_v and the like, and nothing of N_q × N_k. Exactly
+    The result is that of the standard formula, softmax(Q Kᵀ / √d) V, up to rounding. Only the memory differs: besides
+    the output, arrays of block_q × block_k, block_q × d_v and the like, and nothing of N_q × N_k. Exactly
     `count_tiles(N_q, N_k, block_q, block_k, causal)` tiles are computed; a mask leaves none out.
 
     Args:
@@ -82,9 +82,9 @@ def tiled_traffic(
 ) -> np.ndarray | HBMArray:
     """Tiled attention of one head on the simulated machine, which counts every byte that moves.
 
-    The same result as `tiled_attention(Q, K, V, block_q, block_k)`. Q, K and V lie in HBM, and so does the output,
-    made with `machine.allocate`; scores never go there. Only `machine.load`, `machine.store` and `machine.new` make
-    tiles, all arithmetic is done on tiles, and what is not needed any more is dropped: SRAM is small.
+    The same result as `tiled_attention(Q, K, V, block_q, block_k)`. Q, K and V are in HBM, and so is the output, made
+    with `machine.allocate`; scores are never stored there. Only `machine.load`, `machine.store` and `machine.new` make
+    tiles. Do all arithmetic on tiles, and drop those no longer needed: SRAM is small.
 
     Args:
         machine: a `labkit.simulated_memory.Machine`; its counters are not reset.
@@ -120,7 +120,7 @@ def naive_traffic(
     """Standard attention of one head on the simulated machine: three passes with the whole matrix in HBM.
 
     First the scores S = Q Kᵀ / √d, tile by tile, are stored to HBM; then the weights P, the softmax of each row of S;
-    then the output P V (algorithm 0 of Dao et al. 2022). Each pass reads from HBM what the one before stored there.
+    then the output P V (algorithm 0 of Dao et al. 2022). Each pass reads from HBM what the pass before stored there.
 
     Args:
         machine: a `labkit.simulated_memory.Machine`; its counters are not reset. SRAM must hold a row of the scores.
@@ -150,7 +150,7 @@ def choose_blocks(sram_bytes: int, d: int, dtype_bytes: int = 4) -> tuple[int, i
 
     With them, `tiled_traffic` runs on `Machine(sram_bytes)` for any N_q and N_k, d_v = d, without SRAMOverflow: every
     tile that is alive at once is counted, temporaries too. And they make use of SRAM: the traffic of a long sequence
-    halves, about, when sram_bytes doubles.
+    roughly halves when sram_bytes doubles.
 
     Args:
         sram_bytes: the machine's capacity in bytes.
@@ -176,7 +176,7 @@ def io_exponents(Ns: list[int], ds: list[int], sram_sizes: list[int]) -> dict[st
 
     Runs `tiled_traffic` on a fresh `Machine(M)` for every combination of N (= N_q = N_k), d (= d_v) and M, float32 with
     the blocks of `choose_blocks(M, d)`, and fits traffic ≈ constant · N^a · d^b · M^c to the counted bytes: least
-    squares on the logarithms, all combinations weighing the same.
+    squares on the logarithms, with equal weight for all combinations.
 
     Args:
         Ns: sequence lengths, at least two different ones.
@@ -190,7 +190,7 @@ def io_exponents(Ns: list[int], ds: list[int], sram_sizes: list[int]) -> dict[st
         ValueError: naming the argument that has fewer than two different values; or from `choose_blocks`.
 
     Example:
-        were the traffic exactly 3 N² d² / M, the result would be {"N": 2.0, "d": 2.0, "M": -1.0}.
+        if the traffic were exactly 3 N² d² / M, the result would be {"N": 2.0, "d": 2.0, "M": -1.0}.
     """
     # YOUR CODE HERE
     raise NotImplementedError()

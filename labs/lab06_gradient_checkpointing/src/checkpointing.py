@@ -1,4 +1,4 @@
-"""Lab 06: gradient checkpointing, which keeps what a function was given and computes the rest once more."""
+"""Lab 06: gradient checkpointing, which keeps a function's arguments and recomputes the rest."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,17 +7,17 @@ import torch
 
 
 class Checkpoint(torch.autograd.Function):
-    """`fn(*args)` of which autograd keeps the arguments and nothing else: `Checkpoint.apply(fn, *args)`.
+    """`fn(*args)`, of which autograd keeps only the arguments: `Checkpoint.apply(fn, *args)`.
 
     In the forward pass `fn` runs without a graph. In the backward pass it runs once more, with one, from the same
     arguments, the same state of the random generators and the same autocast; what that run saves is freed as its
     gradients are computed.
-    For a `fn` that squares its argument ten times over, 1024 float32 numbers: autograd alone keeps ten tensors of
-    4,096 bytes besides the argument, of which this keeps none.
+    Take a `fn` that squares its argument, 1024 float32 numbers, ten times: autograd alone keeps ten tensors of 4,096
+    bytes besides the argument; this keeps none of them.
 
-    What `fn` uses without being given it (the parameters of a module, a tensor it closes over) gets its gradient added
-    to `.grad` during the backward pass, and must be a leaf. If no tensor among the arguments requires grad, the result
-    does not either, whatever `fn` uses: `checkpoint` is for that.
+    A tensor that `fn` uses but does not get as an argument (a module's parameter, a tensor in its closure) must be a
+    leaf; its gradient is added to `.grad` during the backward pass. If no tensor among the arguments requires grad, the
+    result does not either, whatever `fn` uses: `checkpoint` handles that case.
     """
 
     @staticmethod
@@ -25,13 +25,13 @@ class Checkpoint(torch.autograd.Function):
         """The result of `fn(*args)`, which is called once.
 
         Args:
-            ctx: autograd's: tensors are kept with `ctx.save_for_backward`, anything else as attributes.
+            ctx: autograd's object: keep tensors with `ctx.save_for_backward`, anything else as attributes.
             fn: returns a tensor or a tuple of tensors; it must compute the same when called again, random numbers
                 included, and must not change its arguments. Gradients flow through floating-point results only.
             args: what `fn` takes: tensors of any dtype, with or without requires_grad, and anything else, in any order.
 
         Returns:
-            What `fn` returns. The random generators are left as one call of `fn` leaves them.
+            What `fn` returns. The random generators end in the state in which one call of `fn` leaves them.
 
         Example:
             Checkpoint.apply(lambda x, n: x**n, x, 3) with x = [2.0] is [8.0].
@@ -41,23 +41,22 @@ class Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        """The gradients of what was given to `forward`, one for each argument after `ctx`, in that order.
+        """The gradients of `forward`'s arguments, one for each argument after `ctx`, in that order.
 
-        `fn` is called exactly once. The random generators are then as they were before `backward`, as if nothing had
-        been computed again.
+        `fn` is called exactly once. The random generators are then restored to their state before `backward`.
 
         Args:
-            ctx: what `forward` left in it.
+            ctx: as `forward` left it.
             grads: for each result of `fn`, in order, the gradient of the loss with respect to it, of its shape.
 
         Returns:
-            (None, gradient, …): None for `fn`, for what is no tensor, and for a tensor that needs no gradient
-            (`ctx.needs_input_grad`). A tensor that needs none costs no arithmetic either.
+            (None, gradient, …): None for `fn`, for an argument that is not a tensor, and for a tensor that needs no
+            gradient (`ctx.needs_input_grad`). No gradient is computed for such a tensor.
 
         Raises:
-            RuntimeError: an argument was changed in place since `forward`; or a second derivative is asked for
-                (`create_graph=True`), or `torch.autograd.grad` asks for the gradients of some inputs, where anything
-                but an error would be wrong without a word.
+            RuntimeError: an argument was changed in place since `forward`; or a second derivative is requested
+                (`create_graph=True`), or `torch.autograd.grad` requests the gradients of some inputs, where any result
+                but an error would be silently wrong.
 
         Example:
             With x = [2.0], n = 3 as above and the gradient [1.0] of the result: (None, [12.0], None).
@@ -67,9 +66,9 @@ class Checkpoint(torch.autograd.Function):
 
 
 def checkpoint(fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)`, recomputed in the backward pass, whether an argument needs the gradients or a parameter inside.
+    """`fn(*args)`, recomputed in the backward pass, whether an argument or a parameter inside needs gradients.
 
-    As `Checkpoint.apply`, and moreover: what `fn` uses without being given it gets its gradients also when no argument
+    As `Checkpoint.apply`, but tensors that `fn` uses besides its arguments get their gradients even when no argument
     requires grad, as in the first block of a network, whose argument is data. Under `torch.no_grad()` it is `fn(*args)`
     and keeps nothing.
 
@@ -78,8 +77,8 @@ def checkpoint(fn: Callable[..., Any], *args: Any) -> Any:
         args: what `fn` takes, as for `Checkpoint`. They are not changed, nor is their `requires_grad`.
 
     Returns:
-        What `fn` returns. Where neither an argument nor anything in `fn` requires grad, whether the result does is
-        left open; a loss made with it must be able to run backward.
+        What `fn` returns. Where neither an argument nor anything in `fn` requires grad, the result may or may not; a
+        loss made with it must be able to run backward.
 
     Example:
         With a parameter w = [3.0] and data x = [2.0], checkpoint(lambda x: w * x, x) is [6.0]; after its backward pass
@@ -92,15 +91,15 @@ def checkpoint(fn: Callable[..., Any], *args: Any) -> Any:
 def checkpoint_sequential(
     functions: Sequence[Callable[[torch.Tensor], torch.Tensor]], segments: int, x: torch.Tensor
 ) -> torch.Tensor:
-    """The functions applied to x one after the other, in segments each of which is checkpointed.
+    """Apply the functions to x one after the other, in segments that are each checkpointed.
 
-    For functions f, g, h the result is h(g(f(x))). Autograd keeps what each segment is given; the backward pass
-    recomputes the segments one at a time, the last one first.
+    For functions f, g, h the result is h(g(f(x))). Autograd keeps each segment's input; the backward pass recomputes
+    the segments one at a time, the last one first.
 
     Args:
         functions: n of them, each from a tensor to a tensor; a list, a tuple or a `torch.nn.Sequential`.
-        segments: how many runs of neighbouring functions, 1 … n. Their lengths differ by 1 at most; which are the
-            longer ones is up to you. Every segment is checkpointed, the last one too.
+        segments: how many runs of neighbouring functions, 1 … n. Their lengths differ by at most 1; you choose which
+            are longer. Every segment is checkpointed, the last one too.
         x: what the first function takes. The functions' parameters get gradients whether it requires grad or not.
 
     Returns:
@@ -137,10 +136,10 @@ def plan_segments(layers: int) -> int:
 
 
 def checkpoint_cost(layers: int, segments: int) -> tuple[int, int]:
-    """What checkpointing a chain of equal layers costs, by the model in the chapter (Chen et al. 2016, section 4).
+    """The cost of checkpointing a chain of equal layers, by the chapter's model (Chen et al. 2016, section 4).
 
-    Every layer saves one activation for its backward pass. Every one of the segments keeps the activation it was
-    given; while the longest segment is run backward, its activations are all there as well.
+    Every layer saves one activation for its backward pass. Every segment keeps its input activation; while the longest
+    segment runs backward, all its activations exist as well.
 
     Args:
         layers: n, at least 1.

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def standard_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Softmax attention with all scores in memory: given, to compare with. `(..., N, d)` each; not causal."""
+    """Softmax attention with all scores in memory, for comparison. Given. `(..., N, d)` each; not causal."""
     scores = q @ k.mT
     scores = scores / q.shape[-1] ** 0.5
     weights = F.softmax(scores, dim=-1)
@@ -19,7 +19,7 @@ def standard_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
 
 
 class _Watch(TorchDispatchMode):
-    """Live and peak bytes of the storages that operators make; `outside` were there before."""
+    """Live and peak bytes of the storages that operators make; `outside` existed before."""
 
     def __init__(self, outside: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Watch(TorchDispatchMode):
 
 
 def measure_peak(fn: Callable[..., Any], *args: torch.Tensor) -> int:
-    """Peak bytes that `fn(*args)` holds over its arguments, its result included: given, on meta, CPU and CUDA."""
+    """Peak bytes of `fn(*args)` on meta, CPU or CUDA, without its arguments but with its result. Given."""
     if args[0].is_cuda:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -96,7 +96,7 @@ def linear_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, eps: flo
         `(..., N_q, d_v)` in q's dtype, with arithmetic of order N·d·d_v and memory of order N·(d + d_v) + d·d_v.
 
     Example:
-        q = [[0]], k = [[0], [1]], v = [[3], [0]]: weights 1 and 2, out = [[1.0]] (less eps / 3).
+        q = [[0]], k = [[0], [1]], v = [[3], [0]]: weights 1 and 2, out = [[1.0]] (minus eps / 3).
     """
     # YOUR CODE HERE
     raise NotImplementedError()
@@ -115,8 +115,8 @@ def causal_linear_attention_cumsum(
         eps: added to the sum of the weights, once for each query.
 
     Returns:
-        `(..., N, d_v)` in q's dtype. No loop over positions; at the peak two arrays of N·d·d_v elements are alive and
-        not three.
+        `(..., N, d_v)` in q's dtype. No loop over positions; at the peak two arrays of N·d·d_v elements are alive, not
+        three.
 
     Example:
         q = [[0], [0]], k = [[0], [1]], v = [[3], [0]]: out = [[3.0], [1.0]] (less an eps-th part).
@@ -138,8 +138,8 @@ def causal_linear_attention_recurrent(
         eps: added to the sum of the weights, once for each query.
 
     Returns:
-        `(..., N, d_v)` in q's dtype. What is alive grows with N by the output only, and by its pieces if they are
-        put together at the end: 2·d_v elements a position.
+        `(..., N, d_v)` in q's dtype. Of the live memory only the output grows with N, and its pieces if they are joined
+        at the end: 2·d_v elements per position.
 
     Example:
         q = [[0], [0]], k = [[0], [1]], v = [[3], [0]]: out = [[3.0], [1.0]] (less an eps-th part).
@@ -158,12 +158,12 @@ def causal_linear_attention_chunked(
     Args:
         q, k: `(..., N, d)` each.
         v: `(..., N, d_v)`.
-        chunk: C, how many positions are taken at a time; the last chunk may be shorter, and C larger than N.
+        chunk: C, the number of positions taken at a time; the last chunk may be shorter, and C larger than N.
         eps: added to the sum of the weights, once for each query.
 
     Returns:
-        `(..., N, d_v)` in q's dtype. Beside the state, the C × C weights of one chunk and what else a chunk needs,
-        what is alive grows with N as in the recurrent route, by 2·d_v elements a position at most.
+        `(..., N, d_v)` in q's dtype. Besides the state, the C × C weights of one chunk and its other temporaries, live
+        memory grows with N as in the recurrent route, by at most 2·d_v elements per position.
 
     Raises:
         ValueError: naming `chunk`, when it is below 1.
@@ -179,19 +179,19 @@ def causal_linear_attention_chunked(
 def causal_linear_attention_scan(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunk: int = 64, eps: float = 1e-6
 ) -> torch.Tensor:
-    """Causal linear attention on all chunks at once, their states by a parallel scan (Blelloch 1990).
+    """Causal linear attention on all chunks at once, with states from a parallel scan (Blelloch 1990).
 
     The same numbers as `causal_linear_attention_cumsum`, whatever `chunk` is.
 
     Args:
         q, k: `(..., N, d)` each.
         v: `(..., N, d_v)`.
-        chunk: C, how many positions share a state that is kept; N need not be a multiple of C.
+        chunk: C, the number of positions that share a kept state; N need not be a multiple of C.
         eps: added to the sum of the weights, once for each query.
 
     Returns:
-        `(..., N, d_v)` in q's dtype. The number of operators run grows as log(N / C). States are there for the
-        N / C borders of chunks and for no other position, in memory and among what autograd saves.
+        `(..., N, d_v)` in q's dtype. The number of operators run grows as log(N / C). States exist only at the N / C
+        borders of chunks, both in memory and among the tensors that autograd saves.
 
     Raises:
         ValueError: naming `chunk`, when it is below 1.
@@ -205,7 +205,7 @@ def causal_linear_attention_scan(
 
 
 def linear_attention_memory(batch: int, heads: int, seq_len: int, d: int, dtype_bytes: int) -> dict[str, int]:
-    """Peak memory of four attentions, in bytes over their inputs, by the formulas that the handout's steps lead to.
+    """Peak memory of four attentions, in bytes without their inputs, by formulas that follow from the handout's steps.
 
     Args:
         batch, heads: B and H.
@@ -245,17 +245,17 @@ def profile_attention_memory(
         d: the width of q, k and v.
         dtype: of q, k and v.
         device: "meta" (a simulation), "cpu" or "cuda".
-        capacity_bytes: memory of the device: what inputs and peak together may not exceed. None: no limit is set.
+        capacity_bytes: memory of the device, which inputs and peak together may not exceed. None: no limit.
 
     Returns:
-        One dict a length. `seq_len`; `input_memory_mb`, q, k and v; then, over the inputs, measured:
+        One dict per length. `seq_len`; `input_memory_mb`, q, k and v; then, without the inputs, measured:
         `standard_memory_mb`, `linear_bidir_memory_mb`, `linear_causal_memory_mb`, `linear_chunked_memory_mb`;
         predicted: the same four with `_theoretical_mb` instead of `_memory_mb`; and `savings_bidir`, measured standard
-        over measured bidirectional. MB are 10⁶ bytes. What is out of memory, on the device or by `capacity_bytes`, is
-        nan, and so is the quotient then.
+        over measured bidirectional. MB are 10⁶ bytes. Where memory runs out, on the device or by `capacity_bytes`, the
+        value and the quotient are nan.
 
     Raises:
-        Whatever an attention raises that is not running out of memory.
+        Any error of an attention other than running out of memory.
 
     Example:
         The row for 8192, otherwise with the defaults: 100.7 MB of inputs; 8623.5, 135.5, 4463.8 and 67.4 MB measured.

@@ -1,4 +1,4 @@
-"""Lab 08: attention through a sliding window: mask, tiles, the tiles' cache, and an audit of what each form costs."""
+"""Lab 08: attention through a sliding window: mask, tiles, a cache of tile masks, and an audit of their memory."""
 
 import gc
 from collections.abc import Callable
@@ -12,11 +12,11 @@ VARIANTS = ("naive_mask", "flex_block_mask", "causal_sdpa", "tiled_window")
 
 
 def measure_phases(*phases: Callable[[], object]) -> list[tuple[int, int]]:
-    """Call `phases` in turn; of each, (peak_bytes, live_bytes). Given; leave it as it is.
+    """Call `phases` in turn; returns (peak_bytes, live_bytes) of each. Given; do not change it.
 
-    Both are bytes of the CPU's memory over what was allocated before the first phase: the most at one moment of the
-    phase, and what is left when it has ended. They come from the allocator's own record, so scratch inside a kernel
-    counts. What a phase returns is dropped: keep what must stay alive in a variable outside.
+    Both are bytes of the CPU's memory, without what was allocated before the first phase: the most at one moment of the
+    phase, and what is left at its end. They come from the allocator's own record, so scratch inside a kernel counts.
+    What a phase returns is dropped: keep what must stay alive in a variable outside.
     """
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
@@ -39,8 +39,8 @@ def measure_phases(*phases: Callable[[], object]) -> list[tuple[int, int]]:
 def window_mask(seq_len: int, window: int) -> torch.Tensor:
     """The mask of a causal sliding window, True where a key is masked out.
 
-    mask[i, j] is False, so that query i sees key j, exactly when i − window < j ≤ i: the key of its own number and the
-    window − 1 keys before it, as far as there are any.
+    mask[i, j] is False, so that query i sees key j, exactly when i − window < j ≤ i: the key with its own number and
+    the window − 1 keys before it, if there are as many.
 
     Args:
         seq_len: N, queries and keys, at least 1.
@@ -62,9 +62,9 @@ def window_mask(seq_len: int, window: int) -> torch.Tensor:
 def classify_tiles(seq_len: int, window: int, block: int) -> npt.NDArray[np.str_]:
     """What each tile of `window_mask(seq_len, window)` holds, without making the mask.
 
-    Queries and keys are cut into T = ⌈N / block⌉ blocks from the start; the last one may be smaller. Of the pairs of a
-    query and a key that lie in tile [a, b] (query block a, key block b) and in the sequence, a query sees its key in
-    all: "full"; in none: "empty"; in some: "partial".
+    Queries and keys are cut into T = ⌈N / block⌉ blocks from the start; the last one may be smaller. Take the pairs of
+    a query and a key that are in tile [a, b] (query block a, key block b) and in the sequence. If the query sees its
+    key in all of them the tile is "full", in none "empty", in some "partial".
 
     Args:
         seq_len: N, at least 1.
@@ -72,8 +72,7 @@ def classify_tiles(seq_len: int, window: int, block: int) -> npt.NDArray[np.str_
         block: queries and keys in a tile, at least 1; need not divide N, may exceed it.
 
     Returns:
-        (T, T) NumPy array of "empty", "partial" and "full". On the way nothing larger than a few arrays of T × T
-        is made.
+        (T, T) NumPy array of "empty", "partial" and "full". Nothing larger than a few arrays of T × T is made.
 
     Raises:
         ValueError: naming the argument that is below 1.
@@ -91,7 +90,7 @@ def sliding_window_attention(
     """Causal attention through a sliding window, exact, in O(N · window) time and memory, forward and backward.
 
     With s[i, j] = q[i] · k[j] / √d, over the keys i − window < j ≤ i and no others:
-    out[i] = Σ_j exp(s[i, j]) v[j] / Σ_j exp(s[i, j]). Leading axes are a batch: each entry is an attention of its own.
+    out[i] = Σ_j exp(s[i, j]) v[j] / Σ_j exp(s[i, j]). Leading axes are a batch: each entry is a separate attention.
 
     Args:
         q: queries, (..., N, d), float64, float32, bfloat16 or float16.
@@ -103,7 +102,7 @@ def sliding_window_attention(
 
     Returns:
         (..., N, d_v) in q's dtype, finite for logits of any size; sums of half-precision inputs are kept in float32.
-        It is differentiable by autograd, which keeps no more than O(N · (window + block)) bytes a batch entry.
+        It is differentiable by autograd, which keeps no more than O(N · (window + block)) bytes per batch entry.
 
     Raises:
         ValueError: naming both shapes, when q and k differ, or k and v in N; naming the argument, when `window` or
@@ -118,10 +117,10 @@ def sliding_window_attention(
 
 
 class BlockMaskCache:
-    """Keeps up to `maxsize` tile masks, those used last, so that a layer need not make one at every step.
+    """Keeps the `maxsize` most recently used tile masks, so that a layer need not make one at every step.
 
-    A tile mask depends on seq_len, window, block and the device it lies on, and not on how many batch entries and heads
-    look through it. When one too many is needed, the one that was asked for least recently goes.
+    A tile mask depends on seq_len, window, block and its device, but not on the number of batch entries and heads that
+    use it. When the cache is full, the least recently used mask is removed.
 
     Example:
         cache = BlockMaskCache(2); cache.get(6, 4, 2) is [[1, 0, 0], [2, 1, 0], [1, 2, 1]]; after one more get with
@@ -129,21 +128,21 @@ class BlockMaskCache:
     """
 
     def __init__(self, maxsize: int) -> None:
-        """Start empty; `maxsize` is the most masks to hold. Raises ValueError, naming it, when it is below 1."""
+        """Start empty, for at most `maxsize` masks. Raises ValueError, naming it, when it is below 1."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def get(self, seq_len: int, window: int, block: int, device: str | torch.device = "cpu") -> torch.Tensor:
-        """The tile mask for these, made if it is not there.
+        """The tile mask for these arguments, made if it is not in the cache.
 
         Args:
             seq_len, window, block: as for `classify_tiles`.
-            device: where the mask is to lie: "cpu", torch.device("cpu"), "meta", "cuda:0", … Two ways to write one
-                device are one device.
+            device: the mask's device: "cpu", torch.device("cpu"), "meta", "cuda:0", … Two ways to write one device are
+                one device.
 
         Returns:
-            (T, T) torch.int8 on `device`: 0 where `classify_tiles` says "empty", 1 for "partial", 2 for "full". The
-            very same tensor, not a copy, as long as the cache holds it; the caller must not change it.
+            (T, T) torch.int8 on `device`: 0 where `classify_tiles` returns "empty", 1 for "partial", 2 for "full". The
+            same tensor, not a copy, as long as it is in the cache; the caller must not change it.
 
         Raises:
             ValueError: as `classify_tiles`.
@@ -152,12 +151,12 @@ class BlockMaskCache:
         raise NotImplementedError()
 
     def clear(self) -> None:
-        """Hold nothing any more; memory that nobody else holds is free at once."""
+        """Empty the cache; memory without other references is freed at once."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def __len__(self) -> int:
-        """How many masks are held."""
+        """The number of masks in the cache."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
@@ -173,7 +172,7 @@ def memory_breakdown(
     dtype: torch.dtype,
     checkpointed: bool = False,
 ) -> dict[str, int]:
-    """Measure where the bytes of one attention's training step go, on the CPU.
+    """Measure how the bytes of one attention's training step are divided, on the CPU.
 
     The step: the mask is made; then out = attention(q, k, v); then out.sum().backward(). q, k and v, each
     (batch, heads, seq_len, head_dim) of `dtype`, random, requiring grad, exist before and do not count. The mask and
@@ -194,17 +193,17 @@ def memory_breakdown(
             outside of it, before. It changes nothing for "flex_block_mask".
 
     Returns:
-        dict, in bytes (ints), from `measure_phases`: "mask", what of the mask is alive once it is made; "output", out;
-        "saved", what else is alive between the two passes; "gradients", those of q, k and v (0 without a backward
-        pass); "workspace", whatever else the two passes hold at their fullest moment; "total", what is alive at that
-        moment in all: the sum of the five. Apart from the sum, as a moment of its own, "mask_building": the most that
-        is alive while the mask is made (0 where there is none).
+        dict, in bytes (ints), from `measure_phases`: "mask", alive after the mask is made; "output", out; "saved",
+        everything else alive between the two passes; "gradients", those of q, k and v (0 without a backward pass);
+        "workspace", everything else that the two passes hold at their peak; "total", all that is alive at that peak:
+        the sum of the five. Not part of the sum is "mask_building": the most that is alive while the mask is made (0
+        where there is none).
 
     Raises:
         ValueError: naming the four variants, for another one.
 
     Example:
-        "naive_mask" with batch 1, heads 2, seq_len 256, head_dim 16, float32: mask 65,536 (256², one byte a pair),
+        "naive_mask" with batch 1, heads 2, seq_len 256, head_dim 16, float32: mask 65,536 (256², one byte per pair),
         output 32,768, saved 524,288 (the weights) and a few bytes, gradients 98,304.
     """
     # YOUR CODE HERE

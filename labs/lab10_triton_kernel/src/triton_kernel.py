@@ -1,4 +1,4 @@
-"""Lab 10: attention in Triton's language: forward, backward and paged, and blocks that the compiler takes."""
+"""Lab 10: attention in Triton's language: forward, backward and paged, and blocks that the compiler accepts."""
 
 import torch
 import triton
@@ -16,16 +16,16 @@ def copy_kernel(x, out, n, BLOCK: tl.constexpr):
 def softmax_rows(x: torch.Tensor) -> torch.Tensor:
     """Softmax of each row: out[i, j] = exp(x[i, j]) / Σ_k exp(x[i, k]).
 
-    Computed by one kernel, which loads each element of x once and stores each of out once.
+    Computed by one kernel, which loads each element of x once and stores each element of out once.
 
     Args:
         x: (rows, columns), float32 or float16, any strides; at most 2¹⁷ columns.
 
     Returns:
-        (rows, columns) in x's dtype, from sums in float32. A row of −inf alone gives zeros.
+        (rows, columns) in x's dtype, from sums in float32. A row of only −inf gives zeros.
 
     Raises:
-        ValueError: x has not two axes.
+        ValueError: x does not have two axes.
         TypeError: x is neither float32 nor float16.
 
     Example:
@@ -43,7 +43,7 @@ def flash_forward(
     block_q: int = 64,
     block_k: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exact attention, a program for each block of queries, which passes over the keys once.
+    """Exact attention, with one program per block of queries, which passes over the keys once.
 
     With s[i, j] = Q[i] · K[j] / √d, over the keys j that query i sees:
     L[i] = log Σ_j exp(s[i, j]), natural logarithm, and O[i] = Σ_j exp(s[i, j] − L[i]) V[j].
@@ -63,7 +63,7 @@ def flash_forward(
 
     Raises:
         ValueError: naming both shapes, when Q and K differ in d, or K and V in N_k; naming the argument, when a block
-            size is no power of two or below 16.
+            size is not a power of two or below 16.
         TypeError: an input is neither float32 nor float16.
 
     Example:
@@ -84,7 +84,7 @@ def flash_backward(
     block_q: int = 64,
     block_k: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of Σ O ∘ dO with respect to Q, K and V, from what the forward pass left.
+    """Gradients of Σ O ∘ dO with respect to Q, K and V, from the forward pass's O and L.
 
     With p[i, j] = exp(s[i, j] − L[i]), D[i] = Σ_c dO[i, c] O[i, c], ds[i, j] = p[i, j] (Σ_c dO[i, c] V[j, c] − D[i]):
     dV[j] = Σ_i p[i, j] dO[i], dQ[i] = Σ_j ds[i, j] K[j] / √d, dK[j] = Σ_i ds[i, j] Q[i] / √d.
@@ -102,7 +102,7 @@ def flash_backward(
 
     Returns:
         (dQ, dK, dV), shaped as Q, K and V, in their dtype; sums are float32. No address is written by two programs,
-        unless by atomic operations.
+        except by atomic operations.
 
     Raises:
         ValueError: as in `flash_forward`.
@@ -123,17 +123,18 @@ def paged_decode(
     context_lens: torch.Tensor,
     num_splits: int,
 ) -> torch.Tensor:
-    """Attention of one query a sequence over keys and values that lie in blocks, read in `num_splits` parts at once.
+    """Attention of one query per sequence over keys and values in blocks, read in `num_splits` parts in parallel.
 
-    Token t of sequence b lies in block block_table[b, t // block_size], at place t % block_size, for t below
+    Token t of sequence b is in block block_table[b, t // block_size], at place t % block_size, for t below
     context_lens[b]. Query head h reads key head h // (H_q / H_kv). o[b, h] = Σ_t softmax_t(q[b, h] · k_t / √d) v_t.
 
     Args:
         q: (batch, H_q, d), float32 or float16.
         k_cache: (num_blocks, block_size, H_kv, d), contiguous, in q's dtype; H_kv divides H_q.
         v_cache: (num_blocks, block_size, H_kv, d_v), likewise.
-        block_table: (batch, most blocks of a sequence), int32 or int64. What a sequence does not need may be −1.
-        context_lens: (batch,), the tokens of each sequence, which may be 0.
+        block_table: (batch, most blocks of a sequence), int32 or int64. Entries that a sequence does not need may be
+            −1.
+        context_lens: (batch,), the number of tokens of each sequence, which may be 0.
         num_splits: the parts into which each sequence's tokens are cut, at least 1; each has programs of its own.
 
     Returns:
@@ -152,7 +153,7 @@ def paged_decode(
 
 
 def choose_config(head_dim: int, dtype_bytes: int, arch: int) -> tuple[int, int, int, int]:
-    """Blocks, warps and stages with which your forward kernel fits a multiprocessor and keeps all in registers.
+    """Blocks, warps and stages with which your forward kernel fits a multiprocessor and keeps every tile in registers.
 
     Args:
         head_dim: d and d_v, 32, 64 or 128.
@@ -161,8 +162,8 @@ def choose_config(head_dim: int, dtype_bytes: int, arch: int) -> tuple[int, int,
 
     Returns:
         (block_q, block_k, num_warps, num_stages): blocks are powers of two from 16 on; num_warps is 4 or 8; num_stages,
-        the tiles of keys on their way at once, at least 2. block_q is at least 64 for float16 and 32 for float32, since
-        K and V are read once for every block of queries.
+        the tiles of keys in flight at once, at least 2. block_q is at least 64 for float16 and 32 for float32, since K
+        and V are read once for every block of queries.
 
     Raises:
         ValueError: naming the argument, for another head_dim, dtype_bytes or arch.

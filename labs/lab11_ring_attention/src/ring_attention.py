@@ -1,4 +1,4 @@
-"""Lab 11: attention over a sequence that no rank has: who sends what to whom, how many bytes, and who waits."""
+"""Lab 11: attention over a sequence that is split over ranks: what each sends, how many bytes, and which one waits."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from labkit.ranks.comm import Comm
 
 
 def shard(x: torch.Tensor, world_size: int, layout: str = "contiguous", dim: int = -2) -> list[torch.Tensor]:
-    """What each rank holds of a tensor whose axis `dim` is a sequence of N tokens; each rank holds n = N / world_size.
+    """Cut a tensor whose axis `dim` is a sequence of N tokens into one shard per rank, n = N / world_size tokens each.
 
     - "contiguous": rank r holds tokens r · n to (r + 1) · n − 1.
     - "zigzag": the sequence is cut into 2 · world_size equal runs; rank r holds run r and run 2 · world_size − 1 − r,
@@ -25,30 +25,30 @@ def shard(x: torch.Tensor, world_size: int, layout: str = "contiguous", dim: int
         The shards, rank by rank, in x's dtype; their other axes are x's.
 
     Raises:
-        ValueError: naming the layout, when there is no such one; naming N and world_size, when N is no multiple of
+        ValueError: naming the layout, when it is unknown; naming N and world_size, when N is not a multiple of
             world_size ("zigzag": of 2 · world_size), or world_size is below 1.
 
     Example:
-        Of tokens 0 to 7 and 2 ranks, rank 0 holds 0 1 2 3 (contiguous), 0 1 6 7 (zigzag), 0 2 4 6 (striped).
+        With tokens 0 to 7 and 2 ranks, rank 0 holds 0 1 2 3 (contiguous), 0 1 6 7 (zigzag), 0 2 4 6 (striped).
     """
     # YOUR CODE HERE
     raise NotImplementedError()
 
 
 def unshard(shards: Sequence[torch.Tensor], layout: str = "contiguous", dim: int = -2) -> torch.Tensor:
-    """The whole tensor from what the ranks hold of it: `unshard(shard(x, P, layout, dim), layout, dim)` is x.
+    """The whole tensor from the ranks' shards: `unshard(shard(x, P, layout, dim), layout, dim)` is x.
 
     Args:
         shards: one tensor for each rank, rank by rank, all of one shape and dtype.
-        layout: how the sequence was shared out: "contiguous", "zigzag" or "striped".
+        layout: how the sequence was split: "contiguous", "zigzag" or "striped".
         dim: the axis of the tokens.
 
     Returns:
         A tensor whose axis `dim` is as long as those of all shards together.
 
     Raises:
-        ValueError: naming the layout, when there is no such one; naming both shapes, when two shards differ in shape;
-            naming the length of a shard, when it cannot be two equal runs ("zigzag"); when there are no shards.
+        ValueError: naming the layout, when it is unknown; naming both shapes, when two shards differ in shape; naming
+            the length of a shard, when it cannot be two equal runs ("zigzag"); when there are no shards.
 
     Example:
         [0 1 6 7] and [2 3 4 5] are 0 to 7 in "zigzag".
@@ -58,7 +58,7 @@ def unshard(shards: Sequence[torch.Tensor], layout: str = "contiguous", dim: int
 
 
 def causal_work(seq_len: int, world_size: int, layout: str) -> torch.Tensor:
-    """How many pairs of a query and a key each rank really needs in each step of the ring, when attention is causal.
+    """How many pairs of a query and a key each rank must compute in each step of the ring, when attention is causal.
 
     In step t = 0, 1, …, world_size − 1 rank r holds the keys of rank (r − t) mod world_size. A pair (i, j) of positions
     in the whole sequence counts when j ≤ i.
@@ -89,9 +89,9 @@ def ring_attention_forward(
     causal: bool = False,
     layout: str = "zigzag",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of this rank's queries over the keys of all ranks, whose blocks pass by in a ring, P − 1 hops of each.
+    """Attention of this rank's queries over the keys of all ranks, whose blocks make P − 1 hops around a ring.
 
-    Every rank calls it with its own shards. What comes out are this rank's rows of
+    Every rank calls it with its own shards. The result is this rank's rows of
     O = softmax(Q Kᵀ / √d) V and L = log Σ exp(scores) over the whole sequence.
 
     Args:
@@ -99,17 +99,17 @@ def ring_attention_forward(
         q: this rank's queries, (..., H, n, d), float64, float32, bfloat16 or float16.
         k: its keys, (..., H_kv, n, d); query head h reads key head h // (H / H_kv).
         v: its values, (..., H_kv, n, d_v).
-        causal: the query at position i of the whole sequence sees the key at position j when j ≤ i. What is hidden as
-            a whole is not computed.
-        layout: how the sequence is shared out, as in `shard`.
+        causal: the query at position i of the whole sequence sees the key at position j when j ≤ i. Tiles that are
+            hidden entirely are not computed.
+        layout: how the sequence is split, as in `shard`.
 
     Returns:
         (o, lse): o (..., H, n, d_v) in q's dtype; lse (..., H, n), natural, float32 for half precision and otherwise
-        in q's dtype, as are all sums. Scores are never there all at once: at most n · 512 of a head.
+        in q's dtype, as are all sums. The scores never exist all at once: at most n · 512 per head.
 
     Raises:
         ValueError: before anything is sent: naming H and H_kv when H_kv does not divide H; both shapes when q and k
-            differ in d, or k and v in more than the width; the layout when there is no such one.
+            differ in d, or k and v in more than the width; the layout when it is unknown.
 
     Example:
         2 ranks with one query, key and value each, d = 1: q = 0 on both, values 1 and 3. Every o is 2, every lse
@@ -133,7 +133,7 @@ def ring_attention_backward(
     """The gradients of Σ O ∘ dO over the whole sequence with respect to this rank's q, k and v.
 
     Keys and values make P − 1 hops as in the forward pass. The sums dK and dV of a block follow it from rank to rank,
-    P hops, the last of which brings them home. With p = exp(s − lse), the weights of the whole row,
+    P hops, the last of which returns them to the owner. With p = exp(s − lse), the weights of the whole row,
     D = rowsum(dO ∘ o) and ds = p ∘ (dO vᵀ − D): dV = pᵀ dO, dQ = ds K / √d, dK = dsᵀ Q / √d.
 
     Args:
@@ -148,7 +148,8 @@ def ring_attention_backward(
         layout: as given to it.
 
     Returns:
-        (dq, dk, dv), of the shapes and the dtype of q, k and v. Sums, those that travel too, are kept in lse's dtype.
+        (dq, dk, dv), of the shapes and the dtype of q, k and v. Sums, even while they are sent, are kept in lse's
+        dtype.
 
     Raises:
         ValueError: as `ring_attention_forward`.
@@ -169,16 +170,16 @@ def all_gather_attention(
     causal: bool = False,
     layout: str = "zigzag",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `ring_attention_forward` returns, by another way: every rank gathers all keys and values, then computes.
+    """The results of `ring_attention_forward` by another method: each rank gathers all keys and values, then computes.
 
-    As many bytes are sent as in the ring. All of them are here at once, and nothing is computed while they travel.
+    As many bytes are sent as in the ring. All blocks are held at once, and nothing is computed during the transfer.
 
     Args:
         comm: the rank's connection; its `all_gather` sends a tensor to all others.
         q: as in `ring_attention_forward`.
         k: likewise.
         v: likewise.
-        causal: likewise: what is hidden as a whole is not computed.
+        causal: likewise: tiles that are hidden entirely are not computed.
         layout: likewise.
 
     Returns:
@@ -202,12 +203,12 @@ def ulysses_attention(
     causal: bool = False,
     layout: str = "zigzag",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `ring_attention_forward` returns, by a third way: ranks exchange tokens for heads, and back.
+    """The results of `ring_attention_forward` by a third method: ranks exchange tokens for heads, and back.
 
     Rank r gets the whole sequence of heads r · H / P to (r + 1) · H / P − 1, attends, and sends each rank its rows.
 
     Args:
-        comm: the rank's connection; its `all_to_all` sends a tensor of its own to each rank.
+        comm: the rank's connection; its `all_to_all` sends a different tensor to each rank.
         q: as in `ring_attention_forward`.
         k: likewise.
         v: likewise.
@@ -238,15 +239,15 @@ def communication_bytes(
     dtype_bytes: int,
     backward: bool = False,
 ) -> int:
-    """The bytes that one rank sends to others for one attention, exactly; keys and values have the same width.
+    """The exact bytes that one rank sends to others for one attention; keys and values have the same width.
 
-    What travels, in blocks of a rank's own n = N / world_size tokens; sums and log-sum-exps take at least 4 bytes a
-    number, all else `dtype_bytes`. A rank alone sends nothing.
+    What is sent, in blocks of a rank's own n = N / world_size tokens; sums and log-sum-exps take at least 4 bytes per
+    number, everything else `dtype_bytes`. A single rank sends nothing.
 
     - "ring": K and V, world_size − 1 hops. Backward: again, and dK and dV, as sums, world_size hops.
     - "all_gather": K and V to every other rank. Backward: again, and to each its part of dK and dV, as sums.
     - "ulysses": for each other rank its heads' share of q, k and v, and of o and lse on the way back. Backward: of q,
-      k, v, dO, lse and D (like lse one number a row), and on the way back of dq, dk and dv, which are complete.
+      k, v, dO, lse and D (like lse one number per row), and on the way back of dq, dk and dv, which are complete.
 
     Args:
         method: one of the three.
@@ -262,8 +263,8 @@ def communication_bytes(
         Bytes.
 
     Raises:
-        ValueError: naming the method, when there is no such one; naming what does not divide what: world_size N,
-            kv_heads heads, and for "ulysses" world_size heads and kv_heads.
+        ValueError: naming the method, when it is unknown; naming both numbers, when one does not divide the other:
+            world_size N, kv_heads heads, and for "ulysses" world_size heads and kv_heads.
 
     Example:
         4 ranks, N = 16, H = 8, H_kv = 4, d = 8, 2 bytes: "ring" sends 3 · 2 · (4 · 4 · 8) · 2 = 1536, backward 1536 +
@@ -274,11 +275,11 @@ def communication_bytes(
 
 
 def minimal_block(flops: float, bandwidth: float) -> int:
-    """The smallest number of tokens on a rank for which the ring's transfer is hidden behind its computing.
+    """The smallest number of tokens on a rank for which the ring's transfer takes no longer than its arithmetic.
 
-    In a step a rank with c tokens computes 4 · c² · d FLOPs a head and sends a block of K and one of V, 2 · c · d
-    numbers of two bytes a head: forward, nothing hidden, as many key heads as query heads. Both take the time that
-    their speed allows and run side by side.
+    In a step a rank with c tokens computes 4 · c² · d FLOPs per head and sends a block of K and one of V, 2 · c · d
+    numbers of two bytes per head: in a forward pass without a mask, with as many key heads as query heads. Both run at
+    the same time, each at its own speed.
 
     Args:
         flops: FLOP/s of a rank.

@@ -7,31 +7,31 @@ Spec = dict[str, int]
 
 
 def cache_plan(spec: Spec, nbytes: int, block_size: int, bits: int) -> int:
-    """How many blocks of `block_size` tokens fit into `nbytes` bytes, with `bits` bits a number.
+    """How many blocks of `block_size` tokens fit into `nbytes` bytes, with `bits` bits per number.
 
     A token has a key and a value for each layer and key head, vectors of head_dim numbers. With 2, 4 or 8 bits each
     vector takes head_dim · bits / 8 bytes for its codes and 4 for a scale and a zero, both float16; with 32 bits it is
-    kept as it is, 4 bytes a number.
+    stored unchanged, 4 bytes per number.
 
     Raises:
-        ValueError: naming `bits`, when it is none of 2, 4, 8 and 32 or a vector's codes fill no whole number of bytes;
-            naming `block_size`, when it is below 1; naming `nbytes`, when not one block fits.
+        ValueError: naming `bits`, when it is not 2, 4, 8 or 32, or when a vector's codes do not fill whole bytes;
+            naming `block_size`, when it is below 1; naming `nbytes`, when not even one block fits.
 
     Example:
-        2 layers, 2 key heads of 16 numbers, 8 bits: 2 · 2 · 2 · (16 + 4) = 160 bytes a token, and 31 blocks of 8 tokens
-        in 40,000 bytes.
+        2 layers, 2 key heads of 16 numbers, 8 bits: 2 · 2 · 2 · (16 + 4) = 160 bytes per token, and 31 blocks of 8
+        tokens in 40,000 bytes.
     """
     # YOUR CODE HERE
     raise NotImplementedError()
 
 
 class BlockManager:
-    """Hands out the blocks of a paged cache, as in Lab 09, whose class may be put in the place of this one.
+    """Allocates the blocks of a paged cache, as in Lab 09, whose class may replace this one.
 
-    A full block that holds the same tokens after the same beginning is shared, also after its owners have gone, as long
-    as no new content has needed it. Free blocks are taken in the order in which they became free (at first 0, 1, 2, …),
-    the blocks of one freed sequence from its last to its first. Every method raises ValueError, naming the sequence,
-    for an unknown seq_id, or for a new one that is taken.
+    A full block with the same tokens after the same beginning is shared, even after its owners have gone, until it is
+    reused. Free blocks are taken in the order in which they became free (at first 0, 1, 2, …), the blocks of one freed
+    sequence from its last to its first. Every method raises ValueError, naming the sequence, for an unknown seq_id, or
+    for a new one that is taken.
 
     Example:
         m = BlockManager(4, 2); m.allocate("a", [5, 6, 7]) is [0, 1]; m.allocate("b", [5, 6, 8]) is [0, 2], and
@@ -44,47 +44,46 @@ class BlockManager:
         raise NotImplementedError()
 
     def can_allocate(self, token_ids: list[int]) -> bool:
-        """Whether `allocate` would find enough blocks; what is shared with a living sequence needs none."""
+        """Whether `allocate` would find enough blocks; a block shared with a live sequence needs no new one."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def allocate(self, seq_id: object, token_ids: list[int]) -> list[int]:
         """Give a new sequence, a prompt of at least one token, its blocks: ⌈tokens / block_size⌉, in order.
 
-        From its beginning on, full blocks that are there already are shared, as many as can be found, but never the
-        last token's. Raises RuntimeError, and changes nothing, when there are too few; ValueError when token_ids is
-        empty.
+        From its beginning on, existing full blocks are shared, as many as can be found, but never the last token's.
+        Raises RuntimeError, and changes nothing, when there are too few; ValueError when token_ids is empty.
         """
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def append(self, seq_id: object, token_id: int) -> tuple[int, int] | None:
-        """Add one token; when there is no place for it, a block comes first.
+        """Add one token, and allocate a block if there is no place for it.
 
-        A place in a block that others own too is not written: the sequence gets a block of its own in its stead.
-        Returns (old, new) when the caller has to copy block old to block new before writing, else None. Raises
-        RuntimeError, and changes nothing, when a block is needed and none is free.
+        A block that others own too is not written: the sequence gets a block of its own instead. Returns (old, new)
+        when the caller has to copy block old to block new before writing, else None. Raises RuntimeError, and changes
+        nothing, when a block is needed and none is free.
         """
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def fork(self, parent: object, child: object) -> None:
-        """A new sequence with the tokens of `parent`, which shares all its blocks, the last one too."""
+        """Make a new sequence with the tokens of `parent` that shares all its blocks, the last one too."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def free(self, seq_id: object) -> None:
-        """Forget a sequence; blocks that nobody else owns are free, and can be found as long as nobody takes them."""
+        """Forget a sequence; blocks without another owner are free, and can be found until they are reused."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def block_table(self, seq_id: object) -> list[int]:
-        """The blocks of a sequence, in order; a list of the caller's own."""
+        """The blocks of a sequence, in order, as a new list."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def num_cached_tokens(self, seq_id: object) -> int:
-        """How many tokens it found when it came: those in shared blocks; of a fork, all that it began with."""
+        """The tokens that a sequence found when it was allocated, in shared blocks; for a fork, all of its parent's."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
@@ -116,7 +115,7 @@ class PlainBlocks:
         return self.block_table(seq_id)
 
     def append(self, seq_id: object, token_id: int) -> tuple[int, int] | None:
-        """One more token, and a block where it needs one; RuntimeError when none is free."""
+        """Add one token, and a block if it needs one; RuntimeError when none is free."""
         if self._lengths[seq_id] % self._size == 0:
             if not self._free:
                 raise RuntimeError(f"no block is free for sequence {seq_id!r}")
@@ -125,7 +124,7 @@ class PlainBlocks:
         return None
 
     def free(self, seq_id: object) -> None:
-        """A sequence goes, and its blocks are free."""
+        """Forget a sequence and free its blocks."""
         self._free += self._tables.pop(seq_id)
         del self._lengths[seq_id]
 
@@ -143,22 +142,22 @@ class PlainBlocks:
 
 
 class QuantizedBlocks:
-    """Keys and values of all layers in blocks, in few bits a number, and attention that reads them there.
+    """Keys and values of all layers in blocks, in a few bits per number, and attention that reads them there.
 
-    Each vector, a token's key or value in one layer and head, has a scale and a zero of its own: its zero is its
-    minimum and its scale (maximum − minimum) / (2^bits − 1), both rounded to float16 and kept so. The code of x is the
-    nearest whole number to (x − zero) / scale, with the rounded zero and scale, cut to 0 … 2^bits − 1; where the scale
-    is 0 all codes are. What attention reads is code · scale + zero. How codes lie in memory is yours; but in all there
-    are head_dim · bits / 8 + 4 bytes a vector, and no more.
+    Each vector, a token's key or value in one layer and head, has its own scale and zero: its zero is its minimum and
+    its scale (maximum − minimum) / (2^bits − 1), both rounded to float16 and stored that way. The code of x is the
+    nearest whole number to (x − zero) / scale, with the rounded zero and scale, clipped to 0 … 2^bits − 1; where the
+    scale is 0 all codes are 0. Attention reads code · scale + zero. You choose how codes are stored, but a vector takes
+    exactly head_dim · bits / 8 + 4 bytes.
     """
 
     def __init__(self, num_blocks: int, block_size: int, layers: int, kv_heads: int, head_dim: int, bits: int) -> None:
-        """Memory for all blocks, made once; ValueError naming `bits`, when it is none of 2, 4 and 8."""
+        """Allocate memory for all blocks, once; ValueError naming `bits`, when it is not 2, 4 or 8."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def write(self, layer: int, blocks: list[int], places: list[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Keep the keys and values of n tokens, k and v (n, kv_heads, head_dim) in float32, in one layer.
+        """Store the keys and values of n tokens, k and v (n, kv_heads, head_dim) in float32, in one layer.
 
         Token i goes to place places[i] of block blocks[i]. Nothing else changes.
         """
@@ -166,18 +165,17 @@ class QuantizedBlocks:
         raise NotImplementedError()
 
     def copy(self, old: int, new: int) -> None:
-        """Make block `new` hold what block `old` holds, in all layers."""
+        """Copy the contents of block `old` to block `new`, in all layers."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def attend(self, layer: int, q: torch.Tensor, block_table: list[int], start: int) -> torch.Tensor:
         """Attention of the queries of n tokens of one sequence, q (n, H, head_dim), at positions start … start + n − 1.
 
-        Token t of the sequence lies at place t % block_size of block block_table[t // block_size]; the query at
-        position p sees the keys 0 … p. Query head h reads key head h // (H / kv_heads), the scale is 1/√head_dim. Of
-        the cache only the sequence's own blocks up to its last query are read, each once, a few at a time: what is
-        dequantized at once does not grow with the sequence. Other blocks, and places after the last query, may hold
-        anything.
+        Token t of the sequence is at place t % block_size of block block_table[t // block_size]; the query at
+        position p sees the keys 0 … p. Query head h reads key head h // (H / kv_heads), the scale is 1/√head_dim. Only
+        the sequence's own blocks up to its last query are read, each once, a few at a time: the memory for dequantized
+        numbers does not grow with the sequence. Other blocks, and places after the last query, may hold anything.
 
         Returns:
             (n, H, head_dim), float32.
@@ -197,15 +195,15 @@ class PlainBlocksCache:
         self._numbers = torch.zeros(2, layers, num_blocks, block_size, kv_heads, head_dim)
 
     def write(self, layer: int, blocks: list[int], places: list[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Keep the keys and values of some tokens."""
+        """Store the keys and values of some tokens."""
         self._numbers[:, layer, torch.tensor(blocks), torch.tensor(places)] = torch.stack([k, v])
 
     def copy(self, old: int, new: int) -> None:
-        """Make block `new` hold what block `old` holds."""
+        """Copy the contents of block `old` to block `new`."""
         self._numbers[:, :, new] = self._numbers[:, :, old]
 
     def attend(self, layer: int, q: torch.Tensor, block_table: list[int], start: int) -> torch.Tensor:
-        """Attention of q (n, H, head_dim) at positions start … start + n − 1 over the tokens before and their own."""
+        """Attention of q (n, H, head_dim) at positions start … start + n − 1 over all tokens up to their own."""
         end = start + len(q)
         blocks = torch.tensor(block_table[: -(-end // self._size)])
         k, v = self._numbers[:, layer, blocks].flatten(1, 2)[:, :end]
@@ -223,10 +221,10 @@ CACHE = QuantizedBlocks
 
 
 class Scheduler:
-    """Decides which tokens of which requests a step computes, and in which blocks they lie.
+    """Decides which tokens of which requests a step computes, and which blocks hold them.
 
-    It holds no keys or values. A request is served when all its max_new tokens have been generated; then its blocks are
-    free. Blocks come from `BLOCKS(num_blocks, block_size)`.
+    It holds no keys or values. A request is finished when all its max_new tokens have been generated; then its blocks
+    are free. Blocks come from `BLOCKS(num_blocks, block_size)`.
 
     Example:
         s = Scheduler(4, 2, 8); s.submit("a", [5, 6, 7], 1); s.plan() is {"copies": [], "work": [{"id": "a",
@@ -234,16 +232,16 @@ class Scheduler:
     """
 
     def __init__(self, num_blocks: int, block_size: int, max_tokens: int) -> None:
-        """No request; ValueError naming an argument below 1."""
+        """Start without requests; ValueError naming an argument below 1."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def submit(self, id: object, prompt: list[int], max_new: int) -> None:
-        """A request comes: `max_new` tokens are to follow `prompt`.
+        """Add a request: `max_new` tokens are to follow `prompt`.
 
         Raises:
-            ValueError: naming the request, when its name is that of one that is served, the prompt is empty, max_new is
-                below 1, or it can never fit: prompt and max_new tokens need more than num_blocks blocks.
+            ValueError: naming the request, when its name is in use, the prompt is empty, max_new is below 1, or it can
+                never fit: prompt and max_new tokens need more than num_blocks blocks.
         """
         # YOUR CODE HERE
         raise NotImplementedError()
@@ -253,35 +251,35 @@ class Scheduler:
 
         Returns:
             "copies": a list of (old, new), blocks to be copied before anything is written. "work": a list of dicts, one
-            a request: its "id"; "tokens", a list of its next tokens that are computed now, the first of them at
-            position "start"; and "blocks", its block table, a list that covers them. All places before "start" hold
+              per request: its "id"; "tokens", a list of its next tokens that are computed now, the first of them at
+              position "start"; and "blocks", its block table, a list that covers them. All places before "start" hold
             this request's tokens after this request's beginning; within a step everything is written before anything
             is read. At most max_tokens tokens in all, at least one for each request in the list, and at least one in
-            all while there are requests. Whose last known token is computed gets its next one by `advance`.
+            all while there are requests. A request whose last known token is computed gets its next one by `advance`.
         """
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def advance(self, sampled: dict[object, int]) -> None:
-        """What the last plan said is done: these requests have got these tokens, and may be done."""
+        """The last plan was carried out: these requests have new tokens, and may be finished."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
 
 class Server:
-    """A scheduler and a cache under a budget of bytes: what the engine serves a trace with.
+    """A scheduler and a cache under a budget of bytes, with which the engine serves a trace.
 
     Each step the engine calls `plan`, then `copy` for its copies, then for each layer `write` and, for each piece of
-    work, `attend`; then `advance`. Bits and block size are your choice.
+    work, `attend`; then `advance`. You choose bits and block size.
     """
 
     def __init__(self, spec: Spec, nbytes: int, max_tokens: int) -> None:
-        """A server for the model `spec` whose cache takes at most `nbytes` bytes, made of `CACHE` and `Scheduler`."""
+        """Make a server for the model `spec`, from `CACHE` and `Scheduler`; its cache takes at most `nbytes` bytes."""
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def settings(self) -> dict[str, int]:
-        """What was chosen: "bits" (2, 4, 8, or 32 for `PlainBlocksCache`), "block_size" and "num_blocks"."""
+        """The settings: "bits" (2, 4, 8, or 32 for `PlainBlocksCache`), "block_size" and "num_blocks"."""
         # YOUR CODE HERE
         raise NotImplementedError()
 

@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention of q, k and v, (B, N, d) each: what this lab measures. Given; leave it as it is."""
+    """Attention of q, k and v, (B, N, d) each: what this lab measures. Given; do not change it."""
     return softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])) @ v
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """The softmax along the last axis, written out. Given; leave it as it is."""
+    """The softmax along the last axis, written out. Given; do not change it."""
     shifted = scores - scores.max(-1, keepdim=True)[0]
     exponentials = shifted.exp()
     row_sums = exponentials.sum(-1, keepdim=True)
@@ -29,12 +29,13 @@ class MemoryTracker:
     """Counts the bytes allocated between entering and leaving a `with` block.
 
     On the CPU and on `meta` tensors a storage counts with all its bytes, unrounded, from the operator that makes it
-    until its last owner lets go: Python, or autograd, which keeps what the backward pass needs. A storage counts once,
-    however many tensors view it; results written into an existing storage add nothing; what existed before entering
-    adds nothing, then or later. On CUDA the numbers are the allocator's own, over what was allocated on entering.
+    until its last owner releases it: Python, or autograd, which keeps what the backward pass needs. A storage counts
+    once, however many tensors view it; results written into an existing storage add nothing; what existed before
+    entering adds nothing, then or later. On CUDA the numbers are the allocator's own, minus what was allocated on
+    entering.
 
-    Entering starts from zero, also when the tracker was used before. Both numbers can be read inside the block at any
-    moment, and after it; what is allocated after the block does not count. An exception inside the block passes.
+    Entering starts from zero, even if the tracker was used before. Both numbers can be read inside the block at any
+    moment, and after it; what is allocated after the block does not count. An exception inside the block is passed on.
 
     Example:
         x = torch.zeros(1000), then y = (x + 1).view(10, 100), then del x: 4000 bytes are alive, and the peak is 8000.
@@ -44,7 +45,7 @@ class MemoryTracker:
         """Take the device whose memory to count.
 
         Args:
-            device: "cpu" or "meta", which are the same to a tracker: it counts the tensors of both. Or "cuda" (or
+            device: "cpu" or "meta", which a tracker treats alike: it counts the tensors of both. Or "cuda" (or
                 "cuda:1"): it reads the statistics of that device's allocator.
 
         Raises:
@@ -94,16 +95,16 @@ class MemoryTracker:
 
 
 def measure_memory(fn: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[int, T]:
-    """Call `fn(*args, **kwargs)` once and measure the most memory it held over what was there before.
+    """Call `fn(*args, **kwargs)` once and measure its peak memory, minus what was allocated before.
 
     Args:
         fn: any function; what it allocates counts, its result included, its arguments not.
-        args, kwargs: handed on. The device is that of the first tensor among them, also inside lists, tuples and
+        args, kwargs: passed to `fn`. The device is that of the first tensor among them, even inside lists, tuples and
             dicts; the CPU when there is none.
 
     Returns:
-        (peak_bytes, result): an int, and what `fn` returned, itself. An exception of `fn` passes, and nothing is
-        counted any more then.
+        (peak_bytes, result): an int, and the object that `fn` returned. An exception of `fn` is passed on, and counting
+        stops.
 
     Example:
         x = torch.zeros(1000): measure_memory(lambda x: (x + 1).sum(), x) is (4004, tensor(1000.)).
@@ -119,10 +120,10 @@ def measure_memory(fn: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[int
 def saved_for_backward(fn: Callable[..., Any], *args: Any) -> int:
     """Bytes that autograd saves for the backward pass while `fn(*args)` runs, besides inputs and output.
 
-    Each storage counts once, with all its bytes, however often it is saved and whatever part of it. Left out are the
-    storages of the inputs and of the output, also when a view of one is saved. Inputs are the tensors among `args`,
-    also inside lists, tuples and dicts, and, where `fn` is a `torch.nn.Module`, its parameters and buffers. The output
-    is every tensor in what `fn` returns. A Python number as an operand is no tensor and does not count. `fn` is called
+    Each storage counts once, with all its bytes, however often it is saved and whatever part of it. The storages of the
+    inputs and of the output do not count, even when a view of one is saved. Inputs are the tensors among `args`, even
+    inside lists, tuples and dicts, and, where `fn` is a `torch.nn.Module`, its parameters and buffers. The output is
+    every tensor in what `fn` returns. A Python number as an operand is not a tensor and does not count. `fn` is called
     once; no backward pass is run, and nothing stays saved.
 
     Returns:
@@ -148,11 +149,11 @@ def saved_for_backward(fn: Callable[..., Any], *args: Any) -> int:
 
 
 def attention_training_memory(batch: int, seq_len: int, d_model: int, dtype_bytes: int = 4) -> dict[str, int]:
-    """Predict what a training step of `attention` takes on a GPU, part by part; nothing is allocated.
+    """Predict the memory of a training step of `attention` on a GPU, part by part; nothing is allocated.
 
     The step is any but the first of `loss = attention(q, k, v).sum(); loss.backward()`, with q, k and v of shape
-    (batch, seq_len, d_model), whose gradients are kept from step to step, as is the loss until the next one is there.
-    Every tensor is rounded up to a multiple of 512 bytes by itself, as CUDA's allocator does.
+    (batch, seq_len, d_model), whose gradients are kept from step to step, as is the loss until the next one exists.
+    Every tensor is rounded up to a multiple of 512 bytes separately, as CUDA's allocator does.
 
     Args:
         batch, seq_len, d_model: B, N and d.
@@ -163,7 +164,7 @@ def attention_training_memory(batch: int, seq_len: int, d_model: int, dtype_byte
         "shifted", "exponentials", "weights" (one (B, N, N) array each), "argmax" (int64, whatever dtype_bytes is),
         "row_sums", "loss" (one number), "workspace" (64 MiB, cuBLAS's own). The totals: "saved" is what the forward
         pass leaves for the backward pass; "forward_peak" the most that is alive at one moment of the forward pass,
-        "step_peak" of forward and backward, both with everything that is there all along.
+        "step_peak" of forward and backward, both including everything that is always alive.
 
     Raises:
         ValueError: naming the argument that is below 1.
@@ -210,7 +211,7 @@ def largest_seq_len(
     """The longest sequence that fits a device, exactly.
 
     Args:
-        capacity_bytes: what the device has; any size.
+        capacity_bytes: the device's memory; any size.
         batch, d_model, dtype_bytes: as in `attention_training_memory`.
         peak: which of its totals has to fit: "forward_peak", "step_peak" or "saved".
 
@@ -254,23 +255,24 @@ def benchmark_attention(
 ) -> list[dict[str, Any]]:
     """Measure training steps of `attention`: one row for every d_model and, within it, every seq_len.
 
-    A step is that of `attention_training_memory`, with gradients and the last loss kept alike, on float32 inputs of
+    A step is that of `attention_training_memory`, which also keeps gradients and the last loss, on float32 inputs of
     shape (batch_size, seq_len, d_model).
 
     Args:
         d_models, seq_lens: what to vary.
         batch_size: B.
-        warmup_steps, steps: those before the ones that are timed, may be 0; those timed, at least 1.
-        device: "cpu", "cuda", or "meta", which simulates CUDA's memory: each storage rounded up to 512 bytes by
-            itself, and 64 MiB of workspace. The CPU has neither.
+        warmup_steps, steps: the number of steps before the timed ones, 0 or more; the number of timed steps, at least
+            1.
+        device: "cpu", "cuda", or "meta", which simulates CUDA's memory: each storage rounded up to 512 bytes
+            separately, and 64 MiB of workspace. The CPU has neither.
 
     Returns:
         a list of dicts with the keys "d_model", "seq_len", "batch_size", "warmup_steps", "steps", "device" as asked;
-        "fwd_ms" and "bwd_ms", medians over `steps` (None on "meta"); "mem_max_MB", the most memory alive until the
-        loss is there, with inputs, gradients and workspace; "add_mem_MB", by how much it has grown by then since the
-        step began; both of a step that is not the first, in MiB whatever the name says, as floats, not rounded; and
-        "status", "success". A row that runs out of memory has "oom" there and None for the four numbers, and the
-        next row follows. Any other error passes.
+        "fwd_ms" and "bwd_ms", medians over `steps` (None on "meta"); "mem_max_MB", the most memory alive up to the
+        loss, with inputs, gradients and workspace; "add_mem_MB", its growth from the start of the step to the loss;
+        both in a step that is not the first, in MiB despite the name, as floats, not rounded; and "status", "success".
+        A row that runs out of memory has "oom" there and None for the four numbers, and the next row follows. Any other
+        error is passed on.
 
     Raises:
         RuntimeError: for "cuda" where there is no CUDA device.
@@ -326,7 +328,7 @@ def _counter_for(device: torch.device) -> _StorageCounter | _CudaCounter:
 
 
 class _StorageCounter(TorchDispatchMode):
-    """Counts the storages of operators' results while they live, each rounded up to `round_to`."""
+    """Counts the storages of operators' results while they are alive, each rounded up to `round_to`."""
 
     def __init__(self, round_to: int = 1) -> None:
         super().__init__()
@@ -363,7 +365,7 @@ class _StorageCounter(TorchDispatchMode):
 
 
 class _CudaCounter:
-    """The allocator's own statistics of a CUDA device, over what they read on entering."""
+    """The allocator's own statistics of a CUDA device, minus their values on entering."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -422,7 +424,7 @@ def _memory_of_a_step(shape: tuple[int, int, int], device: str) -> dict[str, flo
 def _times_of_a_step(
     shape: tuple[int, int, int], device: str, warmup_steps: int, steps: int
 ) -> dict[str, float | None]:
-    """Median milliseconds of forward and backward, nothing looking on."""
+    """Median milliseconds of forward and backward, without a tracker."""
 
     def now() -> float:
         if torch.device(device).type == "cuda":
@@ -445,7 +447,7 @@ def _times_of_a_step(
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has an error of its own for it, the CPU only a text."""
+    """CUDA has a type of error for it, the CPU only a text."""
     texts = ("can't allocate memory", "not enough memory")
     return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in texts)
 

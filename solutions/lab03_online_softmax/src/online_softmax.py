@@ -18,7 +18,7 @@ def safe_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
         axis: the axis along which the weights add up to 1.
 
     Returns:
-        the weights, in x's shape and dtype. Where all of a row is −inf, all its weights are 0.
+        the weights, in x's shape and dtype. Where a whole row is −inf, all its weights are 0.
 
     Raises:
         ValueError: when x has no such axis (NumPy's own AxisError is one).
@@ -36,18 +36,18 @@ def safe_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def online_softmax_stats(x_blocks: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The two numbers that softmax needs to know of a row, from one pass over its blocks.
+    """The two numbers about a row that softmax needs, from one pass over its blocks.
 
     With x the blocks joined along the last axis: `m = max over j of x[j]` and `l = sum over j of exp(x[j] − m)`.
 
     Args:
         x_blocks: blocks (..., n_j) of one row, in order; a list or a generator. Leading axes, the same in all blocks,
-            are rows of their own. The n_j may differ and may be 0; entries may be −inf. A block holds good only until
-            the next one is asked for: after that its memory is used for something else.
+            are separate rows. The n_j may differ and may be 0; entries may be −inf. A block is valid only until the
+            next one is requested: after that its memory is reused.
 
     Returns:
-        (m, l): shapes (...), in the blocks' dtype (numbers, or arrays without axes, for blocks (n_j,)). A row of −inf
-        throughout, and a row of length 0, has m = −inf and l = 0. Without any block: −inf and 0.0.
+        (m, l): shapes (...), in the blocks' dtype (numbers, or arrays without axes, for blocks (n_j,)). A row of only
+        −inf, or of length 0, has m = −inf and l = 0. Without any block: −inf and 0.0.
 
     Memory: a few blocks, however many there are.
 
@@ -64,17 +64,17 @@ def online_softmax_stats(x_blocks: Iterable[np.ndarray]) -> tuple[np.ndarray, np
 
 
 def online_softmax(x_blocks: Iterable[np.ndarray]) -> np.ndarray:
-    """Softmax of a row that comes in blocks, each of which is seen once.
+    """Softmax of a row that comes in blocks, each of which is read once.
 
     With x the blocks joined along the last axis, the result is `safe_softmax(x)`.
 
     Args:
-        x_blocks: as in `online_softmax_stats`: a list or a generator of blocks (..., n_j), each holding good only until
-            the next one is asked for.
+        x_blocks: as in `online_softmax_stats`: a list or a generator of blocks (..., n_j), each valid only until the
+            next one is requested.
 
     Returns:
-        the weights of all blocks, joined: (..., N) with N the sum of the n_j, in the blocks' dtype. Rows of −inf
-        throughout give 0. Without any block: an array of shape (0,).
+        the weights of all blocks, joined: (..., N) with N the sum of the n_j, in the blocks' dtype. Rows of only −inf
+        give 0. Without any block: an array of shape (0,).
 
     Memory: at most 2.5 times the result's bytes, and a few blocks.
 
@@ -109,11 +109,10 @@ def online_attention(
     `scale * (Q_row · K[j])`.
 
     Args:
-        Q_row: the query, (..., d). Leading axes are heads, each an attention of its own.
+        Q_row: the query, (..., d). Leading axes are heads, each a separate attention.
         K_blocks: blocks of keys (..., n_j, d), a list or a generator.
-        V_blocks: blocks of values (..., n_j, d_v) of the same lengths; d_v may differ from d. K's and V's blocks are
-            asked for in turn: the two run side by side. A block holds good only until the next one is asked for. n_j
-            may be 0.
+        V_blocks: blocks of values (..., n_j, d_v) of the same lengths; d_v may differ from d. A block of K and a block
+            of V are requested in turn. A block is valid only until the next one is requested. n_j may be 0.
         scale: the factor of the scores; None means 1/√d.
 
     Returns:
@@ -153,7 +152,7 @@ def online_attention(
 
 
 def merge_states(state_a: State, state_b: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What is known of a row after two sets of keys, from what is known after each.
+    """The state of a row after two sets of keys, from the states after each.
 
     The state of a set of keys with scores s[j] and values v[j] is (m, l, o): `m = max over j of s[j]`,
     `l = sum over j of exp(s[j] − m)` and `o = sum over j of exp(s[j] − m) * v[j]`, not yet divided by l. The result is
@@ -161,10 +160,10 @@ def merge_states(state_a: State, state_b: State) -> tuple[np.ndarray, np.ndarray
     (−inf, 0, 0), changes nothing.
 
     Args:
-        state_a: (m, l, o) of shapes (...), (...) and (..., d_v). Leading axes are rows of their own. Where a row has
-            seen no key, or only scores of −inf, its m is −inf and its l and o are 0. A state without keys may be given
-            as the plain numbers (−inf, 0.0, 0.0).
-        state_b: likewise, of other keys.
+        state_a: (m, l, o) of shapes (...), (...) and (..., d_v). Leading axes are separate rows. Where a row has seen
+            no key, or only scores of −inf, its m is −inf and its l and o are 0. A state without keys may be given as
+            the plain numbers (−inf, 0.0, 0.0).
+        state_b: likewise, for other keys.
 
     Returns:
         (m, l, o) of the two together, in the dtype of the arrays given; never NaN.
@@ -190,7 +189,7 @@ def _take_in(m, l, block):
 
 
 def _finite(m):
-    """`m` with 0 for −inf: −inf − (−inf) would be NaN, −inf − 0 gives exp(−inf) = 0, which is meant."""
+    """`m` with 0 for −inf: −inf − (−inf) would be NaN, −inf − 0 gives exp(−inf) = 0, as it should be."""
     return np.where(m == -np.inf, 0, m)
 
 
@@ -200,7 +199,7 @@ def _divisor(l):
 
 
 def _precise(x):
-    """`x` in the dtype to compute in: float16 is too short to add up in."""
+    """`x` in the dtype to compute in: float16 has too few digits for sums."""
     x = np.asarray(x)
     return x.astype(np.result_type(_result_dtype(x), np.float32), copy=False)
 

@@ -75,7 +75,7 @@ def _update_tile(machine, Q, K_tile, V_tile, state, rows, first, last):
 
 
 def choose_blocks(sram_bytes, d, dtype_bytes=4):
-    # Here block_k decides the traffic, and K and V lie in SRAM together while the queries pass by.
+    # Here block_k decides the traffic, and K and V are in SRAM together while the queries are loaded in turn.
     capacity = sram_bytes // dtype_bytes
     block_q = min(max(1, capacity // (24 * d)), 16)
     block_k = (capacity - block_q * (3 * d + 3)) // (2 * d + block_q)

@@ -1,4 +1,4 @@
-"""Lab 05: FlashAttention-2, forward and backward, whose memory grows with N and not with N²."""
+"""Lab 05: FlashAttention-2, forward and backward; its memory grows with N and not with N²."""
 
 import torch
 
@@ -11,11 +11,11 @@ def flash_forward(
     block_q: int = 64,
     block_k: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exact attention, one tile of scores at a time, and what the backward pass will need of the softmax.
+    """Exact attention, one tile of scores at a time, and the number per query that the backward pass needs.
 
     With s[i, j] = Q[i] · K[j] / √d, over the keys j that query i sees:
     L[i] = log Σ_j exp(s[i, j]), natural logarithm, and O[i] = Σ_j exp(s[i, j] − L[i]) V[j].
-    Leading axes are a batch: each entry is an attention of its own.
+    Leading axes are a batch: each entry is a separate attention.
 
     Args:
         Q: queries, (..., N_q, d), float64, float32, bfloat16 or float16.
@@ -76,7 +76,7 @@ def flash_backward(
     block_q: int = 64,
     block_k: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of Σ O ∘ dO with respect to Q, K and V, one tile at a time, the weights computed once more.
+    """The gradients of Σ O ∘ dO with respect to Q, K and V, one tile at a time; the weights are recomputed.
 
     With p[i, j] = exp(s[i, j] − L[i]) for the keys j that query i sees, otherwise 0, and D[i] = Σ_c dO[i, c] O[i, c]:
     dV[j] = Σ_i p[i, j] dO[i]. The gradient of score s[i, j] is ds[i, j] = p[i, j] (dO[i] · V[j] − D[i]), so
@@ -94,8 +94,8 @@ def flash_backward(
         block_k: keys in a tile, likewise.
 
     Returns:
-        (dQ, dK, dV), with the shapes and the dtype of Q, K and V; sums are kept in L's dtype. A key that no query
-        sees has the gradients 0. The tensors on the way are as small as `flash_forward`'s.
+        (dQ, dK, dV), with the shapes and the dtype of Q, K and V; sums are kept in L's dtype. A key that no query sees
+        has the gradients 0. Intermediate tensors are as small as `flash_forward`'s.
 
     Raises:
         ValueError: as `flash_forward`.
@@ -147,17 +147,17 @@ class FlashAttention(torch.autograd.Function):
         V: torch.Tensor,
         is_causal: bool = False,
     ) -> torch.Tensor:
-        """Attention's output, and what `backward` will need, kept in `ctx`.
+        """Attention's output; what `backward` needs is kept in `ctx`.
 
         Args:
-            ctx: autograd's, to keep tensors in (`ctx.save_for_backward`) and the flag (`ctx.is_causal`).
+            ctx: autograd's object for tensors (`ctx.save_for_backward`) and the flag (`ctx.is_causal`).
             Q: queries, (..., N_q, d), as for `flash_forward`.
             K: keys, (..., N_k, d).
             V: values, (..., N_k, d_v).
             is_causal: as `causal` of `flash_forward`; may be left out.
 
         Returns:
-            O, (..., N_q, d_v), in Q's dtype: the output alone. The tiles are yours to choose, up to 2¹⁷ scores each.
+            O, (..., N_q, d_v), in Q's dtype: only the output. You choose the tiles, up to 2¹⁷ scores each.
 
         Raises:
             ValueError: as `flash_forward`.
@@ -176,18 +176,18 @@ class FlashAttention(torch.autograd.Function):
     def backward(
         ctx: torch.autograd.function.FunctionCtx, dO: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None]:
-        """The gradients of what was given to `forward`, one for each argument after `ctx`, in that order.
+        """The gradients of `forward`'s arguments, one for each argument after `ctx`, in that order.
 
         Args:
-            ctx: what `forward` left in it.
+            ctx: as `forward` left it.
             dO: gradient of the loss with respect to O, (..., N_q, d_v); it need not be contiguous.
 
         Returns:
             (dQ, dK, dV, None): None for an input that needs no gradient (`ctx.needs_input_grad`), and for is_causal.
 
         Raises:
-            RuntimeError: where the gradients are to be differentiated once more (under `create_graph=True`, where
-                `torch.is_grad_enabled()` in a backward pass): they would be wrong without a word.
+            RuntimeError: where the gradients are to be differentiated again (under `create_graph=True`, when
+                `torch.is_grad_enabled()` is true in a backward pass): they would be silently wrong.
         """
         ### BEGIN SOLUTION
         if torch.is_grad_enabled():  # in a backward pass it is so under create_graph=True alone
@@ -202,7 +202,7 @@ class FlashAttention(torch.autograd.Function):
 
 ### BEGIN SOLUTION
 def _precise(dtype):
-    """The dtype of sums: half precision is too short for them."""
+    """The dtype of sums: half precision has too few digits for them."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -213,7 +213,7 @@ def _blocks(length, block, end=None):
 
 
 def _keys_seen(rows, N_k, causal):
-    """How many of the first keys the queries `rows` look at."""
+    """How many of the first keys the queries `rows` see."""
     return min(rows.stop, N_k) if causal else N_k
 
 

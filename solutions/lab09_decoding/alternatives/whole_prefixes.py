@@ -38,7 +38,7 @@ class KVCache:
 
 
 class RollingKVCache(KVCache):
-    """Token t lies at t mod W and at t mod W + W: W neighbours hold the window in order, wherever it begins."""
+    """Token t is at t mod W and at t mod W + W: W neighbours hold the window in order, wherever it begins."""
 
     def __init__(self, window, kv_heads, head_dim, dtype):
         if window < 1:

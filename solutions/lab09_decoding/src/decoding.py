@@ -1,4 +1,4 @@
-"""Lab 09: generating a token at a time, where the cache of keys and values is the memory: grouped, split, paged."""
+"""Lab 09: generating a token at a time from a cache of keys and values: grouped, split and paged."""
 
 import torch
 
@@ -15,18 +15,18 @@ def kv_cache_bytes(
     latent_dim: int = 0,
     rope_dim: int = 0,
 ) -> int:
-    """The bytes that a model keeps of one sequence, exactly; by default of one token, in two bytes a number.
+    """The exact bytes that a model caches for one sequence; by default for one token, with two bytes per number.
 
-    Each layer keeps a key and a value of `head_dim` numbers for each of its key heads. With a `window` it keeps the
-    last `window` tokens at most. With `latent_dim` it keeps one vector of latent_dim + rope_dim numbers a token in
-    place of keys and values, which all heads share: `kv_heads` and `head_dim` then do not count.
+    Each layer keeps a key and a value of `head_dim` numbers for each of its key heads. With a `window` it keeps at most
+    the last `window` tokens. With `latent_dim` it keeps, instead of keys and values, one vector of latent_dim +
+    rope_dim numbers per token, which all heads share: `kv_heads` and `head_dim` then do not count.
 
     Raises:
         ValueError: naming the argument: `tokens`, `latent_dim` or `rope_dim` below 0, any other below 1, `rope_dim`
             without `latent_dim`.
 
     Example:
-        2 layers, 3 key heads of 4 numbers: 2 · 2 · 3 · 4 · 2 bytes = 96 a token.
+        2 layers, 3 key heads of 4 numbers: 2 · 2 · 3 · 4 · 2 bytes = 96 per token.
     """
     ### BEGIN SOLUTION
     _check(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype_bytes=dtype_bytes)
@@ -59,8 +59,8 @@ def grouped_query_attention(
         half-precision inputs, whose sums are kept in it, else q's dtype. A query that sees no key: 0 and −inf.
 
     Raises:
-        ValueError: naming H_q and H_kv, when the one is no multiple of the other; both shapes, when k and v differ in
-            more than their width, or q and k in d.
+        ValueError: naming H_q and H_kv, when H_q is not a multiple of H_kv; both shapes, when k and v differ in more
+            than their width, or q and k in d.
 
     Example:
         H_q = 2, H_kv = 1, q = [[[1]], [[1]]], k = [[[0], [0]]], v = [[[2], [4]]]: o = [[[3]], [[3]]], lse = log 2.
@@ -79,7 +79,7 @@ def grouped_query_attention(
 
 
 class KVCache:
-    """The keys and values of one sequence, in one storage that is made once and written a token at a time.
+    """The keys and values of one sequence, in a storage that is allocated once; an append writes only its tokens.
 
     Example:
         cache = KVCache(8, 2, 4, torch.float32); after appending (2, 3, 4) keys and values, len(cache) is 3 and
@@ -87,7 +87,7 @@ class KVCache:
     """
 
     def __init__(self, max_len: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        """Make room for `max_len` tokens; ValueError naming an argument below 1."""
+        """Allocate `max_len` places; ValueError naming an argument below 1."""
         ### BEGIN SOLUTION
         _check(max_len=max_len, kv_heads=kv_heads, head_dim=head_dim)
         self._keys = torch.empty(kv_heads, max_len, head_dim, dtype=dtype)
@@ -96,9 +96,9 @@ class KVCache:
         ### END SOLUTION
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Add n ≥ 0 tokens, k and v (kv_heads, n, head_dim): only they are written.
+        """Add n ≥ 0 tokens, k and v (kv_heads, n, head_dim); nothing else is written.
 
-        Raises ValueError, and changes nothing, when there is no room for n more (naming max_len) or when k or v is of
+        Raises ValueError, and changes nothing, when there is no space for n more (naming max_len) or when k or v has
         another shape or dtype.
         """
         ### BEGIN SOLUTION
@@ -141,7 +141,7 @@ class KVCache:
 
 
 class RollingKVCache:
-    """The keys and values of the last `window` tokens of one sequence: a new token takes the place of the oldest.
+    """The keys and values of the last `window` tokens of one sequence: a new token overwrites the oldest.
 
     Example:
         cache = RollingKVCache(3, 1, 1, torch.float32); after appending tokens 0 to 4, one at a time or at once,
@@ -149,18 +149,18 @@ class RollingKVCache:
     """
 
     def __init__(self, window: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        """Make room for `window` tokens; ValueError naming an argument below 1."""
+        """Allocate `window` places; ValueError naming an argument below 1."""
         ### BEGIN SOLUTION
         _check(window=window, kv_heads=kv_heads, head_dim=head_dim)
         self._keys = torch.empty(kv_heads, window, head_dim, dtype=dtype)
         self._values = torch.empty_like(self._keys)
-        self._seen = 0  # tokens appended so far; token t lies in place t mod window
+        self._seen = 0  # tokens appended so far; token t is in place t mod window
         ### END SOLUTION
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Add n ≥ 0 tokens, k and v (kv_heads, n, head_dim); of more than `window` only the last are written.
 
-        Raises ValueError, and changes nothing, when k or v is of another shape or dtype.
+        Raises ValueError, and changes nothing, when k or v has another shape or dtype.
         """
         ### BEGIN SOLUTION
         _check_tokens(self._keys, k, v)
@@ -174,7 +174,7 @@ class RollingKVCache:
 
     @property
     def keys(self) -> torch.Tensor:
-        """(kv_heads, len, head_dim), the oldest token first; where the tokens lie in two pieces, a copy."""
+        """(kv_heads, len, head_dim), the oldest token first; a copy where the tokens are in two pieces."""
         ### BEGIN SOLUTION
         return _in_order(self._keys, self._seen)
         ### END SOLUTION
@@ -187,7 +187,7 @@ class RollingKVCache:
         ### END SOLUTION
 
     def __len__(self) -> int:
-        """Tokens held: those appended, `window` at most."""
+        """Tokens held: those appended, at most `window`."""
         ### BEGIN SOLUTION
         return min(self._seen, self._keys.shape[1])
         ### END SOLUTION
@@ -195,8 +195,8 @@ class RollingKVCache:
     def truncate(self, n: int) -> None:
         """Keep the first n tokens of the sequence, as long as none has been overwritten.
 
-        Raises ValueError when there are fewer, when n is below 0, and whenever a token has been overwritten: those
-        that the window would have to reach back to are gone.
+        Raises ValueError when there are fewer, when n is below 0, and whenever a token has been overwritten: the older
+        tokens of the window are gone then.
         """
         ### BEGIN SOLUTION
         if not 0 <= n <= self._seen <= self._keys.shape[1]:
@@ -208,13 +208,13 @@ class RollingKVCache:
 def split_kv_decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_splits: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One query a head, its keys cut into `num_splits` parts that could be worked at side by side, then merged.
+    """One query per head over keys in `num_splits` parts, which could be computed in parallel and are then merged.
 
     The parts are runs of neighbouring keys, as equal as possible: none is longer than ⌈N_k / num_splits⌉, and with
     more splits than keys some are empty. Each gives a partial output and a log-sum-exp. Heads are grouped as above.
 
     Args:
-        q: one query a head, (..., H_q, d).
+        q: one query per head, (..., H_q, d).
         k: keys, (..., H_kv, N_k, d); N_k may be 0. Each is read once, and neither k nor v is copied.
         v: values, (..., H_kv, N_k, d_v).
         num_splits: at least 1.
@@ -223,7 +223,7 @@ def split_kv_decode(
         (o, lse): (..., H_q, d_v) and (..., H_q), dtypes as of `grouped_query_attention`; without a key 0 and −inf.
 
     Raises:
-        ValueError: naming num_splits, when it is below 1; for shapes as `grouped_query_attention`.
+        ValueError: naming num_splits, when it is below 1; for shapes, as `grouped_query_attention`.
 
     Example:
         Two splits with the partial outputs 2 and 5 and log-sum-exps 0 and log 2: o = (1 · 2 + 2 · 5) / 3 = 4, lse =
@@ -247,7 +247,7 @@ def num_splits_heuristic(total_mblocks: int, num_sms: int, num_n_blocks: int, ma
     With s splits there are total_mblocks · s pieces of work, num_sms at a time: ⌈total_mblocks · s / num_sms⌉ waves,
     of which total_mblocks · s / num_sms are filled. Their ratio is the efficiency of s. Only those s count that are at
     most max_splits, num_sms and num_n_blocks, and, from 2 on, that leave a split fewer blocks of keys,
-    ⌈num_n_blocks / s⌉, than s − 1 does. The answer is the smallest whose efficiency is at least 0.85 times the best.
+    ⌈num_n_blocks / s⌉, than s − 1 does. The result is the smallest s whose efficiency is at least 0.85 times the best.
 
     Args:
         total_mblocks: pieces of work without splitting: batch · key heads · blocks of queries.
@@ -260,7 +260,7 @@ def num_splits_heuristic(total_mblocks: int, num_sms: int, num_n_blocks: int, ma
 
     Example:
         48 pieces, 108 multiprocessors, 64 blocks: the efficiency of 1 split is 0.44, of 2 0.89, of 3 0.67, of 64 0.98,
-        the best: the answer is 2.
+        the best: the result is 2.
     """
     ### BEGIN SOLUTION
     _check(total_mblocks=total_mblocks, num_sms=num_sms, num_n_blocks=num_n_blocks, max_splits=max_splits)
@@ -275,12 +275,12 @@ def num_splits_heuristic(total_mblocks: int, num_sms: int, num_n_blocks: int, ma
 
 
 class BlockManager:
-    """Hands out the blocks of a paged cache: tables of blocks, shared where sequences begin alike.
+    """Allocates the blocks of a paged cache: a table for each sequence, with blocks shared where sequences begin alike.
 
-    It holds no keys or values, only which block of `block_size` places belongs to whom. A full block that holds the
-    same tokens after the same beginning is shared, also after its owners have gone, as long as no new content has
-    needed it. Free blocks are taken in the order in which they became free (at first 0, 1, 2, …), the blocks of one
-    freed sequence from its last to its first.
+    It holds no keys or values, only which sequences own which block of `block_size` places. A full block with the same
+    tokens after the same beginning is shared, even after its owners have gone, until it is reused. Free blocks are
+    taken in the order in which they became free (at first 0, 1, 2, …), the blocks of one freed sequence from its last
+    to its first.
 
     Every method raises ValueError, naming the sequence, for an unknown seq_id, or for a new one that is taken.
 
@@ -300,7 +300,7 @@ class BlockManager:
         ### END SOLUTION
 
     def can_allocate(self, token_ids: list[int]) -> bool:
-        """Whether `allocate` would find enough blocks; what is shared with a living sequence needs none."""
+        """Whether `allocate` would find enough blocks; a block shared with a live sequence needs no new one."""
         ### BEGIN SOLUTION
         return self._pool.missing(token_ids) <= 0
         ### END SOLUTION
@@ -308,9 +308,9 @@ class BlockManager:
     def allocate(self, seq_id: object, token_ids: list[int]) -> list[int]:
         """Give a new sequence, a prompt of at least one token, its blocks: ⌈tokens / block_size⌉, in order.
 
-        From its beginning on, full blocks that are there already are shared, as many as can be found, but never the
-        last token's: something must be left to compute. Raises RuntimeError, saying how many blocks are missing, and
-        changes nothing, when there are too few; ValueError when token_ids is empty.
+        From its beginning on, existing full blocks are shared, as many as can be found, but never the last token's:
+        something must be left to compute. Raises RuntimeError, naming the number of missing blocks, and changes
+        nothing, when there are too few; ValueError when token_ids is empty.
         """
         ### BEGIN SOLUTION
         if seq_id in self._tables or not token_ids:
@@ -328,11 +328,11 @@ class BlockManager:
         ### END SOLUTION
 
     def append(self, seq_id: object, token_id: int) -> tuple[int, int] | None:
-        """Add one token; when there is no place for it, a block comes first.
+        """Add one token, and allocate a block if there is no place for it.
 
-        A place in a block that others own too is not written: the sequence gets a block of its own in its stead.
-        Returns (old, new) when the caller has to copy block old to block new before writing, else None. Raises
-        RuntimeError, and changes nothing, when a block is needed and none is free.
+        A block that others own too is not written: the sequence gets a block of its own instead. Returns (old, new)
+        when the caller has to copy block old to block new before writing, else None. Raises RuntimeError, and changes
+        nothing, when a block is needed and none is free.
         """
         ### BEGIN SOLUTION
         table, tokens, copy = _known(self._tables, seq_id), self._tokens[seq_id], None
@@ -349,7 +349,7 @@ class BlockManager:
         ### END SOLUTION
 
     def fork(self, parent: object, child: object) -> None:
-        """A new sequence with the tokens of `parent`, which shares all its blocks, the last one too."""
+        """Make a new sequence with the tokens of `parent` that shares all its blocks, the last one too."""
         ### BEGIN SOLUTION
         table = _known(self._tables, parent)
         if child in self._tables:
@@ -361,7 +361,7 @@ class BlockManager:
         ### END SOLUTION
 
     def free(self, seq_id: object) -> None:
-        """Forget a sequence; blocks that nobody else owns are free, and can be found as long as nobody takes them."""
+        """Forget a sequence; blocks without another owner are free, and can be found until they are reused."""
         ### BEGIN SOLUTION
         table = _known(self._tables, seq_id)
         del self._tables[seq_id], self._tokens[seq_id], self._cached[seq_id]
@@ -370,13 +370,13 @@ class BlockManager:
         ### END SOLUTION
 
     def block_table(self, seq_id: object) -> list[int]:
-        """The blocks of a sequence, in order; a list of the caller's own."""
+        """The blocks of a sequence, in order, as a new list."""
         ### BEGIN SOLUTION
         return list(_known(self._tables, seq_id))
         ### END SOLUTION
 
     def num_cached_tokens(self, seq_id: object) -> int:
-        """How many tokens it found when it came: those in shared blocks; of a fork, all that it began with."""
+        """The tokens that a sequence found when it was allocated, in shared blocks; for a fork, all of its parent's."""
         ### BEGIN SOLUTION
         return _known(self._cached, seq_id)
         ### END SOLUTION
@@ -391,26 +391,26 @@ class BlockManager:
 def paged_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, context_lens: torch.Tensor
 ) -> torch.Tensor:
-    """One query a head for each sequence of a batch, whose keys and values lie in blocks that a table names.
+    """One query per head for each sequence of a batch, whose keys and values are in blocks that a table names.
 
-    Token t of sequence b lies at place t % block_size of block block_table[b, t // block_size]. Heads are grouped as
+    Token t of sequence b is at place t % block_size of block block_table[b, t // block_size]. Heads are grouped as
     above, the scale is 1/√d.
 
     Args:
         q: (batch, H_q, d).
-        k_cache: (num_blocks, block_size, H_kv, d). A block that no sequence owns may hold anything, NaN too; places
-            after a sequence's last token hold numbers of earlier owners. Of the caches nothing is read but the blocks
-            that hold tokens of the context, each once, and copies of it stay about as small as one sequence's share.
+        k_cache: (num_blocks, block_size, H_kv, d). A block that no sequence owns may hold anything, even NaN; places
+            after a sequence's last token hold numbers of earlier owners. Only the blocks with tokens of the context are
+            read, each once, and a copy is at most about as large as one sequence's share.
         v_cache: (num_blocks, block_size, H_kv, d_v).
-        block_table: (batch, max_blocks), integers; what lies behind a sequence's last block is −1.
-        context_lens: (batch,), integers: tokens of each sequence, 0 allowed.
+        block_table: (batch, max_blocks), integers; −1 after a sequence's last block.
+        context_lens: (batch,), integers: the number of tokens of each sequence, 0 allowed.
 
     Returns:
         (batch, H_q, d_v) in q's dtype; 0 for a sequence without tokens.
 
     Raises:
-        ValueError: naming H_q and H_kv, when the one is no multiple of the other; naming context_lens, when one is
-            longer than its row of the table has places.
+        ValueError: naming H_q and H_kv, when H_q is not a multiple of H_kv; naming context_lens, when one exceeds the
+            places in its row of the table.
 
     Example:
         Blocks of 2, one head, all keys 0, values 1 to 8 in order: table [[2, 0, -1]], context 3: the values are 5, 6
@@ -434,32 +434,31 @@ def paged_attention(
 def simulate_serving(
     requests: list[tuple[int, int, int]], num_slots: int, policy: str, block_size: int
 ) -> dict[str, float]:
-    """Serve `requests` from a cache of `num_slots` token slots, and say what the slots were used for on average.
+    """Serve `requests` from a cache of `num_slots` token slots, and return what the slots were used for on average.
 
-    A request is (prompt, output, limit) in tokens: it comes with its prompt, gets a token a step until `output` are
-    there, and may never have more than `limit` in all. Each step:
-    1. Every running request gets a token.
-    2. While the first that waits can be placed, it is, with its prompt and its first token.
+    A request is (prompt, output, limit) in tokens: it comes with its prompt, gets one token per step until it has
+    `output` new ones, and may never have more than `limit` in all. Each step: 1. Every running request gets a token.
+    2. While the first waiting request can be placed, it is, with its prompt and its first token.
     3. The slots are counted.
     4. Requests with all their output leave.
 
-    "max", "pow2" and "oracle" give a request a run of neighbouring slots for all its life, at the lowest place where
-    it fits: `limit` slots; the prompt and the least power of two that holds the output, cut at `limit`; prompt +
-    output. "paged" gives blocks of `block_size`, ⌈tokens / block_size⌉ at any time, of num_slots // block_size. Where
-    one is needed and none is free, the request placed last gives its blocks back and waits again, as the first, to
-    begin anew; then the one before it, until there is a block (the request in need may itself be the last). Requests
-    get their tokens in the order in which they were placed.
+    "max", "pow2" and "oracle" give a request a run of neighbouring slots until it leaves, at the lowest place where it
+    fits: `limit` slots; the prompt and the smallest power of two that holds the output, at most `limit`; prompt +
+    output. "paged" gives blocks of `block_size`, ⌈tokens / block_size⌉ at any time, of num_slots // block_size. If one
+    is needed and none is free, the request placed last releases its blocks, becomes the first to wait and starts again;
+    then the one before it, until there is a block (the request that needs it may itself be the last). Requests get
+    their tokens in the order in which they were placed.
 
     Returns:
-        shares of all slots over all steps, which add up to 1: "token", slots that hold a token; "reserved", given out
-        and to hold one later, by the request that has it; "internal", given out and never to hold one; "external", all
-        that is not given out, in steps that leave a request waiting for which it is enough in sum, but no run is long
-        enough; "free", the rest. Without requests all is free.
+        shares of all slots over all steps, which add up to 1: "token", slots that hold a token; "reserved", allocated
+        and filled later by its request; "internal", allocated and never filled; "external", all slots not allocated, in
+        steps that leave a request waiting for which they are enough in sum, but no run is long enough; "free", the
+        rest. Without requests all is free.
 
     Raises:
         ValueError: naming the four policies, for another one; naming the argument, when num_slots or block_size is
-            below 1; naming the request, when its prompt or output is below 1, their sum above its limit, or what it
-            needs more than there is.
+            below 1; naming the request, when its prompt or output is below 1, their sum above its limit, or its slots
+            more than there are.
 
     Example:
         [(2, 2, 8)], 8 slots, "max": 2 steps with 3 and 4 tokens: token 7/16, reserved 1/16, internal 8/16.
@@ -514,10 +513,10 @@ def _in_order(storage, seen):
 
 
 class _Pool:
-    """Blocks: how many own each, in which order the free ones are taken, and what the full ones hold.
+    """Blocks: how many sequences own each, in which order free ones are taken, and the contents of full ones.
 
-    What a full block holds is named by a number that is never used again. Its key is the number of what lies before
-    it, and its own tokens: so equal keys mean equal beginnings.
+    The content of a full block has a number that is never used again. Its key is the number of the content before it
+    and its own tokens, so equal keys mean equal beginnings.
     """
 
     def __init__(self, num_blocks, block_size):
@@ -527,7 +526,7 @@ class _Pool:
         self.numbers = itertools.count(1)
 
     def find(self, token_ids):
-        """The blocks that hold the beginning of `token_ids` already, the last token left out."""
+        """The blocks that already hold the beginning of `token_ids`, without the last token's."""
         found, number = [], 0
         for end in range(self.size, len(token_ids), self.size):
             block = self.block_of.get((number, tuple(token_ids[end - self.size : end])))
@@ -538,12 +537,12 @@ class _Pool:
         return found
 
     def missing(self, token_ids):
-        """How many more blocks would have to be free."""
+        """How many more free blocks are needed."""
         in_use = sum(self.owners[block] > 0 for block in self.find(token_ids))
         return -(-len(token_ids) // self.size) - in_use - len(self.free)
 
     def take(self):
-        """A free block, whose content is forgotten."""
+        """Take a free block and forget its content."""
         if not self.free:
             raise RuntimeError("no block is free")
         block, _ = self.free.popitem(last=False)
@@ -553,18 +552,18 @@ class _Pool:
         return block
 
     def share(self, block):
-        """One more owner."""
+        """Add an owner."""
         self.free.pop(block, None)
         self.owners[block] += 1
 
     def give_up(self, block):
-        """One owner less; without any the block is free, and keeps what it holds."""
+        """Remove an owner; a block without owners is free, and keeps its content."""
         self.owners[block] -= 1
         if self.owners[block] == 0:
             self.free[block] = None
 
     def name(self, table, tokens):
-        """Make the full blocks of a table findable; a twin of one that is findable already is left out."""
+        """Make the full blocks of a table findable, unless a block with the same content is findable already."""
         number = 0
         for place, block in enumerate(table[: len(tokens) // self.size]):
             key = (number, tuple(tokens[place * self.size : (place + 1) * self.size]))
@@ -648,7 +647,7 @@ class _Paged:
 
 
 def _grow(request, memory, running, waiting):
-    """A token for a running request; the request placed last may have to make room."""
+    """A token for a running request; the request placed last may be preempted."""
     while request in running and not memory.reach(request, request.tokens + 1):
         last = running.pop()
         memory.release(last)
@@ -669,7 +668,7 @@ def _attend(rows, k, v, scale=None, hidden=None):
 
 
 def _powers(scores, axis):
-    """exp(score − largest) in the scores' place, their sum (1 where nothing is seen), and the log-sum-exp."""
+    """exp(score − largest), written over the scores, their sum (1 where nothing is seen), and the log-sum-exp."""
     fixed = scores.detach()  # neither result depends on the largest score, and so no gradient needs it
     top = fixed.amax(axis, keepdim=True) if fixed.shape[axis] else fixed.sum(axis, keepdim=True) - torch.inf
     weights = scores.sub_(top.masked_fill(top.isneginf(), 0)).exp_()

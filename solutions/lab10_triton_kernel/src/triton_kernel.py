@@ -1,4 +1,4 @@
-"""Lab 10: attention in Triton's language: forward, backward and paged, and blocks that the compiler takes."""
+"""Lab 10: attention in Triton's language: forward, backward and paged, and blocks that the compiler accepts."""
 
 import torch
 import triton
@@ -16,16 +16,16 @@ def copy_kernel(x, out, n, BLOCK: tl.constexpr):
 def softmax_rows(x: torch.Tensor) -> torch.Tensor:
     """Softmax of each row: out[i, j] = exp(x[i, j]) / Σ_k exp(x[i, k]).
 
-    Computed by one kernel, which loads each element of x once and stores each of out once.
+    Computed by one kernel, which loads each element of x once and stores each element of out once.
 
     Args:
         x: (rows, columns), float32 or float16, any strides; at most 2¹⁷ columns.
 
     Returns:
-        (rows, columns) in x's dtype, from sums in float32. A row of −inf alone gives zeros.
+        (rows, columns) in x's dtype, from sums in float32. A row of only −inf gives zeros.
 
     Raises:
-        ValueError: x has not two axes.
+        ValueError: x does not have two axes.
         TypeError: x is neither float32 nor float16.
 
     Example:
@@ -46,8 +46,8 @@ def softmax_rows(x: torch.Tensor) -> torch.Tensor:
 ### BEGIN SOLUTION
 @triton.jit
 def softmax_kernel(x, out, x_row, x_column, out_row, out_column, n_columns, BLOCK: tl.constexpr):
-    """A row: BLOCK lanes, of which those from n_columns on have nothing to do."""
-    row = tl.program_id(0).to(tl.int64)  # rows may lie more than 2³¹ elements apart from the first
+    """One row: BLOCK lanes, of which those from n_columns on are masked out."""
+    row = tl.program_id(0).to(tl.int64)  # rows may be more than 2³¹ elements apart from the first
     columns = tl.arange(0, BLOCK)
     inside = columns < n_columns
     scores = tl.load(x + row * x_row + columns * x_column, mask=inside, other=float("-inf")).to(tl.float32)
@@ -69,7 +69,7 @@ def flash_forward(
     block_q: int = 64,
     block_k: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exact attention, a program for each block of queries, which passes over the keys once.
+    """Exact attention, with one program per block of queries, which passes over the keys once.
 
     With s[i, j] = Q[i] · K[j] / √d, over the keys j that query i sees:
     L[i] = log Σ_j exp(s[i, j]), natural logarithm, and O[i] = Σ_j exp(s[i, j] − L[i]) V[j].
@@ -89,7 +89,7 @@ def flash_forward(
 
     Raises:
         ValueError: naming both shapes, when Q and K differ in d, or K and V in N_k; naming the argument, when a block
-            size is no power of two or below 16.
+            size is not a power of two or below 16.
         TypeError: an input is neither float32 nor float16.
 
     Example:
@@ -172,7 +172,7 @@ def flash_backward(
     block_q: int = 64,
     block_k: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of Σ O ∘ dO with respect to Q, K and V, from what the forward pass left.
+    """Gradients of Σ O ∘ dO with respect to Q, K and V, from the forward pass's O and L.
 
     With p[i, j] = exp(s[i, j] − L[i]), D[i] = Σ_c dO[i, c] O[i, c], ds[i, j] = p[i, j] (Σ_c dO[i, c] V[j, c] − D[i]):
     dV[j] = Σ_i p[i, j] dO[i], dQ[i] = Σ_j ds[i, j] K[j] / √d, dK[j] = Σ_i ds[i, j] Q[i] / √d.
@@ -190,7 +190,7 @@ def flash_backward(
 
     Returns:
         (dQ, dK, dV), shaped as Q, K and V, in their dtype; sums are float32. No address is written by two programs,
-        unless by atomic operations.
+        except by atomic operations.
 
     Raises:
         ValueError: as in `flash_forward`.
@@ -223,7 +223,7 @@ def keys_kernel(
     Q, K, V, dO, L, D, dK, dV, n_queries, n_keys, d, d_v, scale,
     CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of a block of keys: one program owns it, and the queries pass by."""
+    """dK and dV of a block of keys, which one program owns: it loops over the queries."""
     head = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK_K
     columns = first + tl.arange(0, BLOCK_K)
@@ -265,7 +265,7 @@ def queries_kernel(
     Q, K, V, dO, L, D, dQ, n_queries, n_keys, d, d_v, scale,
     CAUSAL: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """dQ of a block of queries, past which the keys go. The weights are computed once more: no program waits."""
+    """dQ of a block of queries, in a loop over the keys. It recomputes the weights, so no program waits for another."""
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     wide, wide_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
@@ -309,17 +309,18 @@ def paged_decode(
     context_lens: torch.Tensor,
     num_splits: int,
 ) -> torch.Tensor:
-    """Attention of one query a sequence over keys and values that lie in blocks, read in `num_splits` parts at once.
+    """Attention of one query per sequence over keys and values in blocks, read in `num_splits` parts in parallel.
 
-    Token t of sequence b lies in block block_table[b, t // block_size], at place t % block_size, for t below
+    Token t of sequence b is in block block_table[b, t // block_size], at place t % block_size, for t below
     context_lens[b]. Query head h reads key head h // (H_q / H_kv). o[b, h] = Σ_t softmax_t(q[b, h] · k_t / √d) v_t.
 
     Args:
         q: (batch, H_q, d), float32 or float16.
         k_cache: (num_blocks, block_size, H_kv, d), contiguous, in q's dtype; H_kv divides H_q.
         v_cache: (num_blocks, block_size, H_kv, d_v), likewise.
-        block_table: (batch, most blocks of a sequence), int32 or int64. What a sequence does not need may be −1.
-        context_lens: (batch,), the tokens of each sequence, which may be 0.
+        block_table: (batch, most blocks of a sequence), int32 or int64. Entries that a sequence does not need may be
+            −1.
+        context_lens: (batch,), the number of tokens of each sequence, which may be 0.
         num_splits: the parts into which each sequence's tokens are cut, at least 1; each has programs of its own.
 
     Returns:
@@ -366,7 +367,7 @@ def split_kernel(
     table_width, n_key_heads, d, d_v, scale, num_splits, block_size, group,
     GROUP: tl.constexpr, TOKENS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """A part of a sequence's tokens for a key head: all query heads of its group, so that each key is read once."""
+    """One part of a sequence's tokens for one key head, with all query heads of its group: each key is read once."""
     split, key_head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     members = tl.arange(0, GROUP)
     wide, wide_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
@@ -406,7 +407,7 @@ def split_kernel(
 
 @triton.jit
 def merge_kernel(parts, lse, o, n_heads, num_splits, d_v, SPLITS: tl.constexpr, BLOCK_V: tl.constexpr):
-    """The parts of a query head, each weighted by exp of its log-sum-exp, less the largest."""
+    """Merge the parts of a query head, each weighted by exp(its log-sum-exp − the largest)."""
     head = tl.program_id(1).to(tl.int64) * n_heads + tl.program_id(0)
     splits, wide_v = tl.arange(0, SPLITS), tl.arange(0, BLOCK_V)
     there = splits < num_splits
@@ -424,7 +425,7 @@ def merge_kernel(parts, lse, o, n_heads, num_splits, d_v, SPLITS: tl.constexpr, 
 
 
 def choose_config(head_dim: int, dtype_bytes: int, arch: int) -> tuple[int, int, int, int]:
-    """Blocks, warps and stages with which your forward kernel fits a multiprocessor and keeps all in registers.
+    """Blocks, warps and stages with which your forward kernel fits a multiprocessor and keeps every tile in registers.
 
     Args:
         head_dim: d and d_v, 32, 64 or 128.
@@ -433,8 +434,8 @@ def choose_config(head_dim: int, dtype_bytes: int, arch: int) -> tuple[int, int,
 
     Returns:
         (block_q, block_k, num_warps, num_stages): blocks are powers of two from 16 on; num_warps is 4 or 8; num_stages,
-        the tiles of keys on their way at once, at least 2. block_q is at least 64 for float16 and 32 for float32, since
-        K and V are read once for every block of queries.
+        the tiles of keys in flight at once, at least 2. block_q is at least 64 for float16 and 32 for float32, since K
+        and V are read once for every block of queries.
 
     Raises:
         ValueError: naming the argument, for another head_dim, dtype_bytes or arch.
@@ -447,7 +448,7 @@ def choose_config(head_dim: int, dtype_bytes: int, arch: int) -> tuple[int, int,
     ]:
         if value not in known:
             raise ValueError(f"{name} must be one of {known}, found {value}")
-    if dtype_bytes == 4:  # products without tensor cores: the tiles of both factors lie in registers too
+    if dtype_bytes == 4:  # products without tensor cores: the tiles of both factors are in registers too
         return (32, 32, 4, 2) if head_dim < 128 else (32, 16, 8, 2)
     return (128, 64, 8, 2) if head_dim == 128 and arch == 80 else (64, 64, 4, 3)
     ### END SOLUTION
@@ -455,7 +456,7 @@ def choose_config(head_dim: int, dtype_bytes: int, arch: int) -> tuple[int, int,
 
 ### BEGIN SOLUTION
 def _width(n: int) -> int:
-    """The side of a tile that holds n elements: a power of two, and at least 16, which `tl.dot` asks for."""
+    """The side of a tile that holds n elements: a power of two, and at least 16, as `tl.dot` needs."""
     return max(16, triton.next_power_of_2(n))
 
 

@@ -6,7 +6,7 @@ TILE = 512
 
 
 def _places(rank, n, world_size, layout):
-    """Where in the sequence a rank's tokens stand."""
+    """The positions of a rank's tokens in the sequence."""
     own = torch.arange(n)
     if layout == "contiguous":
         return rank * n + own

@@ -95,7 +95,7 @@ def attention_with_sinks(q, k, v, window, num_sinks):
 
 
 def _by_distance(q, k, distance):
-    """The products of queries and keys that lie so far apart: pair by pair, the real part of q k* e^(iφ)."""
+    """The products of queries and keys that are so far apart: pair by pair, the real part of q k* e^(iφ)."""
     half = q.shape[-1] // 2
     speeds = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     scores = 0

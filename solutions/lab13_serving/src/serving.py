@@ -7,19 +7,19 @@ Spec = dict[str, int]
 
 
 def cache_plan(spec: Spec, nbytes: int, block_size: int, bits: int) -> int:
-    """How many blocks of `block_size` tokens fit into `nbytes` bytes, with `bits` bits a number.
+    """How many blocks of `block_size` tokens fit into `nbytes` bytes, with `bits` bits per number.
 
     A token has a key and a value for each layer and key head, vectors of head_dim numbers. With 2, 4 or 8 bits each
     vector takes head_dim · bits / 8 bytes for its codes and 4 for a scale and a zero, both float16; with 32 bits it is
-    kept as it is, 4 bytes a number.
+    stored unchanged, 4 bytes per number.
 
     Raises:
-        ValueError: naming `bits`, when it is none of 2, 4, 8 and 32 or a vector's codes fill no whole number of bytes;
-            naming `block_size`, when it is below 1; naming `nbytes`, when not one block fits.
+        ValueError: naming `bits`, when it is not 2, 4, 8 or 32, or when a vector's codes do not fill whole bytes;
+            naming `block_size`, when it is below 1; naming `nbytes`, when not even one block fits.
 
     Example:
-        2 layers, 2 key heads of 16 numbers, 8 bits: 2 · 2 · 2 · (16 + 4) = 160 bytes a token, and 31 blocks of 8 tokens
-        in 40,000 bytes.
+        2 layers, 2 key heads of 16 numbers, 8 bits: 2 · 2 · 2 · (16 + 4) = 160 bytes per token, and 31 blocks of 8
+        tokens in 40,000 bytes.
     """
     ### BEGIN SOLUTION
     width = spec["head_dim"]
@@ -36,12 +36,12 @@ def cache_plan(spec: Spec, nbytes: int, block_size: int, bits: int) -> int:
 
 
 class BlockManager:
-    """Hands out the blocks of a paged cache, as in Lab 09, whose class may be put in the place of this one.
+    """Allocates the blocks of a paged cache, as in Lab 09, whose class may replace this one.
 
-    A full block that holds the same tokens after the same beginning is shared, also after its owners have gone, as long
-    as no new content has needed it. Free blocks are taken in the order in which they became free (at first 0, 1, 2, …),
-    the blocks of one freed sequence from its last to its first. Every method raises ValueError, naming the sequence,
-    for an unknown seq_id, or for a new one that is taken.
+    A full block with the same tokens after the same beginning is shared, even after its owners have gone, until it is
+    reused. Free blocks are taken in the order in which they became free (at first 0, 1, 2, …), the blocks of one freed
+    sequence from its last to its first. Every method raises ValueError, naming the sequence, for an unknown seq_id, or
+    for a new one that is taken.
 
     Example:
         m = BlockManager(4, 2); m.allocate("a", [5, 6, 7]) is [0, 1]; m.allocate("b", [5, 6, 8]) is [0, 2], and
@@ -59,7 +59,7 @@ class BlockManager:
         ### END SOLUTION
 
     def can_allocate(self, token_ids: list[int]) -> bool:
-        """Whether `allocate` would find enough blocks; what is shared with a living sequence needs none."""
+        """Whether `allocate` would find enough blocks; a block shared with a live sequence needs no new one."""
         ### BEGIN SOLUTION
         return self._pool.missing(token_ids) <= 0
         ### END SOLUTION
@@ -67,9 +67,8 @@ class BlockManager:
     def allocate(self, seq_id: object, token_ids: list[int]) -> list[int]:
         """Give a new sequence, a prompt of at least one token, its blocks: ⌈tokens / block_size⌉, in order.
 
-        From its beginning on, full blocks that are there already are shared, as many as can be found, but never the
-        last token's. Raises RuntimeError, and changes nothing, when there are too few; ValueError when token_ids is
-        empty.
+        From its beginning on, existing full blocks are shared, as many as can be found, but never the last token's.
+        Raises RuntimeError, and changes nothing, when there are too few; ValueError when token_ids is empty.
         """
         ### BEGIN SOLUTION
         if seq_id in self._tables or not token_ids:
@@ -87,11 +86,11 @@ class BlockManager:
         ### END SOLUTION
 
     def append(self, seq_id: object, token_id: int) -> tuple[int, int] | None:
-        """Add one token; when there is no place for it, a block comes first.
+        """Add one token, and allocate a block if there is no place for it.
 
-        A place in a block that others own too is not written: the sequence gets a block of its own in its stead.
-        Returns (old, new) when the caller has to copy block old to block new before writing, else None. Raises
-        RuntimeError, and changes nothing, when a block is needed and none is free.
+        A block that others own too is not written: the sequence gets a block of its own instead. Returns (old, new)
+        when the caller has to copy block old to block new before writing, else None. Raises RuntimeError, and changes
+        nothing, when a block is needed and none is free.
         """
         ### BEGIN SOLUTION
         table, tokens, copy = _known(self._tables, seq_id), self._tokens[seq_id], None
@@ -108,7 +107,7 @@ class BlockManager:
         ### END SOLUTION
 
     def fork(self, parent: object, child: object) -> None:
-        """A new sequence with the tokens of `parent`, which shares all its blocks, the last one too."""
+        """Make a new sequence with the tokens of `parent` that shares all its blocks, the last one too."""
         ### BEGIN SOLUTION
         table = _known(self._tables, parent)
         if child in self._tables:
@@ -120,7 +119,7 @@ class BlockManager:
         ### END SOLUTION
 
     def free(self, seq_id: object) -> None:
-        """Forget a sequence; blocks that nobody else owns are free, and can be found as long as nobody takes them."""
+        """Forget a sequence; blocks without another owner are free, and can be found until they are reused."""
         ### BEGIN SOLUTION
         table = _known(self._tables, seq_id)
         del self._tables[seq_id], self._tokens[seq_id], self._cached[seq_id]
@@ -129,13 +128,13 @@ class BlockManager:
         ### END SOLUTION
 
     def block_table(self, seq_id: object) -> list[int]:
-        """The blocks of a sequence, in order; a list of the caller's own."""
+        """The blocks of a sequence, in order, as a new list."""
         ### BEGIN SOLUTION
         return list(_known(self._tables, seq_id))
         ### END SOLUTION
 
     def num_cached_tokens(self, seq_id: object) -> int:
-        """How many tokens it found when it came: those in shared blocks; of a fork, all that it began with."""
+        """The tokens that a sequence found when it was allocated, in shared blocks; for a fork, all of its parent's."""
         ### BEGIN SOLUTION
         return _known(self._cached, seq_id)
         ### END SOLUTION
@@ -169,7 +168,7 @@ class PlainBlocks:
         return self.block_table(seq_id)
 
     def append(self, seq_id: object, token_id: int) -> tuple[int, int] | None:
-        """One more token, and a block where it needs one; RuntimeError when none is free."""
+        """Add one token, and a block if it needs one; RuntimeError when none is free."""
         if self._lengths[seq_id] % self._size == 0:
             if not self._free:
                 raise RuntimeError(f"no block is free for sequence {seq_id!r}")
@@ -178,7 +177,7 @@ class PlainBlocks:
         return None
 
     def free(self, seq_id: object) -> None:
-        """A sequence goes, and its blocks are free."""
+        """Forget a sequence and free its blocks."""
         self._free += self._tables.pop(seq_id)
         del self._lengths[seq_id]
 
@@ -196,17 +195,17 @@ class PlainBlocks:
 
 
 class QuantizedBlocks:
-    """Keys and values of all layers in blocks, in few bits a number, and attention that reads them there.
+    """Keys and values of all layers in blocks, in a few bits per number, and attention that reads them there.
 
-    Each vector, a token's key or value in one layer and head, has a scale and a zero of its own: its zero is its
-    minimum and its scale (maximum − minimum) / (2^bits − 1), both rounded to float16 and kept so. The code of x is the
-    nearest whole number to (x − zero) / scale, with the rounded zero and scale, cut to 0 … 2^bits − 1; where the scale
-    is 0 all codes are. What attention reads is code · scale + zero. How codes lie in memory is yours; but in all there
-    are head_dim · bits / 8 + 4 bytes a vector, and no more.
+    Each vector, a token's key or value in one layer and head, has its own scale and zero: its zero is its minimum and
+    its scale (maximum − minimum) / (2^bits − 1), both rounded to float16 and stored that way. The code of x is the
+    nearest whole number to (x − zero) / scale, with the rounded zero and scale, clipped to 0 … 2^bits − 1; where the
+    scale is 0 all codes are 0. Attention reads code · scale + zero. You choose how codes are stored, but a vector takes
+    exactly head_dim · bits / 8 + 4 bytes.
     """
 
     def __init__(self, num_blocks: int, block_size: int, layers: int, kv_heads: int, head_dim: int, bits: int) -> None:
-        """Memory for all blocks, made once; ValueError naming `bits`, when it is none of 2, 4 and 8."""
+        """Allocate memory for all blocks, once; ValueError naming `bits`, when it is not 2, 4 or 8."""
         ### BEGIN SOLUTION
         if bits not in (2, 4, 8) or head_dim * bits % 8:
             raise ValueError(f"bits must be 2, 4 or 8, and fill whole bytes with {head_dim} numbers; got {bits}")
@@ -217,7 +216,7 @@ class QuantizedBlocks:
         ### END SOLUTION
 
     def write(self, layer: int, blocks: list[int], places: list[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Keep the keys and values of n tokens, k and v (n, kv_heads, head_dim) in float32, in one layer.
+        """Store the keys and values of n tokens, k and v (n, kv_heads, head_dim) in float32, in one layer.
 
         Token i goes to place places[i] of block blocks[i]. Nothing else changes.
         """
@@ -229,7 +228,7 @@ class QuantizedBlocks:
         ### END SOLUTION
 
     def copy(self, old: int, new: int) -> None:
-        """Make block `new` hold what block `old` holds, in all layers."""
+        """Copy the contents of block `old` to block `new`, in all layers."""
         ### BEGIN SOLUTION
         self._codes[:, new] = self._codes[:, old]
         self._scales[:, new] = self._scales[:, old]
@@ -238,11 +237,10 @@ class QuantizedBlocks:
     def attend(self, layer: int, q: torch.Tensor, block_table: list[int], start: int) -> torch.Tensor:
         """Attention of the queries of n tokens of one sequence, q (n, H, head_dim), at positions start … start + n − 1.
 
-        Token t of the sequence lies at place t % block_size of block block_table[t // block_size]; the query at
-        position p sees the keys 0 … p. Query head h reads key head h // (H / kv_heads), the scale is 1/√head_dim. Of
-        the cache only the sequence's own blocks up to its last query are read, each once, a few at a time: what is
-        dequantized at once does not grow with the sequence. Other blocks, and places after the last query, may hold
-        anything.
+        Token t of the sequence is at place t % block_size of block block_table[t // block_size]; the query at
+        position p sees the keys 0 … p. Query head h reads key head h // (H / kv_heads), the scale is 1/√head_dim. Only
+        the sequence's own blocks up to its last query are read, each once, a few at a time: the memory for dequantized
+        numbers does not grow with the sequence. Other blocks, and places after the last query, may hold anything.
 
         Returns:
             (n, H, head_dim), float32.
@@ -288,15 +286,15 @@ class PlainBlocksCache:
         self._numbers = torch.zeros(2, layers, num_blocks, block_size, kv_heads, head_dim)
 
     def write(self, layer: int, blocks: list[int], places: list[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Keep the keys and values of some tokens."""
+        """Store the keys and values of some tokens."""
         self._numbers[:, layer, torch.tensor(blocks), torch.tensor(places)] = torch.stack([k, v])
 
     def copy(self, old: int, new: int) -> None:
-        """Make block `new` hold what block `old` holds."""
+        """Copy the contents of block `old` to block `new`."""
         self._numbers[:, :, new] = self._numbers[:, :, old]
 
     def attend(self, layer: int, q: torch.Tensor, block_table: list[int], start: int) -> torch.Tensor:
-        """Attention of q (n, H, head_dim) at positions start … start + n − 1 over the tokens before and their own."""
+        """Attention of q (n, H, head_dim) at positions start … start + n − 1 over all tokens up to their own."""
         end = start + len(q)
         blocks = torch.tensor(block_table[: -(-end // self._size)])
         k, v = self._numbers[:, layer, blocks].flatten(1, 2)[:, :end]
@@ -314,10 +312,10 @@ CACHE = QuantizedBlocks
 
 
 class Scheduler:
-    """Decides which tokens of which requests a step computes, and in which blocks they lie.
+    """Decides which tokens of which requests a step computes, and which blocks hold them.
 
-    It holds no keys or values. A request is served when all its max_new tokens have been generated; then its blocks are
-    free. Blocks come from `BLOCKS(num_blocks, block_size)`.
+    It holds no keys or values. A request is finished when all its max_new tokens have been generated; then its blocks
+    are free. Blocks come from `BLOCKS(num_blocks, block_size)`.
 
     Example:
         s = Scheduler(4, 2, 8); s.submit("a", [5, 6, 7], 1); s.plan() is {"copies": [], "work": [{"id": "a",
@@ -325,7 +323,7 @@ class Scheduler:
     """
 
     def __init__(self, num_blocks: int, block_size: int, max_tokens: int) -> None:
-        """No request; ValueError naming an argument below 1."""
+        """Start without requests; ValueError naming an argument below 1."""
         ### BEGIN SOLUTION
         _check(num_blocks=num_blocks, block_size=block_size, max_tokens=max_tokens)
         self._num_blocks, self._size, self._max_tokens = num_blocks, block_size, max_tokens
@@ -336,11 +334,11 @@ class Scheduler:
         ### END SOLUTION
 
     def submit(self, id: object, prompt: list[int], max_new: int) -> None:
-        """A request comes: `max_new` tokens are to follow `prompt`.
+        """Add a request: `max_new` tokens are to follow `prompt`.
 
         Raises:
-            ValueError: naming the request, when its name is that of one that is served, the prompt is empty, max_new is
-                below 1, or it can never fit: prompt and max_new tokens need more than num_blocks blocks.
+            ValueError: naming the request, when its name is in use, the prompt is empty, max_new is below 1, or it can
+                never fit: prompt and max_new tokens need more than num_blocks blocks.
         """
         ### BEGIN SOLUTION
         if any(one.id == id for one in (*self._waiting, *self._running)):
@@ -358,11 +356,11 @@ class Scheduler:
 
         Returns:
             "copies": a list of (old, new), blocks to be copied before anything is written. "work": a list of dicts, one
-            a request: its "id"; "tokens", a list of its next tokens that are computed now, the first of them at
-            position "start"; and "blocks", its block table, a list that covers them. All places before "start" hold
+              per request: its "id"; "tokens", a list of its next tokens that are computed now, the first of them at
+              position "start"; and "blocks", its block table, a list that covers them. All places before "start" hold
             this request's tokens after this request's beginning; within a step everything is written before anything
             is read. At most max_tokens tokens in all, at least one for each request in the list, and at least one in
-            all while there are requests. Whose last known token is computed gets its next one by `advance`.
+            all while there are requests. A request whose last known token is computed gets its next one by `advance`.
         """
         ### BEGIN SOLUTION
         copies, work, room = [], [], self._max_tokens
@@ -384,7 +382,7 @@ class Scheduler:
         ### END SOLUTION
 
     def advance(self, sampled: dict[object, int]) -> None:
-        """What the last plan said is done: these requests have got these tokens, and may be done."""
+        """The last plan was carried out: these requests have new tokens, and may be finished."""
         ### BEGIN SOLUTION
         for one in [each for each in self._running if each.id in sampled]:
             one.tokens.append(sampled[one.id])
@@ -393,7 +391,7 @@ class Scheduler:
                 self._blocks.free(one.id)
 
     def _place(self, one):
-        """Give a request blocks for what is known of it; what is found there and has been computed need not be."""
+        """Allocate blocks for a request's known tokens; tokens found there and computed already are skipped."""
         table = self._blocks.allocate(one.id, one.tokens)
         one.held = len(one.tokens)
         found = self._blocks.num_cached_tokens(one.id) // self._size
@@ -404,7 +402,7 @@ class Scheduler:
         one.computed = n_full * self._size
 
     def _hold(self, one, n_tokens, copies):
-        """Blocks for the first `n_tokens` of a running request; the last that came give way. False if it does."""
+        """Allocate blocks for the first `n_tokens` of a request, or preempt the last to come; False if that is it."""
         while one.held < n_tokens:
             n_blocks = len(self._blocks.block_table(one.id))
             try:
@@ -436,14 +434,14 @@ class Scheduler:
 
 
 class Server:
-    """A scheduler and a cache under a budget of bytes: what the engine serves a trace with.
+    """A scheduler and a cache under a budget of bytes, with which the engine serves a trace.
 
     Each step the engine calls `plan`, then `copy` for its copies, then for each layer `write` and, for each piece of
-    work, `attend`; then `advance`. Bits and block size are your choice.
+    work, `attend`; then `advance`. You choose bits and block size.
     """
 
     def __init__(self, spec: Spec, nbytes: int, max_tokens: int) -> None:
-        """A server for the model `spec` whose cache takes at most `nbytes` bytes, made of `CACHE` and `Scheduler`."""
+        """Make a server for the model `spec`, from `CACHE` and `Scheduler`; its cache takes at most `nbytes` bytes."""
         ### BEGIN SOLUTION
         self._settings = {"bits": 32 if CACHE is PlainBlocksCache else 8, "block_size": 8}
         bits, size = self._settings.values()
@@ -453,7 +451,7 @@ class Server:
         ### END SOLUTION
 
     def settings(self) -> dict[str, int]:
-        """What was chosen: "bits" (2, 4, 8, or 32 for `PlainBlocksCache`), "block_size" and "num_blocks"."""
+        """The settings: "bits" (2, 4, 8, or 32 for `PlainBlocksCache`), "block_size" and "num_blocks"."""
         ### BEGIN SOLUTION
         return dict(self._settings)
         ### END SOLUTION
@@ -505,14 +503,14 @@ _TOKENS_AT_ONCE = 128
 class _Request:
     def __init__(self, id, tokens, final):
         self.id, self.tokens, self.final = id, tokens, final
-        self.computed = self.held = 0  # tokens that lie in the cache, and for which there are blocks
+        self.computed = self.held = 0  # tokens in the cache, and tokens for which there are blocks
 
 
 class _Pool:
-    """Blocks: how many own each, in which order the free ones are taken, and what the full ones hold.
+    """Blocks: how many sequences own each, in which order free ones are taken, and the contents of full ones.
 
-    What a full block holds is named by a number that is never used again. Its key is the number of what lies before
-    it, and its own tokens: so equal keys mean equal beginnings.
+    The content of a full block has a number that is never used again. Its key is the number of the content before it
+    and its own tokens, so equal keys mean equal beginnings.
     """
 
     def __init__(self, num_blocks, block_size):
@@ -522,7 +520,7 @@ class _Pool:
         self.numbers = itertools.count(1)
 
     def find(self, token_ids):
-        """The blocks that hold the beginning of `token_ids` already, the last token left out."""
+        """The blocks that already hold the beginning of `token_ids`, without the last token's."""
         found, number = [], 0
         for end in range(self.size, len(token_ids), self.size):
             block = self.block_of.get((number, tuple(token_ids[end - self.size : end])))
@@ -533,12 +531,12 @@ class _Pool:
         return found
 
     def missing(self, token_ids):
-        """How many more blocks would have to be free."""
+        """How many more free blocks are needed."""
         in_use = sum(self.owners[block] > 0 for block in self.find(token_ids))
         return -(-len(token_ids) // self.size) - in_use - len(self.free)
 
     def take(self):
-        """A free block, whose content is forgotten."""
+        """Take a free block and forget its content."""
         if not self.free:
             raise RuntimeError("no block is free")
         block, _ = self.free.popitem(last=False)
@@ -548,18 +546,18 @@ class _Pool:
         return block
 
     def share(self, block):
-        """One more owner."""
+        """Add an owner."""
         self.free.pop(block, None)
         self.owners[block] += 1
 
     def give_up(self, block):
-        """One owner less; without any the block is free, and keeps what it holds."""
+        """Remove an owner; a block without owners is free, and keeps its content."""
         self.owners[block] -= 1
         if self.owners[block] == 0:
             self.free[block] = None
 
     def name(self, table, tokens):
-        """Make the full blocks of a table findable; a twin of one that is findable already is left out."""
+        """Make the full blocks of a table findable, unless a block with the same content is findable already."""
         number = 0
         for place, block in enumerate(table[: len(tokens) // self.size]):
             key = (number, tuple(tokens[place * self.size : (place + 1) * self.size]))
@@ -581,7 +579,7 @@ def _check(**numbers):
 
 
 def _codes(x, bits):
-    """Codes of vectors x (..., d), packed into bytes, and scale and zero of each, (..., 2) in float16."""
+    """Codes of vectors x (..., d), packed into bytes, and the scale and zero of each, (..., 2) in float16."""
     levels = 2**bits - 1
     low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
     scale, zero = ((high - low) / levels).half(), low.half()

@@ -19,7 +19,7 @@ SHAPES = [(8, 256, 16), (1, 1, 1), (2, 63, 17), (1, 1, 512), (1, 40, 80), (3, 1,
 
 
 def simulate(softmax, shape, dtype, round_to):
-    """Measured bytes of each definition in the second of two steps; events of its forward and of its backward pass."""
+    """Measured bytes of each definition in the second of two steps; events of its forward and its backward pass."""
     form, got = FORMS[softmax], {}
     with AllocationMeter(round_to, timeline=True) as meter:
         q, k, v = (

@@ -80,7 +80,7 @@ def test_parameters_of_a_layer(sizes):
 
 
 class TestPublished:
-    """Published numbers."""
+    """Closed forms against published numbers."""
 
     @pytest.mark.parametrize(
         ("name", "parameters"),

@@ -24,7 +24,7 @@ from tests.student import results, solution_text, stub_text, student_lab
 
 @pytest.fixture
 def lab(tmp_path):
-    """Lab 01 untouched, in a folder of its own."""
+    """Lab 01 untouched, in a separate folder."""
     return student_lab(tmp_path)
 
 
@@ -63,7 +63,7 @@ def test_hints_are_shown_one_at_a_time(lab):
         assert lines[2] == hint
         assert not any(other in "\n".join(lines) for other in task.hints if other != hint)
     assert hint_lines(lab, task.name)[2] == task.hints[-1]
-    assert "That was the last one" in hint_lines(lab, task.name)[-1]
+    assert "That was the last hint" in hint_lines(lab, task.name)[-1]
     assert len(hint_lines(lab, task.name, again=True)) == len(task.hints)
     with pytest.raises(UnknownLab, match="lab01 has no task 'nothing'; its tasks are: standard_attention,"):
         hint_lines(lab, "nothing")
@@ -86,7 +86,7 @@ def test_watch_runs_again_on_each_save_and_shows_changes(lab, monkeypatch):
     first, second, third = text.split("─" * 150)[1:]
     assert "estimate_attention_memory · not implemented yet" in first
     assert re.search(r"▲ lab01 · estimate_attention_memory · 0 → (\d+) of \1$", second, re.MULTILINE)
-    assert "no change in what passes" in third
+    assert "no change: the same tests pass" in third
     assert text.count("watching labs/lab01_memory_profiling/src/profiling.py") == 1
     assert "standard_attention" not in text
 

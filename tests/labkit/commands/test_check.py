@@ -18,7 +18,7 @@ IN_PARTS = "lab01: a task has points when every test of it was run"
 
 
 def attention(body):
-    """The solution with another body for a task."""
+    """The solution with another body for one task."""
     return with_function(solution_text(), ATTENTION, HEAD + body)
 
 
@@ -33,7 +33,7 @@ def tree(tmp_path):
 
 @pytest.fixture(scope="module")
 def tested_tree(tmp_path_factory):
-    """Lab 01 half right after a whole run: nothing in it may change."""
+    """Lab 01 half right after a whole run; tests must not change it."""
     made = StudentTree(tmp_path_factory.mktemp("tree"), HALF_RIGHT)
     made.pytest("-p", "no:cacheprovider")
     return made
@@ -90,7 +90,7 @@ def test_an_endless_loop_stops_no_other_task(tmp_path, monkeypatch):
 
 
 def test_a_slow_test_fails_no_other(tmp_path, monkeypatch):
-    """Slow for one length only: every other test of the task is run, and passes."""
+    """With code that is slow for one length, every other test of the task runs and passes."""
     slow = "    for _ in range(10**9 if seq_len > 10**6 else 0):\n        pass\n"
     slow += "    return _solved(seq_len, d_model, dtype_bytes, batch_size)"
     monkeypatch.setenv("ATTENTION_LABS_TEST_SECONDS", "4")
@@ -209,7 +209,7 @@ def test_prints_are_counted_and_shown_on_demand(tree):
 def test_a_debugger_needs_the_terminal(tree, opened):
     tree.write(attention(f"    {opened}\n    return _solved(Q, K, V, mask)"))
     refused = tree.check(ATTENTION)
-    assert "a debugger needs a terminal of its own: uv run lab check 01 -s" in refused.stdout, refused.stderr
+    assert "a debugger needs a terminal: uv run lab check 01 -s" in refused.stdout, refused.stderr
     typed = tree.check(ATTENTION, "-s", typed="p 'shape', Q.shape\n" + "c\n" * 100)
     assert "('shape', (1, 2))" in typed.stdout
     assert f"lab01 · {ATTENTION} · done" in typed.stdout, typed.stderr
@@ -235,10 +235,10 @@ def test_all_tasks_done(tree):
     for run in (tree.check(), tree.pytest()):
         assert run.returncode == 0
         assert lines_with(run, "lab01: 6 of 6 tasks done, 60 of 60 points")
-        assert "★ Lab 01, Memory profiling, is done: all of its " in run.stdout
-        assert f"The report is left, 24 points: {report}" in run.stdout
+        assert "★ Lab 01, Memory profiling, is done: all its " in run.stdout
+        assert f"Left to do: the report, 24 points: {report}" in run.stdout
         assert not lines_with(run, "next:")
-    assert f"★ Every task is done.\n  What is left are the reports: {report}" in tree.command().stdout
+    assert f"★ Every task is done.\n  Only the reports are left: {report}" in tree.command().stdout
 
 
 def test_findings_of_the_review_come_first(tree):
@@ -246,7 +246,7 @@ def test_findings_of_the_review_come_first(tree):
     run = tree.check(ESTIMATE)
     line = len((solution_text() + "\n\nimport ctypes").splitlines())
     assert run.stdout.splitlines()[:2] == [
-        "When profiling.py is graded, your instructor will be shown:",
+        "When profiling.py is graded, your instructor will see:",
         f"  line {line}: imports ctypes",
     ]
     assert run.returncode == 0

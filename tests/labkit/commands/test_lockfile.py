@@ -1,4 +1,4 @@
-"""The committed lock file has versions, and no address that they come from."""
+"""The committed lock file has versions and no download addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches of compiled kernels and of the interpreter's types give what Triton would make again."""
+"""Caches of compiled kernels and of the interpreter's types return what Triton would compute."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def compiled_scaled(tmp_path, factor, archs=(80,), **options):
-    """What the compiler makes of the kernel above with a factor, by architecture; stored under any name."""
+    """The compiled kernel above with a factor, by architecture, stored under any name."""
     import torch
 
     from labkit.kernels.table import load_target
@@ -61,7 +61,7 @@ def test_is_made_once_where_a_folder_is_named(folder):
 
 def test_folder_is_named_for_a_while(tmp_path, monkeypatch):
     monkeypatch.delenv(cache.FOLDER, raising=False)
-    with cache.kernels_cached(tmp_path / "mine"):
+    with cache.cached_kernels(tmp_path / "mine"):
         assert cache.made_once("a", lambda: "ptx") == cache.made_once("a", lambda: "another")
     assert cache.FOLDER not in os.environ
     assert len(list((tmp_path / "mine").iterdir())) == 1

@@ -33,7 +33,7 @@ SHIFT = HEAD + (
 
 @pytest.fixture
 def shift(tmp_path):
-    """A function that loads the module above with a change made in it, and runs `shift` on 37 numbers."""
+    """A function that loads the module above after a change and runs `shift` on 37 numbers."""
     from labkit.kernels.table import load_target
     from labkit.meters.kernels.calls import kernel_call
 

@@ -1,4 +1,4 @@
-"""A manifest is read as it stands, and a malformed one is one clear message."""
+"""A manifest is read correctly, and a malformed one gives one clear message."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ points = 4
 
 
 def write(root, text, folder="lab01_thing"):
-    """A manifest in a folder of its own."""
+    """A manifest in a separate folder."""
     path = root / "labs" / folder / "lab.toml"
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")
@@ -83,7 +83,7 @@ def test_platform_and_environment(tmp_path):
             "tasks[1].signature: expected a call of second, like second(Q, K), found 'third(x)'",
         ),
         ('name = "second"', 'name = "first"', "tasks[1].signature: expected a call of first"),
-        ('tests = "TestSecond"', 'tests = "TestFirst"', "tasks: expected every name once, found twice: TestFirst"),
+        ('tests = "TestSecond"', 'tests = "TestFirst"', "tasks: expected each name once, found twice: TestFirst"),
         ("hours = 1.5", "hours = 1.5\ncolour = 1", "colour: not a key of a lab's manifest"),
         ("points = 4", "points = 4\nrubric = 1", "questions[0].rubric: not a key of a lab's manifest"),
         ("hours = 1.5", "hours = ", "not valid TOML"),

@@ -1,4 +1,4 @@
-"""Forms of attention that meters of tensors are tried on, and ways to run them."""
+"""Forms of attention for tests of the tensor meters, and ways to run them."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""NumPy's bytes, counted exactly."""
+"""The meter of NumPy arrays counts bytes exactly."""
 
 from __future__ import annotations
 

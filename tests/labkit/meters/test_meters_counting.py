@@ -1,4 +1,4 @@
-"""What the torch meters count as alive, what their records show, and what they must refuse."""
+"""The torch meters' live bytes and records, and the operands that they must refuse."""
 
 import numpy as np
 import pytest

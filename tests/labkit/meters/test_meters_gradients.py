@@ -1,4 +1,4 @@
-"""What meters of tensors count where gradients meet: autograd adds them in place, and no array is made."""
+"""The tensor meters count no array where autograd sums gradients in place."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.labkit.meters.attentions import BATCH, TALL, D, N, counted, inputs
 
 
 class TestGradientsThatMeet:
-    """Autograd sums them in place if it is the last to hold the older one; a dispatch mode makes it copy."""
+    """Autograd sums in place if it holds the last reference to the older gradient; a dispatch mode makes it copy."""
 
     @pytest.mark.parametrize("older", ["new", "view", "transposed"])
     @pytest.mark.parametrize("newer", ["new", "view", "transposed"])

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward pass, compared with what autograd's own hooks say."""
+"""Bytes that a forward pass keeps for its backward pass, compared with autograd's own hooks."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.labkit.meters.attentions import BATCH, SQUARE, VARIANTS, N, inputs
 
 
 def saved_by_hooks(fn, *args):
-    """Bytes that autograd's hooks are shown, each storage once, those of `args` and of the result left out."""
+    """Bytes that autograd's hooks see, each storage once, without those of `args` and the result."""
     saved = {}
 
     def pack(tensor):

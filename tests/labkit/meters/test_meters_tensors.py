@@ -22,7 +22,7 @@ from tests.labkit.meters.attentions import (
 
 
 class TestAgainstTheProfiler:
-    """Equality to the byte, once what no dispatch mode can see is taken out of the allocator's record."""
+    """Equality to the byte, after removing from the allocator's record what no dispatch mode can see."""
 
     @pytest.mark.parametrize("run", [forward_only, two_steps])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

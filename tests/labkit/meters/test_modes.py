@@ -1,4 +1,4 @@
-"""Every meter of tensors sees all operators, in their parts, however torch runs them."""
+"""Every tensor meter sees all operators, in their smallest parts, however torch runs them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_inference_mode_hides_nothing(what: str, function: Callable[..., torch.T
 
 
 class Hidden(torch.Tensor):
-    """Does the work of others where no dispatch mode looks on."""
+    """Runs another function's work outside all dispatch modes."""
 
     work: Callable[[], torch.Tensor]
 
@@ -183,7 +183,7 @@ def test_the_collector_waits_while_a_meter_is_active() -> None:
 
 
 class TakenAway(torch.utils._python_dispatch.TorchDispatchMode):
-    """Leaves once more than it has entered: the mode that looked on before it goes, and this one comes in its place."""
+    """Exits once more than it has entered, and so replaces the mode that was active before it."""
 
     def take_away(self) -> None:
         self.__enter__()

@@ -1,4 +1,4 @@
-"""The meter of bytes moved: what operators read of a tensor and what they write, views free, picked elements alone."""
+"""The meter of bytes moved: what operators read of a tensor and write; views are free, indexing counts elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The meter of matrix products: every way to write one counts the same, and fused attention is named."""
+"""The meter of matrix products: every way to write a product counts the same, and fused attention is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as threads: what they exchange, what is counted, and the message when they cannot go on."""
+"""Ranks as threads: their exchanges, the counted bytes, and the message of a deadlock."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from labkit.suite.limits import TookTooLong, time_limit
 
 
 def sides(comm):
-    """To whom a rank of a ring sends, and from whom it receives."""
+    """The rank to which a rank of a ring sends, and the one from which it receives."""
     return (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
 
 
 def numbers(world_size, shape=(2, 3)):
-    """For each rank a tensor that holds its number."""
+    """A tensor with each rank's number."""
     return [(torch.full(shape, float(rank)),) for rank in range(world_size)]
 
 
 def once_round(comm, x):
-    """Every rank's tensor, in the order in which they pass by."""
+    """Every rank's tensor, in the order in which they arrive."""
     seen = [x]
     for _ in range(comm.world_size - 1):
         (x,) = comm.send_recv((x,), *sides(comm)).wait()
@@ -123,7 +123,7 @@ WRONG = {}
 
 
 def wrong(*says):
-    """Record a function of ranks that cannot end well, and parts of its message."""
+    """Register a function of ranks that must fail, and parts of its message."""
 
     def note(function):
         WRONG[function.__name__] = (function, says)

@@ -37,7 +37,7 @@ def test_the_chapter_shows_the_counts(trace):
 
 
 def test_the_chapters_table_of_waits_is_its_figures():
-    """Steps and tokens are the counts', steps to the first token those of figure 13_waiting."""
+    """Steps and tokens equal the counts; steps to the first token equal those of figure 13_waiting."""
     data = json.loads((FIGURES_DIR / "13_waiting.json").read_text(encoding="utf-8"))
     for trace, servers in data["steps_to_the_first_token"].items():
         for each in BOARD["references"]:
@@ -57,7 +57,7 @@ def test_the_chapters_table_of_rates_is_its_figures():
 
 
 def test_lab_check_prints_the_counts_below_the_references():
-    """Of the suite on the solution, which is the last of the reference servers."""
+    """The solution's counts equal those of the last reference server."""
     run = run_forked(LAB, "--solutions", "-m", "board")
     assert [line for verdict in run.results for line in verdict.lines] == []
     console = Console(width=80, record=True, file=io.StringIO())
@@ -72,7 +72,7 @@ def test_lab_check_prints_the_counts_below_the_references():
 
 
 def test_each_server_adds_something():
-    """On both traces: a prefix cache computes less, preemption gets more done in time."""
+    """On both traces a prefix cache computes less, and preemption gets more requests done in time."""
     for trace in BOARD["traces"]:
         assert FIRST[trace]["prefix_tokens"] == 0 < SHARED[trace]["prefix_tokens"]
         assert FIRST[trace]["in_time"] <= SHARED[trace]["in_time"] < PREEMPTING[trace]["in_time"]

@@ -36,7 +36,7 @@ RIGHT = module_of()
 
 
 class Tampered:
-    """The solution's server, with some of its methods changed: `change(server, name, result)` is what comes back."""
+    """The solution's server with changed methods: each returns `change(server, name, result)`."""
 
     def __init__(self, change, nbytes=NBYTES, max_tokens=MAX_TOKENS):
         self.inner, self.change = RIGHT.Server(SPEC, nbytes, max_tokens), change
@@ -70,7 +70,7 @@ def with_plans(change):
 
 
 def clear_request(id=0, arrival=0, n=20, max_new=6):
-    """A request whose completion is far from any tie; another name, another beginning."""
+    """A request whose completion is far from any tie; another name gives another beginning."""
     seeds = (seed for seed in range(1 + id, 100, 2) if least_margin(text_of(n, seed), max_new) > MARGIN)
     return Request(id, arrival, text_of(n, next(seeds)), max_new)
 
@@ -168,7 +168,7 @@ class TestLocations:
 
 
 def own_first_block(plan):
-    """Request 1 computes one block, then reads the rest of request 0's blocks, whose beginning is another one."""
+    """Request 1 computes one block, then reads the rest of request 0's blocks, which have another beginning."""
     for piece in plan["work"]:
         if piece["id"] == 1 and piece["start"] == 0:
             piece.update(tokens=piece["tokens"][:8])
@@ -288,7 +288,7 @@ class TestServing:
 
     def test_a_request_for_the_whole_cache_that_is_refused(self):
         class Stingy(RIGHT.Scheduler):
-            """One block less than there are."""
+            """A server that uses one block less than it could."""
 
             def submit(self, id, prompt, max_new):
                 if len(prompt) > 27:

@@ -1,4 +1,4 @@
-"""Lab 13 with the course's pieces instead of earlier parts: the points that costs, as in the handout."""
+"""Lab 13 with the course's plain parts instead of earlier labs': the points lost equal the handout's."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class TestTraces:
 
 
 class TestModel:
-    """The model in one pass and in pieces."""
+    """The model gives the same in one pass and in pieces."""
 
     def test_pieces_give_the_same_logits(self):
         model, text, held = Model(dtype=torch.float64), list(text_of(30)), {}

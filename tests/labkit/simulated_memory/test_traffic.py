@@ -1,4 +1,4 @@
-"""What fits into the simulated SRAM, and the closed forms of attention's traffic against its counters."""
+"""Which blocks fit the simulated SRAM, and closed forms of attention's traffic against its counters."""
 
 import numpy as np
 import pytest

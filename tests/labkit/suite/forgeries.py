@@ -2,7 +2,7 @@
 
 
 def tiled_traffic(lines: str, before: str = "") -> str:
-    """Lab 04's task, which loads a row for nothing and hides that by `lines`."""
+    """Lab 04's task, which loads an unneeded row and hides it with `lines`."""
     body = "\n    ".join(lines.split("\n"))
     return f"""import numpy as np
 from labkit.simulated_memory import Machine

@@ -1,4 +1,4 @@
-"""The import finder: which file a lab's name means, and the one line for each file that cannot be used."""
+"""The import finder: which file a module's name means, and the one-line message for an unusable file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.student import LAB, solution_text
 
 @pytest.fixture
 def imported(tmp_path):
-    """A function that imports `profiling` from a text or bytes; from no file for None."""
+    """A function that imports `profiling` from text or bytes; None means a missing file."""
     finders = []
 
     def load(source):
@@ -62,7 +62,7 @@ def test_removed_with_its_modules(imported):
         ("import sys\nsys.exit(3)\n", "importing profiling.py failed: SystemExit: 3 (line 2"),
         (
             "from labkit.testing.attention.reference import attention\n",
-            "profiling.py imports labkit.testing.attention.reference: your code stands by itself",
+            "profiling.py imports labkit.testing.attention.reference: your code must work without",
         ),
         ("# café\n".encode("latin-1"), "profiling.py is not UTF-8 text: "),
         (None, "profiling.py cannot be read: No such file"),
@@ -94,7 +94,7 @@ def test_a_byte_order_mark_and_other_line_ends_are_no_errors(imported):
 
 
 def test_the_plugin_imports_nothing_heavy():
-    """What a NumPy lab pays for labkit: no torch, no matplotlib, no nbgrader, no rich."""
+    """For a NumPy lab the plugin imports no torch, matplotlib, nbgrader or rich."""
     heavy = {"torch", "matplotlib", "nbgrader", "rich", "numpy"}
     code = f"import sys, labkit.suite.plugin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

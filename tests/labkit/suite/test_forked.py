@@ -89,7 +89,7 @@ def test_an_unknown_test_is_a_problem(run):
 
 @pytest.mark.parametrize("name", ["pytest", "sitecustomize"])
 def test_nothing_is_imported_from_the_current_folder(tmp_path, name):
-    """It may be a student's."""
+    """The current folder may be a student's."""
     (tmp_path / f"{name}.py").write_text("import os; os._exit(3)")
     program = (
         "from labkit.suite.forked import ForkedRunner\n"
@@ -120,7 +120,7 @@ def split_kv_decode(q, k, v, num_splits):
 
 @pytest.mark.slow
 def test_torchs_own_attention_earns_nothing(run):
-    """It is right for every input, and small: only that it is called is found, in some of the tests."""
+    """torch's own attention is right and small; some tests find that it is called."""
     lab = find_lab("09")
     results: list[TestResult] = run(TORCHS_OWN, lab, ("TestSplitKvDecode",)).results
     assert sum(result.passed for result in results) > len(results) / 2

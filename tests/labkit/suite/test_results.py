@@ -13,7 +13,7 @@ FIRST = "standard_attention"
 
 @pytest.fixture
 def lab(tmp_path):
-    """Lab 01 untouched, in a folder of its own."""
+    """Lab 01 untouched, in a separate folder."""
     return student_lab(tmp_path)
 
 
@@ -56,7 +56,7 @@ def test_failures_cap_points_by_kind(lab, failed, earned):
 
 
 def test_no_points_before_a_random_input_is_right(lab):
-    """Code that repeats the examples, or does nothing, passes tests too."""
+    """Code that only repeats the examples, or does nothing, passes some tests."""
     given = [TestResult(f"test_{i}", FIRST, State.PASSED) for i in range(10)]
     given.append(TestResult("test_left_alone", FIRST, State.PASSED, drawn=True, kind=Kind.ROBUST))
     given.append(TestResult("test_random", FIRST, State.WRONG, ("off",), drawn=True))

@@ -1,4 +1,4 @@
-"""The source review: forgeries are listed, solutions are not, and ordinary styles seldom are."""
+"""The source review lists forgeries, no solutions, and few ordinary styles."""
 
 from __future__ import annotations
 

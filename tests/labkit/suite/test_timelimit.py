@@ -1,4 +1,4 @@
-"""Code that never ends is stopped, by name, and nothing else is."""
+"""Code that never ends is stopped with its name; other code is not stopped."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_slow_machine_is_not_taken_for_waiting(monkeypatch):
 
 
 def test_after_one_wait_the_next_is_stopped_sooner(monkeypatch):
-    """What computes still has all of its time."""
+    """After a wait, tests that compute keep their full time."""
     monkeypatch.setattr(limits, "_has_waited", False)
     monkeypatch.setattr(limits, "WAIT_SECONDS", 0.2)
     for allowed, seen in ((0.5, "0.5"), (30, "0.2")):
@@ -184,7 +184,7 @@ def test_outside_the_main_thread_there_is_no_limit():
         (
             (60, 0.1),
             "spin was still running after 0.1 s by the clock, last seen at profiling.py:",
-            "It used little CPU time: it waits for something that does not come",
+            "It used little CPU time: it waits for something that never comes",
         ),
     ],
 )

@@ -111,7 +111,7 @@ def code(tmp_path):
 
 
 def line(text: str) -> int:
-    """The number of the one line of CODE that holds a text."""
+    """The number of the only line of CODE that contains a text."""
     (number,) = [i for i, each in enumerate(CODE.splitlines(), 1) if text in each]
     return number
 
@@ -123,7 +123,7 @@ def traced(words: str, *shapes: tuple[int, ...], init: str | None = None, **opti
 
 
 def both_passes(function, arguments):
-    """What `record` runs, for a meter."""
+    """The passes that `record` runs, for a meter."""
     results = function(*arguments)
     leading = [result for result in (results if isinstance(results, tuple) else (results,)) if result.requires_grad]
     torch.autograd.backward(leading, [torch.ones_like(result) for result in leading])
@@ -304,13 +304,13 @@ def test_targets_get_inputs_of_a_shape_that_fits(code, words, init, shape, devic
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["naive"], "names nothing to trace"),
+        (["naive"], "is not a target"),
         (["nowhere.py:naive"], "there is no file nowhere.py"),
         (["CODE:nothing"], "has no function, class or module 'nothing'"),
-        (["CODE:Net"], r"Net is made with \(width, depth=2\): give its arguments with --init"),
-        (["torch:bmm"], "does not say what it takes"),
+        (["CODE:Net"], r"Net needs arguments, \(width, depth=2\): give its arguments with --init"),
+        (["torch:bmm"], "has no readable signature"),
         (["no_such_package.at_all:Net"], "there is no file, lab or installed package no_such_package"),
-        (["04", "tiled_attention"], "takes no tensors of torch that are known here"),
+        (["04", "tiled_attention"], "has no inputs here"),
     ],
 )
 def test_an_unknown_target_is_one_line(code, words, message):
@@ -335,7 +335,7 @@ def test_the_command_prints_the_peak_and_writes_files(code, tmp_path, capsys):
     for run in runs:
         assert f"{run['name']}: {run['peak_bytes']:,} bytes at the peak, step {run['peak_step'] + 1} of" in printed
     assert f"code.py:{line('scores.softmax')}  weights = scores.softmax(-1)" in printed
-    assert "over 12,288 bytes that were there before" in printed
+    assert "over 12,288 bytes from before the run" in printed
     assert printed.count("written: ") == 4
     assert ElementTree.parse(files[2]).getroot().tag.endswith("svg")
     assert files[3].read_bytes().startswith(b"\x89PNG")
@@ -407,7 +407,7 @@ def test_a_cuda_snapshot_is_a_trace(tmp_path, capsys):
     ("content", "message"),
     [
         (pickle.dumps(SNAPSHOT | {"more": Path("/")}), "asks for pathlib"),
-        (pickle.dumps([1, 2]), "is no snapshot"),
+        (pickle.dumps([1, 2]), "is not a snapshot"),
         (pickle.dumps({"segments": [], "device_traces": [[]]}), "nothing is allocated"),
         (b"no pickle", "dump.pickle: "),
     ],

@@ -1,4 +1,4 @@
-"""Mistakes as they are written: edits that fit in one place, replacements with what they use, errors with names."""
+"""Reading mistakes: edits that fit one place, replacements with what they use, errors that name their place."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ edit = '''
 
 
 class TestEdits:
-    """`edited`: lines that go, come and stay."""
+    """`edited`: removed, added and context lines."""
 
     def test_indentation_common_to_a_place_is_left_out(self):
         changed = edited(PROGRAM, "- if r < 0:\n-     raise ValueError(r)\n+ if r < 1:\n+     return 0\n")
@@ -85,10 +85,10 @@ class TestEdits:
             ),
             ("- return scale\n", "is found nowhere"),
             ("- r**2\n", "is found nowhere"),
-            ("  import math\n", "place 1: nothing is changed"),
-            ("+ import os\n", "place 1: nothing is changed, or nothing says where"),
-            ("return scale\n", "a line begins with `- `, `+ ` or two blanks, found 'return scale'"),
-            ("-return scale * r**2\n", "a line begins with"),
+            ("  import math\n", "place 1: it changes nothing"),
+            ("+ import os\n", "place 1: it changes nothing, or has no context"),
+            ("return scale\n", "a line must begin with `- `, `+ ` or two spaces, found 'return scale'"),
+            ("-return scale * r**2\n", "a line must begin with"),
             ("- if r < 0:\n@@\n  if r < 0:\n-     raise ValueError(r)\n", "two places overlap at line 6"),
         ],
     )
@@ -98,7 +98,7 @@ class TestEdits:
 
 
 class TestReplacing:
-    """`replaced`: another function in the place of one."""
+    """`replaced`: one function instead of another."""
 
     ALGORITHMS = """\
 import math
@@ -140,7 +140,7 @@ def area_by_chance(r):
 
 
 def lab_with(folder: Path, text: str, task: str = TASK.name) -> Lab:
-    """Lab 01 in a house of its own, whose mistakes are `text`."""
+    """Lab 01 in a separate repository with `text` as its mistakes."""
     lab = msgspec.structs.replace(LAB, folder=folder / "labs" / LAB.folder.name)
     solution_file(lab).parent.mkdir(parents=True)
     solution_file(lab).write_bytes(solution_file(LAB).read_bytes())
@@ -182,7 +182,7 @@ class TestReading:
             mistakes_of(lab_with(tmp_path, ENTRY + "\n" + ENTRY))
 
     def test_a_task_that_is_not_there(self, tmp_path):
-        with pytest.raises(MistakeError, match=r"other\.toml: other is none of the tasks standard_attention, "):
+        with pytest.raises(MistakeError, match=r"other\.toml: other is not one of the tasks standard_attention, "):
             mistakes_of(lab_with(tmp_path, ENTRY, task="other"))
 
     def test_an_edit_that_does_not_fit_any_more(self, tmp_path):
@@ -216,7 +216,7 @@ class TestCommand:
 
     def test_another_algorithm_is_shown_as_what_comes(self):
         shown = diff_lines(find_mistake(LAB, "measure_by_formula"))
-        assert shown[0] == "@@ measure_attention_memory is another altogether"
+        assert shown[0] == "@@ measure_attention_memory is replaced entirely"
         assert {line[:1] for line in shown[1:]} == {"+"}
 
     def test_its_source_can_be_handed_in(self):

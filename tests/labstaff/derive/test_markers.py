@@ -1,4 +1,4 @@
-"""Stubs: nbgrader's rules kept, its traps refused."""
+"""Stubs follow nbgrader's rules and refuse its traps."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def test_solution_regions():
         (f"def f():\n    {BEGIN}\n    return 1\n", "x.py:2: BEGIN SOLUTION without an END"),
         (f"def f():\n    return 1\n    {END}\n", "x.py:3: END SOLUTION without a BEGIN"),
         (f"def f():\n    {BEGIN}\n    {BEGIN}\n    {END}\n", "x.py:3: BEGIN SOLUTION inside the region that line 2"),
-        (f"text = 'the {BEGIN} marker'\n", "x.py:1: a marker stands alone on its line"),
-        (f"x = 1  {BEGIN}\ny = 2\n{END}\n", "x.py:1: a marker stands alone on its line"),
-        ("def f():\n    ## BEGIN SOLUTION\n    return 1\n    ## END SOLUTION\n", "x.py:2: a marker stands alone"),
-        ("def f():\n    ### begin solution\n    return 1\n", "x.py:2: a marker stands alone"),
+        (f"text = 'the {BEGIN} marker'\n", "x.py:1: a marker must be alone on its line"),
+        (f"x = 1  {BEGIN}\ny = 2\n{END}\n", "x.py:1: a marker must be alone on its line"),
+        ("def f():\n    ## BEGIN SOLUTION\n    return 1\n    ## END SOLUTION\n", "x.py:2: a marker must be alone"),
+        ("def f():\n    ### begin solution\n    return 1\n", "x.py:2: a marker must be alone"),
         (f"x = f(\n    {BEGIN}\n    1,\n    {END}\n)\n", "x.py: without its solutions line 3 is not valid Python"),
     ],
     ids=["no_end", "no_begin", "nested", "in_a_string", "behind_code", "misspelt", "lower_case", "inside_a_call"],
@@ -97,7 +97,7 @@ def test_traps(source, says):
 
 @pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
 def test_nbgrader_clears_the_same(lab):
-    """nbgrader's own preprocessor, on the solution as one cell, leaves what our stub holds."""
+    """nbgrader's own preprocessor, on the solution as one cell, gives our stub."""
     from nbformat.v4 import new_code_cell
     from nbgrader.preprocessors import ClearSolutions
 

@@ -1,4 +1,4 @@
-"""A lab that has just been made passes its own check; one that cannot be made leaves nothing behind."""
+"""A new lab passes its own checks; a lab that cannot be made leaves no files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.student import quiet_environment
 
 @pytest.fixture
 def house(tmp_path):
-    """A repository with the tools and a page of chapters, and one lab."""
+    """A repository with the tools, a page of chapters, and one lab."""
     for name in ("labkit", "labstaff", "pyproject.toml", "labs/lab01_memory_profiling", "docs/README.md"):
         source, target = ROOT / name, tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What an editor's test panel asks pytest for, as a plugin: the tree of tests, and of each that fails the message.
+"""A pytest plugin that collects what an editor's test panel shows: the tree of tests and failure messages.
 
 `-p panel --panel FILE` writes it as JSON. VS Code's own plugin takes the same from the same hooks: each item's parents
 when tests are collected, and `report.longreprtext` when one has failed.
@@ -16,7 +16,7 @@ told: dict[str, object] = {"tests": {}, "messages": {}, "imports_torch": False}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where to write it."""
+    """Add the option for the output file."""
     parser.addoption("--panel", type=Path)
 
 
@@ -33,5 +33,5 @@ def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand it over."""
+    """Write the file."""
     session.config.option.panel.write_text(json.dumps(told), encoding="utf-8")

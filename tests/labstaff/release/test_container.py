@@ -1,4 +1,4 @@
-"""The container's two files: held against the schema of devcontainer.json, and against what the course needs."""
+"""The container's two files, against the schema of devcontainer.json and the course's needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOCKERS_OWN = {
 
 
 def breaches(value: object, schema: object, where: str = "") -> list[str]:
-    """Where `value` is not what `schema` allows."""
+    """The places where `value` breaks `schema`."""
     if isinstance(schema, type):
         return [] if type(value) is schema else [f"{where}: expected {schema.__name__}, found {value!r}"]
     if isinstance(schema, list):
@@ -61,7 +61,7 @@ def test_what_is_no_setting_is_found():
 
 
 def test_the_sandbox_gets_the_powers_that_it_needs():
-    """Submissions are graded as users of their own where the grader is root, as in the container."""
+    """If the grader is root, as in the container, each submission runs as a separate user."""
     has = DOCKERS_OWN | set(settings()["capAdd"])
     assert {power.removeprefix("CAP_") for power in POWERS} <= has
     assert settings()["remoteUser"] == "root"

@@ -1,4 +1,4 @@
-"""A student's tree opened in an editor: its test panel shows labs, tasks, tests, and what a failed one says."""
+"""A student's tree in an editor: its test panel shows labs, tasks, tests, and failure messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def settings(folder) -> dict:
 
 
 def in_panel(released, folder, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict]:
-    """Run pytest as the editor does, with the settings' arguments unless others are given; what its panel received."""
+    """Run pytest as the editor does, by default with the settings' arguments; returns what its panel received."""
     file = folder / "panel.json"
     beside = os.path.dirname(panel.__file__)
     environment = {**quiet_environment(), "PYTHONPATH": os.pathsep.join([str(released), beside])}
@@ -55,7 +55,7 @@ def test_the_panel_shows_labs_tasks_and_tests(released, tmp_path):
 
 
 def test_a_lab_without_torch_is_collected_without_torch(released, tmp_path):
-    """Its import costs more than all else: the panel is filled again on every save."""
+    """Importing torch takes longest, and the panel is refreshed on every save."""
     numpy_labs = [f"labs/{lab.folder.name}" for lab in LABS if "torch" not in lab.suite_file.read_text()]
     assert numpy_labs
     done, told = in_panel(released, tmp_path, *numpy_labs, "--collect-only")

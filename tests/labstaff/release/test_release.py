@@ -1,4 +1,4 @@
-"""The students' tree: complete without the instructor's side, and nothing of a solution in it."""
+"""The students' tree: complete without labstaff, and without any solution text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tree(request):
 
 
 def run(released: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a module of the released tree from inside it: its labkit, not the house's."""
+    """Run a module of the released tree from inside it, with the tree's own labkit."""
     environment = {**quiet_environment(), "PYTHONPATH": str(released)}
     return subprocess.run(
         [sys.executable, "-m", *command], cwd=released, env=environment, capture_output=True, text=True, timeout=120
@@ -80,7 +80,7 @@ def test_everything_a_student_needs(released):
 
 
 def test_an_editor_and_a_container_find_their_settings(released):
-    """The container without the instructor's tools, and without the powers that grading in it takes."""
+    """The container has neither the instructor's tools nor the capabilities that grading needs."""
     assert (released / ".vscode" / "settings.json").is_file()
     ours, theirs = (json.loads((tree / ".devcontainer/devcontainer.json").read_text()) for tree in (ROOT, released))
     assert ours.keys() - theirs.keys() == {"capAdd", "securityOpt"}
@@ -103,7 +103,7 @@ def test_links_of_the_documents_lead_somewhere(tree):
 
 
 def test_nothing_is_for_instructors_alone(tree, tmp_path):
-    """The guide lists what grading does not promise: it is not there and not mentioned, nor on a site."""
+    """The guide for instructors is neither in the tree nor on the site, nor mentioned there."""
     assert not (tree / "docs" / "instructors.md").exists()
     for page in tree.rglob("*.md"):
         assert "instructors.md" not in page.read_text(encoding="utf-8"), page
@@ -115,7 +115,7 @@ def test_nothing_is_for_instructors_alone(tree, tmp_path):
 
 
 def test_a_course_of_some_labs(released_in_part):
-    """Its board, README and course map are of these labs; the others' chapters stay, and link to no lab."""
+    """Its board, README and course map show these labs; the other chapters stay and link to no lab."""
     names = [lab.folder.name for lab in CHOSEN]
     assert sorted(path.name for path in (released_in_part / "labs").iterdir()) == names
     board = run(released_in_part, "labkit.commands.cli").stdout

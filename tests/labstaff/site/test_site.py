@@ -1,4 +1,4 @@
-"""`lab site`: what an author gets wrong stops the build, and only a site is replaced."""
+"""`lab site`: an author's error stops the build, and only a site is overwritten."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_mistakes_stop_the_build_and_leave_the_old_site(root: Path, tmp_path: Pa
 
 
 def test_labs_that_were_deleted_by_hand_are_not_linked(root: Path, tmp_path: Path) -> None:
-    """The folder of a deleted lab may remain, with what Python has left there."""
+    """The folder of a deleted lab may remain, with Python's cache in it."""
     (root / "labs/lab04_y/tests/__pycache__").mkdir(parents=True)
     chapter = root / "docs" / "01_one.md"
     chapter.write_text(CHAPTER + "\n[Lab 04](../labs/lab04_y/README.md#audit), [05](../labs/lab05_z/README.md)\n")

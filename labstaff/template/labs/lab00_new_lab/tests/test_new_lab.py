@@ -1,4 +1,4 @@
-"""Lab 00: what its results are."""
+"""Lab 00: tests of its results."""
 
 from new_lab import first_task
 
