@@ -110,7 +110,7 @@ class Shapes(Contract):
         case = self.case(rng, n_queries=33, n_keys=40, d=8, batch=batch, **variant)
         for entry in range(batch[-1]):
             case.Q[..., entry, :, :] *= 10.0**entry
-        self.check(case, hint="every batch entry is an attention of its own, with its own m and l")
+        self.check(case, hint="every batch entry is an attention of its own, with sums of its own")
 
     def test_every_axis_as_long(self, rng):
         case = self.case(rng, n=16, d=16, batch=(16,))

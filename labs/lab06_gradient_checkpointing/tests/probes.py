@@ -53,12 +53,20 @@ def kept(task, fn, args):
 
 
 @probe
-def sequence_passes(kind, parameters, segments, x, **options):
-    """What `_passes` returns for `checkpoint_sequential`; `ran` holds the functions' numbers in their order."""
+def sequence_passes(shifts, segments, x, **options):
+    """What `_passes` returns for a chain of tanh(x + shift); `ran` holds the functions' numbers in their order."""
     ran = []
-    functions, leaves = _sequence(kind, parameters, ran)
+
+    def shifted(i, shift):
+        def step(x):
+            ran.append(i)
+            return torch.tanh(x + shift)
+
+        return step
+
+    functions = [shifted(i, shift) for i, shift in enumerate(shifts)]
     forward = lambda: checkpoint_sequential(functions, segments, x)  # noqa: E731
-    return _passes(forward, [x, *leaves], ran, **options) | {"ran": ran}
+    return _passes(forward, [x, *shifts], ran, **options) | {"ran": ran}
 
 
 @probe
@@ -72,10 +80,10 @@ def large_step(task, x):
 
 
 @probe
-def large_sequence(n, segments, x):
-    """A training step through `checkpoint_sequential` of n tanh: the result, and x's gradient."""
+def large_sequence(functions, segments, x):
+    """A training step through `checkpoint_sequential`: the result, and x's gradient."""
     x = x.detach().requires_grad_()
-    y = checkpoint_sequential([torch.tanh] * n, segments, x)
+    y = checkpoint_sequential(functions, segments, x)
     y.sum().backward()
     return y.detach(), x.grad
 
@@ -111,25 +119,6 @@ def mixed(a, power, b, names, frozen, rows, flag):
         raise TypeError("fn was not given its arguments in their order")
     product = a**power @ b
     return product * frozen, torch.sin(a[rows]).sum(-1) * b.sum(), product.argmax(-1)
-
-
-def _sequence(kind, parameters, ran):
-    """The functions, which append their numbers to `ran`, and the leaves that they use."""
-    if kind == "module":
-        layers = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
-        with torch.no_grad():
-            for own, given in zip(layers.parameters(), parameters, strict=True):
-                own.copy_(given)
-        return layers, list(layers.parameters())
-
-    def shifted(i, shift):
-        def step(x):
-            ran.append(i)
-            return torch.tanh(x + shift)
-
-        return step
-
-    return [shifted(i, shift) for i, shift in enumerate(parameters)], list(parameters)
 
 
 def _passes(forward, args, ran, *, factors=None, seed=0, n_backward=1, measured=False):

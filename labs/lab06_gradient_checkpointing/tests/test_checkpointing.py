@@ -485,7 +485,7 @@ class Chain:
         self.shifts = [random(rng, width) for _ in range(n)]
 
     def passes(self, segments, x, factors=None, **options):
-        return SimpleNamespace(**sequence_passes("chain", self.shifts, segments, x, factors=factors, **options))
+        return SimpleNamespace(**sequence_passes(self.shifts, segments, x, factors=factors, **options))
 
     def assert_gradients(self, made, x, factors, *, hint="", lost=""):
         """Compare the gradients of x and of all parameters with plain autograd's."""
@@ -550,15 +550,13 @@ class TestCheckpointSequential:
         chain.assert_gradients(made, x, factors, hint=hint, lost=hint)
 
     def test_a_module_is_a_sequence_too(self, rng):
-        def plain(args):
-            x, weight_0, bias_0, weight_2, bias_2 = args.values()
-            return F.linear(torch.tanh(F.linear(x, weight_0, bias_0)), weight_2, bias_2)
-
-        x, factors = random(rng, 5, 6), [random(rng, 5, 3, grad=False)]
-        parameters = [random(rng, *shape) for shape in ((4, 6), (4,), (3, 4), (3,))]
-        made = SimpleNamespace(**sequence_passes("module", parameters, 2, x, factors=factors))
-        args = dict(zip(("x", "weight_0", "bias_0", "weight_2", "bias_2"), [x, *parameters], strict=True))
-        assert_gradients(made.gradients and made.gradients[-1], plain, args, factors)
+        x = random(rng, 5, 6)
+        made = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Softplus(), torch.nn.Tanh())
+        result, gradient = large_sequence(made, 2, x)
+        want = made(x)
+        (of_x,) = torch.autograd.grad(want.sum(), x)
+        assert_close("the result of a torch.nn.Sequential", result, numbers(want), plain=numbers(want))
+        assert_close("the gradient of x", gradient, numbers(of_x), plain=numbers(of_x))
 
     @pytest.mark.kind("small")
     @pytest.mark.parametrize(("n", "segments"), [(64, 8), (36, 12)])
@@ -574,7 +572,7 @@ class TestCheckpointSequential:
     @pytest.mark.kind("small")
     @pytest.mark.outside(mib=16)
     def test_step_seen_from_outside(self, outside):
-        assert_right_within(outside, large_sequence, 48, 6)
+        assert_right_within(outside, large_sequence, [torch.tanh] * 48, 6)
 
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize(("n", "segments"), [(4, 0), (4, 5)])
