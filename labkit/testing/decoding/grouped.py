@@ -40,8 +40,9 @@ class GroupedCase(Case):
         batch: tuple[int, ...] = (),
         **sizes: Any,
     ) -> None:
-        lengths = {} if n is None else {"n_queries": n, "n_keys": n}
-        super().__init__(rng, batch=(*batch, kv_heads * group), **lengths, **sizes)
+        if n is not None:
+            sizes |= {"n_queries": n, "n_keys": n}
+        super().__init__(rng, batch=(*batch, kv_heads * group), **sizes)
         self.share(self.K[..., ::group, :, :], self.V[..., ::group, :, :])
         self.group, self.counted_from_the_end = group, causal
         if causal:
@@ -65,7 +66,7 @@ class GroupedCase(Case):
     @property
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Q, and K and V once more for every query head: what the reference computes with."""
-        return self.Q, *(x.repeat_interleave(self.group, -3) for x in (self.K, self.V))
+        return self.Q, self.K.repeat_interleave(self.group, -3), self.V.repeat_interleave(self.group, -3)
 
     @cached_property
     def want(self) -> Results:

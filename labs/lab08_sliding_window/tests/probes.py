@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.products import ProductMeter
-from labkit.meters.profiler import profile_memory
 from labkit.meters.saved import kept_by_forward
 from labkit.meters.steps import penalised_gradients
 from labkit.meters.steps import step as step_of
@@ -184,20 +183,6 @@ def flops_of_one_step(shape, window, block):
     with ProductMeter() as products:
         sliding_window_attention(*inputs, window, block).sum().backward()
     return products.flops
-
-
-@probe
-def peak_of_one_step(q, k, v, window, block):
-    """The peak of a training step in the allocator's own record."""
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-
-    def step():
-        out = sliding_window_attention(q, k, v, window, block)
-        out.sum().backward()
-        return out
-
-    gc.collect()
-    return profile_memory(step).peak_bytes
 
 
 @probe
