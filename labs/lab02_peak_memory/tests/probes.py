@@ -69,11 +69,6 @@ def attention(q, k, v):
     return softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])) @ v
 
 
-def attention_built_in(q, k, v):
-    """Attention, its softmax one operator."""
-    return (q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])).softmax(-1) @ v
-
-
 class Doubled(torch.autograd.Function):
     """2x, with a factor of its own in `ctx.save_for_backward`."""
 

@@ -11,7 +11,6 @@ import torch
 from flash_attention import FlashAttention, flash_backward, flash_forward
 
 from labkit.meters.cuda import CudaMeter
-from labkit.testing.attention.gradients import ByStep
 from labkit.testing.attention.tensor_cases import Case, numbers
 from labkit.testing.attention.tensor_reference import attention, gradients, gradients_with_penalty
 from labkit.testing.compare import (
@@ -260,20 +259,6 @@ class TestFlashAttention(EveryTask):
         left_out, said = FlashAttention.apply(*case.inputs), FlashAttention.apply(*case.inputs, False)
         case.check("O", left_out)
         require(bool(torch.equal(left_out, said)), "is_causal left out must mean False")
-
-    @pytest.mark.seconds(60)  # gradcheck's first call imports sympy
-    def test_gradcheck(self, rng):
-        for causal in (False, True):
-            case = Case(rng, n_queries=4, n_keys=6, d=3, d_v=2, causal=causal, dtype=torch.float64, batch=(2,))
-            right = torch.autograd.gradcheck(
-                lambda *x, causal=causal: ByStep.apply(
-                    lambda *x: FlashAttention.apply(*x, causal), lambda *x: step_of_apply("step", *x, causal)[2], *x
-                ),
-                [x.requires_grad_() for x in case.inputs],
-                raise_exception=False,
-                check_undefined_grad=False,
-            )
-            require(right, f"torch.autograd.gradcheck, {causal=}: the gradients are not those of the output")
 
     @robust
     def test_second_derivatives_are_right_or_refused(self, rng):
