@@ -189,6 +189,7 @@ class EveryAttention(Memory, Numbers, Shapes):
     variants: ClassVar = {"causal": {"causal": True}}
     lengths = (2, 63)
     batches = ((2, 1), (2, 3, 1))  # the last leading axis of Q is that of its heads
+    logit_scales = (300,)
     long_sums = ((300, 300),)
     test_unequal_lengths = None  # the queries and the keys are those of one sequence
     test_uninitialised_memory_is_written_over = None  # ranks are threads, and buffers hold NaN in every test
@@ -228,9 +229,8 @@ class EveryAttention(Memory, Numbers, Shapes):
     def test_four_ranks(self, rng, layout, causal):
         self.check(self.case(rng, n=40, world_size=4, layout=layout, causal=causal, d_v=5))
 
-    @pytest.mark.parametrize("world_size", [1, 3, 5, 8], ids="P{}".format)
-    @pytest.mark.parametrize("layout", ["striped", "zigzag"])
-    def test_one_token_a_run(self, rng, world_size, layout):
+    @pytest.mark.parametrize(("layout", "world_size"), [("zigzag", 1), ("zigzag", 3), ("striped", 5), ("zigzag", 8)])
+    def test_one_token_a_run(self, rng, layout, world_size):
         self.check(self.case(rng, n=1, world_size=world_size, layout=layout, causal=True))
 
     @small
