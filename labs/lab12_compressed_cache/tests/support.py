@@ -71,6 +71,8 @@ class Case:
         peaks = want["m"].numpy()
 
         def check(name):
+            cause = f"\nUsual cause: {nan_hint}" if nan_hint else ""
+            require(not given[name].isposinf().any(), f"{name} is +inf somewhere{cause}")
             dtype, roundings = precise, ROUNDINGS
             usual = {text: functools.partial(self._one, name, mistake) for text, mistake in self.mistakes.items()}
             if name == "lse":

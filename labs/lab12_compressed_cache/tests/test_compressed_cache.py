@@ -16,7 +16,16 @@ from compressed_cache import (
 )
 
 from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require
-from labkit.testing.contracts.attention import OVERFLOW, STRIDED, Memory, Numbers, Refusals, Shapes, strided
+from labkit.testing.contracts.attention import (
+    OVERFLOW,
+    SHORT_SUMS,
+    STRIDED,
+    Memory,
+    Numbers,
+    Refusals,
+    Shapes,
+    strided,
+)
 from labkit.testing.decoding.steps import assert_own_products
 from labkit.testing.unchanged import left_alone
 
@@ -74,14 +83,16 @@ class EveryAttention(Memory, Numbers, Shapes):
         case.check(FUNCTIONS[self.task](*case.arguments.values(), *case.options), hint, nan_hint)
 
     def check_on_nan(self, case, hint="", nan_hint=""):
-        case.check(call_on_nan(self.task, *case.arguments.values(), *case.options), hint, nan_hint)
+        got = call_on_nan(self.task, *case.arguments.values(), *case.options)
+        o = got[0] if isinstance(got, tuple) else got
+        require(not o.isnan().any(), f"o is NaN where uninitialised memory holds NaN\nUsual cause: {nan_hint}")
+        case.check(got, hint, nan_hint)
 
 
 class TestMlaDecode(EveryAttention):
     """One latent vector a token, read once, and never a key or a value of a head. A head is one query."""
 
     task, cases = "mla_decode", LatentCase
-    test_long_sums_in_half_precision = None  # there is no V; half precision is tested at N = 4096 below
 
     def worked_case(self):
         one, c_kv = torch.ones(1, 1), torch.tensor([[0.0], [1.0]])
@@ -91,6 +102,11 @@ class TestMlaDecode(EveryAttention):
     def test_many_blocks_of_tokens(self, rng):
         hint = "l and o are rescaled when the maximum moves, and the last block is smaller"
         self.check(self.case(rng, n_keys=1037, logit_scale=4.0), hint=f"blocks of tokens do not fit together: {hint}")
+
+    @robust
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_long_sums_in_half_precision(self, rng, dtype):
+        self.check(self.case(rng, n_keys=200, logit_scale=4.0, dtype=dtype), hint=SHORT_SUMS)
 
     @robust
     def test_without_tokens(self, rng):
