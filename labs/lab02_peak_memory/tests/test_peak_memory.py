@@ -79,6 +79,26 @@ class TestMemoryTracker:
             },
         )
 
+    def test_the_peak_is_of_one_moment(self):
+        def steps():
+            with MemoryTracker() as tracker:
+                for _ in range(5):
+                    torch.zeros(1000)
+                yield tracker
+                kept = [torch.zeros(500) for _ in range(3)]
+                yield tracker
+                del kept
+
+        hint = "arrays came and went: a released storage's identity is used again"
+        everything = {"everything ever allocated is added up": 20_000}
+        assert_readings(
+            steps,
+            {
+                "after five times torch.zeros(1000), not kept": (0, 4000, hint, everything),
+                "with three times torch.zeros(500) kept": (6000, 6000, hint),
+            },
+        )
+
     def test_a_temporary_raises_the_peak(self):
         def steps():
             x = torch.ones(1000)
