@@ -341,7 +341,7 @@ def _is_want_of_memory(error: Exception) -> bool:
         return True
     if isinstance(error, WorkerEnded):  # it died of a failed allocation
         return "SIG" in message
-    return isinstance(error, RuntimeError) and any(words in message for words in OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError | Unusable) and any(words in message for words in OUT_OF_MEMORY)
 
 
 def _of_its_kind(raised: wire.Raised) -> Exception:
