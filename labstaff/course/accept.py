@@ -128,8 +128,8 @@ def _archive_in(place: Path, lab: Lab) -> Path | None:
 def _clean_notebook(lab: Lab, place: Path, released: dict, notes: list[str]) -> dict:
     """The submitted report with its text, code, printed text and pictures; the released one where it cannot be read.
 
-    What a cell is worth comes from the released notebook. nbgrader then restores the text of check cells, puts deleted
-    ones back, and counts the last of an answer that is given twice.
+    What a cell is worth comes from the released notebook. nbgrader then restores the text of check cells and puts
+    deleted ones back.
     """
     try:
         content = _read_notebook(lab, place)
@@ -141,8 +141,10 @@ def _clean_notebook(lab: Lab, place: Path, released: dict, notes: list[str]) -> 
         if len(cells) > MOST_CELLS:
             raise ValueError(f"it has {len(cells):,} cells")
         graded = {grade_id: cell for cell in released["cells"] if (grade_id := _grade_id(cell["metadata"]))}
-        clean = [_clean_cell(cell, i, graded.get(_grade_id(cell.metadata))) for i, cell in enumerate(cells)]
-        return {**released, "cells": clean}
+        # of an answer given twice, the last; nbgrader's DeduplicateIds fails where OverwriteCells puts cells back
+        last = {_grade_id(cell.metadata): i for i, cell in enumerate(cells)}
+        counts = {i: graded[grade_id] for grade_id, i in last.items() if grade_id in graded}
+        return {**released, "cells": [_clean_cell(cell, i, counts.get(i)) for i, cell in enumerate(cells)]}
     except Exception as error:  # a made-up archive can make zipfile raise nearly anything
         notes.append(f"{NOTEBOOK} cannot be read: {one_line(error)}; the released one is used")
         return released

@@ -46,11 +46,7 @@ def apply(c: Any, course: Path) -> None:
     c.Results.course = str(course)
     c.Autograde.exclude_overwriting = {lab.folder.name: [f"src/{lab.module}.py"] for lab in find_labs()}
     c.OverwriteCells.add_missing_cells = True
-    # in this order: OverwriteCells fails on a cell from which DeduplicateIds has taken the id
-    c.Autograde.sanitize_preprocessors = [
-        "nbgrader.preprocessors.OverwriteCells",
-        "nbgrader.preprocessors.DeduplicateIds",
-    ]
+    c.Autograde.sanitize_preprocessors = ["nbgrader.preprocessors.OverwriteCells"]
     c.Autograde.autograde_preprocessors = [
         f"{STEPS}.Results",
         "nbgrader.preprocessors.LimitOutput",
