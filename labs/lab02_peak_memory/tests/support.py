@@ -232,6 +232,8 @@ def _part_mistakes(name, batch, n, d, itemsize):
     if name == "argmax":
         mistakes["positions are given the dtype of the rest: they are int64"] = _rounded(batch * n * itemsize)
         mistakes["positions are given two elements of the rest: they are int64"] = _rounded(2 * batch * n * itemsize)
+        mistakes["positions are given one byte each: they are int64"] = _rounded(batch * n)
+        mistakes["positions are given four bytes each: they are int64"] = _rounded(4 * batch * n)
     if name == "workspace":
         mistakes["64 MB are counted, not 64 MiB"] = 64 * 10**6
     return mistakes

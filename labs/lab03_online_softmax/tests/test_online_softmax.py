@@ -99,7 +99,7 @@ class TestSafeSoftmax:
     @robust
     @pytest.mark.parametrize(
         ("size", "hint"),
-        [(0, ALL_MASKED), (1e4, f"{ALL_MASKED}; the others keep theirs: every row takes its own maximum")],
+        [(0, ALL_MASKED), (1e4, f"{ALL_MASKED}; it must leave the others theirs: each row takes its own maximum")],
         ids=["ordinary", "large_logits"],
     )
     def test_row_masked_throughout(self, rng, size, hint):
