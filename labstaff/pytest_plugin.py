@@ -18,7 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options, besides labkit's `--src` and `--seed`."""
     group = parser.getgroup("attention labs")
     group.addoption("--solutions", action="store_true", help="use the course's solutions instead of labs/*/src")
-    group.addoption("--answer", type=Path, metavar="FILE", help="use an alternative solution, in solutions/*/right")
+    group.addoption(
+        "--answer", type=Path, metavar="FILE", help="use an alternative solution, in solutions/*/alternatives"
+    )
     group.addoption("--sandboxed", action="store_true", help="run the code in a separate, sandboxed process")
 
 
