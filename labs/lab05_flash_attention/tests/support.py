@@ -211,3 +211,21 @@ def _why_others(case, others, shape):
     if sum(x.numel() for x in others) >= math.prod(shape[:-1]) * math.prod(matrix):
         return "together they hold the whole N_q × N_k matrix: nothing of a tile may be kept"
     return "copies cost bytes until backward has run: save what was given and what is returned"
+
+
+class ByStep(torch.autograd.Function):
+    """`ByStep.apply(forward, step, *inputs)`: the output by one call, the gradients by another, for torch's gradcheck.
+
+    `step(*inputs, d_out)` gives the inputs' gradients. Either may run in another process.
+    """
+
+    @staticmethod
+    def forward(ctx, forward, step, *inputs):
+        ctx.step = step
+        ctx.save_for_backward(*inputs)
+        return forward(*inputs).detach()
+
+    @staticmethod
+    def backward(ctx, d_out):
+        with torch.enable_grad():
+            return None, None, *ctx.step(*ctx.saved_tensors, d_out)

@@ -35,6 +35,7 @@ from labkit.testing.work import (
 from .probes import FUNCTIONS, call_on_nan, gradient_of_one_input, kept_by_apply, saved_by_apply, step_of_apply
 from .support import (
     GRADIENTS,
+    ByStep,
     apply,
     arguments,
     arrived,
@@ -259,6 +260,20 @@ class TestFlashAttention(EveryTask):
         left_out, said = FlashAttention.apply(*case.inputs), FlashAttention.apply(*case.inputs, False)
         case.check("O", left_out)
         require(bool(torch.equal(left_out, said)), "is_causal left out must mean False")
+
+    @pytest.mark.seconds(60)  # gradcheck's first call imports sympy
+    def test_gradcheck(self, rng):
+        for causal in (False, True):
+            case = Case(rng, n_queries=4, n_keys=6, d=3, d_v=2, causal=causal, dtype=torch.float64, batch=(2,))
+            right = torch.autograd.gradcheck(
+                lambda *x, causal=causal: ByStep.apply(
+                    lambda *x: FlashAttention.apply(*x, causal), lambda *x: step_of_apply("step", *x, causal)[2], *x
+                ),
+                [x.requires_grad_() for x in case.inputs],
+                raise_exception=False,
+                check_undefined_grad=False,
+            )
+            require(right, f"torch.autograd.gradcheck, {causal=}: the gradients are not those of the output")
 
     @robust
     def test_second_derivatives_are_right_or_refused(self, rng):
