@@ -148,8 +148,8 @@ class RingCase:
             "a rank returns dK and dV from its own queries alone: the sums must travel with their block": lambda: (
                 back(hidden=others) | {"dQ": self.whole.want["dQ"]}
             ),
-            "each block has weights of its own, from its own log-sum-exp: it is that of the whole row": lambda: back(
-                L=self._lse_of_blocks()
+            "each block has weights of its own, from its own log-sum-exp: it is that of the whole row": (
+                self._block_by_block
             ),
         }
 
@@ -176,17 +176,21 @@ class RingCase:
         return {text: torch.from_numpy(hidden) for text, hidden in found.items()}
 
     def _blocks(self):
-        """The results of each rank's keys alone."""
+        """For each rank, what is hidden where its keys alone are seen, and the results then."""
         others = [self.whole.hidden | torch.from_numpy(self.owner != rank) for rank in range(self.world_size)]
-        return [self.whole.results(hidden=hidden) for hidden in others]
+        return [(hidden, self.whole.results(hidden=hidden)) for hidden in others]
 
     def _averaged(self):
-        return {"O": np.mean([block["O"] for block in self._blocks()], 0), "L": self.whole.want["L"] * np.nan}
+        outputs = [results["O"] for _, results in self._blocks()]
+        return {"O": np.mean(outputs, 0), "L": self.whole.want["L"] * np.nan}
 
-    def _lse_of_blocks(self):
-        """For each pair the log-sum-exp of the block that its key is in; 0 where that is hidden."""
-        lse = torch.stack([torch.from_numpy(block["L"]) for block in self._blocks()], -1)
-        return lse.masked_fill(lse.isneginf(), 0)[..., torch.from_numpy(self.owner)]
+    def _block_by_block(self):
+        """The gradients added up over blocks whose weights come from their own log-sum-exp."""
+        parts = []
+        for hidden, results in self._blocks():
+            lse = torch.from_numpy(results["L"])
+            parts.append(gradients_by_formulas(self.whole, hidden=hidden, L=lse.masked_fill(lse.isneginf(), 0)))
+        return {name: sum(part[name] for part in parts) for name in parts[0]}
 
     def _moved(self, by):
         """The gradients, with dK and dV of another rank's tokens."""
