@@ -23,6 +23,8 @@ from labkit.suite.run import SuiteRun
 from labstaff.grader.runner import SandboxedRunner
 
 N_RUNNERS = 2
+PRELOADED = (*HEAVY.values(), "labkit.testing.contracts.attention", "labkit.testing.attention.tensor_mistakes")
+"""What most suites import: once for all runs."""
 LONGEST_WAIT = 900.0
 
 
@@ -69,7 +71,7 @@ def _run_all(jobs: Sequence[Job], sandboxed: bool, done: Any) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="suites-") as folder,
         cached_kernels(Path(folder, "kernels")),  # most files' kernels are the solution's
-        SandboxedRunner() if sandboxed else ForkedRunner(tuple(HEAVY.values())) as runner,
+        SandboxedRunner() if sandboxed else ForkedRunner(PRELOADED) as runner,
         ThreadPoolExecutor(N_RUNNERS) as pool,
     ):
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import re
@@ -271,6 +272,7 @@ def _live(connection: Connection, job: _Job) -> None:
         for descriptor in (0, 1, 2):
             os.dup2(nowhere, descriptor)
     sys.dont_write_bytecode = False  # pytest stores the suite that it has rewritten, for the next run
+    gc.freeze()  # meters collect garbage, which would go through all that torch has made, each time
     if job.prepare:
         job.prepare()
     run = run_suite(
