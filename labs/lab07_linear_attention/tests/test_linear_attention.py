@@ -222,7 +222,9 @@ class TestLinearAttention(Route):
     task, causal = "linear_attention", False
     route = staticmethod(linear_attention)
     variants: ClassVar = {"full": {}}
-    test_unequal_lengths = Shapes.test_unequal_lengths
+
+    def test_unequal_lengths(self, rng, lengths, variant):
+        Shapes.test_unequal_lengths(self, rng, lengths, variant)
 
     @small
     def test_memory_is_linear(self, rng):
