@@ -13,7 +13,7 @@ from itertools import cycle
 import torch
 from torch.nn import functional
 
-from benchmarks.harness import Column, Table, answer_module, peak_mib, rows, time_in_turn
+from benchmarks.harness import Column, Table, peak_mib, rows, solution_module, time_in_turn
 
 CHAPTER = "09_decoding.md"
 BUILT_IN, UNSPLIT, CONTIGUOUS = "built-in, `enable_gqa=True`", "1 split", "contiguous"
@@ -64,15 +64,15 @@ def grouped(layers: Sequence[Layer]) -> dict[str, Call]:
     """Grouped attention: built in, the solution's, and an alternative solution's."""
     steps = {
         BUILT_IN: partial(functional.scaled_dot_product_attention, enable_gqa=True),
-        "one product a key head": answer_module("09").grouped_query_attention,
-        "a loop over key heads": answer_module("09", "alternatives/loops").grouped_query_attention,
+        "one product a key head": solution_module("09").grouped_query_attention,
+        "a loop over key heads": solution_module("09", "alternatives/loops").grouped_query_attention,
     }
     return {name: in_turn([partial(step, *layer) for layer in layers]) for name, step in steps.items()}
 
 
 def split(layers: Sequence[Layer]) -> dict[str, Call]:
     """The keys in one part and in several."""
-    decode = answer_module("09").split_kv_decode
+    decode = solution_module("09").split_kv_decode
     counts = {UNSPLIT if count == 1 else f"{count} splits": count for count in (1, 2, 8, 32)}
     return {
         name: in_turn([partial(decode, q[:, :, 0], k, v, count) for q, k, v in layers])
@@ -82,7 +82,7 @@ def split(layers: Sequence[Layer]) -> dict[str, Call]:
 
 def paged(layers: Sequence[Layer]) -> dict[str, Call]:
     """The same keys contiguous, and scattered over blocks with a block table."""
-    lab, loops = answer_module("09"), answer_module("09", "alternatives/loops")
+    lab, loops = solution_module("09"), solution_module("09", "alternatives/loops")
     n = layers[0][1].shape[2] // BLOCK * BLOCK
     order = torch.randperm(n // BLOCK, generator=torch.Generator().manual_seed(1))
     arguments = [(q[:, :, 0], *(_scattered(x[0, :, :n], order) for x in (k, v))) for q, k, v in layers]

@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch.nn import functional
 
-from benchmarks.harness import Column, Table, answer_module, peak_mib, rows, time_in_turn
+from benchmarks.harness import Column, Table, peak_mib, rows, solution_module, time_in_turn
 
 BLOCKS = (512, 256)
 NAIVE, BUILT_IN = "naive, autograd", "built-in (SDPA)"
@@ -44,7 +44,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
 
 def candidates() -> dict[str, Attention]:
     """The forms of attention compared, each called with `(N, d)` matrices and a flag for causal."""
-    plain, tuned, in_steps = (answer_module("05", other) for other in ("", "alternatives/tuned", "steps"))
+    plain, tuned, in_steps = (solution_module("05", other) for other in ("", "alternatives/tuned", "steps"))
     steps = ("add_in_product", "powers_of_2", "trim", "bound")
 
     def with_steps(count: int) -> Attention:

@@ -101,7 +101,7 @@ def run_benchmark(name: str, options: Mapping[str, int]) -> list[Table]:
 
 
 @functools.cache
-def answer_module(number: str, other: str | None = "") -> ModuleType:
+def solution_module(number: str, other: str | None = "") -> ModuleType:
     """A lab's solution as a module, loaded once; definitions in `other` (`alternatives/tuned`) replace its own."""
     lab = find_lab(number)
     files = [solution_file(lab), *([solution_folder(lab) / f"{other}.py"] if other else [])]

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 from torch.nn import functional
 
-from benchmarks.harness import Column, Table, answer_module, rows, time_in_turn
+from benchmarks.harness import Column, Table, rows, solution_module, time_in_turn
 
 BUILT_IN = "built-in"
 IN_A_ROW = 10
@@ -33,7 +33,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 30) -> Iterator[Table]:
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         print("kernel: not run, since TRITON_INTERPRET is set", file=sys.stderr)
         return
-    lab, two_loops = answer_module("10"), answer_module("10", "alternatives/two_loops")
+    lab, two_loops = solution_module("10"), solution_module("10", "alternatives/two_loops")
     arch = 90 if torch.cuda.get_device_capability()[0] >= 9 else 80
     generator = torch.Generator("cuda").manual_seed(0)
     Q, K, V, dO = (torch.randn(4, 16, n, d, generator=generator, device="cuda").half() for _ in range(4))

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from benchmarks.harness import Table, answer_module, peak_mib, rows, time_in_turn
+from benchmarks.harness import Table, peak_mib, rows, solution_module, time_in_turn
 
 QUADRATIC, TEXTBOOK, RECURRENCE = "quadratic, masked in place", "quadratic, textbook", "recurrence"
 
@@ -33,7 +33,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
 
 def candidates() -> dict[str, Callable[..., torch.Tensor]]:
     """The routes compared, each called with q, k and v."""
-    plain, tuned = answer_module("07"), answer_module("07", "alternatives/tuned")
+    plain, tuned = solution_module("07"), solution_module("07", "alternatives/tuned")
     return {
         QUADRATIC: quadratic,
         TEXTBOOK: textbook,

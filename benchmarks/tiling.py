@@ -12,7 +12,7 @@ from types import ModuleType
 
 import numpy as np
 
-from benchmarks.harness import Column, Table, answer_module, rows, time_in_turn
+from benchmarks.harness import Column, Table, rows, solution_module, time_in_turn
 from labkit.meters.arrays import measure_arrays
 
 BLOCKS = (256, 512)
@@ -45,7 +45,7 @@ def extra_mib(calls: Mapping[str, Callable[[], np.ndarray]], name: str) -> float
 
 def candidates() -> dict[str, dict[str, Attention]]:
     """The forms compared, by table."""
-    plain, tuned = answer_module("04"), answer_module("04", "alternatives/tuned")
+    plain, tuned = solution_module("04"), solution_module("04", "alternatives/tuned")
 
     def tiled(module: ModuleType, blocks: tuple[int, int], causal: bool = False) -> Attention:
         return lambda Q, K, V: module.tiled_attention(Q, K, V, *blocks, causal=causal)

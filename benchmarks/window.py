@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from benchmarks.harness import Table, answer_module, peak_mib, rows, time_in_turn
+from benchmarks.harness import Table, peak_mib, rows, solution_module, time_in_turn
 
 MASKED = "built-in (SDPA), the window as its mask"
 
@@ -29,7 +29,7 @@ def tables(*, n: int = 8192, d: int = 64, window: int = 256, rounds: int = 5) ->
 
 def candidates(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> dict[str, Callable[[], object]]:
     """One forward pass of each form, `(1, 1, N, d)`."""
-    lab = answer_module("08")
+    lab = solution_module("08")
     seen = ~lab.window_mask(q.shape[-2], window)
     built_in = partial(functional.scaled_dot_product_attention, q, k, v)
 
@@ -37,7 +37,7 @@ def candidates(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -
         return built_in(attn_mask=~lab.window_mask(q.shape[-2], window))
 
     def blocked(other: str, block: int) -> Callable[[], object]:
-        return partial(answer_module("08", other).sliding_window_attention, q, k, v, window, block)
+        return partial(solution_module("08", other).sliding_window_attention, q, k, v, window, block)
 
     return {
         MASKED: partial(built_in, attn_mask=seen),

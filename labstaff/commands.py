@@ -186,7 +186,7 @@ def site(
     ] = False,
 ) -> None:
     """Build the chapters and handouts, of all labs or some, as a website that opens from disk."""
-    from labstaff.answers.mistakes import MistakeError
+    from labstaff.authoring.mistakes import MistakeError
     from labstaff.site import SiteError, build_site
     from labstaff.site.mistake_runs import run_mistakes
     from labstaff.site.mistakes import mistake_pages
@@ -245,8 +245,8 @@ def mistake(
     source: Annotated[bool, typer.Option("--source", help="print only the module with the mistake")] = False,
 ) -> None:
     """List a lab's mistakes, or show one: its diff, and the message that a student reads."""
-    from labstaff.answers.mistakes import MistakeError, UnknownMistake, find_mistake
-    from labstaff.answers.show import show_list, show_mistake
+    from labstaff.authoring.mistakes import MistakeError, UnknownMistake, find_mistake
+    from labstaff.authoring.show import show_list, show_mistake
 
     try:
         if name is None:

@@ -38,7 +38,7 @@ def student_lab(root: Path, source: str | None = None) -> Lab:
     """Lab 01 alone in the folder `root`, with `source` as the student's file; untouched without."""
     shutil.copytree(LAB.folder, root / "labs" / LAB.folder.name, ignore=LEFT_OUT)
     lab = find_lab("01", root)
-    lab.answer_file.write_text(stub_text() if source is None else source, encoding="utf-8")
+    lab.student_file.write_text(stub_text() if source is None else source, encoding="utf-8")
     return lab
 
 
@@ -57,7 +57,7 @@ def results(lab: Lab, **passed: int) -> list[TestResult]:
 
 def pytest_run(folder: Path, source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Lab 01's suite in a separate process on `source`, written to `folder`."""
-    (folder / LAB.answer_file.name).write_text(source, encoding="utf-8")
+    (folder / LAB.student_file.name).write_text(source, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", str(LAB.folder), "--src", str(folder), "-p", "no:cacheprovider"]
     return _run([*command, *arguments], ROOT, quiet_environment())
 
@@ -80,7 +80,7 @@ class StudentTree:
 
     def write(self, source: str) -> None:
         """Write the student's file."""
-        self.lab.answer_file.write_text(source, encoding="utf-8")
+        self.lab.student_file.write_text(source, encoding="utf-8")
 
     def pytest(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run pytest there, on the lab unless `arguments` name tests of its SUITE."""

@@ -15,9 +15,9 @@ import pytest
 from labkit.labs.catalog import ROOT, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
 from labkit.suite.results import State
-from labstaff.answers.alternatives import ALTERNATIVES_PER_LAB, alternative_solutions
-from labstaff.answers.matrix import affected_classes
-from labstaff.answers.mistakes import MISTAKES_PER_TASK, Mistake, mistakes_of
+from labstaff.authoring.alternatives import ALTERNATIVES_PER_LAB, alternative_solutions
+from labstaff.authoring.matrix import affected_classes
+from labstaff.authoring.mistakes import MISTAKES_PER_TASK, Mistake, mistakes_of
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
 from labstaff.pytest_plugin import variant_text
@@ -37,7 +37,7 @@ def stub_folder() -> Path:
     """A folder with every lab's newly derived stub, so that work in progress in labs/ does not matter."""
     folder = session_folder("stubs")
     for lab in LABS:
-        (folder / lab.answer_file.name).write_text(derive_stub(lab), encoding="utf-8")
+        (folder / lab.student_file.name).write_text(derive_stub(lab), encoding="utf-8")
     return folder
 
 

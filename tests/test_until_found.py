@@ -8,7 +8,7 @@ import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.forked import ForkedRunner
-from labstaff.answers.mistakes import find_mistake
+from labstaff.authoring.mistakes import find_mistake
 
 MISTAKE = find_mistake(find_lab("01"), "attention_no_maximum")
 LARGE, UNCHANGED = (f"TestStandardAttention::test_{name}" for name in ("large_logits", "arguments_are_left_alone"))

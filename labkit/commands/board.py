@@ -48,7 +48,7 @@ def problem_lines(labs: list[Lab]) -> list[Text]:
     """Why a lab's tests cannot run or its results cannot be read, one line each."""
     lines = []
     for lab in labs:
-        if problem := platform_problem(lab) or file_problem(lab.answer_file):
+        if problem := platform_problem(lab) or file_problem(lab.student_file):
             lines.append(f"{lab.label}: {problem}")
         if problem := unreadable(lab):
             lines.append(f"{lab.label}: {problem}: uv run lab check {lab.number} writes it again")
@@ -63,14 +63,14 @@ def next_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]])
             continue
         root = lab.folder.parent.parent
         line_number = _line_of(lab, task.name)
-        where = f" in {lab.answer_file.relative_to(root)}" + (f", line {line_number}" if line_number else "")
+        where = f" in {lab.student_file.relative_to(root)}" + (f", line {line_number}" if line_number else "")
         handout = lab.folder.relative_to(root) / "README.md"
         lines = [
             Text.assemble("next: ", (task.signature, "bold"), where),
             Text(f"      read {handout}, then: uv run lab check {lab.number}"),
         ]
         if any(result.source != fingerprint(lab) for result in known[lab.label].values()):
-            lines.append(Text(f"      {lab.answer_file.name} has changed since it was last checked", style="dim"))
+            lines.append(Text(f"      {lab.student_file.name} has changed since it was last checked", style="dim"))
         return lines
     if not labs:
         return [Text("There is no lab in labs/ yet.")]
@@ -85,7 +85,7 @@ def _bar(done: int, total: int) -> Text:
 
 def _line_of(lab: Lab, name: str) -> int | None:
     try:
-        tree = ast.parse(lab.answer_file.read_text(encoding="utf-8"))
+        tree = ast.parse(lab.student_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         return None
     return next((node.lineno for node in tree.body if getattr(node, "name", None) == name), None)

@@ -46,7 +46,7 @@ def check_lab(
         first_failure: stop there.
     """
     console = new_console()
-    if problem := platform_problem(lab) or file_problem(lab.answer_file):
+    if problem := platform_problem(lab) or file_problem(lab.student_file):
         print_lines(console, unusable_lines(lab, problem))
         return 1
     print_lines(console, review_lines(lab))
@@ -100,13 +100,13 @@ def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
 
 def review_lines(lab: Lab) -> list[str]:
     """The lines of the student's file that the source review will show the instructor."""
-    found = review(lab.answer_file.read_text(encoding="utf-8-sig"), lab)
+    found = review(lab.student_file.read_text(encoding="utf-8-sig"), lab)
     if not found:
         return []
     lines = [f"  {each}" for each in found[:MOST_FINDINGS]]
     if len(found) > MOST_FINDINGS:
         lines.append(f"  and {len(found) - MOST_FINDINGS} more")
-    return [f"When {lab.answer_file.name} is graded, your instructor will see:", *lines, ""]
+    return [f"When {lab.student_file.name} is graded, your instructor will see:", *lines, ""]
 
 
 class Progress(Listener):

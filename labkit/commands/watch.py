@@ -37,11 +37,11 @@ def watch_lab(
 
     console = console or new_console()
     if saves is None:
-        saves = watch(lab.answer_file.parent, debounce=DEBOUNCE_MS)
+        saves = watch(lab.student_file.parent, debounce=DEBOUNCE_MS)
     before: dict[str, TaskResult] = {}
-    where = lab.answer_file.relative_to(lab.folder.parent.parent)
+    where = lab.student_file.relative_to(lab.folder.parent.parent)
     console.print(f"watching {where}: save it to run again, Ctrl-C to end", style="dim")
-    start_server(("hypothesis", *heavy_modules(*lab.suite_files, lab.answer_file)))
+    start_server(("hypothesis", *heavy_modules(*lab.suite_files, lab.student_file)))
     options = ["-x"] if first_failure else []
     for _ in chain([None], saves):
         tested = None

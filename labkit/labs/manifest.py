@@ -83,7 +83,7 @@ class Lab(_Written, frozen=True, kw_only=True):
         return f"lab{self.number}"
 
     @property
-    def answer_file(self) -> Path:
+    def student_file(self) -> Path:
         """The file a student fills in."""
         return self.folder / "src" / f"{self.module}.py"
 

@@ -49,7 +49,7 @@ def ring(
             f"lab ring: {seq_len} tokens, {ranks} ranks, {heads} heads on {kv_heads}, {layout!r}: tokens must be "
             f"a multiple of {2 * ranks}, heads of key heads, and the layout one of {', '.join(LAYOUTS)}"
         )
-    file = src / f"{found.module}.py" if src else found.answer_file
+    file = src / f"{found.module}.py" if src else found.student_file
     if not file.is_file():
         sys.exit(f"lab ring: there is no {file}")
     typer.echo(

@@ -44,7 +44,7 @@ class Source:
 
 def student_source(lab: Lab) -> Source:
     """The student's own file."""
-    return Source(lab, lab.answer_file)
+    return Source(lab, lab.student_file)
 
 
 class LabFinder(MetaPathFinder):

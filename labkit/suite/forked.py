@@ -124,7 +124,7 @@ def run_forked(
         run.results.append(TestResult(running.test, running.task, State.CRASHED, (ended,)))
         run.problem = ""
     elif run.died:
-        run.problem = f"importing {lab.answer_file.name} ends the process: {run.died}"
+        run.problem = f"importing {lab.student_file.name} ends the process: {run.died}"
     return run
 
 

@@ -254,7 +254,7 @@ def points_text(points: float) -> str:
 def tasks_called_by(lab: Lab) -> dict[str, list[str]]:
     """For each task, the earlier tasks that its code in the student's file calls, directly or through helpers."""
     try:
-        tree = ast.parse(lab.answer_file.read_text(encoding="utf-8-sig"))
+        tree = ast.parse(lab.student_file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return {}
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}

@@ -147,7 +147,7 @@ def next_task(lab: Lab, results: Mapping[str, TaskResult]) -> Task | None:
 
 def fingerprint(lab: Lab) -> str:
     """A hash of the student's file."""
-    return hashlib.sha256(lab.answer_file.read_bytes()).hexdigest()[:16] if lab.answer_file.exists() else ""
+    return hashlib.sha256(lab.student_file.read_bytes()).hexdigest()[:16] if lab.student_file.exists() else ""
 
 
 def store_whole_tasks(lab: Lab, results: Sequence[TestResult], whole_suite: Mapping[str, Set[str]]) -> None:

@@ -159,7 +159,7 @@ class Recorder:
         """Record which line of the student's file Ctrl-C interrupted."""
         if type(excinfo.value) is not KeyboardInterrupt:  # pytest calls this for pytest.exit() and shouldstop too
             return
-        own = [entry for entry in excinfo.traceback if Path(entry.path).name == self._lab.answer_file.name]
+        own = [entry for entry in excinfo.traceback if Path(entry.path).name == self._lab.student_file.name]
         if own:
             code = str(own[-1].statement).strip()
             self.run.interrupted = f"at {Path(own[-1].path).name}:{own[-1].lineno + 1}" + (f": {code}" if code else "")

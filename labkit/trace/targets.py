@@ -85,8 +85,8 @@ def find_optimizer(text: str) -> Callable[[Iterable[torch.Tensor]], torch.optim.
 def _of_lab(number: str, name: str, device: str) -> Target:
     lab = find_lab(number)
     task = find_task(lab, name)
-    module = _load_file(lab.answer_file, device)
-    function = _made(_look_up(module, str(lab.answer_file), task.name), module, task.name, None, device)
+    module = _load_file(lab.student_file, device)
+    function = _made(_look_up(module, str(lab.student_file), task.name), module, task.name, None, device)
     if not can_be_traced(lab, task):
         raise CannotTrace(f"{lab.label} {task.name} has no inputs here: --inputs FILE:FUNCTION makes them")
     named = f"{lab.label} {task.name}"

@@ -27,8 +27,8 @@ from labkit.labs.catalog import find_lab, find_labs
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import HEAVY, ForkedRunner
-from labstaff.answers.alternatives import alternative_solutions
-from labstaff.answers.mistakes import mistakes_of
+from labstaff.authoring.alternatives import alternative_solutions
+from labstaff.authoring.mistakes import mistakes_of
 from labstaff.grader.runner import SandboxedRunner
 
 MOST_USED, LEAST_EXCEEDED = 0.75, 1.30

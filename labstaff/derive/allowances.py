@@ -7,7 +7,7 @@ import json
 from labkit.labs.catalog import find_labs, solution_file
 from labkit.labs.manifest import Lab
 from labkit.suite.review import ALLOWANCES, findings
-from labstaff.answers.alternatives import alternative_solutions
+from labstaff.authoring.alternatives import alternative_solutions
 
 
 def derive_allowances() -> str:

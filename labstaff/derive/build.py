@@ -17,7 +17,7 @@ def derived_files(lab: Lab) -> Iterator[tuple[Path, str]]:
     Raises:
         MarkerError, ReportError: a source from which nothing can be derived safely.
     """
-    yield lab.answer_file, derive_stub(lab)
+    yield lab.student_file, derive_stub(lab)
     if (source := solution_folder(lab) / "report.py").exists():
         yield lab.folder / "report.ipynb", derive_report(lab, source)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from labkit.labs.manifest import Lab, Task
-from labstaff.answers.mistakes import mistakes_of
+from labstaff.authoring.mistakes import mistakes_of
 from labstaff.derive.build import derive_stub
 from labstaff.grader.plain_text import cell, one_line
 from labstaff.grader.results import GradedSubmission

@@ -10,7 +10,7 @@ from queue import Queue
 
 from labkit.suite.forked import ForkedRunner, heavy_modules
 from labkit.suite.run import SuiteRun
-from labstaff.answers.mistakes import Mistake
+from labstaff.authoring.mistakes import Mistake
 
 RUNNERS = 2
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from labkit.labs.manifest import Lab
 from labkit.suite.run import SuiteRun
-from labstaff.answers.mistakes import Mistake, mistakes_of
-from labstaff.answers.show import diff_lines, student_lines
+from labstaff.authoring.mistakes import Mistake, mistakes_of
+from labstaff.authoring.show import diff_lines, student_lines
 
 OVERVIEW = "what_goes_wrong"
 TITLE = "Mistakes, and the suite's messages"

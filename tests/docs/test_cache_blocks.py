@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.labs.catalog import ROOT
 from tests.docs.page_script import PageScript
 
@@ -50,7 +50,7 @@ def random_operations(rng: random.Random, count: int = 60) -> list[list[Any]]:
 
 def assert_same_as_the_manager(found: list[dict], operations: list[list[Any]], num_blocks: int, size: int) -> None:
     """Run the operations on the solution's manager and compare every position after an operation."""
-    manager = answer_module("09").BlockManager(num_blocks, size)
+    manager = solution_module("09").BlockManager(num_blocks, size)
     lengths: dict[str, int] = {}
     for (kind, name, *arguments), position in zip(operations, found[1:], strict=True):
         outcome, refused, copied = position["outcome"], None, None
@@ -105,7 +105,7 @@ def test_numbers_in_the_text(script):
 
 
 def test_bytes_are_those_of_the_models_cache(script):
-    cache_bytes = answer_module("09").kv_cache_bytes
+    cache_bytes = solution_module("09").kv_cache_bytes
     token_bytes = cache_bytes(*LLAMA_3_8B)
     settings = (ROOT / "docs/_static/cache_blocks/settings.js").read_text(encoding="utf-8")
     assert f"const TOKEN_BYTES = {token_bytes};" in settings

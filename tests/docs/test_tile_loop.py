@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.simulated_memory import Machine, SRAMOverflow
 from labkit.testing.attention.reference import attention
 from labstaff import io_blocks
@@ -53,7 +53,7 @@ def run_solution(order: str, shape: tuple[int, ...], sram_bytes: int) -> Machine
     n_queries, n_keys, d, d_v, block_q, block_k = shape
     machine = Machine(sram_bytes)
     inputs = [machine.hbm(np.ones(size, np.float32)) for size in ((n_queries, d), (n_keys, d), (n_keys, d_v))]
-    answer_module("04", ORDERS[order]).tiled_traffic(machine, *inputs, block_q, block_k)
+    solution_module("04", ORDERS[order]).tiled_traffic(machine, *inputs, block_q, block_k)
     return machine
 
 

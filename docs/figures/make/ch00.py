@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.labs.catalog import find_labs
 from labkit.meters.tensors import AllocationMeter
 from labstaff.figures import BLUE, INK, MUTED, ORANGE, Recipe
@@ -27,7 +27,7 @@ LENGTHS = [512, 1024, 2048, 3072, 4096]
 
 def front_data() -> dict[str, Any]:
     """Peak bytes of one training step over its inputs, gradients included, of the textbook form and of Lab 05's."""
-    flash = answer_module("05")
+    flash = solution_module("05")
 
     class Flash(torch.autograd.Function):
         @staticmethod

@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.meters.saved import kept_by_forward
 from labkit.meters.tensors import AllocationMeter
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
@@ -156,7 +156,7 @@ FIGURES = {
 
 def forms(block: int) -> dict[str, Attention]:
     """Three ways to the same output and gradients, non-causal; tiles are block × block."""
-    flash = answer_module("05")
+    flash = solution_module("05")
 
     class Tiled(torch.autograd.Function):
         @staticmethod

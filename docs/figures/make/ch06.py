@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.meters.products import ProductMeter
 from labkit.meters.tensors import AllocationMeter
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
@@ -41,7 +41,7 @@ LOOKS = {
 
 def chain_data() -> dict[str, Any]:
     """Peak of a chain of layers in activations, and layers run in all, measured over the number of segments."""
-    lab = answer_module("06")
+    lab = solution_module("06")
     rows = []
     for segments in [None, *SEGMENTS]:
         ran = [0]
@@ -154,7 +154,7 @@ def draw_timeline(data: dict[str, Any]) -> Figure:
 
 def stack_data() -> dict[str, Any]:
     """Peak of a step through a stack of attention layers, over their number, checkpointed layer by layer or not."""
-    checkpoint = answer_module("06").checkpoint
+    checkpoint = solution_module("06").checkpoint
     made = forms()
     rows = []
     for name in ("written_out", "flash"):
@@ -199,7 +199,7 @@ def draw_stack(data: dict[str, Any]) -> Figure:
 @cache
 def forms() -> dict[str, Callable[..., torch.Tensor]]:
     """The forms of attention compared, by the names in LOOKS and `tiled_checkpointed`."""
-    checkpoint = answer_module("06").checkpoint
+    checkpoint = solution_module("06").checkpoint
 
     def rows_checkpointed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.cat([checkpoint(written_out, rows, k, v) for rows in q.split(BLOCK)])
@@ -210,7 +210,7 @@ def forms() -> dict[str, Callable[..., torch.Tensor]]:
         "checkpointed": lambda q, k, v: checkpoint(written_out, q, k, v),
         "tiled_checkpointed": lambda q, k, v: checkpoint(tiled, q, k, v),
         "rows_checkpointed": rows_checkpointed,
-        "flash": answer_module("05").FlashAttention.apply,
+        "flash": solution_module("05").FlashAttention.apply,
     }
 
 

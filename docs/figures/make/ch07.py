@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.meters.saved import kept_by_forward
 from labkit.meters.tensors import measure_peak
 from labstaff.figures import BLUE, GREEN, ORANGE, PINK, Recipe
@@ -44,7 +44,7 @@ KEEPERS = {
 
 def peaks_data() -> dict[str, Any]:
     """Measured and predicted peaks over the inputs in bytes, float32, on the CPU."""
-    lab = answer_module("07")
+    lab = solution_module("07")
     points = []
     for n in LENGTHS:
         inputs = [torch.ones(*SHAPE, n, HEAD_DIM) for _ in range(3)]
@@ -70,7 +70,7 @@ def draw_peaks(data: dict[str, Any]) -> Figure:
 
 def savings_data() -> dict[str, Any]:
     """By how much the standard form's peak exceeds the bidirectional one's: the quotient of the predictions."""
-    lab = answer_module("07")
+    lab = solution_module("07")
     rows = []
     for n in (512, 1024, 2048, 4096, 8192):
         peaks = lab.linear_attention_memory(4, 8, n, 64, 2)
@@ -90,7 +90,7 @@ def draw_savings(data: dict[str, Any]) -> Figure:
 
 def kept_data() -> dict[str, Any]:
     """What each causal route keeps for its backward pass, in bytes, one head in float32."""
-    lab = answer_module("07")
+    lab = solution_module("07")
     points = []
     for n in KEPT_LENGTHS:
         inputs = [torch.ones(n, HEAD_DIM, requires_grad=True) for _ in range(3)]

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch.nn.attention.flex_attention import create_block_mask
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.meters.tensors import AllocationMeter
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 
@@ -37,7 +37,7 @@ LOOKS: dict[str, tuple[str, str, Any, str, int]] = {
 
 def by_hand_data() -> dict[str, Any]:
     """Which keys each query of a short sequence sees, and what a rolling cache holds after each token."""
-    mask = answer_module("08").window_mask(BY_HAND_LEN, BY_HAND_WINDOW)
+    mask = solution_module("08").window_mask(BY_HAND_LEN, BY_HAND_WINDOW)
     seen = [[j for j, hidden in enumerate(row) if not hidden] for row in mask.tolist()]
     cache: list[int | None] = [None] * BY_HAND_WINDOW
     held = []
@@ -97,7 +97,7 @@ def _draw_cache(ax: Axes, data: dict[str, Any]) -> None:
 
 def tiles_data() -> dict[str, Any]:
     """What each tile of a window holds, and how many of each kind there are at two lengths."""
-    lab = answer_module("08")
+    lab = solution_module("08")
     kinds = lab.classify_tiles(SEQ_LEN, WINDOW, BLOCK)
     rows = ["".join(kind[0] for kind in row) for row in kinds.tolist()]
     counts = [{"N": n, **_counts(lab.classify_tiles(n, WINDOW, BLOCK))} for n in (SEQ_LEN, 8192)]
@@ -164,7 +164,7 @@ def _counts(kinds: Any) -> dict[str, int]:
 
 
 def _step_peak(form: str, n: int) -> int:
-    lab = answer_module("08")
+    lab = solution_module("08")
     q, k, v = (torch.ones(1, 1, n, HEAD_DIM, requires_grad=True) for _ in range(3))
 
     def naive() -> torch.Tensor:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
@@ -106,7 +106,7 @@ def draw_generation(data: dict[str, Any]) -> Figure:
 
 def diagonals_data() -> dict[str, Any]:
     """Which keys each query sees, from the bottom right as Lab 09's solution counts, and from the top left."""
-    lab = answer_module("09")
+    lab = solution_module("09")
     found = []
     for n_queries, n_keys in SHAPES:
         q, k, v = torch.zeros(1, n_queries, 1), torch.zeros(1, n_keys, 1), torch.eye(n_keys)[None]
@@ -154,7 +154,7 @@ def _draw_grid(ax: Axes, n_queries: int, n_keys: int, seen: list[list[int]]) -> 
 
 def caches_data() -> dict[str, Any]:
     """Bytes of one sequence's cache over its length, two bytes a number, by Lab 09's solution."""
-    lab = answer_module("09")
+    lab = solution_module("09")
     lines = {name: [lab.kv_cache_bytes(tokens=tokens, **sizes) for tokens in LENGTHS] for name, sizes in MODELS.items()}
     a_token = {name: lab.kv_cache_bytes(**sizes) for name, sizes in MODELS.items()}
     return {"tokens": LENGTHS, "bytes_of_a_token": a_token, "bytes": lines}
@@ -190,7 +190,7 @@ def draw_caches(data: dict[str, Any]) -> Figure:
 
 def roof_data() -> dict[str, Any]:
     """FLOPs of attention's products and the bytes that it moves, counted on the solution, for 16-bit numbers."""
-    lab, steps = answer_module("09"), {}
+    lab, steps = solution_module("09"), {}
     for name, (n_queries, kv_heads) in STEPS.items():
         q, k, v = (torch.ones(heads, n, HEAD_DIM) for heads, n in ((HEADS, n_queries), *[(kv_heads, N_KEYS)] * 2))
         with ProductMeter() as products, MovedBytes(q=q, k=k, v=v) as moved:
@@ -235,7 +235,7 @@ def draw_roof(data: dict[str, Any]) -> Figure:
 
 def slots_data() -> dict[str, Any]:
     """What slots are used for under each policy, on a trace drawn at random with a fixed seed."""
-    lab, draw = answer_module("09"), random.Random(9)
+    lab, draw = solution_module("09"), random.Random(9)
     trace = [(draw.randint(8, 250), draw.randint(8, 250), LIMIT) for _ in range(N_REQUESTS)]
     shares = {policy: lab.simulate_serving(trace, SLOTS, policy, BLOCK) for policy in lab.POLICIES}
     setting = {"requests": N_REQUESTS, "slots": SLOTS, "block_size": BLOCK, "limit": LIMIT, "lengths": "8 to 250"}

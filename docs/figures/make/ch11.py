@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.ranks.threads import run_ranks
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 from labstaff.ring_timeline import timeline
@@ -37,7 +37,7 @@ MEASURED_HEADS, MEASURED_LENGTH = 16, 512
 
 def layouts_data() -> dict[str, Any]:
     """The rank of each token, and the pairs of each rank and step, by Lab 11's solution."""
-    lab = answer_module("11")
+    lab = solution_module("11")
     found = {}
     for layout in LAYOUTS:
         held = [part.tolist() for part in lab.shard(torch.arange(N_TOKENS), N_RANKS, layout, dim=0)]
@@ -99,7 +99,7 @@ def _draw_work(ax: Axes, found: dict[str, Any]) -> None:
 
 def timeline_data() -> dict[str, Any]:
     """A timeline of four ranks, from real runs of the solution's forward pass, at speeds that fit the block's size."""
-    lab = answer_module("11")
+    lab = solution_module("11")
     found = {}
     for name, (layout, causal, times_smallest) in TIMED.items():
         ran = run_ranks(
@@ -148,7 +148,7 @@ def draw_timeline(data: dict[str, Any]) -> Figure:
 
 def bytes_data() -> dict[str, Any]:
     """What a rank sends and holds by each method, measured on the solution."""
-    lab = answer_module("11")
+    lab = solution_module("11")
     found: dict[str, Any] = {name: {"sent": [], "formula": [], "held": []} for name in METHODS}
     for n_ranks in RANKS:
         given = _shards(lab, n_ranks, "zigzag", MEASURED_HEADS, MEASURED_HEADS, MEASURED_LENGTH, WIDTH)

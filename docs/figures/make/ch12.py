@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.meters.moved import MovedBytes
 from labkit.meters.tensors import measure_peak
 from labkit.testing.layer_sample import layer_sample
@@ -36,7 +36,7 @@ WINDOWS = [8, 16, 32, 64, 96, 128, 160, 192]
 
 def latent_data() -> dict[str, Any]:
     """Peaks over the inputs and bytes read of the cache: absorbed, by the solution, and with keys and values made."""
-    lab, generator = answer_module("12"), _generator()
+    lab, generator = solution_module("12"), _generator()
     rows = []
     for n_tokens in LENGTHS:
         given = _latent_inputs(generator, n_tokens)
@@ -91,7 +91,7 @@ def draw_latent(data: dict[str, Any]) -> Figure:
 
 def bits_data() -> dict[str, Any]:
     """Relative errors of K and V, quantized by channel and by token, groups of 32, on the sample of a layer."""
-    lab, (_, k, v) = answer_module("12"), layer_sample()
+    lab, (_, k, v) = solution_module("12"), layer_sample()
     found: dict[str, Any] = {}
     for name, x in (("K", k), ("V", v)):
         for bits in (2, 4, 8):
@@ -124,7 +124,7 @@ def draw_bits(data: dict[str, Any]) -> Figure:
 
 def sinks_data() -> dict[str, Any]:
     """Errors of attention's output over the window, with 0, 1 and 4 sinks; and the weight on the first token."""
-    lab, (q, k, v) = answer_module("12"), layer_sample()
+    lab, (q, k, v) = solution_module("12"), layer_sample()
     lines = {}
     for sinks in (0, 1, 4):
         schemes = [{"kind": "window", "window": window, "num_sinks": sinks} for window in WINDOWS]
@@ -156,7 +156,7 @@ def draw_sinks(data: dict[str, Any]) -> Figure:
 
 def budget_data() -> dict[str, Any]:
     """Bytes a token and layer and the error of each scheme, and what is chosen for each budget."""
-    lab, given = answer_module("12"), layer_sample()
+    lab, given = solution_module("12"), layer_sample()
     n_tokens = given[1].shape[1]
     tried = [_tried(lab, scheme, given) for scheme in SCHEMES]
     points = [each | {"bytes_a_token": each["bytes"] / n_tokens} for each in tried]

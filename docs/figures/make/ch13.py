@@ -15,11 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.serving.engine import serve
 from labkit.serving.model import SPEC
 from labkit.serving.trace import LIMITS, make_trace
-from labstaff.answers.board import REFERENCES
+from labstaff.authoring.board import REFERENCES
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 
 KINDS, SEED = ("chat", "documents"), 0
@@ -239,7 +239,7 @@ def _trace(kind: str) -> Sequence[Any]:
 @cache
 def _served(kind: str, other: str) -> dict[str, Any]:
     """Serve a trace; by step the blocks of requests, their tokens, the requests; by request the steps of its events."""
-    trace, module = _trace(kind), answer_module("13", other)
+    trace, module = _trace(kind), solution_module("13", other)
     watched: list[Watched] = []
     blocks = module.BLOCKS
 

@@ -42,7 +42,7 @@ def test_board(lab, capsys):
     for text in ("1 of 6", "25 of 60", "next: measure_attention_memory("):
         assert text in later
     assert "has changed since" not in later
-    lab.answer_file.write_text("def f(:\n", encoding="utf-8")
+    lab.student_file.write_text("def f(:\n", encoding="utf-8")
     show_board([lab])
     broken = capsys.readouterr().out
     assert "profiling.py has changed since it was last checked" in broken
@@ -71,13 +71,13 @@ def test_hints_are_shown_one_at_a_time(lab):
 
 def test_watch_runs_again_on_each_save_and_shows_changes(lab, monkeypatch):
     def run_on_copy(lab, *options, **more):
-        return run_forked(lab, "--src", str(lab.answer_file.parent), *options, **more)
+        return run_forked(lab, "--src", str(lab.student_file.parent), *options, **more)
 
     monkeypatch.setattr(watch, "run_forked", run_on_copy)
     printed = io.StringIO()
 
     def saves():
-        lab.answer_file.write_text(solution_text(), encoding="utf-8")
+        lab.student_file.write_text(solution_text(), encoding="utf-8")
         yield 1
         yield 2
 

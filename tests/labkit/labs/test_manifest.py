@@ -54,7 +54,7 @@ def test_reads_what_is_written(tmp_path):
         ("second", "second(x)", "TestSecond", 2.5, ("Again.",)),
     ]
     assert lab.points == 5.5
-    assert lab.answer_file == tmp_path / "labs/lab01_thing/src/thing.py"
+    assert lab.student_file == tmp_path / "labs/lab01_thing/src/thing.py"
     assert lab.suite_file == tmp_path / "labs/lab01_thing/tests/test_thing.py"
     assert lab.task_of("TestSecond") is lab.tasks[1]
     assert lab.task_of("TestThird") is None

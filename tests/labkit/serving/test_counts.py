@@ -12,7 +12,7 @@ from rich.console import Console
 from labkit.commands.counts import BOARD_FILE, COLUMNS, cells, count_tables
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.forked import run_forked
-from labstaff.answers.board import board_text, server_module
+from labstaff.authoring.board import board_text, server_module
 from labstaff.figures import FIGURES_DIR
 
 LAB = find_lab("13")
@@ -23,7 +23,7 @@ FIRST, SHARED, PREEMPTING = (each["counts"] for each in BOARD["references"])
 
 def test_the_file_has_the_current_counts():
     saved = (LAB.folder / BOARD_FILE).read_text(encoding="utf-8")
-    assert saved == board_text(LAB), "uv run python -m labstaff.answers.board"
+    assert saved == board_text(LAB), "uv run python -m labstaff.authoring.board"
 
 
 @pytest.mark.parametrize("trace", BOARD["traces"])

@@ -25,7 +25,7 @@ def job_of(switch: str) -> Job:
         assert text.count(before) == 1
         text = text.replace(before, after)
     folder = session_folder("switched")
-    (folder / LAB.answer_file.name).write_text(text, encoding="utf-8")
+    (folder / LAB.student_file.name).write_text(text, encoding="utf-8")
     return Job(LAB.label, ("--src", str(folder)))
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 from labkit.simulated_memory import Machine, SRAMOverflow
 from labkit.testing.tiles import io_formulas as forms
 from labstaff import io_blocks
@@ -75,19 +75,19 @@ class TestForms:
     @pytest.mark.parametrize("right", ORDERS)
     def test_the_tiled_forms_equal_the_count(self, count, right, shape, dtype):
         form = ORDERS[right][0](*shape, np.dtype(dtype).itemsize)
-        assert count(answer_module("04", right and f"alternatives/{right}").tiled_traffic, *shape, dtype) == form
+        assert count(solution_module("04", right and f"alternatives/{right}").tiled_traffic, *shape, dtype) == form
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @pytest.mark.parametrize("shape", SHAPES)
     def test_the_naive_form_equals_the_count(self, count, shape, dtype):
         form = forms.naive_traffic(*shape, np.dtype(dtype).itemsize)
-        assert count(answer_module("04").naive_traffic, *shape, dtype) == form
+        assert count(solution_module("04").naive_traffic, *shape, dtype) == form
 
     @pytest.mark.parametrize("d", [3, 16, 64])
     @pytest.mark.parametrize("sram_bytes", [2_000, 8_192, 30_000])
     @pytest.mark.parametrize("right", ORDERS)
     def test_the_blocks_fit_and_one_row_more_does_not(self, right, sram_bytes, d):
-        answer, blocks = answer_module("04", right and f"alternatives/{right}"), ORDERS[right][1]
+        answer, blocks = solution_module("04", right and f"alternatives/{right}"), ORDERS[right][1]
         block_q, block_k = blocks(sram_bytes, d)
         assert answer.choose_blocks(sram_bytes, d) == (block_q, block_k)
         more = (block_q, block_k + 1) if right else (block_q + 1, block_k)
@@ -100,9 +100,9 @@ class TestForms:
     def test_the_naive_blocks_fit_and_one_row_more_does_not(self):
         block_q, block_k = io_blocks.naive_blocks(8_192, 16)
         Q = np.ones((block_q + 1, 16), np.float32)
-        answer_module("04").naive_traffic(Machine(8_192), Q, Q, Q, block_q, block_k)
+        solution_module("04").naive_traffic(Machine(8_192), Q, Q, Q, block_q, block_k)
         with pytest.raises(SRAMOverflow):
-            answer_module("04").naive_traffic(Machine(8_192), Q, Q, Q, block_q + 1, block_k)
+            solution_module("04").naive_traffic(Machine(8_192), Q, Q, Q, block_q + 1, block_k)
 
     @pytest.mark.parametrize(
         "blocks",

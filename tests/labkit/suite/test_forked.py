@@ -25,7 +25,7 @@ def run(tmp_path):
     runner = ForkedRunner()
 
     def run(source, lab=LAB, tests=ONE, **options):
-        (tmp_path / lab.answer_file.name).write_text(source, encoding="utf-8")
+        (tmp_path / lab.student_file.name).write_text(source, encoding="utf-8")
         return runner.run(lab.label, "--src", str(tmp_path), tests=tests, **options)
 
     return run
@@ -71,7 +71,7 @@ def test_more_memory_than_there_is_raises_in_the_test_that_asks_for_it(tmp_path)
     """Without touching it: nothing but the limit refuses a GiB."""
     n_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**30 + 1
     body = f"    import numpy\n    arrays = [numpy.empty(2**30, numpy.uint8) for _ in range({n_gib})]\n"
-    (tmp_path / LAB.answer_file.name).write_text(HEAD + body, encoding="utf-8")
+    (tmp_path / LAB.student_file.name).write_text(HEAD + body, encoding="utf-8")
     tests = (*ONE, "TestEstimateAttentionMemory::test_batch_counts")
     run = run_forked(LAB, "--src", str(tmp_path), tests=tests)
     says = f"{ONE_TASK} raised MemoryError: Unable to allocate 1.00 GiB"

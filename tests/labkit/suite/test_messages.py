@@ -61,7 +61,7 @@ def test_a_task_refers_to_the_first_undone_one_that_it_calls(lab):
     lines = run_lines(lab, [TestResult("test", FIRST, State.PASSED), wrong(SECOND), wrong(THIRD)])
     refers = f"  your code for it calls {SECOND}, which is not right yet: fix {SECOND} first"
     assert [line for line in lines if "calls" in line] == [refers]
-    lab.answer_file.write_text("def (", encoding="utf-8")
+    lab.student_file.write_text("def (", encoding="utf-8")
     assert "calls" not in "\n".join(run_lines(lab, [wrong(FIRST), wrong(SECOND)]))
 
 

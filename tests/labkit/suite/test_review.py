@@ -9,8 +9,8 @@ import pytest
 
 from labkit.labs.catalog import find_lab, find_labs, solution_file
 from labkit.suite.review import ALLOWANCES, LIBRARIES, TOO_DEEP, Finding, findings, review
-from labstaff.answers.alternatives import alternative_solutions
-from labstaff.answers.mistakes import mistakes_of
+from labstaff.authoring.alternatives import alternative_solutions
+from labstaff.authoring.mistakes import mistakes_of
 from labstaff.derive.allowances import derive_allowances
 from labstaff.pytest_plugin import variant_text
 from tests.labkit.suite.forgeries import FORGERIES
@@ -40,7 +40,7 @@ def test_solutions_and_alternative_solutions_are_not_listed(lab) -> None:
 
 def test_stubs_are_not_listed() -> None:
     for lab in find_labs():
-        assert review(lab.answer_file.read_text(encoding="utf-8"), lab) == []
+        assert review(lab.student_file.read_text(encoding="utf-8"), lab) == []
 
 
 def test_few_ordinary_styles_are_listed() -> None:

@@ -13,7 +13,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 
 ANSWERS = ("", "alternatives/loops", "alternatives/whole_prefixes")
 SHAPES = [(6, 2, 1, 37), (8, 8, 1, 5), (4, 1, 7, 7), (6, 3, 5, 29)]
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 @pytest.fixture(params=ANSWERS, ids=lambda name: name or "solution")
 def lab(request: pytest.FixtureRequest) -> ModuleType:
-    return answer_module("09", request.param)
+    return solution_module("09", request.param)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from benchmarks.harness import answer_module
+from benchmarks.harness import solution_module
 
 Q, K, V = (2, 6, 40, 16), (2, 2, 40, 16), (2, 2, 40, 24)
 """Six heads in two groups; 40 tokens."""
@@ -26,7 +26,7 @@ def same_heads(lab: ModuleType, name: str, **how: Any) -> Callable[..., Any]:
 
 
 def calls() -> dict[str, Callable[..., Any]]:
-    flash, linear, sliding, decoding, compressed = map(answer_module, ("05", "07", "08", "09", "12"))
+    flash, linear, sliding, decoding, compressed = map(solution_module, ("05", "07", "08", "09", "12"))
     return {
         "05 flash_forward": same_heads(flash, "flash_forward", causal=True, block_q=16, block_k=16),
         "05 FlashAttention": lambda q, k, v: flash.FlashAttention.apply(q, q, q, True),

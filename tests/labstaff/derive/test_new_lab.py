@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labstaff.answers.mistakes import mistakes_of
+from labstaff.authoring.mistakes import mistakes_of
 from labstaff.derive.build import derived_files
 from labstaff.derive.new_lab import NewLabError, new_lab
 from tests.student import quiet_environment

@@ -41,7 +41,7 @@ HIDING_TORCH = {
 }
 
 
-STUB = LAB.answer_file.read_text(encoding="utf-8")
+STUB = LAB.student_file.read_text(encoding="utf-8")
 
 
 def hiding(number, task, ways, head):

@@ -26,7 +26,7 @@ def submit(submitted: Path, student: str, lab: Lab, source: str) -> Path:
     """Write a submission of `lab`; its folder."""
     folder = submitted / student / lab.folder.name
     (folder / "src").mkdir(parents=True)
-    (folder / "src" / lab.answer_file.name).write_text(source, encoding="utf-8")
+    (folder / "src" / lab.student_file.name).write_text(source, encoding="utf-8")
     return folder
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
-from labstaff.answers.mistakes import find_mistake
+from labstaff.authoring.mistakes import find_mistake
 from labstaff.derive.build import derive_stub
 from labstaff.grader.grade import Grader
 from labstaff.grader.results import GradedSubmission, load, save

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from labkit.labs.catalog import ROOT, find_labs
-from labstaff.answers.mistakes import find_mistake
+from labstaff.authoring.mistakes import find_mistake
 from labstaff.release.tree import release
 from tests.labstaff.release import panel
 from tests.student import quiet_environment

@@ -1,6 +1,6 @@
 """The matrix of mistakes: which tests of its lab's suite each mistake fails, and the first message a student reads.
 
-`python -m labstaff.answers.matrix [LAB...]` runs it (about 40 minutes for all labs on two cores) and writes one file
+`python -m labstaff.authoring.matrix [LAB...]` runs it (about 40 minutes for all labs on two cores) and writes one file
 for each lab, `solutions/labNN_name/matrix.toml`. `--unneeded` runs nothing and lists the tests that no mistake fails.
 
 Only the test classes that name a changed definition of the solution, directly or through other definitions, are run:
@@ -27,7 +27,7 @@ from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import ForkedRunner, heavy_modules
 from labkit.suite.results import TestResult
 from labkit.suite.run import OVERTIME, SuiteRun
-from labstaff.answers.mistakes import MATRIX, Mistake, mistakes_of
+from labstaff.authoring.mistakes import MATRIX, Mistake, mistakes_of
 
 LONGEST_MESSAGE = 300
 CPU_SECONDS = 100.0

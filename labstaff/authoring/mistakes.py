@@ -13,7 +13,7 @@
 
 A mistake that is another algorithm says `replace = { flash_forward = "forward_borrows_heads" }` instead of `edit`:
 that function or class of `mistakes/algorithms.py` takes the place of the solution's. Which tests fail on a mistake is
-not written here but measured: `labstaff.answers.matrix` records it.
+not written here but measured: `labstaff.authoring.matrix` records it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import msgspec
 
 from labkit.labs.catalog import ROOT, solution_file, solution_folder
 from labkit.labs.manifest import Lab, Task
-from labstaff.answers.algorithms import ReplaceError, replaced
-from labstaff.answers.edits import EditError, edited
+from labstaff.authoring.algorithms import ReplaceError, replaced
+from labstaff.authoring.edits import EditError, edited
 
 MISTAKES_PER_TASK = 6
 FOLDER = "mistakes"
@@ -56,7 +56,7 @@ class Mistake:
         task: the name of the task it is made in.
         found_by: what to run to find it: the recorded tests, `TestClass::test_name`, or the whole class of its task.
         says: what a message of one of them must contain; empty where none needs to.
-        edit: see `labstaff.answers.edits`; empty where `replace` is not.
+        edit: see `labstaff.authoring.edits`; empty where `replace` is not.
         replace: names in the solution and names in algorithms.py that take their places.
         file: where it is written.
     """
@@ -92,7 +92,7 @@ class Mistake:
         """Write the module with this mistake to `folder`, for a run with `--src`; raises as `source`."""
         text = self.source()
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / self.lab.answer_file.name).write_text(text, encoding="utf-8")
+        (folder / self.lab.student_file.name).write_text(text, encoding="utf-8")
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from labkit.labs.catalog import find_labs
-from labstaff.answers.matrix import Row, affected_classes, recorded, suite_tests, unneeded, written
-from labstaff.answers.mistakes import find_mistake, mistakes_of
+from labstaff.authoring.matrix import Row, affected_classes, recorded, suite_tests, unneeded, written
+from labstaff.authoring.mistakes import find_mistake, mistakes_of
 
 LABS = find_labs()
 by_lab = pytest.mark.parametrize("lab", LABS, ids=[lab.label for lab in LABS])
@@ -14,7 +14,7 @@ by_lab = pytest.mark.parametrize("lab", LABS, ids=[lab.label for lab in LABS])
 
 @by_lab
 def test_every_mistake_has_a_row_and_every_row_is_of_a_mistake(lab):
-    """A new mistake's row: `python -m labstaff.answers.matrix --missing`."""
+    """A new mistake's row: `python -m labstaff.authoring.matrix --missing`."""
     names = {mistake.name: mistake.task for mistake in mistakes_of(lab)}
     assert {name: row.task for name, row in recorded(lab).items()} == names
 
@@ -56,6 +56,6 @@ def test_only_classes_that_see_a_change_are_run():
 def test_a_test_that_no_mistake_fails_is_unneeded(monkeypatch):
     lab = LABS[0]
     monkeypatch.setattr(
-        "labstaff.answers.matrix.recorded", lambda _lab: {"m": Row("t", (), "x", (suite_tests(lab)[0],))}
+        "labstaff.authoring.matrix.recorded", lambda _lab: {"m": Row("t", (), "x", (suite_tests(lab)[0],))}
     )
     assert unneeded(lab) == suite_tests(lab)[1:]

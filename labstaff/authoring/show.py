@@ -18,8 +18,8 @@ from labkit.labs.manifest import Lab
 from labkit.suite.messages import line_style, run_lines
 from labkit.suite.results import TestResult
 from labkit.suite.run import run_suite
-from labstaff.answers.algorithms import replacements
-from labstaff.answers.mistakes import ALGORITHMS, Mistake, mistakes_of
+from labstaff.authoring.algorithms import replacements
+from labstaff.authoring.mistakes import ALGORITHMS, Mistake, mistakes_of
 
 CONTEXT_LINES = 2
 MARKER = "###"

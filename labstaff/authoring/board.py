@@ -1,4 +1,4 @@
-"""Counts of Lab 13's reference servers: `python -m labstaff.answers.board` writes the lab's board.json."""
+"""Counts of Lab 13's reference servers: `python -m labstaff.authoring.board` writes the lab's board.json."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from labkit.labs.catalog import find_lab, solution_file
 from labkit.labs.manifest import Lab
 from labkit.suite.results import State, TestResult
 from labkit.suite.run import SuiteRun
-from labstaff.answers.algorithms import ReplaceError, replaced
-from labstaff.answers.edits import EditError, edited
-from labstaff.answers.mistakes import MistakeError, UnknownMistake, find_mistake, mistakes_of
-from labstaff.answers.show import diff_lines, is_found
+from labstaff.authoring.algorithms import ReplaceError, replaced
+from labstaff.authoring.edits import EditError, edited
+from labstaff.authoring.mistakes import MistakeError, UnknownMistake, find_mistake, mistakes_of
+from labstaff.authoring.show import diff_lines, is_found
 from labstaff.site import build_site
 from labstaff.site.mistake_runs import run_mistakes
 from labstaff.site.mistakes import OVERVIEW, mistake_pages
