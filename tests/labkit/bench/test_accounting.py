@@ -29,8 +29,7 @@ def simulate(softmax, shape, dtype, round_to):
             before = meter.live_bytes
             meter.reset()
             loss = meter.name("loss", form(q, k, v, meter.name).sum())
-            got["forward_peak"], got["live_after_forward"] = meter.peak_bytes, meter.live_bytes
-            got["saved"] = meter.live_bytes - before
+            got["forward_peak"], got["saved"] = meter.peak_bytes, meter.live_bytes - before
             forward_events = len(meter.events)
             loss.backward()
             if not last:
@@ -93,32 +92,6 @@ class TestClosedForms:
             assert alive == {label: sum(parts[name] for name in names.get(label, [label])) for label in alive}
             assert sum(alive.values()) == sum(parts.values())
 
-    def test_the_smallest_row(self):
-        square, tall = 8 * 256 * 256 * 4, 8 * 256 * 16 * 4
-        assert attention_memory(8, 256, 16) == {
-            "workspace": 64 * MIB,
-            "inputs": 3 * tall,
-            "gradients": 3 * tall,
-            "loss": 512,
-            "scores": square,
-            "shifted": square,
-            "exponentials": square,
-            "weights": square,
-            "argmax": 8 * 256 * 8,
-            "row_sums": 8 * 256 * 4,
-        }
-
-    def test_squares_at_each_peak(self):
-        def squares(definition, softmax):
-            batch, seq_len = 8, 2**20
-            total = sum(attention_memory(batch, seq_len, 1, definition=definition, softmax=softmax).values())
-            return total / (batch * seq_len**2 * 4)
-
-        want = {"forward_peak": (4, 2), "step_peak": (6, 3), "inference_peak": (4, 2), "saved": (2, 1)}
-        for definition, (written_out, built_in) in want.items():
-            assert squares(definition, "written_out") == pytest.approx(written_out, rel=1e-4)
-            assert squares(definition, "built_in") == pytest.approx(built_in, rel=1e-4)
-
     def test_bad_arguments(self):
         with pytest.raises(ValueError, match=r"definition must be one of forward_peak, .*got 'peak'"):
             attention_memory(1, 1, 1, definition="peak")
@@ -151,11 +124,6 @@ class TestWhatFits:
     def test_nothing_fits(self):
         assert longest_that_fits(64 * MIB, 8, 64) == 0
         assert longest_that_fits(0, 8, 64, workspace_bytes=0) == 0
-
-    def test_half_the_bytes_go_further(self):
-        options = {"definition": "step_peak", "workspace_bytes": 0}
-        full, half = (longest_that_fits(24 * GIB, 8, 16, dtype_bytes, **options) for dtype_bytes in (4, 2))
-        assert half / full == pytest.approx(2**0.5, rel=1e-2)
 
     def test_numbers_of_the_case_study(self):
         gb = 10**9
