@@ -17,8 +17,8 @@ class OperatorMode(TorchDispatchMode):
     outside of it. While it looks on, the garbage collector runs only when it is called.
 
     Raises RuntimeError for a tensor of a class with a `__torch_dispatch__` of its own (what it does there in an
-    operator's stead, torch shows to no mode), for one whose class answers itself what a meter asks of a tensor, and for
-    one that is sparse, nested or laid out for a library: its operators have no sizes that could be counted. On leaving
+    operator's stead, torch shows to no mode), and for one that is sparse, nested or laid out for a library: its
+    operators have no sizes that could be counted. On leaving
     it raises RuntimeError when it is not the one that looked on last: another was left on, or this one was taken away
     meanwhile.
     """
@@ -71,40 +71,14 @@ class OperatorMode(TorchDispatchMode):
             TorchDispatchMode.__exit__(self, None, None, None)
 
 
-OF_ITS_OWN = frozenset(("__init__", "__init_subclass__", "__new__", "__repr__", "__str__", "__module__", "__doc__"))
-"""What a class of tensors may do otherwise than torch's: nothing here is asked by a meter."""
-
-
 def _require_readable(values: Iterable[Any]) -> None:
     """Refuse operands whose storage a meter cannot read from torch itself."""
     for value in values:
         kind = type(value)
         if kind is tuple or kind is list:
             _require_readable(value)
-        elif issubclass(kind, torch.Tensor):
-            if kind is torch.Tensor:  # at every operator
-                is_plain = value.layout is torch.strided and not value.is_nested
-            else:
-                is_plain = _is_plain(value, kind)
-            if not is_plain:
-                raise RuntimeError("a tensor that is sparse, nested or in a library's layout: meters count plain ones")
-
-
-def _is_plain(value: torch.Tensor, kind: type) -> bool:
-    """Whether a tensor of a subclass is strided and not nested, according to torch."""
-    if not kind.__module__.startswith("torch."):
-        _require_no_word_of_its_own(kind)
-    with torch._C.DisableTorchFunctionSubclass():
-        return value.layout is torch.strided and not value.is_nested
-
-
-def _require_no_word_of_its_own(kind: type) -> None:
-    for each in kind.__mro__[: kind.__mro__.index(torch.Tensor)]:
-        for name in each.__dict__:
-            if hasattr(torch.Tensor, name) and name not in OF_ITS_OWN and name not in ("__dict__", "__annotations__"):
-                raise RuntimeError(
-                    f"a {kind.__name__} has a {name} of its own, which meters cannot believe: use a plain tensor"
-                )
+        elif issubclass(kind, torch.Tensor) and (value.layout is not torch.strided or value.is_nested):
+            raise RuntimeError("a tensor that is sparse, nested or in a library's layout: meters count plain ones")
 
 
 def _looks_on_last() -> TorchDispatchMode | None:

@@ -102,21 +102,6 @@ def nested(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return torch.matmul(left, right).to_padded_tensor(0.0)[0]
 
 
-class Nothing(torch.Tensor):
-    numel = lambda self: 0  # noqa: E731
-    shape = property(lambda self: (0, 0))
-
-
-class OfFunctions(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return 0 if func is torch.Tensor.numel else super().__torch_function__(func, types, args, kwargs)
-
-
-class ByABase(Nothing):
-    pass
-
-
 HIDDEN_PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "convolution": lambda q, k: F.conv1d(q[:, :, None], k[:, :, None])[:, :, 0],
     "distances": distances,
@@ -126,9 +111,6 @@ HIDDEN_PRODUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
     "nested": nested,
     "sparse": lambda q, k: q.to_sparse_csr() @ k.mT,
     "layout_of_a_library": lambda q, k: F.linear(q.to_mkldnn(), k.to_mkldnn()).to_dense(),
-    "of_no_size": lambda q, k: q.as_subclass(Nothing) @ k.as_subclass(Nothing).mT,
-    "of_no_size_by_a_function": lambda q, k: q.as_subclass(OfFunctions) @ k.as_subclass(OfFunctions).mT,
-    "of_no_size_by_a_base": lambda q, k: q.as_subclass(ByABase) @ k.as_subclass(ByABase).mT,
 }
 
 
