@@ -117,10 +117,6 @@ class Machine(metaclass=_Frozen):
         """Bytes loaded from this array so far."""
         return self._ledger.moved_of(hbm).loaded
 
-    def stored_to(self, hbm: HBMArray | np.ndarray) -> int:
-        """Bytes stored to this array so far."""
-        return self._ledger.moved_of(hbm).stored
-
     @property
     def sram_bytes(self) -> int:
         """Capacity of SRAM in bytes."""

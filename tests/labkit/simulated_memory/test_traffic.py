@@ -113,11 +113,6 @@ class TestForms:
         with pytest.raises(ValueError, match="too small for d=64"):
             blocks(512, 64)
 
-    def test_with_the_same_blocks_naive_moves_the_matrix_four_times_more(self):
-        same = (129, 63, 8, 3, 16, 10)
-        extra = forms.naive_traffic(*same).total - forms.queries_outside_traffic(*same).total
-        assert extra == 4 * (129 * 63) * 4
-
     @pytest.mark.parametrize("right", ORDERS)
     def test_large_problems_show_the_exponents_of_the_theorem(self, right):
         form, blocks = ORDERS[right]
@@ -128,10 +123,6 @@ class TestForms:
             [2**14, 2**15, 2**16, 2**17, 2**18],
         )
         assert fitted == pytest.approx({"N": 2, "d": 2, "M": -1}, abs=0.08)
-
-    def test_exponents_of_a_power_law_are_found(self):
-        fitted = io_blocks.fit_exponents(lambda n, d, m: 3 * n**2 * d**1.5 / m, [8, 16], [2, 3], [100, 200, 500])
-        assert fitted == pytest.approx({"N": 2, "d": 1.5, "M": -1})
 
     @pytest.mark.parametrize(("keys_outside", "want"), [(False, 10_880), (True, 9_552)])
     def test_the_crossover_at_common_sizes(self, keys_outside, want):
