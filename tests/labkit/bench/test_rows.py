@@ -43,6 +43,9 @@ class TestPublishedTable:
             assert sum(account_for(row).values()) == row["mem_max_MB"] * MIB
             assert sum(account_for(row, "saved").values()) == row["add_mem_MB"] * MIB
 
+    def test_a_simulation_has_no_times(self, simulated):
+        assert {(row["fwd_ms"], row["bwd_ms"], row["status"]) for row in simulated} == {(None, None, "success")}
+
     def test_an_h100_measured_the_simulated_bytes(self):
         measured = read_csv(ROOT / "docs/figures/02_h100.csv")
         assert len(measured) == 80
