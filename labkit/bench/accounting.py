@@ -11,7 +11,7 @@ CUDA_ROUNDING_BYTES = 512
 CUDA_WORKSPACE_BYTES = 64 * MIB
 """Bytes in every row of the published benchmark besides its tensors: cuBLAS's workspaces, forward and backward."""
 
-DEFINITIONS = ("forward_peak", "step_peak", "inference_peak", "saved")
+DEFINITIONS = ("forward_peak", "step_peak", "inference_peak", "live_after_forward", "saved")
 SOFTMAXES = ("written_out", "built_in")
 
 Parts = dict[str, int]
@@ -36,7 +36,8 @@ def attention_memory(
     - `forward_peak`: the most alive at once until the loss is there, the published benchmark's `mem_max_MB`.
     - `step_peak`: the most alive at once in forward and backward, which is what has to fit.
     - `inference_peak`: the most alive at once in one call without gradients.
-    - `saved`: what the forward pass adds for the backward pass, the published `add_mem_MB`.
+    - `live_after_forward`: what is alive when the loss is there.
+    - `saved`: of that, what the forward pass adds for the backward pass, the published `add_mem_MB`.
 
     `softmax` is `written_out` (shift, exponentials, row sums, quotient) or `built_in` (one operator). Every array is
     rounded up to `round_to` by itself. The workspace is a part of all definitions but `saved`.
@@ -219,6 +220,16 @@ def _inference_built_in(size: _Sizes) -> Iterator[Parts]:
     yield {"inputs": 3 * size.tall, "weights": size.square, "output": size.tall}
 
 
+def _live_written_out(size: _Sizes) -> Iterator[Parts]:
+    (saved,) = _saved_written_out(size)
+    yield {**size.always, **saved}
+
+
+def _live_built_in(size: _Sizes) -> Iterator[Parts]:
+    (saved,) = _saved_built_in(size)
+    yield {**size.always, **saved}
+
+
 _MOMENTS: dict[tuple[str, str], Callable[[_Sizes], Iterator[Parts]]] = {
     ("forward_peak", "written_out"): _forward_written_out,
     ("forward_peak", "built_in"): _forward_built_in,
@@ -226,6 +237,8 @@ _MOMENTS: dict[tuple[str, str], Callable[[_Sizes], Iterator[Parts]]] = {
     ("step_peak", "built_in"): _step_built_in,
     ("inference_peak", "written_out"): _inference_written_out,
     ("inference_peak", "built_in"): _inference_built_in,
+    ("live_after_forward", "written_out"): _live_written_out,
+    ("live_after_forward", "built_in"): _live_built_in,
     ("saved", "written_out"): _saved_written_out,
     ("saved", "built_in"): _saved_built_in,
 }
