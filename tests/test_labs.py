@@ -56,7 +56,7 @@ def until_found(mistake: Mistake) -> tuple[str, ...]:
 STUBS = stub_folder()
 UNTOUCHED = {lab.label: Job(lab.label, ("--src", str(STUBS))) for lab in LABS}
 SOLVED = {lab.label: Job(lab.label, ("--solutions",)) for lab in LABS}
-RIGHT = {
+ALTERNATIVES = {
     f"{lab.label}/{file.stem}": Job(
         lab.label, ("--answer", str(file), "--seed", "1"), affected_classes(lab, variant_text(lab, file))
     )
@@ -102,8 +102,7 @@ def test_untouched_stub_fails_every_test(job, suite_runs):
     assert not others, f"these tests do not stop at the stub: {others}"
 
 
-@pytest.mark.parametrize("job", [*SOLVED.values(), *RIGHT.values()], ids=[*SOLVED, *RIGHT])
-def test_right_answer_passes(job, suite_runs):
+def test_right_code_passes(job, suite_runs):
     run = suite_runs(job)
     assert not run.problem
     assert len(run.results) == run.n_collected > 0
@@ -112,10 +111,14 @@ def test_right_answer_passes(job, suite_runs):
 
 
 def pytest_generate_tests(metafunc):
-    """Every mistake in this process; in sandboxes every tenth, since the suite that finds it is the same there."""
+    """In this process every mistake; in sandboxes every tenth, and the alternative solutions, which take longer."""
+    sandboxed = metafunc.config.option.sandboxed
     if "mistake" in metafunc.fixturenames:
-        names = list(MISTAKES)[:: 10 if metafunc.config.option.sandboxed else 1]
+        names = list(MISTAKES)[:: 10 if sandboxed else 1]
         metafunc.parametrize(("mistake", "job"), [MISTAKES[name] for name in names], ids=names)
+    elif metafunc.definition.originalname == "test_right_code_passes":
+        jobs = SOLVED | ALTERNATIVES if sandboxed else SOLVED
+        metafunc.parametrize("job", jobs.values(), ids=jobs)
 
 
 def test_mistake_is_found(mistake, job, suite_runs):
