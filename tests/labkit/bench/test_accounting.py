@@ -29,7 +29,8 @@ def simulate(softmax, shape, dtype, round_to):
             before = meter.live_bytes
             meter.reset()
             loss = meter.name("loss", form(q, k, v, meter.name).sum())
-            got["forward_peak"], got["saved"] = meter.peak_bytes, meter.live_bytes - before
+            got["forward_peak"], got["live_after_forward"] = meter.peak_bytes, meter.live_bytes
+            got["saved"] = meter.live_bytes - before
             forward_events = len(meter.events)
             loss.backward()
             if not last:
