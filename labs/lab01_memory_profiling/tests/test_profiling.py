@@ -44,7 +44,7 @@ TRANSPOSED = "Usual cause: K.T turns all axes round, those of the batch too: np.
 CURRENT = "plt.… speaks to the Axes made last, ax.… to those given"
 
 
-class TestStandardAttention(Refusals, Memory, Numbers, Shapes, Masks):
+class TestStandardAttention(Masks, Refusals, Memory, Numbers, Shapes):
     variants: ClassVar = {"full": {}, "masked": {"masked": True}}
     dtypes = ("float16", "float32", "float64")
     test_long_sums_in_half_precision = None  # sums may be computed in any precision

@@ -107,7 +107,7 @@ def assert_output(case, got, blocks, hint="", nan_hint="", usual=None):
     )
 
 
-class TestTiledAttention(Refusals, Memory, Numbers, Shapes, Masks):
+class TestTiledAttention(Masks, Refusals, Memory, Numbers, Shapes):
     variants: ClassVar = {"full": {}, "causal": {"causal": True}, "masked": {"masked": True}}
     dtypes = ("float16", "float32", "float64")
     test_long_sums_in_half_precision = None  # "the same precision": plain attention in float16 adds in float16
