@@ -278,14 +278,14 @@ def random_sizes(rng):
 
 def quantized(k, v, bits, group):
     """The cache that the handout describes, computed in float64."""
-    cache = {"bits": bits, "group": group}
+    parts = {}
     for (name, axis), x in zip(PARTS, (k, v), strict=True):
         low, high = extremes(x, group, axis)
         scale, zero = ((high - low) / (2**bits - 1)).half(), low.half()
         codes = steps(x, scale, zero, group, axis).round().clamp(0, 2**bits - 1).long()
-        packed = (by_byte(codes, bits) * 2 ** torch.arange(0, 8, bits)).sum(-1).to(torch.uint8)
-        cache |= {name: packed, f"{name}_scale": scale, f"{name}_zero": zero}
-    return cache
+        parts[name] = (by_byte(codes, bits) * 2 ** torch.arange(0, 8, bits)).sum(-1).to(torch.uint8)
+        parts[f"{name}_scale"], parts[f"{name}_zero"] = scale, zero
+    return {**parts, "bits": bits, "group": group}
 
 
 def extremes(x, group, axis):
