@@ -140,7 +140,7 @@ def test_ctrl_c_names_test_line_and_count(tmp_path, command):
             process.wait()
     assert process.returncode == 130
     assert f"lab {command}: interrupted in test_worked_example, at profiling.py:" in stdout
-    assert "time.sleep(60), after 0 of 98 tests" in stdout
+    assert "time.sleep(60), after 0 of" in stdout
     assert "Traceback" not in stdout + stderr
 
 
