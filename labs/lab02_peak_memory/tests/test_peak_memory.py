@@ -260,6 +260,16 @@ class TestMemoryTracker:
             hint = "what is made after the block does not count"
             assert_readings(steps, {"after torch.zeros(1000), made after the block": (400, 400, hint)})
 
+    @pytest.mark.kind("robust")
+    def test_an_exception_passes(self):
+        @probe
+        def raise_inside():
+            with MemoryTracker():
+                torch.zeros(100)
+                raise KeyError("inside")
+
+        assert_passes_on(raise_inside, "where one was raised inside the block")
+
     def test_entering_again_starts_from_zero(self):
         def steps():
             tracker = MemoryTracker()
@@ -588,6 +598,20 @@ class TestSavedForBackward:
             mistakes={"scale, which is neither among args nor in the output, is left out": want},
             hint="q * scale is kept for k's gradient, and scale for q's",
         )
+
+    def test_fn_is_called_once(self):
+        @probe
+        def n_calls():
+            calls, x = [], torch.ones(100, requires_grad=True)
+
+            def fn(x):
+                calls.append(1)
+                return x.exp().sum()
+
+            saved_for_backward(fn, x)
+            return len(calls)
+
+        assert_equal("the number of calls of fn", n_calls(), 1)
 
     @pytest.mark.kind("small")
     def test_nothing_stays_saved(self):
