@@ -131,7 +131,7 @@ def run_forked(
 def limit_memory() -> None:
     """Let this process hold no more than the memory that is available: asking for more raises MemoryError.
 
-    Only on Linux, where `/proc/meminfo` tells; and not beside CUDA, whose driver reserves far more than it uses.
+    Only on Linux, which has `/proc/meminfo`, and not where there is a GPU: its driver reserves far more than it uses.
     """
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists() or any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):

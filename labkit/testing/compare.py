@@ -367,7 +367,7 @@ def _whole_rows(wrong: npt.NDArray[np.bool_]) -> str:
 
 
 def _looks_unwritten(values: npt.NDArray, reference: npt.NDArray) -> bool:
-    """Whether most are 0, next to 0 or huge, as what lies in memory is: sums that are wrong are seldom so."""
+    """Whether most values are 0, close to 0 or huge, as in uninitialised memory; wrong sums seldom are."""
     largest = np.abs(reference[np.isfinite(reference)]).max(initial=0)
     return bool(np.mean((np.abs(values) < 1e-30) | (np.abs(values) > 1e3 * largest)) > 0.5)
 

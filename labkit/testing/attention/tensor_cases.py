@@ -137,7 +137,10 @@ class Case:
         a function that returns one.
         """
         assert_type(called or name, got, torch.Tensor, "a tensor")
-        own = lambda: {text: _named(value, name) for text, value in as_mapping(mistakes).items()}  # noqa: E731
+
+        def own() -> dict[str, Any]:
+            return {text: _named(value, name) for text, value in as_mapping(mistakes).items()}
+
         got = got.detach().to("cpu", torch.float64)
         with np.errstate(all="ignore"):
             assert_close(
