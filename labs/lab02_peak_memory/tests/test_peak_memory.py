@@ -270,6 +270,26 @@ class TestMemoryTracker:
 
         assert_passes_on(raise_inside, "where one was raised inside the block")
 
+    def test_one_inside_another(self):
+        def steps():
+            with MemoryTracker() as outer:
+                kept = [torch.zeros(1000)]
+                with MemoryTracker() as inner:
+                    kept += [torch.zeros(500)]
+                    yield inner
+                yield outer
+                kept += [torch.zeros(10)]
+                yield inner
+
+        assert_readings(
+            steps,
+            {
+                "of the inner tracker": (2000, 2000, "each tracker has its own count"),
+                "of the outer tracker": (6000, 6000),
+                "of the inner tracker, after its block": (2000, None),
+            },
+        )
+
     def test_entering_again_starts_from_zero(self):
         def steps():
             tracker = MemoryTracker()
