@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import typing
 from collections import defaultdict
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_configure() -> None:
     """Set up git for uv.lock, as `lab` does when it starts: these tests may be the first thing that runs in a clone."""
     hide_additions(ROOT)
+    sys.dont_write_bytecode = False  # this process too compiles torch once and for all
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -20,6 +20,7 @@ from typing import Any
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import HEAVY, ForkedRunner
 from labkit.suite.run import SuiteRun
+from labstaff.authoring.mistakes import Mistake
 from labstaff.grader.runner import SandboxedRunner
 
 N_RUNNERS = 2
@@ -30,11 +31,15 @@ LONGEST_WAIT = 900.0
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a lab's suite: pytest's options, and which of its tests; all when empty."""
+    """One run of a lab's suite: pytest's options, and which of its tests; all when empty.
+
+    A run on a mistake ends once a test has reported the text that it must.
+    """
 
     lab: str
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    mistake: Mistake | None = None
 
 
 class SuiteRuns:
@@ -77,8 +82,13 @@ def _run_all(jobs: Sequence[Job], sandboxed: bool, done: Any) -> None:
 
         def run(job: Job) -> None:
             began = time.perf_counter()
+            options = job.options
             try:
-                result = runner.run(job.lab, *job.options, tests=job.tests)
+                if job.mistake:
+                    source = Path(folder, job.lab, job.mistake.name)
+                    job.mistake.write(source)
+                    options = ("--src", str(source), "-p", "tests.until_found", "--says", job.mistake.says)
+                result = runner.run(job.lab, *options, tests=job.tests)
             except Exception as error:
                 result = SuiteRun(problem=f"{type(error).__name__}: {error}")
             done.put((job, result, time.perf_counter() - began))

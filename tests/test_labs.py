@@ -17,7 +17,7 @@ from labkit.labs.manifest import FOLDER_PATTERN
 from labkit.suite.results import State
 from labstaff.authoring.alternatives import ALTERNATIVES_PER_LAB, alternative_solutions
 from labstaff.authoring.matrix import affected_classes
-from labstaff.authoring.mistakes import MISTAKES_PER_TASK, Mistake, mistakes_of
+from labstaff.authoring.mistakes import MISTAKES_PER_TASK, mistakes_of
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
 from labstaff.pytest_plugin import variant_text
@@ -41,35 +41,22 @@ def stub_folder() -> Path:
     return folder
 
 
-def written(mistake: Mistake) -> Path:
-    """A folder with the module of a student who made this mistake."""
-    folder = MADE / mistake.lab.label / mistake.name
-    mistake.write(folder)
-    return folder
-
-
-def until_found(mistake: Mistake) -> tuple[str, ...]:
-    """Options that end a run on the mistake once a test has reported the required text."""
-    return ("-p", "tests.until_found", "--says", mistake.says)
+def alternatives() -> dict[str, Job]:
+    """Runs of the alternative solutions at another seed, by the tasks in which they differ from the solution."""
+    return {
+        f"{lab.label}/{file.stem}": Job(
+            lab.label, ("--answer", str(file), "--seed", "1"), affected_classes(lab, variant_text(lab, file))
+        )
+        for lab in LABS
+        for file in alternative_solutions(lab)
+    }
 
 
 STUBS = stub_folder()
 UNTOUCHED = {lab.label: Job(lab.label, ("--src", str(STUBS))) for lab in LABS}
 SOLVED = {lab.label: Job(lab.label, ("--solutions",)) for lab in LABS}
-ALTERNATIVES = {
-    f"{lab.label}/{file.stem}": Job(
-        lab.label, ("--answer", str(file), "--seed", "1"), affected_classes(lab, variant_text(lab, file))
-    )
-    for lab in LABS
-    for file in alternative_solutions(lab)
-}
-"""At another seed, by the tests of the tasks in which they differ from the solution."""
-MADE = session_folder("mistakes")
 MISTAKES = {
-    f"{lab.label}/{mistake.task}/{mistake.name}": (
-        mistake,
-        Job(lab.label, ("--src", str(written(mistake)), *until_found(mistake)), mistake.found_by),
-    )
+    f"{lab.label}/{mistake.task}/{mistake.name}": Job(lab.label, tests=mistake.found_by, mistake=mistake)
     for lab in LABS
     for mistake in mistakes_of(lab)
 }
@@ -113,16 +100,16 @@ def test_right_code_passes(job, suite_runs):
 def pytest_generate_tests(metafunc):
     """In this process every mistake; in sandboxes every tenth, and the alternative solutions, which take longer."""
     sandboxed = metafunc.config.option.sandboxed
-    if "mistake" in metafunc.fixturenames:
+    if metafunc.definition.originalname == "test_mistake_is_found":
         names = list(MISTAKES)[:: 10 if sandboxed else 1]
-        metafunc.parametrize(("mistake", "job"), [MISTAKES[name] for name in names], ids=names)
+        metafunc.parametrize("job", [MISTAKES[name] for name in names], ids=names)
     elif metafunc.definition.originalname == "test_right_code_passes":
-        jobs = SOLVED | ALTERNATIVES if sandboxed else SOLVED
+        jobs = SOLVED | alternatives() if sandboxed else SOLVED
         metafunc.parametrize("job", jobs.values(), ids=jobs)
 
 
-def test_mistake_is_found(mistake, job, suite_runs):
-    run = suite_runs(job)
+def test_mistake_is_found(job, suite_runs):
+    run, mistake = suite_runs(job), job.mistake
     assert not run.problem
     failed = [verdict for verdict in run.results if not verdict.passed]
     assert failed, f"{', '.join(mistake.found_by)} let pass: {mistake.what}"
