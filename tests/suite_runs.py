@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pkgutil
 import signal
 import tempfile
 import time
@@ -17,6 +18,9 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import labkit.meters
+import labkit.simulated_memory
+import labkit.testing
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import HEAVY, ForkedRunner
 from labkit.suite.run import SuiteRun
@@ -24,8 +28,12 @@ from labstaff.authoring.mistakes import Mistake
 from labstaff.grader.runner import SandboxedRunner
 
 N_RUNNERS = 2
-PRELOADED = (*HEAVY.values(), "labkit.testing.contracts.attention", "labkit.testing.attention.tensor_mistakes")
-"""What most suites import: once for all runs."""
+COURSE = (labkit.meters, labkit.simulated_memory, labkit.testing)
+PRELOADED = (
+    *HEAVY.values(),
+    *(module.name for part in COURSE for module in pkgutil.walk_packages(part.__path__, f"{part.__name__}.")),
+)
+"""What suites import: once for all runs."""
 LONGEST_WAIT = 900.0
 
 
