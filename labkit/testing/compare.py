@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -275,6 +276,12 @@ def assert_raises(
         error.add_note(f"Expected {when}: a {names}{named}")
         raise
     _fail(f"no {names} {when}; it returned {show(result)}")
+
+
+def assert_refused(function: Callable[..., Any], table: Iterable[tuple[Iterable[Any], str, Iterable[str]]]) -> None:
+    """Fail unless `function` raises a ValueError for each row: arguments, when that is, what the message mentions."""
+    for arguments, when, mentions in table:
+        assert_raises(ValueError, partial(function, *arguments), when=when, mentions=mentions)
 
 
 def require(condition: object, message: str) -> None:

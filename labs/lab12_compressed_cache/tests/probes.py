@@ -17,19 +17,19 @@ FUNCTIONS = {
 
 
 @probe
-def measured_call(task, tensors, *options):
+def measured_call(task, tensors, **options):
     """What attention returns, and what it took: bytes read of each tensor, by its name, peak, and products."""
     with AllocationMeter() as memory, ProductMeter() as products, MovedBytes(**tensors) as moved:
-        result = FUNCTIONS[task](*tensors.values(), *options)
+        result = FUNCTIONS[task](*tensors.values(), **options)
     counts = {"read": dict(moved.read), "peak_bytes": memory.peak_bytes}
     return result, counts | {"fused": products.fused, "flops": products.flops}
 
 
 @probe
-def call_on_nan(task, *arguments):
+def call_on_nan(task, *tensors, **options):
     """What attention returns where uninitialised memory holds NaN."""
     with UninitialisedIsNaN():
-        return FUNCTIONS[task](*arguments)
+        return FUNCTIONS[task](*tensors, **options)
 
 
 @probe

@@ -14,6 +14,7 @@ from labkit.testing.compare import (
     assert_equal,
     assert_keys,
     assert_raises,
+    assert_refused,
     assert_tuple,
     assert_type,
     assert_unchanged,
@@ -238,6 +239,16 @@ def test_raises():
     with pytest.raises(KeyError) as caught:
         assert_raises((ValueError, TypeError), lambda: fail(KeyError("x")), when="for X", mentions=("(3, 4)",))
     assert caught.value.__notes__ == ["Expected for X: a ValueError or TypeError that mentions (3, 4)"]
+
+
+def test_refused():
+    def halve(n, by):
+        if n % 2:
+            raise ValueError(f"n is {n}")
+
+    assert_refused(halve, [((3, 1), "for an odd n", ["3"])])
+    table = [((3, 1), "for an odd n", ["3"]), ((4, 1), "for 4", [])]
+    assert message(lambda: assert_refused(halve, table)) == "no ValueError for 4; it returned None"
 
 
 def test_nan_in_rows_that_a_mistake_leaves_without_keys():
