@@ -5,8 +5,10 @@ In the tests' own process they would add to the memory that tests of meters meas
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -35,6 +37,13 @@ class Job:
     lab: str
     options: tuple[str, ...]
     tests: tuple[str, ...] = ()
+
+
+def session_folder(name: str) -> Path:
+    """A folder that is there until the tests have ended."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class SuiteRuns:
