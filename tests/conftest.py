@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -92,10 +93,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.append(f"{marker}: {len(marked)} tests were not run: {why}")
             items[:] = [item for item in items if item not in marked]
     items.sort(key=lambda item: "job" in _params(item))
+    gc.freeze()  # meters collect garbage, which would go through all that was imported, each time
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Send the tests that a pytest-xdist worker left out to the process that writes the summary."""
+    gc.unfreeze()
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, [])
 

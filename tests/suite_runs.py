@@ -5,9 +5,11 @@ In the tests' own process they would add to the memory that tests of meters meas
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import pkgutil
+import shutil
 import signal
 import tempfile
 import time
@@ -48,6 +50,13 @@ class Job:
     options: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
     mistake: Mistake | None = None
+
+
+def session_folder(name: str) -> Path:
+    """A folder that is there until the tests have ended."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class SuiteRuns:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import atexit
 import json
-import shutil
-import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -21,16 +18,9 @@ from labstaff.authoring.mistakes import MISTAKES_PER_TASK, mistakes_of
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
 from labstaff.pytest_plugin import variant_text
-from tests.suite_runs import Job
+from tests.suite_runs import Job, session_folder
 
 LABS = find_labs()
-
-
-def session_folder(name: str) -> Path:
-    """A folder that is there until the tests have ended."""
-    folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def stub_folder() -> Path:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -59,14 +58,13 @@ def ring(
         f"{'peak of a rank':>16}{'of one rank':>13}"
     )
     all_right = True
-    for row in rows(file, Setting(ranks, seq_len, heads, kv_heads, head_dim, layout, not full)):
-        typer.echo(row.line())
-        all_right = all_right and row.is_right
+    for line, is_right in rows(file, Setting(ranks, seq_len, heads, kv_heads, head_dim, layout, not full)):
+        typer.echo(line)
+        all_right = all_right and is_right
     raise typer.Exit(0 if all_right else 1)
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """The shapes and options of the attention that the ranks compute."""
 
     ranks: int
@@ -78,49 +76,37 @@ class Setting:
     causal: bool
 
 
-@dataclass
-class Row:
-    """One function on a number of ranks; `problem` is why there are no numbers. Peaks include a rank's own shards."""
+def rows(file: Path, setting: Setting) -> Iterator[tuple[str, bool]]:
+    """Each function's line with one rank, then with all, and whether its results and its bytes are right.
 
-    name: str
-    ranks: int
-    error: float = 0.0
-    sent_bytes: int = 0
-    formula_bytes: int = 0
-    peak_bytes: int = 0
-    one_rank_bytes: int = 0
-    problem: str = ""
+    Peaks include a rank's own shards.
+    """
+    from labkit.ranks.processes import RankFailed
+    from labkit.testing.rings import Sizes, sent_bytes
 
-    @property
-    def is_right(self) -> bool:
-        """Whether its results and its bytes are right."""
-        return not self.problem and self.error <= LARGEST_ERROR and self.sent_bytes == self.formula_bytes
-
-    def line(self) -> str:
-        """The row, in the columns that `ring` prints."""
-        if self.problem:
-            return f"{self.name:24}{self.ranks:>6}  {self.problem}"
-        share = f"{self.peak_bytes / self.one_rank_bytes:.2f}" if self.one_rank_bytes and self.ranks > 1 else ""
-        wrong = "" if self.is_right else "   ✗"
-        return (
-            f"{self.name:24}{self.ranks:>6}{self.error:>15.1e}{self.sent_bytes:>20,}{self.formula_bytes:>14,}"
-            f"{self.peak_bytes / 2**20:>12.2f} MiB{share:>13}{wrong}"
-        )
-
-
-def rows(file: Path, setting: Setting) -> Iterator[Row]:
-    """Each function with one rank, then with all."""
     expected = whole_sequence(setting)
-    for name in FUNCTIONS:
+    for name, (method, (arguments, _)) in FUNCTIONS.items():
         if name == "ulysses_attention" and setting.kv_heads % setting.ranks:
             problem = f"{setting.kv_heads} key heads cannot be divided among {setting.ranks}"
-            yield Row(name, setting.ranks, problem=problem)
+            yield f"{name:24}{setting.ranks:>6}  {problem}", False
             continue
         one_rank_bytes = 0
         for ranks in sorted({1, setting.ranks}):
-            row = _row(file, name, ranks, setting, expected)
-            row.one_rank_bytes = one_rank_bytes = one_rank_bytes or row.peak_bytes
-            yield row
+            sizes = Sizes(method, ranks, setting.seq_len, setting.heads, setting.kv_heads, setting.head_dim, 4)
+            formula = sent_bytes(sizes, backward="dO" in arguments)
+            try:
+                error, all_sent, peak_bytes = measured(file, name, ranks, setting, expected)
+            except RankFailed as failed:
+                yield f"{name:24}{ranks:>6}  {failed}", False
+                continue
+            sent = max(all_sent, key=lambda n_bytes: abs(n_bytes - formula))
+            one_rank_bytes = one_rank_bytes or peak_bytes
+            share = f"{peak_bytes / one_rank_bytes:.2f}" if ranks > 1 else ""
+            is_right = error <= LARGEST_ERROR and sent == formula
+            line = (
+                f"{name:24}{ranks:>6}{error:>15.1e}{sent:>20,}{formula:>14,}{peak_bytes / 2**20:>12.2f} MiB{share:>13}"
+            )
+            yield line + ("" if is_right else "   ✗"), is_right
 
 
 def whole_sequence(setting: Setting) -> dict[str, torch.Tensor]:
@@ -133,48 +119,48 @@ def whole_sequence(setting: Setting) -> dict[str, torch.Tensor]:
     n_heads = {"q": setting.heads, "dO": setting.heads, "k": setting.kv_heads, "v": setting.kv_heads}
     shape = (setting.seq_len, setting.head_dim)
     found = {name: torch.randn(n, *shape, generator=generator) for name, n in n_heads.items()}
-    found["dk"], found["dv"] = (torch.zeros(setting.kv_heads, *shape, dtype=torch.float64) for _ in range(2))
-    heads = []
+    for name, like in {"o": "q", "dq": "q", "dk": "k", "dv": "v"}.items():
+        found[name] = torch.zeros_like(found[like], dtype=torch.float64)
+    found["lse"] = found["o"][..., 0].clone()
     for head in range(setting.heads):  # one at a time: all scores of a head are in memory at once
         group = head * setting.kv_heads // setting.heads
         given = (found["q"][head], found["k"][group], found["v"][group])
-        o, _, lse = attention(*given, causal=setting.causal)
-        dq, dk, dv = gradients(*given, found["dO"][head], causal=setting.causal)
-        heads.append((o, lse, dq))
+        found["o"][head], _, found["lse"][head] = attention(*given, causal=setting.causal)
+        found["dq"][head], dk, dv = gradients(*given, found["dO"][head], causal=setting.causal)
         found["dk"][group] += dk
         found["dv"][group] += dv
-    stacked = (torch.stack(parts) for parts in zip(*heads, strict=True))
-    return found | dict(zip(("o", "lse", "dq"), stacked, strict=True))
+    return found
 
 
-def _row(file: Path, name: str, ranks: int, setting: Setting, expected: dict[str, torch.Tensor]) -> Row:
+def measured(
+    file: Path, name: str, ranks: int, setting: Setting, expected: dict[str, torch.Tensor]
+) -> tuple[float, list[int], int]:
+    """The largest error of a function on so many ranks, the bytes that each rank sent, and the largest peak.
+
+    Raises:
+        RankFailed: there are no numbers; the message is why.
+    """
     import torch
 
     from labkit.ranks.processes import RankFailed, run_processes
-    from labkit.testing.rings import Sizes, cut, positions, sent_bytes
+    from labkit.testing.rings import cut, positions
 
-    method, (arguments, results) = FUNCTIONS[name]
+    _, (arguments, results) = FUNCTIONS[name]
     layout = setting.layout if ranks > 1 else "contiguous"  # one rank holds the sequence in its order
     places = positions(setting.seq_len, ranks, layout)
     shards = [cut(expected[each].float(), places, _token_axis(each)) for each in arguments]
-    try:
-        options = {"causal": setting.causal, "layout": layout}
-        ran = run_processes(file, name, options, list(zip(*shards, strict=True)))
-    except RankFailed as error:
-        return Row(name, ranks, problem=str(error))
+    options = {"causal": setting.causal, "layout": layout}
+    ran = run_processes(file, name, options, list(zip(*shards, strict=True)))
     order = torch.cat([torch.from_numpy(each) for each in places]).argsort()
     largest_error = 0.0
     for number, each in enumerate(results):
         axis = _token_axis(each)
         found = torch.cat([rank.tensors[number] for rank in ran], axis).index_select(axis, order)
         if found.shape != expected[each].shape:
-            return Row(name, ranks, problem=f"{each} has shape {tuple(found.shape)}, in the whole sequence")
+            raise RankFailed(f"{each} has shape {tuple(found.shape)}, in the whole sequence")
         errors = (found.double() - expected[each]).abs().nan_to_num(nan=float("inf"))
         largest_error = max(largest_error, float(errors.max()))
-    sizes = Sizes(method, ranks, setting.seq_len, setting.heads, setting.kv_heads, setting.head_dim, 4)
-    formula = sent_bytes(sizes, backward="dO" in arguments)
-    sent = max((rank.traffic.sent_bytes for rank in ran), key=lambda n_bytes: abs(n_bytes - formula))
-    return Row(name, ranks, largest_error, sent, formula, max(rank.peak_bytes for rank in ran))
+    return largest_error, [rank.traffic.sent_bytes for rank in ran], max(rank.peak_bytes for rank in ran)
 
 
 def _token_axis(name: str) -> int:

@@ -11,16 +11,16 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import ProcessExitedException, start_processes
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.ranks.comm import Traffic
-from labkit.suite.forked import CONTEXT, start_server
+from labkit.suite.forked import start_server
 
 WAIT_SECONDS = 300.0
 """How long a rank waits for one message: gloo cannot tell ranks that wait in vain from slow ones."""
@@ -54,25 +54,16 @@ def run_processes(
     """
     start_server(("torch", __name__))  # forked from this process, a rank could inherit a lock that a thread holds here
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
-        folder = Path(name)
+        folder, ranks = Path(name), range(len(arguments))
         torch.save([list(given) for given in arguments], folder / "arguments.pt")
-        job = (file, function, options, len(arguments), folder, wait_seconds)
-        processes = [
-            CONTEXT.Process(target=_run_rank, args=(rank, *job), daemon=True) for rank in range(len(arguments))
-        ]
-        for process in processes:
-            process.start()
-        running = {process.sentinel: rank for rank, process in enumerate(processes)}
+        job = (file, function, options, len(ranks), folder, wait_seconds)
+        running = start_processes(_run_rank, job, len(ranks), join=False, daemon=True, start_method="forkserver")
         try:
-            while running:
-                for sentinel in connection.wait(list(running)):
-                    rank = running.pop(sentinel)  # type: ignore[arg-type]
-                    if not _result(folder, rank).exists():
-                        raise RankFailed(_cause(processes, folder))
-        finally:
-            for process in processes:
-                process.kill()
-        return [torch.load(_result(folder, rank), weights_only=False) for rank in range(len(arguments))]
+            while not running.join():
+                pass
+        except ProcessExitedException:  # the others have been ended
+            raise RankFailed(_cause(running.processes, folder)) from None
+        return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in ranks]
 
 
 def load_function(file: Path, name: str) -> Callable[..., Any]:
@@ -166,7 +157,7 @@ def _run_rank(
         dist.barrier()  # no rank leaves while another still reads from it
         tensors = list(result) if isinstance(result, tuple | list) else [result]
         peak_bytes = memory.peak_bytes + sum(x.nbytes for x in arguments)
-        torch.save(RankResult(tensors, comm.traffic, peak_bytes), _result(folder, rank))
+        torch.save(RankResult(tensors, comm.traffic, peak_bytes), folder / f"{rank}.pt")
     except BaseException as error:
         (folder / f"{rank}.txt").write_text(_described(file, error), encoding="utf-8")
         os._exit(1)
@@ -185,15 +176,9 @@ def _cause(processes: Sequence[Any], folder: Path) -> str:
     """Why a run failed. A failing rank breaks its neighbours' connections, and one of those may be reported first."""
     causes = []
     for rank, process in enumerate(processes):
-        process.terminate()  # does nothing to one that has ended, whose status is its own
-        process.join()
         message = folder / f"{rank}.txt"
         if message.exists():
             causes.append(f"rank {rank}: {message.read_text(encoding='utf-8')}")
-        elif process.exitcode != -signal.SIGTERM and not _result(folder, rank).exists():
+        elif process.exitcode not in (0, -signal.SIGTERM):
             causes.append(f"rank {rank} ended with status {process.exitcode}")
     return min(causes, key=lambda cause: "gloo" in cause)
-
-
-def _result(folder: Path, rank: int) -> Path:
-    return folder / f"{rank}.pt"

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from labkit.commands.counts import BOARD_FILE, COLUMNS, cells, count_tables
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.forked import run_forked
 from labstaff.authoring.board import board_text, server_module
 from labstaff.figures import FIGURES_DIR
+from tests.suite_runs import Job
 
 LAB = find_lab("13")
 CHAPTER = (ROOT / "docs" / "13_serving.md").read_text(encoding="utf-8")
@@ -56,10 +56,10 @@ def test_the_chapters_table_of_rates_is_its_figures():
         assert f"| {n} | {caches:.3g} | {ms:.1f} | {user:.0f} | {float(f'{server:.3g}'):,.0f} |" in CHAPTER
 
 
-def test_lab_check_prints_the_counts_below_the_references():
+@pytest.mark.parametrize("job", [Job("lab13", ("--solutions",))], ids=["lab13"])
+def test_lab_check_prints_the_counts_below_the_references(job, suite_runs):
     """The solution's counts equal those of the last reference server."""
-    run = run_forked(LAB, "--solutions", "-m", "board")
-    assert [line for verdict in run.results for line in verdict.lines] == []
+    run = suite_runs(job)
     console = Console(width=80, record=True, file=io.StringIO())
     for table in count_tables(LAB, run.results):
         console.print(table)

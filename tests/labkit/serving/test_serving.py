@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import ModuleType
 
 import pytest
@@ -13,6 +14,7 @@ from labkit.serving.drive import serve_plans
 from labkit.serving.engine import serve
 from labkit.serving.model import SPEC, dense_completion, least_margin
 from labkit.serving.trace import KINDS, LIMITS, MARGIN, Request, make_trace
+from labstaff.authoring.board import SEED
 from labstaff.pytest_plugin import variant_text
 
 LAB = find_lab("13")
@@ -49,6 +51,12 @@ class Tampered:
             return self.change(self, name, result)
 
         return call
+
+
+@cache
+def trace_of(kind):
+    """The board's trace of this kind."""
+    return make_trace(kind, SEED)
 
 
 def text_of(n, seed=0):
@@ -193,7 +201,7 @@ class TestServing:
     @pytest.mark.parametrize("variant", SERVERS, ids=["first_come", "reserving", "solution"])
     @pytest.mark.parametrize("kind", KINDS)
     def test_completions_are_those_of_the_dense_model(self, kind, variant):
-        trace = make_trace(kind, 5)
+        trace = trace_of(kind)
         served = serve(module_of(variant).Server(SPEC, **LIMITS[kind]), trace, SPEC, **LIMITS[kind])
         assert served.completions == {each.id: dense_completion(each.prompt, each.max_new) for each in trace}
         assert served.tokens == sum(each.max_new for each in trace)
@@ -239,11 +247,10 @@ class TestServing:
         refused(Tampered(lambda server, name, r: change(r) if name == "attend" else r), ONE, message)
 
     def test_too_few_bits(self):
-        trace = make_trace("chat", 0)
         text = solution_file(LAB).read_text(encoding="utf-8").replace('else 8, "block_size"', 'else 4, "block_size"')
         module = ModuleType("serving")
         exec(text, module.__dict__)
-        refused(module.Server(SPEC, NBYTES, 48), trace, "or too few bits")
+        refused(module.Server(SPEC, NBYTES, 48), trace_of("chat"), "or too few bits")
 
     def test_starving(self):
         scheduler = RIGHT.Scheduler(8, 4, 8)

@@ -6,8 +6,7 @@ import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.results import add_up
-from tests.suite_runs import Job
-from tests.test_labs import session_folder
+from tests.suite_runs import Job, session_folder
 
 LAB = find_lab("13")
 SWITCHES = {

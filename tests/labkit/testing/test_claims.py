@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from labkit.suite.forked import run_forked
 from labkit.testing import compare
 from labkit.testing.attention.cases import Case
 from labkit.testing.attention.mistakes import attention_mistakes
-from tests.student import pytest_run, solution_text
+from tests.student import LAB, solution_text
 
 BLOCKS = (8, 8)
 FACTORS = (1.1, 8, 1000)
@@ -129,13 +130,20 @@ def test_every_mistake_that_was_made_is_recognised(causal):
             assert "That is exactly" in text, (cause, text)
 
 
+def said_of(folder, source, tests):
+    """The messages of these tests of Lab 01 about `source`."""
+    (folder / LAB.student_file.name).write_text(source, encoding="utf-8")
+    run = run_forked(LAB, "--src", str(folder), "-k", tests)
+    return "\n".join(line for result in run.results for line in result.lines)
+
+
 def test_a_tests_own_hint_is_not_shown_where_plain_tests_fail_too(tmp_path):
     """What is wrong for ordinary inputs is not what a test of special ones looks for."""
     right = "weights = powers / np.where(totals == 0, 1, totals)"
     source = solution_text().replace(right, f"{right} * 0.9")
     hint = "N_q is taken for N_k somewhere"
-    assert hint not in pytest_run(tmp_path, source, "-k", "test_odd_lengths or test_unequal_lengths").stdout
-    assert hint in pytest_run(tmp_path, source, "-k", "test_unequal_lengths").stdout
+    assert hint not in said_of(tmp_path, source, "test_odd_lengths or test_unequal_lengths")
+    assert hint in said_of(tmp_path, source, "test_unequal_lengths")
 
 
 def test_results_that_are_right_are_named():
@@ -157,4 +165,4 @@ def test_results_that_are_right_are_named():
 )
 def test_numpys_error_comes_with_its_usual_cause(tmp_path, line, says):
     source = solution_text().replace("totals = powers.sum(axis=-1, keepdims=True)", line)
-    assert says in pytest_run(tmp_path, source, "-k", "test_unequal_lengths").stdout
+    assert says in said_of(tmp_path, source, "test_unequal_lengths")
