@@ -206,8 +206,7 @@ class TestCommand:
     def test_one_is_shown_with_what_a_student_reads(self):
         result = CliRunner().invoke(app, ["mistake", "01", "attention_results_swapped"])
         assert result.exit_code == 0
-        assert "@@ standard_attention, line " in result.stdout
-        assert "\n- return weights @ V, weights\n+ return weights, weights @ V\n" in result.stdout
+        assert "\n-    return weights @ V, weights\n+    return weights, weights @ V\n" in result.stdout
         assert "SOLUTION" not in result.stdout
         assert "lab01 · standard_attention · 0 of " in result.stdout
         assert "  ✗ test_" in result.stdout
