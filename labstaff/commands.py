@@ -163,7 +163,6 @@ def export(
     course: Course,
     to: Annotated[Path, typer.Argument(metavar="TO", help="the CSV file to write")],
     platform: Annotated[str, typer.Option("--for", help="table, canvas or moodle")] = "table",
-    lab: LabOptions = None,
 ) -> None:
     """Write the gradebook as a CSV file: a table, or as Canvas or Moodle imports it."""
     from labstaff.course.export import COLUMNS, export_grades
@@ -172,7 +171,7 @@ def export(
     if platform not in COLUMNS:
         sys.exit(f"lab export: --for: expected one of {', '.join(COLUMNS)}, found {platform!r}")
     try:
-        for line in export_grades(course.resolve(), to, platform, [find_lab(name).folder.name for name in lab or []]):
+        for line in export_grades(course.resolve(), to, platform):
             typer.echo(line)
     except NoGradebook as error:
         sys.exit(f"lab export: {error}")
@@ -188,12 +187,11 @@ def site(
     """Build the chapters and handouts, of all labs or some, as a website that opens from disk."""
     from labstaff.authoring.mistakes import MistakeError
     from labstaff.site import SiteError, build_site
-    from labstaff.site.mistake_runs import run_mistakes
     from labstaff.site.mistakes import mistake_pages
 
     chosen = _chosen(labs)
     try:
-        pages = build_site(ROOT, out, mistake_pages(chosen, run_mistakes) if instructors else {}, chosen)
+        pages = build_site(ROOT, out, mistake_pages(chosen) if instructors else {}, chosen)
     except (SiteError, MistakeError) as error:
         sys.exit(f"lab site: {error}")
     typer.echo(f"wrote {pages} pages; open {out / 'index.html'}")
@@ -242,7 +240,6 @@ def build(labs: LabArguments = None) -> None:
 def mistake(
     lab: Annotated[str, typer.Argument(metavar="LAB", help="a lab's number, like 01")],
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one of them; default: list all")] = None,
-    source: Annotated[bool, typer.Option("--source", help="print only the module with the mistake")] = False,
 ) -> None:
     """List a lab's mistakes, or show one: its diff, and the message that a student reads."""
     from labstaff.authoring.mistakes import MistakeError, UnknownMistake, find_mistake
@@ -251,8 +248,6 @@ def mistake(
     try:
         if name is None:
             show_list(find_lab(lab))
-        elif source:
-            typer.echo(find_mistake(find_lab(lab), name).source(), nl=False)
         elif not show_mistake(find_mistake(find_lab(lab), name)):
             sys.exit("lab mistake: its tests do not find it, or their message is not the expected one")
     except (MistakeError, UnknownMistake) as error:

@@ -8,19 +8,20 @@ operations and closed forms, never a time that was measured.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import importlib.util
 import io
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,14 +55,11 @@ class Recipe:
 def recipes(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> dict[str, Recipe]:
     """Return the recipes of all scripts in `directory/make`, or those named.
 
-    Raises ValueError for a name that no script makes, or that two scripts make.
+    Raises ValueError for a name that no script makes.
     """
     found: dict[str, Recipe] = {}
     for script in sorted((directory / "make").glob("*.py")):
-        for name, recipe in _load(script).items():
-            if name in found:
-                raise ValueError(f"figure {name!r} is made by two scripts; {script.name} is the second")
-            found[name] = recipe
+        found |= runpy.run_path(str(script))["FIGURES"]
     wanted = list(names) or list(found)
     if unknown := [name for name in wanted if name not in found]:
         raise ValueError(f"no script in docs/figures/make makes {unknown[0]!r}; there are: {', '.join(found)}")
@@ -85,14 +83,9 @@ def build(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[Path
 
 
 def stale(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[str]:
-    """Return one line for each figure whose files are missing, unused, or differ from recomputed data."""
-    names = list(names)
+    """Return one line for each figure whose files are missing, or differ from recomputed data."""
     made = recipes(names, directory)
-    problems = [problem for name, recipe in made.items() if (problem := _problem(name, recipe, directory))]
-    if not names:
-        files = sorted([*directory.glob("*.svg"), *directory.glob("*.json")])
-        problems += [f"{file.name}: no script in docs/figures/make makes it" for file in files if file.stem not in made]
-    return problems
+    return [problem for name, recipe in made.items() if (problem := _problem(name, recipe, directory))]
 
 
 def style() -> AbstractContextManager[None]:
@@ -156,33 +149,21 @@ def as_json(data: Any) -> str:
     return json.dumps(_rounded(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Rebuild or check figures from the command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m labstaff.figures", description="Rebuild the figures of the docs.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="figures to rebuild (all when none is named)")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when a figure's data is out of date")
-    options = parser.parse_args(arguments)
+def main(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="figures; default: all")] = None,
+    check: Annotated[bool, typer.Option("--check", help="write nothing; fail when data is out of date")] = False,
+) -> None:
+    """Rebuild or check the figures of the docs."""
     try:
-        if options.check:
-            problems = stale(options.names)
-            print("\n".join(problems) or "every figure's data is up to date")
-            return 1 if problems else 0
-        for path in build(options.names):
-            print(f"wrote {path.name} and {path.stem}.json")
+        if not check:
+            for path in build(names or []):
+                typer.echo(f"wrote {path.name} and {path.stem}.json")
+        elif problems := stale(names or []):
+            sys.exit("\n".join(problems))
+        else:
+            typer.echo("every figure's data is up to date")
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-def _load(script: Path) -> dict[str, Recipe]:
-    spec = importlib.util.spec_from_file_location(f"labkit_figure_script_{script.stem}", script)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{script.name} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    figures: dict[str, Recipe] = module.FIGURES
-    return figures
+        sys.exit(str(error))
 
 
 def _problem(name: str, recipe: Recipe, directory: Path) -> str | None:
@@ -232,7 +213,4 @@ def _dark_rules() -> str:
 
 
 if __name__ == "__main__":
-    # Through the imported module, so that Recipe is the class the scripts import.
-    from labstaff.figures import main as run
-
-    sys.exit(run())
+    typer.run(main)

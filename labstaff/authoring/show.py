@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import sys
 import tempfile
-from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
@@ -55,11 +53,11 @@ def show_mistake(mistake: Mistake) -> bool:
 
 
 def diff_lines(mistake: Mistake) -> list[str]:
-    """The mistake's changes as lines of a diff, with a line before each place that names it."""
-    solution = solution_file(mistake.lab).read_text(encoding="utf-8")
+    """The mistake's changes as lines of a diff; of a function that is replaced entirely, the new one."""
+    solution, source = solution_file(mistake.lab).read_text(encoding="utf-8"), mistake.source()
     if mistake.edit:
-        return list(_edit_lines(solution, mistake.source()))
-    mistake.source()  # raises what the author must mend
+        _, _, *lines = difflib.unified_diff(solution.split("\n"), source.split("\n"), n=CONTEXT_LINES, lineterm="")
+        return [line for line in lines if not line.strip().startswith(MARKER)]
     algorithms = mistake.file.with_name(ALGORITHMS).read_text(encoding="utf-8")
     lines = []
     for name, text in replacements(solution, algorithms, mistake.replace).items():
@@ -87,37 +85,3 @@ def is_found(mistake: Mistake, verdicts: list[TestResult]) -> bool:
 
 def _console() -> Console:
     return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
-
-
-def _edit_lines(solution: str, source: str) -> Iterator[str]:
-    old, new = solution.split("\n"), source.split("\n")
-    tree = ast.parse(solution)
-    for group in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(CONTEXT_LINES):
-        first_changed = next(start for kind, start, *_ in group if kind != "equal")
-        yield f"@@ {_place(tree, first_changed + 1)}"
-        signed: list[tuple[str, str]] = []
-        for kind, old_start, old_end, new_start, new_end in group:
-            if kind == "equal":
-                stay = (line for line in old[old_start:old_end] if line and not line.strip().startswith(MARKER))
-                signed += [("  ", line) for line in stay]
-            else:
-                signed += [("- ", line) for line in old[old_start:old_end]]
-                signed += [("+ ", line) for line in new[new_start:new_end]]
-        indented = min(len(line) - len(line.lstrip()) for _, line in signed if line)
-        yield from (f"{sign}{line[indented:]}".rstrip() for sign, line in signed)
-
-
-def _place(tree: ast.Module, line_number: int) -> str:
-    """The function or method a line is in, and the line."""
-    names = []
-    body: list[ast.stmt] = tree.body
-    while inner := [
-        node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and _holds(node, line_number)
-    ]:
-        names.append(inner[0].name)
-        body = inner[0].body
-    return ", ".join([*([".".join(names)] if names else []), f"line {line_number}"])
-
-
-def _holds(node: ast.stmt, line_number: int) -> bool:
-    return node.lineno <= line_number <= (node.end_lineno or node.lineno)

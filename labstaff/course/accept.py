@@ -20,15 +20,7 @@ import msgspec
 from labkit.labs.manifest import Lab
 from labstaff.course.paths import ACCEPTED, NOTEBOOK, SUBMITTED, TIMESTAMP, SubmissionPaths
 from labstaff.grader.plain_text import one_line
-from labstaff.grader.results import write_whole
-from labstaff.grader.submission import (
-    NOTES_FILE,
-    Submission,
-    find_in_archive,
-    open_archive,
-    read_regular,
-    read_submission,
-)
+from labstaff.grader.submission import NOTES_FILE, read_part, read_regular, read_submission, reason_of
 from labstaff.grading.submitted import Submitted, find_submissions
 
 MOST_NOTEBOOK_BYTES = 24 << 20
@@ -76,21 +68,18 @@ def accept_all(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
         Why a submission was not accepted, by student and assignment. The others are accepted.
     """
     problems: dict[tuple[str, str], str] = {}
-    accepted = set()
     (course / ACCEPTED).mkdir(exist_ok=True)
+    for lab in labs:
+        for folder in (course / ACCEPTED).glob(f"*/{lab.folder.name}"):
+            shutil.rmtree(folder)
     for submitted in find_submissions(course / SUBMITTED, labs):
         paths = SubmissionPaths(course, submitted.student, submitted.lab.folder.name)
         try:
             if one_line(paths.student) != paths.student or set(paths.student) & set(NOT_IN_NAMES):
                 raise OSError("nbgrader takes no such name: rename the folder, without any of * ? [ ]")
             _accept(submitted, paths)
-            accepted.add(paths.accepted)
         except OSError as error:
             problems[paths.student, paths.assignment] = one_line(error)
-    for lab in labs:
-        for folder in (course / ACCEPTED).glob(f"*/{lab.folder.name}"):
-            if folder not in accepted:
-                shutil.rmtree(folder)
     return problems
 
 
@@ -100,7 +89,6 @@ def _accept(submitted: Submitted, paths: SubmissionPaths) -> None:
     place = _archive_in(submitted.path, lab) or submitted.path
     submission = read_submission(lab, place)
     notes = [submission.problem] if submission.problem else []
-    notes += [] if place.is_dir() else submission.flags
     released = json.loads((paths.released / NOTEBOOK).read_text(encoding="utf-8"))
     content = {
         f"src/{lab.module}.py": None if submission.problem else submission.source,
@@ -109,12 +97,10 @@ def _accept(submitted: Submitted, paths: SubmissionPaths) -> None:
         NOTES_FILE: "".join(f"{one_line(note)}\n" for note in notes).encode() or None,
     }
     for name, wanted in content.items():
-        path = paths.accepted / name
-        if wanted is None:
-            path.unlink(missing_ok=True)
-        else:
+        if wanted is not None:
+            path = paths.accepted / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, wanted)
+            path.write_bytes(wanted)
 
 
 def _archive_in(place: Path, lab: Lab) -> Path | None:
@@ -132,11 +118,7 @@ def _clean_notebook(lab: Lab, place: Path, released: dict, notes: list[str]) -> 
     deleted ones back.
     """
     try:
-        content = _read_notebook(lab, place)
-        if content is None:
-            raise ValueError("there is none, as a regular file")
-        if len(content) > MOST_NOTEBOOK_BYTES:
-            raise ValueError(f"it is larger than {MOST_NOTEBOOK_BYTES >> 20} MiB")
+        content = read_part(lab, place, NOTEBOOK, "", MOST_NOTEBOOK_BYTES)
         cells = msgspec.json.decode(content.removeprefix(codecs.BOM_UTF8), type=Notebook).cells
         if len(cells) > MOST_CELLS:
             raise ValueError(f"it has {len(cells):,} cells")
@@ -146,19 +128,8 @@ def _clean_notebook(lab: Lab, place: Path, released: dict, notes: list[str]) -> 
         counts = {i: graded[grade_id] for grade_id, i in last.items() if grade_id in graded}
         return {**released, "cells": [_clean_cell(cell, i, counts.get(i)) for i, cell in enumerate(cells)]}
     except Exception as error:  # a made-up archive can make zipfile raise nearly anything
-        notes.append(f"{NOTEBOOK} cannot be read: {one_line(error)}; the released one is used")
+        notes.append(f"{NOTEBOOK} cannot be read: {reason_of(error)}; the released one is used")
         return released
-
-
-def _read_notebook(lab: Lab, place: Path) -> bytes | None:
-    if place.is_dir():
-        return read_regular(place / NOTEBOOK, MOST_NOTEBOOK_BYTES)
-    with place.open("rb") as file, open_archive(file) as archive:
-        entry = find_in_archive(archive, NOTEBOOK, "", Submission(lab))
-        if entry is None:
-            return None
-        with archive.open(entry) as packed:
-            return packed.read(MOST_NOTEBOOK_BYTES + 1)
 
 
 def _grade_id(metadata: dict[str, Any]) -> str:

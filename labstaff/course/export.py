@@ -35,7 +35,7 @@ MAXIMUM = {"table": "maximum", "canvas": "    Points Possible"}
 """How a row of maximum points begins, where a platform has one."""
 
 
-def export_grades(course: Path, to: Path, platform: str = "table", assignments: Collection[str] = ()) -> list[str]:
+def export_grades(course: Path, to: Path, platform: str = "table") -> list[str]:
     """Write a row for each student and a column for each lab to `to`, both sorted; late penalties are taken off.
 
     A lab that a student did not submit is blank. No cell is a formula for a spreadsheet.
@@ -44,7 +44,6 @@ def export_grades(course: Path, to: Path, platform: str = "table", assignments: 
         course: the course's folder.
         to: the file.
         platform: one of `COLUMNS`.
-        assignments: whose grades; of all when empty.
 
     Returns:
         Lines for the instructor.
@@ -59,8 +58,6 @@ def export_grades(course: Path, to: Path, platform: str = "table", assignments: 
         students = sorted(gradebook.students, key=lambda student: student.id)
         rows = {student.id: _of_student(student, columns.values()) for student in students}
         for assignment in sorted(gradebook.assignments, key=lambda each: each.name):
-            if assignments and assignment.name not in assignments:
-                continue
             header.append(_title(assignment.name))
             most.append(f"{assignment.max_score:g}")
             graded = {each.student_id: each for each in assignment.submissions if _is_graded(each)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, SUBMITTED
 from labstaff.course.settings import CONFIG
 from labstaff.derive.build import derive_stub
 from labstaff.derive.markers import MarkerError
-from labstaff.derive.notebooks import ReportError, derive_report, read_report, to_text
+from labstaff.derive.notebooks import ReportError, read_report, to_text
 from labstaff.grader.course_state import course_state
 from labstaff.release.leaks import find_leaks
 
@@ -46,7 +45,10 @@ def make_course(labs: Sequence[Lab], out: Path) -> None:
             done = commands.generate_assignment(lab.folder.name)
             if not done["success"]:
                 raise CourseError(f"nbgrader generate_assignment {lab.folder.name} failed:\n{done['error']}")
-            _check_release(lab, out / "release" / lab.folder.name)
+            released = [path for path in (out / "release" / lab.folder.name).rglob("*") if path.is_file()]
+            if leaks := find_leaks([lab], released):
+                passages = "\n".join(f"  {leak.file.name}: {leak.passage}" for leak in leaks[:10])
+                raise CourseError(f"{len(leaks)} passages of solutions would be released\n{passages}")
     except BaseException as error:
         shutil.rmtree(out, ignore_errors=True)
         if isinstance(error, MarkerError | ReportError | OSError):
@@ -54,34 +56,13 @@ def make_course(labs: Sequence[Lab], out: Path) -> None:
         raise
 
 
-def _check_release(lab: Lab, folder: Path) -> None:
-    """Raise `CourseError` unless `folder` holds what students are to get, and no passage of the lab's solution."""
-    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    if leaks := find_leaks([lab], files.values()):
-        passages = "\n".join(f"  {leak.file.name}: {leak.passage}" for leak in leaks[:10])
-        raise CourseError(f"{lab.folder.name}: {len(leaks)} passages of solutions would be released\n{passages}")
-    texts = {name: path.read_text(encoding="utf-8") for name, path in files.items() if name != NOTEBOOK}
-    if texts != _assignment_files(lab) or _cells(files[NOTEBOOK].read_text(encoding="utf-8")) != _cells(
-        derive_report(lab, solution_folder(lab) / "report.py")
-    ):
-        raise CourseError(f"{lab.folder.name}: nbgrader's release is not what `lab build` gives students")
-
-
-def _cells(notebook: str) -> list[str]:
-    return ["".join(cell["source"]).strip() for cell in json.loads(notebook)["cells"]]
-
-
-def _assignment_files(lab: Lab) -> dict[str, str]:
-    """What a student gets of `lab` besides the notebook: names and texts."""
-    return {
+def _write_source(lab: Lab, folder: Path) -> None:
+    """The report with model answers, and what else is released: nbgrader clears notebooks and copies the rest."""
+    texts = {
+        NOTEBOOK: to_text(read_report(lab, solution_folder(lab) / "report.py")),
         "README.md": (lab.folder / "README.md").read_text(encoding="utf-8"),
         f"src/{lab.module}.py": derive_stub(lab),
     }
-
-
-def _write_source(lab: Lab, folder: Path) -> None:
-    """The report with model answers, and what else is released: nbgrader clears notebooks and copies the rest."""
-    report = to_text(read_report(lab, solution_folder(lab) / "report.py"))
-    for name, text in {NOTEBOOK: report, **_assignment_files(lab)}.items():
+    for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")

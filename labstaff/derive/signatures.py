@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from typing import Any
 
 HANDOUT_HEADING = re.compile(r"^#{2,4} +`(\w+(?:\.\w+)?\(.*\))(?: *->[^`]*)?` *$", re.MULTILINE)
 
 
-class SignatureError(ValueError):
-    """A signature that cannot be read or is missing."""
-
-
 def written_signature(text: str) -> str:
     """A signature in prose, `name(a, b=1) -> result`, in normal form without the result."""
-    call = text.split("->")[0].strip()
-    try:
-        return ast.unparse(ast.parse(call, mode="eval"))
-    except SyntaxError:
-        raise SignatureError(f"{text!r} is not a call") from None
+    return ast.unparse(ast.parse(text.split("->")[0].strip(), mode="eval"))
 
 
 def handout_signatures(readme: str) -> list[str]:
@@ -32,44 +25,23 @@ def code_signature(source: str, written: str) -> str:
     `Name(…)` of a class means its `__init__`; `Name.apply(…)` of an autograd Function means its `forward`.
 
     Raises:
-        SignatureError: `source` defines no such thing.
+        LookupError: `source` defines no such thing.
     """
-    name, _, method = written.split("(")[0].partition(".")
+    called = written.split("(")[0]
+    name, _, method = called.partition(".")
     node = _definition(ast.parse(source).body, name)
     if isinstance(node, ast.ClassDef):
-        function = _definition(
-            node.body, {"apply": "forward", "": "__init__"}.get(method, method), required=bool(method)
-        )
-        arguments = (
-            function.args if isinstance(function, ast.FunctionDef) else ast.arguments([], [], None, [], [], None, [])
-        )
-        return ast.unparse(_call(written.split("(")[0], arguments, drop_first=isinstance(function, ast.FunctionDef)))
-    assert isinstance(node, ast.FunctionDef)
-    return ast.unparse(_call(name, node.args, drop_first=False))
+        node = _definition(node.body, {"apply": "forward", "": "__init__"}.get(method, method))
+        del node.args.args[0]  # self or ctx
+    for each in ast.walk(node.args):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    arguments = re.sub(r"[*/], ", "", ast.unparse(node.args))
+    return written_signature(f"{called}({arguments})")
 
 
-def _definition(body: list[ast.stmt], name: str, required: bool = True) -> ast.stmt | None:
+def _definition(body: list[ast.stmt], name: str) -> Any:
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return node
-    if required:
-        raise SignatureError(f"there is no definition of {name}")
-    return None
-
-
-def _call(name: str, arguments: ast.arguments, *, drop_first: bool) -> ast.expr:
-    """The call that passes every argument by its own name, defaults as keywords."""
-    positional = [*arguments.posonlyargs, *arguments.args][1 if drop_first else 0 :]
-    n_plain = len(positional) - len(arguments.defaults)
-    args: list[ast.expr] = [ast.Name(argument.arg) for argument in positional[:n_plain]]
-    keywords = [
-        ast.keyword(argument.arg, default)
-        for argument, default in zip(positional[n_plain:], arguments.defaults, strict=True)
-    ]
-    if arguments.vararg:
-        args.append(ast.Starred(ast.Name(arguments.vararg.arg)))
-    for argument, only_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        keywords.append(ast.keyword(argument.arg, only_default or ast.Name("REQUIRED")))
-    if arguments.kwarg:
-        keywords.append(ast.keyword(None, ast.Name(arguments.kwarg.arg)))
-    return ast.parse(ast.unparse(ast.Call(ast.parse(name, mode="eval").body, args, keywords)), mode="eval").body
+    raise LookupError(f"there is no definition of {name}")

@@ -28,15 +28,13 @@ class CourseState(msgspec.Struct, frozen=True):
 def course_state(course: Path) -> CourseState:
     """What the course in the folder `course` keeps; a seed is drawn when it has none, or only a damaged file."""
     path = course / FILE
-    found = _read(path)
-    if found is None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CourseState)
+    except (FileNotFoundError, ValueError):
+        state = CourseState(secrets.randbelow(2**31 - 2) + 2)
         course.mkdir(parents=True, exist_ok=True)
-        seed = secrets.randbelow(2**31 - 2) + 2
-        write_whole(path, msgspec.json.encode(CourseState(seed)), replace=path.exists())
-        found = _read(path)  # another grader's, where two began at once
-    if found is None:
-        raise OSError(f"{path} cannot be written and read again")
-    return found
+        write_whole(path, msgspec.json.encode(state))
+        return state
 
 
 def keep_looked_at(course: Path, keys: Collection[str]) -> None:
@@ -44,10 +42,3 @@ def keep_looked_at(course: Path, keys: Collection[str]) -> None:
     now = course_state(course)
     if new := sorted(set(keys) - set(now.looked_at)):
         write_whole(course / FILE, msgspec.json.encode(replace(now, looked_at=[*now.looked_at, *new])))
-
-
-def _read(path: Path) -> CourseState | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=CourseState)
-    except (FileNotFoundError, ValueError):
-        return None

@@ -15,9 +15,8 @@ from labkit.suite.results import Kind, State, TestResult, task_points
 from labkit.suite.review import Finding
 from labkit.suite.run import OVERTIME, SuiteRun
 from labkit.testing.outside import NEEDS_MORE
-from labstaff.grader.course_state import course_state
 from labstaff.grader.plain_text import lines, one_line
-from labstaff.grader.results import GradedSubmission, path_of
+from labstaff.grader.results import GradedSubmission
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.sandbox import BROKEN
 from labstaff.grader.source import read_source
@@ -72,12 +71,14 @@ class Grader:
         lab, key = submission.lab, submission.key
         if submission.problem:
             return _refused(submission, submission.problem)
-        run = self._graded(lab, submission.source, seed, (), SUITE_CPU_SECONDS)
         flags = []
-        if unfinished := _unfinished(lab, run):
-            why = run.problem.splitlines()[0] if run.problem else "its process ended too often"
-            flags = [f"its suite was cut short: {why}"]
-            run = self._task_by_task(lab, submission.source, seed, run, unfinished)
+        with tempfile.TemporaryDirectory(prefix="graded-") as folder:
+            Path(folder, f"{lab.module}.py").write_bytes(submission.source)
+            run = self._run(lab, folder, seed, (), SUITE_CPU_SECONDS)
+            if unfinished := _unfinished(lab, run):
+                why = run.problem.splitlines()[0] if run.problem else "its process ended too often"
+                flags = [f"its suite was cut short: {why}"]
+                run = self._task_by_task(lab, folder, seed, run, unfinished)
         if not run.results:
             raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
         graded = graded_run(lab, key, run, findings)
@@ -93,13 +94,7 @@ class Grader:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _graded(self, lab: Lab, source: bytes, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
-        with tempfile.TemporaryDirectory(prefix="graded-") as folder:
-            file = Path(folder) / f"{lab.module}.py"
-            file.write_bytes(source)
-            return self._run(lab, file, seed, tests, cpu_seconds)
-
-    def _task_by_task(self, lab: Lab, source: bytes, seed: int, cut: SuiteRun, unfinished: Sequence[Task]) -> SuiteRun:
+    def _task_by_task(self, lab: Lab, folder: str, seed: int, cut: SuiteRun, unfinished: Sequence[Task]) -> SuiteRun:
         """A run that was cut short, with the tasks that it did not finish graded again, each in a run of its own.
 
         So an endless task costs its own points and no other's: what is not reached even so has failed.
@@ -107,7 +102,7 @@ class Grader:
         again = {task.name for task in unfinished}
         verdicts = [verdict for verdict in cut.results if verdict.task not in again]
         for task in unfinished:
-            run = self._graded(lab, source, seed, (task.tests,), TASK_CPU_SECONDS)
+            run = self._run(lab, folder, seed, (task.tests,), TASK_CPU_SECONDS)
             verdicts += run.results
             if run.problem:
                 why = (f"not reached: {run.problem.splitlines()[0]}",)
@@ -115,9 +110,9 @@ class Grader:
                     verdicts.append(TestResult(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
         return SuiteRun(verdicts, len(verdicts))
 
-    def _run(self, lab: Lab, file: Path, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
+    def _run(self, lab: Lab, folder: str, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
         """One run of the suite. What breaks the sandbox, and not the submission's own worker, is tried again."""
-        options, why = ("--src", str(file.parent), "--seed", str(seed)), ""
+        options, why = ("--src", folder, "--seed", str(seed)), ""
         for _attempt in range(2):
             seconds = WALL_FACTOR * cpu_seconds
             run = self._runner.run(lab.label, *options, tests=tests, cpu_seconds=cpu_seconds, seconds=seconds)
@@ -142,10 +137,11 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
 
     A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing.
     """
-    tests: dict[str, Literal["passed", "failed", "missing"]] = {}
+    classes = {task.name: task.tests for task in lab.tasks}
+    tests: dict[str, Literal["passed", "failed"]] = {}
     messages: dict[str, str] = {}
     for verdict in run.results:
-        name = test_id(lab, verdict)
+        name = f"{classes.get(verdict.task, '')}::{verdict.test}"
         tests[name] = "passed" if verdict.passed else "failed"
         if not verdict.passed:
             messages[name] = "\n".join(verdict.lines)
@@ -166,12 +162,6 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
         findings=[str(each) for each in findings],
         withheld=withheld_points(lab, findings, run.results, tasks),
     )
-
-
-def test_id(lab: Lab, verdict: TestResult) -> str:
-    """`TestClass::test_name`."""
-    task = next((task for task in lab.tasks if task.name == verdict.task), None)
-    return f"{task.tests if task else ''}::{verdict.test}"
 
 
 def _points(task: Task, run: SuiteRun) -> float:
@@ -211,7 +201,7 @@ def grade_now(grader: Grader, submission: Submission, seed: int) -> GradedSubmis
 
 def kept_at(results: Path, submission: Submission, seed: int) -> Path:
     """The file for the result of `submission` in the folder `results`, graded by this version of the course."""
-    return path_of(results, submission.lab.folder.name, submission.key, version_of(submission.lab, seed))
+    return results / submission.lab.folder.name / f"{submission.key}-{version_of(submission.lab, seed)}.json"
 
 
 def of_submission(graded: GradedSubmission, submission: Submission, looked_at: Collection[str]) -> GradedSubmission:
@@ -224,11 +214,6 @@ def of_submission(graded: GradedSubmission, submission: Submission, looked_at: C
         return replace(graded, flags=flags, findings=[], withheld={})
     tasks = {name: round(points - graded.withheld.get(name, 0.0), 4) for name, points in graded.tasks.items()}
     return replace(graded, flags=flags, tasks=tasks)
-
-
-def hidden_seed(course: Path) -> int:
-    """The seed of all random inputs in one course: drawn once, kept in the course's folder, seen by no student."""
-    return course_state(course).seed
 
 
 def _refused(submission: Submission, reason: str) -> GradedSubmission:

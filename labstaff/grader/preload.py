@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import struct
-import sys
 import traceback
 
 from labstaff.grader.confine import confine
@@ -87,7 +86,3 @@ def _any_process() -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

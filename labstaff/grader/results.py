@@ -26,7 +26,7 @@ class GradedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: Literal["graded", "refused"]
     reason: str = ""
     flags: list[str] = []
-    tests: dict[str, Literal["passed", "failed", "missing"]] = {}
+    tests: dict[str, Literal["passed", "failed"]] = {}
     messages: dict[str, str] = {}
     tasks: dict[str, float] = {}
     findings: list[str] = []
@@ -38,11 +38,6 @@ class GradedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def points(self) -> float:
         """What all tasks earn together."""
         return sum(self.tasks.values())
-
-
-def path_of(results: Path, lab: str, key: str, version: str) -> Path:
-    """The file for the result of the submission with content `key`, graded by `version` of the course."""
-    return results / lab / f"{key}-{version}.json"
 
 
 def load(path: Path) -> GradedSubmission | None:
@@ -59,22 +54,15 @@ def save(path: Path, graded: GradedSubmission) -> None:
     write_whole(path, msgspec.json.format(msgspec.json.encode(graded), indent=1))
 
 
-def write_whole(path: Path, content: bytes, *, replace: bool = True) -> None:
-    """Write a file that is there whole or not at all, even when this process is killed or the disk is full.
-
-    When `replace` is False and there is a file already, that one stays.
-    """
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, even when this process is killed or the disk is full."""
     descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if replace:
-            os.replace(part, path)
-        else:
-            with contextlib.suppress(FileExistsError):
-                os.link(part, path)
+        os.replace(part, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)

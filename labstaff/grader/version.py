@@ -6,57 +6,38 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from labkit.labs.catalog import ROOT
 from labkit.labs.manifest import Lab
 
-CODE = (
-    *("labkit/*.py", "labkit/labs", "labkit/suite", "labkit/testing", "labkit/meters", "labkit/bench"),
-    *("labkit/kernels", "labkit/ranks", "labkit/serving", "labkit/simulated_memory", "labstaff/grader"),
-    "labkit/suite/*.json",
-)
-"""What takes part in grading. The rest (boards, traces, the site, recording) changes no result."""
-
+CODE = ("labkit/**/*.py", "labkit/**/*.json", "labstaff/grader/*.py")
 LIBRARIES = ("numpy", "torch", "triton", "matplotlib", "pytest", "hypothesis")
-LIMITS = ("ATTENTION_LABS_TEST_SECONDS",)
-"""Environment variables that set a limit."""
+LIMIT = "ATTENTION_LABS_TEST_SECONDS"
+"""An environment variable that sets a limit."""
 
 
 def version_of(lab: Lab, seed: int) -> str:
     """16 characters that change when a file of the same content may get another result than before."""
-    digest = hashlib.sha256(_common().encode())
-    for file in (lab.folder / "lab.toml", *lab.suite_files):
-        _add(digest, file, lab.folder)
-    limits = {name: os.environ.get(name, "") for name in LIMITS}
-    digest.update(repr((lab.folder.name, seed, limits)).encode())
-    return digest.hexdigest()[:16]
+    suite = _digest([lab.folder / "lab.toml", *lab.suite_files], lab.folder)
+    parts = (_common(), suite, lab.folder.name, seed, os.environ.get(LIMIT, ""))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 @functools.cache
 def _common() -> str:
-    digest = hashlib.sha256()
-    for file in sorted(_code()):
-        _add(digest, file, ROOT)
-    digest.update(repr((platform.python_version(), platform.machine(), [*map(_installed, LIBRARIES)])).encode())
-    return digest.hexdigest()
+    code = _digest(sorted(file for pattern in CODE for file in ROOT.glob(pattern)), ROOT)
+    return repr((code, platform.python_version(), platform.machine(), [*map(_installed, LIBRARIES)]))
 
 
-def _code() -> Iterator[Path]:
-    for place in CODE:
-        for path in ROOT.glob(place):
-            yield from path.rglob("*.py") if path.is_dir() else (path,)
-
-
-def _add(digest: hashlib._Hash, file: Path, folder: Path) -> None:
-    digest.update(f"{file.relative_to(folder).as_posix()}\n".encode())
-    digest.update(hashlib.sha256(file.read_bytes()).digest())
+def _digest(files: list[Path], folder: Path) -> str:
+    contents = {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return hashlib.sha256(repr(contents).encode()).hexdigest()
 
 
 def _installed(name: str) -> str:
     try:
-        return f"{name} {version(name)}"
+        return version(name)
     except PackageNotFoundError:
-        return f"{name} -"
+        return ""

@@ -17,30 +17,22 @@ class Group(NamedTuple):
     share: float
 
 
-def similar_groups(syntax: Mapping[str, Collection[int]], stub: Collection[int], near: float = NEAR) -> list[Group]:
+def similar_groups(syntax: Mapping[str, Collection[int]], stub: Collection[int]) -> list[Group]:
     """The groups of students whose files are alike, the largest first.
+
+    Two belong together when they share at least `NEAR` of all runs of the two. Short files are left out: there are
+    only so many ways to write a few lines.
 
     Args:
         syntax: the runs of syntax of each student's file (`labstaff.grader.source`).
         stub: those of the released file, which do not count.
-        near: the least share (of shared runs among all runs of the two) at which two belong together.
-
-    Short files are left out: there are only so many ways to write a few lines.
     """
     runs = {student: frozenset(mine) - frozenset(stub) for student, mine in sorted(syntax.items())}
-    by_content: dict[frozenset[int], list[str]] = {}
-    for student, mine in runs.items():
-        if len(mine) >= LEAST_RUNS:
-            by_content.setdefault(mine, []).append(student)
-    groups = [([mine], 1.0) for mine in by_content]
-    for a, b in combinations(by_content, 2):
-        if min(len(a), len(b)) >= near * max(len(a), len(b)) and (share := len(a & b) / len(a | b)) >= near:
-            joined = [group for group in groups if a in group[0] or b in group[0]]
-            contents = [mine for members, _ in joined for mine in members]
-            groups = [group for group in groups if group not in joined]
-            groups.append((contents, min(share, *(least for _, least in joined))))
-    found = [
-        Group(tuple(sorted(student for mine in contents for student in by_content[mine])), share)
-        for contents, share in groups
-    ]
-    return sorted((each for each in found if len(each.students) > 1), key=lambda each: (-len(each.students), each))
+    groups = {student: Group((student,), 1.0) for student, mine in runs.items() if len(mine) >= LEAST_RUNS}
+    for a, b in combinations(groups, 2):
+        share = len(runs[a] & runs[b]) / len(runs[a] | runs[b])
+        if share >= NEAR:
+            students = tuple(sorted({*groups[a].students, *groups[b].students}))
+            groups |= dict.fromkeys(students, Group(students, min(share, groups[a].share, groups[b].share)))
+    found = {group for group in groups.values() if len(group.students) > 1}
+    return sorted(found, key=lambda each: (-len(each.students), each))

@@ -6,9 +6,13 @@ They hold pieces of the solutions, so the students' site leaves them out: `lab s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from labkit.labs.manifest import Lab
+from labkit.suite.forked import ForkedRunner, heavy_modules
 from labkit.suite.run import SuiteRun
 from labstaff.authoring.mistakes import Mistake, mistakes_of
 from labstaff.authoring.show import diff_lines, student_lines
@@ -23,28 +27,33 @@ they are for instructors, not for students.
 MEANS_SOMETHING = re.compile(r"([\\`*_$<>\[\]#|~])")
 
 
-def mistake_pages(labs: Sequence[Lab], run_tests: Callable[[Sequence[Mistake]], Sequence[SuiteRun]]) -> dict[str, str]:
+def mistake_pages(labs: Sequence[Lab]) -> dict[str, str]:
     """The pages' sources in Markdown, by their names: one that lists all mistakes, and one for each lab.
-
-    Args:
-        labs: the labs whose mistakes are listed.
-        run_tests: runs the tests of mistakes; see `labstaff.site.mistake_runs`.
 
     Raises:
         MistakeError: a mistake is malformed, or its edit does not fit.
     """
     mistakes = {lab.label: mistakes_of(lab) for lab in labs}
-    everything = [mistake for lab in labs for mistake in mistakes[lab.label]]
-    runs = {
-        (mistake.lab.label, mistake.name): run for mistake, run in zip(everything, run_tests(everything), strict=True)
-    }
-    overview = [f"# {TITLE}", "", INTRODUCTION.format(n_mistakes=len(everything))]
+    overview = [f"# {TITLE}", "", INTRODUCTION.format(n_mistakes=sum(map(len, mistakes.values())))]
     pages = {}
     for lab in labs:
         page = f"{OVERVIEW}/{lab.folder.name}"
         overview += _listed(lab, mistakes[lab.label], f"{page}.md")
-        pages[page] = "\n".join(_lab_page(lab, mistakes[lab.label], runs))
+        pages[page] = "\n".join(_lab_page(lab, mistakes[lab.label], run_mistakes(lab, mistakes[lab.label])))
     return {OVERVIEW: "\n".join(overview), **pages}
+
+
+def run_mistakes(lab: Lab, mistakes: Sequence[Mistake]) -> dict[str, SuiteRun]:
+    """By a mistake's name, the run of the tests that find it, on the module with it; two at a time."""
+    runner = ForkedRunner(heavy_modules(*lab.suite_files))
+
+    def run(mistake: Mistake) -> SuiteRun:
+        with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
+            mistake.write(Path(folder))
+            return runner.run(lab.label, "--src", folder, tests=mistake.found_by)
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip([mistake.name for mistake in mistakes], pool.map(run, mistakes), strict=True))
 
 
 def _listed(lab: Lab, mistakes: list[Mistake], page: str) -> list[str]:
@@ -56,13 +65,13 @@ def _listed(lab: Lab, mistakes: list[Mistake], page: str) -> list[str]:
     return lines
 
 
-def _lab_page(lab: Lab, mistakes: list[Mistake], runs: dict[tuple[str, str], SuiteRun]) -> list[str]:
+def _lab_page(lab: Lab, mistakes: list[Mistake], runs: dict[str, SuiteRun]) -> list[str]:
     lines = [f"# Lab {lab.number}: what goes wrong", ""]
     for task in lab.tasks:
         lines += [f"## {_plain(task.name)}", ""]
         for mistake in mistakes:
             if mistake.task == task.name:
-                run = runs[lab.label, mistake.name]
+                run = runs[mistake.name]
                 messages = run.problem.splitlines() or student_lines(mistake, run.results)[1:]
                 lines += [f"### `{mistake.name}`", "", _plain(mistake.what), ""]
                 lines += _fenced("diff", diff_lines(mistake))

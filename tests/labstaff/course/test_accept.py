@@ -69,7 +69,7 @@ def test_a_submission_that_is_gone_or_lost_a_file_is_graded_as_it_is_now(folder)
     (folder / CODE).unlink()
     files = accepted(folder)
     assert set(files) == {"report.ipynb", "for_the_grader.txt"}
-    assert files["for_the_grader.txt"].startswith(b"there is no src/")
+    assert files["for_the_grader.txt"].startswith(b"cannot be read: there is no src/")
     folder.rename(folder.parents[2] / "elsewhere")
     accept_all(folder.parents[2], [LAB])
     assert not list((folder.parents[2] / "accepted").glob("*/*"))
@@ -78,9 +78,9 @@ def test_a_submission_that_is_gone_or_lost_a_file_is_graded_as_it_is_now(folder)
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (None, "there is none, as a regular file"),
+        (None, "there is no report.ipynb, as a regular file"),
         (b"\x00 {", "JSON is malformed"),
-        (b"[" * 200_000, "cannot be read"),
+        (b'{"cells": [{"cell_type": "code", "metadata": {"a": ' + b"[" * 200_000, "recursion"),
         (b'{"cells": [{"cell_type": "code", "source": {"a": 1}}]}', "$.cells[0].source"),
         (b'{"cells": []}'.ljust((24 << 20) + 1), "larger than 24 MiB"),
         (MANY.encode(), "it has 1,001 cells"),

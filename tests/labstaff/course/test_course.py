@@ -134,7 +134,7 @@ def test_the_grader_sees_file_figure_answer_and_rubric_and_the_student_no_notes(
     assert titles == ["# For graders: model answer and rubric"] * len(ANSWERS)
     for student, note in {
         "no_json": "report.ipynb cannot be read: JSON is malformed",
-        "no_code": f"not graded: there is no {CODE}",
+        "no_code": f"not graded: cannot be read: there is no {CODE}",
     }.items():
         assert note in json.dumps(cycle.autograded(student)[0], ensure_ascii=False)
         assert any(line.startswith((f"look at: {student}: ", f"not graded: {student}: ")) for line in cycle.printed)

@@ -103,16 +103,6 @@ def test_withheld_points_are_released_by_a_look(course):
         graded(course, looked_at=["zoe"])
 
 
-def test_a_course_without_its_release_or_its_submissions_is_one_line_each(course):
-    shutil.rmtree(course / "release")
-    lost = [line for line in graded(course, status=1) if line.startswith("NOT RECORDED")]
-    assert len(lost) == len(POINTS)
-    assert all("release/" in line for line in lost)
-    shutil.rmtree(course / "submitted")
-    with pytest.raises(NothingToGrade, match="holds no STUDENT/LAB folder"):
-        graded(course)
-
-
 def lab_grade(course) -> subprocess.Popen[str]:
     """`lab grade` with the real grader and nbgrader."""
     command = [sys.executable, "-m", "labkit.commands.cli", "grade", str(course / "submitted"), "--lab", "01"]

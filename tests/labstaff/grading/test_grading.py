@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import csv
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
+from labkit.labs.catalog import find_lab, solution_file, solution_folder
 from labstaff.authoring.mistakes import find_mistake
 from labstaff.derive.build import derive_stub
 from labstaff.grader.grade import Grader
-from labstaff.grader.results import GradedSubmission, load, save
+from labstaff.grader.results import GradedSubmission, save
 from labstaff.grader.source import syntax_runs
 from labstaff.grader.submission import read_submission
 from labstaff.grading import parallel
@@ -126,25 +122,6 @@ def test_a_result_of_another_version_is_not_stored(submissions, monkeypatch, tmp
     (outcome,) = grade_all(submissions[:1], tmp_path, SEED, unsafe=True)
     assert "another version of the course" in outcome.problem
     assert not list(tmp_path.rglob("*.json"))
-
-
-def test_a_killed_run_continues_where_it_ended(tmp_path):
-    submit(tmp_path, {f"s{i:02d}": SOLUTION + f"\n# {i}\n" for i in range(10)})
-    command = [sys.executable, "-m", "labkit.commands.cli", "grade", str(tmp_path / "submitted"), "--lab", "01"]
-    results = tmp_path / "results" / LAB.folder.name
-    killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    while len(list(results.glob("*.json"))) < 2 and killed.poll() is None:
-        time.sleep(0.05)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    before = {path: path.stat().st_mtime_ns for path in results.glob("*.json")}
-    assert 2 <= len(before) < 10, "it was not killed half way"
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 0, again.stderr
-    after = {path: path.stat().st_mtime_ns for path in results.glob("*.json")}
-    assert {path: after[path] for path in before} == before, "something was graded twice"
-    assert f"{len(before)} were graded before" in again.stdout
-    assert [load(path).points for path in after] == [LAB.points] * 10
 
 
 def test_the_summary(outcomes, tmp_path):
