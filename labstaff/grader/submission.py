@@ -15,7 +15,7 @@ from labkit.labs.manifest import FOLDER_PATTERN, Lab
 from labstaff.grader.plain_text import one_line
 
 MOST_BYTES = 1 << 20
-MOST_ARCHIVE_BYTES = 64 << 20
+MOST_ARCHIVE_BYTES = 32 << 20
 LONGEST_NOTES = 10_000
 NOTES_FILE = "for_the_grader.txt"
 """Where the course notes what could not be read of a submission, a line each; the code first, if that was it."""
