@@ -1,16 +1,14 @@
-"""What runs next to the submission: readings of a tracker, a CUDA allocator and a clock that the tests control."""
+"""What runs next to the submission: functions given as text, a CUDA allocator and a clock that the tests control."""
 
 import contextlib
 import gc
 import math
-import sys
 import time
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.meters.allocation import AllocationMeter
-from labkit.meters.collector import collector_waits
 from labkit.meters.stand_ins import replaced
 from labkit.testing.probes import probe
 
@@ -18,18 +16,6 @@ CLOCKS = ("perf_counter", "monotonic", "time", "process_time", "thread_time")
 """The clocks of `time`; each has a twin in nanoseconds, `…_ns`."""
 NOT_TIMED_MS = 10_000
 """What a step under a tracker takes, and the making of random inputs."""
-
-
-@probe
-def readings(steps):
-    """(current, peak), in bytes, of each tracker that `steps` yields, read when it is yielded; None for no tracker."""
-    return [_reading(tracker) for tracker in steps()]
-
-
-def _reading(tracker):
-    if not hasattr(tracker, "current_allocated"):
-        return None
-    return tracker.current_allocated(), tracker.peak_allocated()
 
 
 @probe
@@ -83,6 +69,11 @@ class Doubled(torch.autograd.Function):
         return gradient * ctx.saved_tensors[0]
 
 
+def function(expression, *names):
+    """The function of arguments called `names` whose result is `expression`, a text that messages can show."""
+    return eval(f"lambda {', '.join(names)}: {expression}", {"torch": torch, "Doubled": Doubled})
+
+
 class OnCuda(torch.Tensor):
     """A tensor on the CPU that reports a GPU as its device."""
 
@@ -100,32 +91,10 @@ class OnCuda(torch.Tensor):
 
 
 class CudaAllocator:
-    """In a `with` block, `torch.cuda` reports this allocator's statistics of two devices."""
+    """Statistics of two devices' memory."""
 
     def __init__(self):
         self.allocated, self.peak = [0, 0], [0, 0]
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self):
-        functions = {
-            "memory_stats": self.statistics,
-            "memory_allocated": lambda device=None: self.allocated[_index(device)],
-            "max_memory_allocated": lambda device=None: self.peak[_index(device)],
-            "memory_reserved": lambda device=None: 2**21,
-            "max_memory_reserved": lambda device=None: 2**21,
-            "reset_peak_memory_stats": self.reset,
-            "reset_max_memory_allocated": self.reset,
-            "empty_cache": lambda: None,
-        }
-        state = {"is_available": True, "is_initialized": True, "device_count": 2, "current_device": 0}
-        constant = {name: lambda value=value: value for name, value in state.items()}
-        constant |= dict.fromkeys(("synchronize", "init", "set_device"), lambda *_args, **_kwargs: None)
-        self._stack.enter_context(replaced(torch.cuda, **functions, **constant))
-        self._stack.enter_context(replaced(torch.cuda.memory, **functions))
-        return self
-
-    def __exit__(self, *error):
-        self._stack.close()
 
     def allocate(self, nbytes, device=None):
         index = _index(device)
@@ -135,16 +104,27 @@ class CudaAllocator:
     def free(self, nbytes, device=None):
         self.allocated[_index(device)] -= nbytes
 
-    def reset(self, device=None):
+    def reset_peak_memory_stats(self, device=None):
         self.peak[_index(device)] = self.allocated[_index(device)]
 
-    def statistics(self, device=None):
+    def memory_stats(self, device=None):
         current, peak = self.allocated[_index(device)], self.peak[_index(device)]
         return {"allocated_bytes.all.current": current, "allocated_bytes.all.peak": peak}
 
 
 def _index(device):
-    return device or 0 if device is None or isinstance(device, int) else torch.device(device).index or 0
+    return device if isinstance(device, int) else torch.device(device or "cuda").index or 0
+
+
+@contextlib.contextmanager
+def two_gpus():
+    """In the block, `torch.cuda` has two devices and reports the statistics of the allocator that this yields."""
+    gpu = CudaAllocator()
+    statistics = {"memory_stats": gpu.memory_stats, "reset_peak_memory_stats": gpu.reset_peak_memory_stats}
+    devices = {"is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: 0}
+    no_effect = dict.fromkeys(("synchronize", "init", "set_device"), lambda *_args, **_kwargs: None)
+    with replaced(torch.cuda.memory, **statistics), replaced(torch.cuda, **statistics, **devices, **no_effect):
+        yield gpu
 
 
 def without_a_gpu():
@@ -152,51 +132,53 @@ def without_a_gpu():
     return replaced(torch.cuda, is_available=lambda: False, device_count=lambda: 0)
 
 
-class PacedSteps(TorchDispatchMode):
-    """Steps of attention take given times, by a clock instead of those of `time`.
+class PacedSteps:
+    """Steps of attention that take given times, by a clock instead of those of `time`.
 
     The n-th step without a tracker takes `forward_ms[n]` and `backward_ms[n]`; `taken_ms` has a list of the two for
-    each. `n_forward` and `n_backward` count the passes of all steps. Clocks that `namespace` imported by name are
-    replaced too.
+    each. `n_forward` and `n_backward` count the passes of all steps.
     """
 
-    def __init__(self, forward_ms, backward_ms, namespace):
-        super().__init__()
-        self.forward_ms, self.backward_ms, self.namespace = forward_ms, backward_ms, namespace
+    def __init__(self, forward_ms, backward_ms):
+        self.forward_ms, self.backward_ms = forward_ms, backward_ms
         self.now_ns = 10**12
         self.taken_ms = []
         self.n_forward = self.n_backward = 0
-        self._graph_task = -1
-        self._stack = contextlib.ExitStack()
 
-    @classmethod
-    def _should_skip_dynamo(cls):
-        return False  # True imports torch._dynamo at the first operator
+    @contextlib.contextmanager
+    def pace(self, namespace):
+        """In the block, steps take the given times. Clocks that `namespace` imported by name are replaced too."""
+        clocks = dict.fromkeys(CLOCKS, lambda: self.now_ns / 10**9)
+        clocks |= dict.fromkeys((f"{name}_ns" for name in CLOCKS), lambda: self.now_ns)
+        originals = {getattr(time, name): clock for name, clock in clocks.items()}
+        imported = {name: value for name, value in namespace.items() if callable(value) and value in originals}
+        forward, backward = _after(self._forward, torch.Tensor.exp), _after(self._backward, torch.autograd.backward)
+        drawn = {name: _after(self._draw, getattr(torch, name)) for name in ("rand", "randn")}
+        with (
+            replaced(time, **clocks),
+            replaced(torch.Tensor, exp=forward),
+            replaced(torch.autograd, backward=backward),
+            replaced(torch, **drawn),
+        ):
+            namespace.update({name: originals[value] for name, value in imported.items()})
+            try:
+                yield
+            finally:
+                namespace.update(imported)
 
-    def __enter__(self):
-        self._stack.enter_context(collector_waits())
-        self._stack.enter_context(self._clocks_replaced())
-        return super().__enter__()
+    def _draw(self):
+        self.now_ns += NOT_TIMED_MS * 10**6
 
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        self._stack.close()
+    def _forward(self):
+        self.n_forward += 1
+        self._take(self.forward_ms, is_new_step=True)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name, task = func._schema.name, torch._C._current_graph_task_id()
-        if task == -1 and name == "aten::exp":
-            self.n_forward += 1
-            self._take(self.forward_ms, is_new_step=True, tracked=_called_by_a_mode())
-        elif task == -1 and "rand" in name:
-            self.now_ns += NOT_TIMED_MS * 10**6
-        elif task not in (-1, self._graph_task):
-            self.n_backward += 1
-            self._graph_task = task
-            self._take(self.backward_ms, is_new_step=False, tracked=_called_by_a_mode())
-        return func(*args, **(kwargs or {}))
+    def _backward(self):
+        self.n_backward += 1
+        self._take(self.backward_ms, is_new_step=False)
 
-    def _take(self, costs_ms, is_new_step, tracked):
-        if tracked:
+    def _take(self, costs_ms, is_new_step):
+        if torch._C._len_torch_dispatch_stack():  # a tracker is active
             self.now_ns += NOT_TIMED_MS * 10**6
             return
         if is_new_step:
@@ -206,28 +188,12 @@ class PacedSteps(TorchDispatchMode):
             self.taken_ms[-1].append(cost_ms)
             self.now_ns += round(cost_ms * 10**6)
 
-    @contextlib.contextmanager
-    def _clocks_replaced(self):
-        clocks = dict.fromkeys(CLOCKS, lambda: self.now_ns / 10**9)
-        clocks |= dict.fromkeys((f"{name}_ns" for name in CLOCKS), lambda: self.now_ns)
-        originals = {name: getattr(time, name) for name in clocks}
-        imported = {
-            name: (value, clocks[clock])
-            for name, value in self.namespace.items()
-            for clock, original in originals.items()
-            if value is original
-        }
-        with replaced(time, **clocks):
-            self.namespace.update({name: clock for name, (_, clock) in imported.items()})
-            try:
-                yield
-            finally:
-                self.namespace.update({name: value for name, (value, _) in imported.items()})
 
+def _after(note, function):
+    """`function`, called after `note()`."""
 
-def _called_by_a_mode():
-    """Whether the operator was called by another dispatch mode: a tracker."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
-        frame = frame.f_back
-    return frame is not None
+    def noted(*args, **kwargs):
+        note()
+        return function(*args, **kwargs)
+
+    return noted
