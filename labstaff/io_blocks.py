@@ -1,15 +1,10 @@
-"""Blocks that fill an SRAM, the exponents of their traffic, and the size from which tiling pays.
+"""Blocks that fill an SRAM, and the size from which tiling pays.
 
-For the chapters' figures and the course's own tests. Students choose such blocks and fit such exponents themselves, so
-that nothing they carry may hold them.
+For the chapters' figures and the course's own tests. Students choose such blocks themselves, so that nothing they carry
+may hold them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from itertools import product
-
-import numpy as np
 
 from labkit.testing.tiles.io_formulas import keys_outside_traffic, naive_traffic, queries_outside_traffic
 
@@ -67,20 +62,6 @@ def crossover_bytes(n: int, d: int, dtype_bytes: int = 4, keys_outside: bool = F
         if tiled.total >= naive.total:
             return sram_bytes + dtype_bytes
     return smallest * dtype_bytes
-
-
-def fit_exponents(
-    traffic_bytes: Callable[[int, int, int], float], ns: Sequence[int], ds: Sequence[int], sram_sizes: Sequence[int]
-) -> dict[str, float]:
-    """Fit traffic ≈ constant · N^a · d^b · M^c over all combinations: {"N": a, "d": b, "M": c}.
-
-    `traffic_bytes(n, d, sram_bytes)` may count or calculate. Least squares on the logarithms.
-    """
-    settings = list(product(ns, ds, sram_sizes))
-    terms = np.column_stack([np.ones(len(settings)), np.log(settings)])
-    traffic = np.log([traffic_bytes(*setting) for setting in settings])
-    exponents = np.linalg.lstsq(terms, traffic, rcond=None)[0][1:]
-    return dict(zip(("N", "d", "M"), exponents.tolist(), strict=True))
 
 
 def _few(capacity: int, per_row: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from labkit.ranks.threads import Operation
@@ -42,81 +42,64 @@ class Timeline:
 
 
 def timeline(operations: Sequence[Sequence[Operation]], flops_a_unit: float, bytes_a_unit: float) -> Timeline:
-    """The timeline of the ranks' operations in a run with `send_recv`, one list per rank.
+    """The timeline of the ranks' operations in a run with `send_recv` that has ended, one list per rank.
 
     A transfer begins when sender and receiver have asked for it and the sender's link is free; it computes nothing and
     stops nobody. Only products of matrices take time.
-
-    Raises:
-        ValueError: the operations are of ranks that get stuck, or call `all_gather` or `all_to_all`.
     """
-    return _Replay(operations, flops_a_unit, bytes_a_unit).run()
+    replay = _Replay(operations, flops_a_unit, bytes_a_unit)
+    running = [replay.run(rank) for rank in range(len(operations))]
+    while running:
+        running = [rank for rank in running if next(rank, None)]
+    return Timeline(replay.spans, replay.transfers)
+
+
+@dataclass
+class _Part:
+    """A rank's part of a transfer, as sender or receiver: when it asked for it, and when it is over."""
+
+    asked: float
+    n_bytes: int = 0
+    end: float | None = None
 
 
 class _Replay:
     def __init__(self, operations: Sequence[Sequence[Operation]], flops_a_unit: float, bytes_a_unit: float) -> None:
         self.operations, self.flops_a_unit, self.bytes_a_unit = operations, flops_a_unit, bytes_a_unit
-        n = len(operations)
-        self.now, self.flops, self.place = [0.0] * n, [0] * n, [0] * n
-        self.link_free = [0.0] * n
-        self.sends: dict[tuple[int, int], list[tuple[float, int, int]]] = defaultdict(list)
-        self.receives: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
-        self.done: dict[tuple[int, int], float] = {}  # (rank, transfer): when its latest part is over
-        self.open: dict[tuple[int, int], int] = defaultdict(int)  # parts that are not matched yet
+        self.link_free = [0.0] * len(operations)
+        self.sends: dict[tuple[int, int], list[_Part]] = defaultdict(list)
+        self.receives: dict[tuple[int, int], list[_Part]] = defaultdict(list)
         self.spans: list[list[Span]] = [[] for _ in operations]
         self.transfers: list[Transfer] = []
 
-    def run(self) -> Timeline:
-        moved = True
-        while moved:
-            moved = False
-            for rank in range(len(self.operations)):
-                while self.place[rank] < len(self.operations[rank]) and self.step(rank):
-                    moved = True
-        if any(self.place[rank] < len(self.operations[rank]) for rank in range(len(self.operations))):
-            raise ValueError("the ranks get stuck, or call what is no send_recv")
-        return Timeline(self.spans, self.transfers)
+    def run(self, rank: int) -> Iterator[bool]:
+        """A rank's operations; yields while it must wait for another rank's."""
+        now, flops, parts = 0.0, 0, defaultdict[int, list[_Part]](list)
+        for operation in self.operations[rank]:
+            mine = parts[operation.transfer]
+            while operation.kind == "waits" and any(part.end is None for part in mine):
+                yield True
+            if operation.flops > flops:
+                end = now + (operation.flops - flops) / self.flops_a_unit
+                self.spans[rank].append(Span("computes", now, end))
+                now, flops = end, operation.flops
+            if operation.kind == "asks" and operation.to is not None:
+                mine.append(self.ask(self.sends, rank, operation.to, _Part(now, operation.sends)))
+            if operation.kind == "asks" and operation.from_ is not None:
+                mine.append(self.ask(self.receives, operation.from_, rank, _Part(now)))
+            end = max((part.end or 0.0 for part in mine), default=0.0)
+            if operation.kind == "waits" and end > now:
+                self.spans[rank].append(Span("waits", now, end))
+                now = end
 
-    def step(self, rank: int) -> bool:
-        """Let a rank do its next operation; False where it must wait for another rank's first."""
-        operation = self.operations[rank][self.place[rank]]
-        key = (rank, operation.transfer)
-        if operation.kind == "waits" and (self.open[key] or key not in self.done):
-            return False
-        self.compute(rank, operation.flops)
-        if operation.kind == "asks":
-            self.ask(rank, operation)
-        elif operation.kind == "waits" and self.done[key] > self.now[rank]:
-            self.spans[rank].append(Span("waits", self.now[rank], self.done[key]))
-            self.now[rank] = self.done[key]
-        self.place[rank] += 1
-        return True
-
-    def compute(self, rank: int, flops: int) -> None:
-        if flops > self.flops[rank]:
-            end = self.now[rank] + (flops - self.flops[rank]) / self.flops_a_unit
-            self.spans[rank].append(Span("computes", self.now[rank], end))
-            self.now[rank], self.flops[rank] = end, flops
-
-    def ask(self, rank: int, operation: Operation) -> None:
-        if operation.to is not None:
-            self.open[rank, operation.transfer] += 1
-            self.sends[rank, operation.to].append((self.now[rank], operation.transfer, operation.sends))
-            self.match(rank, operation.to)
-        if operation.from_ is not None:
-            self.open[rank, operation.transfer] += 1
-            self.receives[operation.from_, rank].append((self.now[rank], operation.transfer))
-            self.match(operation.from_, rank)
-
-    def match(self, sender: int, receiver: int) -> None:
+    def ask(self, queue: dict[tuple[int, int], list[_Part]], sender: int, receiver: int, part: _Part) -> _Part:
+        """Add a part of a transfer to `queue`, and begin the transfers of which both parts are there."""
+        queue[sender, receiver].append(part)
         sends, receives = self.sends[sender, receiver], self.receives[sender, receiver]
         while sends and receives:
-            (sent, its, n_bytes), (asked, other) = sends.pop(0), receives.pop(0)
-            start = max(sent, asked, self.link_free[sender])
-            end = start + n_bytes / self.bytes_a_unit
-            self.link_free[sender] = end
+            sent, received = sends.pop(0), receives.pop(0)
+            start = max(sent.asked, received.asked, self.link_free[sender])
+            sent.end = received.end = self.link_free[sender] = start + sent.n_bytes / self.bytes_a_unit
             if sender != receiver:
-                self.transfers.append(Transfer(sender, receiver, start, end))
-            for key in ((sender, its), (receiver, other)):
-                self.open[key] -= 1
-                self.done[key] = max(self.done.get(key, 0.0), end)
+                self.transfers.append(Transfer(sender, receiver, start, sent.end))
+        return part

@@ -14,11 +14,11 @@ import json
 import os
 import re
 import tempfile
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
+import msgspec
 import typer
 
 from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file, solution_folder
@@ -34,7 +34,7 @@ CPU_SECONDS = 100.0
 """Of one run, after which no further test is begun: a mistake that never ends would take hours."""
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True):
     """The result of running the suite on one mistake.
 
     Attributes:
@@ -53,11 +53,7 @@ class Row(NamedTuple):
 def recorded(lab: Lab) -> dict[str, Row]:
     """The lab's recorded rows by mistake name; none if there is no file."""
     file = solution_folder(lab) / MATRIX
-    read = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return {
-        name: Row(row["task"], tuple(row["found_by"]), row["message"], tuple(row["fails"]))
-        for name, row in read.items()
-    }
+    return msgspec.toml.decode(file.read_bytes(), type=dict[str, Row]) if file.exists() else {}
 
 
 def written(rows: dict[str, Row]) -> str:

@@ -22,7 +22,7 @@ import difflib
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -38,7 +38,7 @@ MATRIX = "matrix.toml"
 
 
 class MistakeError(ValueError):
-    """A malformed mistake; the message names the file, the mistake and the key."""
+    """A malformed mistake; the message names the file, and the key or the mistake."""
 
 
 class UnknownMistake(LookupError):
@@ -102,7 +102,13 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     what: Annotated[str, msgspec.Meta(pattern=r"\S\.$")]
     says: str = ""
     edit: str = ""
-    replace: dict[str, str] = msgspec.field(default_factory=dict)
+    replace: dict[str, str] = {}
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """A file, as it is written."""
+
+    mistake: list[_Entry]
 
 
 def mistakes_of(lab: Lab) -> list[Mistake]:
@@ -156,26 +162,14 @@ def _recorded_tests(lab: Lab) -> dict[str, tuple[str, ...]]:
 
 def _read(lab: Lab, task: Task, file: Path, known: dict[str, tuple[str, ...]]) -> list[Mistake]:
     try:
-        read = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {"mistake": []}
-    except tomllib.TOMLDecodeError as error:
+        entries = msgspec.toml.decode(file.read_bytes(), type=_File).mistake if file.exists() else []
+    except msgspec.DecodeError as error:
         raise MistakeError(f"{file}: {error}") from None
-    tables = read.get("mistake")
-    if read.keys() != {"mistake"} or not isinstance(tables, list):
-        raise MistakeError(
-            f"{file}: expected tables [[mistake]] and nothing else, found {', '.join(read) or 'nothing'}"
-        )
-    return [_mistake(lab, task, file, number, table, known) for number, table in enumerate(tables, 1)]
-
-
-def _mistake(
-    lab: Lab, task: Task, file: Path, number: int, table: dict[str, Any], known: dict[str, tuple[str, ...]]
-) -> Mistake:
-    where = f"{file}: {table.get('name', f'mistake number {number}')}"
-    try:
-        entry = msgspec.convert(table, _Entry)
-    except msgspec.ValidationError as error:
-        raise MistakeError(f"{where}: {error}") from None
-    if bool(entry.edit.strip()) == bool(entry.replace):
-        raise MistakeError(f"{where}: expected one of `edit` and `replace`")
-    found_by = known.get(entry.name, (task.tests,))
-    return Mistake(lab, entry.name, entry.what, task.name, found_by, entry.says, entry.edit, entry.replace, file)
+    found = []
+    for entry in entries:
+        if bool(entry.edit.strip()) == bool(entry.replace):
+            raise MistakeError(f"{file}: {entry.name}: expected one of `edit` and `replace`")
+        found_by = known.get(entry.name, (task.tests,))
+        texts = (entry.says, entry.edit, entry.replace)
+        found.append(Mistake(lab, entry.name, entry.what, task.name, found_by, *texts, file))
+    return found

@@ -30,7 +30,8 @@ def similar_groups(syntax: Mapping[str, Collection[int]], stub: Collection[int])
     runs = {student: frozenset(mine) - frozenset(stub) for student, mine in sorted(syntax.items())}
     groups = {student: Group((student,), 1.0) for student, mine in runs.items() if len(mine) >= LEAST_RUNS}
     for a, b in combinations(groups, 2):
-        share = len(runs[a] & runs[b]) / len(runs[a] | runs[b])
+        shared = len(runs[a] & runs[b])
+        share = shared / (len(runs[a]) + len(runs[b]) - shared)
         if share >= NEAR:
             students = tuple(sorted({*groups[a].students, *groups[b].students}))
             groups |= dict.fromkeys(students, Group(students, min(share, groups[a].share, groups[b].share)))

@@ -113,17 +113,6 @@ class TestForms:
         with pytest.raises(ValueError, match="too small for d=64"):
             blocks(512, 64)
 
-    @pytest.mark.parametrize("right", ORDERS)
-    def test_large_problems_show_the_exponents_of_the_theorem(self, right):
-        form, blocks = ORDERS[right]
-        fitted = io_blocks.fit_exponents(
-            lambda n, d, sram_bytes: form(n, n, d, d, *blocks(sram_bytes, d)).total,
-            [2**16, 2**17],
-            [64, 128],
-            [2**14, 2**15, 2**16, 2**17, 2**18],
-        )
-        assert fitted == pytest.approx({"N": 2, "d": 2, "M": -1}, abs=0.08)
-
     @pytest.mark.parametrize(("keys_outside", "want"), [(False, 10_880), (True, 9_552)])
     def test_the_crossover_at_common_sizes(self, keys_outside, want):
         assert io_blocks.crossover_bytes(4096, 64, keys_outside=keys_outside) == want
