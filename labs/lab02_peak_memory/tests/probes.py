@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.meters.allocation import AllocationMeter
-from labkit.meters.collector import collector_waits
+from labkit.meters.arrays import collector_waits
 from labkit.meters.stand_ins import replaced
 from labkit.testing.probes import probe
 
