@@ -13,7 +13,7 @@ from itertools import cycle
 import torch
 from torch.nn import functional
 
-from benchmarks.harness import Column, Table, peak_mib, rows, solution_module, time_in_turn
+from benchmarks.harness import Column, Table, made, peak_mib, solution_module, time_in_turn
 
 CHAPTER = "09_decoding.md"
 BUILT_IN, UNSPLIT, CONTIGUOUS = "built-in, `enable_gqa=True`", "1 split", "contiguous"
@@ -38,7 +38,7 @@ def tables(*, n: int = 8192, d: int = 128, rounds: int = 15) -> Iterator[Table]:
             calls = grouped(random_layers(heads, kv_heads, n, d))
             columns[model] = time_in_turn(calls, rounds).times_as_fast(BUILT_IN)
         heading = "times as fast as the built-in one"
-        yield Table("decode", CHAPTER, setting, heading, list(columns), rows(calls, columns))
+        yield made("decode", CHAPTER, setting, heading, calls, columns)
         layers = random_layers(*MODELS["Llama-3-8B"], n, d)
         for name, calls, reference, column in (
             ("split", split(layers), UNSPLIT, "× one split"),
@@ -46,7 +46,7 @@ def tables(*, n: int = 8192, d: int = 128, rounds: int = 15) -> Iterator[Table]:
         ):
             columns = {column: time_in_turn(calls, rounds).times_as_fast(reference), "peak, MiB": peak_mib(calls)}
             shape = f"32 heads on 8, blocks of {BLOCK}, {setting}"
-            yield Table(name, CHAPTER, shape, "", list(columns), rows(calls, columns))
+            yield made(name, CHAPTER, shape, "", calls, columns)
 
 
 def random_layers(heads: int, kv_heads: int, n: int, d: int) -> list[Layer]:

@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch.nn import functional
 
-from benchmarks.harness import Column, Table, peak_mib, rows, solution_module, time_in_turn
+from benchmarks.harness import Column, Table, made, peak_mib, solution_module, time_in_turn
 
 BLOCKS = (512, 256)
 NAIVE, BUILT_IN = "naive, autograd", "built-in (SDPA)"
@@ -39,7 +39,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
         columns[f"{kind}: × naive"] = times.times_as_fast(NAIVE)
         columns[f"{kind}: peak, MiB"] = peak_mib(steps)
     setting = f"N={n}, d={d}, float32, forward and backward, one thread, {rounds} rounds, torch {torch.__version__}"
-    yield Table("flash", "05_flash_attention.md", setting, "", list(columns), rows(steps, columns))
+    yield made("flash", "05_flash_attention.md", setting, "", steps, columns)
 
 
 def candidates() -> dict[str, Attention]:

@@ -85,9 +85,12 @@ def time_in_turn(
     return Times(seconds)
 
 
-def rows(names: Iterable[str], columns: Mapping[str, Column]) -> dict[str, list[float | None]]:
-    """The rows of a table."""
-    return {name: [value(name) for value in columns.values()] for name in names}
+def made(
+    name: str, chapter: str, setting: str, heading: str, names: Iterable[str], columns: Mapping[str, Column]
+) -> Table:
+    """The table with a row for each of `names`."""
+    rows = {each: [value(each) for value in columns.values()] for each in names}
+    return Table(name, chapter, setting, heading, list(columns), rows)
 
 
 def peak_mib(candidates: Mapping[str, Candidate]) -> Column:

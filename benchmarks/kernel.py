@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 from torch.nn import functional
 
-from benchmarks.harness import Column, Table, rows, solution_module, time_in_turn
+from benchmarks.harness import Column, Table, made, solution_module, time_in_turn
 
 BUILT_IN = "built-in"
 IN_A_ROW = 10
@@ -80,7 +80,7 @@ def _table(name: str, setting: str, calls: dict[str, Call], rounds: int) -> Tabl
         "× built-in": times.times_as_fast(BUILT_IN),
         "peak, MiB": partial(_peak_mib, calls),
     }
-    return Table(name, "", f"{setting}, {rounds} rounds", name, list(columns), rows(calls, columns))
+    return made(name, "", f"{setting}, {rounds} rounds", name, calls, columns)
 
 
 def _awaited(call: Call) -> None:

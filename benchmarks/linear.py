@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from benchmarks.harness import Table, peak_mib, rows, solution_module, time_in_turn
+from benchmarks.harness import Table, made, peak_mib, solution_module, time_in_turn
 
 QUADRATIC, TEXTBOOK, RECURRENCE = "quadratic, masked in place", "quadratic, textbook", "recurrence"
 
@@ -28,7 +28,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
         "peak, MiB": peak_mib(calls),
     }
     setting = f"N={n}, d={d}, float32, forward, one thread, {rounds} rounds, torch {torch.__version__}"
-    yield Table("linear", "07_linear_attention.md", setting, "route", list(columns), rows(calls, columns))
+    yield made("linear", "07_linear_attention.md", setting, "route", calls, columns)
 
 
 def candidates() -> dict[str, Callable[..., torch.Tensor]]:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from benchmarks.harness import Table, peak_mib, rows, solution_module, time_in_turn
+from benchmarks.harness import Table, made, peak_mib, solution_module, time_in_turn
 
 MASKED = "built-in (SDPA), the window as its mask"
 
@@ -22,9 +22,9 @@ def tables(*, n: int = 8192, d: int = 64, window: int = 256, rounds: int = 5) ->
         calls = candidates(q, k, v, window)
         times = time_in_turn(calls, rounds)
         columns = {"ms": times.ms, "× masked": times.times_as_fast(MASKED), "peak, MiB": peak_mib(calls)}
-        values = rows(calls, columns)
-    setting = f"N={n}, d={d}, window {window}, float32, forward, one thread, {rounds} rounds, torch {torch.__version__}"
-    yield Table("window", "08_sliding_windows.md", setting, "form", list(columns), values)
+        setting = f"N={n}, d={d}, window {window}, float32, forward, one thread, {rounds} rounds"
+        setting = f"{setting}, torch {torch.__version__}"
+        yield made("window", "08_sliding_windows.md", setting, "form", calls, columns)
 
 
 def candidates(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> dict[str, Callable[[], object]]:

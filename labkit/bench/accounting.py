@@ -1,7 +1,7 @@
 """Closed forms of attention's memory: every part in bytes, the moment of the peak, and what fits a device."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping
 from typing import Any
 
 MIB = 2**20
@@ -13,6 +13,8 @@ CUDA_WORKSPACE_BYTES = 64 * MIB
 
 DEFINITIONS = ("forward_peak", "step_peak", "inference_peak", "live_after_forward", "saved")
 SOFTMAXES = ("written_out", "built_in")
+LONGEST = 2**40
+"""Tokens, more than any device has room for."""
 
 Parts = dict[str, int]
 
@@ -42,12 +44,26 @@ def attention_memory(
     `softmax` is `written_out` (shift, exponentials, row sums, quotient) or `built_in` (one operator). Every array is
     rounded up to `round_to` by itself. The workspace is a part of all definitions but `saved`.
     """
-    size = _Sizes(batch, seq_len, d_model, dtype_bytes, round_to)
-    if definition not in DEFINITIONS:
-        raise ValueError(f"definition must be one of {', '.join(DEFINITIONS)}, got {definition!r}")
-    if softmax not in SOFTMAXES:
-        raise ValueError(f"softmax must be one of {', '.join(SOFTMAXES)}, got {softmax!r}")
-    parts = max(_MOMENTS[definition, softmax](size), key=lambda moment: sum(moment.values()))
+    for name, value in (("definition", definition), ("softmax", softmax)):
+        choices = DEFINITIONS if name == "definition" else SOFTMAXES
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    for name, size in (("batch", batch), ("seq_len", seq_len), ("d_model", d_model), ("round_to", round_to)):
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+
+    def array(numbers: int, itemsize: int = dtype_bytes) -> int:
+        return -(-numbers * itemsize // round_to) * round_to
+
+    sizes = {
+        "square": array(batch * seq_len**2),
+        "tall": array(batch * seq_len * d_model),
+        "column": array(batch * seq_len),
+        "positions": array(batch * seq_len, 8),
+        "scalar": array(1),
+    }
+    moments = _written_out(**sizes) if softmax == "written_out" else _built_in(**sizes)
+    parts = max(moments[definition], key=lambda moment: sum(moment.values()))
     return parts if definition == "saved" or not workspace_bytes else {"workspace": workspace_bytes, **parts}
 
 
@@ -69,176 +85,56 @@ def account_for(row: Mapping[str, Any], definition: str = "forward_peak", dtype_
     )
 
 
-def longest_that_fits(
-    capacity_bytes: int,
-    batch: int,
-    d_model: int,
-    dtype_bytes: int = 4,
-    definition: str = "forward_peak",
-    softmax: str = "written_out",
-    round_to: int = CUDA_ROUNDING_BYTES,
-    workspace_bytes: int = CUDA_WORKSPACE_BYTES,
-) -> int:
-    """The longest sequence whose memory under `definition` is within `capacity_bytes`; 0 when none is."""
+def longest_that_fits(capacity_bytes: int, batch: int, d_model: int, **options: Any) -> int:
+    """The longest sequence within `capacity_bytes`, by `attention_memory` with these options; 0 when none is."""
 
-    def fits(seq_len: int) -> bool:
-        parts = attention_memory(
-            batch,
-            seq_len,
-            d_model,
-            definition=definition,
-            softmax=softmax,
-            dtype_bytes=dtype_bytes,
-            round_to=round_to,
-            workspace_bytes=workspace_bytes,
-        )
-        return sum(parts.values()) <= capacity_bytes
+    def needed(seq_len: int) -> int:
+        return sum(attention_memory(batch, seq_len, d_model, **options).values())
 
-    return _last_true(fits)
+    return bisect_right(range(1, LONGEST), capacity_bytes, key=needed)
 
 
-def _last_true(holds: Callable[[int], bool]) -> int:
-    """The largest n ≥ 1 for which `holds(n)`, 0 if there is none; once it fails it must not hold again."""
-    too_many = 1
-    while holds(too_many):
-        too_many *= 2
-    low, high = too_many // 2, too_many
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+def _written_out(square: int, tall: int, column: int, positions: int, scalar: int) -> dict[str, list[Parts]]:
+    """By definition, the moments of which one has the most alive."""
+    always = {"inputs": 3 * tall, "gradients": 3 * tall, "loss": scalar}
+    saved = {"exponentials": square, "weights": square, "argmax": positions, "row_sums": column}
+    forward = [
+        {**always, "scores": square, "shifted": square, **saved},
+        {**always, **saved, "output": tall, "new_loss": scalar},
+    ]
+    backward = {**always, "seed_gradient": scalar}
+    step = [
+        *forward,
+        {**backward, **saved, "dV": tall, "dweights": square},
+        {  # the quotient's backward: d row_sums = Σ −dweights · (exponentials / row_sums) / row_sums
+            **backward,
+            **{name: nbytes for name, nbytes in saved.items() if name != "weights"},
+            **dict.fromkeys(("dweights", "quotient", "quotient_over_row_sums", "negated_dweights", "product"), square),
+        },
+        {**backward, "dproducts": square, "dQ": tall, "dK": tall},
+    ]
+    inputs = {"inputs": 3 * tall}
+    inference = [
+        {**inputs, "scores": square, "argmax": positions, "row_maxima": column},
+        {**inputs, **dict.fromkeys(("scores", "shifted", "exponentials", "weights"), square), "row_sums": column},
+        {**inputs, "weights": square, "output": tall},
+    ]
+    return dict(zip(DEFINITIONS, (forward, step, inference, [{**always, **saved}], [saved]), strict=True))
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Bytes of the arrays that occur, each rounded up separately."""
-
-    batch: int
-    seq_len: int
-    d_model: int
-    dtype_bytes: int
-    round_to: int
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "seq_len", "d_model", "dtype_bytes", "round_to"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    def _rounded(self, nbytes: int) -> int:
-        return -(-nbytes // self.round_to) * self.round_to
-
-    @property
-    def square(self) -> int:
-        """(batch, N, N)."""
-        return self._rounded(self.batch * self.seq_len**2 * self.dtype_bytes)
-
-    @property
-    def tall(self) -> int:
-        """(batch, N, d)."""
-        return self._rounded(self.batch * self.seq_len * self.d_model * self.dtype_bytes)
-
-    @property
-    def column(self) -> int:
-        """(batch, N, 1)."""
-        return self._rounded(self.batch * self.seq_len * self.dtype_bytes)
-
-    @property
-    def positions(self) -> int:
-        """(batch, N, 1) of int64, whatever the dtype of the rest."""
-        return self._rounded(self.batch * self.seq_len * 8)
-
-    @property
-    def scalar(self) -> int:
-        """One number."""
-        return self._rounded(self.dtype_bytes)
-
-    @property
-    def always(self) -> Parts:
-        """Bytes alive throughout every training step: the inputs, their gradients, and one loss."""
-        return {"inputs": 3 * self.tall, "gradients": 3 * self.tall, "loss": self.scalar}
-
-
-def _saved_written_out(size: _Sizes) -> Iterator[Parts]:
-    yield {
-        "exponentials": size.square,
-        "weights": size.square,
-        "argmax": size.positions,
-        "row_sums": size.column,
-    }
-
-
-def _saved_built_in(size: _Sizes) -> Iterator[Parts]:
-    yield {"weights": size.square}
-
-
-def _forward_written_out(size: _Sizes) -> Iterator[Parts]:
-    (saved,) = _saved_written_out(size)
-    yield {**size.always, "scores": size.square, "shifted": size.square, **saved}
-    yield {**size.always, **saved, "output": size.tall, "new_loss": size.scalar}
-
-
-def _forward_built_in(size: _Sizes) -> Iterator[Parts]:
-    (saved,) = _saved_built_in(size)
-    yield {**size.always, "scores": size.square, **saved}
-    yield {**size.always, **saved, "output": size.tall, "new_loss": size.scalar}
-
-
-def _step_written_out(size: _Sizes) -> Iterator[Parts]:
-    (saved,) = _saved_written_out(size)
-    yield from _forward_written_out(size)
-    backward = {**size.always, "seed_gradient": size.scalar}
-    yield {**backward, **saved, "dV": size.tall, "dweights": size.square}
-    yield {  # the quotient's backward: d row_sums = Σ −dweights · (exponentials / row_sums) / row_sums
-        **backward,
-        **{name: nbytes for name, nbytes in saved.items() if name != "weights"},
-        "dweights": size.square,
-        "quotient": size.square,
-        "quotient_over_row_sums": size.square,
-        "negated_dweights": size.square,
-        "product": size.square,
-    }
-    yield {**backward, "dproducts": size.square, "dQ": size.tall, "dK": size.tall}
-
-
-def _step_built_in(size: _Sizes) -> Iterator[Parts]:
-    yield from _forward_built_in(size)
-    backward = {**size.always, "seed_gradient": size.scalar}
-    yield {**backward, "weights": size.square, "dweights": size.square, "dscores": size.square}
-    yield {**backward, "dproducts": size.square, "dQ": size.tall, "dK": size.tall}
-
-
-def _inference_written_out(size: _Sizes) -> Iterator[Parts]:
-    inputs = {"inputs": 3 * size.tall}
-    yield {**inputs, "scores": size.square, "argmax": size.positions, "row_maxima": size.column}
-    squares = dict.fromkeys(("scores", "shifted", "exponentials", "weights"), size.square)
-    yield {**inputs, **squares, "row_sums": size.column}
-    yield {**inputs, "weights": size.square, "output": size.tall}
-
-
-def _inference_built_in(size: _Sizes) -> Iterator[Parts]:
-    yield {"inputs": 3 * size.tall, "scores": size.square, "weights": size.square}
-    yield {"inputs": 3 * size.tall, "weights": size.square, "output": size.tall}
-
-
-def _live_written_out(size: _Sizes) -> Iterator[Parts]:
-    (saved,) = _saved_written_out(size)
-    yield {**size.always, **saved}
-
-
-def _live_built_in(size: _Sizes) -> Iterator[Parts]:
-    (saved,) = _saved_built_in(size)
-    yield {**size.always, **saved}
-
-
-_MOMENTS: dict[tuple[str, str], Callable[[_Sizes], Iterator[Parts]]] = {
-    ("forward_peak", "written_out"): _forward_written_out,
-    ("forward_peak", "built_in"): _forward_built_in,
-    ("step_peak", "written_out"): _step_written_out,
-    ("step_peak", "built_in"): _step_built_in,
-    ("inference_peak", "written_out"): _inference_written_out,
-    ("inference_peak", "built_in"): _inference_built_in,
-    ("live_after_forward", "written_out"): _live_written_out,
-    ("live_after_forward", "built_in"): _live_built_in,
-    ("saved", "written_out"): _saved_written_out,
-    ("saved", "built_in"): _saved_built_in,
-}
+def _built_in(square: int, tall: int, column: int, positions: int, scalar: int) -> dict[str, list[Parts]]:
+    always = {"inputs": 3 * tall, "gradients": 3 * tall, "loss": scalar}
+    saved = {"weights": square}
+    forward = [
+        {**always, "scores": square, **saved},
+        {**always, **saved, "output": tall, "new_loss": scalar},
+    ]
+    backward = {**always, "seed_gradient": scalar}
+    step = [
+        *forward,
+        {**backward, "weights": square, "dweights": square, "dscores": square},
+        {**backward, "dproducts": square, "dQ": tall, "dK": tall},
+    ]
+    inputs = {"inputs": 3 * tall}
+    inference = [{**inputs, "scores": square, "weights": square}, {**inputs, "weights": square, "output": tall}]
+    return dict(zip(DEFINITIONS, (forward, step, inference, [{**always, **saved}], [saved]), strict=True))

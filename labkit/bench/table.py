@@ -5,7 +5,6 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from labkit.bench.accounting import CUDA_ROUNDING_BYTES, CUDA_WORKSPACE_BYTES, M
 from labkit.bench.rows import COLUMNS, EXTRA_COLUMNS, Row
 from labkit.bench.variants import Attention, attention_form
 from labkit.meters.allocation import AllocationMeter
-from labkit.meters.cuda import CudaMeter
+from labkit.meters.tensors import CudaMeter
 
 SAME_OPERATORS_ON_META = ("written_out", "built_in")
 """The forms that run the same operators on meta tensors and on the CPU: a simulated step shows what fits."""
@@ -28,13 +27,12 @@ def benchmark_rows(
     steps: int = 100,
     device: str = "meta",
     impl: str | Attention = "written_out",
-    capacity_bytes: int | None = None,
 ) -> list[Row]:
     """Rows for every d_model and, within it, every seq_len: `requested_rows`, each measured by `measured_row`."""
     form = attention_form(impl)
     name = impl if isinstance(impl, str) else form.__name__
     rows = requested_rows(d_models, seq_lens, batch_size, warmup_steps, steps, device, name)
-    return [measured_row(row, form, capacity_bytes) for row in rows]
+    return [measured_row(row, form) for row in rows]
 
 
 def requested_rows(
@@ -57,7 +55,7 @@ def requested_rows(
     return [empty | {"d_model": d_model, "seq_len": seq_len} for d_model in d_models for seq_len in seq_lens]
 
 
-def measured_row(row: Row, form: Attention, capacity_bytes: int | None = None) -> Row:
+def measured_row(row: Row, form: Attention) -> Row:
     """The row with memory and times of `form`.
 
     A step is `loss = attention(q, k, v).sum(); loss.backward()` on float32 inputs (batch_size, seq_len, d_model) that
@@ -66,15 +64,11 @@ def measured_row(row: Row, form: Attention, capacity_bytes: int | None = None) -
     after `warmup_steps`, with the device synchronised around each, and None on `meta`, where two steps are simulated
     however many are requested.
 
-    On `meta` CUDA is simulated: storages rounded up to 512 B and 64 MiB of workspace. A row that needs more than
-    `capacity_bytes` (default: on the CPU the free memory, on CUDA the device's memory, on meta no limit) keeps status
-    `oom` and has no numbers.
+    On `meta` CUDA is simulated: storages rounded up to 512 B and 64 MiB of workspace. A row that needs more memory than
+    the device has (on the CPU: than is free) keeps status `oom` and has no numbers.
     """
-    run = _Run(form, (row["batch_size"], row["seq_len"], row["d_model"]), row["device"], capacity_bytes)
-    if run.device == "cpu" and capacity_bytes is None:
-        run = replace(run, capacity_bytes=available_bytes())
     try:
-        numbers = _measured(run, row)
+        numbers = _measured(row, form)
     except torch.OutOfMemoryError:
         return row
     except RuntimeError as error:
@@ -82,59 +76,41 @@ def measured_row(row: Row, form: Attention, capacity_bytes: int | None = None) -
             raise
         return row
     finally:
-        if run.device.startswith("cuda"):
+        if row["device"].startswith("cuda"):
             gc.collect()
             torch.cuda.empty_cache()
     return row | numbers | {"status": "success"}
 
 
-@dataclass(frozen=True)
-class _Run:
-    form: Attention
-    shape: tuple[int, int, int]
-    device: str
-    capacity_bytes: int | None
-
-    def inputs(self) -> list[torch.Tensor]:
-        return [torch.randn(self.shape, device=self.device, requires_grad=True) for _ in range(3)]
+def _inputs(row: Row, device: str) -> list[torch.Tensor]:
+    shape = (row["batch_size"], row["seq_len"], row["d_model"])
+    return [torch.randn(shape, device=device, requires_grad=True) for _ in range(3)]
 
 
-def _measured(run: _Run, row: Row) -> Row:
-    if run.device == "cpu" and row["impl"] in SAME_OPERATORS_ON_META:
-        _memory(replace(run, device="meta"), AllocationMeter(capacity_bytes=run.capacity_bytes), 0)
-    numbers = _cuda_memory(run) if run.device.startswith("cuda") else _counted_memory(run)
-    if run.device != "meta":
-        numbers.update(_times(run, row["warmup_steps"], row["steps"]))
-    return numbers
+def _measured(row: Row, form: Attention) -> Row:
+    device = row["device"]
+    if device == "meta":
+        return _memory(form, row, device, AllocationMeter(CUDA_ROUNDING_BYTES), CUDA_WORKSPACE_BYTES)
+    if device == "cpu":
+        free_bytes = available_bytes()
+        if row["impl"] in SAME_OPERATORS_ON_META:
+            _memory(form, row, "meta", AllocationMeter(capacity_bytes=free_bytes), 0)
+        numbers = _memory(form, row, device, AllocationMeter(capacity_bytes=free_bytes), 0)
+    else:  # bytes that earlier rows left allocated, a workspace for instance, count too
+        numbers = _memory(form, row, device, CudaMeter(device), torch.cuda.memory_allocated(device))
+    return numbers | _times(form, row)
 
 
-def _counted_memory(run: _Run) -> Row:
-    if run.device == "cpu":
-        return _memory(run, AllocationMeter(capacity_bytes=run.capacity_bytes), 0)
-    capacity = None if run.capacity_bytes is None else run.capacity_bytes - CUDA_WORKSPACE_BYTES
-    return _memory(run, AllocationMeter(CUDA_ROUNDING_BYTES, capacity_bytes=capacity), CUDA_WORKSPACE_BYTES)
-
-
-def _cuda_memory(run: _Run) -> Row:
-    """Memory from CUDA's allocator; bytes that earlier rows left allocated, a workspace for instance, count too."""
-    meter = CudaMeter(run.device)
-    total_bytes = torch.cuda.get_device_properties(run.device).total_memory
-    allowed_bytes = total_bytes if run.capacity_bytes is None else min(total_bytes, run.capacity_bytes)
-    index = torch.device(run.device).index  # None: the current GPU
-    torch.cuda.set_per_process_memory_fraction(allowed_bytes / total_bytes, index)
-    return _memory(run, meter, torch.cuda.memory_allocated(run.device))
-
-
-def _memory(run: _Run, meter: AllocationMeter | CudaMeter, held_bytes: int) -> Row:
+def _memory(form: Attention, row: Row, device: str, meter: AllocationMeter | CudaMeter, held_bytes: int) -> Row:
     """Peak and growth of the second step's forward pass, `held_bytes` added to the peak; runs both steps to the end."""
     numbers: Row = {}
     with meter:
-        q, k, v = run.inputs()
+        q, k, v = _inputs(row, device)
         for measured in (False, True):
             if measured:
                 before_bytes = meter.live_bytes
                 meter.reset()
-            loss = run.form(q, k, v).sum()  # while the last step's loss is alive, as in any training loop
+            loss = form(q, k, v).sum()  # while the last step's loss is alive, as in any training loop
             if measured:
                 numbers["mem_max_MB"] = (held_bytes + meter.peak_bytes) / MIB
                 numbers["add_mem_MB"] = (meter.live_bytes - before_bytes) / MIB
@@ -142,16 +118,17 @@ def _memory(run: _Run, meter: AllocationMeter | CudaMeter, held_bytes: int) -> R
     return numbers
 
 
-def _times(run: _Run, warmup_steps: int, steps: int) -> Row:
-    q, k, v = run.inputs()
+def _times(form: Attention, row: Row) -> Row:
+    device, warmup_steps = row["device"], row["warmup_steps"]
+    q, k, v = _inputs(row, device)
     forward_ms, backward_ms = [], []
-    for _ in range(warmup_steps + steps):
-        start = _now(run.device)
-        loss = run.form(q, k, v).sum()
-        between = _now(run.device)
+    for _ in range(warmup_steps + row["steps"]):
+        start = _now(device)
+        loss = form(q, k, v).sum()
+        between = _now(device)
         loss.backward()
         forward_ms.append(1e3 * (between - start))
-        backward_ms.append(1e3 * (_now(run.device) - between))
+        backward_ms.append(1e3 * (_now(device) - between))
     return {
         "fwd_ms": statistics.median(forward_ms[warmup_steps:]),
         "bwd_ms": statistics.median(backward_ms[warmup_steps:]),

@@ -1,24 +1,55 @@
 """Counts what torch operators allocate on the CPU and on simulated (`meta`) tensors, in bytes."""
 
+import sys
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from labkit.meters.engine import EngineWatch
 from labkit.meters.modes import OperatorMode
-from labkit.meters.timeline import Block, Event
 
-SIZES_AT_ONCE = 64
-"""Storages whose size is looked at before an operator runs, so that thousands alive do not slow each one down."""
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _Tensor = torch.Tensor
 _CONTAINERS = (tuple, list, dict)
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+@dataclass(eq=False)
+class Block:
+    """One storage, counted once however many tensors view it.
+
+    `shape` and `dtype` are those of the first tensor seen on the storage. `op` is the operator that made it
+    (`aten::bmm`), `node` the autograd node that ran it (`ExpBackward0`), None in the forward pass. `name` is what
+    `AllocationMeter.name` was told to call it.
+    """
+
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    op: str
+    node: str | None
+    name: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The given name; else the autograd node, if any, and the operator."""
+        if self.name is not None:
+            return self.name
+        op = self.op.removeprefix("aten::")
+        return op if self.node is None else f"{self.node}: {op}"
+
+
+@dataclass
+class Event:
+    """The blocks alive right after `op`, with its operands: `live_bytes` is the sum over `blocks`."""
+
+    op: str
+    node: str | None
+    live_bytes: int
+    peak_bytes: int
+    blocks: tuple[Block, ...]
 
 
 class SimulatedOutOfMemoryError(torch.OutOfMemoryError):
@@ -46,8 +77,7 @@ class AllocationMeter(OperatorMode):
     that `torch.utils.checkpoint` sets aside, and the single number that a Python scalar becomes as an operand. The
     backward of a few other operators (`prod`) goes another way under a dispatch mode. On meta tensors a fused kernel
     is not simulated: `scaled_dot_product_attention` takes its plain form there. Memory resized by hand
-    (`storage.resize_(0)`) is noticed at the next operator or reading; among more than `SIZES_AT_ONCE` storages some
-    operators later.
+    (`storage.resize_(0)`) is noticed when an operator next returns it.
 
     Raises RuntimeError for CUDA tensors (`CudaMeter` reads what they cost), FakeTensors and other wrapper subclasses.
     """
@@ -65,7 +95,6 @@ class AllocationMeter(OperatorMode):
         self._live = self._peak = self._largest = 0
         self._engine = EngineWatch()
         self._pending: _Pending | None = None
-        self._turn: Iterator[_Held] = iter(())
 
     @property
     def live_bytes(self) -> int:
@@ -113,19 +142,13 @@ class AllocationMeter(OperatorMode):
         return self
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._catch_up(SIZES_AT_ONCE)
+        self._catch_up()
         _refuse_fake_mode()
         operands = _plain_tensors(args) + _plain_tensors(kwargs)
-        storages = [tensor.untyped_storage() for tensor in operands]
-        sizes = [storage.nbytes() for storage in storages]
+        for tensor in operands:
+            self._note_outside(tensor.untyped_storage(), func)
         out = func(*args, **kwargs)
         self._engine.look()
-        for tensor, storage, n_before in zip(operands, storages, sizes, strict=True):
-            if storage.nbytes() > n_before and storage._cdata not in self._alive:
-                self._outside.pop(storage._cdata, None)  # it was there before, and has got new memory
-                self._count(tensor, func._schema.name)
-            else:
-                self._note_outside(storage, func)
         name = func._schema.name
         for tensor in _plain_tensors((out,)):
             self._count(tensor, name)
@@ -196,28 +219,14 @@ class AllocationMeter(OperatorMode):
         if self.capacity_bytes is not None and live_bytes > self.capacity_bytes:
             raise SimulatedOutOfMemoryError(f"{live_bytes:,} bytes alive, {self.capacity_bytes:,} bytes of memory")
 
-    def _catch_up(self, at_most: int | None = None) -> None:
-        """Settle a pending sum, and notice storages resized by hand, among all or among `at_most` in turn."""
+    def _catch_up(self) -> None:
+        """Settle a pending sum."""
         pending, self._pending = self._pending, None
         if pending is not None:
             self._judge(pending)
-        for held in self._in_turn(at_most):  # at every operator: this loop is much of a meter's time
-            storage = held.storage()
-            if storage is not None and storage.nbytes() != held.exact:
-                self._take_in_size(held, storage)
-
-    def _in_turn(self, at_most: int | None) -> "tuple[_Held, ...]":
-        """Live storages, at most `at_most` of them, and others the next time."""
-        if at_most is None or len(self._alive) <= at_most:
-            return tuple(self._alive.values())
-        found = tuple(islice(self._turn, at_most))
-        if not found:
-            self._turn = iter(tuple(self._alive.values()))
-            found = tuple(islice(self._turn, at_most))
-        return found
 
     def _take_in_size(self, held: "_Held", storage: torch.UntypedStorage) -> None:
-        """Notice a storage that was resized, by hand or as an `out=` argument."""
+        """Notice a storage that was resized, as an `out=` argument."""
         exact = storage.nbytes()
         if exact == held.exact:
             return
@@ -286,3 +295,68 @@ def _refuse_all_but_plain(tensor: torch.Tensor) -> None:
 def _refuse_fake_mode() -> None:
     if torch._C._get_dispatch_mode(_FAKE) is not None:
         raise RuntimeError("FakeTensorMode is on: simulate with plain tensors on the meta device instead")
+
+
+class EngineWatch:
+    """Follows a backward pass from inside a dispatch mode; `look` once an operator, then ask.
+
+    Holds no node: that would keep the node's saved tensors alive.
+    """
+
+    def __init__(self) -> None:
+        self.node_name: str | None = None
+        self.node_run = 0
+        self._identity: tuple[int, str, int] | None = None
+        self._feeds_one_edge_twice = False
+
+    def look(self) -> None:
+        """Record the running node; `node_run` increases each time it changes."""
+        task = torch._C._current_graph_task_id()
+        node: Any = torch._C._current_autograd_node() if task != -1 else None
+        identity = None if node is None else (task, node.name(), node._sequence_nr())
+        if identity == self._identity:
+            return
+        self._identity, self.node_run = identity, self.node_run + 1
+        self.node_name = None if node is None else node.name()
+        edges = [] if node is None else [(id(following), slot) for following, slot in node.next_functions if following]
+        self._feeds_one_edge_twice = len(edges) != len(set(edges))
+
+    def may_overwrite(self, operator: Any, operands: list[torch.Tensor], first: Block, first_run: int) -> bool:
+        """Whether the result would reuse the first operand's block, if nothing else refers to that.
+
+        True for autograd's own sum of the gradients that meet at a fan-out (in place unless `create_graph`), and for
+        the backward of `max`, `gather` and their like, which scatter into zeros that they made a moment before.
+        `first_run` is the node run that made the block. That it was the last to hold it, only the next operator tells.
+        """
+        if self._identity is None or torch.is_grad_enabled() or not _called_by_engine():
+            return False
+        if operator in _FILLING:
+            return first.op in _ZEROS and first_run == self.node_run
+        if operator is not torch.ops.aten.add.Tensor or len(operands) != 2:
+            return False
+        older, newer = operands
+        if older._is_view() or older.shape != newer.shape or older.dtype != newer.dtype:
+            return False  # a view's base holds the storage too
+        return first_run != self.node_run or self._feeds_one_edge_twice
+
+
+_ZEROS = ("aten::new_zeros", "aten::zeros", "aten::zeros_like")
+_FILLING = (
+    torch.ops.aten.scatter.src,
+    torch.ops.aten.scatter_add.default,
+    torch.ops.aten.index_add.default,
+    torch.ops.aten.index_put.default,
+    torch.ops.aten._index_put_impl.default,
+)
+
+
+OF_MODES = ("__torch_dispatch__", "_see")
+"""The methods of dispatch modes in which an operator runs."""
+
+
+def _called_by_engine() -> bool:
+    """Whether autograd called the operator, with nothing in Python but dispatch modes in between."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_name in OF_MODES):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"

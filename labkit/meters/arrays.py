@@ -1,13 +1,15 @@
-"""Counts the bytes NumPy code allocates, exactly, with tracemalloc."""
+"""Counts the bytes NumPy code allocates, exactly, with tracemalloc; and fills uninitialised arrays with NaN."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from labkit.meters.collector import collector_waits
+import numpy as np
+import numpy.typing as npt
 
 BOOKKEEPING_BYTES = 16_384
 """What Python objects around the arrays (tuples, views, frames, lists of blocks) may add to a peak."""
@@ -48,3 +50,41 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
         finally:
             tracemalloc.stop()
     return ArrayMemory(peak - before, after - before, result)
+
+
+@contextlib.contextmanager
+def collector_waits() -> Iterator[None]:
+    """Context in which the garbage collector runs only when it is called.
+
+    A collection in between would free at a moment that differs from run to run.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def uninitialised_is_nan() -> Iterator[None]:
+    """Context in which `np.empty` and `np.empty_like` return NaN for floating-point dtypes."""
+    ready_made = {name: getattr(np, name) for name in ("empty", "empty_like")}
+    try:
+        for name, make in ready_made.items():
+            setattr(np, name, _filled(make))
+        yield
+    finally:
+        for name, make in ready_made.items():
+            setattr(np, name, make)
+
+
+def _filled(make: Callable[..., npt.NDArray]) -> Any:
+    def filled(*args: Any, **options: Any) -> npt.NDArray:
+        array = make(*args, **options)
+        if array.dtype.kind in "fc":
+            array.fill(np.nan)
+        return array
+
+    return filled

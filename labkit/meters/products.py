@@ -47,33 +47,9 @@ def hides_products(name: str) -> bool:
 
 
 _HIDING = (
-    *(
-        "attention",
-        "transformer",
-        "conv",
-        "cdist",
-        "euclidean_dist",
-        "trilinear",
-        "embedding_bag",
-        "rnn",
-        "lstm",
-        "gru",
-    ),
-    *(
-        "_fft_",
-        "linalg_inv",
-        "linalg_solve",
-        "linalg_lu",
-        "matrix_exp",
-        "cholesky",
-        "inverse",
-        "triangular_solve",
-        "lu_solve",
-        "_int_mm",
-        "_scaled_mm",
-        "pack_mm",
-    ),
-    *("mm_activation", "mkldnn", "sparse"),
+    *("attention", "transformer", "conv", "cdist", "euclidean_dist", "trilinear", "embedding_bag", "rnn", "lstm"),
+    *("gru", "_fft_", "linalg_inv", "linalg_solve", "linalg_lu", "matrix_exp", "cholesky", "inverse"),
+    *("triangular_solve", "lu_solve", "_int_mm", "_scaled_mm", "pack_mm", "mm_activation", "mkldnn", "sparse"),
 )
 """Parts of the names of such operators."""
 

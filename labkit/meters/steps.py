@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from labkit.meters.allocation import AllocationMeter
+from labkit.meters.arrays import collector_waits
 from labkit.meters.calls import UninitialisedIsNaN, measured
-from labkit.meters.saved import kept_by_forward
+from labkit.meters.tensors import kept_by_forward
 
 Function = Callable[..., Any]
 Tensors = Sequence[torch.Tensor]
@@ -114,16 +115,12 @@ def left_behind(fn: Function, inputs: Tensors) -> tuple[int, list[Any]]:
     """
     fn(*inputs)
     gc.collect()
-    gc.disable()
-    try:
-        with AllocationMeter() as meter:
-            out = fn(*_leaves(inputs))
-            # Python's numbers, since a tensor of them would be alive itself.
-            numbers = out.detach().tolist() if isinstance(out, torch.Tensor) else []
-            del out
+    with collector_waits(), AllocationMeter() as meter:
+        out = fn(*_leaves(inputs))
+        # Python's numbers, since a tensor of them would be alive itself.
+        numbers = out.detach().tolist() if isinstance(out, torch.Tensor) else []
+        del out
         return meter.live_bytes, numbers
-    finally:
-        gc.enable()
 
 
 def _leaves(inputs: Tensors) -> list[torch.Tensor]:

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from labkit.meters.allocation import AllocationMeter
-from labkit.meters.timeline import Block, Event
+from labkit.meters.allocation import AllocationMeter, Block, Event
 
 MARK = "traced operator "
 """Begins the name under which `torch.profiler` sees an operator; the number of the step follows."""
@@ -145,7 +144,7 @@ class Trace:
 
 
 class TracingMeter(AllocationMeter):
-    """An `AllocationMeter` that keeps a `Trace`: the same count, to the byte, but for memory resized by hand.
+    """An `AllocationMeter` that keeps a `Trace`: the same count, to the byte.
 
     Autograd numbers its nodes in the order in which the forward pass makes them, so an operator of the backward pass
     is attributed to the line of the forward pass whose gradient it computes. Every module that is called is found on

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import os
+import runpy
 import signal
 import sys
 import tempfile
@@ -67,12 +67,8 @@ def run_processes(
 
 
 def load_function(file: Path, name: str) -> Callable[..., Any]:
-    """A function of a file that is run as a separate module; raises AttributeError if it has none."""
-    spec = importlib.util.spec_from_file_location(f"ranks_run_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
+    """A function of a file that is run as a separate module; raises KeyError if it has none."""
+    return runpy.run_path(str(file))[name]
 
 
 class ProcessHandle:

@@ -32,11 +32,10 @@ from labkit.simulated_memory._tiles import (
     Scalar,
     Tile,
     _describe,
-    _Frozen,
 )
 
 
-class Machine(metaclass=_Frozen):
+class Machine:
     """An SRAM of `sram_bytes` bytes, and counters of the bytes moved between it and HBM.
 
     Arrays in HBM are plain ndarrays or the opaque handles that `hbm` makes. A sealed machine has handles only, so
@@ -45,7 +44,7 @@ class Machine(metaclass=_Frozen):
     Counters (read-only): `loaded`, `stored`, `traffic` = loaded + stored, `in_use` and `high_water` of SRAM, and
     `host_read`, read from handles without `load`; all in bytes.
 
-    Raises ValueError if `sram_bytes` is not a positive integer, TypeError if `__init__` is called a second time.
+    Raises ValueError if `sram_bytes` is not a positive integer.
     """
 
     __slots__ = ("__weakref__", "_ledger")
@@ -53,8 +52,6 @@ class Machine(metaclass=_Frozen):
     def __init__(self, sram_bytes: int, sealed: bool = False) -> None:
         if isinstance(sram_bytes, bool) or not isinstance(sram_bytes, int | np.integer) or sram_bytes <= 0:
             raise ValueError(f"sram_bytes must be a positive integer, got {sram_bytes!r}")
-        if hasattr(self, "_ledger"):
-            raise TypeError("a machine is set up once, so that its counters are never reset")
         self._ledger = _Ledger(int(sram_bytes), sealed)
 
     def load(self, hbm: HBMArray | np.ndarray, index: Index) -> Tile:

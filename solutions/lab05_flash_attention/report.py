@@ -10,8 +10,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from labkit.meters.products import ProductMeter
-from labkit.meters.saved import kept_by_forward
-from labkit.meters.tensors import AllocationMeter
+from labkit.meters.tensors import AllocationMeter, kept_by_forward
 from labkit.notebook import student_module
 
 flash_attention = student_module("lab05")

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from labkit.labs.catalog import find_lab
-from labkit.meters.saved import kept_by_forward
+from labkit.meters.tensors import kept_by_forward
 from labkit.notebook import student_module
 
 lab = student_module("lab07")

@@ -10,7 +10,7 @@
 import matplotlib.pyplot as plt
 import torch
 
-from labkit.meters.saved import kept_by_forward
+from labkit.meters.tensors import kept_by_forward
 from labkit.notebook import student_module
 
 sliding_window = student_module("lab08")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.harness import Table, load_tables, rows, time_in_turn, with_table
+from benchmarks.harness import Table, load_tables, made, time_in_turn, with_table
 from labkit.labs.catalog import ROOT
 
 
@@ -13,7 +13,7 @@ def test_ratios_are_taken_within_a_round() -> None:
     ticks = iter([0, 9, 0, 1, 1, 4, 0, 4, 4, 6, 0, 10, 10, 15])
     times = time_in_turn({"a": int, "+ b": int}, 3, clock=lambda: next(ticks))
     columns = {"ms": times.ms, "× a": times.times_as_fast("a"), "gain": times.gain}
-    assert rows(times.seconds, columns) == {"a": [4000.0, 1.0, None], "+ b": [3000.0, 2.0, 2.0]}
+    assert made("a", "", "", "", times.seconds, columns).rows == {"a": [4000.0, 1.0, None], "+ b": [3000.0, 2.0, 2.0]}
 
 
 @pytest.mark.parametrize("table", [table for table in load_tables() if table.chapter], ids=lambda table: table.name)

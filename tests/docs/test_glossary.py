@@ -39,27 +39,6 @@ def test_words_are_in_alphabetical_order() -> None:
     assert firsts == sorted(firsts)
 
 
-@pytest.mark.parametrize(
-    ("markdown", "found"),
-    [
-        ("A **warp** has 32 **threads**.", ["warp", "threads"]),
-        ("**Ring attention**. The keys travel.", ["Ring attention"]),
-        ("**KiB, MiB** are powers of two.", ["KiB", "MiB"]),
-        ("It is called a\n**streaming\nmultiprocessor**.", ["streaming multiprocessor"]),
-        ("**Rounding.** A block is larger.", []),
-        ("**Who asks?** Nobody.", []),
-        ("Mind: **put a formula back into the data.**", []),
-        ("It holds **both: 2 N²** and **$N$ rows** and **`x`**.", []),
-        ("A remark with **far more words than a term has**.", []),
-        ("| **label** | 1 |\n", []),
-        ("```\n**code**\n```\n", []),
-        ("A **term**.\n\n## Sources\n\n- **Book**: by someone.\n", ["term"]),
-    ],
-)
-def test_what_counts_as_a_term(markdown: str, found: list[str]) -> None:
-    assert terms(markdown) == found
-
-
 def terms(markdown: str) -> list[str]:
     """The terms that a page sets in bold, in order."""
     text = markdown.partition("\n## Sources\n")[0]

@@ -21,8 +21,7 @@ from labkit.bench.accounting import (
     longest_that_fits,
 )
 from labkit.bench.variants import built_in_softmax, written_out
-from labkit.meters.allocation import AllocationMeter
-from labkit.meters.timeline import Block, Event
+from labkit.meters.allocation import AllocationMeter, Block, Event
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
 BATCH, N, D = 8, 256, 16

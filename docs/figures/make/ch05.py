@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from benchmarks.harness import solution_module
-from labkit.meters.saved import kept_by_forward
-from labkit.meters.tensors import AllocationMeter
+from labkit.meters.tensors import AllocationMeter, kept_by_forward
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
 
 MIB, KIB = 2**20, 2**10

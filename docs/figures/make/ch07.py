@@ -13,8 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.harness import solution_module
-from labkit.meters.saved import kept_by_forward
-from labkit.meters.tensors import measure_peak
+from labkit.meters.tensors import kept_by_forward, measure_peak
 from labstaff.figures import BLUE, GREEN, ORANGE, PINK, Recipe
 
 SHAPE = (1, 1)

@@ -3,8 +3,7 @@
 import numpy as np
 from online_softmax import online_attention
 
-from labkit.meters.arrays import measure_arrays
-from labkit.meters.unwritten_arrays import uninitialised_is_nan
+from labkit.meters.arrays import measure_arrays, uninitialised_is_nan
 from labkit.testing.probes import probe
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import tiling
 
-from labkit.meters.unwritten_arrays import uninitialised_is_nan
+from labkit.meters.arrays import uninitialised_is_nan
 from labkit.testing.probes import probe
 
 

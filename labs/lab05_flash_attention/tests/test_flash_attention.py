@@ -10,7 +10,7 @@ import pytest
 import torch
 from flash_attention import FlashAttention, flash_backward, flash_forward
 
-from labkit.meters.cuda import CudaMeter
+from labkit.meters.tensors import CudaMeter
 from labkit.testing.attention.tensor_cases import Case, numbers
 from labkit.testing.attention.tensor_reference import attention, gradients, gradients_with_penalty
 from labkit.testing.compare import (

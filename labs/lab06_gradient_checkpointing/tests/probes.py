@@ -10,7 +10,7 @@ from checkpointing import Checkpoint, checkpoint, checkpoint_sequential
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.products import ProductMeter
-from labkit.meters.saved import kept_by_forward
+from labkit.meters.tensors import kept_by_forward
 from labkit.testing.probes import probe
 
 

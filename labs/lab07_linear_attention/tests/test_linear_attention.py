@@ -18,8 +18,7 @@ from linear_attention import (
     profile_attention_memory,
 )
 
-from labkit.meters.saved import kept_by_forward
-from labkit.meters.tensors import measure_peak
+from labkit.meters.tensors import kept_by_forward, measure_peak
 from labkit.testing.compare import (
     SLACK,
     assert_at_most,

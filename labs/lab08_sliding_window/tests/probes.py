@@ -11,10 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.products import ProductMeter
-from labkit.meters.saved import kept_by_forward
 from labkit.meters.steps import penalised_gradients
 from labkit.meters.steps import step as step_of
-from labkit.meters.tensors import measure_peak
+from labkit.meters.tensors import kept_by_forward, measure_peak
 from labkit.testing.probes import probe
 
 # sliding_window_attention

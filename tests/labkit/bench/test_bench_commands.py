@@ -84,6 +84,8 @@ def test_fit():
     [
         (("--device", "cuda"), "no CUDA device here"),
         (("--device", "tpu"), "lab bench: "),
+        (("--device", "mps"), "device must be cpu, cuda or meta, got 'mps'"),
+        (("--warmup-steps", "-1"), "warmup_steps must be at least 0, got -1"),
         (("--impl", "mine"), "impl 'mine' is none of written_out, built_in, sdpa, checkpointed, flash"),
         (("--d-models", "x"), "--d-models takes whole numbers separated by commas, not 'x'"),
         (("--seq-lens", "0"), "seq_lens must be at least 1, got 0"),

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from labkit.bench.model_command import sizes_of
 from labkit.bench.model_memory import MODELS, ModelSizes, attention_bytes, gpt, layer_bytes, training_memory
 from labkit.commands.app import app
-from labkit.meters.saved import kept_by_forward
+from labkit.meters.tensors import kept_by_forward
 
 BATCH, SEQ_LEN = 2, 48
 SMALL = {

@@ -4,7 +4,6 @@ import csv
 from pathlib import Path
 
 import pytest
-import torch
 
 from labkit.bench import table
 from labkit.bench.accounting import GIB, MIB, account_for, attention_memory
@@ -58,12 +57,14 @@ class TestPublishedTable:
 
 
 class TestMeasuredRows:
-    def test_continues_after_a_row_that_does_not_fit(self):
-        need = sum(attention_memory(8, 1024, 16, definition="step_peak").values())
-        rows = benchmark_rows([16, 8], [256, 1024], capacity_bytes=need - 1)
+    def test_continues_after_a_row_that_does_not_fit(self, monkeypatch):
+        need = sum(attention_memory(8, 128, 16, definition="step_peak", round_to=1, workspace_bytes=0).values())
+        monkeypatch.setattr(table, "available_bytes", lambda: need - 1)
+        rows = benchmark_rows([16, 8], [64, 128], device="cpu", warmup_steps=0, steps=1)
         assert [row["status"] for row in rows] == ["success", "oom", "success", "success"]
         assert (rows[1]["mem_max_MB"], rows[1]["add_mem_MB"]) == (None, None)
-        assert benchmark_rows([16], [1024], capacity_bytes=need)[0]["status"] == "success"
+        monkeypatch.setattr(table, "available_bytes", lambda: need)
+        assert benchmark_rows([16], [128], device="cpu", steps=1)[0]["status"] == "success"
 
     @pytest.mark.parametrize("impl", ["written_out", "built_in"])
     def test_the_cpu_has_no_workspace_and_no_rounding(self, impl):
@@ -93,7 +94,8 @@ class TestMeasuredRows:
         assert row["bwd_ms_iqr"] == pytest.approx(0, abs=1e-9)
 
     def test_a_row_too_large_for_the_cpu_is_not_tried(self, monkeypatch):
-        assert benchmark_rows([128], [16384], device="cpu", capacity_bytes=GIB)[0]["status"] == "oom"
+        monkeypatch.setattr(table, "available_bytes", lambda: GIB)
+        assert benchmark_rows([128], [16384], device="cpu")[0]["status"] == "oom"
         monkeypatch.setattr(table, "available_bytes", lambda: 1024)
         assert benchmark_rows([16], [64], device="cpu", impl="sdpa")[0]["status"] == "oom"
 
@@ -114,22 +116,7 @@ class TestMeasuredRows:
         for measured, simulated in zip(*here, strict=True):
             assert measured["fwd_ms"] > 0
             assert measured["add_mem_MB"] == pytest.approx(simulated["add_mem_MB"], abs=2)  # blocks that were not split
-        (row,) = benchmark_rows([64], [4096], device="cuda", steps=1, capacity_bytes=GIB // 2)
-        assert row["status"] == "oom"
         assert benchmark_rows([64], [256], device="cuda:0", steps=1)[0]["status"] == "success"
-
-    def test_bad_arguments_are_named(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with pytest.raises(RuntimeError, match="no CUDA device here"):
-            benchmark_rows([16], [256], device="cuda")
-        with pytest.raises(ValueError, match="impl 'mine' is none of written_out, built_in, sdpa"):
-            benchmark_rows([16], [256], impl="mine")
-        with pytest.raises(ValueError, match="device must be cpu, cuda or meta, got 'mps'"):
-            benchmark_rows([16], [256], device="mps")
-        with pytest.raises(ValueError, match="seq_lens must be at least 1, got 0"):
-            benchmark_rows([16], [256, 0])
-        with pytest.raises(ValueError, match="warmup_steps must be at least 0, got -1"):
-            benchmark_rows([16], [256], warmup_steps=-1)
 
 
 def test_csv_keeps_rows_as_they_are(tmp_path):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import torch
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from labkit.bench.variants import built_in_softmax, sdpa, written_out
@@ -20,11 +19,6 @@ def scores_of(q, k):
     return q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
 
 
-def sdpa_plain(q, k, v):
-    with sdpa_kernel(SDPBackend.MATH):
-        return functional.scaled_dot_product_attention(q, k, v)
-
-
 def sdpa_causal_heads(q, k, v):
     return functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0]
 
@@ -33,19 +27,6 @@ def masked(q, k, v):
     mask = torch.zeros(N, N, dtype=torch.bool, device=q.device)
     mask[:, ::3] = True
     return scores_of(q, k).masked_fill(mask, -1e9).softmax(-1) @ v
-
-
-def causal(q, k, v):
-    return (scores_of(q, k) + torch.full((N, N), -1e9, dtype=q.dtype, device=q.device).triu(1)).softmax(-1) @ v
-
-
-def scaled_first(q, k, v):
-    return ((q / math.sqrt(D)) @ k.transpose(-2, -1)).softmax(-1) @ v
-
-
-def einsum(q, k, v):
-    weights = torch.einsum("bid,bjd->bij", q, k).mul(0.3).softmax(-1)
-    return torch.einsum("bij,bjd->bid", weights, v)
 
 
 def baddbmm(q, k, v):
@@ -81,11 +62,6 @@ def checkpointed(q, k, v):
     return checkpoint(written_out, q, k, v, use_reentrant=False, preserve_rng_state=False)
 
 
-def log_sum_exp(q, k, v):
-    scores = scores_of(q, k)
-    return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
-
-
 def dropped_out(q, k, v):
     return functional.dropout(scores_of(q, k).softmax(-1), 0.2) @ v
 
@@ -100,11 +76,6 @@ def two_heads(q, k, v):
 def self_attention(q, k, v):
     x = q + k * v
     return written_out(x, x, x)
-
-
-def linear(q, k, v):
-    q, k = functional.elu(q) + 1, functional.elu(k) + 1
-    return (q @ (k.transpose(-2, -1) @ v)) / ((q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True) + 1e-6)
 
 
 def linear_causal(q, k, v):
@@ -135,22 +106,16 @@ VARIANTS = [
     written_out,
     built_in_softmax,
     sdpa,
-    sdpa_plain,
     sdpa_causal_heads,
     masked,
-    causal,
-    scaled_first,
-    einsum,
     baddbmm,
     chunked_queries,
     tiled_online,
     in_place,
     checkpointed,
-    log_sum_exp,
     dropped_out,
     two_heads,
     self_attention,
-    linear,
     linear_causal,
     recomputing,
 ]

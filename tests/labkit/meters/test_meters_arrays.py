@@ -7,8 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
-from labkit.meters.unwritten_arrays import uninitialised_is_nan
+from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays, uninitialised_is_nan
 
 ONE = 512 * 512 * 4
 OBJECTS = 1024
