@@ -85,11 +85,13 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin):
         raise AttributeError(f"a tile has no {name!r}: its values stay in SRAM until they are stored")
 
     def __getitem__(self, index: Index) -> Tile:
+        _require_plain_numbers("indexing", index)
         return self._call(self._ledger_array.__getitem__, "indexing", index)
 
     def __setitem__(self, index: Index, value: Tile | Scalar) -> None:
         if not isinstance(value, (Tile, *_NUMBERS)):
             raise TypeError(f"assigning to a tile: {_describe(value)} is not in SRAM: load it first")
+        _require_plain_numbers("assigning to a tile", index)
         self._call(self._ledger_array.__setitem__, "assigning to a tile", index, value)
 
     def __len__(self) -> int:
@@ -122,9 +124,13 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin):
             return self._call(func, "einsum", *args, **kwargs)
         if func not in _FUNCTIONS:
             raise TypeError(f"np.{func.__name__} is not offered in SRAM: write it with simpler calls")
+        if func not in _OF_SEVERAL_TILES:
+            _require_plain_numbers(func.__name__, *args[1:])
         return self._call(func, func.__name__, *args, **kwargs)
 
     def _method(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name not in ("dot", "fill"):
+            _require_plain_numbers(name, *args)
         return self._call(getattr(self._ledger_array, name), name, *args, **kwargs)
 
     def _call(self, function: Any, operation: str, *args: Any, **kwargs: Any) -> Any:
@@ -138,6 +144,15 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError(f"a tile {self.shape} stays in SRAM: compute with tiles, and store the results in HBM")
 
     __array__ = __float__ = __int__ = __index__ = __complex__ = __reduce_ex__ = _refuse
+
+
+def _require_plain_numbers(operation: str, *values: Any) -> None:
+    """Refuse tiles of integers as an index, a shape or an axis: NumPy's error would quote their values."""
+    for value in values:
+        if isinstance(value, Tile) and value.dtype.kind in "iu":
+            raise TypeError(f"{operation}: indices, shapes and axes are integers and slices, not a Tile")
+        if isinstance(value, (list, tuple)):
+            _require_plain_numbers(operation, *value)
 
 
 def _describe(value: object) -> str:
@@ -154,6 +169,7 @@ _FUNCTIONS: frozenset[Any] = frozenset((
     np.min, np.moveaxis, np.ndim, np.ones_like, np.prod, np.reshape, np.shape, np.size, np.split, np.squeeze, np.stack,
     np.sum, np.swapaxes, np.transpose, np.vsplit, np.where, np.zeros_like,
 ))
+_OF_SEVERAL_TILES = frozenset((np.copyto, np.dot, np.full_like, np.where))
 _METHODS = frozenset((
     "all", "any", "argmax", "argmin", "astype", "copy", "cumsum", "diagonal", "dot", "fill", "max", "mean", "min",
     "prod", "reshape", "squeeze", "sum", "swapaxes", "transpose",

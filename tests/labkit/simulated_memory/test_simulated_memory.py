@@ -224,6 +224,10 @@ class TestRefusals:
             lambda t: np.matmul(t, t.T, out=np.zeros((3, 3), np.float32)),
             lambda t: np.sum(t, axis=0, out=np.zeros(4, np.float32)),
             lambda t: np.copyto(np.zeros((3, 4), np.float32), t),
+            lambda t: t[t.astype(int)[0, 0]],
+            lambda t: t.__setitem__((0, t.argmax()), 1),
+            lambda t: t.reshape(t.astype(int)[0, 0], -1),
+            lambda t: np.broadcast_to(t, (t.astype(int)[0, 0], 3, 4)),
         ],
     )
     def test_values_do_not_leave_sram(self, machine, tile, escape):
