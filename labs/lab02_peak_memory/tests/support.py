@@ -114,7 +114,7 @@ def _rounded(nbytes):
 
 def assert_longest(got, capacity, batch, d, itemsize, definition):
     """Compare the longest sequence whose `definition` fits in `capacity` bytes."""
-    want = longest_that_fits(capacity, batch, d, itemsize, definition)
+    want = longest_that_fits(capacity, batch, d, dtype_bytes=itemsize, definition=definition)
     name = f"the longest sequence in {capacity:,} bytes (batch {batch}, d_model {d}, {itemsize} bytes, {definition})"
     mistakes = {
         "dtype_bytes is ignored": lambda: longest_that_fits(capacity, batch, d, definition=definition),
