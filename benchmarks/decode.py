@@ -30,7 +30,6 @@ Layer = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def tables(*, n: int = 8192, d: int = 128, rounds: int = 15) -> Iterator[Table]:
     """Grouped against the built-in function in three models' shapes; splits and pages in the first one's shape."""
-    torch.set_num_threads(1)
     setting = f"N={n}, d={d}, float32, one query, one thread, {rounds} rounds, torch {torch.__version__}"
     with torch.no_grad():
         columns: dict[str, Column] = {}

@@ -22,7 +22,6 @@ Attention = Callable[..., torch.Tensor]
 
 def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
     """One table, full and causal attention side by side."""
-    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     Q, K, V, dO = (torch.randn(n, d, generator=generator) for _ in range(4))
     for leaf in (Q, K, V):

@@ -15,7 +15,6 @@ QUADRATIC, TEXTBOOK, RECURRENCE = "quadratic, masked in place", "quadratic, text
 
 def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
     """One table: times, ratios to three references, peaks (the output included)."""
-    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(n, d, generator=generator) for _ in range(3)]
     calls = {name: partial(route, *inputs) for name, route in candidates().items()}

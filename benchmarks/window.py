@@ -15,7 +15,6 @@ MASKED = "built-in (SDPA), the window as its mask"
 
 def tables(*, n: int = 8192, d: int = 64, window: int = 256, rounds: int = 5) -> Iterator[Table]:
     """One table: times, ratios to the masked built-in form, peaks (the mask included)."""
-    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, d, generator=generator) for _ in range(3))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""`lab bench` and `lab model`: memory of attention and of whole models."""
+"""`lab bench`: a table of attention's memory and time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from labkit.bench.model_command import model
 
 D_MODELS = "16,32,64,128"
 SEQ_LENS = "256,1024,4096,8192,16384"
@@ -27,12 +25,6 @@ Csv = Annotated[
     Path | None, typer.Option(help="save each row here as it finishes; rows already there are not run again")
 ]
 Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="draw memory, and times if any, over length")]
-
-
-def add_commands(app: typer.Typer, group: str) -> None:
-    """Add the commands to `lab`, in a group of its help."""
-    for command in (bench, model):
-        app.command(rich_help_panel=group)(command)
 
 
 def bench(

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from labkit.bench.commands import add_commands as add_bench_commands
+from labkit.bench.commands import bench
+from labkit.bench.model_command import model
 from labkit.commands.group import INSTRUCTORS, READERS, STUDENTS, LabGroup
 from labkit.commands.kernel import kernel
 from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
@@ -96,7 +97,7 @@ def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = F
 
 app.command(rich_help_panel=STUDENTS)(kernel)
 app.command(rich_help_panel=STUDENTS)(ring)
-add_bench_commands(app, READERS)
-app.command(rich_help_panel=READERS)(trace)
+for _command in (bench, model, trace):
+    app.command(rich_help_panel=READERS)(_command)
 if (ROOT / "labstaff").is_dir():  # the instructors' package is not in the students' release
     importlib.import_module("labstaff.commands").add_commands(app, INSTRUCTORS)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from labkit.meters.allocation import AllocationMeter
-from labkit.meters.arrays import collector_waits
 from labkit.meters.calls import UninitialisedIsNaN, measured
 from labkit.meters.tensors import kept_by_forward
 
@@ -115,7 +114,7 @@ def left_behind(fn: Function, inputs: Tensors) -> tuple[int, list[Any]]:
     """
     fn(*inputs)
     gc.collect()
-    with collector_waits(), AllocationMeter() as meter:
+    with AllocationMeter() as meter:
         out = fn(*_leaves(inputs))
         # Python's numbers, since a tensor of them would be alive itself.
         numbers = out.detach().tolist() if isinstance(out, torch.Tensor) else []

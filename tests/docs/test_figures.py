@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,57 +78,42 @@ def test_every_figure_is_shown_on_some_page(name: str) -> None:
     assert f"{name}.svg" in shown
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("figures")
-    (folder / "make").mkdir()
-    (folder / "make" / "one.py").write_text(SCRIPT.replace("VALUE", "3"), encoding="utf-8")
-    figures.build(directory=folder)
-    return folder
+def write_script(folder: Path, value: str) -> None:
+    """Each value must be of another length: within a second, Python would take the bytecode of the script before."""
+    (folder / "make" / "one.py").write_text(SCRIPT.replace("VALUE", value), encoding="utf-8")
 
 
-class TestStale:
-    """The check of stale figures, in a separate folder."""
+def of_other_data(folder: Path) -> None:
+    svg = folder / "sizes.svg"
+    svg.write_text(re.sub("sha256:..", "sha256:zz", svg.read_text(encoding="utf-8")), encoding="utf-8")
 
-    @pytest.fixture
-    def folder(self, built: Path, tmp_path: Path) -> Path:
-        return shutil.copytree(built, tmp_path / "figures")
 
-    def test_fresh_files_pass(self, folder: Path) -> None:
-        assert figures.stale(directory=folder) == []
+STALE: dict[str, Callable[[Path], object]] = {
+    "sizes.json: data.bytes[2] is 3, recomputed 4": lambda folder: write_script(folder, "2 + 2"),
+    "sizes.svg: missing": lambda folder: (folder / "sizes.svg").unlink(),
+    "sizes.svg: drawn from other data": of_other_data,
+    "orphan.json: no script": lambda folder: (folder / "orphan.json").touch(),
+}
+"""What is reported → what was done to a folder of figures."""
 
-    def test_changed_data_names_the_value(self, folder: Path) -> None:
-        (folder / "make" / "one.py").write_text(SCRIPT.replace("VALUE", "4"), encoding="utf-8")
-        (problem,) = figures.stale(directory=folder)
-        assert "sizes.json: data.bytes[2] is 3, recomputed 4" in problem
 
-    def test_missing_svg(self, folder: Path) -> None:
-        (folder / "sizes.svg").unlink()
-        (problem,) = figures.stale(directory=folder)
-        assert problem.startswith("sizes.svg: missing")
-
-    def test_svg_drawn_from_other_data(self, folder: Path) -> None:
-        svg = folder / "sizes.svg"
-        svg.write_text(re.sub("sha256:..", "sha256:zz", svg.read_text(encoding="utf-8")), encoding="utf-8")
-        (problem,) = figures.stale(directory=folder)
-        assert problem.startswith("sizes.svg: drawn from other data")
-
-    def test_building_twice_gives_the_same_bytes(self, folder: Path) -> None:
-        first = {file.name: file.read_bytes() for file in folder.glob("sizes.*")}
-        figures.build(directory=folder)
-        assert {file.name: file.read_bytes() for file in folder.glob("sizes.*")} == first
-        assert set(first) == {"sizes.svg", "sizes.json"}
-
-    def test_svg_holds_a_dark_form_and_no_date(self, folder: Path) -> None:
-        svg = (folder / "sizes.svg").read_text(encoding="utf-8")
-        light, dark = figures.COLOURS["ink"]
-        assert f'[style*="fill: {light}"]{{fill:{dark}!important}}' in svg
-        assert "prefers-color-scheme: dark" in svg
-        assert "<metadata>" not in svg
-
-    def test_unknown_name_is_one_clear_message(self, folder: Path) -> None:
-        with pytest.raises(ValueError, match=r"makes 'size'; there are: sizes"):
-            figures.stale(["size"], directory=folder)
+def test_stale_figures_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "make").mkdir()
+    write_script(tmp_path, "3")
+    figures.build(directory=tmp_path)
+    assert figures.stale(directory=tmp_path) == []
+    made = {file.name: file.read_bytes() for file in tmp_path.glob("sizes.*")}
+    assert set(made) == {"sizes.svg", "sizes.json"}
+    for report, damage in STALE.items():
+        damage(tmp_path)
+        (problem,) = figures.stale(directory=tmp_path)
+        assert report in problem
+        (tmp_path / "orphan.json").unlink(missing_ok=True)
+        write_script(tmp_path, "3")
+        figures.build(directory=tmp_path)
+        assert {file.name: file.read_bytes() for file in tmp_path.glob("sizes.*")} == made, "the same bytes again"
+    with pytest.raises(ValueError, match=r"makes 'size'; there are: sizes"):
+        figures.stale(["size"], directory=tmp_path)
 
 
 @pytest.mark.parametrize("name", list(figures.recipes()))

@@ -48,23 +48,13 @@ def compiled_scaled(tmp_path, factor, archs=(80,), **options):
     return compiled_call(load_target(file, "scaled"), {"x": torch.arange(16.0)}, archs=archs, **options)
 
 
-def test_is_made_once_where_a_folder_is_named(folder):
-    made = []
-
-    def make():
-        made.append(1)
-        return ["ptx", len(made)]
-
-    assert [cache.made_once(text, make) for text in ("a", "b", "a")] == [["ptx", 1], ["ptx", 2], ["ptx", 1]]
-    assert len(list(folder.iterdir())) == 2
-
-
-def test_folder_is_named_for_a_while(tmp_path, monkeypatch):
+def test_is_made_once_in_the_named_folder(tmp_path, monkeypatch):
     monkeypatch.delenv(cache.FOLDER, raising=False)
     with cache.cached_kernels(tmp_path / "mine"):
-        assert cache.made_once("a", lambda: "ptx") == cache.made_once("a", lambda: "another")
+        made = [cache.made_once(text, lambda number=number: ["ptx", number]) for number, text in enumerate("aba")]
+        assert made == [["ptx", 0], ["ptx", 1], ["ptx", 0]]
     assert cache.FOLDER not in os.environ
-    assert len(list((tmp_path / "mine").iterdir())) == 1
+    assert len(list((tmp_path / "mine").iterdir())) == 2
 
 
 def test_a_kernel_from_the_folder_is_the_one_that_is_compiled(tmp_path, folder, monkeypatch):
