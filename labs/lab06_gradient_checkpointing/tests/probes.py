@@ -1,6 +1,7 @@
 """What runs next to the submission: forward and backward passes of checkpointed functions, measured."""
 
 import contextlib
+from functools import partial
 from unittest import mock
 
 import torch
@@ -65,7 +66,7 @@ def sequence_passes(shifts, segments, x, **options):
         return step
 
     functions = [shifted(i, shift) for i, shift in enumerate(shifts)]
-    forward = lambda: checkpoint_sequential(functions, segments, x)  # noqa: E731
+    forward = partial(checkpoint_sequential, functions, segments, x)
     return _passes(forward, [x, *shifts], ran, **options) | {"ran": ran}
 
 

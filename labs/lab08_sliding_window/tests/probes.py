@@ -4,6 +4,7 @@ import contextlib
 import gc
 import math
 import weakref
+from functools import partial
 
 import torch
 from sliding_window import BlockMaskCache, memory_breakdown, sliding_window_attention, window_mask
@@ -20,38 +21,24 @@ from labkit.testing.probes import probe
 
 
 @probe
-def plain_step(q, k, v, d_out, window, block):
-    """A training step: the output, and the gradients of q, k and v."""
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    out = sliding_window_attention(*leaves, window, block)
-    (out * d_out).sum().backward()
-    return out.detach(), *(x.grad for x in leaves)
-
-
-@probe
-def step_on_nan(q, k, v, d_out, window, block):
-    """The same where uninitialised memory holds NaN."""
-
-    def attend(q, k, v):
-        return sliding_window_attention(q, k, v, window, block)
-
-    out, _, gradients = step_of(attend, [q, k, v], d_out, on_nan=True)
+def plain_step(q, k, v, d_out, window, block, on_nan=False):
+    """A training step: the output, and the gradients of q, k and v; where asked, uninitialised memory holds NaN."""
+    attend = partial(sliding_window_attention, window=window, block=block)
+    out, _, gradients = step_of(attend, [q, k, v], d_out, on_nan)
     return out, *gradients
 
 
 @probe
 def step_with_a_penalty(q, k, v, d_out, window, block):
     """The gradients of a loss and the squares of its own gradients, or the message of the RuntimeError."""
-    return penalised_gradients(lambda *inputs: sliding_window_attention(*inputs, window, block), (q, k, v), d_out)
+    attend = partial(sliding_window_attention, window=window, block=block)
+    return penalised_gradients(attend, (q, k, v), d_out)
 
 
 @probe
 def measured_step(q, k, v, d_out, window, block):
     """A training step's output; each pass's products, the bytes kept between the passes, the peak of both."""
-
-    def attend(q, k, v):
-        return sliding_window_attention(q, k, v, window, block)
-
+    attend = partial(sliding_window_attention, window=window, block=block)
     attend(q, k, v)  # whatever a first call makes is not counted
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     kept_bytes = kept_by_forward(attend, q, k, v)
@@ -173,15 +160,6 @@ def masks_of_one_call(shape, window):
     with ArraysSeen(shape) as seen:
         window_mask(shape[-2], window)
     return len(seen.masks)
-
-
-@probe
-def flops_of_one_step(shape, window, block):
-    """The arithmetic of the products of one training step."""
-    inputs = [torch.zeros(shape).requires_grad_() for _ in range(3)]
-    with ProductMeter() as products:
-        sliding_window_attention(*inputs, window, block).sum().backward()
-    return products.flops
 
 
 @probe

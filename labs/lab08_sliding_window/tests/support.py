@@ -48,18 +48,9 @@ def window_mistakes(seq_len, window):
 
 def assert_mask(got, seq_len, window):
     """Fail unless `got` is the mask of `window_mask(seq_len, window)`."""
-    name, want = f"window_mask({seq_len}, {window})", hidden_pairs(seq_len, window)
-    found = _as_numpy(name, got, torch.bool, want.shape)
-    wrong = np.argwhere(found != want)
-    if not len(wrong):
-        return
-    i, j = wrong[0]
-    seen = "not to be seen" if want[i, j] else "to be seen"
-    require(
-        False,
-        f"{name}: wrong for {len(wrong):,} of {want.size:,} pairs, first for query {i}, key {j}, which is {seen}: "
-        f"{i} − {window} < j ≤ {i}" + _cause(found, window_mistakes(seq_len, window)),
-    )
+    name = f"window_mask({seq_len}, {window})"
+    hint = f"query i sees key j when i − {window} < j ≤ i, and True stands where a key is masked out"
+    _assert_entries(name, got, hidden_pairs(seq_len, window), torch.bool, window_mistakes(seq_len, window), hint)
 
 
 def kinds_of_tiles(hidden, block):
@@ -73,54 +64,41 @@ def kinds_of_tiles(hidden, block):
     return kinds
 
 
-def tile_mistakes(seq_len, window, block):
-    """Usual mistakes → the array that each leads to."""
-    right = kinds_of_tiles(hidden_pairs(seq_len, window), block)
-    return {
-        "every partial tile is called full": np.where(right == "partial", "full", right),
-        "every full tile is called partial": np.where(right == "full", "partial", right),
-        "the window is one key too wide": kinds_of_tiles(hidden_pairs(seq_len, window + 1), block),
-        "the window is not cut off on the left": kinds_of_tiles(hidden_pairs(seq_len, seq_len), block),
-    }
-
-
 def assert_tiles(got, seq_len, window, block):
     """Fail unless `got` is what `classify_tiles(seq_len, window, block)` must return."""
-    name, hidden = f"classify_tiles({seq_len}, {window}, {block})", hidden_pairs(seq_len, window)
-    want = kinds_of_tiles(hidden, block)
-    assert_type(name, got, np.ndarray, "a NumPy array")
-    require(got.shape == want.shape, f"{name} has shape {got.shape}, expected {want.shape}: ⌈N / block⌉ blocks")
-    wrong = np.argwhere(got != want)
-    if not len(wrong):
-        return
-    a, b = wrong[0]
-    tile = hidden[a * block : (a + 1) * block, b * block : (b + 1) * block]
-    require(
-        False,
-        f"{name}: {len(wrong):,} of {want.size:,} tiles are wrong, first [{a}, {b}]: {str(got[a, b])!r}, expected "
-        f"{str(want[a, b])!r}, as {np.count_nonzero(~tile):,} of its {tile.size:,} pairs are seen"
-        + _cause(got, tile_mistakes(seq_len, window, block)),
-    )
+    assert_type("classify_tiles's result", got, np.ndarray, "a NumPy array")
+    want = kinds_of_tiles(hidden_pairs(seq_len, window), block)
+    mistakes = {
+        "every partial tile is called full": np.where(want == "partial", "full", want),
+        "every full tile is called partial": np.where(want == "full", "partial", want),
+    }
+    hidden = window_mistakes(seq_len, window)
+    mistakes |= {text: kinds_of_tiles(mask, block) for text, mask in hidden.items()}
+    _assert_entries(f"classify_tiles({seq_len}, {window}, {block})", got, want, None, mistakes)
 
 
 def assert_codes(name, got, arguments):
-    """Fail unless `got` is the tile mask for (seq_len, window, block)."""
+    """Fail unless `got` is the tile mask for (seq_len, window, block), whatever the batch and the heads."""
     seq_len, window, block = arguments[:3]
     kinds = kinds_of_tiles(hidden_pairs(seq_len, window), block)
     want = np.select([kinds == "full", kinds == "partial"], [2, 1], 0)
-    found = _as_numpy(name, got, torch.int8, want.shape, ": one code a tile, whatever the batch and the heads")
+    why = ": one code a tile, whatever the batch and the heads"
+    _assert_entries(name, got, want, torch.int8, hint="it is another mask's", why=why)
+
+
+def _assert_entries(name, got, want, dtype, mistakes=None, hint="", why=""):
+    """Compare a table, a tensor of `dtype` or a NumPy array, entry by entry."""
+    if dtype:
+        assert_type(name, got, torch.Tensor, "a tensor")
+        require(got.dtype == dtype, f"{name} is {dtype_name(got.dtype)}, expected {dtype_name(dtype)}")
+    require(tuple(got.shape) == want.shape, f"{name} has shape {tuple(got.shape)}, expected {want.shape}{why}")
+    found = np.asarray(got)
     wrong = np.argwhere(found != want)
     if len(wrong):
-        a, b = wrong[0]
-        require(False, f"{name} is {found[a, b]} at [{a}, {b}], expected {want[a, b]}; {len(wrong)} of {want.size} "
-                "are wrong\nUsual cause: it is another mask's")  # fmt: skip
-
-
-def _as_numpy(name, got, dtype, shape, why=""):
-    assert_type(name, got, torch.Tensor, "a tensor")
-    require(got.dtype == dtype, f"{name} is {dtype_name(got.dtype)}, expected {dtype_name(dtype)}")
-    require(tuple(got.shape) == shape, f"{name} has shape {tuple(got.shape)}, expected {shape}{why}")
-    return got.numpy()
+        at = tuple(wrong[0].tolist())
+        message = f"{name} is {found[at]} at {list(at)}, expected {want[at]}; {len(wrong):,} of {want.size:,} are wrong"
+        usual = f"\nUsual cause: {hint}" if hint else ""
+        require(False, message + (_cause(found, mistakes or {}) or usual))
 
 
 def _cause(found, mistakes):
@@ -294,8 +272,8 @@ def bytes_of_scores(**sizes):
 def assert_adds_up(got, text):
     """Fail unless the components of a breakdown add up to `total`, none of them negative."""
     total = sum(got[part] for part in PARTS)
-    require(total == got["total"], f"{', '.join(PARTS)} {text} are {total:,} bytes together, and total is "
-            f"{got['total']:,}")  # fmt: skip
+    sums = f"{', '.join(PARTS)} {text} are {total:,} bytes together, and total is {got['total']:,}"
+    require(total == got["total"], sums)
     negative = [part for part in PARTS if got[part] < 0]
     require(not negative, f"{', '.join(negative)} {text} is negative")
 
@@ -310,8 +288,8 @@ def assert_attends(variant, inputs, arrays, window):
     usual = [(text, mask, None) for text, mask in masks.items() if not np.array_equal(mask, right)]
     usual.append(("the scores are not divided by √d", right, 1.0))
     cause = next((text for text, mask, scale in usual if _is_among(arrays, inputs, mask, scale)), "")
-    require(False, f"the attention that {variant!r} runs is another one: what it should make of its q, k and v is "
-            "nowhere" + (f"\nThat is exactly what comes out when {cause}" if cause else ""))  # fmt: skip
+    message = f"the attention that {variant!r} runs is another one: what it should make of its q, k and v is nowhere"
+    require(False, message + (f"\nThat is exactly what comes out when {cause}" if cause else ""))
 
 
 def _is_among(arrays, inputs, hidden, scale=None):
@@ -323,13 +301,10 @@ def _is_among(arrays, inputs, hidden, scale=None):
 
 
 def bytes_of_block_mask():
-    """What FlexAttention's mask of the window holds."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    """What FlexAttention's mask of the window holds.
 
-    n, window = SIZES["seq_len"], SIZES["window"]
-    mask = create_block_mask(
-        lambda b, h, i, j: (j <= i) & (j > i - window), None, None, n, n, device="cpu", BLOCK_SIZE=SIZES["block"]
-    )
-    tensors = [getattr(mask, name) for name in dir(mask) if not name.startswith("_")]
-    held = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors if isinstance(x, torch.Tensor)}
-    return sum(held.values())
+    For queries and for keys, for partial and for full tiles: a count for each row of T tiles, and a list of T indices,
+    of 4 bytes each.
+    """
+    n_blocks = SIZES["seq_len"] // SIZES["block"]
+    return 4 * 4 * (n_blocks + n_blocks**2)
