@@ -13,7 +13,7 @@ CUDA_WORKSPACE_BYTES = 64 * MIB
 
 DEFINITIONS = ("forward_peak", "step_peak", "inference_peak", "live_after_forward", "saved")
 SOFTMAXES = ("written_out", "built_in")
-LONGEST = 2**40
+LONGEST = 2**62
 """Tokens, more than any device has room for."""
 
 Parts = dict[str, int]
