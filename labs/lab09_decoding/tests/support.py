@@ -1,10 +1,20 @@
 """What Lab 09's suite compares with: counted bytes, caches and slots as plain models, and the usual mistakes."""
 
 import math
+from functools import partial
 
+import numpy as np
 import torch
 
-from labkit.testing.compare import assert_at_most, assert_equal, assert_keys, assert_type, require
+from labkit.testing.compare import (
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_equal,
+    assert_keys,
+    assert_type,
+    require,
+)
 from labkit.testing.decoding.steps import assert_own_products
 
 # kv_cache_bytes
@@ -12,23 +22,28 @@ from labkit.testing.decoding.steps import assert_own_products
 
 def assert_cache_bytes(answer, *sizes, **options):
     """Compare what `answer` says of a cache with a count; `sizes` are layers, key heads and their width."""
-    want = counted_bytes(*sizes, **options)
-    window, latent, rope = (options.get(name, 0) for name in ("window", "latent_dim", "rope_dim"))
+
+    def with_other(**changed):
+        return counted_bytes(*sizes, **(options | changed))
+
+    want, window = with_other(), options.get("window")
+    latent, rope = options.get("latent_dim", 0), options.get("rope_dim", 0)
     usual = {
         "keys alone are counted: a value is kept for every key": want // 2,
         "the bits are counted: 8 to a byte": 8 * want,
     }
     if window:
-        usual["the window is ignored"] = counted_bytes(*sizes, **(options | {"window": None}))
-        whole = counted_bytes(*sizes, **(options | {"tokens": window}))
-        usual["the whole window counts although there are fewer tokens: min(tokens, window)"] = whole
+        usual["the window is ignored"] = with_other(window=None)
+        usual["the whole window counts although there are fewer tokens: min(tokens, window)"] = with_other(
+            tokens=window
+        )
     if latent:
-        scale = want // (latent + rope)
+        twice, of_each_head = with_other(latent_dim=2 * latent), with_other(rope_dim=sizes[1] * rope)
         usual |= {
-            "the latent vector is counted twice: keys and values are both made from one": scale * (2 * latent + rope),
+            "the latent vector is counted twice: keys and values are both made from one": twice,
             "latent vector and rope part are counted for keys and again for values: one vector serves both": 2 * want,
-            "the rope part is counted for each head: all heads share it": scale * (latent + sizes[1] * rope),
-            "the latent vector is ignored": counted_bytes(*sizes, **(options | {"latent_dim": 0})),
+            "the rope part is counted for each head: all heads share it": of_each_head,
+            "the latent vector is ignored": with_other(latent_dim=0),
         }
     shown = ", ".join([*map(str, sizes), *(f"{name}={value}" for name, value in options.items())])
     got = answer(*sizes, **options)
@@ -36,9 +51,7 @@ def assert_cache_bytes(answer, *sizes, **options):
     assert_type(f"kv_cache_bytes({shown})", got, int, "an int: bytes are counted")
 
 
-def counted_bytes(
-    layers, kv_heads, head_dim, tokens=1, dtype_bytes=2, window=None, latent_dim=0, rope_dim=0
-):  # fmt: skip
+def counted_bytes(layers, kv_heads, head_dim, tokens=1, dtype_bytes=2, window=None, latent_dim=0, rope_dim=0):
     """The bytes of a cache."""
     kept = tokens if window is None else min(tokens, window)
     return layers * kept * dtype_bytes * (latent_dim + rope_dim if latent_dim else 2 * kv_heads * head_dim)
@@ -96,23 +109,20 @@ def assert_follows(kind, capacity, calls, session):
 def assert_held(when, found, k, v):
     """Fail unless a cache holds these tokens, in order."""
     require(found["error"] is None, f"{when} raises a ValueError: {found['error']}")
-    for name, got, want in (("keys", found["keys"], k), ("values", found["values"], v)):
+    for name, want in (("keys", k), ("values", v)):
+        got = found[name]
         require(got is not None, f"{name} is no tensor {when}: it is a property, read without parentheses")
-        require(got.dtype == want.dtype, f"{name} is {got.dtype} {when}, expected {want.dtype}")
+        assert_dtype(f"{name} {when}", got, want.dtype)
         require(got.shape == want.shape, f"{name} has shape {tuple(got.shape)} {when}, expected {tuple(want.shape)}")
-        if not torch.equal(got, want):
-            where = int((got != want).any(-1).any(0).nonzero()[0])
-            require(False, f"{name} is wrong {when}, first for token {where} of {want.shape[1]}" + _why(got, want))
+        wrong = (got != want).any(-1).any(0).nonzero()[:, 0].tolist()
+        if wrong:
+            found_at = [[j for j in range(want.shape[1]) if torch.equal(got[:, i], want[:, j])] for i in wrong]
+            cause = "the tokens are those of the window, in another order: the oldest comes first, also across the seam"
+            if [] in found_at:
+                cause = "another token lies there, an older one, or one that came later"
+            message = f"{name} is wrong {when}, first for token {wrong[0]} of {want.shape[1]}"
+            require(False, f"{message}\nUsual cause: {cause}")
     assert_equal(f"len {when}", found["len"], k.shape[1])
-
-
-def _why(got, want):
-    n_tokens = range(want.shape[1])
-    order = [[j for j in n_tokens if torch.equal(got[:, i], want[:, j])] for i in n_tokens]
-    n_others = order.count([])
-    if n_others:
-        return f"\nUsual cause: {'an older token' if n_others == 1 else 'another token'} lies there"
-    return "\nThe tokens are those of the window, in another order: the oldest comes first, also across the seam"
 
 
 def assert_appends_write(session, sizes, written, memory, hint):
@@ -139,23 +149,20 @@ def assert_heuristic(answer, total, sms, blocks, most=128):
     near = [splits for splits, each in right.items() if each >= 0.85 * best]
     every = efficiencies(total, sms, min(most, sms, blocks), 0)
     unbounded = efficiencies(total, sms, min(sms, blocks), blocks)
+
+    def smallest(found, least):
+        return next((splits for splits, each in found.items() if each >= least), 1)
+
     usual = {
         "the best efficiency is taken, not the smallest number of splits near it": max(right, key=right.get),
         "the best efficiency is taken, also of splits that leave one without a block": max(every, key=every.get),
-        "numbers of splits are counted from 0: the efficiency is that of one more": near[0] - 1,
         "the largest number of splits near the best is taken": near[-1],
-        "numbers of splits count that leave some split without a block": _smallest(every, 0.85 * max(every.values())),
-        "max_splits is ignored": _smallest(unbounded, 0.85 * max(unbounded.values())),
-        "an efficiency of 0.85 is enough, whatever the best one is": _smallest(right, 0.85),
+        "max_splits is ignored": smallest(unbounded, 0.85 * max(unbounded.values())),
+        "an efficiency of 0.85 is enough, whatever the best one is": smallest(right, 0.85),
     }
-    usual = {text: value for text, value in usual.items() if value != near[0]}
     got = answer(total, sms, blocks, *([most] if most != 128 else []))
     hint = "compare the efficiencies one by one with the handout's"
     assert_equal(f"num_splits_heuristic({total}, {sms}, {blocks}, {most})", got, near[0], mistakes=usual, hint=hint)
-
-
-def _smallest(found, least):
-    return next((splits for splits, each in found.items() if each >= least), 1)
 
 
 def efficiencies(total, sms, last, blocks):
@@ -176,8 +183,7 @@ MISTAKES = {
     "not_a_run": "slots are given out wherever they are free: a request needs one run of neighbours",
     "waiting_is_external": "all that is free counts as external while anybody waits",
     "leaves_before_count": "requests leave before the slots are counted",
-    "power_of_the_sum": "the power of two is of prompt and output together: it is of the output alone, beside the "
-    "prompt",
+    "power_of_the_sum": "the power of two is of prompt and output together: it is of the output alone",
     "restarts_at_the_end": "a request that gave its blocks back waits as the last: it waits as the first",
 }
 """What is done otherwise → the sentence of the message."""
@@ -191,21 +197,9 @@ def assert_shares(answer, requests, num_slots, policy, block_size):
     for name, value in got.items():
         assert_type(f"{name} ({text})", value, (int, float), "a number")
     want = shares_of_slots(*given)
-    off = [name for name in SHARES if not _near(got, want, name)]
-    if not off:
-        return
-    usual = [mistake for mistake in MISTAKES if all(_near(got, shares_of_slots(*given, mistake), x) for x in SHARES)]
-    total, cause = sum(got.values()), ""
-    if usual:
-        cause = "\nThat is exactly what comes out when " + "; or when ".join(MISTAKES[each] for each in usual)
-    elif abs(total - 1) > 1e-9:
-        cause = f"\nThe five add up to {total:.6g}, not to 1: a slot is counted twice, or not at all"
-    require(False, f"{off[0]} is {got[off[0]]:.6g}, expected {want[off[0]]:.6g} ({text})"
-            + (f"; so are {', '.join(off[1:])} off" if off[1:] else "") + cause)  # fmt: skip
-
-
-def _near(got, want, name):
-    return abs(got[name] - want[name]) < 1e-9
+    usual = {text: partial(shares_of_slots, *given, mistake) for mistake, text in MISTAKES.items()}
+    values = np.array([got[name] for name in SHARES])
+    assert_close(f"the shares {', '.join(SHARES)} ({text})", values, want, plain=want + 1e-9, slack=1, mistakes=usual)
 
 
 def random_requests(rng, count):
@@ -215,7 +209,10 @@ def random_requests(rng, count):
 
 
 def shares_of_slots(requests, num_slots, policy, block_size, mistake=""):
-    """Each kind's share of all slots in all steps, from a record of who owns each slot; `mistake`: see `MISTAKES`."""
+    """The shares of all slots in all steps, as in SHARES, from a record of who owns each slot.
+
+    `mistake` is one of `MISTAKES`.
+    """
     owner = [None] * num_slots
     waiting, running, length = list(range(len(requests))), [], {}
     sums, n_steps = dict.fromkeys(SHARES, 0), 0
@@ -268,8 +265,8 @@ def shares_of_slots(requests, num_slots, policy, block_size, mistake=""):
         n_steps += 1
         leave()
     if not n_steps:
-        return dict.fromkeys(SHARES, 0.0) | {"free": 1.0}
-    return {name: count / (n_steps * num_slots) for name, count in sums.items()}
+        return np.array([0.0, 0, 0, 0, 1])
+    return np.array(list(sums.values())) / (n_steps * num_slots)
 
 
 def wanted(request, policy, mistake=""):

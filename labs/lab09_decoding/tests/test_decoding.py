@@ -1,6 +1,5 @@
 """Lab 09's suite: the bytes of a cache, attention that reads it grouped, split and paged, its blocks, and serving."""
 
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -19,9 +18,11 @@ from decoding import (
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     assert_at_most,
+    assert_close,
     assert_equal,
     assert_keys,
     assert_raises,
+    assert_refused,
     assert_type,
     require,
 )
@@ -31,7 +32,7 @@ from labkit.testing.decoding.managed import Managed, assert_names_are_known, of_
 from labkit.testing.decoding.paging import FOREIGN, PagedBatch
 from labkit.testing.decoding.steps import assert_own_products, two_results
 
-from .probes import CACHES, cache_session, call_on_nan, counted, tables_after_theirs_were_changed
+from .probes import CACHES, FUNCTIONS, cache_session, call_on_nan, counted, tables_after_theirs_were_changed
 from .support import (
     SHARES,
     appends,
@@ -105,29 +106,37 @@ class EveryStep(Refusals, Memory, Numbers, Shapes):
     def arguments(self, case):
         return {"q": case.Q, "k": case.K, "v": case.V}
 
+    def given(self, case):
+        """What the task is called with: the tensors, and the option that is the case's."""
+        raise NotImplementedError
+
+    def call(self, *arguments):
+        return FUNCTIONS[self.task](*arguments)
+
+    def compare(self, case, got, hint="", nan_hint=""):
+        case.check_results(two_results(self.task, got), hint=hint, nan_hint=nan_hint)
+
+    def check(self, case, hint="", nan_hint=""):
+        self.compare(case, self.call(*self.given(case)), hint, nan_hint)
+
+    def check_on_nan(self, case, hint="", nan_hint=""):
+        self.compare(case, call_on_nan(self.task, *self.given(case)), hint, nan_hint)
+
+    def worked_case(self):
+        """The handout's example: two query heads share a key head whose keys are 0."""
+        case = self.case(np.random.default_rng(0), kv_heads=1, group=2, n_queries=1, n_keys=2, d=1)
+        case.Q = torch.ones(2, 1, 1)
+        case.share(torch.zeros(1, 2, 1), torch.tensor([[[2.0], [4.0]]]))
+        return case
+
 
 class TestGroupedQueryAttention(EveryStep):
     """Query heads share key heads, causal counts from the end, and nothing is expanded."""
 
     task = "grouped_query_attention"
 
-    def call(self, q, k, v, causal=False):
-        return grouped_query_attention(q, k, v, causal)
-
-    def check(self, case, hint="", nan_hint=""):
-        got = grouped_query_attention(case.Q, case.K, case.V, case.counted_from_the_end)
-        case.check_results(two_results(self.task, got), hint=hint, nan_hint=nan_hint)
-
-    def check_on_nan(self, case, hint="", nan_hint=""):
-        got = call_on_nan(self.task, case.Q, case.K, case.V, case.counted_from_the_end)
-        case.check_results(two_results(self.task, got), hint=hint, nan_hint=nan_hint)
-
-    def worked_case(self):
-        """The handout's example: two query heads share a key head whose keys are 0."""
-        case = GroupedCase(np.random.default_rng(0), kv_heads=1, group=2, n_queries=1, n_keys=2, d=1)
-        case.Q = torch.ones(2, 1, 1)
-        case.share(torch.zeros(1, 2, 1), torch.tensor([[[2.0], [4.0]]]))
-        return case
+    def given(self, case):
+        return *self.arguments(case).values(), case.counted_from_the_end
 
     @pytest.mark.parametrize(("kv_heads", "group"), HEADS)
     def test_groups(self, rng, kv_heads, group):
@@ -141,7 +150,7 @@ class TestGroupedQueryAttention(EveryStep):
         case = self.case(rng, n_queries=3, n_keys=20, d=16)
         got = grouped_query_attention(case.Q, case.K, case.V, scale=scale)
         case.Q = 4 * scale * case.Q  # the usual scale is 1/4
-        case.check_results(two_results(self.task, got), hint=hint)
+        self.compare(case, got, hint)
 
     @robust
     def test_queries_that_see_nothing_beside_large_logits(self, rng):
@@ -152,8 +161,8 @@ class TestGroupedQueryAttention(EveryStep):
     @small
     def test_keys_are_read_once_and_never_expanded(self, rng):
         case = self.case(rng, kv_heads=2, group=4, n_queries=1, n_keys=1024, d=128)
-        got, counts = counted(self.task, case.Q, case.K, case.V)
-        case.check_results(two_results(self.task, got))
+        got, counts = counted(self.task, *self.given(case))
+        self.compare(case, got)
         name = "grouped_query_attention (8 heads on 2, N_k = 1024, d = 128)"
         hint = "K and V are expanded to H_q heads, by repeat_interleave or by a product that broadcasts them: "
         hint += "let the queries of a group be rows of one product with their K"
@@ -164,23 +173,22 @@ class TestGroupedQueryAttention(EveryStep):
 
     @pytest.mark.outside(mib=40)
     @small
-    def test_far_from_expanded(self, outside):
+    def test_far_from_expanded(self, rng, outside):
         """Keys and values so long that nobody can hold them once for each head of q."""
-        generator = torch.Generator().manual_seed(9)
         shapes = (16, 1, 64), (1, 65_536, 64), (1, 65_536, 64)
-        q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
-        got = two_results(self.task, outside(grouped_query_attention, q, k, v))
-        off = float((got["o"][:, 0] - (q[:, 0] @ k[0].T / 8).softmax(-1) @ v[0]).abs().max())
-        require(off < 1e-4, f"memory stayed within the limit, but o is off by {off:.3g} at N_k = 65,536")
+        q, k, v = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in shapes)
+        o, _ = outside(grouped_query_attention, q, k, v)
+        want = (q[:, 0] @ k[0].T / 8).softmax(-1) @ v[0]
+        assert_close("o", o[:, 0], want, plain=want, roundings=1000)
 
     @refuses
     def test_heads_that_do_not_fit(self):
         q, k, v = torch.zeros(4, 2, 6), torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
-        for wrong, when, mentions in [
+        table = [
             ((torch.zeros(5, 2, 6), k, v), "for 5 query heads on 2 key heads", ("5", "2")),
             ((q, k, torch.zeros(1, 5, 3)), "when k and v differ in heads", ("(2, 5, 6)", "(1, 5, 3)")),
-        ]:
-            assert_raises(ValueError, partial(grouped_query_attention, *wrong), when=when, mentions=mentions)
+        ]
+        assert_refused(grouped_query_attention, table)
 
 
 class EitherCache:
@@ -201,17 +209,17 @@ class EitherCache:
 
     @refuses
     def test_bad_arguments(self, rng):
-        make = CACHES[self.kind]
-        for name, sizes in ((self.capacity, (0, 2, 3)), ("kv_heads", (4, 0, 3)), ("head_dim", (4, 2, 0))):
-            assert_raises(ValueError, partial(make, *sizes, torch.float32), when=f"for {name}=0", mentions=[name])
-        (k, v), cache = tokens(rng, 2), make(4, 2, 3, torch.float32)
-        for when, wrong in {
-            "for keys of one head": (k[:1], v),
-            "for values of another width": (k, v[..., :2]),
-            "when k and v differ in tokens": (k, v[:, :1]),
-            "for keys of another dtype": (k.double(), v),
-        }.items():
-            assert_raises(ValueError, partial(cache.append, *wrong), when=when)
+        sizes = {self.capacity: (0, 2, 3), "kv_heads": (4, 0, 3), "head_dim": (4, 2, 0)}
+        table = [((*numbers, torch.float32), f"for {name}=0", [name]) for name, numbers in sizes.items()]
+        assert_refused(CACHES[self.kind], table)
+        (k, v), cache = tokens(rng, 2), CACHES[self.kind](4, 2, 3, torch.float32)
+        table = [
+            ((k[:1], v), "for keys of one head", []),
+            ((k, v[..., :2]), "for values of another width", []),
+            ((k, v[:, :1]), "when k and v differ in tokens", []),
+            ((k.double(), v), "for keys of another dtype", []),
+        ]
+        assert_refused(cache.append, table)
         assert_equal("len after appends that failed", len(cache), 0)
 
 
@@ -333,28 +341,21 @@ class TestSplitKvDecode(EveryStep):
     def call(self, q, k, v, num_splits=3):
         return split_kv_decode(q, k, v, num_splits)
 
-    def check(self, case, hint="", nan_hint=""):
-        got = split_kv_decode(*self.arguments(case).values(), case.num_splits)
-        self.check_result(case, got, hint, nan_hint)
+    def given(self, case):
+        return *self.arguments(case).values(), case.num_splits
 
-    def check_on_nan(self, case, hint="", nan_hint=""):
-        got = call_on_nan(self.task, *self.arguments(case).values(), case.num_splits)
-        self.check_result(case, got, hint, nan_hint)
+    def worked_case(self):
+        case = super().worked_case()
+        case.num_splits = 2  # each key in a split of its own
+        return case
 
-    def check_result(self, case, got, hint="", nan_hint=""):
+    def compare(self, case, got, hint="", nan_hint=""):
         got = two_results(self.task, got)
         for name, x in got.items():
             assert_type(name, x, torch.Tensor, "a tensor")
         with_queries = {"o": got["o"][..., None, :], "lse": got["lse"][..., None]}
         usual = split_mistakes(case, case.num_splits)
         case.check_results(with_queries, usual, hint=hint, nan_hint=nan_hint)
-
-    def worked_case(self):
-        """The handout's example of grouped attention, each key in a split of its own."""
-        case = self.case(np.random.default_rng(0), kv_heads=1, group=2, n_keys=2, d=1, num_splits=2)
-        case.Q = torch.ones(2, 1, 1)
-        case.share(torch.zeros(1, 2, 1), torch.tensor([[[2.0], [4.0]]]))
-        return case
 
     @robust
     @pytest.mark.parametrize(("n_keys", "num_splits"), [(3, 8), (5, 128), (0, 3)])
@@ -372,8 +373,8 @@ class TestSplitKvDecode(EveryStep):
     @pytest.mark.parametrize("num_splits", [4, 7])
     def test_keys_are_read_once_a_split_at_a_time(self, rng, num_splits):
         case = self.case(rng, group=4, n_keys=1000, d=64, d_v=64, num_splits=num_splits)
-        got, counts = counted(self.task, *self.arguments(case).values(), num_splits)
-        self.check_result(case, got)
+        got, counts = counted(self.task, *self.given(case))
+        self.compare(case, got)
         name = f"split_kv_decode (8 heads on 2, N_k = 1000, {num_splits} splits)"
         hint = "keys are read again: once in all, each split its own part"
         assert_read_once(name, counts, case.K, case.V, hint)
@@ -387,12 +388,12 @@ class TestSplitKvDecode(EveryStep):
     @refuses
     def test_numbers_that_do_not_fit(self):
         q, k, v = torch.zeros(4, 6), torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
-        for wrong, when, said in [
+        table = [
             ((q, k, v, 0), "for 0 splits", ["num_splits"]),
             ((torch.zeros(5, 6), k, v, 2), "for 5 query heads on 2", ["5", "2"]),
             ((q, k, v[:1], 2), "when k and v differ in heads", []),
-        ]:
-            assert_raises(ValueError, partial(split_kv_decode, *wrong), when=when, mentions=said)
+        ]
+        assert_refused(split_kv_decode, table)
 
 
 SPLITS = [(48, 108, 64), (1, 108, 64), (8, 132, 1024), (64, 132, 8), (108, 108, 64), (500, 108, 64), (30, 100, 7),
@@ -416,11 +417,10 @@ class TestNumSplitsHeuristic:
             assert_heuristic(num_splits_heuristic, total, sms, blocks, most)
 
     @refuses
-    @pytest.mark.parametrize("name", ["total_mblocks", "num_sms", "num_n_blocks", "max_splits"])
-    def test_bad_arguments(self, name):
-        given = {"total_mblocks": 48, "num_sms": 108, "num_n_blocks": 64, "max_splits": 128} | {name: 0}
-        call = partial(num_splits_heuristic, *given.values())
-        assert_raises(ValueError, call, when=f"for {name}=0", mentions=[name])
+    def test_bad_arguments(self):
+        given = {"total_mblocks": 48, "num_sms": 108, "num_n_blocks": 64, "max_splits": 128}
+        table = [((given | {name: 0}).values(), f"for {name}=0", [name]) for name in given]
+        assert_refused(num_splits_heuristic, table)
 
 
 class TestBlockManager:
@@ -474,12 +474,6 @@ class TestBlockManager:
         )
         managed.assert_finds("d", [1, 2, 4], 2, hint)
 
-    def test_room_is_counted_exactly(self):
-        managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3, 4, 5], gone="a")
-        given = managed.allocate("b", [1, 2, 3, 4, 5, 6, 7, 8, 9])
-        cause = "what is found in free blocks takes them from the free ones"
-        require(given is None, f"5 blocks were given out of 4: {cause}")
-
     def test_blocks_that_fill_up_are_shared(self):
         managed = Managed(BlockManager, 5, 3).after(a=[1, 2])
         for token_id in range(3, 11):
@@ -506,8 +500,8 @@ class TestBlockManager:
 
     @refuses
     def test_bad_sizes(self):
-        for sizes, name in (((0, 2), "num_blocks"), ((2, 0), "block_size")):
-            assert_raises(ValueError, partial(BlockManager, *sizes), when=f"for {name}=0", mentions=[name])
+        table = [((0, 2), "for num_blocks=0", ["num_blocks"]), ((2, 0), "for block_size=0", ["block_size"])]
+        assert_refused(BlockManager, table)
 
 
 def assert_paged(batch, hint="", nan_hint=FOREIGN):
@@ -520,11 +514,9 @@ class TestPagedAttention:
     def test_worked_example(self):
         k_cache, v_cache = torch.zeros(4, 2, 1, 1), torch.arange(1.0, 9.0).view(4, 2, 1, 1)
         got = paged_attention(torch.ones(1, 1, 1), k_cache, v_cache, torch.tensor([[2, 0, -1]]), torch.tensor([3]))
-        right = got.shape == (1, 1, 1) and abs(float(got) - 4) < 1e-6
-        message = f"o is {got.tolist()}, expected [[[4.0]]]: the mean of the values 5, 6 and 1"
-        if got.tolist() == [[[3.5]]]:
-            message += "\nUsual cause: the 2 counts as well, and places behind its last token must weigh nothing"
-        require(right, message)
+        mean = np.full((1, 1, 1), 4.0, np.float32)  # of the values 5, 6 and 1
+        mistakes = {"the 2 counts as well, and places behind its last token must weigh nothing": mean - 0.5}
+        assert_close("o", got, mean, plain=mean, mistakes=mistakes)
 
     @pytest.mark.parametrize("lengths", [(8, 16), (7,), (17, 3, 16, 31)])
     def test_lengths(self, rng, lengths):
@@ -585,12 +577,12 @@ class TestPagedAttention:
     def test_bad_arguments(self, rng):
         q, k_cache, v_cache, table, lens = PagedBatch(rng, (9, 4), block_size=4).arguments
         places = table.shape[1] * 4
-        for heads, context, when, said in [
-            (q, lens + places, f"for a context longer than the {places} places of a row", ["context_lens"]),
-            (q[:, :3], lens, "for 3 query heads on 2", ["3", "2"]),
-        ]:
-            call = partial(paged_attention, heads, k_cache, v_cache, table, context)
-            assert_raises(ValueError, call, when=when, mentions=said)
+        too_long = f"for a context longer than the {places} places of a row"
+        table = [
+            ((q, k_cache, v_cache, table, lens + places), too_long, ["context_lens"]),
+            ((q[:, :3], k_cache, v_cache, table, lens), "for 3 query heads on 2", ["3", "2"]),
+        ]
+        assert_refused(paged_attention, table)
 
 
 POLICIES = ("max", "pow2", "oracle", "paged")
@@ -615,10 +607,9 @@ class TestSimulateServing:
         """The handout's one request in 8 slots and blocks of 4, worked by hand."""
         got = assert_keys("the result", simulate_serving([(2, 2, 8)], 8, policy, 4), SHARES)
         internal = 8 if policy == "max" else 0
-        sixteenths = {"token": 7, "reserved": 1, "internal": internal, "external": 0, "free": 8 - internal}
-        want = {name: count / 16 for name, count in sixteenths.items()}
-        near = all(abs(got[name] - want[name]) < 1e-9 for name in SHARES)
-        require(near, f"[(2, 2, 8)], 8 slots, {policy!r}: {got}, expected {want}")
+        want = {"token": 7, "reserved": 1, "internal": internal, "external": 0, "free": 8 - internal}
+        found = {name: round(16 * got[name], 9) for name in SHARES}
+        assert_equal(f"the shares for [(2, 2, 8)], 8 slots and {policy!r}, in sixteenths,", found, want)
 
     @by_policy
     def test_random_traces(self, rng, policy):
@@ -635,14 +626,19 @@ class TestSimulateServing:
     @refuses
     @by_policy
     def test_what_can_never_be_served(self, policy):
-        for request in [(0, 2, 8), (2, 0, 8), (5, 4, 8), (9, 8, 20)]:
-            call, when = partial(simulate_serving, [(1, 1, 8), request], 16, policy, 4), f"for {request} and 16 slots"
-            assert_raises(ValueError, call, when=when, mentions=map(str, request))
+        never = [(0, 2, 8), (2, 0, 8), (5, 4, 8), (9, 8, 20)]
+        table = [
+            (([(1, 1, 8), request], 16, policy, 4), f"for {request} and 16 slots", [*map(str, request)])
+            for request in never
+        ]
+        assert_refused(simulate_serving, table)
 
     @refuses
     def test_bad_arguments(self):
-        for num_slots, policy, block_size, named in [
-            (8, "buddy", 4, POLICIES), (0, "paged", 4, ["num_slots"]), (8, "paged", 0, ["block_size"]),
-        ]:  # fmt: skip
-            call = partial(simulate_serving, [(2, 2, 8)], num_slots, policy, block_size)
-            assert_raises(ValueError, call, when=f"for {num_slots} slots, {policy!r}, {block_size=}", mentions=named)
+        request = [(2, 2, 8)]
+        table = [
+            ((request, 8, "buddy", 4), "for the policy 'buddy'", POLICIES),
+            ((request, 0, "paged", 4), "for 0 slots", ["num_slots"]),
+            ((request, 8, "paged", 0), "for blocks of 0", ["block_size"]),
+        ]
+        assert_refused(simulate_serving, table)

@@ -226,10 +226,8 @@ def assert_traffic(case, found, method, backward):
     sizes = Sizes(method, P, case.n_tokens, case.Q.shape[-3], case.K.shape[-3], case.Q.shape[-1], e)
     want = batch * sent_bytes(sizes, backward)
     n_numbers = (case.K.numel() + case.V.numel()) // P
-    mistakes = {
-        "keys and values are converted to float32 before they travel": batch
-        * sent_bytes(sizes._replace(dtype_bytes=4), backward)
-    }
+    in_float32 = batch * sent_bytes(sizes._replace(dtype_bytes=4), backward)
+    mistakes = {"keys and values are converted to float32 before they travel": in_float32}
     if method == "ring":
         text = f"K and V make P = {P} hops: the last one carries them home, where they are already"
         mistakes[text] = want + n_numbers * e
@@ -281,10 +279,9 @@ def assert_layout(shards, n_tokens, world_size, layout):
     mistakes = {f"the layout is 'contiguous', asked for was {layout!r}": [place.tolist() for place in contiguous]}
     if layout == "zigzag":
         runs, ranks = np.arange(n_tokens).reshape(2 * world_size, -1).tolist(), range(world_size)
+        unfolded = [runs[r] + runs[r + world_size] for r in ranks]
         mistakes |= {
-            "runs r and r + P are taken: the sequence folds back, to run 2P − 1 − r": [
-                runs[r] + runs[r + world_size] for r in ranks
-            ],
+            "runs r and r + P are taken: the sequence folds back, to run 2P − 1 − r": unfolded,
             "the later run is reversed: its tokens keep their order": [runs[r] + runs[-1 - r][::-1] for r in ranks],
             "the later run comes first": [runs[-1 - r] + runs[r] for r in ranks],
         }
@@ -315,11 +312,10 @@ def assert_work(got, seq_len, world_size, layout):
     assert_type(about, got, torch.Tensor, "a tensor")
     assert_dtype(about, got, torch.int64)
     n, ranks = seq_len // world_size, np.arange(world_size)
+    by_source = want[ranks[:, None], (ranks[:, None] - ranks) % world_size]
     own_keys = np.where(ranks == 0, n, 0)  # in step 0
     mistakes = {
-        "columns are the ranks that keys come from: column t is step t, in which they come from rank r − t": want[
-            ranks[:, None], (ranks[:, None] - ranks) % world_size
-        ],
+        "columns are the ranks that keys come from: column t is step t, in which they come from rank r − t": by_source,
         "keys come from rank r + t in step t: a ring that sends to r + 1 receives from r − 1": want[:, -ranks],
         "rows are steps and columns ranks: it is the other way round": want.T,
         "a query does not see the key at its own position": want - own_keys,
@@ -336,13 +332,10 @@ def assert_bytes(function, *given, backward=False):
     sizes = Sizes(*given)
     method, P, seq_len, heads, kv_heads, d, e = sizes
     want, n, hops, sums = sent_bytes(sizes, backward), seq_len // P, P - 1, max(e, 4)
-    block = 2 * n * kv_heads * d
+    block, of_query_heads = 2 * n * kv_heads * d, sent_bytes(sizes._replace(kv_heads=heads), backward)
     mistakes = {
-        "the bytes of all ranks are counted: those that one rank sends are asked for": want * P,
-        "query heads are counted for keys and values, where H_kv is meant": sent_bytes(
-            sizes._replace(kv_heads=heads), backward
-        ),
-        "the whole sequence is counted where a rank sends its own N / P tokens": want * P,
+        "the bytes of all ranks are counted, or the whole sequence is counted: a rank sends its N / P tokens": want * P,
+        "query heads are counted for keys and values, where H_kv is meant": of_query_heads,
         "what stays with the rank is counted: it sends to P − 1 others": want * P // max(hops, 1),
     }
     if method == "ulysses":

@@ -1,6 +1,5 @@
 """Lab 11's suite: attention over a sequence that ranks share, what they send, hold and compute, and who waits."""
 
-import functools
 import itertools
 import math
 from typing import ClassVar
@@ -9,7 +8,7 @@ import pytest
 import torch
 from ring_attention import causal_work, communication_bytes, minimal_block, shard, unshard
 
-from labkit.testing.compare import assert_at_most, assert_dtype, assert_raises, require
+from labkit.testing.compare import assert_at_most, assert_dtype, assert_raises, assert_refused, require
 from labkit.testing.contracts.attention import Memory, Numbers, Shapes
 from labkit.testing.rings import LAYOUTS, cut, positions
 from labkit.testing.unchanged import left_alone
@@ -40,11 +39,14 @@ POISON = (
 )
 
 
-def assert_refused(function, table):
-    """Fail unless the function raises a ValueError for each row of (arguments, what the message mentions)."""
-    for arguments, mentions in table:
-        shown = ", ".join(repr(x) if isinstance(x, int | str) else f"shards {[*map(len, x)]}" for x in arguments)
-        assert_raises(ValueError, functools.partial(function, *arguments), when=f"for {shown}", mentions=mentions)
+BAD_SPLITS = [
+    ((8, 2, "folded"), "for the layout 'folded'", ["folded"]),
+    ((9, 2, "contiguous"), "for 9 tokens on 2 ranks", ["9", "2"]),
+    ((10, 4, "striped"), "for 10 tokens on 4 ranks", ["10", "4"]),
+    ((6, 2, "zigzag"), "for 6 tokens on 2 ranks, in zigzag order", ["6", "2"]),
+    ((8, 0, "contiguous"), "for 0 ranks", ["0"]),
+]
+"""Tokens, ranks and layout that do not fit, when that is, and what the message names."""
 
 
 # Who holds what, and has how much to do
@@ -110,14 +112,7 @@ class TestShard(EitherWay):
 
     @refuses
     def test_bad_arguments(self):
-        table = [
-            ((8, 2, "folded"), ["folded"]),
-            ((9, 2, "contiguous"), ["9", "2"]),
-            ((10, 4, "striped"), ["10", "4"]),
-            ((6, 2, "zigzag"), ["6", "2"]),
-            ((8, 0, "contiguous"), ["0"]),
-        ]
-        assert_refused(lambda n_tokens, *others: shard(numbered(n_tokens), *others), table)
+        assert_refused(lambda n_tokens, *others: shard(numbered(n_tokens), *others), BAD_SPLITS)
 
 
 class TestUnshard(EitherWay):
@@ -135,10 +130,10 @@ class TestUnshard(EitherWay):
     @refuses
     def test_bad_arguments(self):
         table = [
-            (([numbered(4), numbered(4)], "folded"), ["folded"]),
-            (([numbered(4), numbered(6)],), ["(4, 2)", "(6, 2)"]),
-            (([numbered(3), numbered(3)], "zigzag"), []),
-            (([],), []),
+            (([numbered(4), numbered(4)], "folded"), "for the layout 'folded'", ["folded"]),
+            (([numbered(4), numbered(6)],), "for shards of 4 and 6 tokens", ["(4, 2)", "(6, 2)"]),
+            (([numbered(3), numbered(3)], "zigzag"), "for shards of 3 tokens in zigzag order", []),
+            (([],), "for no shards", []),
         ]
         assert_refused(unshard, table)
 
@@ -164,13 +159,7 @@ class TestCausalWork(EveryLayout):
 
     @refuses
     def test_bad_arguments(self):
-        table = [
-            ((8, 2, "folded"), ["folded"]),
-            ((9, 2, "striped"), ["9"]),
-            ((6, 2, "zigzag"), ["6"]),
-            ((8, 0, "contiguous"), ["0"]),
-        ]
-        assert_refused(causal_work, table)
+        assert_refused(causal_work, BAD_SPLITS)
 
 
 # Attention
@@ -427,10 +416,10 @@ class TestCommunicationBytes:
     @refuses
     def test_bad_arguments(self):
         table = [
-            (("star", 2, 8, 4, 2, 8, 2), ["star"]),
-            (("ring", 3, 8, 4, 2, 8, 2), ["8", "3"]),
-            (("all_gather", 2, 8, 5, 2, 8, 2), ["5", "2"]),
-            (("ulysses", 4, 8, 4, 2, 8, 2), ["2", "4"]),
+            (("star", 2, 8, 4, 2, 8, 2), "for the method 'star'", ["star"]),
+            (("ring", 3, 8, 4, 2, 8, 2), "for 8 tokens on 3 ranks", ["8", "3"]),
+            (("all_gather", 2, 8, 5, 2, 8, 2), "for 5 query heads on 2", ["5", "2"]),
+            (("ulysses", 4, 8, 4, 2, 8, 2), "for 2 key heads on 4 ranks of Ulysses", ["2", "4"]),
         ]
         assert_refused(communication_bytes, table)
 
@@ -438,20 +427,18 @@ class TestCommunicationBytes:
 class TestMinimalBlock:
     """When the transfer hides behind the arithmetic."""
 
-    @pytest.mark.parametrize("bandwidth", [300 * 10**9, 125 * 10**8])
-    def test_worked_example(self, bandwidth):
-        assert_block(minimal_block, 312 * 10**12, bandwidth)
+    @pytest.mark.parametrize(("flops", "bandwidth"), [
+        (312 * 10**12, 300 * 10**9), (312 * 10**12, 125 * 10**8), (1000, 10), (1001, 10), (3, 100),
+    ])  # fmt: skip
+    def test_worked_example_and_rounding_up(self, flops, bandwidth):
+        assert_block(minimal_block, flops, bandwidth)
 
     def test_random_speeds(self, rng):
         for _ in range(20):
             bandwidth = int(rng.integers(10**9, 10**12))
             assert_block(minimal_block, int(rng.integers(10**13, 10**15)), bandwidth)
 
-    @pytest.mark.parametrize(("flops", "bandwidth"), [(1000, 10), (1001, 10), (1009, 10), (3, 100)])
-    def test_rounding_up(self, flops, bandwidth):
-        assert_block(minimal_block, flops, bandwidth)
-
     @refuses
     def test_bad_arguments(self):
-        table = [((0, 1), ["flops"]), ((1, 0), ["bandwidth"]), ((-5, 1), ["flops"])]
-        assert_refused(minimal_block, table)
+        table = [((0, 1), "for 0 FLOPs", ["flops"]), ((1, 0), "for bandwidth 0", ["bandwidth"])]
+        assert_refused(minimal_block, [*table, ((-5, 1), "for −5 FLOPs", ["flops"])])
