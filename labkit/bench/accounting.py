@@ -1,6 +1,5 @@
 """Closed forms of attention's memory: every part in bytes, the moment of the peak, and what fits a device."""
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,6 @@ CUDA_WORKSPACE_BYTES = 64 * MIB
 
 DEFINITIONS = ("forward_peak", "step_peak", "inference_peak", "live_after_forward", "saved")
 SOFTMAXES = ("written_out", "built_in")
-LONGEST = 2**40
-"""Tokens, more than any device has room for."""
 
 Parts = dict[str, int]
 
@@ -88,10 +85,17 @@ def account_for(row: Mapping[str, Any], definition: str = "forward_peak", dtype_
 def longest_that_fits(capacity_bytes: int, batch: int, d_model: int, **options: Any) -> int:
     """The longest sequence within `capacity_bytes`, by `attention_memory` with these options; 0 when none is."""
 
-    def needed(seq_len: int) -> int:
-        return sum(attention_memory(batch, seq_len, d_model, **options).values())
+    def fits(seq_len: int) -> bool:
+        return sum(attention_memory(batch, seq_len, d_model, **options).values()) <= capacity_bytes
 
-    return bisect_right(range(1, LONGEST), capacity_bytes, key=needed)
+    too_many = 1
+    while fits(too_many):
+        too_many *= 2
+    low, high = too_many // 2, too_many
+    while high - low > 1:  # by hand: bisect cannot count as far as the largest capacities
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _written_out(square: int, tall: int, column: int, positions: int, scalar: int) -> dict[str, list[Parts]]:
