@@ -1,4 +1,4 @@
-"""Lab 09's answers against torch's own attention: grouped, causal from the bottom right, and through a page table."""
+"""Lab 09's solution against torch's own attention: grouped, causal from the bottom right, and through a page table."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from types import ModuleType
 import pytest
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
-from torch.nn.attention.experimental._paged_attention import PagedAttention
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 from benchmarks.harness import solution_module
 
-ANSWERS = ("", "alternatives/loops", "alternatives/whole_prefixes")
 SHAPES = [(6, 2, 1, 37), (8, 8, 1, 5), (4, 1, 7, 7), (6, 3, 5, 29)]
 """Query heads, key heads, queries, keys."""
 D, D_V = 16, 24
 assert_near = partial(torch.testing.assert_close, rtol=1e-5, atol=2e-6)
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+pytestmark = [
+    pytest.mark.slow,  # flex attention imports torch's compiler
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+]
 
 
-@pytest.fixture(params=ANSWERS, ids=lambda name: name or "solution")
-def lab(request: pytest.FixtureRequest) -> ModuleType:
-    return solution_module("09", request.param)
+@pytest.fixture(scope="module")
+def lab() -> ModuleType:
+    return solution_module("09")
 
 
 @pytest.fixture
@@ -40,6 +39,8 @@ def draw() -> Callable[..., torch.Tensor]:
 def test_grouped_is_the_built_in_one(
     lab: ModuleType, draw: Callable, heads: int, kv_heads: int, n_queries: int, n_keys: int, causal: bool
 ) -> None:
+    from torch.nn.attention.bias import causal_lower_right
+
     q, k, v = draw(2, heads, n_queries, D), draw(2, kv_heads, n_keys, D), draw(2, kv_heads, n_keys, D_V)
     o, _ = lab.grouped_query_attention(q, k, v, causal=causal)
     bias = causal_lower_right(n_queries, n_keys) if causal else None
@@ -47,6 +48,8 @@ def test_grouped_is_the_built_in_one(
 
 
 def test_gradients_of_grouped_are_the_built_in_ones(lab: ModuleType, draw: Callable) -> None:
+    from torch.nn.attention.bias import causal_lower_right
+
     q, k, v = given = [draw(2, heads, n, D).requires_grad_() for heads, n in ((6, 5), (2, 29), (2, 29))]
     o, lse = lab.grouped_query_attention(q, k, v, causal=True)
     wanted = functional.scaled_dot_product_attention(q, k, v, causal_lower_right(5, 29), enable_gqa=True)
@@ -60,6 +63,8 @@ def test_gradients_of_grouped_are_the_built_in_ones(lab: ModuleType, draw: Calla
 def test_grouped_and_split_are_flex_attention_with_its_log_sum_exp(
     lab: ModuleType, draw: Callable, heads: int, kv_heads: int, n_queries: int, n_keys: int
 ) -> None:
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
     q, k, v = draw(2, heads, n_queries, D), draw(2, kv_heads, n_keys, D), draw(2, kv_heads, n_keys, D)
     below = create_block_mask(lambda b, h, i, j: j <= i + n_keys - n_queries, None, None, n_queries, n_keys, "cpu")
     o, aux = flex_attention(q, k, v, block_mask=below, enable_gqa=True, return_aux=AuxRequest(lse=True))
@@ -74,6 +79,9 @@ def test_grouped_and_split_are_flex_attention_with_its_log_sum_exp(
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (5, 1)])
 @pytest.mark.parametrize("page", [1, 4, 8])
 def test_paged_is_torchs_paged_attention(lab: ModuleType, draw: Callable, heads: int, kv_heads: int, page: int) -> None:
+    from torch.nn.attention.experimental._paged_attention import PagedAttention
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
     lengths = torch.tensor([5, 17, 1, 24])
     n_pages, batch = 4 + int((-(-lengths // page)).sum()), len(lengths)
     pages = PagedAttention(n_pages, page, batch, device="cpu")
