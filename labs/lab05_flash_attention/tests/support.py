@@ -10,6 +10,7 @@ from flash_attention import FlashAttention
 from labkit.testing.attention.tensor_cases import Case
 from labkit.testing.attention.tensor_mistakes import backward_mistakes, forward_mistakes, lse_mistakes_of
 from labkit.testing.compare import assert_dtype, assert_tuple, compare_each, require
+from labkit.testing.unchanged import left_alone
 from labkit.testing.wording import dtype_name
 from labkit.testing.work import assert_products_seen
 
@@ -34,8 +35,11 @@ def named(task, result):
 
 
 def run(task, case, *blocks):
-    """The results of the student's function, by their names."""
-    return named(task, FUNCTIONS[task](*arguments(task, case).values(), case.causal, *blocks))
+    """The results of the student's function, by their names; fails if it changed its arguments."""
+    given = arguments(task, case)
+    with left_alone(given, given.values()):
+        result = FUNCTIONS[task](*given.values(), case.causal, *blocks)
+    return named(task, result)
 
 
 def assert_right(case, results, *blocks, hint="", nan_hint=""):

@@ -248,7 +248,8 @@ class TestFlashBackward(EitherPass):
 
 class TestFlashAttention(EveryTask):
     def check(self, case, hint="", nan_hint="", **options):
-        O, _, gradients = step_of_apply("step", *case.inputs, case.dO, case.causal, **options)
+        with left_alone("QKV", case.inputs):
+            O, _, gradients = step_of_apply("step", *case.inputs, case.dO, case.causal, **options)
         assert_output(case, O, hint=hint, nan_hint=nan_hint)
         assert_right(case, arrived(gradients), hint=hint, nan_hint=nan_hint)
 
