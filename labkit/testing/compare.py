@@ -48,6 +48,7 @@ def assert_close(
     plain: npt.ArrayLike | Sequence[npt.ArrayLike],
     slack: float = SLACK,
     roundings: float = ROUNDINGS,
+    largest: float = 0.0,
     dtype: Any = None,
     mistakes: Mistakes | None = None,
     hint: str = "",
@@ -65,6 +66,7 @@ def assert_close(
         plain: an array; or several, of which the worst counts.
         slack: how often the error of `plain` is allowed.
         roundings: how many units of rounding of the largest value are allowed besides.
+        largest: a value to count as the largest where `want` has none as large: of terms that cancel.
         dtype: the dtype `got` must have; None leaves it free.
         mistakes: usual mistakes and the value each leads to; one that matches is named as the cause.
         hint: what usually causes an error here, for when no mistake matches.
@@ -79,11 +81,12 @@ def assert_close(
     if dtype is not None:
         assert_dtype(name, got, dtype)
     computed = value.astype(np.float64)
+    allowed = tolerance(reference, plain, slack, roundings, largest)
     _assert_finite_alike(
         name,
         computed,
         reference,
-        lambda: _not_a_number(computed, reference, tolerance(reference, plain, slack, roundings), mistakes),
+        lambda: _not_a_number(computed, reference, allowed, mistakes),
         nan_hint,
     )
     finite = np.isfinite(reference)
@@ -91,7 +94,6 @@ def assert_close(
     np.subtract(computed, reference, out=error, where=finite)
     error = np.abs(error)
     worst = float(error.max(initial=0.0))
-    allowed = tolerance(reference, plain, slack, roundings)
     margins.note(name, worst, allowed, "tolerance")
     if worst <= allowed:
         return
@@ -116,16 +118,17 @@ def tolerance(
     plain: npt.ArrayLike | Sequence[npt.ArrayLike],
     slack: float = SLACK,
     roundings: float = ROUNDINGS,
+    largest: float = 0.0,
 ) -> float:
     """The largest error allowed: `slack` times that of `plain`, plus `roundings` units of the largest value."""
     if isinstance(plain, list | tuple):
-        return max(tolerance(want, each, slack, roundings) for each in plain)
+        return max(tolerance(want, each, slack, roundings, largest) for each in plain)
     reference, baseline = np.asarray(want, dtype=np.float64), np.asarray(plain)
     finite = np.isfinite(reference)
     if not finite.any():
         return 0.0
     lost = float(np.abs(baseline.astype(np.float64)[finite] - reference[finite]).max())
-    rounding = float(np.finfo(baseline.dtype).eps) * float(np.abs(reference[finite]).max())
+    rounding = float(np.finfo(baseline.dtype).eps) * max(largest, float(np.abs(reference[finite]).max()))
     return slack * lost + roundings * rounding
 
 

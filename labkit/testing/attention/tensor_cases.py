@@ -101,6 +101,13 @@ class Case:
         return ROUNDINGS + 2 * float(np.abs(scores[np.isfinite(scores)]).max(initial=0))
 
     @cached_property
+    def largest_terms(self) -> dict[str, float]:
+        """The largest value of dQ and dK before P dP and P D cancel: their rounding errors stay."""
+        Q, K, V, dO = (x.double().abs() for x in (*self.inputs, self.dO))
+        terms = Q.shape[-1] ** -0.5 * attention(*self.inputs, mask=self.hidden).weights * (dO @ V.mT)
+        return {name: float(x.max()) if x.numel() else 0.0 for name, x in (("dQ", terms @ K), ("dK", terms.mT @ Q))}
+
+    @cached_property
     def forward_result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The reference's O and L, in the dtypes in which a forward pass returns them."""
         O, _, L = attention(*self.inputs, mask=self.hidden)
@@ -149,6 +156,7 @@ class Case:
                 self.want[name],
                 plain=self.plain[name],
                 roundings=self.roundings,
+                largest=self.largest_terms[name] if name in ("dQ", "dK") else 0.0,
                 mistakes=own,
                 hint=hint,
                 nan_hint=nan_hint or NAN_HINT,

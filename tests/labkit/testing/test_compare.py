@@ -299,3 +299,10 @@ def test_calibration_hears_of_limits_from_above_and_from_below(monkeypatch):
 def test_too_few_and_not_a_number_are_refused(got):
     with pytest.raises(AssertionError, match="too few"):
         require_at_least("the steps", got, 2, "too few")
+
+
+def test_terms_that_cancel_leave_their_rounding_errors():
+    got, want, plain = np.array([2e-7], np.float32), [0.0], np.array([0.0], np.float32)
+    with pytest.raises(AssertionError, match="rounding explains 0"):
+        assert_close("dQ", got, want, plain=plain)
+    assert_close("dQ", got, want, plain=plain, largest=1.0)
