@@ -372,7 +372,7 @@ def _overwrite(array: Any, value: Any) -> None:
     if type(array) is not type(value) or array.shape != value.shape or array.dtype != value.dtype:
         raise wire.WireError("an argument has become something else")
     if hasattr(array, "detach"):
-        if array.device.type == "cpu":
+        if array.device.type == "cpu" and not array.equal(value):  # an expanded tensor could not be written to
             array.detach().copy_(value.detach())
     elif array.flags.writeable:
         array[...] = value
