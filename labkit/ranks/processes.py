@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import os
 import runpy
 import signal
@@ -57,6 +58,7 @@ def run_processes(
         folder, ranks = Path(name), range(len(arguments))
         torch.save([list(given) for given in arguments], folder / "arguments.pt")
         job = (file, function, options, len(ranks), folder, wait_seconds)
+        logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it warns of each rank that it ends
         running = start_processes(_run_rank, job, len(ranks), join=False, daemon=True, start_method="forkserver")
         try:
             while not running.join():

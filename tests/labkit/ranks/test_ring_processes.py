@@ -85,11 +85,12 @@ def untouched(comm, q, k, v):
         ("untouched", r"rank \d: not implemented yet in line \d+: raise NotImplementedError"),
     ],
 )
-def test_a_rank_that_fails_ends_the_run(tmp_path, name, message):
+def test_a_rank_that_fails_ends_the_run_without_a_warning_of_torchs(tmp_path, caplog, name, message):
     file = tmp_path / "failing.py"
     file.write_text(FAILING, encoding="utf-8")
     with pytest.raises(RankFailed, match=message):
         run_processes(file, name, {}, shards(2), wait_seconds=2 if name == "waits" else 300)
+    assert not caplog.records
 
 
 def test_settings_that_do_not_fit_are_one_line():
