@@ -362,7 +362,7 @@ def assert_quantized(got, k, v, bits, group, hint=""):
 
 # Schemes to choose from
 
-NEAR = 1e-3
+NEAR = 5e-3
 """How far, as a share, the error of a quantized scheme may be off: a code between two steps may be either of them."""
 SMALLEST = 2e-9
 """How far any error may be off: it is rounded to nine decimals."""
