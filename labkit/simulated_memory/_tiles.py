@@ -114,6 +114,10 @@ class Tile(np.lib.mixins.NDArrayOperatorsMixin):
         return f"Tile(shape={self.shape}, dtype={self.dtype}){values}"
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if getattr(np, getattr(ufunc, "__name__", ""), None) is not ufunc or type(ufunc) is not np.ufunc:
+            raise TypeError(f"{_describe(ufunc)} is not one of NumPy's ufuncs")
+        if method not in _UFUNC_METHODS:
+            raise TypeError(f"a ufunc has no method {method!r}")
         for operand in inputs if method == "__call__" else inputs[:1]:
             if not isinstance(operand, (Tile, *_NUMBERS)):
                 raise TypeError(f"{ufunc.__name__}: {_describe(operand)} is not in SRAM: load it first, or use new")
@@ -175,5 +179,6 @@ _METHODS = frozenset((
     "prod", "reshape", "squeeze", "sum", "swapaxes", "transpose",
 ))
 # fmt: on
+_UFUNC_METHODS = ("__call__", "accumulate", "at", "outer", "reduce", "reduceat")
 _PROPERTIES = frozenset(("dtype", "itemsize", "nbytes", "ndim", "shape", "size"))
 _VIEWS = frozenset(("T", "mT"))

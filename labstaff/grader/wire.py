@@ -20,6 +20,8 @@ import cloudpickle
 import msgspec
 import numpy as np
 
+from labkit.simulated_memory._tiles import _FUNCTIONS
+
 HEADER = struct.Struct("<IH")
 """Bytes of the head, and the number of buffers that follow it."""
 SIZE = struct.Struct("<Q")
@@ -27,6 +29,10 @@ MOST_HEAD = 4 << 20
 MOST_BUFFERS = 256 << 20
 MOST_NUMBERS = 1 << 20
 ARRAY_KINDS = "biufcUS"
+NUMPY_NAMES = frozenset(name for name, value in vars(np).items() if type(value) is np.ufunc) | {
+    function.__name__ for function in (*_FUNCTIONS, np.einsum)
+}
+"""What the simulated machine computes with: ufuncs, and functions that it offers for tiles."""
 TOO_MUCH = "it is nested too deep, or has too many parts, or too much text"
 
 
@@ -349,7 +355,9 @@ class Reader:
             case ["dtype", str(name)]:
                 return _numpy_dtype(name)
             case ["numpy", str(name)]:
-                return getattr(np, name)  # the simulated machine decides what is called
+                if name not in NUMPY_NAMES:
+                    raise TypeError(f"np.{name} does not cross")
+                return getattr(np, name)
             case list():
                 return self._special(tree)
         return tree
@@ -372,7 +380,7 @@ def _named(x: Any) -> list[Any] | None:
     if isinstance(x, np.dtype) or (isinstance(x, type) and (x in (bool, int, float) or issubclass(x, np.generic))):
         return ["dtype", np.dtype(x).str]
     name = x.__name__ if isinstance(x, np.ufunc | type(np.sum)) else ""
-    return ["numpy", name] if name and getattr(np, name, None) is x else None
+    return ["numpy", name] if name in NUMPY_NAMES and getattr(np, name) is x else None
 
 
 def _numpy_dtype(name: str) -> np.dtype:

@@ -26,6 +26,29 @@ def tile(machine, values):
     return machine.load(machine.hbm(values), np.s_[:])
 
 
+@pytest.mark.parametrize(
+    "function", [np.savetxt, np.save, np.savez, np.memmap, np.fromfile, np.load, np.frompyfunc, np.ndarray.tofile, print]
+)
+def test_a_tile_computes_with_ufuncs_alone(tile, tmp_path, function):
+    file = tmp_path / "written"
+    with pytest.raises(TypeError, match="not one of NumPy's ufuncs"):
+        tile.__array_ufunc__(function, "__call__", file, X=tile, header="text")
+    with pytest.raises(TypeError):
+        tile.__array_function__(function, (), (file, tile), {})
+    assert not file.exists()
+
+
+def test_a_tile_refuses_ufuncs_of_other_makers(tile, tmp_path):
+    own = np.frompyfunc(lambda x: (tmp_path / "written").touch(), 1, 1)
+    with pytest.raises(TypeError, match="not one of NumPy's ufuncs"):
+        own(tile)
+    with pytest.raises(TypeError, match="no method"):
+        tile.__array_ufunc__(np.add, "resolve_dtypes", tile, tile)
+    with pytest.raises(TypeError):
+        np.add(tile, tile, out=str(tmp_path / "written"))
+    assert not list(tmp_path.iterdir())
+
+
 class TestTransfers:
     def test_a_load_counts_and_charges_the_bytes_of_the_part(self, machine, values):
         tile = machine.load(machine.hbm(values), np.s_[0:2])

@@ -264,6 +264,16 @@ def test_what_comes_over_the_wire_is_bounded_before_it_is_made(sizes):
             wire.receive(ours)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["savetxt", "save", "savez", "memmap", "fromfile", "load", "frompyfunc", "ndarray", "ufunc", "lib", "__dict__"],
+)
+def test_no_name_leads_to_a_function_that_acts(name):
+    head = wire.msgspec.msgpack.encode([["Returned", ["numpy", name], None], []])
+    with pytest.raises(wire.WireError):
+        wire.from_worker(memoryview(head), [], lambda _: None)
+
+
 @pytest.mark.parametrize("tree", [["range", [0, 1 << 60, 1]], ["integer", "9" * 5000]], ids=["range", "digits"])
 def test_a_value_is_bounded_before_it_is_made(tree):
     head = wire.msgspec.msgpack.encode([["Returned", tree, None], []])
