@@ -17,18 +17,18 @@ def left_alone(names: Iterable[str], arguments: Iterable[Any]) -> Iterator[None]
     """
     held = list(arguments)
     before = [each.clone() if hasattr(each, "clone") else each.copy() for each in held]
-    _watching.append(True)
+    _blocks.append(True)
     try:
         yield
     finally:
-        _watching.pop()
+        _blocks.pop()
     for name, now, old in zip(names, held, before, strict=True):
         assert_unchanged(name, now, old)
 
 
-def is_watching() -> bool:
+def must_return_arguments() -> bool:
     """Whether a call that is made now must show its arguments as they are after it, wherever it is made."""
-    return bool(_watching)
+    return bool(_blocks)
 
 
-_watching: list[bool] = []
+_blocks: list[bool] = []

@@ -14,17 +14,18 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import numpy as np
 
 from labkit.labs.manifest import Lab
 from labkit.suite import finder, limits
 from labkit.suite.finder import Source, Unusable
 from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, seconds_for_another
 from labkit.suite.messages import ProcessEnded
-from labkit.testing import probes, unchanged
+from labkit.testing import probes
 from labkit.testing.outside import needs_more, task_name
+from labkit.testing.unchanged import must_return_arguments
 from labstaff.grader import wire, worker
 from labstaff.grader.imports import imported_modules
-from labstaff.grader.machines import Kept
 from labstaff.grader.sandbox import Worker, Workers
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ class Remote:
         self.sandbox, self.answer = sandbox, answer
         self.worker: Worker | None = None
         self.n_starts = 0
-        self.kept = Kept()
         self.unusable = ""
         self._cpu_seconds = 0.0
 
@@ -96,7 +96,7 @@ class Remote:
         return how
 
     def call(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What a call returns, with plain data as it was there and handles for everything else.
+        """What a call returns: plain data, and an `Opaque` for everything else.
 
         Args:
             function: a stand-in, or a function of the suite's that is to run there.
@@ -120,7 +120,7 @@ class Remote:
                 submission = self._new_worker()
                 modules = imported_modules(submission[-1].decode("utf-8-sig", "replace"))
                 self._request("preload", modules, seconds=LOAD_SECONDS)
-            call = wire.for_worker(_call(function, args, kwargs), self.kept.stand_in)
+            call = wire.for_worker(_call(function, args, kwargs))
             assert self.worker is not None
             n_bytes = self.worker.data_bytes + sum(map(len, call.buffers)) + LOADED_BYTES + int(mib * 2**20)
             return self._request("call_within", n_bytes, submission, call.head, call=call)
@@ -143,7 +143,6 @@ class Remote:
         if self.n_starts == MOST_STARTS:
             raise SubmissionError(f"its process ended {MOST_STARTS} times: the rest is not graded")
         self.n_starts += 1
-        self.kept = Kept()
         self.worker = self.sandbox.worker()
         return self.answer.lab, file.name, source
 
@@ -151,11 +150,13 @@ class Remote:
         worker = self.worker
         assert worker is not None
         try:
-            head, buffers, arrays = wire.for_worker(message, self.kept.stand_in)
+            head, buffers, arrays = wire.for_worker(message)
             if call:
                 buffers, arrays = call.buffers, call.arrays
             wire.send(worker.channel, head, buffers)
-            reply = self._reply(worker, seconds)
+            reply = wire.from_worker(*wire.receive(worker.channel, seconds))
+            if isinstance(reply, wire.Returned) and reply.arguments is not None:
+                _change(arrays, reply.arguments)
         except wire.WireError as error:
             self.end()
             raise SubmissionError(f"what came back cannot be used: {error}") from None
@@ -173,36 +174,17 @@ class Remote:
             raise
         if isinstance(reply, wire.Raised):
             raise self._exception(reply)
-        for array, value in zip(arrays, reply.arguments or (), strict=False):
-            _overwrite(array, value)
         return reply.result
-
-    def _reply(self, worker: Worker, seconds: float | None = None) -> wire.Returned | wire.Raised:
-        while True:
-            message = wire.from_worker(*wire.receive(worker.channel, seconds), self._found)
-            self.kept.forget(message.dropped)
-            if not isinstance(message.content, wire.Ask):
-                return message.content
-            head, buffers, _ = wire.for_worker(self.kept.carry_out(message.content), self.kept.stand_in)
-            wire.send(worker.channel, head, buffers)
 
     def _where_it_stops(self, worker: Worker) -> list[tuple[str, int, str]]:
         """Have the call stop that waits for something, and where that was; the worker is ended if it does not."""
         with contextlib.suppress(wire.WireError, EOFError, OSError):  # TimeoutError is one
             worker.stop_call()
-            reply = self._reply(worker, STOP_SECONDS)
+            reply = wire.from_worker(*wire.receive(worker.channel, STOP_SECONDS))
             if isinstance(reply, wire.Raised) and reply.kinds[:1] == [TOOK_TOO_LONG]:
                 return self._places(reply)
         self.end()
         return []
-
-    def _found(self, description: list[Any]) -> Any:
-        match description:
-            case ["kept", int(number)]:
-                return self.kept.found(number)
-            case ["handle", int(number), str(name)]:
-                return type(name.replace("\0", "") or "object", (Handle,), {})(self, number)
-        raise wire.WireError("not a message: an object of an unknown kind")
 
     def _exception(self, raised: wire.Raised) -> BaseException:
         error = exceeded_by_another() if raised.kinds[:1] == [TOOK_TOO_LONG] else _of_its_kind(raised)
@@ -243,29 +225,6 @@ class StandIn:
             AssertionError: it needs more.
         """
         return self.__dict__["_remote"].call_within(mib, self, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        here = self.__dict__
-        return StandIn(here["_remote"], f"{here['__qualname__']}.{name}", (getattr, (self, name)))
-
-
-class Handle(StandIn):
-    """Stands for an object that a call has returned and that cannot cross; void when the worker ends."""
-
-    def __init__(self, remote: Remote, number: int) -> None:
-        super().__init__(remote, type(self).__name__, (worker.given_out, (number,)))
-        self.__dict__["_worker"] = remote.worker
-
-    def __reduce__(self) -> Any:
-        here = self.__dict__
-        if here["_remote"].worker is not here["_worker"]:
-            raise SubmissionError(f"{here['__name__']} was lost when the process ended")
-        return here["_made"]
-
-    def __len__(self) -> int:
-        return self.__dict__["_remote"].call(len, (self,), {})
 
 
 class RemoteProbe:
@@ -332,7 +291,7 @@ def _call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[A
     """A call as the worker makes it: with the limits and settings that hold here."""
     torch = sys.modules.get("torch")
     grad = bool(torch is not None and torch.is_grad_enabled())
-    return function, tuple(args), kwargs, seconds_for_another(), grad, unchanged.is_watching()
+    return function, tuple(args), kwargs, seconds_for_another(), grad, must_return_arguments()
 
 
 def _is_want_of_memory(error: Exception) -> bool:
@@ -367,12 +326,16 @@ def _known(name: str) -> Any:
     return None
 
 
-def _overwrite(array: Any, value: Any) -> None:
-    """Have an argument hold what the submission has made of it."""
-    if type(array) is not type(value) or array.shape != value.shape or array.dtype != value.dtype:
-        raise wire.WireError("an argument has become something else")
-    if hasattr(array, "detach"):
-        if array.device.type == "cpu" and not array.equal(value):  # an expanded tensor could not be written to
-            array.detach().copy_(value.detach())
-    elif array.flags.writeable:
-        array[...] = value
+def _change(arrays: list[Any], values: Any) -> None:
+    """Have arguments hold what the submission has made of them, as in a run in one process."""
+    if not isinstance(values, list) or len(values) != len(arrays):
+        raise wire.WireError("other arguments came back than were sent")
+    for array, value in zip(arrays, values, strict=True):
+        of_one_kind = isinstance(array, np.ndarray) == isinstance(value, np.ndarray) and hasattr(value, "shape")
+        if not of_one_kind or array.shape != value.shape or array.dtype != value.dtype:
+            raise wire.WireError("an argument has become something else")
+        if isinstance(array, np.ndarray):
+            if array.flags.writeable:
+                array[...] = value
+        elif array.device.type == value.device.type == "cpu" and not array.equal(value):
+            array.detach().copy_(value.detach())  # an expanded tensor could not be written to, but is equal
