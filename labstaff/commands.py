@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.commands.group import AUTHORS
+from labkit.commands.group import AUTHORS, INSTRUCTORS
 from labkit.labs.catalog import ROOT, find_lab, find_labs
 from labkit.labs.manifest import Lab
 
@@ -25,10 +25,10 @@ STOPPED = 130
 """The exit status after Ctrl-C."""
 
 
-def add_commands(app: typer.Typer, group: str) -> None:
-    """Add these commands to `lab`: those for instructors in a group of its help, those for authors in another."""
+def add_commands(app: typer.Typer) -> None:
+    """Add these commands to `lab`: those for instructors in one panel of its help, those for authors in another."""
     groups: dict[str, tuple[Callable[..., None], ...]] = {
-        group: (release, course, grade, extend, export, site),
+        INSTRUCTORS: (release, course, grade, extend, export, site),
         AUTHORS: (new, build, mistake),
     }
     for panel, commands in groups.items():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import shutil
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
 from labkit.bench.commands import bench
 from labkit.bench.model_command import model
-from labkit.commands.group import INSTRUCTORS, READERS, STUDENTS, LabGroup
+from labkit.commands.group import READERS, STUDENTS, LabGroup
 from labkit.commands.kernel import kernel
 from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
 from labkit.ranks.command import ring
@@ -21,7 +21,6 @@ app = typer.Typer(
     cls=LabGroup,
     no_args_is_help=False,
     add_completion=False,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Attention Labs: measure attention's memory, then write FlashAttention. Without a command: the board, which "
     "shows every lab, your points, and what to do next.",
@@ -99,5 +98,5 @@ app.command(rich_help_panel=STUDENTS)(kernel)
 app.command(rich_help_panel=STUDENTS)(ring)
 for _command in (bench, model, trace):
     app.command(rich_help_panel=READERS)(_command)
-if (ROOT / "labstaff").is_dir():  # the instructors' package is not in the students' release
-    importlib.import_module("labstaff.commands").add_commands(app, INSTRUCTORS)
+for _entry in entry_points(group="lab.commands"):  # labstaff's, which is not in the students' release
+    _entry.load()(app)

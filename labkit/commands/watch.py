@@ -41,7 +41,7 @@ def watch_lab(
     before: dict[str, TaskResult] = {}
     where = lab.student_file.relative_to(lab.folder.parent.parent)
     console.print(f"watching {where}: save it to run again, Ctrl-C to end", style="dim")
-    start_server(("hypothesis", *heavy_modules(*lab.suite_files, lab.student_file)))
+    start_server(heavy_modules(*lab.suite_files, lab.student_file))
     options = ["-x"] if first_failure else []
     for _ in chain([None], saves):
         tested = None

@@ -8,7 +8,7 @@ import torch
 
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.modes import OperatorMode
-from labkit.meters.products import ProductMeter, hides_products
+from labkit.meters.products import ProductMeter, factors_of, hides_products, operator_name
 
 
 def measured(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
@@ -69,17 +69,13 @@ class ScoreTiles(OperatorMode):
         self.fused: list[str] = []
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = func._schema.name.removeprefix("aten::").rstrip("_")
-        if name in MATRIX_PRODUCTS:
-            left, right = args[MATRIX_PRODUCTS[name] : MATRIX_PRODUCTS[name] + 2]
-            if left.shape[-1] == self.d:
+        name = operator_name(func)
+        if factors := factors_of(name, args):
+            left, right = factors
+            if left.shape[-1] == self.d and right.ndim > 1:
                 shape = left.shape[-2], right.shape[-1]
                 queries_first = float(left.sum()) > 0
                 self.tiles += [shape if queries_first else shape[::-1]] * math.prod(left.shape[:-2])
         elif hides_products(name):
             self.fused.append(name)
         return func(*args, **kwargs)
-
-
-MATRIX_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
-"""Operator → which of its arguments is the left factor; the right one follows."""

@@ -23,14 +23,14 @@ class ProductMeter(OperatorMode):
         self.shapes: list[tuple[int, int]] = []
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.note(func, args)
+        self.count(func, args)
         return func(*args, **kwargs)
 
-    def note(self, func: Any, args: tuple[Any, ...]) -> None:
+    def count(self, func: Any, args: tuple[Any, ...]) -> None:
         """Count an operator that will run on `args`; for modes that also measure other things."""
-        name = _name_of(func)
-        if name in _FIRST_FACTOR:
-            left, right = args[_FIRST_FACTOR[name] : _FIRST_FACTOR[name] + 2]
+        name = operator_name(func)
+        if factors := factors_of(name, args):
+            left, right = factors
             self.flops += 2 * left.numel() * (right.shape[-1] if name not in _TIMES_VECTOR else 1)
             if name not in _TIMES_VECTOR:
                 self.shapes.append((left.shape[-2], right.shape[-1]))
@@ -59,7 +59,12 @@ _FIRST_FACTOR = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "vdot": 0, "addmm": 1, "b
 _TIMES_VECTOR = ("mv", "dot", "vdot", "addmv")
 
 
+def factors_of(name: str, args: tuple[Any, ...]) -> tuple[Any, Any] | None:
+    """The left and the right factor of a matrix product by its operator's name; None for other operators."""
+    return args[_FIRST_FACTOR[name] : _FIRST_FACTOR[name] + 2] if name in _FIRST_FACTOR else None  # type: ignore[return-value]
+
+
 @functools.cache
-def _name_of(func: Any) -> str:
+def operator_name(func: Any) -> str:
     """An operator's name, the same for its in-place form."""
     return func._schema.name.removeprefix("aten::").rstrip("_")

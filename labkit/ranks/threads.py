@@ -85,7 +85,7 @@ class _RankMeter(AllocationMeter):
         self.products = ProductMeter()
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.products.note(func, args)
+        self.products.count(func, args)
         return super()._see(func, args, kwargs)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+
+from packaging.version import Version
 
 from labkit.labs.manifest import Lab
 from labkit.suite.limits import GIVEN_SECONDS, TookTooLong, time_limit
@@ -129,7 +130,7 @@ def platform_problem(lab: Lab) -> str | None:
         return f"needs {lab.platform.capitalize()}, and this is {sys.platform}: open the course in its container"
     for name, _, least in (needed.partition(">=") for needed in lab.libraries):
         found = _installed(name)
-        if _numbers(found) < _numbers(least):
+        if not found or Version(found) < Version(least):
             here = found or "none"
             return f"needs {name} {least} or later, and there is {here} here: `uv sync` installs the course's version"
     return None
@@ -147,11 +148,6 @@ def _installed(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-def _numbers(version_text: str) -> tuple[int, ...]:
-    """`3.10.1` as numbers, which compare like versions."""
-    return tuple(map(int, re.findall(r"\d+", version_text)[:3]))
 
 
 def _run(file: Path, namespace: dict[str, Any]) -> str | None:

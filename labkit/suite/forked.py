@@ -67,7 +67,7 @@ class ForkedRunner:
     """
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
-        start_server(("hypothesis", *modules))  # which some suites use
+        start_server(modules)
 
     def run(
         self,

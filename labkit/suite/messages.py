@@ -28,7 +28,6 @@ USUAL_CAUSES = {
     "torch.return_types.m": "max and min along a dim return (values, indices): take .values, or call amax or amin",
 }
 """What an error's text holds → its usual cause."""
-OBJECT_OF_THE_TEST = re.compile(r"^ *self=<.*>,\n", re.MULTILINE)
 """In the call that Hypothesis quotes: tells a student nothing, and has another address in each run."""
 
 SIGNALS = {"SIGSEGV": "memory that is not its own", "SIGABRT": "a library gave up", "SIGKILL": "killed"}
@@ -68,7 +67,7 @@ def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, 
     text = str(error).strip()
     kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__  # NumPy has one of its own
     if own:
-        notes = [OBJECT_OF_THE_TEST.sub("", note) for note in getattr(error, "__notes__", [])]
+        notes = list(getattr(error, "__notes__", []))
         raised = f"{own[0].function} raised {kind}" + (f": {text}" if text else "")
         where = f"at {own[-1].location}: {own[-1].code}"
         return State.CRASHED, _clip("\n".join([raised, where, *notes, *_usual_cause(text, own[-1].code)]))

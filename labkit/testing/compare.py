@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from labkit.testing import margins
 from labkit.testing.wording import are, compared, got_and_expected, kind, none_hint, place, share, show
 
 Mistakes = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -29,6 +28,8 @@ NOT_WRITTEN = "nothing is written there, and what `empty` found in memory stays;
 SLACK = 4
 """Times the error of a plain computation. Arrays are small here, so a few elements decide about the largest error:
 twice the error refused three of 28 right runs of Lab 05. `labstaff.calibrate` shows how much of it is used."""
+margin_recorder: Callable[[str, str, float], None] | None = None
+"""Called with what was compared, the kind of its limit, and the share of the limit that was used; 1 is the limit."""
 ROUNDINGS = 8
 """Units of rounding of the largest value, allowed besides: a plain computation of few numbers may be exact by luck."""
 NEAR = 8
@@ -94,7 +95,7 @@ def assert_close(
     np.subtract(computed, reference, out=error, where=finite)
     error = np.abs(error)
     worst = float(error.max(initial=0.0))
-    margins.note(name, worst, allowed, "tolerance")
+    record_margin(name, worst, allowed, "tolerance")
     if worst <= allowed:
         return
     at = np.unravel_index(int(error.argmax()), error.shape)
@@ -150,13 +151,13 @@ def assert_equal(name: str, got: Any, want: Any, *, mistakes: Mistakes | None = 
 
 
 def assert_at_most(
-    name: str, got: float, limit: float, *, hint: str = "", unit: str = "bytes", asked: float = 0
+    name: str, got: float, limit: float, *, hint: str = "", unit: str = "bytes", required: float = 0
 ) -> None:
     """Fail unless `got <= limit`; the message gives both and their ratio, or how many too many.
 
-    `asked` is what the handout asks for by its number: calibration hears of what lies beyond it.
+    `required` is what the handout asks for: the margin is counted from there.
     """
-    margins.note(name, got - asked, limit - asked, unit or "count")
+    record_margin(name, got - required, limit - required, unit or "count")
     if got <= limit:
         return
     more = ""
@@ -306,18 +307,27 @@ def require_own_work(condition: object, message: str) -> None:
 
 
 def require_at_most(name: str, got: float, limit: float, message: str, *, kind: str = "times", hint: str = "") -> None:
-    """As `require(got <= limit, message)`, for a number and its limit: NaN fails, and calibration hears of both.
+    """As `require(got <= limit, message)`, for a number and its limit: NaN fails, and `margin_recorder` hears of both.
 
     `hint` as in `assert_close`.
     """
-    margins.note(name, got, limit, kind)
+    record_margin(name, got, limit, kind)
     if not got <= limit:
         _fail_with([message], hint=hint)
 
 
+def record_margin(what: str, used: float, limit: float, kind: str) -> None:
+    """Tell `margin_recorder` the share of a limit that was used; a limit of 0 leaves nothing to say.
+
+    `kind` is "tolerance", or the unit of what is counted.
+    """
+    if margin_recorder is not None and limit > 0:
+        margin_recorder(what, kind, float(used) / float(limit))
+
+
 def require_at_least(name: str, got: float, least: float, message: str, *, kind: str = "times") -> None:
     """The same for a number that must not be less: what it uses of its limit is how often `least` is all of it."""
-    margins.note(name, least, got, kind)
+    record_margin(name, least, got, kind)
     require(got >= least, message)
 
 

@@ -13,7 +13,7 @@ from labkit.labs.catalog import ROOT
 from labkit.labs.manifest import Lab
 
 CODE = ("labkit/**/*.py", "labkit/**/*.json", "labstaff/grader/*.py")
-LIBRARIES = ("numpy", "torch", "triton", "matplotlib", "pytest", "hypothesis")
+LIBRARIES = ("numpy", "torch", "triton", "matplotlib", "pytest")
 LIMIT = "ATTENTION_LABS_TEST_SECONDS"
 """An environment variable that sets a limit."""
 

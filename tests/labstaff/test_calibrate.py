@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labstaff.calibrate.__main__ import Job, Limit, Result, report
+from labstaff.calibrate import Job, Limit, Result, report
 
 L, O = (Limit("TestA::test_b", what, "tolerance") for what in ("l of n", "o"))
 

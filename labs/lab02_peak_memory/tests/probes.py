@@ -4,12 +4,12 @@ import contextlib
 import gc
 import math
 import time
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.meters.allocation import AllocationMeter
-from labkit.meters.stand_ins import replaced
 from labkit.testing.probes import probe
 
 CLOCKS = ("perf_counter", "monotonic", "time", "process_time", "thread_time")
@@ -123,13 +123,14 @@ def two_gpus():
     statistics = {"memory_stats": gpu.memory_stats, "reset_peak_memory_stats": gpu.reset_peak_memory_stats}
     devices = {"is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: 0}
     no_effect = dict.fromkeys(("synchronize", "init", "set_device"), lambda *_args, **_kwargs: None)
-    with replaced(torch.cuda.memory, **statistics), replaced(torch.cuda, **statistics, **devices, **no_effect):
+    everything = statistics | devices | no_effect
+    with patch.multiple(torch.cuda.memory, **statistics), patch.multiple(torch.cuda, **everything):
         yield gpu
 
 
 def without_a_gpu():
     """In the block, CUDA has no device."""
-    return replaced(torch.cuda, is_available=lambda: False, device_count=lambda: 0)
+    return patch.multiple(torch.cuda, is_available=lambda: False, device_count=lambda: 0)
 
 
 class PacedSteps:
@@ -155,10 +156,10 @@ class PacedSteps:
         forward, backward = _after(self._forward, torch.Tensor.exp), _after(self._backward, torch.autograd.backward)
         drawn = {name: _after(self._draw, getattr(torch, name)) for name in ("rand", "randn")}
         with (
-            replaced(time, **clocks),
-            replaced(torch.Tensor, exp=forward),
-            replaced(torch.autograd, backward=backward),
-            replaced(torch, **drawn),
+            patch.multiple(time, **clocks),
+            patch.multiple(torch.Tensor, exp=forward),
+            patch.multiple(torch.autograd, backward=backward),
+            patch.multiple(torch, **drawn),
         ):
             namespace.update({name: originals[value] for name, value in imported.items()})
             try:

@@ -18,7 +18,7 @@ from peak_memory import (
     saved_for_backward,
 )
 
-from labkit.meters.stand_ins import SmallDevice, out_of_memory
+from labkit.meters.fakes import SmallDevice, out_of_memory
 from labkit.testing.compare import assert_equal, assert_raises, require
 from labkit.testing.probes import probe
 

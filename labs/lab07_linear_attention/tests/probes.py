@@ -3,7 +3,7 @@
 import linear_attention
 
 from labkit.meters.calls import OperatorsSeen, UninitialisedIsNaN, measured
-from labkit.meters.stand_ins import SmallDevice, out_of_memory
+from labkit.meters.fakes import SmallDevice, out_of_memory
 from labkit.testing.probes import probe
 
 

@@ -6,7 +6,6 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from labkit.testing import margins
 from labkit.testing.attention.reference import random_qkv
 from labkit.testing.compare import (
     SLACK,
@@ -14,6 +13,7 @@ from labkit.testing.compare import (
     assert_equal,
     assert_keys,
     assert_type,
+    record_margin,
     require,
     require_at_most,
 )
@@ -129,7 +129,7 @@ def assert_prediction(part, got, sizes):
     batch, heads, n, d, dtype_bytes = sizes
     name, want = f"{part} of linear_attention_memory{sizes}", expected_bytes(*sizes)
     assert_type(name, got, (int, float), "an int: bytes")
-    margins.note(name, abs(got - want[part]), NEAR * want[part], "tolerance")
+    record_margin(name, abs(got - want[part]), NEAR * want[part], "tolerance")
     if abs(got - want[part]) > NEAR * want[part]:
         usual = {
             "bits are counted instead of bytes": 8 * want[part],

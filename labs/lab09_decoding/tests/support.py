@@ -133,7 +133,7 @@ def assert_appends_write(session, sizes, written, memory, hint):
     for n, one in zip(sizes, session, strict=True):
         room = 256 + 32 * n
         what = f"what an append of {n} tokens writes"
-        assert_at_most(what, one["written"], written(n) + room, hint=hint, asked=written(n))
+        assert_at_most(what, one["written"], written(n) + room, hint=hint, required=written(n))
         assert_at_most(f"the memory an append of {n} tokens takes", one["peak_bytes"], memory(n) + room, hint=hint)
 
 

@@ -200,7 +200,7 @@ def assert_trace(trace, nbytes, max_tokens):
     served = serve(server, trace, SPEC, nbytes, max_tokens, layer=layer)
     hint, asked = "settings say fewer bits, or fewer blocks, than are kept", served.cache_bytes
     name = "the bytes that the server holds from the beginning"
-    assert_at_most(name, held, asked + nbytes // 8, hint=hint, asked=asked)
+    assert_at_most(name, held, asked + nbytes // 8, hint=hint, required=asked)
     hint = "a step keeps keys and values besides the cache, whose memory is made once"
     assert_at_most("the bytes that the steps keep beside the cache", sum(kept), nbytes // 8, hint=hint)
     return served

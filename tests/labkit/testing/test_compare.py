@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from labkit.testing import margins
+from labkit.testing import compare
 from labkit.testing.attention.reference import attention, random_qkv
 from labkit.testing.compare import (
     assert_at_most,
@@ -288,11 +288,12 @@ def test_rows_that_are_wrong_throughout_are_told():
     assert "rows 4 to 6" in message(lambda: assert_close("O", got, want, plain=want))
 
 
-def test_calibration_hears_of_limits_from_above_and_from_below(monkeypatch):
-    monkeypatch.setattr(margins, "kept", [])
+def test_margins_of_limits_from_above_and_from_below_are_recorded(monkeypatch):
+    recorded = []
+    monkeypatch.setattr(compare, "margin_recorder", lambda what, _kind, share: recorded.append((what, share)))
     require_at_most("the work", 3, 4, "too much")
     require_at_least("the steps", 8, 2, "too few")
-    assert [(each.what, each.share) for each in margins.kept or []] == [("the work", 0.75), ("the steps", 0.25)]
+    assert recorded == [("the work", 0.75), ("the steps", 0.25)]
 
 
 @pytest.mark.parametrize("got", [1, 0, float("nan")])

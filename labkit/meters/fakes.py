@@ -1,10 +1,8 @@
-"""Stand-ins for tests: a device that is too small, and replaced functions of a module."""
+"""Fakes for tests: a device that is too small, and its errors."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,16 +34,3 @@ def out_of_memory(where: str) -> Exception:
         "CPU_on_Windows": "alloc_cpu.cpp:116] data. DefaultCPUAllocator: not enough memory: you",
     }
     return RuntimeError(f"[enforce fail at {said[where]}")
-
-
-@contextlib.contextmanager
-def replaced(module: ModuleType, **values: Any) -> Iterator[None]:
-    """Replace functions of `module` in a `with` block."""
-    before = {name: getattr(module, name) for name in values}
-    for name, value in values.items():
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)

@@ -17,12 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+import pytest
 import typer
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import ForkedRunner, heavy_modules
+from labkit.testing import compare
 from labstaff.authoring.alternatives import alternative_solutions
 from labstaff.authoring.mistakes import mistakes_of
 
@@ -85,7 +87,7 @@ def mistaken_jobs(lab: Lab, folder: Path) -> Iterator[Job]:
 
 def _run(runner: ForkedRunner, lab: Lab, folder: Path, job: Job, number: int) -> Result:
     file = folder / f"{number}.json"
-    options = ("-p", "labstaff.calibrate.plugin", "--margins", str(file), *job.options)
+    options = ("-p", "labstaff.calibrate", "--margins", str(file), *job.options)
     run = runner.run(lab.label, *options, tests=job.tests)
     failed = [f"{each.test}: {' / '.join(each.lines)}" for each in run.results if not each.passed]
     shares: dict[Limit, float] = {}
@@ -118,6 +120,32 @@ def report(results: list[Result]) -> Iterator[str]:
 
 def _share(used: tuple[Limit, float]) -> float:
     return used[1]
+
+
+# In the runs: this module is a pytest plugin there, which writes what the comparisons record.
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The file that the shares are written to."""
+    parser.addoption("--margins", type=Path, metavar="FILE", help="write the share of each limit used to FILE, as JSON")
+
+
+@pytest.fixture(autouse=True)
+def margins(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Keep what a test's comparisons record with its result."""
+    kept = request.node.user_properties
+    monkeypatch.setattr(compare, "margin_recorder", lambda *margin: kept.append(("margin", margin)))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write a list of [test, what is compared, unit, share]."""
+    shares = [
+        ("::".join(item.nodeid.split("::")[1:]).split("[")[0], *margin)  # type: ignore[misc]
+        for item in session.items
+        for name, margin in item.user_properties
+        if name == "margin"
+    ]
+    session.config.option.margins.write_text(json.dumps(shares), encoding="utf-8")
 
 
 if __name__ == "__main__":
