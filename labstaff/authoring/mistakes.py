@@ -6,27 +6,27 @@
     name = "forward_without_scale"
     what = "The scores are never divided by √d."
     says = "not divided by √d"              # what a message contains, where a test knows the mistake
+    found_by = "TestFlashForward::test_batch"               # written by a command
     edit = '''
     - S = scale * Q_i @ K[..., cols, :].to(precise).mT
     + S = Q_i @ K[..., cols, :].to(precise).mT
     '''
 
 A mistake that is another algorithm says `replace = { flash_forward = "forward_borrows_heads" }` instead of `edit`:
-that function or class of `mistakes/algorithms.py` takes the place of the solution's. Which tests fail on a mistake is
-not written here but measured: `labstaff.authoring.matrix` records it.
+that function or class of `mistakes/algorithms.py` takes the place of the solution's. The test
+that finds a mistake is measured: `labstaff.authoring.found_by` writes its name into the table.
 """
 
 from __future__ import annotations
 
 import difflib
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from labkit.labs.catalog import ROOT, solution_file, solution_folder
+from labkit.labs.catalog import solution_file, solution_folder
 from labkit.labs.manifest import Lab, Task
 from labstaff.authoring.algorithms import ReplaceError, replaced
 from labstaff.authoring.edits import EditError, edited
@@ -34,7 +34,6 @@ from labstaff.authoring.edits import EditError, edited
 MISTAKES_PER_TASK = 6
 FOLDER = "mistakes"
 ALGORITHMS = "algorithms.py"
-MATRIX = "matrix.toml"
 
 
 class MistakeError(ValueError):
@@ -54,7 +53,7 @@ class Mistake:
         name: its name, no other's in the lab.
         what: the mistake, in a sentence.
         task: the name of the task it is made in.
-        found_by: what to run to find it: the recorded tests, `TestClass::test_name`, or the whole class of its task.
+        found_by: what to run to find it: the recorded test, `TestClass::test_name`, or the whole class of its task.
         says: what a message of one of them must contain; empty where none needs to.
         edit: see `labstaff.authoring.edits`; empty where `replace` is not.
         replace: names in the solution and names in algorithms.py that take their places.
@@ -70,6 +69,11 @@ class Mistake:
     edit: str
     replace: dict[str, str] = field(hash=False)
     file: Path
+
+    @property
+    def has_found_by(self) -> bool:
+        """Whether the test that finds it is recorded."""
+        return "::" in self.found_by[0]
 
     def source(self) -> str:
         """The text of the whole module with this mistake.
@@ -101,6 +105,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]+$")]
     what: Annotated[str, msgspec.Meta(pattern=r"\S\.$")]
     says: str = ""
+    found_by: Annotated[str, msgspec.Meta(pattern=r"^(Test\w+::test_\w+)?$")] = ""
     edit: str = ""
     replace: dict[str, str] = {}
 
@@ -123,9 +128,8 @@ def mistakes_of(lab: Lab) -> list[Mistake]:
         tasks = ", ".join(task.name for task in lab.tasks)
         raise MistakeError(f"{folder / min(strangers)}.toml: {min(strangers)} is not one of the tasks {tasks}")
     found: dict[str, Mistake] = {}
-    known = _recorded_tests(lab)
     for task in lab.tasks:
-        for mistake in _read(lab, task, folder / f"{task.name}.toml", known):
+        for mistake in _read(lab, task, folder / f"{task.name}.toml"):
             if mistake.name in found:
                 raise MistakeError(f"{mistake.file}: {mistake.name}: the name is taken, see {found[mistake.name].file}")
             found[mistake.name] = mistake
@@ -147,20 +151,7 @@ def find_mistake(lab: Lab, name: str) -> Mistake:
     raise UnknownMistake(f"{lab.label} has no mistake {name!r}; {advice}")
 
 
-def _recorded_tests(lab: Lab) -> dict[str, tuple[str, ...]]:
-    """The tests recorded to find each mistake, by its name; without tests that no longer exist."""
-    matrix = solution_folder(lab) / MATRIX
-    rows = tomllib.loads(matrix.read_text(encoding="utf-8")) if matrix.exists() else {}
-    contracts = sorted((ROOT / "labkit/testing/contracts").glob("*.py"))
-    suite = "".join(file.read_text(encoding="utf-8") for file in (*contracts, *lab.suite_files))
-
-    def there(tests: list[str]) -> tuple[str, ...]:
-        return tuple(test for test in tests if f"def {test.split('::')[1]}(" in suite)
-
-    return {name: tests for name, row in rows.items() if (tests := there(row["found_by"]))}
-
-
-def _read(lab: Lab, task: Task, file: Path, known: dict[str, tuple[str, ...]]) -> list[Mistake]:
+def _read(lab: Lab, task: Task, file: Path) -> list[Mistake]:
     try:
         entries = msgspec.toml.decode(file.read_bytes(), type=_File).mistake if file.exists() else []
     except msgspec.DecodeError as error:
@@ -169,7 +160,7 @@ def _read(lab: Lab, task: Task, file: Path, known: dict[str, tuple[str, ...]]) -
     for entry in entries:
         if bool(entry.edit.strip()) == bool(entry.replace):
             raise MistakeError(f"{file}: {entry.name}: expected one of `edit` and `replace`")
-        found_by = known.get(entry.name, (task.tests,))
+        found_by = (entry.found_by or task.tests,)
         texts = (entry.says, entry.edit, entry.replace)
         found.append(Mistake(lab, entry.name, entry.what, task.name, found_by, *texts, file))
     return found
