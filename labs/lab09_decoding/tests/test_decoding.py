@@ -337,7 +337,7 @@ class TestSplitKvDecode(EveryStep):
         return case
 
     def arguments(self, case):
-        return {"q": case.Q[..., 0, :], "k": case.K, "v": case.V}
+        return dict(zip("qkv", copied(case.Q[..., 0, :], case.K, case.V), strict=True))
 
     def call(self, q, k, v, num_splits=3):
         return split_kv_decode(q, k, v, num_splits)
