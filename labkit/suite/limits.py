@@ -43,13 +43,15 @@ class _Limit:
     def __init__(self, cpu_seconds: float, wall_seconds: float) -> None:
         self.cpu_seconds, self.wall_seconds = cpu_seconds, wall_seconds
         self.cpu_began, self.began = cpu_seconds_now(), time.monotonic()
-        self.is_over = False
+        self.is_over = self.has_ended = False
 
     def cpu_seconds_left(self) -> float:
         return self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
 
     def exceeded(self, signum: int, _frame: FrameType | None) -> None:
         global _has_waited
+        if self.has_ended:
+            return
         error = TookTooLong(self.cpu_seconds)
         if signum == signal.SIGALRM:
             seconds = min(time.monotonic() - self.began, self.wall_seconds)
@@ -83,7 +85,10 @@ def time_limit(cpu_seconds: float, wall_seconds: float | None = None) -> Iterato
     previous = {number: signal.signal(number, limit.exceeded) for number in (signal.SIGPROF, signal.SIGALRM)}
     _set_timers(cpu_seconds, min(wall_seconds, WAIT_SECONDS) if _has_waited else wall_seconds)
     try:
-        yield
+        try:
+            yield
+        finally:  # a signal may still come here, and raise: the clean-up has a block of its own
+            limit.has_ended = True
     finally:
         _set_timers(0, 0)
         for number, handler in previous.items():

@@ -1,12 +1,23 @@
-"""A call between two looks at its arguments: what it was given must be what it was before."""
+"""Arguments of a call: copies to hand out, and a check that a call has left its arguments as they were."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from labkit.testing.compare import assert_unchanged
+
+T = TypeVar("T")
+
+
+def copied(*arguments: T) -> tuple[T, ...]:
+    """Copies of arrays or tensors (of these with their strides), for a submission, which may change them in place.
+
+    What a test expects is computed from its own arrays, which no submission has seen.
+    """
+    return tuple(map(copy.deepcopy, arguments))
 
 
 @contextlib.contextmanager

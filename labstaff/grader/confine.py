@@ -11,6 +11,8 @@ import ctypes
 import errno
 import os
 import resource
+import signal
+from collections.abc import Mapping
 
 CPU_SECONDS = 600
 """Far behind the limits of a test and of a suite."""
@@ -43,16 +45,28 @@ CLONE_THREAD, NEW_NAMESPACES = 0x10000, 0x7E020080
 FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # duplicates, flags and locks; no owners, signals, sizes of pipes
 IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal; blocking; close on exec
 PRCTL_COMMANDS = (15, 16, 0x53564D41)  # names of threads and mappings
+PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGE_BYTES = -1, -3, 32 << 10
 
 
 def confine() -> None:
     """Apply the limits and the filter to this process, for good. Threads remain possible."""
-    for kind, bound in LIMITS.items():
+    end_with_parent()
+    limit(LIMITS)
+    filter_calls()
+
+
+def limit(limits: Mapping[int, int]) -> None:
+    """Apply limits of the kernel to this process, for good, and none that is higher than it has."""
+    for kind, bound in limits.items():
         _, hard = resource.getrlimit(kind)
         bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
         resource.setrlimit(kind, (bound, bound))
-    filter_calls()
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process as soon as its parent has ended; changing the user undoes it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def filter_calls() -> None:

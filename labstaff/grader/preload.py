@@ -11,7 +11,7 @@ import socket
 import struct
 import traceback
 
-from labstaff.grader.confine import confine
+from labstaff.grader.confine import confine, end_with_parent
 from labstaff.grader.worker import serve
 
 ENDED = struct.Struct("<id")
@@ -32,6 +32,7 @@ def main(modules: str, scratch: str, user: str, is_alone: str, control: str) -> 
         os.setgroups([])
         os.setresgid(*[int(user)] * 3)
         os.setresuid(*[int(user)] * 3)
+    end_with_parent()
     for module in modules.split(","):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import functools
+import os
+import resource
+import socket
+from multiprocessing import parent_process
 from typing import Any
 
 from labkit.suite.forked import HEAVY, ForkedRunner
 from labkit.suite.run import SuiteRun
+from labstaff.grader.confine import MEMORY_BYTES, end_with_parent, limit
 from labstaff.grader.sandbox import BROKEN, Sandbox, require_sandbox, use
+
+SUITE_LIMITS = {resource.RLIMIT_DATA: MEMORY_BYTES, resource.RLIMIT_CPU: 120, resource.RLIMIT_CORE: 0}
+"""For a process that runs a suite, without the submission's worker: bytes and CPU seconds.
+
+RLIMIT_DATA counts what is allocated, and not what is only mapped, as torch's libraries are. With a right submission no
+suite needs more than 1.1 GiB, 0.9 of them for torch, and 5 CPU seconds.
+"""
 
 
 class SandboxedRunner(ForkedRunner):
@@ -32,16 +44,39 @@ class SandboxedRunner(ForkedRunner):
     def run(self, lab: str, *options: str, **more: Any) -> SuiteRun:
         """See `ForkedRunner.run`. A sandbox in which a run did not end, or left something, is not used again."""
         sandbox = self._idle.pop() if self._idle else Sandbox(self._modules, unsafe=self._unsafe)
-        run = super().run(lab, *options, "--sandboxed", prepare=functools.partial(use, sandbox.control), **more)
-        if BROKEN in run.problem and (error := sandbox.last_error()):
-            run.problem = f"{BROKEN}: {error}"
-        if run.problem or not sandbox.is_usable():
-            sandbox.close()
-        else:
-            self._idle.append(sandbox)
-        return run
+        is_clean = False
+        try:
+            run = super().run(lab, *options, "--sandboxed", prepare=functools.partial(_prepare, sandbox.control), **more)
+            if BROKEN in run.problem and (error := sandbox.last_error()):
+                run.problem = f"{BROKEN}: {error}"
+            is_clean = not run.problem and sandbox.is_usable()
+            return run
+        finally:
+            if is_clean:
+                self._idle.append(sandbox)
+            else:
+                sandbox.close()
+
+    def require_worker(self) -> None:
+        """Start a worker in a new sandbox, without any submission.
+
+        Raises:
+            SandboxBroken: there is none: no submission is the cause.
+        """
+        with Sandbox(self._modules, unsafe=self._unsafe) as sandbox:
+            sandbox.worker()
 
     def close(self) -> None:
         """End the sandboxes."""
         while self._idle:
             self._idle.pop().close()
+
+
+def _prepare(control: socket.socket) -> None:
+    """Bound the process of a suite, which ends with `lab grade` however that ends, and name its sandbox."""
+    end_with_parent()
+    grader = parent_process()  # the parent itself is the fork server, which ends with `lab grade`
+    if grader is None or not grader.is_alive():
+        os._exit(1)
+    limit(SUITE_LIMITS)
+    use(control)

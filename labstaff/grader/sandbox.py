@@ -233,9 +233,13 @@ class Worker:
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-            status, self._cpu_seconds = self._sandbox.ended(END_SECONDS)
-        self.has_ended = True
-        os.close(self._handle)
+            try:
+                status, self._cpu_seconds = self._sandbox.ended(END_SECONDS)
+            except TimeoutError:  # in the suite it would be taken for the student's
+                raise SandboxBroken(f"what was left of a worker is not gone after {END_SECONDS:g} s") from None
+        finally:
+            self.has_ended = True
+            os.close(self._handle)
         return how_it_ended(os.waitstatus_to_exitcode(status))
 
 

@@ -15,6 +15,7 @@ from labkit.testing.attention.cases import later_keys
 from labkit.testing.attention.reference import random_qkv
 from labkit.testing.attention.tensor_reference import attention, gradients
 from labkit.testing.compare import NAN_HINT, ROUNDINGS, Mistakes, as_mapping, assert_close, assert_type
+from labkit.testing.unchanged import copied
 
 RESULTS = ("O", "L", "dQ", "dK", "dV")
 Results = dict[str, npt.NDArray[np.floating]]
@@ -56,8 +57,8 @@ class Case:
 
     @property
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Q, K and V."""
-        return self.Q, self.K, self.V
+        """Copies of Q, K and V."""
+        return copied(self.Q, self.K, self.V)
 
     @property
     def precise(self) -> torch.dtype:

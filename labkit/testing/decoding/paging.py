@@ -10,6 +10,7 @@ import torch
 
 from labkit.testing.compare import assert_type, require
 from labkit.testing.decoding.grouped import GroupedCase
+from labkit.testing.unchanged import copied
 
 FOREIGN = "the table is ignored, or −1 is used as an index: a block that no sequence owns was read"
 
@@ -56,8 +57,8 @@ class PagedBatch:
 
     @property
     def arguments(self) -> tuple[torch.Tensor, ...]:
-        """What the student is given."""
-        return self.q, self.k_cache, self.v_cache, self.block_table, self.context_lens
+        """What the student is given: copies."""
+        return copied(self.q, self.k_cache, self.v_cache, self.block_table, self.context_lens)
 
     def check(self, got: Any, hint: str = "", nan_hint: str = FOREIGN, empty_hint: str = "") -> None:
         """Compare an output with every sequence's own; `empty_hint` says why one without tokens may be NaN."""

@@ -24,7 +24,7 @@ from labkit.testing.compare import (
     require,
     require_at_most,
 )
-from labkit.testing.unchanged import left_alone
+from labkit.testing.unchanged import copied, left_alone
 
 from .probes import (
     borrowed,
@@ -114,7 +114,7 @@ class Recomputation:
 
     def check(self, fn, factors, *, args, hint="", lost="", mistakes=None, options=None):
         """The same, its gradients compared with plain autograd's; `mistakes` are a usual mistake's factors."""
-        made = self.passes(fn, factors, options, **args)
+        made = self.passes(fn, factors, options, **dict(zip(args, copied(*args.values()), strict=True)))
 
         def plain(args):
             return fn(plain_run, **args)

@@ -17,6 +17,7 @@ from labkit.testing.compare import (
     require,
     require_at_most,
 )
+from labkit.testing.unchanged import copied
 
 AGREEMENT = 1e-10
 """How far two routes may be apart in float64."""
@@ -52,8 +53,8 @@ class LinearCase:
 
     @property
     def inputs(self):
-        """Q, K and V."""
-        return self.Q, self.K, self.V
+        """Copies of Q, K and V."""
+        return copied(self.Q, self.K, self.V)
 
     def output(self, q, k, v):
         """What is right for such q, k and v, in their precision and with a graph."""

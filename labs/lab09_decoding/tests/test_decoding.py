@@ -31,6 +31,7 @@ from labkit.testing.decoding.grouped import GroupedCase, split_mistakes
 from labkit.testing.decoding.managed import Managed, assert_names_are_known, of_equal_hash, run_random_operations
 from labkit.testing.decoding.paging import FOREIGN, PagedBatch
 from labkit.testing.decoding.steps import assert_own_products, two_results
+from labkit.testing.unchanged import copied
 
 from .probes import CACHES, FUNCTIONS, cache_session, call_on_nan, counted, tables_after_theirs_were_changed
 from .support import (
@@ -104,7 +105,7 @@ class EveryStep(Refusals, Memory, Numbers, Shapes):
         return GroupedCase(rng, dtype=getattr(torch, dtype), **sizes)
 
     def arguments(self, case):
-        return {"q": case.Q, "k": case.K, "v": case.V}
+        return dict(zip("qkv", copied(case.Q, case.K, case.V), strict=True))
 
     def given(self, case):
         """What the task is called with: the tensors, and the option that is the case's."""
@@ -336,7 +337,7 @@ class TestSplitKvDecode(EveryStep):
         return case
 
     def arguments(self, case):
-        return {"q": case.Q[..., 0, :], "k": case.K, "v": case.V}
+        return dict(zip("qkv", copied(case.Q[..., 0, :], case.K, case.V), strict=True))
 
     def call(self, q, k, v, num_splits=3):
         return split_kv_decode(q, k, v, num_splits)

@@ -21,6 +21,7 @@ from labkit.testing.compare import (
     compare_each,
     require,
 )
+from labkit.testing.unchanged import copied
 
 # Attention
 
@@ -68,8 +69,8 @@ class Case:
 
     @property
     def arguments(self):
-        """The tensors, by the handout's names."""
-        return {name: getattr(self, attribute) for name, attribute in self.names.items()}
+        """Copies of the tensors, by the handout's names."""
+        return dict(zip(self.names, copied(*map(vars(self).get, self.names.values())), strict=True))
 
     def check(self, got, hint="", nan_hint=""):
         """Compare o, and lse where it is asked for, and name a usual mistake where one fits."""

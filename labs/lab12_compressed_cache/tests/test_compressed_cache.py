@@ -26,7 +26,7 @@ from labkit.testing.contracts.attention import (
     strided,
 )
 from labkit.testing.decoding.steps import assert_own_products
-from labkit.testing.unchanged import left_alone
+from labkit.testing.unchanged import copied, left_alone
 
 from .probes import FUNCTIONS, bytes_kept, call_on_nan, measured_call, model_after
 from .support import (
@@ -244,7 +244,7 @@ class TestQuantizeKv:
     """Keys by channel, values by token, and not a byte more than needed."""
 
     def check(self, k, v, bits, group, hint=""):
-        assert_quantized(quantize_kv(k, v, bits, group), k, v, bits, group, hint)
+        assert_quantized(quantize_kv(*copied(k, v), bits, group), k, v, bits, group, hint)
 
     def test_worked_example(self):
         got = quantize_kv(*WORKED, 2, 4)
@@ -281,7 +281,8 @@ class TestQuantizeKv:
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
         k, v = (strided(x) for x in keys_and_values(rng, batch=(2, 3)))
         with left_alone("kv", (k, v)):
-            self.check(k, v, 4, 8, STRIDED)
+            got = quantize_kv(k, v, 4, 8)
+        assert_quantized(got, k, v, 4, 8, STRIDED)
 
     @small
     @by_bits
@@ -319,7 +320,8 @@ class TestDequantizeKv:
     """The way back, from a cache that the tests have packed."""
 
     def check(self, cache):
-        assert_restored(dequantize_kv(cache), cache)
+        (given,) = copied(cache)
+        assert_restored(dequantize_kv(given), cache)
 
     def test_worked_example(self):
         self.check(quantized(*WORKED, 2, 4))
@@ -335,7 +337,8 @@ class TestDequantizeKv:
         cache = quantized(*keys_and_values(rng), 4, 8)
         tensors = {name: x for name, x in cache.items() if isinstance(x, torch.Tensor)}
         with left_alone(tensors, tensors.values()):
-            self.check(cache)
+            restored = dequantize_kv(cache)
+        assert_restored(restored, cache)
 
 
 # A scheme for a budget

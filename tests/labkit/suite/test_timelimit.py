@@ -56,6 +56,22 @@ def test_waiting_is_stopped_by_the_clock():
     assert caught.value.is_idle
 
 
+def test_a_signal_as_the_body_ends_leaves_no_limit_behind(monkeypatch):
+    set_timers = limits._set_timers
+
+    def signal_comes_first(*seconds):
+        if seconds == (0, 0):
+            signal.raise_signal(signal.SIGPROF)
+        set_timers(*seconds)
+
+    monkeypatch.setattr(limits, "_set_timers", signal_comes_first)
+    previous = signal.getsignal(signal.SIGPROF)
+    with time_limit(60):
+        pass
+    assert limits._limit is None
+    assert signal.getsignal(signal.SIGPROF) is previous
+
+
 def test_a_slow_machine_is_not_taken_for_waiting(monkeypatch):
     spent = iter([0.0, 30.0])
     monkeypatch.setattr(limits, "clocks_elsewhere", [lambda: next(spent)])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from labstaff.grader import sandbox
+from labkit.suite.forked import CONTEXT, ForkedRunner
+from labstaff.grader import runner, sandbox
+from labstaff.grader.confine import MEMORY_BYTES
 from labstaff.grader.runner import SandboxedRunner
 from tests.student import LAB
 
@@ -31,9 +38,52 @@ def test_a_bubblewrap_that_does_not_work_is_found_before_any_submission(tmp_path
 
 def test_a_run_says_why_its_sandbox_gives_no_worker(monkeypatch):
     monkeypatch.setattr(sandbox, "INSIDE", [name for name in sandbox.INSIDE if "wire" not in name])
-    with SandboxedRunner(()) as runner:
-        problem = runner.run(LAB.label, "--solutions", tests=("TestStandardAttention::test_worked_example",)).problem
+    with SandboxedRunner(()) as runs:
+        problem = runs.run(LAB.label, "--solutions", tests=("TestStandardAttention::test_worked_example",)).problem
     assert problem.startswith(f"{sandbox.BROKEN}: ImportError: cannot import name 'wire'"), problem
+
+
+def test_a_worker_that_does_not_end_breaks_the_sandbox(monkeypatch):
+    """A TimeoutError would be a message for the student."""
+    process = subprocess.Popen([sys.executable, "-P", "-c", "input()"], stdin=subprocess.PIPE)
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(sandbox, "END_SECONDS", 0.01)
+    with process, ours, theirs, socket.socket() as channel:
+        worker = sandbox.Worker(sandbox.Workers(ours), channel, process.pid)
+        with pytest.raises(sandbox.SandboxBroken, match=r"not gone after 0\.01 s"):
+            worker.end()
+        assert worker.end() == "it has ended"
+
+
+def test_a_run_that_raises_closes_its_sandbox(monkeypatch):
+    closed, close = [], sandbox.Sandbox.close
+    monkeypatch.setattr(sandbox.Sandbox, "close", lambda self: closed.append(self) or close(self))
+    monkeypatch.setattr(ForkedRunner, "run", lambda *_, **__: 1 / 0)
+    with SandboxedRunner(()) as runs:
+        with pytest.raises(ZeroDivisionError):
+            runs.run(LAB.label)
+        assert closed
+        assert not runs._idle
+
+
+def bounded(control: socket.socket) -> None:
+    """In a process for suites: allocate all that it may have and more."""
+    runner._prepare(control)
+    assert resource.getrlimit(resource.RLIMIT_CPU)[1] == runner.SUITE_LIMITS[resource.RLIMIT_CPU]
+    try:
+        bytearray(MEMORY_BYTES)
+    except MemoryError:
+        os._exit(3)
+
+
+def test_the_process_of_a_suite_is_bounded():
+    """What a suite makes of a submission's result has to fit."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = CONTEXT.Process(target=bounded, args=(theirs,))
+        process.start()
+        process.join()
+    assert process.exitcode == 3
 
 
 def test_the_sandbox_holds_no_answers():

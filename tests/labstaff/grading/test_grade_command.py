@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -67,6 +70,55 @@ def test_ordinary_style_costs_no_points(tmp_path):
         ("ann", labs[1].folder.name): full(labs[1]),
         ("bob", labs[1].folder.name): full(labs[1]),
     }
+
+
+def test_nothing_runs_on_after_a_kill(tmp_path):
+    """Not even a suite that is busy: it is stopped here, and so cannot end by itself."""
+    lab = find_lab("01")
+    sleeps = f"import time\n\n\ndef {lab.tasks[0].name}(*_, **__):\n    time.sleep(10_000)\n"
+    submit(tmp_path / "submitted", "ann", lab, sleeps)
+    command = [str(Path(sys.executable).with_name("lab")), "grade", str(tmp_path / "submitted"), "--lab", "01"]
+    grading = subprocess.Popen(command, cwd=ROOT, env=quiet_environment(), stdout=subprocess.PIPE)
+    try:
+        wait_for(lambda: suites_of(grading.pid))
+        started = descendants(grading.pid)
+        os.kill(suites_of(grading.pid)[0], signal.SIGSTOP)
+    finally:
+        grading.kill()
+        grading.communicate()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that a process and its descendants have started."""
+    try:
+        found = " ".join(file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
+    except OSError:
+        return []
+    return [each for child in map(int, found.split()) for each in (child, *descendants(child))]
+
+
+def suites_of(pid: int) -> list[int]:
+    """The processes that run suites: those that a fork server has started, where one loads a submission's worker."""
+    workers = [each for each in descendants(pid) if b"labstaff.grader.preload" in command_of(each)]
+    servers = [each for each in descendants(pid) if b"multiprocessing.forkserver" in command_of(each)]
+    return servers[1:] if len(workers) > 3 else []
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def wait_for(condition) -> None:
+    """Wait until it holds, two minutes at most."""
+    for _ in range(2400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")
 
 
 def test_in_the_submissions_folder_outside_a_course_as_in_gradescopes_container(tmp_path):
