@@ -77,10 +77,6 @@ def grade(
     ] = "after_published",
     unsafe: Annotated[bool, typer.Option("--unsafe-no-sandbox", help="grade without bubblewrap")] = False,
     force: Annotated[bool, typer.Option("--force", help="grade and record everything again")] = False,
-    looked_at: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STUDENT", help="release withheld points: you have looked at this student's source"),
-    ] = None,
 ) -> None:
     """Grade submissions in parallel, each in a sandbox, and print what the class fails most.
 
@@ -90,6 +86,7 @@ def grade(
     """
     from labkit.commands.app import file_error
     from labstaff.course.grade import grade as grade_folder
+    from labstaff.grader.course_state import DamagedState
     from labstaff.grader.sandbox import SandboxMissing
     from labstaff.grading.gradescope import VISIBILITIES
     from labstaff.grading.parallel import NoScheduler
@@ -109,12 +106,11 @@ def grade(
             gradescope=gradescope,
             visibility=visibility,
             force=force,
-            looked_at=looked_at or [],
             say=typer.echo,
         )
     except OSError as error:
         sys.exit(f"lab grade: {file_error(error) or error}")
-    except (NothingToGrade, SandboxMissing, NoScheduler) as error:
+    except (NothingToGrade, SandboxMissing, NoScheduler, DamagedState) as error:
         sys.exit(f"lab grade: {error}")
     raise typer.Exit(status)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import multiprocessing
 import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -76,6 +78,7 @@ class ForkedRunner:
         tests: Sequence[str] = (),
         cpu_seconds: float | None = None,
         seconds: float | None = None,
+        most_seconds: float = math.inf,
         prepare: Callable[[], None] | None = None,
     ) -> SuiteRun:
         """Run the suite of `lab` (its label) as `run_suite` does. A run that dies keeps the results that it had.
@@ -84,11 +87,13 @@ class ForkedRunner:
             cpu_seconds: see `run_suite`.
             seconds: the run is killed when no test has begun or ended for so long; by default a minute more than the
                 lab's limits allow.
+            most_seconds: the run is killed after so long in any case; it keeps the results that it had.
             prepare: called in the process first; it can be pickled.
         """
         if seconds is None:
             seconds = _most_seconds(find_lab(lab))
-        run, _ = _run(_Job(lab, options, tuple(tests), cpu_seconds, prepare), Listener(), seconds)
+        job = _Job(lab, options, tuple(tests), cpu_seconds, prepare)
+        run, _ = _run(job, Listener(), seconds, most_seconds)
         if run.interrupted:
             raise KeyboardInterrupt
         return run
@@ -186,7 +191,9 @@ def _most_seconds(lab: Lab) -> float:
     return max(WALL_SECONDS, WALL_FACTOR * lab.test_seconds) + STOP_SECONDS
 
 
-def _run(job: _Job, listener: Listener, seconds: float | None) -> tuple[SuiteRun, _Started | None]:
+def _run(
+    job: _Job, listener: Listener, seconds: float | None, most_seconds: float = math.inf
+) -> tuple[SuiteRun, _Started | None]:
     """Returns a run, and the test during which its process died, if it did."""
     connection, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_live, args=(theirs, job), daemon=True)
@@ -194,21 +201,23 @@ def _run(job: _Job, listener: Listener, seconds: float | None) -> tuple[SuiteRun
         with theirs:
             process.start()
         try:
-            return _followed(process, connection, listener, seconds)
+            return _followed(process, connection, listener, seconds, most_seconds)
         finally:
             _kill(process)
             process.join()
 
 
 def _followed(
-    process: Any, connection: Connection, listener: Listener, seconds: float | None
+    process: Any, connection: Connection, listener: Listener, seconds: float | None, most_seconds: float
 ) -> tuple[SuiteRun, _Started | None]:
     run = SuiteRun()
     running: _Started | None = None
     is_interrupted = is_late = False
+    give_up = time.monotonic() + most_seconds
     while True:
         try:
-            if not connection.poll(seconds):
+            left = give_up - time.monotonic()
+            if not connection.poll(seconds if left == math.inf else max(0, min(left, seconds or left))):
                 is_late = True
                 _kill(process)
             event = connection.recv()
@@ -236,7 +245,11 @@ def _followed(
         raise KeyboardInterrupt
     process.join(END_SECONDS)
     run.died = how_it_ended(process.exitcode or 0)
-    run.problem = f"{OVERTIME} within {seconds:g} s by the clock" if is_late else f"{DIED}: {run.died}"
+    run.problem = (
+        f"{OVERTIME} within {min(seconds or most_seconds, most_seconds):.0f} s by the clock"
+        if is_late
+        else f"{DIED}: {run.died}"
+    )
     return run, running
 
 

@@ -2,8 +2,8 @@
 """Reviews a submission's source: lists, with line and sentence, what honest code does not need.
 
 Counters that run next to a submission (tiles, products, bytes moved) can be tampered with from its own process. Nothing
-is refused for its text: what the counters earn is withheld until the instructor has looked at the findings. What a
-lab's solution and alternative solutions use themselves is no finding in that lab (`ALLOWANCES`).
+is refused for its text: findings are shown wherever points are, and the instructor decides. Only a library's own
+attention earns nothing. What a lab's solution and alternative solutions use is no finding in that lab (`ALLOWANCES`).
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _grade_course(
     for (student, assignment), problem in sorted(problems.items()):
         say(f"NOT RECORDED: {one_line(student)}: {assignment}: {problem}")
     not_recorded = f", {len(problems)} NOT recorded" if problems else ""
-    say(f"gradebook.db: {recorder.n_anew} recorded, {recorder.n_unchanged} unchanged{not_recorded}")
+    say(f"gradebook.db: {recorder.n_recorded} recorded, {recorder.n_unchanged} unchanged{not_recorded}")
     return outcomes, len(problems)
 
 

@@ -14,7 +14,7 @@ from labstaff.course.settings import CONFIG
 from labstaff.derive.build import derive_stub
 from labstaff.derive.markers import MarkerError
 from labstaff.derive.notebooks import ReportError, read_report, to_text
-from labstaff.grader.course_state import course_state
+from labstaff.grader.course_state import course_secret
 from labstaff.release.leaks import find_leaks
 
 
@@ -37,7 +37,7 @@ def make_course(labs: Sequence[Lab], out: Path) -> None:
         for lab in labs:
             _write_source(lab, out / "source" / lab.folder.name)
         (out / CONFIG_FILE).write_text(CONFIG, encoding="utf-8")
-        course_state(out)
+        course_secret(out)
         (out / "exchange").mkdir()  # nbgrader warns where there is none; nothing is put in it
         (out / SUBMITTED).mkdir()
         commands = nbgrader(out)

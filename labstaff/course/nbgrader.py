@@ -26,8 +26,8 @@ def nbgrader(course: Path) -> Any:
     from sqlalchemy import Engine, event
     from traitlets.config import PyFileConfigLoader
 
-    if not event.contains(Engine, "connect", _commit_without_waiting):
-        event.listen(Engine, "connect", _commit_without_waiting)
+    if not event.contains(Engine, "connect", _set_journal):
+        event.listen(Engine, "connect", _set_journal)
 
     warnings.filterwarnings("ignore", module="nbgrader")  # SQLAlchemy's, on how nbgrader puts submissions together
     programs = str(Path(sys.executable).parent)  # nbgrader calls alembic by name
@@ -35,9 +35,12 @@ def nbgrader(course: Path) -> Any:
     return NbGraderAPI(config=PyFileConfigLoader(CONFIG_FILE, path=str(course)).load_config())
 
 
-def _commit_without_waiting(connection: Any, _record: Any) -> None:
-    """nbgrader commits some 35 times for a submission: with a write-ahead log, none of them waits for the disk."""
-    connection.execute("PRAGMA journal_mode = WAL")
+def _set_journal(connection: Any, _record: Any) -> None:
+    """nbgrader commits some 35 times for a submission: keep the journal's file, and wait for the disk less often.
+
+    No write-ahead log: SQLite does not support one on network file systems.
+    """
+    connection.execute("PRAGMA journal_mode = PERSIST")
     connection.execute("PRAGMA synchronous = NORMAL")
 
 

@@ -18,7 +18,7 @@ from labstaff.course.record import RECORDED, fingerprint, result_of
 from labstaff.course.sanitize import listing
 from labstaff.grader.plain_text import one_line
 from labstaff.grader.results import GradedSubmission
-from labstaff.grading.report import earned, task_lines, withheld_line
+from labstaff.grading.report import earned, task_lines
 
 FOR_GRADER = "for_grader"
 RUBRIC_TITLE = "For graders: model answer and rubric"
@@ -49,7 +49,7 @@ class Results(NbGraderPreprocessor):
             nb.cells[i].outputs = check_outputs(lab, tasks[grading["grade_id"]], float(grading["points"]), result)
         nb.cells.insert(min(checks), listing(paths.accepted / "src" / f"{lab.module}.py"))
         nb.cells = _with_rubrics(nb.cells, paths.source / NOTEBOOK)
-        if notes := grader_notes(lab, result, paths.student):
+        if notes := grader_notes(lab, result):
             nb.cells.insert(0, _notes_cell(notes))
             _raise_flag(names)
         nb.metadata[RECORDED] = fingerprint(paths)  # written after the scores are saved: a submission that has it is
@@ -90,11 +90,10 @@ def check_outputs(lab: Lab, task: Task, max_points: float, result: GradedSubmiss
     ]
 
 
-def grader_notes(lab: Lab, result: GradedSubmission, student: str) -> list[str]:
+def grader_notes(lab: Lab, result: GradedSubmission) -> list[str]:
     """What the grader, and not the student, should see."""
     notes = [f"not graded: {result.reason}"] if result.status != "graded" else []
-    notes += [*result.flags, *(f"{lab.module}.py {finding}" for finding in result.findings)]
-    return [*notes, f"{withheld_line(result)} {student}"] if result.withheld else notes
+    return [*notes, *result.flags, *(f"{lab.module}.py {finding}" for finding in result.findings)]
 
 
 def _raise_flag(names: dict[str, str]) -> None:

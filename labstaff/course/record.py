@@ -19,8 +19,8 @@ import msgspec
 from labstaff.course.accept import MOST_NOTEBOOK_BYTES
 from labstaff.course.nbgrader import nbgrader
 from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, TIMESTAMP, SubmissionPaths
-from labstaff.grader.course_state import course_state
-from labstaff.grader.grade import kept_at, of_submission
+from labstaff.grader.course_state import course_secret, seed_of
+from labstaff.grader.grade import kept_at, with_flags_of
 from labstaff.grader.plain_text import one_line
 from labstaff.grader.results import GradedSubmission, load
 from labstaff.grader.submission import read_regular, read_submission
@@ -44,7 +44,7 @@ class Recorder:
 
     course: Path
     force: bool = False
-    n_anew: int = 0
+    n_recorded: int = 0
     n_unchanged: int = 0
     problems: dict[tuple[str, str], str] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class Recorder:
         shutil.rmtree(paths.feedback, ignore_errors=True)  # it was made from what was recorded before
         ended = self._commands.autograde(paths.assignment, paths.student)
         if ended["success"]:
-            self.n_anew += 1
+            self.n_recorded += 1
         else:
             self.problems[paths.student, paths.assignment] = _last_error(ended.get("log") or ended["error"])
 
@@ -70,11 +70,11 @@ class Recorder:
 
 
 def result_of(paths: SubmissionPaths) -> GradedSubmission | None:
-    """The result for what is accepted now, with points withheld or released; None where it is not graded yet."""
-    state = course_state(paths.course)
+    """The result for what is accepted now; None where it is not graded yet."""
     submission = read_submission(paths.lab, paths.accepted)
-    result = load(kept_at(paths.course / RESULTS, submission, state.seed))
-    return result and of_submission(result, submission, state.looked_at)
+    seed = seed_of(course_secret(paths.course), submission.key)
+    result = load(kept_at(paths.course / RESULTS, submission, seed))
+    return result and with_flags_of(submission, result)
 
 
 def fingerprint(paths: SubmissionPaths) -> str:

@@ -1,44 +1,49 @@
-"""The file in a course's folder with what grading needs: the seed of hidden inputs, and what was looked at."""
+"""The file in a course's folder with the secret from which hidden inputs are drawn."""
 
 from __future__ import annotations
 
+import hmac
 import secrets
-from collections.abc import Collection
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec.structs import replace
 
 from labstaff.grader.results import write_whole
 
 FILE = "grading.json"
 
 
-class CourseState(msgspec.Struct, frozen=True):
-    """The file's content.
+class CourseState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file's content: `secret`, 256 bits that no student has seen."""
 
-    `seed` decides all random inputs in the course; no student has seen it. `looked_at` has the keys of submissions
-    whose findings the instructor has seen.
+    secret: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class DamagedState(Exception):
+    """The file is there and cannot be read; the message says what to do."""
+
+
+def course_secret(course: Path) -> bytes:
+    """The secret of the course in the folder `course`; one is drawn when it has none.
+
+    Raises:
+        DamagedState: the file is not what it should be. Another secret would change results that were handed out.
     """
-
-    seed: int
-    looked_at: list[str] = []
-
-
-def course_state(course: Path) -> CourseState:
-    """What the course in the folder `course` keeps; a seed is drawn when it has none, or only a damaged file."""
     path = course / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=CourseState)
-    except (FileNotFoundError, ValueError):
-        state = CourseState(secrets.randbelow(2**31 - 2) + 2)
+        return bytes.fromhex(msgspec.json.decode(path.read_bytes(), type=CourseState).secret)
+    except FileNotFoundError:
+        secret = secrets.token_hex(32)
         course.mkdir(parents=True, exist_ok=True)
-        write_whole(path, msgspec.json.encode(state))
-        return state
+        write_whole(path, msgspec.json.encode(CourseState(secret)))
+        return bytes.fromhex(secret)
+    except ValueError as error:
+        raise DamagedState(
+            f"{path} is damaged ({error}): restore it, or remove it to have everything graded anew with other inputs"
+        ) from None
 
 
-def keep_looked_at(course: Path, keys: Collection[str]) -> None:
-    """From now on nothing is withheld from the submissions with these keys."""
-    now = course_state(course)
-    if new := sorted(set(keys) - set(now.looked_at)):
-        write_whole(course / FILE, msgspec.json.encode(replace(now, looked_at=[*now.looked_at, *new])))
+def seed_of(secret: bytes, key: str) -> int:
+    """The seed of the random inputs for the submission with this key: what one learns is worth nothing for the next."""
+    return int.from_bytes(hmac.digest(secret, key.encode(), "sha256"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,29 +19,25 @@ from labkit.testing.outside import NEEDS_MORE
 from labstaff.grader.plain_text import lines, one_line
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.runner import SandboxedRunner
-from labstaff.grader.sandbox import BROKEN
+from labstaff.grader.sandbox import BROKEN, SandboxBroken
 from labstaff.grader.source import read_source
 from labstaff.grader.submission import Submission
 from labstaff.grader.version import version_of
-from labstaff.grader.withheld import withheld_points
 
-SUITE_CPU_SECONDS = 300.0
-"""CPU time of one submission's suite, its worker included, after which no further test of it is begun.
+MOST_SECONDS = 300.0
+"""By the clock, for one submission: then it has what it has earned. Solutions take at most a tenth of it."""
 
-Then the tasks that were not reached are graded one by one. A busy machine takes none of it away: see `WALL_FACTOR`.
-"""
+SUITE_SHARE = 0.5
+"""The share of that time for the whole suite; the tasks that it has not reached then share the rest, one by one."""
 
 TASK_CPU_SECONDS = 60.0
-"""The same for each of those: both, and what the last test takes in each run, is what a submission costs at most."""
+"""CPU time of such a task, its worker included, after which no further test of it is begun."""
 
-WALL_FACTOR = 10.0
-"""How often as long a run may last by the clock: for a submission that waits and uses no CPU time."""
-
-NOT_JUDGED = "the rest is not graded"
+NOT_GRADED = "the rest is not graded"
 """What a test reports that was left out, since the worker had ended too often (`labstaff.grader.remote`)."""
 
 
-class JudgeFailed(Exception):
+class GradingFailed(Exception):
     """Grading gave no result, through no fault of the submission: try again."""
 
 
@@ -66,21 +63,37 @@ class Grader:
             findings: what the review found in its source.
 
         Raises:
-            JudgeFailed: grading did not work; the submission's own faults are in the result.
+            GradingFailed: grading does not work here, whatever the submission is.
         """
-        lab, key = submission.lab, submission.key
         if submission.problem:
             return _refused(submission, submission.problem)
-        flags = []
+        try:
+            return self._grade(submission, seed, findings)
+        except GradingFailed as error:
+            self._require_worker(error)
+            flag = f"{error}: 0 points, since other code can be graded here"
+            return replace(_refused(submission, ""), status="graded", flags=[flag])
+
+    def _require_worker(self, error: GradingFailed) -> None:
+        """Raise `error` if the sandbox gives no worker to an empty submission either."""
+        try:
+            self._runner.require_worker()
+        except SandboxBroken:
+            raise error from None
+
+    def _grade(self, submission: Submission, seed: int, findings: Sequence[Finding]) -> GradedSubmission:
+        lab, key = submission.lab, submission.key
+        flags, give_up = [], time.monotonic() + MOST_SECONDS
         with tempfile.TemporaryDirectory(prefix="graded-") as folder:
             Path(folder, f"{lab.module}.py").write_bytes(submission.source)
-            run = self._run(lab, folder, seed, (), SUITE_CPU_SECONDS)
+            seconds = SUITE_SHARE * MOST_SECONDS
+            run = self._run(lab, folder, seed, (), seconds, seconds)
             if unfinished := _unfinished(lab, run):
                 why = run.problem.splitlines()[0] if run.problem else "its process ended too often"
                 flags = [f"its suite was cut short: {why}"]
-                run = self._task_by_task(lab, folder, seed, run, unfinished)
+                run = self._task_by_task(lab, folder, seed, run, unfinished, give_up)
         if not run.results:
-            raise JudgeFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
+            raise GradingFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
         graded = graded_run(lab, key, run, findings)
         return replace(graded, flags=[*flags, *graded.flags])
 
@@ -94,15 +107,19 @@ class Grader:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _task_by_task(self, lab: Lab, folder: str, seed: int, cut: SuiteRun, unfinished: Sequence[Task]) -> SuiteRun:
+    def _task_by_task(
+        self, lab: Lab, folder: str, seed: int, cut: SuiteRun, unfinished: Sequence[Task], give_up: float
+    ) -> SuiteRun:
         """A run that was cut short, with the tasks that it did not finish graded again, each in a run of its own.
 
-        So an endless task costs its own points and no other's: what is not reached even so has failed.
+        So an endless task costs its own points and no other's: what is not reached even so has failed. Tasks share the
+        time until `give_up`.
         """
         again = {task.name for task in unfinished}
         verdicts = [verdict for verdict in cut.results if verdict.task not in again]
-        for task in unfinished:
-            run = self._run(lab, folder, seed, (task.tests,), TASK_CPU_SECONDS)
+        for n_before, task in enumerate(unfinished):
+            seconds = max(1.0, (give_up - time.monotonic()) / (len(unfinished) - n_before))
+            run = self._run(lab, folder, seed, (task.tests,), TASK_CPU_SECONDS, seconds)
             verdicts += run.results
             if run.problem:
                 why = (f"not reached: {run.problem.splitlines()[0]}",)
@@ -110,16 +127,17 @@ class Grader:
                     verdicts.append(TestResult(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
         return SuiteRun(verdicts, len(verdicts))
 
-    def _run(self, lab: Lab, folder: str, seed: int, tests: tuple[str, ...], cpu_seconds: float) -> SuiteRun:
+    def _run(
+        self, lab: Lab, folder: str, seed: int, tests: tuple[str, ...], cpu_seconds: float, seconds: float
+    ) -> SuiteRun:
         """One run of the suite. What breaks the sandbox, and not the submission's own worker, is tried again."""
         options, why = ("--src", folder, "--seed", str(seed)), ""
         for _attempt in range(2):
-            seconds = WALL_FACTOR * cpu_seconds
-            run = self._runner.run(lab.label, *options, tests=tests, cpu_seconds=cpu_seconds, seconds=seconds)
+            run = self._runner.run(lab.label, *options, tests=tests, cpu_seconds=cpu_seconds, most_seconds=seconds)
             if BROKEN not in run.problem and not run.problem.startswith(DIED):
                 return run
             why = next((line.strip("! ") for line in run.problem.splitlines() if BROKEN in line), run.problem)
-        raise JudgeFailed(f"grading failed twice on this submission: {why}")
+        raise GradingFailed(f"grading failed twice on this submission: {why}")
 
 
 def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
@@ -128,7 +146,7 @@ def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
         begun = [verdict.task for verdict in run.results]
         last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
         return list(lab.tasks[last:])
-    spent = {verdict.task for verdict in run.results if any(NOT_JUDGED in line for line in verdict.lines)}
+    spent = {verdict.task for verdict in run.results if any(NOT_GRADED in line for line in verdict.lines)}
     return [task for task in lab.tasks if task.name in spent]
 
 
@@ -149,8 +167,9 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
     flags: list[str] = []
     if not complete:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
-    flags += [f"{task.name}: no points: {why}" for task in lab.tasks if (why := _hidden_memory(task, run))]
-    tasks = {task.name: _points(task, run) if complete else 0.0 for task in lab.tasks}
+    no_points = {task.name: _hidden_memory(task, run) or _borrowed(task, findings) for task in lab.tasks}
+    flags += [f"{name}: no points: {why}" for name, why in no_points.items() if why]
+    tasks = {task.name: _points(task, run) if complete and not no_points[task.name] else 0.0 for task in lab.tasks}
     return GradedSubmission(
         lab.folder.name,
         key,
@@ -160,13 +179,17 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
         messages=messages,
         tasks=tasks,
         findings=[str(each) for each in findings],
-        withheld=withheld_points(lab, findings, run.results, tasks),
     )
 
 
 def _points(task: Task, run: SuiteRun) -> float:
     verdicts = [verdict for verdict in run.results if verdict.task == task.name]
-    return 0.0 if _hidden_memory(task, run) else task_points(task, verdicts)
+    return task_points(task, verdicts)
+
+
+def _borrowed(task: Task, findings: Sequence[Finding]) -> str:
+    """Where the task uses a library's own attention; "" where it does not."""
+    return next((str(finding) for finding in findings if task.name in finding.tasks), "")
 
 
 def _hidden_memory(task: Task, run: SuiteRun) -> str:
@@ -204,16 +227,9 @@ def kept_at(results: Path, submission: Submission, seed: int) -> Path:
     return results / submission.lab.folder.name / f"{submission.key}-{version_of(submission.lab, seed)}.json"
 
 
-def of_submission(graded: GradedSubmission, submission: Submission, looked_at: Collection[str]) -> GradedSubmission:
-    """A result, which holds for everybody with the same file, as it stands for this submission.
-
-    Points that wait for the instructor's look are taken off, unless the submission's key is in `looked_at`.
-    """
-    flags = [*submission.flags, *graded.flags]
-    if submission.key in looked_at:
-        return replace(graded, flags=flags, findings=[], withheld={})
-    tasks = {name: round(points - graded.withheld.get(name, 0.0), 4) for name, points in graded.tasks.items()}
-    return replace(graded, flags=flags, tasks=tasks)
+def with_flags_of(submission: Submission, graded: GradedSubmission) -> GradedSubmission:
+    """A result, which holds for everybody with the same file, with what should be looked at in this submission."""
+    return replace(graded, flags=[*submission.flags, *graded.flags])
 
 
 def _refused(submission: Submission, reason: str) -> GradedSubmission:

@@ -46,7 +46,9 @@ class SandboxedRunner(ForkedRunner):
         sandbox = self._idle.pop() if self._idle else Sandbox(self._modules, unsafe=self._unsafe)
         is_clean = False
         try:
-            run = super().run(lab, *options, "--sandboxed", prepare=functools.partial(_prepare, sandbox.control), **more)
+            run = super().run(
+                lab, *options, "--sandboxed", prepare=functools.partial(_prepare, sandbox.control), **more
+            )
             if BROKEN in run.problem and (error := sandbox.last_error()):
                 run.problem = f"{BROKEN}: {error}"
             is_clean = not run.problem and sandbox.is_usable()

@@ -59,9 +59,26 @@ MISSING = f"""\
 submissions are graded inside bubblewrap (bwrap), and it is not installed.
 It comes with `uv sync` on Linux, and as the package bubblewrap of distributions; macOS: in a Linux VM.
 {UNSAFE}"""
-USER_NAMESPACES = f"""\
-It needs unprivileged user namespaces (kernel.unprivileged_userns_clone=1, or bwrap setuid).
-{UNSAFE}"""
+FORBIDDEN_BY = {
+    "kernel/apparmor_restrict_unprivileged_userns": (
+        "1",
+        "AppArmor forbids user namespaces (Ubuntu 24.04 and later): "
+        "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+    "kernel/unprivileged_userns_clone": (
+        "0",
+        "The kernel's settings forbid user namespaces: sudo sysctl -w kernel.unprivileged_userns_clone=1",
+    ),
+    "user/max_user_namespaces": (
+        "0",
+        "The kernel's settings allow no user namespace: sudo sysctl -w user.max_user_namespaces=15000",
+    ),
+}
+"""Settings below /proc/sys, the values with which bubblewrap cannot work, and what to do."""
+IN_A_CONTAINER = (
+    "A container's defaults forbid namespaces: docker run --cap-add SYS_ADMIN --cap-add NET_ADMIN "
+    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined …"
+)
 
 
 class SandboxMissing(Exception):
@@ -253,7 +270,21 @@ def require_sandbox() -> None:
     require_libseccomp()
     tried = subprocess.run([*bubblewrap(), "/usr/bin/true"], capture_output=True, text=True)
     if tried.returncode:
-        raise SandboxMissing(f"bubblewrap does not work here: {tried.stderr.strip()}\n{USER_NAMESPACES}")
+        raise SandboxMissing(f"bubblewrap does not work here: {tried.stderr.strip()}\n{why_no_namespaces()}\n{UNSAFE}")
+
+
+def why_no_namespaces(root: Path = Path("/")) -> str:
+    """What forbids the sandbox's namespaces here, with the command that allows them, as the system under `root` says.
+
+    Ubuntu's setting and Docker's defaults: issues 632 and 505 of bubblewrap.
+    """
+    if any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv")):
+        return IN_A_CONTAINER
+    for name, (value, advice) in FORBIDDEN_BY.items():
+        setting = root / "proc/sys" / name
+        if setting.exists() and setting.read_text().strip() == value:
+            return advice
+    return "It needs namespaces of its own, which something on this machine forbids: docs/instructors.md"
 
 
 def require_libseccomp() -> None:

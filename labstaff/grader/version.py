@@ -12,7 +12,7 @@ from pathlib import Path
 from labkit.labs.catalog import ROOT
 from labkit.labs.manifest import Lab
 
-CODE = ("labkit/**/*.py", "labkit/**/*.json", "labstaff/grader/*.py")
+CODE = ("labkit/**/*.py", "labkit/**/*.json", "labstaff/grader/*.py", "labstaff/pytest_plugin.py", "pyproject.toml")
 LIBRARIES = ("numpy", "torch", "triton", "matplotlib", "pytest")
 LIMIT = "ATTENTION_LABS_TEST_SECONDS"
 """An environment variable that sets a limit."""

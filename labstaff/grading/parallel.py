@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
-from labstaff.grader.grade import Grader, grade_now, kept_at, of_submission
+from labstaff.grader.course_state import seed_of
+from labstaff.grader.grade import Grader, grade_now, kept_at, with_flags_of
 from labstaff.grader.plain_text import one_line
 from labstaff.grader.results import GradedSubmission, load, save
 from labstaff.grader.submission import Submission, read_submission
-from labstaff.grader.version import version_of
 from labstaff.grading.submitted import Submitted
+
+WAIT_SECONDS = 10.0
+"""How often it is said which submissions are under way."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,13 @@ class NoScheduler(Exception):
 def grade_all(
     submissions: Sequence[Submitted],
     results: Path,
-    seed: int,
+    secret: bytes,
     *,
     workers: int = 2,
     scheduler: str = "",
     unsafe: bool = False,
     force: bool = False,
-    looked_at: Collection[str] = (),
+    on_wait: Callable[[int, list[UnderWay]], None] = lambda _n_done, _under_way: None,
 ) -> Iterator[Outcome]:
     """The outcome of each submission, in the order of completion; its result is in `results` by then.
 
@@ -54,12 +58,12 @@ def grade_all(
     Args:
         submissions: see `find_submissions`.
         results: the folder of results.
-        seed: of the random inputs.
+        secret: of the course, which decides the random inputs.
         workers: how many submissions are graded at once on this machine.
         scheduler: the address of a Dask scheduler, whose workers grade instead; each needs this course installed.
         unsafe: grade without bubblewrap.
         force: grade again what was graded before.
-        looked_at: keys of submissions from which nothing is withheld.
+        on_wait: called now and then while nothing ends: how many have ended, and which are graded now.
 
     Raises:
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
@@ -68,10 +72,10 @@ def grade_all(
     waiting: dict[Path, list[tuple[Submitted, Submission]]] = {}
     for each in submissions:
         submission = read_submission(each.lab, each.path)
-        path = kept_at(results, submission, seed)
+        path = kept_at(results, submission, seed_of(secret, submission.key))
         stored = None if force else load(path)
         if stored is not None:
-            yield Outcome(each, of_submission(stored, submission, looked_at), is_stored=True)
+            yield Outcome(each, with_flags_of(submission, stored), is_stored=True)
         else:
             waiting.setdefault(path, []).append((each, submission))
     if not waiting:
@@ -79,15 +83,15 @@ def grade_all(
     labs = [each.lab for same in waiting.values() for each, _ in same]
     graders = _cluster(scheduler, unsafe) if scheduler else _this_machine(min(workers, len(waiting)), labs, unsafe)
     with graders as (executor, grade):
-        futures = {}
+        futures, began = {}, dict[Future[GradedSubmission], float]()
         for path, ((_, submission), *_) in waiting.items():
-            arguments = (submission.lab.folder.name, submission.source, submission.problem, seed)
-            futures[executor.submit(grade, *arguments)] = path
-        for future in as_completed(futures):
+            arguments = (submission.lab.folder.name, submission.source, submission.problem)
+            futures[executor.submit(grade, *arguments, seed_of(secret, submission.key))] = path
+        for future in _as_they_end(futures, began, lambda n: on_wait(n, _under_way(futures, began, waiting))):
             path = futures[future]
             try:
                 result = future.result()
-                if result.version != version_of(waiting[path][0][0].lab, seed):
+                if path.stem != f"{result.key}-{result.version}":
                     raise RuntimeError("a worker has another version of the course or of its libraries")
                 save(path, result)
             except Exception as error:
@@ -95,7 +99,43 @@ def grade_all(
                 yield from (Outcome(each, None, problem) for each, _ in waiting[path])
             else:
                 for each, submission in waiting[path]:
-                    yield Outcome(each, of_submission(result, submission, looked_at))
+                    yield Outcome(each, with_flags_of(submission, result))
+
+
+class UnderWay(NamedTuple):
+    """A submission that is graded now, and for how many seconds so far."""
+
+    submitted: Submitted
+    seconds: float
+
+
+def _as_they_end(
+    futures: Collection[Future[GradedSubmission]],
+    began: dict[Future[GradedSubmission], float],
+    on_wait: Callable[[int], None],
+) -> Iterator[Future[GradedSubmission]]:
+    """The futures in the order of their ends; `began` gets when each was seen running first."""
+    pending, looked = set(futures), time.monotonic()
+    while pending:
+        done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
+        now = time.monotonic()
+        for future in pending:
+            if future.running():
+                began.setdefault(future, now)
+        yield from done
+        if now - looked >= WAIT_SECONDS:
+            looked = now
+            on_wait(len(futures) - len(pending))
+
+
+def _under_way(
+    futures: dict[Future[GradedSubmission], Path],
+    began: dict[Future[GradedSubmission], float],
+    waiting: dict[Path, list[tuple[Submitted, Submission]]],
+) -> list[UnderWay]:
+    now = time.monotonic()
+    running = [future for future in futures if future.running()]
+    return [UnderWay(waiting[futures[each]][0][0], now - began.get(each, now)) for each in running]
 
 
 Graders = Iterator[tuple[Executor, Callable[..., GradedSubmission]]]

@@ -15,11 +15,6 @@ def earned(result: GradedSubmission, task: str, max_points: float) -> float:
     return min(round(result.tasks.get(task, 0.0), 2), max_points)
 
 
-def withheld_line(result: GradedSubmission) -> str:
-    """How many points are withheld, and the option that releases them."""
-    return f"{sum(result.withheld.values()):g} points withheld until lab grade … --looked-at"
-
-
 def finding_line(result: GradedSubmission, most: int = MOST_MESSAGES) -> str:
     """The first of the review's findings, in one line."""
     more = [f"and {len(result.findings) - most} more"] if len(result.findings) > most else []
@@ -34,8 +29,6 @@ def task_lines(task: Task, result: GradedSubmission) -> Iterator[str]:
     tests = {name: state for name, state in result.tests.items() if name.split("::")[0] == task.tests}
     failed = [name for name, state in tests.items() if state != "passed"]
     yield f"{len(tests) - len(failed)} of {len(tests)} tests pass"
-    if points := result.withheld.get(task.name):
-        yield f"{points:g} points are withheld until the instructor has looked at {finding_line(result)}"
     printed: set[str] = set()
     for name in failed:
         message = result.messages.get(name, "") or f"the test is {tests[name]}"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.progress import track
 
 from labkit.labs.manifest import Lab
-from labstaff.grader.course_state import course_state, keep_looked_at
-from labstaff.grader.submission import read_submission
+from labstaff.grader.course_state import course_secret
+from labstaff.grader.plain_text import one_line
 from labstaff.grading.gradescope import write_results
-from labstaff.grading.parallel import Outcome, grade_all
+from labstaff.grading.parallel import Outcome, UnderWay, grade_all
 from labstaff.grading.submitted import find_submissions
 from labstaff.grading.summary import summary_lines, write_table
 
@@ -35,7 +35,6 @@ def grade_submitted(
     table: Path | None = None,
     gradescope: Path | None = None,
     visibility: str = "after_published",
-    looked_at: Collection[str] = (),
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
     say: Callable[[str], None] = print,
 ) -> list[Outcome]:
@@ -50,35 +49,37 @@ def grade_submitted(
         table: a CSV file to be written.
         gradescope: a file to be written for Gradescope, of a single submission.
         visibility: when Gradescope shows it to the student.
-        looked_at: students whose submissions, as they are now, the instructor has looked at: nothing is withheld from
-            them from now on.
         on_outcome: called with each outcome, while others are graded.
         say: prints a line.
 
     Raises:
-        NothingToGrade: there are no submissions, none of a student who was looked at, or several for Gradescope.
+        NothingToGrade: there are no submissions, or several for Gradescope.
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
     """
     found = find_submissions(submitted, labs) if submitted.is_dir() else []
     if not found:
         names = ", ".join(lab.folder.name for lab in labs)
         raise NothingToGrade(f"{submitted} holds no STUDENT/LAB folder for {names}")
-    if missing := set(looked_at) - {each.student for each in found}:
-        raise NothingToGrade(f"--looked-at: {submitted} holds no submission of {', '.join(sorted(missing))}")
     if gradescope and len(found) > 1:
         raise NothingToGrade(f"--gradescope takes a single submission, and there are {len(found)}")
     course = submitted.parent
-    keep_looked_at(course, [read_submission(e.lab, e.path).key for e in found if e.student in looked_at])
-    state = course_state(course)
+
+    def show_under_way(n_done: int, under_way: list[UnderWay]) -> None:
+        names = [
+            f"{one_line(each.submitted.student)} {each.submitted.lab.label} ({each.seconds:.0f} s)"
+            for each in under_way
+        ]
+        say(f"{n_done} of {len(found)} graded; under way: {', '.join(names)}")
+
     grading = grade_all(
         found,
         course / RESULTS,
-        state.seed,
+        course_secret(course),
         workers=workers,
         scheduler=scheduler,
         unsafe=unsafe,
         force=force,
-        looked_at=state.looked_at,
+        on_wait=show_under_way,
     )
     outcomes = []
     for outcome in track(grading, "grading", len(found), transient=True, disable=not sys.stdout.isatty()):

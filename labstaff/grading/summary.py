@@ -16,16 +16,16 @@ from labstaff.grader.plain_text import cell, one_line
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.source import read_source
 from labstaff.grading.parallel import Outcome
-from labstaff.grading.report import finding_line, withheld_line
+from labstaff.grading.report import finding_line
 from labstaff.grading.similar import similar_groups
 
 N_BINS = 5
 MOST_CAUSES = 8
 MOST_TESTS = 5
 MOST_FINDINGS = 3
-COLUMNS = ("student", "lab", "task", "points", "max_points", "withheld", "passed", "tests", "status", "flags")
+COLUMNS = ("student", "lab", "task", "points", "max_points", "passed", "tests", "status", "flags")
 CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)")
-"""How a message of a failed test introduces the mistake that it mistakes."""
+"""How a message names the cause of a failure."""
 
 
 def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -37,9 +37,7 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield _distribution(lab, [result.points for result in results])
     width = max(len(task.name) for task in lab.tasks)
     for task in lab.tasks:
-        passed = sum(
-            result.tasks.get(task.name, 0.0) + result.withheld.get(task.name, 0.0) >= task.points for result in results
-        )
+        passed = sum(result.tasks.get(task.name, 0.0) >= task.points for result in results)
         mean = sum(result.tasks.get(task.name, 0.0) for result in results) / max(len(results), 1)
         yield (
             f"  {task.name:<{width}}  {passed:>4} of {len(results)} pass all tests · "
@@ -55,8 +53,7 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
         for flag in result.flags:
             yield f"look at: {student}: {one_line(flag)}"
         if result.findings:
-            withheld = f" ({withheld_line(result)} {student})" if result.withheld else ""
-            yield f"look at: {student}: {finding_line(result, MOST_FINDINGS)}{withheld}"
+            yield f"look at: {student}: {finding_line(result, MOST_FINDINGS)}"
     for outcome in outcomes:
         if outcome.result is None:
             yield f"FAILED: {one_line(outcome.submitted.student)}: {one_line(outcome.problem)}"
@@ -93,9 +90,9 @@ def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
 def _row(outcome: Outcome, task: Task) -> list[object]:
     student, lab, result = cell(outcome.submitted.student), outcome.submitted.lab, outcome.result
     if result is None:
-        return [student, lab.folder.name, task.name, 0.0, task.points, 0.0, 0, 0, cell(outcome.problem), 0]
+        return [student, lab.folder.name, task.name, 0.0, task.points, 0, 0, cell(outcome.problem), 0]
     states = [state for name, state in result.tests.items() if name.split("::")[0] == task.tests]
-    points = [result.tasks.get(task.name, 0.0), task.points, result.withheld.get(task.name, 0.0)]
+    points = [result.tasks.get(task.name, 0.0), task.points]
     n_flags = len(result.flags) + len(result.findings)
     return [student, lab.folder.name, task.name, *points, states.count("passed"), len(states), result.status, n_flags]
 

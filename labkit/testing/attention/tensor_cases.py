@@ -58,7 +58,8 @@ class Case:
     @property
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Copies of Q, K and V."""
-        return copied(self.Q, self.K, self.V)
+        Q, K, V = copied(self.Q, self.K, self.V)
+        return Q, K, V
 
     @property
     def precise(self) -> torch.dtype:

@@ -23,7 +23,7 @@ def answer(points: int) -> str:
 
 
 def graded_by_comment(self, submission, seed, findings=()):
-    """Replaces `Grader.grade`; where there are findings, half of the points are withheld."""
+    """Replaces `Grader.grade`."""
     found = WORTH.search(submission.source)
     points = float(found[1]) if found else 0.0
     first, *others = LAB.tasks
@@ -34,7 +34,6 @@ def graded_by_comment(self, submission, seed, findings=()):
         tests={f"{task.tests}::test_it": "passed" if task is first and points else "failed" for task in LAB.tasks},
         tasks={first.name: points, **{task.name: 0.0 for task in others}},
         findings=[str(each) for each in findings],
-        withheld={first.name: points / 2} if findings else {},
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from labkit.suite.forked import CONTEXT, ForkedRunner
-from labstaff.grader import runner, sandbox
+from labstaff.grader import preload, runner, sandbox
 from labstaff.grader.confine import MEMORY_BYTES
 from labstaff.grader.runner import SandboxedRunner
 from tests.student import LAB
@@ -89,3 +89,42 @@ def test_the_process_of_a_suite_is_bounded():
 def test_the_sandbox_holds_no_answers():
     inside = {Path(name).name for name in sandbox.INSIDE}
     assert not inside & {"reference.py", "tensor_reference.py", "compare.py", "bench", "solutions", "tests"}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "advice"),
+    [
+        ("proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1\n", "apparmor_restrict_unprivileged_userns=0"),
+        ("proc/sys/kernel/unprivileged_userns_clone", "0\n", "unprivileged_userns_clone=1"),
+        ("proc/sys/user/max_user_namespaces", "0\n", "max_user_namespaces=15000"),
+        (".dockerenv", "", "docker run --cap-add SYS_ADMIN"),
+        ("proc/sys/kernel/unprivileged_userns_clone", "1\n", "something on this machine"),
+    ],
+)
+def test_what_forbids_namespaces_is_named_with_what_allows_them(tmp_path, file, content, advice):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(content)
+    assert advice in sandbox.why_no_namespaces(tmp_path)
+
+
+def test_any_folder_is_emptied(tmp_path):
+    """One without permissions, one that is too deep for a recursive function, a file, and a link, which stays a link."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "file").write_text("x")
+    (scratch / "link").symlink_to(kept)
+    (scratch / "closed" / "inner").mkdir(parents=True)
+    (scratch / "closed").chmod(0)
+    here = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(scratch)
+        for _ in range(3000):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.fchdir(here)
+        os.close(here)
+    assert preload._emptied(str(scratch))
+    assert kept.is_dir()

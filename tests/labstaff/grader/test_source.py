@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.results import Kind, State, TestResult
+from labkit.suite.results import State, TestResult
 from labkit.suite.review import Finding
-from labstaff.grader.grade import of_submission
-from labstaff.grader.results import GradedSubmission
+from labstaff.grader.grade import graded_run
 from labstaff.grader.source import MOST_FINDINGS, MOST_RUNS, NOT_READ, read_source
-from labstaff.grader.submission import Submission
-from labstaff.grader.withheld import withheld_points
 
 LAB = find_lab("05")
 FORWARD, BACKWARD, FUNCTION = LAB.tasks
@@ -59,40 +56,13 @@ def test_findings_without_end_are_cut():
     assert found[-1].what == "and 30 more"
 
 
-RIGHT = {task.name: float(task.points) for task in LAB.tasks}
-VERDICTS = [
-    TestResult("test_result", FORWARD.name, State.PASSED),
-    TestResult("test_memory", FORWARD.name, State.PASSED, kind=Kind.SMALL),
-    TestResult("test_result", BACKWARD.name, State.PASSED),
-    TestResult("test_outside", BACKWARD.name, State.PASSED, kind=Kind.SMALL, outside=True),
-    TestResult("test_memory", FUNCTION.name, State.WRONG, kind=Kind.SMALL),
-]
 ODD = Finding(3, "imports ctypes")
 SDPA = Finding(3, "flash_backward uses a library's own attention", (BACKWARD.name,))
 
 
-@pytest.mark.parametrize(
-    ("findings", "points", "withheld"),
-    [
-        ([], RIGHT, {}),
-        ([ODD], RIGHT, {FORWARD.name: FORWARD.points / 4}),
-        ([ODD], {**RIGHT, FORWARD.name: 0.7 * FORWARD.points}, {}),
-        ([SDPA], RIGHT, {FORWARD.name: FORWARD.points / 4, BACKWARD.name: BACKWARD.points}),
-    ],
-    ids=["nothing found", "what a counter decides", "what no counter decides", "a library's own attention"],
-)
-def test_what_is_withheld(findings, points, withheld):
-    assert withheld_points(LAB, findings, VERDICTS, points) == withheld
-
-
-def test_a_look_releases_it():
-    submission = Submission(LAB, b"import ctypes", flags=["conftest.py: left aside"])
-    graded = GradedSubmission(
-        "lab05", submission.key, "graded", tasks=RIGHT, findings=[str(ODD)], withheld={FORWARD.name: 6.25}
-    )
-    waiting = of_submission(graded, submission, ["another"])
-    assert waiting.points == LAB.points - 6.25
-    assert waiting.findings == ["line 3: imports ctypes"]
-    released = of_submission(graded, submission, [submission.key])
-    assert (released.points, released.findings, released.withheld) == (LAB.points, [], {})
-    assert waiting.flags == released.flags == ["conftest.py: left aside"]
+def test_a_librarys_own_attention_earns_nothing_and_other_findings_are_shown():
+    results = [TestResult("test_result", task.name, State.PASSED) for task in LAB.tasks]
+    graded = graded_run(LAB, "key", SuiteRun(results, len(results)), [ODD, SDPA])
+    assert graded.tasks == {task.name: 0.0 if task is BACKWARD else float(task.points) for task in LAB.tasks}
+    assert graded.findings == ["line 3: imports ctypes", "line 3: flash_backward uses a library's own attention"]
+    assert graded.flags == [f"{BACKWARD.name}: no points: {graded.findings[1]}"]

@@ -20,6 +20,7 @@ def another_course(tmp_path, monkeypatch):
     """A copy of the course whose files may be changed; a function that gives its version for Lab 01."""
     for part in ("labkit", "labstaff", f"labs/{LAB.folder.name}"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     monkeypatch.setattr(versions, "ROOT", tmp_path)
     lab = msgspec.structs.replace(LAB, folder=tmp_path / "labs" / LAB.folder.name)
 
@@ -37,6 +38,8 @@ def another_course(tmp_path, monkeypatch):
         "labkit/testing/compare.py",
         "labkit/suite/allowances.json",
         "labstaff/grader/sandbox.py",
+        "labstaff/pytest_plugin.py",
+        "pyproject.toml",
         f"labs/{LAB.folder.name}/lab.toml",
         f"labs/{LAB.folder.name}/tests/test_profiling.py",
     ],

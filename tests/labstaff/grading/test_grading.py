@@ -118,7 +118,8 @@ def test_a_result_that_cannot_be_stored_fails_alone(submissions, monkeypatch, tm
 
 def test_a_result_of_another_version_is_not_stored(submissions, monkeypatch, tmp_path):
     monkeypatch.setattr(Grader, "grade", graded_at_once)
-    monkeypatch.setattr(parallel, "version_of", lambda lab, seed: "another")
+    kept_at = parallel.kept_at
+    monkeypatch.setattr(parallel, "kept_at", lambda *args: kept_at(*args).with_name("another-version.json"))
     (outcome,) = grade_all(submissions[:1], tmp_path, SEED, unsafe=True)
     assert "another version of the course" in outcome.problem
     assert not list(tmp_path.rglob("*.json"))
@@ -135,8 +136,8 @@ def test_the_summary(outcomes, tmp_path):
     assert look_at.startswith("look at: dan: line 1: imports nowhere")
     (group,) = [line for line in lines if line.startswith("nearly the same")]
     assert group.startswith("nearly the same: ann, dan, eve, fay ("), "the stub that bob and gus left is not compared"
-    failed = Outcome(outcomes["ann"].submitted, None, "JudgeFailed: no memory")
-    assert list(summary_lines(LAB, [failed]))[-1] == "FAILED: ann: JudgeFailed: no memory"
+    failed = Outcome(outcomes["ann"].submitted, None, "GradingFailed: no memory")
+    assert list(summary_lines(LAB, [failed]))[-1] == "FAILED: ann: GradingFailed: no memory"
     write_table(tmp_path / "points.csv", [failed, *outcomes.values()])
     rows = list(csv.DictReader((tmp_path / "points.csv").open()))
     assert [row["student"] for row in rows] == sorted(row["student"] for row in rows)
