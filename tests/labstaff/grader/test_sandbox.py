@@ -108,7 +108,7 @@ def test_what_forbids_namespaces_is_named_with_what_allows_them(tmp_path, file, 
 
 
 def test_any_folder_is_emptied(tmp_path):
-    """One without permissions, one that is too deep for a recursive function, a file, and a link, which stays a link."""
+    """Without permissions, or too deep for a recursive function; what a link leads to stays."""
     kept = tmp_path / "kept"
     kept.mkdir()
     scratch = tmp_path / "scratch"

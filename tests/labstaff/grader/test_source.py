@@ -7,6 +7,7 @@ import pytest
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.results import State, TestResult
 from labkit.suite.review import Finding
+from labkit.suite.run import SuiteRun
 from labstaff.grader.grade import graded_run
 from labstaff.grader.source import MOST_FINDINGS, MOST_RUNS, NOT_READ, read_source
 
