@@ -107,6 +107,9 @@ def trace(
     for name, each in runs:
         for line in summary(name, each, default_inputs=not (shape or inputs)):
             typer.echo(line)
+    if len(runs) == 2:
+        for line in comparison(*runs):
+            typer.echo(line)
     for file in files:
         typer.echo(f"written: {file}")
 
@@ -145,6 +148,18 @@ def summary(name: str, trace: Trace, *, default_inputs: bool = False) -> Iterato
     if rest := made[MOST_ROWS:]:
         yield f"  {sum(life.nbytes for life in rest):>13,} B  in {len(rest)} more"
     yield from (f"  {note}" for note in trace.notes)
+
+
+def comparison(first: tuple[str, Trace], second: tuple[str, Trace]) -> Iterator[str]:
+    """The lines and modules whose bytes differ most between the peaks of two runs."""
+    from labkit.trace.totals import differences
+
+    yield f"{second[0]} against {first[0]}, at their peaks:"
+    for by, rows in differences(first[1], second[1]).items():
+        if not rows:
+            yield f"  by {by}: no difference"
+        for row in rows[:MOST_ROWS]:
+            yield f"  {row.second_bytes - row.first_bytes:>+17,} B  by {by:<7} {row.name}"
 
 
 def error_text(error: BaseException, *, simulated: bool = False) -> str:

@@ -104,6 +104,7 @@ function makeView(run, top) {
   const choices = Object.entries(VIEWS).map(([by, text]) => {
     const made = button(text, `Totals by: ${text}`, () => { state.by = by; state.filter = null; redraw(); });
     made.dataset.by = by;
+    made.hidden = by === "modules" && run.lives.every(life => !life.module);
     return made;
   });
   const list = h("div", { class: "list", tabindex: "0" }, h("div", { class: "buttons choices" }, ...choices, clear), h("table", {}, caption, head, body));
@@ -477,7 +478,7 @@ function makeView(run, top) {
       const name = node && node.parent ? group.slice(node.parent.length + 1) : group;
       const row = h("tr", group === state.group ? { class: "chosen" } : {}, h("td", {}, total.all.toLocaleString("en-US")),
         h("td", { style: indent }, node?.children.length ? fold(group) : "", node ? name : h("code", {}, name), bar(total, most)),
-        h("td", {}, (peak.get(group)?.all ?? 0).toLocaleString("en-US")));
+        h("td", { "data-label": "at the peak " }, (peak.get(group)?.all ?? 0).toLocaleString("en-US")));
       row.addEventListener("click", () => openGroup(state.by, group));
       return row;
     }));
@@ -609,7 +610,8 @@ function differenceTable(by, rows) {
   const fill = most => {
     body.replaceChildren(...rows.slice(0, most).map(([name, first, second]) => {
       const row = h("tr", {}, h("td", {}, `${second > first ? "+" : "−"}${number(Math.abs(second - first))}`),
-        h("td", {}, by === "line" ? h("code", {}, name) : name), h("td", {}, number(first)), h("td", {}, number(second)));
+        h("td", {}, by === "line" ? h("code", {}, name) : name), 
+        ...[first, second].map((count, i) => h("td", { "data-label": `${RUNS[i].name} ` }, number(count))));
       row.addEventListener("click", () => {
         views.forEach(view => view.openGroup(by === "line" ? "lines" : "module", name));
         main.scrollIntoView();
