@@ -72,8 +72,8 @@ class Life:
     """One storage: what it is, and the steps at which it is alive, `born` ≤ step < `died` (None: it outlived them).
 
     `kind` is one of parameter, input, before (there before the run), gradient, optimizer state, activation (made in a
-    forward pass and alive at its end), temporary, workspace (inside one operator), rest (many blocks together). `module`
-    is that of the code that made it, or the one that owns the parameter; "" outside of all modules.
+    forward pass and alive at its end), temporary, workspace (inside one operator), rest (many blocks together).
+    `module` is that of the code that made it, or the one that owns the parameter; "" outside of all modules.
     """
 
     nbytes: int

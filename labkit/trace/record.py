@@ -18,8 +18,8 @@ from labkit.meters.tracing import MARK, Life, Trace, TracingMeter
 from labkit.trace.inputs import parameters_of
 
 SIMULATED = "Simulated: workspace inside kernels is not counted"
-WITH_WORKSPACE = ("flash_attention", "convolution", "mkldnn", "fft")
-"""Operators with one of these in their names have a workspace on the CPU."""
+WITH_WORKSPACE = ("flash_attention", "convolution", "mkldnn", "norm_backward", "fft")
+"""Operators with one of these in their names may have a workspace on the CPU."""
 COUNTED = (
     "Workspace inside kernels is counted; it differs between devices. Not counted: Python's numbers as operands, "
     "8 bytes each, and the random state that torch.utils.checkpoint sets aside, 5,056 bytes."

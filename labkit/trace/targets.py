@@ -35,13 +35,11 @@ class Target:
     inputs: Callable[[Sequence[Shape]], Arguments]
 
 
-def find_target(
-    words: Sequence[str], *, init: str | None = None, factory: str | None = None
-) -> Target:
+def find_target(words: Sequence[str], *, init: str | None = None, factory: str | None = None) -> Target:
     """The target that one word, FILE:NAME, PACKAGE.MODULE:NAME or LAB:TASK, or two, LAB TASK, name.
 
-    Under a FakeTensorMode files are loaded and modules made in that mode where they can be; otherwise they are made with
-    values, which the mode then replaces.
+    Under a FakeTensorMode files are loaded and modules made in that mode where they can be. Otherwise they are made
+    with values, and fake tensors replace these.
 
     Args:
         init: arguments, as Python in the target's module: the target is called with them, and what that returns is
