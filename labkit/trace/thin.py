@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from labkit.meters.tracing import THERE_BEFORE, Life, Pass, Stack, Trace
 
-MOST_STEPS = 12_000
+MOST_STEPS = 20_000
 MOST_LIVES = 20_000
 
 
@@ -86,8 +86,8 @@ def _passes(passes: Sequence[Pass], kept: Sequence[int]) -> list[Pass]:
 
 
 def _without_unused_stacks(trace: Trace) -> Trace:
-    owners = [*trace.steps, *trace.lives]
-    stacks = {number: i for i, number in enumerate(sorted({o.stack for o in owners if o.stack is not None}))}
+    used = {step.stack for step in trace.steps} | {life.stack for life in trace.lives}
+    stacks = {number: i for i, number in enumerate(sorted(stack for stack in used if stack is not None))}
     lines = {number: i for i, number in enumerate(sorted({n for s in stacks for n in trace.stacks[s].lines}))}
     trace.steps = [replace(s, stack=None if s.stack is None else stacks[s.stack]) for s in trace.steps]
     for life in trace.lives:
