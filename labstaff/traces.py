@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.meters.tracing import Trace
@@ -49,9 +50,10 @@ def plain_chain(functions: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: 
     return x
 
 
-def inputs(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Leaves of these shapes on meta: a trace needs only sizes."""
-    return [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
+def simulated(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Trace:
+    """The trace of a function on leaves of these shapes; a trace needs only sizes."""
+    with FakeTensorMode():
+        return record(function, [torch.empty(shape, requires_grad=True) for shape in shapes])
 
 
 def solved(number: str, name: str) -> Callable[..., Any]:
@@ -67,23 +69,21 @@ def without_text(trace: Trace) -> Trace:
 def step() -> list[tuple[str, Trace]]:
     """Chapter 2: one training step, its softmax in four operators and in one."""
     forms = {"softmax, written out": softmax_written_out, "softmax, built in": softmax_built_in}
-    return [(name, record(form, inputs(SHAPE, SHAPE, SHAPE), simulated=True)) for name, form in forms.items()]
+    return [(name, simulated(form, SHAPE, SHAPE, SHAPE)) for name, form in forms.items()]
 
 
 def attention() -> list[tuple[str, Trace]]:
     """Chapter 5: the textbook's attention, and Lab 05's solution."""
-    textbook = record(softmax_built_in, inputs(SHAPE, SHAPE, SHAPE), simulated=True)
-    flash = record(solved("05", "FlashAttention.apply"), inputs(SHAPE, SHAPE, SHAPE), simulated=True)
+    textbook = simulated(softmax_built_in, SHAPE, SHAPE, SHAPE)
+    flash = simulated(solved("05", "FlashAttention.apply"), SHAPE, SHAPE, SHAPE)
     return [("attention, weights kept", textbook), ("FlashAttention", without_text(flash))]
 
 
 def chain() -> list[tuple[str, Trace]]:
     """Chapter 6: sixteen functions, kept and in four segments."""
     functions = [torch.tanh] * LAYERS
-    kept = record(partial(plain_chain, functions), inputs(ACTIVATION), simulated=True)
-    again = record(
-        partial(solved("06", "checkpoint_sequential"), functions, SEGMENTS), inputs(ACTIVATION), simulated=True
-    )
+    kept = simulated(partial(plain_chain, functions), ACTIVATION)
+    again = simulated(partial(solved("06", "checkpoint_sequential"), functions, SEGMENTS), ACTIVATION)
     return [(f"{LAYERS} functions, all kept", kept), (f"in {SEGMENTS} checkpointed segments", without_text(again))]
 
 

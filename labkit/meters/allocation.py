@@ -1,4 +1,4 @@
-"""Counts what torch operators allocate on the CPU and on simulated (`meta`) tensors, in bytes."""
+"""Counts what torch operators allocate on the CPU and in simulated (fake or `meta`) tensors, in bytes."""
 
 import sys
 import weakref
@@ -13,7 +13,6 @@ from labkit.meters.modes import OperatorMode
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _Tensor = torch.Tensor
 _CONTAINERS = (tuple, list, dict)
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 @dataclass(eq=False)
@@ -79,7 +78,9 @@ class AllocationMeter(OperatorMode):
     is not simulated: `scaled_dot_product_attention` takes its plain form there. Memory resized by hand
     (`storage.resize_(0)`) is noticed when an operator next returns it.
 
-    Raises RuntimeError for CUDA tensors (`CudaMeter` reads what they cost), FakeTensors and other wrapper subclasses.
+    Under torch's FakeTensorMode the tensors of the CPU take the CPU's operators, fused kernels too, and count alike.
+
+    Raises RuntimeError for CUDA tensors (`CudaMeter` reads what they cost), fake ones too, and for wrapper subclasses.
     """
 
     def __init__(self, round_to: int = 1, timeline: bool = False, capacity_bytes: int | None = None) -> None:
@@ -136,14 +137,8 @@ class AllocationMeter(OperatorMode):
             block.name = name
         return tensor
 
-    def __enter__(self) -> "AllocationMeter":
-        _refuse_fake_mode()
-        super().__enter__()
-        return self
-
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._catch_up()
-        _refuse_fake_mode()
         operands = _plain_tensors(args) + _plain_tensors(kwargs)
         for tensor in operands:
             self._note_outside(tensor.untyped_storage(), func)
@@ -286,15 +281,10 @@ def _plain_tensors(tree: Any) -> list[torch.Tensor]:
 
 def _refuse_all_but_plain(tensor: torch.Tensor) -> None:
     kind = type(tensor)
-    if kind.__name__ == "FakeTensor" or (kind is not torch.Tensor and is_traceable_wrapper_subclass(tensor)):
+    if kind is not torch.Tensor and is_traceable_wrapper_subclass(tensor):
         raise RuntimeError(f"a {kind.__name__} holds no memory of its own to count: use a plain tensor")
     if tensor.device.type not in ("cpu", "meta"):
         raise RuntimeError(f"a tensor on {tensor.device}: read its allocator with CudaMeter, or measure on meta")
-
-
-def _refuse_fake_mode() -> None:
-    if torch._C._get_dispatch_mode(_FAKE) is not None:
-        raise RuntimeError("FakeTensorMode is on: simulate with plain tensors on the meta device instead")
 
 
 class EngineWatch:

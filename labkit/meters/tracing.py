@@ -40,7 +40,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Stack:
-    """Where an operator was called: indices into `Trace.lines`, the innermost first, and the path of the module."""
+    """Where an operator was called: indices into `Trace.lines`, the innermost first, and the module.
+
+    `module` is a path that begins with the type of the outermost module, as torch's trackers have it: GPT.layers.0.
+    """
 
     lines: tuple[int, ...]
     module: str = ""
@@ -69,7 +72,8 @@ class Life:
     """One storage: what it is, and the steps at which it is alive, `born` ≤ step < `died` (None: it outlived them).
 
     `kind` is one of parameter, input, before (there before the run), gradient, optimizer state, activation (made in a
-    forward pass and alive at its end), temporary, workspace (inside one operator).
+    forward pass and alive at its end), temporary, workspace (inside one operator), rest (many blocks together).
+    `module` is that of the code that made it, or the one that owns the parameter; "" outside of all modules.
     """
 
     nbytes: int
@@ -82,6 +86,7 @@ class Life:
     died: int | None = None
     kind: str = ""
     name: str = ""
+    module: str = ""
 
     def alive_at(self, step: int) -> bool:
         """Whether it counts at a step."""
@@ -176,18 +181,19 @@ class TracingMeter(AllocationMeter):
         if id(module) in self._path_of_module:
             return
         self._modules.append(module)  # or another could get its id
+        root = type(module).__name__
         for path, each in module.named_modules():
-            self._path_of_module[id(each)] = path or type(module).__name__
+            self._path_of_module[id(each)] = f"{root}.{path}" if path else root
         for name, parameter in module.named_parameters():
-            self.know_leaf("parameter", name, parameter)
+            self.know_leaf("parameter", name, parameter, _owner(root, name))
         for name, buffer in module.named_buffers():
-            self._call_or_hold("parameter", f"{name} (buffer)", buffer)
+            self._call_or_hold("parameter", f"{name} (buffer)", buffer, _owner(root, name))
 
-    def know_leaf(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+    def know_leaf(self, kind: str, name: str, tensor: torch.Tensor, module: str = "") -> None:
         """Name a parameter or input that was there before, and the gradient that it will get."""
-        self._call_or_hold(kind, name, tensor)
+        self._call_or_hold(kind, name, tensor, module)
         if tensor.requires_grad and tensor.is_leaf:
-            self._hooks.callback(tensor.register_post_accumulate_grad_hook(self._name_gradient(name)).remove)
+            self._hooks.callback(tensor.register_post_accumulate_grad_hook(self._name_gradient(name, module)).remove)
 
     @contextlib.contextmanager
     def in_pass(self, name: str) -> Iterator[None]:
@@ -198,11 +204,12 @@ class TracingMeter(AllocationMeter):
         finally:
             self._in_pass = before
 
-    def call(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Name a tensor that the run has made; ignores other tensors."""
+    def call(self, kind: str, name: str, tensor: torch.Tensor, module: str = "") -> None:
+        """Name a tensor that the run has made, and the module that owns it; ignores other tensors."""
         block = self.block_of(tensor)
         if block is not None:
-            self._life_of[block].kind, self._life_of[block].name = kind, name
+            life = self._life_of[block]
+            life.kind, life.name, life.module = kind, name, module or life.module
 
     def finish(self) -> Trace:
         """The finished trace; blocks released later count as outliving the run."""
@@ -235,7 +242,7 @@ class TracingMeter(AllocationMeter):
         super().__exit__(*error)
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func.namespace == "profiler":  # how torch marks an optimizer's step
+        if func.namespace in ("profiler", "prim"):  # torch marks an optimizer's step, asks a fake tensor for its device
             return func(*args, **kwargs)
         self._place = self._place_of(sys._getframe(1))
         with torch._C._profiler._RecordFunctionFast(f"{MARK}{len(self.events)}"):
@@ -250,8 +257,9 @@ class TracingMeter(AllocationMeter):
 
     def _came(self, block: Block) -> None:
         if not self._over:
-            where = len(self.events)
-            life = Life(block.nbytes, block.shape, block.dtype, block.op, block.node, self._place[0], where)
+            where, stack = len(self.events), self._place[0]
+            life = Life(block.nbytes, block.shape, block.dtype, block.op, block.node, stack, where)
+            life.module = "" if stack is None else self._trace.stacks[stack].module
             self._life_of[block] = life
             self._trace.lives.append(life)
 
@@ -264,19 +272,20 @@ class TracingMeter(AllocationMeter):
         if pending.older.storage() is None:  # the sum took its place, in the last step so far
             self._life_of[pending.older.block].died = len(self.events) - 1
 
-    def _call_or_hold(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+    def _call_or_hold(self, kind: str, name: str, tensor: torch.Tensor, module: str = "") -> None:
         storage = tensor.untyped_storage()
         if storage._cdata in self._alive:
-            self.call(kind, name, tensor)
+            self.call(kind, name, tensor, module)
         elif storage._cdata not in self._before:  # tied weights count once
             self._before.add(storage._cdata)
-            life = Life(storage.nbytes(), tuple(tensor.shape), str(tensor.dtype), "", None, None, 0, None, kind, name)
+            shape, dtype = tuple(tensor.shape), str(tensor.dtype)
+            life = Life(storage.nbytes(), shape, dtype, "", None, None, 0, None, kind, name, module)
             self._trace.lives.append(life)
 
-    def _name_gradient(self, name: str) -> Any:
+    def _name_gradient(self, name: str, module: str) -> Any:
         def name_it(leaf: torch.Tensor) -> None:
             if leaf.grad is not None:
-                self.call("gradient", f"gradient of {name}", leaf.grad)
+                self.call("gradient", f"gradient of {name}", leaf.grad, module)
 
         return name_it
 
@@ -285,11 +294,16 @@ class TracingMeter(AllocationMeter):
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._in_pass = None
-        names = {id(p): name for module in self._modules for name, p in module.named_parameters()}
+        names = {
+            id(parameter): (name, _owner(type(module).__name__, name))
+            for module in self._modules
+            for name, parameter in module.named_parameters()
+        }
         for parameter, state in optimizer.state.items():
+            name, owner = names.get(id(parameter), ("a parameter", ""))
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    self.call("optimizer state", f"{key} of {names.get(id(parameter), 'a parameter')}", value)
+                    self.call("optimizer state", f"{key} of {name}", value, owner)
 
     def _place_of(self, frame: FrameType | None) -> tuple[int | None, bool]:
         """The stack that is running, or whose gradient the engine is computing; and whether it is the latter."""
@@ -330,6 +344,12 @@ class TracingMeter(AllocationMeter):
             text = linecache.getline(code.co_filename, number).strip()
             self._trace.lines.append(Line(Path(code.co_filename).name, number, code.co_name, text))
         return self._line_numbers[code, number]
+
+
+def _owner(root: str, name: str) -> str:
+    """The module that owns a parameter of this name."""
+    path = name.rpartition(".")[0]
+    return f"{root}.{path}" if path else root
 
 
 def _name_kinds(trace: Trace) -> None:

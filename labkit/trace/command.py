@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,7 +53,7 @@ def trace(
     optimizer: Annotated[
         str, typer.Option(metavar="NAME", help="of torch.optim, for --steps; with arguments: 'SGD(momentum=0.9)'")
     ] = "AdamW",
-    simulate: Annotated[bool, typer.Option("--simulate", help="on meta tensors: any size, without values")] = False,
+    simulate: Annotated[bool, typer.Option("--simulate", help="without values: any size, in seconds")] = False,
     out: Annotated[
         list[Path] | None, typer.Option(help="output file: .html, .json, .svg or .png; may be given several times")
     ] = None,
@@ -71,22 +72,26 @@ def trace(
     from labkit.trace.targets import find_optimizer, find_target
 
     runs: list[tuple[str, Trace]] = []
-    device = "meta" if simulate else "cpu"
+    fake: AbstractContextManager[object] = nullcontext()
+    if simulate:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         stepping = find_optimizer(optimizer) if steps else None
         for words in targets:
             if _is_snapshot(words):
                 runs += read_snapshot(Path(words[0]))
                 continue
-            found = find_target(words, init=init, factory=inputs, device=device)
-            made = record(
-                found.function,
-                found.inputs(shapes),
-                backward=not forward_only,
-                steps=steps or 1,
-                optimizer=stepping,
-                simulated=simulate,
-            )
+            with fake:
+                found = find_target(words, init=init, factory=inputs)
+                made = record(
+                    found.function,
+                    found.inputs(shapes),
+                    backward=not forward_only,
+                    steps=steps or 1,
+                    optimizer=stepping,
+                )
             runs.append((found.name, made))
     except CannotTrace as error:
         sys.exit(f"lab trace: {error}")
@@ -101,6 +106,9 @@ def trace(
         write(file, runs)
     for name, each in runs:
         for line in summary(name, each, default_inputs=not (shape or inputs)):
+            typer.echo(line)
+    if len(runs) == 2:
+        for line in comparison(*runs):
             typer.echo(line)
     for file in files:
         typer.echo(f"written: {file}")
@@ -142,6 +150,18 @@ def summary(name: str, trace: Trace, *, default_inputs: bool = False) -> Iterato
     yield from (f"  {note}" for note in trace.notes)
 
 
+def comparison(first: tuple[str, Trace], second: tuple[str, Trace]) -> Iterator[str]:
+    """The lines and modules whose bytes differ most between the peaks of two runs."""
+    from labkit.trace.totals import differences
+
+    yield f"{second[0]} against {first[0]}, at their peaks:"
+    for by, rows in differences(first[1], second[1]).items():
+        if not rows:
+            yield f"  by {by}: no difference"
+        for row in rows[:MOST_ROWS]:
+            yield f"  {row.second_bytes - row.first_bytes:>+17,} B  by {by:<7} {row.name}"
+
+
 def error_text(error: BaseException, *, simulated: bool = False) -> str:
     """An error of the traced code in a few lines: its type, the lines in that code, and what to do."""
     ours = str(Path(__file__).parents[1])
@@ -150,13 +170,12 @@ def error_text(error: BaseException, *, simulated: bool = False) -> str:
     where = [f"  {Path(frame.filename).name}:{frame.lineno}  {frame.line}" for frame in frames[-3:]]
     if isinstance(error, NotImplementedError) and not str(error):
         return f"lab trace: not implemented yet: {where[-1].strip()}" if where else "lab trace: not implemented yet"
+    if simulated and (operator := getattr(error, "func", None)) is not None:
+        return f"lab trace: {operator} needs values, and --simulate has none:{where[-1] if where else ''}"
     message = str(error).splitlines()[0] if str(error) else ""
     lines = [f"lab trace: the code ended in {type(error).__name__}: {message}", *where]
     if simulated:
-        lines.append(
-            "  with --simulate tensors have no values and are on the device meta: trace the module itself "
-            "(FILE:CLASS), make tensors with device=x.device, or leave out --simulate"
-        )
+        lines.append("  with --simulate tensors have no values; without it they do")
     return "\n".join(lines)
 
 
@@ -201,4 +220,9 @@ def _where(life: Life, trace: Trace) -> str:
     else:
         callers = {"backward": "the backward call", "optimizer": "the optimizer's step"}
         code = callers.get(trace.pass_at(life.born), life.op.removeprefix("aten::"))
-    return "   ".join(filter(None, (life.name or (stack.module if stack else ""), code)))
+    return "   ".join(filter(None, (life.name or _within(stack.module if stack else ""), code)))
+
+
+def _within(module: str) -> str:
+    """A module's path without the outermost module, unless it is that."""
+    return module.partition(".")[2] or module

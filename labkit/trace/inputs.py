@@ -19,7 +19,7 @@ NAMES_OF_IDS = frozenset(("idx", "ids", "input_ids", "token_ids", "tokens"))
 """Parameters with these names get integers."""
 
 
-def make_inputs(function: Callable[..., Any], name: str, shapes: Sequence[Shape], device: str) -> list[torch.Tensor]:
+def make_inputs(function: Callable[..., Any], name: str, shapes: Sequence[Shape]) -> list[torch.Tensor]:
     """A tensor for every parameter of `function` that needs a value, all of one shape or each with its own.
 
     Floats require grad. Integers are 0 and 1, which every vocabulary has.
@@ -42,7 +42,7 @@ def make_inputs(function: Callable[..., Any], name: str, shapes: Sequence[Shape]
     for parameter, shape in zip(takes, shapes, strict=False):
         named = shape.dtype or ("int64" if parameter.name in NAMES_OF_IDS else "")
         dtype = getattr(torch, named) if named else _dtype_of(function)
-        made.append(_tensor(shape.sizes, dtype, device, generator))
+        made.append(_tensor(shape.sizes, dtype, generator))
     return made
 
 
@@ -79,34 +79,25 @@ def default_shape(function: Callable[..., Any]) -> Shape:
     return Shape(SHAPE)
 
 
-def moved(value: Any, device: str) -> Any:
-    """A tensor moved to the device, a leaf that requires grad if it did; anything else unchanged."""
-    if isinstance(value, torch.Tensor) and device != str(value.device):
-        return value.detach().to(device).requires_grad_(value.requires_grad)
-    return value
-
-
 def _dtype_of(function: Callable[..., Any]) -> torch.dtype:
     parameters = function.parameters() if isinstance(function, torch.nn.Module) else ()
     return next((p.dtype for p in parameters if p.is_floating_point()), torch.get_default_dtype())
 
 
-def _tensor(sizes: tuple[int, ...], dtype: torch.dtype, device: str, generator: torch.Generator | None) -> torch.Tensor:
+def _tensor(sizes: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     if not dtype.is_floating_point:
-        return torch.randint(0, 2, sizes, generator=generator).to(device, dtype)
-    if device == "meta":
-        return torch.empty(sizes, dtype=dtype, device=device, requires_grad=True)
-    return torch.randn(sizes, generator=generator).to(device, dtype).requires_grad_()
+        return torch.randint(0, 2, sizes, generator=generator).to(dtype)
+    return torch.randn(sizes, generator=generator).to(dtype).requires_grad_()
 
 
-def _tensors(device: str, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def _tensors(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(SEED)
-    return [_tensor(shape, torch.float32, device, generator) for shape in shapes]
+    return [_tensor(shape, torch.float32, generator) for shape in shapes]
 
 
-def _flash_backward(shape: tuple[int, ...], device: str) -> Sequence[Any]:
+def _flash_backward(shape: tuple[int, ...]) -> Sequence[Any]:
     with torch.no_grad():
-        q, k, v, gradient = _tensors(device, *[shape] * 4)
+        q, k, v, gradient = _tensors(*[shape] * 4)
         scores = q @ k.mT / shape[-1] ** 0.5
         return *(x.detach() for x in (q, k, v)), scores.softmax(-1) @ v, scores.logsumexp(-1), gradient.detach()
 
@@ -117,57 +108,57 @@ def _deep(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _sequence(shape: tuple[int, ...], device: str) -> Sequence[Any]:
-    return [torch.tanh] * 2 * DEPTH, 4, *_tensors(device, shape)
+def _sequence(shape: tuple[int, ...]) -> Sequence[Any]:
+    return [torch.tanh] * 2 * DEPTH, 4, *_tensors(shape)
 
 
-def _window(shape: tuple[int, ...], device: str) -> Sequence[Any]:
-    return *_tensors(device, shape, shape, shape), 64, 64
+def _window(shape: tuple[int, ...]) -> Sequence[Any]:
+    return *_tensors(shape, shape, shape), 64, 64
 
 
-def _grouped(shape: tuple[int, ...], device: str) -> Sequence[Any]:
+def _grouped(shape: tuple[int, ...]) -> Sequence[Any]:
     *batch, heads, length, width = shape
-    return _tensors(device, shape, *[(*batch, max(heads // 4, 1), length, width)] * 2)
+    return _tensors(shape, *[(*batch, max(heads // 4, 1), length, width)] * 2)
 
 
-def _split(shape: tuple[int, ...], device: str) -> Sequence[Any]:
-    q, k, v = _grouped(shape, device)
+def _split(shape: tuple[int, ...]) -> Sequence[Any]:
+    q, k, v = _grouped(shape)
     return q[..., -1:, :].detach(), k.detach(), v.detach(), 4
 
 
-def _paged(shape: tuple[int, ...], device: str) -> Sequence[Any]:
+def _paged(shape: tuple[int, ...]) -> Sequence[Any]:
     heads, length, width = shape[-3:]
     block_size, kv_heads = 16, max(heads // 4, 1)
     n_blocks = -(-length // block_size)
-    q, k, v = _tensors(device, (1, heads, width), *[(n_blocks, block_size, kv_heads, width)] * 2)
+    q, k, v = _tensors((1, heads, width), *[(n_blocks, block_size, kv_heads, width)] * 2)
     table = torch.arange(n_blocks).flip(0)[None]
     return q.detach(), k.detach(), v.detach(), table, torch.tensor([length])
 
 
-def _latent(shape: tuple[int, ...], device: str) -> Sequence[Any]:
+def _latent(shape: tuple[int, ...]) -> Sequence[Any]:
     *batch, heads, length, width = shape
     cache = [(*batch, length, 2 * width), (*batch, length, width)]
     queries, matrices = [(*batch, heads, width)] * 2, [(heads, width, 2 * width)] * 2
-    return [x.detach() for x in _tensors(device, *queries, *cache, *matrices)]
+    return [x.detach() for x in _tensors(*queries, *cache, *matrices)]
 
 
-INPUTS: dict[str, Callable[[tuple[int, ...], str], Sequence[Any]]] = {
-    "flash_forward": lambda shape, device: [x.detach() for x in _tensors(device, shape, shape, shape)],
+INPUTS: dict[str, Callable[[tuple[int, ...]], Sequence[Any]]] = {
+    "flash_forward": lambda shape: [x.detach() for x in _tensors(shape, shape, shape)],
     "flash_backward": _flash_backward,
-    "FlashAttention": lambda shape, device: _tensors(device, shape, shape, shape),
-    "Checkpoint": lambda shape, device: [_deep, *_tensors(device, shape)],
-    "checkpoint": lambda shape, device: [_deep, *_tensors(device, shape)],
+    "FlashAttention": lambda shape: _tensors(shape, shape, shape),
+    "Checkpoint": lambda shape: [_deep, *_tensors(shape)],
+    "checkpoint": lambda shape: [_deep, *_tensors(shape)],
     "checkpoint_sequential": _sequence,
     "sliding_window_attention": _window,
     "grouped_query_attention": _grouped,
     "split_kv_decode": _split,
     "paged_attention": _paged,
     "mla_decode": _latent,
-    "quantize_kv": lambda shape, device: [*(x.detach() for x in _tensors(device, shape, shape)), 4, 16],
-    "attention_with_sinks": lambda shape, device: [*_tensors(device, shape, shape, shape), 64, 4],
-    "attention_sink_logit": lambda shape, device: [
-        *_tensors(device, shape, shape, shape),
-        *_tensors(device, shape[-3:-2]),
+    "quantize_kv": lambda shape: [*(x.detach() for x in _tensors(shape, shape)), 4, 16],
+    "attention_with_sinks": lambda shape: [*_tensors(shape, shape, shape), 64, 4],
+    "attention_sink_logit": lambda shape: [
+        *_tensors(shape, shape, shape),
+        *_tensors(shape[-3:-2]),
     ],
 }
-"""Arguments of the labs' tasks that take more than tensors (see `labkit.trace.offer`), for a shape and a device."""
+"""Arguments of the labs' tasks that take more than tensors (see `labkit.trace.offer`), for a shape."""

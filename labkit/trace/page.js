@@ -11,11 +11,15 @@ const KINDS = { /* of tensors: the colour, and what the legend says */
   temporary: ["temporary", "temporary: a gradient on its way in the backward pass, or gone when its pass ends"],
   workspace: ["workspace", "workspace inside one operator"],
   allocated: ["temporary", "allocated"],
+  rest: ["input", "smaller blocks together: the page is thinned"],
 };
+const KIND_NAMES = Object.keys(KINDS);
 const COLOURS = [...new Set(Object.values(KINDS).map(([colour]) => colour))];
 const THERE_BEFORE = ["parameter", "input", "before"];
 const UNITS = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
 const SHORT = { forward: "fwd", backward: "bwd", optimizer: "opt" };
+const OUTSIDE = "outside of modules", BEFORE = "there before the run";
+const VIEWS = { tensors: "Tensors", modules: "Modules", lines: "Lines", kinds: "Kinds" };
 const SMALL_PX = 0.75, LEFT = 62, TOP = 24, BOTTOM = 22, FEWEST_STEPS = 12, MORE_ROWS = 200;
 
 const h = (tag, attributes = {}, ...children) => {
@@ -82,8 +86,9 @@ function makeView(run, top) {
   const events = index(run);
   const last = Math.max(run.steps.length - 1, 0);
   const shortList = matchMedia("(max-width: 600px)").matches ? 12 : 60;
-  const state = { step: run.peak_step, chosen: null, held: false, from: 0, to: run.steps.length, base: 0, rows: shortList, open: false };
-  let columns = [];
+  const state = { step: run.peak_step, chosen: null, held: false, from: 0, to: run.steps.length, base: 0, rows: shortList, open: false,
+    by: "tensors", unfolded: new Set(), filter: null, group: null };
+  let columns = [], groups = [], order = [];
 
   const button = (text, label, act) => {
     const made = h("button", { type: "button", "aria-label": label, title: label }, text);
@@ -95,8 +100,14 @@ function makeView(run, top) {
   const detail = h("div", { class: "detail", "aria-live": "polite" });
   const slider = h("input", { type: "range", min: "0", max: String(last), "aria-label": `Step of ${run.name}` });
   const body = h("tbody"), caption = h("caption");
-  const list = h("div", { class: "list", tabindex: "0" }, h("table", {}, caption,
-    h("thead", {}, h("tr", {}, h("th", {}, "bytes"), h("th", {}, "tensor"), h("th", {}, "made by"))), body));
+  const head = h("thead"), clear = button("", "Show all tensors again", () => { state.filter = null; redraw(); });
+  const choices = Object.entries(VIEWS).map(([by, text]) => {
+    const made = button(text, `Totals by: ${text}`, () => { state.by = by; state.filter = null; redraw(); });
+    made.dataset.by = by;
+    made.hidden = by === "modules" && run.lives.every(life => !life.module);
+    return made;
+  });
+  const list = h("div", { class: "list", tabindex: "0" }, h("div", { class: "buttons choices" }, ...choices, clear), h("table", {}, caption, head, body));
   const buttons = h("div", { class: "buttons" }, button("Peak", "Go to the peak", toPeak), slider,
     button("+", "Zoom in", () => zoom(0.5)), button("−", "Zoom out", () => zoom(2)), button("All", "Show all steps", () => zoom(Infinity)));
   if (run.before_bytes) buttons.append(button("Only the run's own", "Leave out what was there before", toggleBase));
@@ -126,6 +137,10 @@ function makeView(run, top) {
     columns = [];
     const small = SMALL_PX / (area.height - TOP - BOTTOM) * (top - state.base);
     sweep(events, wanted, (step, alive) => {
+      if (state.by !== "tensors") {
+        columns.push({ step, bands: groupBands(alive) });
+        return;
+      }
       const bands = [];
       let sum = 0;
       for (const id of alive) {
@@ -137,6 +152,97 @@ function makeView(run, top) {
       }
       columns.push({ step, bands });
     });
+  }
+
+  /* The bands of a column, one for each kind in each group, in the groups' order. */
+  function groupBands(alive) {
+    const sums = new Map(order.map(group => [group, new Map()]));
+    for (const id of alive) {
+      const { nbytes, kind } = run.lives[id], of = sums.get(groups[id]);
+      of.set(kind, (of.get(kind) ?? 0) + nbytes);
+    }
+    const bands = [];
+    let sum = 0;
+    for (const [group, of] of sums) for (const kind of KIND_NAMES) {
+      if (!of.has(kind)) continue;
+      bands.push({ id: -1, group, kind, begin: sum, end: sum += of.get(kind) });
+    }
+    return bands;
+  }
+
+  /* The group of each tensor, and the groups in order: modules as they are called, all others the largest first. */
+  function setGroups() {
+    const totals = new Map();
+    groups = run.lives.map(groupOf);
+    groups.forEach((group, id) => {
+      const atPeak = events.born[id] <= run.peak_step && run.peak_step < events.died[id];
+      totals.set(group, (totals.get(group) ?? 0) + (atPeak ? run.lives[id].nbytes : 0));
+    });
+    order = [...totals.keys()];
+    if (state.by === "modules") order.sort((a, b) => rankOf(a) - rankOf(b));
+    else order.sort((a, b) => totals.get(b) - totals.get(a));
+  }
+
+  /* Modules stand in the order of the tree. */
+  const nodes = new Map(); /* path to { rank, parent, children } */
+  function addNode(path, parent) {
+    if (!nodes.has(path)) nodes.set(path, { parent, children: [] }), nodes.get(parent)?.children.push(path);
+  }
+  for (const life of run.lives) {
+    const parts = life.module ? life.module.split(".") : [OUTSIDE];
+    parts.forEach((_, i) => addNode(parts.slice(0, i + 1).join("."), parts.slice(0, i).join(".")));
+  }
+  const ranks = new Map();
+  const rankOf = path => ranks.get(path);
+  (function walk(paths) { for (const path of paths) { ranks.set(path, ranks.size); walk(nodes.get(path).children); } })([...nodes.keys()].filter(path => nodes.get(path).parent === ""));
+  for (const [path, node] of nodes) if (node.parent === "") state.unfolded.add(path);
+
+  /* The module of a tensor, or the outermost module around it that is folded. */
+  function moduleShown(module) {
+    if (!module) return OUTSIDE;
+    const parts = module.split(".");
+    let path = parts[0];
+    for (let i = 1; i < parts.length && state.unfolded.has(path); i++) path += `.${parts[i]}`;
+    return path;
+  }
+
+  function lineKey(life) {
+    if (!life.op) return BEFORE;
+    const lines = stackOf(life.stack)?.lines ?? [];
+    if (!lines.length) return { backward: "the backward call", optimizer: "the optimizer's step" }[passAt(life.born)] ?? plainOp(life.op);
+    const line = run.lines[lines[0]];
+    return `${line.function}: ${line.text || `${line.file}:${line.number}`}`;
+  }
+
+  function groupOf(life) {
+    if (state.by === "modules") return moduleShown(life.module);
+    if (state.by === "lines") return lineKey(life);
+    return life.kind;
+  }
+
+  const matches = life => !state.filter || state.filter.test(life);
+
+  /* Shows the tensors of one group alone. */
+  function openGroup(by, key) {
+    const tests = {
+      modules: life => (life.module || OUTSIDE) === key || life.module.startsWith(`${key}.`),
+      module: life => (life.module || OUTSIDE) === key,
+      lines: life => lineKey(life) === key,
+      kinds: life => life.kind === key,
+    };
+    state.filter = { key, test: tests[by] };
+    state.by = "tensors";
+    state.group = null;
+    redraw();
+  }
+
+  function redraw() {
+    setGroups();
+    for (const each of choices) each.setAttribute("aria-pressed", String(each.dataset.by === state.by));
+    clear.textContent = state.filter ? `× ${state.filter.key}` : "";
+    clear.hidden = !state.filter;
+    draw();
+    show();
   }
 
   function prepared(canvas, { width, height }) {
@@ -172,13 +278,14 @@ function makeView(run, top) {
     context.clip();
     columns.forEach(({ bands }, column) => {
       const [left, wide] = place(column, area);
-      for (const { id, kind, begin, end } of bands) {
+      for (const [number, { id, group, kind, begin, end }] of bands.entries()) {
         const high = y(begin, area) - y(end, area);
         context.fillStyle = colour[KINDS[kind][0]];
         context.globalAlpha = id % 2 ? 1 : 0.84;
+        if (state.filter && !(id !== -1 && matches(run.lives[id]))) context.globalAlpha = 0.15;
         context.fillRect(left, y(end, area), wide, high);
         context.globalAlpha = 1;
-        if (high > 5 && id !== -1) {
+        if (high > 5 && (group === undefined ? id !== -1 : bands[number + 1]?.group !== group)) {
           context.fillStyle = colour.paper;
           context.fillRect(left, y(end, area), wide, 0.7);
         }
@@ -247,6 +354,17 @@ function makeView(run, top) {
       });
       context.globalAlpha = 1;
     }
+    if (state.group !== null) {
+      context.fillStyle = colour.mark;
+      context.globalAlpha = 0.55;
+      columns.forEach(({ bands }, column) => {
+        const own = bands.filter(band => band.group === state.group);
+        if (!own.length) return;
+        const [left, wide] = place(column, area);
+        context.fillRect(left, y(own.at(-1).end, area), wide, y(own[0].begin, area) - y(own.at(-1).end, area));
+      });
+      context.globalAlpha = 1;
+    }
     context.strokeStyle = colour.ink;
     context.lineWidth = 1.5;
     const at = x(state.step + 0.5, area);
@@ -278,7 +396,8 @@ function makeView(run, top) {
 
   /* "activation: layers.0.mlp"; a name that says the kind already stands alone. */
   function titleOf(life) {
-    const name = life.name || stackOf(life.stack)?.module || "";
+    const module = stackOf(life.stack)?.module ?? "";
+    const name = life.name || module.slice(module.indexOf(".") + 1);
     return name.startsWith(life.kind) ? name : [life.kind, name].filter(Boolean).join(": ");
   }
 
@@ -293,7 +412,10 @@ function makeView(run, top) {
     const by = step.for_gradient ? "for the gradient of " : "";
     const caller = callerOf(stack, state.step, step.op);
     if (caller !== plainOp(step.op)) lines.push(h("p", {}, by, caller, stack?.module ? ` in ${stack.module}` : ""));
-    if (state.chosen === null) lines.push(wholeStack(stack));
+    if (state.group !== null) {
+      const total = totalsAt(state.step).get(state.group)?.all ?? 0;
+      lines.push(h("p", {}, h("strong", {}, state.group), `: ${bytes(total)}`));
+    } else if (state.chosen === null) lines.push(wholeStack(stack));
     else lines.push(...describeChosen(run.lives[state.chosen]));
     detail.replaceChildren(...lines);
     slider.value = String(state.step);
@@ -313,8 +435,68 @@ function makeView(run, top) {
 
   const colourOf = life => `background: var(--${KINDS[life.kind][0]})`;
 
+  /* Bytes of every group at a step, by kind; of modules with all that is in them. */
+  function totalsAt(step) {
+    const found = new Map();
+    for (const id of aliveAt(events, step)) {
+      for (let group = groups[id]; group; group = state.by === "modules" ? nodes.get(group).parent : "") {
+        if (!found.has(group)) found.set(group, { all: 0, kinds: new Map() });
+        const total = found.get(group), { nbytes, kind } = run.lives[id];
+        total.all += nbytes;
+        total.kinds.set(kind, (total.kinds.get(kind) ?? 0) + nbytes);
+      }
+    }
+    return found;
+  }
+
+  function bar(total, most) {
+    return h("span", { class: "bar" }, ...KIND_NAMES.filter(kind => total.kinds.has(kind)).map(kind =>
+      h("b", { title: `${kind}: ${bytes(total.kinds.get(kind))}`, style: `width: ${100 * total.kinds.get(kind) / most}%; background: var(--${KINDS[kind][0]})` })));
+  }
+
+  function fold(path) {
+    const open = state.unfolded.has(path), name = `${open ? "Fold" : "Unfold"} ${path}`;
+    const made = h("button", { type: "button", class: "fold", "aria-label": name, title: name, "aria-expanded": String(open) }, open ? "▾" : "▸");
+    made.addEventListener("click", event => {
+      event.stopPropagation();
+      state.unfolded[open ? "delete" : "add"](path);
+      redraw();
+    });
+    return made;
+  }
+
+  function showTotals() {
+    const now = totalsAt(state.step), peak = totalsAt(run.peak_step), none = { all: 0, kinds: new Map() };
+    const shown = state.by === "modules" ? [...new Set([...now.keys(), ...peak.keys()])].sort((a, b) => rankOf(a) - rankOf(b))
+      : order.filter(group => now.has(group) || peak.has(group)).sort((a, b) => (now.get(b)?.all ?? 0) - (now.get(a)?.all ?? 0));
+    const most = Math.max(...[...now.values()].map(total => total.all), 1);
+    caption.textContent = `${VIEWS[state.by]} at step ${state.step + 1}${state.step === run.peak_step ? ", the peak" : ""}; a click shows the tensors`;
+    head.replaceChildren(h("tr", {}, h("th", {}, "bytes"), h("th", {}, state.by.slice(0, -1)), h("th", {}, "at the peak")));
+    body.replaceChildren(...shown.slice(0, state.rows).map(group => {
+      const total = now.get(group) ?? none, node = state.by === "modules" ? nodes.get(group) : null;
+      const indent = node ? `padding-left: ${0.5 + 0.9 * (group === OUTSIDE ? 0 : group.split(".").length - 1)}rem` : "";
+      const name = node && node.parent ? group.slice(node.parent.length + 1) : group;
+      const row = h("tr", group === state.group ? { class: "chosen" } : {}, h("td", {}, total.all.toLocaleString("en-US")),
+        h("td", { style: indent }, node?.children.length ? fold(group) : "", node ? name : h("code", {}, name), bar(total, most)),
+        h("td", { "data-label": "at the peak " }, (peak.get(group)?.all ?? 0).toLocaleString("en-US")));
+      row.addEventListener("click", () => openGroup(state.by, group));
+      return row;
+    }));
+    if (shown.length > state.rows) {
+      body.append(h("tr", {}, h("td", { colspan: "3" }, button(`and ${shown.length - state.rows} more`, "Show more", () => { state.rows += MORE_ROWS; show(); }))));
+    }
+  }
+
   function show() {
-    const ids = aliveAt(events, state.step).sort((a, b) => run.lives[b].nbytes - run.lives[a].nbytes);
+    if (state.by === "tensors") showTensors();
+    else showTotals();
+    describe();
+    drawOver();
+  }
+
+  function showTensors() {
+    head.replaceChildren(h("tr", {}, h("th", {}, "bytes"), h("th", {}, "tensor"), h("th", {}, "made by")));
+    const ids = aliveAt(events, state.step).filter(id => matches(run.lives[id])).sort((a, b) => run.lives[b].nbytes - run.lives[a].nbytes);
     caption.textContent = `${ids.length} alive at step ${state.step + 1}${state.step === run.peak_step ? ", the peak" : ""}`;
     body.replaceChildren(...ids.slice(0, state.rows).map(id => {
       const life = run.lives[id];
@@ -330,8 +512,6 @@ function makeView(run, top) {
       const more = button(`and ${rest.length} more, ${bytes(rest.reduce((sum, id) => sum + run.lives[id].nbytes, 0))}`, "Show more", () => { state.rows += MORE_ROWS; show(); });
       body.append(h("tr", {}, h("td", { colspan: "3" }, more)));
     }
-    describe();
-    drawOver();
   }
 
   function choose(id) { state.chosen = id; show(); }
@@ -365,13 +545,13 @@ function makeView(run, top) {
   }
 
   function up(by) {
-    const ids = aliveAt(events, state.step);
+    const ids = state.by === "tensors" ? aliveAt(events, state.step).filter(id => matches(run.lives[id])) : [];
     if (!ids.length) return;
     const at = ids.indexOf(state.chosen);
     choose(ids[at === -1 ? (by > 0 ? 0 : ids.length - 1) : clamp(at + by, 0, ids.length - 1)]);
   }
 
-  function letGo() { state.held = false; choose(null); }
+  function letGo() { state.held = false; state.group = null; choose(null); }
 
   chart.addEventListener("keydown", event => {
     const far = event.shiftKey ? 10 : 1;
@@ -393,6 +573,7 @@ function makeView(run, top) {
     if (!column) return;
     const value = state.base + (area.height - BOTTOM - (clientY - box.top)) / (area.height - BOTTOM - TOP) * (top - state.base);
     state.step = column.step;
+    state.group = column.bands.find(band => band.begin <= value && value < band.end)?.group ?? null;
     state.chosen = column.bands.find(band => band.begin <= value && value < band.end && band.id !== -1)?.id ?? null;
     show();
   }
@@ -406,6 +587,10 @@ function makeView(run, top) {
   chart.addEventListener("pointerdown", event => {
     const was = state.chosen;
     point(event);
+    if (state.group !== null) {
+      openGroup(state.by, state.group);
+      return;
+    }
     state.held = event.pointerType === "mouse" && state.chosen !== null && !(state.held && was === state.chosen);
   });
   chart.addEventListener("wheel", event => {
@@ -416,7 +601,31 @@ function makeView(run, top) {
   }, { passive: false });
   slider.addEventListener("input", () => goTo(Number(slider.value)));
 
-  return { section, draw, show: () => run.steps.length && show() };
+  return { section, draw, openGroup, show: () => run.steps.length && redraw() };
+}
+
+/* Where two runs differ at their peaks: rows of name, bytes of the first, bytes of the second. */
+function differenceTable(by, rows) {
+  const body = h("tbody"), number = count => count.toLocaleString("en-US");
+  const fill = most => {
+    body.replaceChildren(...rows.slice(0, most).map(([name, first, second]) => {
+      const row = h("tr", {}, h("td", {}, `${second > first ? "+" : "−"}${number(Math.abs(second - first))}`),
+        h("td", {}, by === "line" ? h("code", {}, name) : name), 
+        ...[first, second].map((count, i) => h("td", { "data-label": `${RUNS[i].name} ` }, number(count))));
+      row.addEventListener("click", () => {
+        views.forEach(view => view.openGroup(by === "line" ? "lines" : "module", name));
+        main.scrollIntoView();
+      });
+      return row;
+    }));
+    if (rows.length > most) {
+      const more = h("button", { type: "button" }, `and ${rows.length - most} more`);
+      more.addEventListener("click", () => fill(rows.length));
+      body.append(h("tr", {}, h("td", { colspan: "4" }, more)));
+    }
+  };
+  fill(10);
+  return h("table", {}, h("caption", {}, `By ${by}`), h("thead", {}, h("tr", {}, h("th", {}, "difference"), h("th", {}, by), ...RUNS.map(run => h("th", {}, run.name)))), body);
 }
 
 const highest = 1.05 * Math.max(...RUNS.map(run => run.before_bytes + run.peak_bytes), 1);
@@ -427,6 +636,12 @@ document.getElementById("legend").append(...Object.entries(KINDS).filter(([kind]
   h("li", {}, h("i", { style: `background: var(--${colour})` }), text)));
 if (views.length > 1) main.classList.add("several");
 main.append(...views.map(view => view.section));
+const differing = Object.entries(DIFFERENCES).filter(([, rows]) => rows.length);
+if (differing.length) {
+  main.after(h("section", { class: "differences" }, h("h2", {}, "Where they differ at their peaks"),
+    h("p", { class: "muted" }, "Bytes of the second less those of the first. A click shows the tensors in both."),
+    h("div", {}, ...differing.map(([by, rows]) => differenceTable(by, rows)))));
+}
 const drawAll = () => views.forEach(view => { view.draw(); view.show(); });
 new ResizeObserver(drawAll).observe(main);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);

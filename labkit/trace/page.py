@@ -12,6 +12,8 @@ from typing import Any
 
 from labkit.labs.catalog import ROOT
 from labkit.meters.tracing import Trace
+from labkit.trace.thin import thinned
+from labkit.trace.totals import differences
 
 FOLDER = Path(__file__).parent
 VIEWER = ("page.css", "page.js")
@@ -47,6 +49,7 @@ def page(runs: Sequence[tuple[str, Trace]], *, viewer: str = "", back: tuple[str
         "script": f'<script src="{viewer}{VIEWER[1]}"></script>' if viewer else f"<script>\n{script}</script>",
         "back": f'<a href="{html.escape(back[0])}">{html.escape(back[1])}</a>' if back else "",
         "data": script_text([as_data(name, trace) for name, trace in runs]),
+        "differences": script_text(differences(runs[0][1], runs[1][1]) if len(runs) == 2 else {}),
     }
     template = (FOLDER / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{ (\w+) \}\}", lambda mark: parts[mark[1]], template)
@@ -66,14 +69,15 @@ def write(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
     if path.suffix not in (".html", ".json", ".svg", ".png"):
         raise ValueError(f"{path.name}: traces are written as .html, .json, .svg or .png")
     path.parent.mkdir(parents=True, exist_ok=True)
+    shown = [(name, thinned(trace)) for name, trace in runs] if path.suffix != ".json" else runs
     if path.suffix == ".html":
-        path.write_text(page(runs, back=_guide_from(path)), encoding="utf-8")
+        path.write_text(page(shown, back=_guide_from(path)), encoding="utf-8")
     elif path.suffix == ".json":
         path.write_text(json.dumps([as_data(name, trace) for name, trace in runs], indent=1), encoding="utf-8")
     else:
         from labkit.trace.picture import save_picture
 
-        save_picture(path, runs)
+        save_picture(path, shown)
 
 
 def _guide_from(path: Path) -> tuple[str, str] | None:

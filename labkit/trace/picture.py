@@ -19,6 +19,7 @@ COLOURS = {
     "temporary": "#6db3e2",
     "workspace": "#d9603b",
     "allocated": "#6db3e2",
+    "rest": "#b8bfc6",
 }
 UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
 

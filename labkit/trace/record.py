@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._guards import active_fake_mode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
@@ -15,8 +17,9 @@ from labkit.meters.profiler import allocated_and_released
 from labkit.meters.tracing import MARK, Life, Trace, TracingMeter
 from labkit.trace.inputs import parameters_of
 
-SIMULATED = "Simulated: the workspace inside kernels is not counted."
-PLAIN_FORM = "Simulated, scaled_dot_product_attention takes its plain form, with all its scores."
+SIMULATED = "Simulated: workspace inside kernels is not counted"
+WITH_WORKSPACE = ("flash_attention", "convolution", "mkldnn", "norm_backward", "fft")
+"""Operators with one of these in their names may have a workspace on the CPU."""
 COUNTED = (
     "Workspace inside kernels is counted; it differs between devices. Not counted: Python's numbers as operands, "
     "8 bytes each, and the random state that torch.utils.checkpoint sets aside, 5,056 bytes."
@@ -32,12 +35,14 @@ def record(
     backward: bool = True,
     steps: int = 1,
     optimizer: Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer] | None = None,
-    simulated: bool = False,
 ) -> Trace:
     """Call `function` on `arguments`, then the backward pass where results require grad, and follow every allocation.
 
     The backward pass begins at the scalars among the results, if any: they are the loss. Otherwise it begins at all
     results, with gradients of ones that are made when the forward pass is over.
+
+    Under torch's FakeTensorMode, in which the arguments and the module were made, nothing is computed: a model of any
+    size takes seconds. Functions compiled by `torch.compile` run uncompiled, since compiled ones show no operators.
 
     Args:
         function: a function or a `torch.nn.Module`.
@@ -46,16 +51,19 @@ def record(
         steps: how often both passes run; gradients are set to None after each.
         optimizer: makes an optimizer, which takes a step after each backward pass, of the parameters of the module, or
             of the arguments that require grad.
-        simulated: arguments and parameters are meta tensors, and so are those that the function makes.
+
+    Raises:
+        DataDependentOutputException, DynamicOutputShapeException: the function needs values under a FakeTensorMode.
     """
     named = list(_named_tensors(function, arguments))
     module = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
     owned: list[torch.Tensor] = list(module.parameters()) if isinstance(module, torch.nn.Module) else []
     learned = owned or [tensor for _, tensor in named if tensor.requires_grad]
     meter = TracingMeter()
+    simulated = active_fake_mode() is not None
     profiler: Any = None if simulated else profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     looking_on: AbstractContextManager[Any] = nullcontext() if profiler is None else profiler
-    with looking_on, meter, torch.device("meta") if simulated else nullcontext():
+    with looking_on, _uncompiled(), meter:
         if isinstance(module, torch.nn.Module):
             meter.know_module(module)
         for name, tensor in named:
@@ -73,12 +81,19 @@ def record(
     if backward and not has_gradient:
         trace.notes.append("No backward pass: no tensor among the results requires grad.")
     if profiler is None:
-        trace.notes.append(SIMULATED)
-        if any("scaled_dot_product_attention" in line.text for line in trace.lines):
-            trace.notes.append(PLAIN_FORM)
+        ops = sorted({step.op.removeprefix("aten::") for step in trace.steps})
+        kernels = [op for op in ops if any(part in op for part in WITH_WORKSPACE)]
+        trace.notes.append(f"{SIMULATED}: that of {', '.join(kernels)}." if kernels else f"{SIMULATED}.")
     else:
         _add_workspace(trace, profiler)
     return trace
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Runs compiled functions without the compiler, if there are any: importing it takes seconds."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def _run_backward(results: Any, meter: TracingMeter) -> bool:

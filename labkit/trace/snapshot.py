@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from labkit.meters.arrays import collector_waits
 from labkit.meters.tracing import Life, Line, Stack, Step, Trace
 from labkit.trace.shapes import CannotTrace
 
@@ -27,15 +29,15 @@ def read_snapshot(file: Path) -> list[tuple[str, Trace]]:
         CannotTrace: the file is no such snapshot, or holds nothing.
     """
     try:
-        with file.open("rb") as stream:
+        with file.open("rb") as stream, collector_waits():  # it would look through millions of objects, again and again
             snapshot = _PlainUnpickler(stream).load()
-        blocks = _blocks_by_device(snapshot["segments"])
-        histories = dict(enumerate(snapshot["device_traces"]))
-        found = [
-            (f"{file.name}, GPU {device}", _Replay(histories.get(device, []), blocks.get(device, [])).trace)
-            for device in sorted(histories.keys() | blocks)
-            if histories.get(device) or blocks.get(device)
-        ]
+            blocks = _blocks_by_device(snapshot["segments"])
+            histories = dict(enumerate(snapshot["device_traces"]))
+            found = [
+                (f"{file.name}, GPU {device}", _Replay(histories.get(device, []), blocks.get(device, [])).trace)
+                for device in sorted(histories.keys() | blocks)
+                if histories.get(device) or blocks.get(device)
+            ]
     except (pickle.UnpicklingError, EOFError) as error:
         raise CannotTrace(f"{file.name}: {error or 'no pickle'}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -70,6 +72,7 @@ class _Replay:
         self._alive: dict[int, Life] = {}
         self._numbers: dict[Line, int] = {}
         self._stacks: dict[Stack, int] = {}
+        self._stack_of_frames: dict[tuple[int, ...], int] = {}
         self._live = 0  # over what was there before
         for entry in history:
             self._play(entry)
@@ -82,6 +85,10 @@ class _Replay:
 
     def _play(self, entry: Mapping[str, Any]) -> None:
         action, here = entry["action"], len(self.trace.steps)
+        if action == "annotate" and entry["addr"] in self._alive:
+            self._alive[entry["addr"]].name = str(entry.get("user_metadata") or "")
+        if action not in ("alloc", "free_completed", "oom"):
+            return  # segments, requests and names change nothing that tensors hold
         stack = self._stack_of(entry)
         if action == "alloc":
             kind, name = "allocated", str(entry.get("user_metadata") or "")
@@ -94,10 +101,8 @@ class _Replay:
             life = self._alive.pop(address) if address in self._alive else self._add_before(entry["size"], None)
             life.died = here
             self._live -= life.nbytes
-        elif action == "oom":
+        else:
             action = f"out of memory: {entry['size']:,} bytes requested, {entry['device_free']:,} free"
-        else:  # segments and requests change nothing that tensors hold
-            return
         self.trace.steps.append(Step(action, None, stack, False, self._live))
 
     def _add_before(self, nbytes: int, stack: int | None) -> Life:
@@ -107,9 +112,15 @@ class _Replay:
 
     def _stack_of(self, entry: Mapping[str, Any]) -> int | None:
         frames = entry.get("frames") or []
-        shown = [frame for frame in frames if _is_user_code(frame["filename"])] or frames
-        if not shown:
+        if not frames:
             return None
+        key = tuple(map(id, frames))  # torch writes a frame once, and it is one object in all entries
+        if key not in self._stack_of_frames:
+            self._stack_of_frames[key] = self._stack_number(frames)
+        return self._stack_of_frames[key]
+
+    def _stack_number(self, frames: Sequence[Mapping[str, Any]]) -> int:
+        shown = [frame for frame in frames if _is_user_code(frame["filename"])] or frames
         lines = [Line(frame["filename"].rsplit("/")[-1], frame["line"], frame["name"], "") for frame in shown]
         for line in lines:
             if line not in self._numbers:
@@ -122,6 +133,7 @@ class _Replay:
         return self._stacks[stack]
 
 
+@cache
 def _is_user_code(file: str) -> bool:
     """Whether a file is Python code outside torch. The paths are those of another machine."""
     return (file.endswith(".py") or file.startswith("<ipython")) and "-packages/torch/" not in file

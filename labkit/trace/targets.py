@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -13,10 +14,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, unset_fake_temporarily
+from torch.utils._pytree import tree_leaves
 
 from labkit.labs.catalog import ROOT, UnknownLab, find_lab, find_task
-from labkit.trace.inputs import INPUTS, SEED, SHAPE, make_inputs, moved
+from labkit.trace.inputs import INPUTS, SEED, SHAPE, make_inputs
 from labkit.trace.offer import can_be_traced
 from labkit.trace.shapes import CannotTrace, Shape
 
@@ -32,16 +35,16 @@ class Target:
     inputs: Callable[[Sequence[Shape]], Arguments]
 
 
-def find_target(
-    words: Sequence[str], *, init: str | None = None, factory: str | None = None, device: str = "cpu"
-) -> Target:
+def find_target(words: Sequence[str], *, init: str | None = None, factory: str | None = None) -> Target:
     """The target that one word, FILE:NAME, PACKAGE.MODULE:NAME or LAB:TASK, or two, LAB TASK, name.
+
+    Under a FakeTensorMode files are loaded and modules made in that mode where they can be. Otherwise they are made
+    with values, and fake tensors replace these.
 
     Args:
         init: arguments, as Python in the target's module: the target is called with them, and what that returns is
             traced. A class is called without arguments where none are given.
         factory: FILE:FUNCTION of a function that returns the target's arguments: a tuple, or a dict by name.
-        device: "meta" for a simulation; files are loaded and modules made there where they can be.
 
     Raises:
         CannotTrace: there is no such file, module or name, or it needs arguments.
@@ -56,15 +59,15 @@ def find_target(
         )
     is_file = where.endswith(".py") or Path(where).is_file()
     if not is_file and (len(words) > 1 or not _is_module(where)):
-        target = _of_lab(where, name, device)
+        target = _of_lab(where, name)
     else:
-        module = _load_file(Path(where), device) if is_file else _import(where)
-        function = _made(_look_up(module, where, name), module, name, init, device)
-        target = Target(name, function, lambda shapes: make_inputs(function, name, shapes, device))
+        module = _load_file(Path(where)) if is_file else _import(where)
+        function = _made(_look_up(module, where, name), module, name, init)
+        target = Target(name, function, lambda shapes: make_inputs(function, name, shapes))
     if factory:
         file, _, maker = factory.rpartition(":")
-        make = _look_up(_load_file(Path(file or "."), device), file, maker)
-        target.inputs = lambda _shapes: tree_map(lambda value: moved(value, device), _as_arguments(make()))
+        make = _look_up(_load_file(Path(file or ".")), file, maker)
+        target.inputs = lambda _shapes: _as_arguments(_simulated(_attempt(make)))
     return target
 
 
@@ -82,17 +85,17 @@ def find_optimizer(text: str) -> Callable[[Iterable[torch.Tensor]], torch.optim.
     return lambda parameters: eval(f"kind(parameters, {arguments})", {"kind": kind, "parameters": parameters})
 
 
-def _of_lab(number: str, name: str, device: str) -> Target:
+def _of_lab(number: str, name: str) -> Target:
     lab = find_lab(number)
     task = find_task(lab, name)
-    module = _load_file(lab.student_file, device)
-    function = _made(_look_up(module, str(lab.student_file), task.name), module, task.name, None, device)
+    module = _load_file(lab.student_file)
+    function = _made(_look_up(module, str(lab.student_file), task.name), module, task.name, None)
     if not can_be_traced(lab, task):
         raise CannotTrace(f"{lab.label} {task.name} has no inputs here: --inputs FILE:FUNCTION makes them")
     named = f"{lab.label} {task.name}"
     if maker := INPUTS.get(task.name):
-        return Target(named, function, lambda shapes: maker(_one_shape(shapes), device))
-    return Target(named, function, lambda shapes: make_inputs(function, task.name, shapes, device))
+        return Target(named, function, lambda shapes: maker(_one_shape(shapes)))
+    return Target(named, function, lambda shapes: make_inputs(function, task.name, shapes))
 
 
 def _one_shape(shapes: Sequence[Shape]) -> tuple[int, ...]:
@@ -110,7 +113,7 @@ def _look_up(module: ModuleType, where: str, name: str) -> Any:
     return _uncompiled(found)
 
 
-def _made(found: Any, module: ModuleType, name: str, init: str | None, device: str) -> Any:
+def _made(found: Any, module: ModuleType, name: str, init: str | None) -> Any:
     """The function to trace: the target itself, or its result when it is called with `init`."""
     if isinstance(found, type) and issubclass(found, torch.autograd.Function):
         return found.apply
@@ -120,11 +123,11 @@ def _made(found: Any, module: ModuleType, name: str, init: str | None, device: s
     if init is not None:
         known = _Names(module)
         known["the_target"] = found
-        found = _on(device, lambda: eval(f"the_target({init})", {"torch": torch}, known))
+        found = _attempt(lambda: eval(f"the_target({init})", {"torch": torch}, known))
     found = _uncompiled(found)
     if not callable(found):
         raise CannotTrace(f"{name} returned a {type(found).__name__}, which cannot be called")
-    return found.to(device) if isinstance(found, torch.nn.Module) and device == "meta" else found
+    return _simulated(found)
 
 
 def _uncompiled(found: Any) -> Any:
@@ -156,15 +159,26 @@ class _Names(dict[str, Any]):
             raise KeyError(name) from None
 
 
-def _on(device: str, make: Callable[[], Any]) -> Any:
-    """The result of `make`, with its tensors on the meta device if `device` is "meta" and that works."""
-    if device == "meta":
-        try:
-            with torch.device("meta"):
-                return make()
-        except Exception:  # it needs values, or a device of its own: whatever is wrong otherwise is seen below
-            pass
-    return make()
+def _attempt(make: Callable[[], Any]) -> Any:
+    """The result of `make`, run without the active FakeTensorMode if it fails in it, as code that needs values does."""
+    if active_fake_mode() is None:
+        return make()
+    try:
+        return make()
+    except Exception:  # whatever is wrong otherwise is seen below
+        with unset_fake_temporarily():
+            return make()
+
+
+def _simulated(made: Any) -> Any:
+    """A copy of a module or of arguments with fake tensors for real ones, under a FakeTensorMode."""
+    mode = active_fake_mode()
+    parts = made.state_dict(keep_vars=True) if isinstance(made, torch.nn.Module) else made
+    real = [leaf for leaf in tree_leaves(parts) if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor)]
+    if mode is None or not real:
+        return made
+    with FakeCopyMode(mode):
+        return copy.deepcopy(made)
 
 
 def _is_module(where: str) -> bool:
@@ -188,10 +202,10 @@ def _import(where: str) -> ModuleType:
         raise
 
 
-def _load_file(file: Path, device: str) -> ModuleType:
+def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise CannotTrace(f"there is no file {file}")
-    name = f"traced_{abs(hash((file.resolve(), device)))}"
+    name = f"traced_{abs(hash((file.resolve(), id(active_fake_mode()))))}"
     if name in sys.modules:
         return sys.modules[name]
     folder, parts = file.resolve().parent, [file.stem]
@@ -201,8 +215,8 @@ def _load_file(file: Path, device: str) -> ModuleType:
         if path not in sys.path:
             sys.path.append(path)
     if len(parts) > 1:
-        return _on(device, lambda: importlib.import_module(".".join(parts)))
-    return _on(device, lambda: _execute(name, file))
+        return _attempt(lambda: importlib.import_module(".".join(parts)))
+    return _attempt(lambda: _execute(name, file))
 
 
 def _execute(name: str, file: Path) -> ModuleType:

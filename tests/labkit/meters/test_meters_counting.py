@@ -133,20 +133,10 @@ class TestRefusals:
         with pytest.raises(RuntimeError, match="no CUDA device here"):
             meter_for("cuda:0")
 
-    def test_fake_tensors(self):
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        with FakeTensorMode():
-            fake = torch.ones(3)
-            with pytest.raises(RuntimeError, match="FakeTensorMode is on"):
-                counted(torch.ones, 3)
-        with pytest.raises(RuntimeError, match="FakeTensor"):
-            counted(torch.add, fake, fake)
-
     def test_fake_cuda(self):
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with AllocationMeter(), FakeTensorMode(), pytest.raises(RuntimeError, match="FakeTensorMode is on"):
+        with AllocationMeter(), FakeTensorMode(), pytest.raises(RuntimeError, match="a tensor on cuda"):
             torch.ones(3, device="cuda")
 
     def test_other_devices_and_rounding_to_nothing(self):

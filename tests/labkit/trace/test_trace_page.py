@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from playwright.sync_api import Browser, Page, expect
+from torch import nn
 
 from labkit.trace.page import write
 from labkit.trace.record import record
@@ -40,6 +41,37 @@ def step_shown(page: Page) -> int:
     return int(re.match(r"Step ([\d,]+) of", page.locator(".detail").inner_text())[1])
 
 
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).tanh()
+
+
+def folded_modules(page: Page, folder: Path) -> None:
+    """Unfold a module, show its tensors, then those of a difference between two runs."""
+    runs = [(name, record(Net(), [torch.ones(n, 16)], steps=1)) for name, n in (("short", 8), ("long", 32))]
+    write(folder / "two.html", runs)
+    page.goto((folder / "two.html").as_uri())
+    first = page.locator("main section").first
+    first.locator("[data-by=modules]").click()
+    expect(first.locator("tbody tr")).to_have_count(3)
+    first.locator("[aria-label='Unfold Net.layers']").click()
+    expect(first.locator("tbody tr")).to_have_count(5)
+    first.locator("tbody tr", has_text="layers").first.click()
+    expect(first.locator("[aria-label='Show all tensors again']")).to_contain_text("Net.layers")
+    shown = first.locator("tbody tr")
+    assert shown.count() > 3
+    assert all("layers" in text for text in shown.all_inner_texts())
+    expect(page.locator(".differences")).to_contain_text("return self.layers(x).tanh()")
+    page.locator(".differences tr", has_text="tanh").first.click()
+    for each in page.locator("main section").all():
+        expect(each.locator("[aria-label='Show all tensors again']")).to_contain_text("tanh")
+    assert page.evaluate("document.documentElement.scrollWidth") == page.viewport_size["width"]
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_a_page_is_walked_through(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -52,7 +84,7 @@ def test_a_page_is_walked_through(browser: Browser, tmp_path: Path, width: int, 
     page.goto(traced(tmp_path, attention, *[(2, 64, 16)] * 3))
     expect(page.locator(".detail")).to_contain_text("alive, the peak")
     assert page.evaluate("document.documentElement.scrollWidth") == width, "cut or wider than the window"
-    page.evaluate("document.querySelectorAll('.list button').forEach(more => more.click())")
+    page.evaluate("document.querySelectorAll('.list tbody button').forEach(more => more.click())")
     sizes = [int(text.replace(",", "")) for text in page.locator("tbody td:first-child").all_inner_texts()]
     made, before = (
         int(n.replace(",", "")) for n in re.findall(r"([\d,]+) B", page.locator("header span").inner_text())
@@ -74,6 +106,7 @@ def test_a_page_is_walked_through(browser: Browser, tmp_path: Path, width: int, 
     page.locator(".chart").click(position={"x": 0.5 * box["width"], "y": box["height"] - 30})
     expect(page.locator(".detail")).to_contain_text("input: ")
 
+    folded_modules(page, tmp_path)
     page.goto(traced(tmp_path, long, (8,)))
     page.locator(".chart").focus()
     page.keyboard.press("End")
