@@ -6,12 +6,13 @@ Replaces the content of the element #tile-loop, which readers see where no scrip
 
   const { h, say, makePlayer, keepInAddress } = stepPlayer;
   const { DEFAULTS, PRESETS, parse } = tileLoop;
+  const OPENING = "at=31"; // the fullest moment, in the last row of tiles: an empty picture says nothing
 
   function start() {
     const hook = document.getElementById("tile-loop");
     if (!hook) return;
     const address = keepInAddress({ read: (params) => change({ ...DEFAULTS, ...parse(params) }), write: toAddress });
-    const { at: first, ...given } = { ...DEFAULTS, ...parse(address.given() || "") };
+    const { at: first, ...given } = { ...DEFAULTS, ...parse(address.given() || OPENING) };
     let state = given;
     let view = look(state);
     const page = build();
