@@ -22,6 +22,10 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
 }
 """Captions, and the pages below them as far as they are there. Sphinx warns of a page that none names."""
 CHAPTER = re.compile(r"docs/(\d\d)_\w+")
+ASIDE = re.compile(
+    r'<details class="on-this-page">.*?</details>|<a class="headerlink".*?</a>|<(script|style)\b.*?</\1>', re.DOTALL
+)
+"""What of a page no search is to quote."""
 LONG = 8
 """Sections from which on a page begins with its contents where the window has no room for them at the side."""
 TAG = re.compile(r'<(?:script src|link rel="stylesheet" href)="[^"]+">(?:</script>)?')
@@ -71,7 +75,7 @@ def write_search_texts(app: Sphinx, error: Exception | None) -> None:
     for page in sorted(app.env.found_docs):
         html = Path(app.outdir, f"{page}.html").read_text(encoding="utf-8")
         article = html.partition('<div class="body">')[2].partition("</article>")[0]
-        article = re.sub(r"<(script|style|details class)\b.*?</\1>", "", article, flags=re.DOTALL)
+        article = ASIDE.sub("", article)
         texts[f"{page}.html"] = re.sub(r"\s+", " ", re.sub(r"<(?!/?section\b)[^>]*>", " ", article))
     script = f"globalThis.SEARCH_TEXTS = {json.dumps(texts, ensure_ascii=False)};\n"
     Path(app.outdir, "_static", "search_texts.js").write_text(script, encoding="utf-8")

@@ -110,6 +110,7 @@ Replaces the content of the element #tile-loop, which readers see where no scrip
       const left = [
         h("div", { class: "pl-panel tl-picture" }, h("h3", {}, "The score matrix, tile by tile"), matrix, legend),
         player.element,
+        matrixNote,
       ];
       const right = [
         h("div", { class: "pl-panel tl-sram" }, h("h3", {}, "In SRAM now"), sramBar),
@@ -120,7 +121,6 @@ Replaces the content of the element #tile-loop, which readers see where no scrip
       root.append(
         setting,
         h("div", { class: "tl-stage", tabindex: 0, role: "group", "aria-label": label }, h("div", {}, left), h("div", {}, right)),
-        matrixNote,
         controls.element,
         guess.element,
         h("div", { class: "pl-panel" }, h("h3", {}, "Bytes moved between HBM and SRAM"), traffic),
