@@ -8,8 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from labstaff.figure_shapes import arrow, box, canvas, say
-from labstaff.figures import BLUE, MUTED, ORANGE, Recipe
+from labstaff.figures import BLUE, MUTED, ORANGE, Recipe, arrow, box, canvas, say
 
 N_BLOCKS, BLOCK = 8, 64
 

@@ -7,8 +7,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from labstaff.figure_shapes import arrow, box, canvas, say
-from labstaff.figures import BLUE, GREEN, MUTED, ORANGE, PINK, Recipe
+from labstaff.figures import BLUE, GREEN, MUTED, ORANGE, PINK, Recipe, arrow, box, canvas, say
 
 BLOCK, WIDTH, BYTES = 64, 64, 4
 EXP_PER_S, FLOPS = 3.9e12, 989e12  # of an H100: FlashAttention-3, section 3.1

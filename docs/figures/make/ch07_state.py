@@ -7,8 +7,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from labstaff.figure_shapes import arrow, box, canvas, say
-from labstaff.figures import BLUE, GRID, MUTED, ORANGE, Recipe
+from labstaff.figures import BLUE, GRID, MUTED, ORANGE, Recipe, arrow, box, canvas, say
 
 N, CHUNK, WIDTH = 16, 4, 64
 

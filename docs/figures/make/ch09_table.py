@@ -8,8 +8,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from labstaff.figure_shapes import arrow, box, canvas, say
-from labstaff.figures import BLUE, INK, MUTED, ORANGE, Recipe
+from labstaff.figures import BLUE, INK, MUTED, ORANGE, Recipe, arrow, box, canvas, say
 
 BLOCK, POOL, TABLE, UNUSED = 2, 8, [5, 2, -1], 0
 N_TOKENS = 3

@@ -7,8 +7,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from labstaff.figure_shapes import box
-from labstaff.figures import BLUE, ORANGE, Recipe
+from labstaff.figures import BLUE, ORANGE, Recipe, box
 
 LOAD, PRODUCT, TILES, STAGES = 2, 1, 6, (1, 2, 3)
 STAGE_BYTES = 2 * 64 * 64 * 2  # K and V, 64 keys of width 64 in float16

@@ -7,8 +7,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from labstaff.figure_shapes import arrow, box, canvas, say
-from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, Recipe
+from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, Recipe, arrow, box, canvas, say
 
 HEADS, NOPE, ROPE, LATENT, VALUE = 128, 128, 64, 512, 128  # DeepSeek-V2
 
