@@ -1,7 +1,8 @@
 """Chapter 10: Lab 10's kernels, compiled, against the built-in attention on a CUDA device.
 
 Float16, causal and not. A time is the wall-clock time of ten calls with one wait for the device; memory is CUDA's own
-peak over the inputs of one call. Run it without TRITON_INTERPRET in the environment.
+peak over the inputs of one call. The forward pass is also timed against each of PyTorch's kernels by name, and given in
+TFLOP/s. Run it without TRITON_INTERPRET in the environment.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from statistics import median
 from types import ModuleType
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.harness import Column, Table, made, solution_module, time_in_turn
 
 BUILT_IN = "built-in"
+BACKENDS = {"built-in, flash": SDPBackend.FLASH_ATTENTION, "built-in, cuDNN": SDPBackend.CUDNN_ATTENTION}
 IN_A_ROW = 10
 """Calls for one wait, as in a model: the device works on one call while Python launches the next."""
 
@@ -41,21 +45,46 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 30) -> Iterator[Table]:
     for causal in (False, True):
         calls = forward({"kernel": lab, "no masks inside": two_loops}, Q, K, V, causal, arch)
         kind = "causal" if causal else "full"
-        yield _table(f"kernel_forward_{kind}", setting, calls, rounds)
-        yield _table(f"kernel_backward_{kind}", setting, backward(lab, Q, K, V, dO, causal), rounds)
+        yield _table(f"kernel_forward_{kind}", setting, calls, rounds, forward_flops(Q, causal))
+        yield _table(f"kernel_backward_{kind}", setting, backward(lab, Q, K, V, dO, causal), rounds, None)
 
 
 def forward(
     labs: Mapping[str, ModuleType], Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, causal: bool, arch: int
 ) -> dict[str, Call]:
     """The built-in attention, and kernels with the blocks that they choose; all results must agree."""
-    calls: dict[str, Call] = {BUILT_IN: partial(functional.scaled_dot_product_attention, Q, K, V, is_causal=causal)}
+    calls = built_in(Q, K, V, causal)
     for name, lab in labs.items():
         block_q, block_k, _, _ = lab.choose_config(Q.shape[-1], 2, arch)
         kernel = partial(lab.flash_forward, Q, K, V, causal, block_q, block_k)
         torch.testing.assert_close(kernel()[0], calls[BUILT_IN](), rtol=0, atol=4e-3)
         calls[name] = kernel
     return calls
+
+
+def built_in(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, causal: bool) -> dict[str, Call]:
+    """The built-in attention as PyTorch chooses its kernel, and with each named kernel that takes these inputs."""
+    attention = partial(functional.scaled_dot_product_attention, Q, K, V, is_causal=causal)
+
+    def by(backend: SDPBackend) -> object:
+        with sdpa_kernel(backend):
+            return attention()
+
+    calls: dict[str, Call] = {BUILT_IN: attention}
+    for name, backend in BACKENDS.items():
+        try:
+            by(backend)
+        except RuntimeError:  # PyTorch's word for "no such kernel for these inputs, or here"
+            continue
+        calls[name] = partial(by, backend)
+    return calls
+
+
+def forward_flops(Q: torch.Tensor, causal: bool) -> int:
+    """FLOPs of the two products of a forward pass, as many keys as queries; with a mask only those of visible pairs."""
+    *batch, n, d = Q.shape
+    pairs = n * (n + 1) // 2 if causal else n * n
+    return 4 * d * pairs * torch.Size(batch).numel()
 
 
 def backward(
@@ -72,7 +101,7 @@ def backward(
     return {BUILT_IN: built_in, "kernels": kernels}
 
 
-def _table(name: str, setting: str, calls: dict[str, Call], rounds: int) -> Table:
+def _table(name: str, setting: str, calls: dict[str, Call], rounds: int, flops: int | None) -> Table:
     awaited = {call_name: partial(_awaited, call) for call_name, call in calls.items()}
     times = time_in_turn(awaited, rounds, clock=time.perf_counter, warm=5)
     columns: dict[str, Column] = {
@@ -80,6 +109,8 @@ def _table(name: str, setting: str, calls: dict[str, Call], rounds: int) -> Tabl
         "× built-in": times.times_as_fast(BUILT_IN),
         "peak, MiB": partial(_peak_mib, calls),
     }
+    if flops is not None:
+        columns["TFLOP/s"] = lambda name: round(IN_A_ROW * flops / median(times.seconds[name]) / 1e12, 1)
     return made(name, "", f"{setting}, {rounds} rounds", name, calls, columns)
 
 

@@ -15,10 +15,10 @@ COLOURS = {
     "before": "#8a939c",
     "optimizer state": "#c278a8",
     "gradient": "#e69f00",
-    "activation": "#2a9d78",
-    "temporary": "#6db3e2",
+    "activation": "#2f86c9",
+    "temporary": "#45ad8b",
     "workspace": "#d9603b",
-    "allocated": "#6db3e2",
+    "allocated": "#45ad8b",
     "rest": "#b8bfc6",
 }
 UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))

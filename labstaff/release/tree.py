@@ -22,6 +22,7 @@ RELEASED = (
     ".gitattributes",
     ".gitignore",
     ".vscode",
+    "CITATION.cff",
     "LICENSE",
     "README.md",
     "docs",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,17 @@ FRONT = "docs/README"
 """The front page, which a code host shows for the folder docs."""
 MARK = "searchindex.js"
 """A folder with this file is a site and may be replaced."""
+
+
+def citation(root: Path = HERE.parents[1]) -> dict[str, str]:
+    """The single-line entries of CITATION.cff, as `repository_code`; empty where the file is missing.
+
+    Every page shows the authors and the licence, and the repository if the file names one.
+    """
+    file = root / "CITATION.cff"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    lines = re.findall(r"^(?:  - )?([\w-]+): +(.+)$", text, re.MULTILINE)
+    return {name.replace("-", "_"): value.strip().strip("\"'") for name, value in lines}
 
 
 class SiteError(RuntimeError):

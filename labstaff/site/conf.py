@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labstaff.figures import COLOURS
-from labstaff.site import FRONT, HERE
+from labstaff.site import FRONT, HERE, citation
 
 LIGHT, DARK = ({role: pair[at] for role, pair in COLOURS.items()} for at in (0, 1))
 LIGHT["aside"], DARK["aside"] = "#f4f6f8", "#171d26"
@@ -47,10 +47,13 @@ copybutton_selector = "div:not(.highlight-text, .highlight-output) > div.highlig
 
 html_theme = "furo"
 html_theme_options = {"light_css_variables": _theme(LIGHT), "dark_css_variables": _theme(DARK)}
+templates_path = [str(HERE / "templates")]
+html_context = {"citation": citation()}
 html_static_path = [str(HERE / "static"), str(HERE / "katex")]
 html_css_files = ["katex.min.css", "site.css"]
 html_js_files = [("math.js", {"defer": "defer"}), ("tables.js", {"defer": "defer"})]
 html_copy_source = False
+html_last_updated_fmt = "%d %B %Y"  # of the build, or of SOURCE_DATE_EPOCH
 html_show_copyright = False
 html_show_sphinx = False
 html_use_index = False

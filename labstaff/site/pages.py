@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
 }
 """Captions, and the pages below them as far as they are there. Sphinx warns of a page that none names."""
 CHAPTER = re.compile(r"docs/(\d\d)_\w+")
+ASIDE = re.compile(
+    r'<details class="on-this-page">.*?</details>|<a class="headerlink".*?</a>|<(script|style)\b.*?</\1>', re.DOTALL
+)
+"""What of a page no search is to quote."""
+LONG = 8
+"""Sections from which on a page begins with its contents where the window has no room for them at the side."""
 TAG = re.compile(r'<(?:script src|link rel="stylesheet" href)="[^"]+">(?:</script>)?')
 
 
@@ -28,6 +35,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.connect("source-read", edit_source)
     app.connect("html-page-context", edit_page)
+    app.connect("build-finished", write_search_texts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -44,13 +52,38 @@ def edit_source(app: Sphinx, name: str, source: list[str]) -> None:
 
 def edit_page(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: object) -> None:
     """Add the interactive pages' scripts, and let long names in the contents break."""
+    if name == "search":
+        app.add_js_file("search_texts.js")
+        app.add_js_file("search.js")
     if "body" not in context:
         return
-    # Search marks the words it found in div.body; in a theme without one it marks the menus too.
-    context["body"] = f'<div class="body">{context["body"]}</div>'
     context["toc"] = re.sub(r"_(?=[^<>]*</span>)", "_<wbr>", context["toc"])
+    # Search marks the words it found in div.body; in a theme without one it marks the menus too.
+    context["body"] = f'<div class="body">{_with_contents(context["body"], context["toc"])}</div>'
     folder = Path("docs", "_static", Path(name).name)
     alone = Path(app.srcdir, folder, "index.html")
     if alone.is_file():  # the page without the site names its scripts, in order
         tags = "".join(TAG.findall(alone.read_text(encoding="utf-8")))
         context["body"] += re.sub(r'(src|href)="', rf'\1="_static/{folder.name}/', tags)
+
+
+def write_search_texts(app: Sphinx, error: Exception | None) -> None:
+    """Write every page's text where the search page finds it: a browser fetches no other page from disk."""
+    if error:
+        return
+    texts = {}
+    for page in sorted(app.env.found_docs):
+        html = Path(app.outdir, f"{page}.html").read_text(encoding="utf-8")
+        article = html.partition('<div class="body">')[2].partition("</article>")[0]
+        article = ASIDE.sub("", article)
+        texts[f"{page}.html"] = re.sub(r"\s+", " ", re.sub(r"<(?!/?section\b)[^>]*>", " ", article))
+    script = f"globalThis.SEARCH_TEXTS = {json.dumps(texts, ensure_ascii=False)};\n"
+    Path(app.outdir, "_static", "search_texts.js").write_text(script, encoding="utf-8")
+
+
+def _with_contents(body: str, contents: str) -> str:
+    """The page's `body` with its contents, folded, below the title, if it is long; a wide window hides them."""
+    if contents.count("<li>") < LONG:
+        return body
+    folded = f'<details class="on-this-page"><summary>On this page</summary>{contents}</details>'
+    return body.replace("</h1>", f"</h1>{folded}", 1)

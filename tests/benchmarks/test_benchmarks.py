@@ -30,3 +30,17 @@ def test_digits_that_another_run_would_repeat() -> None:
     assert "\n| b | 0.12 | 2.00 | 2.0 | 9.9 | 10 | 28 | 131 | 0.88 | |\n" in text
     with pytest.raises(ValueError, match=r"x\.md has 0 places for the table split"):
         with_table("no place", table)
+
+
+def test_the_built_in_attention_is_also_called_by_the_kernels_names() -> None:
+    import torch
+
+    from benchmarks.kernel import BACKENDS, BUILT_IN, built_in, forward_flops
+
+    Q, K, V = torch.randn(3, 2, 4, 8, 16)
+    calls = built_in(Q, K, V, causal=True)
+    assert list(calls) == [BUILT_IN, "built-in, flash"], "cuDNN's needs a CUDA device"
+    assert set(calls) <= {BUILT_IN, *BACKENDS}
+    torch.testing.assert_close(calls["built-in, flash"](), calls[BUILT_IN]())
+    assert forward_flops(Q, causal=False) == 2 * 4 * 4 * 8 * 8 * 16
+    assert forward_flops(Q, causal=True) == 2 * 4 * 4 * 36 * 16

@@ -7,13 +7,14 @@ Replaces the content of the element #cache-blocks, which readers see where no sc
   const { h, say, makePlayer, keepInAddress } = stepPlayer;
   const { SCENARIOS, begin, parse, settingsOf } = cacheBlocks;
   const SHOWN = 6; // words of a block in a sequence's text
+  const OPENING = "at=8"; // three sequences, a shared block and a copy: an empty pool says nothing
   const KEY = "# a prompt that begins alike finds it. Outlines: orange, taken by this operation; green, found there.";
 
   function start() {
     const hook = document.getElementById("cache-blocks");
     if (!hook) return;
     const address = keepInAddress({ read: (params) => take(parse(params)), write: toAddress });
-    const { at: first, ...given } = parse(address.given() || "");
+    const { at: first, ...given } = parse(address.given() || OPENING);
     let state = given;
     let view = look(state);
     const page = build();

@@ -70,11 +70,12 @@ Replaces the content of the element #ring, which readers see where no script run
       const leap = (at, by) => (by > 0 ? ring.last : 0);
       const player = makePlayer({ show, last: () => ring.last, leap, leapName: "round", picture: circle, keysIn: root });
       const label = "The ring. Left and right arrows step, Home and End go to the ends, space plays.";
-      const left = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "What each rank holds and sends"), circle, ofRanks), player.element);
+      const left = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "What each rank holds and sends"), circle, ofRanks));
       const right = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "Queries downwards, with their ranks; keys to the right"), matrix, ofMatrix));
       root.append(
         setting,
         h("div", { class: "rg-stage", tabindex: 0, role: "group", "aria-label": label }, left, right),
+        player.element,
         h("div", { class: "pl-panel" }, h("h3", {}, "Rank by rank"), table, totals),
         controls.element,
       );

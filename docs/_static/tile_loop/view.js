@@ -6,12 +6,13 @@ Replaces the content of the element #tile-loop, which readers see where no scrip
 
   const { h, say, makePlayer, keepInAddress } = stepPlayer;
   const { DEFAULTS, PRESETS, parse } = tileLoop;
+  const OPENING = "at=31"; // the fullest moment, in the last row of tiles: an empty picture says nothing
 
   function start() {
     const hook = document.getElementById("tile-loop");
     if (!hook) return;
     const address = keepInAddress({ read: (params) => change({ ...DEFAULTS, ...parse(params) }), write: toAddress });
-    const { at: first, ...given } = { ...DEFAULTS, ...parse(address.given() || "") };
+    const { at: first, ...given } = { ...DEFAULTS, ...parse(address.given() || OPENING) };
     let state = given;
     let view = look(state);
     const page = build();
@@ -109,6 +110,7 @@ Replaces the content of the element #tile-loop, which readers see where no scrip
       const left = [
         h("div", { class: "pl-panel tl-picture" }, h("h3", {}, "The score matrix, tile by tile"), matrix, legend),
         player.element,
+        matrixNote,
       ];
       const right = [
         h("div", { class: "pl-panel tl-sram" }, h("h3", {}, "In SRAM now"), sramBar),
@@ -119,7 +121,6 @@ Replaces the content of the element #tile-loop, which readers see where no scrip
       root.append(
         setting,
         h("div", { class: "tl-stage", tabindex: 0, role: "group", "aria-label": label }, h("div", {}, left), h("div", {}, right)),
-        matrixNote,
         controls.element,
         guess.element,
         h("div", { class: "pl-panel" }, h("h3", {}, "Bytes moved between HBM and SRAM"), traffic),

@@ -17,12 +17,15 @@ from matplotlib.patches import FancyBboxPatch
 from benchmarks.harness import solution_module
 from labkit.labs.catalog import find_labs
 from labkit.meters.tensors import AllocationMeter
-from labstaff.figures import BLUE, INK, MUTED, ORANGE, Recipe
+from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 
 MIB = 2**20
 HEAD_DIM = 64
 BLOCK = 256
 LENGTHS = [512, 1024, 2048, 3072, 4096]
+TRACKS = 6
+MAP_LOOKS = [(BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PINK, "-"), (INK, ":"), (ORANGE, "-"), (BLUE, "--")]
+"""Colour and dash of the lines on the course map, in turn."""
 
 
 def front_data() -> dict[str, Any]:
@@ -100,38 +103,53 @@ def map_data() -> dict[str, Any]:
 
 
 def draw_map(data: dict[str, Any]) -> Figure:
-    """Draw the labs from top to bottom, with an arrow at the side from each lab to those that need it."""
+    """Draw the labs from top to bottom; a lab's colour, dash and track lead from it to those that need it."""
     labs = data["labs"]
-    figure, axes = plt.subplots(figsize=(4.6, 0.78 * len(labs) + 0.1))
+    figure, axes = plt.subplots(figsize=(5.0, 0.78 * len(labs) + 0.1))
     row = {lab["lab"]: at for at, lab in enumerate(labs)}
+    looks = _looks(labs, row)
     for at, lab in enumerate(labs):
         box = FancyBboxPatch(
-            (1.05, at + 0.14), 3.75, 0.72, boxstyle="round,pad=0,rounding_size=0.08", facecolor="none", edgecolor=MUTED
+            (1.75, at + 0.14), 3.65, 0.72, boxstyle="round,pad=0,rounding_size=0.08", facecolor="none", edgecolor=MUTED
         )
         axes.add_patch(box)
-        axes.text(1.2, at + 0.37, f"Lab {lab['lab'][3:]}  {lab['title']}", va="center", weight="bold")
+        axes.text(1.9, at + 0.37, f"Lab {lab['lab'][3:]}  {lab['title']}", va="center", weight="bold")
         chapters = ", ".join(str(int(number)) for number in lab["chapters"])
         axes.text(
-            1.2,
+            1.9,
             at + 0.66,
             f"chapter {chapters} · {lab['hours']:g} h · {lab['points']:g} + {lab['report_points']:g} points",
             va="center",
             size=9,
             color=MUTED,
         )
-        for needed in lab["needs"]:
-            if needed in row:  # a course may leave labs out
-                _arrow(axes, row[needed], at)
-    axes.set(xlim=(0, 4.85), ylim=(len(labs), 0))
+        needed = [each for each in lab["needs"] if each in row]  # a course may leave labs out
+        for number, each in enumerate(needed):
+            _arrow(axes, row[each], at + 0.3 + 0.26 * number, looks[each])
+    axes.set(xlim=(0, 5.45), ylim=(len(labs), 0))
     axes.set_axis_off()
     return figure
 
 
-def _arrow(axes: Axes, start: int, end: int) -> None:
-    """Draw a way out at the left of row `start`, down, and into row `end`; the farther, the more to the left."""
-    x = 1.05 - 0.2 * min(end - start, 5)
-    axes.plot([1.05, x, x, 0.95], [start + 0.62, start + 0.62, end + 0.38, end + 0.38], color=BLUE, linestyle="-")
-    axes.plot([0.97], [end + 0.38], marker=">", color=BLUE, markersize=7)
+def _looks(labs: list[dict[str, Any]], row: dict[str, int]) -> dict[str, tuple[float, str, str]]:
+    """By lab that others need: the place of its vertical line, its colour and its dash. Lines that meet stay apart."""
+    looks: dict[str, tuple[float, str, str]] = {}
+    free_from = [-1.0] * TRACKS
+    sources = [lab["lab"] for lab in labs if any(lab["lab"] in other["needs"] for other in labs)]
+    for at, source in enumerate(sources):
+        last = max(row[lab["lab"]] for lab in labs if source in lab["needs"])
+        track = min(range(TRACKS), key=lambda place: (free_from[place] > row[source], place))
+        free_from[track] = last
+        colour, dash = MAP_LOOKS[at % len(MAP_LOOKS)]
+        looks[source] = (1.5 - 0.24 * track, colour, dash)
+    return looks
+
+
+def _arrow(axes: Axes, start: int, end: float, look: tuple[float, str, str]) -> None:
+    """Draw a way out at the left of row `start`, down its track, and into a row at the height `end`."""
+    x, colour, dash = look
+    axes.plot([1.75, x, x, 1.65], [start + 0.78, start + 0.78, end, end], color=colour, linestyle=dash, linewidth=1.5)
+    axes.plot([1.67], [end], marker=">", color=colour, markersize=6)
 
 
 FIGURES = {"00_front": Recipe(front_data, draw_front), "00_course_map": Recipe(map_data, draw_map)}

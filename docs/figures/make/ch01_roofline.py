@@ -8,10 +8,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from labstaff.figures import BLUE, GRID, ORANGE, Recipe
 
-# Sizes and rates as the vendors print them; the chapter's tables name the document of each.
+# Sizes and rates as the vendors print them, and HBM as nvidia-smi does; the chapter's tables name the source of each.
 CHIPS: dict[str, dict[str, Any]] = {
     "A100 SXM 40 GB": {
         "sms": 108,
@@ -20,7 +21,7 @@ CHIPS: dict[str, dict[str, Any]] = {
         "l1_kib_per_sm": 192,
         "l2_mib": 40,
         "l2_tb_s": 5120 * 1.41e9 / 1e12,
-        "hbm_gb": 40,
+        "hbm_mib": 40_960,
         "hbm_tb_s": 1.555,
         "pcie_lane_gbit_s": 16,
         "fp16_tensor_tflops": 312.0,
@@ -33,7 +34,7 @@ CHIPS: dict[str, dict[str, Any]] = {
         "l1_kib_per_sm": 256,
         "l2_mib": 50,
         "l2_tb_s": 12.0,
-        "hbm_gb": 80,
+        "hbm_mib": 81_559,
         "hbm_tb_s": 3.35,
         "pcie_lane_gbit_s": 32,
         "fp16_tensor_tflops": 989.4,
@@ -45,12 +46,12 @@ LEVELS = [
     ("registers", "registers_mib", "", ()),
     ("L1 and shared memory (SRAM)", "l1_and_shared_mib", "shared_tb_s", ("A100 SXM 40 GB", "H100 SXM 80 GB")),
     ("L2 cache", "l2_mib", "l2_tb_s", ("A100 SXM 40 GB",)),
-    ("HBM, where every tensor is", "hbm_gb", "hbm_tb_s", ()),
+    ("HBM, where every tensor is", "hbm_mib", "hbm_tb_s", ()),
     ("host memory, over PCIe", "", "host_gb_s_each_way", ()),
 ]
 """Title, keys of size and bandwidth, and for which chips the bandwidth is a computed bound, not a vendor's figure."""
-CHIP_LOOKS = [("A100 SXM 40 GB", -0.2, BLUE, ""), ("H100 SXM 80 GB", 0.5, ORANGE, "///")]
-"""Name, place below the level's title, colour and hatch."""
+CHIP_LOOKS = [("A100 SXM 40 GB", -0.2, BLUE, "o", "-"), ("H100 SXM 80 GB", 0.5, ORANGE, "s", "--")]
+"""Name, place below the level's title, colour, marker and dash."""
 PCIE_LANES, PCIE_CODE = 16, 128 / 130  # of 130 bits on a lane, 128 are data
 
 
@@ -65,7 +66,7 @@ def hierarchy_data() -> dict[str, Any]:
             "shared_tb_s": sms * SHARED_BYTES_PER_CLOCK * chip["clock_ghz"] / 1e3,
             "l2_mib": chip["l2_mib"],
             "l2_tb_s": chip["l2_tb_s"],
-            "hbm_gb": chip["hbm_gb"],
+            "hbm_mib": chip["hbm_mib"],
             "hbm_tb_s": chip["hbm_tb_s"],
             "host_gb_s_each_way": PCIE_LANES * chip["pcie_lane_gbit_s"] * PCIE_CODE / 8,
         }
@@ -73,37 +74,40 @@ def hierarchy_data() -> dict[str, Any]:
 
 
 def draw_hierarchy(data: dict[str, Any]) -> Figure:
-    """Draw for each level how fast it is and what it holds, as bars from 0, two chips below each other."""
+    """Draw for each level how fast it is and what it holds, on logarithmic axes, two chips below each other."""
     figure, (rates, sizes) = plt.subplots(1, 2, figsize=(5.0, 5.8), sharey=True)
+    for axes, title, limits in (
+        (rates, "bandwidth, TB/s", (0.01, 900)),
+        (sizes, "size, GiB", (0.01, 2500)),
+    ):
+        axes.set_xscale("log")
+        ticks = [0.01, 0.1, 1, 10, 100]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set(xlim=limits, ylim=(2 * len(LEVELS) - 0.9, -1.2), yticks=[])
+        axes.grid(axis="y", visible=False)
+        axes.set_title(title)
     for at, (title, size, rate, bounds) in enumerate(LEVELS):
-        for name, offset, colour, hatch in CHIP_LOOKS:
+        for name, offset, colour, marker, dash in CHIP_LOOKS:
             chip, y = data["chips"][name], 2 * at + offset
             tb_s = chip[rate] / 1000 if rate == "host_gb_s_each_way" else chip.get(rate)
             shown = "not published" if tb_s is None else f"{'≤ ' if name in bounds else ''}{tb_s + 1e-9:.3g}"
-            _bar(rates, y, tb_s or 0, shown, colour, hatch)
-            held = chip.get(size)
-            gb = held or 0
-            if size != "hbm_gb":
-                gb *= 2**20 / 1e9
-            unit = "GB" if size == "hbm_gb" else "MiB"
-            _bar(sizes, y, gb, "as you bought" if held is None else f"{held:.4g} {unit}", colour, hatch)
-        rates.text(0, 2 * at - 0.72, title, va="center", weight="bold", size=9.5)
-    for axes, title, limit, ticks in (
-        (rates, "bandwidth, TB/s", 46, (0, 10, 20, 30)),
-        (sizes, "size, GB", 115, (0, 40, 80)),
-    ):
-        axes.set(xlim=(0, limit), ylim=(2 * len(LEVELS) - 0.9, -1.2), yticks=[], xticks=ticks)
-        axes.grid(axis="y", visible=False)
-        axes.set_title(title)
-    bars = [plt.Rectangle((0, 0), 1, 1, facecolor="none", hatch=look[3], edgecolor=look[2]) for look in CHIP_LOOKS]
-    figure.legend(bars, [look[0] for look in CHIP_LOOKS], loc="outside lower center", ncols=2)
+            _mark(rates, y, tb_s, shown, colour, marker, dash)
+            mib = chip.get(size)
+            shown = "as you bought" if mib is None else f"{mib / 1024:.2f} GiB" if mib > 1024 else f"{mib:.4g} MiB"
+            _mark(sizes, y, mib and mib / 1024, shown, colour, marker, dash)
+        rates.text(0.01, 2 * at - 0.72, title, va="center", weight="bold", size=9.5)
+    marks = [Line2D([], [], color=colour, marker=marker, linestyle=dash) for _, _, colour, marker, dash in CHIP_LOOKS]
+    figure.legend(marks, [look[0] for look in CHIP_LOOKS], loc="outside lower center", ncols=2)
     return figure
 
 
-def _bar(axes: Axes, y: float, width: float, label: str, colour: str, hatch: str) -> None:
-    axes.barh(y, width, height=0.62, color=colour, alpha=0.45, linewidth=0)
-    axes.barh(y, width, height=0.62, facecolor="none", edgecolor=colour, hatch=hatch, linewidth=1)
-    axes.annotate(label, (width, y), xytext=(4, 0), textcoords="offset points", va="center", size=9)
+def _mark(axes: Axes, y: float, x: float | None, label: str, colour: str, marker: str, dash: str) -> None:
+    left = axes.get_xlim()[0]
+    if x is not None:
+        axes.plot([left, x], [y, y], color=colour, linestyle=dash, linewidth=1.2)
+        axes.plot([x], [y], marker, color=colour, markersize=6.5)
+    axes.annotate(label, (x or left, y), xytext=(7, 0), textcoords="offset points", va="center", size=9)
 
 
 def roofline_data() -> dict[str, Any]:

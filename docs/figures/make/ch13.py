@@ -25,13 +25,13 @@ from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK,
 KINDS, SEED = ("chat", "documents"), 0
 """The board's own traces."""
 
-WEIGHTS, TOKEN, MEMORY, BANDWIDTH = 2 * 8_030_261_248, 131_072, 80e9, 3.35e12
+WEIGHTS, TOKEN, MEMORY, BANDWIDTH = 2 * 8_030_261_248, 131_072, 81_559 * 2**20, 3.35e12
 """Llama-3-8B in 16 bits on an H100: bytes of the weights and of a token, of the memory, and bytes a second."""
 
 CONTEXTS = (512, 2000, 8192)
 """Tokens of each request."""
 
-SHOWN = {2000: (1, 16, 64, 243)}
+SHOWN = {2000: (1, 16, 64, 264)}
 """Requests at once that are marked, by tokens of each request."""
 
 ANSWERS, SLOTS = (3, 8, 2, 5, 4, 2, 6, 3), 4
@@ -180,7 +180,7 @@ def draw_states(data: dict[str, Any]) -> Figure:
             (7.0, 4.3),
             "left",
         ),
-        ((8.2, 7.05), (5.55, 8.0), "waits as the first", (7.1, 8.0), "left"),
+        ((8.2, 7.05), (5.55, 8.0), "to the front\nof the queue", (7.3, 8.1), "left"),
     ]
     for start, end, words, place, side in arrows:
         ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": MUTED, "linewidth": 1.4})

@@ -1,19 +1,22 @@
-/* Wide tables and formulas in a narrow window get a sign that they scroll, and a table of words is read row by row.
+/* Wide tables and formulas in a narrow window get a sign that they scroll. On a phone a table of words is read row by
+row, and so is one of numbers that is too wide even in small type: a column out of sight is a column lost.
 
 site.css says what that looks like. Without this script they scroll with no sign but the scroll bar. */
 (function () {
   "use strict";
 
+  const PHONE = window.matchMedia("(max-width: 40em)");
   const SIGNS = { left: "← more", right: "more →" };
 
   function start() {
     for (const frame of document.querySelectorAll(".table-wrapper")) {
       const table = frame.querySelector("table");
       const heads = [...table.querySelectorAll("thead th")];
-      if (isOfWords(heads)) nameCells(table, heads);
-      watch(frame);
+      if (heads.length > 2) nameCells(table, heads);
+      if (isOfWords(heads)) table.classList.add("by-row");
+      watch(frame, heads.length > 2 ? table : null);
     }
-    document.querySelectorAll("div.math").forEach(watch);
+    document.querySelectorAll("div.math").forEach((formula) => watch(formula, null));
   }
 
   /* Numbers stand right and are compared down a column; words are read along a row. */
@@ -29,14 +32,14 @@ site.css says what that looks like. Without this script they scroll with no sign
       copy.querySelectorAll(".katex-mathml").forEach((spoken) => spoken.remove());
       return copy.textContent.trim();
     });
-    table.classList.add("by-row");
     for (const row of table.tBodies[0].rows) {
       [...row.cells].forEach((cell, at) => (cell.dataset.column = names[at]));
     }
   }
 
-  /* Update the signs above a frame, and let the keyboard scroll it while there is something to scroll. */
-  function watch(frame) {
+  /* Update the signs above a frame, and let the keyboard scroll it while there is something to scroll. On a phone the
+  table in it, if one is given, turns into rows instead. */
+  function watch(frame, table) {
     const signs = document.createElement("p");
     signs.className = "table-signs";
     signs.setAttribute("aria-hidden", "true");
@@ -48,6 +51,7 @@ site.css says what that looks like. Without this script they scroll with no sign
     frame.before(signs);
 
     function look() {
+      if (table && PHONE.matches && frame.scrollWidth - frame.clientWidth > 1) table.classList.add("by-row");
       const hidden = frame.scrollWidth - frame.clientWidth;
       const goesOn = hidden > 1;
       frame.dataset.more = [frame.scrollLeft > 1 && "left", frame.scrollLeft < hidden - 1 && "right"].filter(Boolean).join(" ");

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from labstaff.site import SiteError, build_site
+from labstaff.site import SiteError, build_site, citation
 
 CHAPTER = """\
 # One
@@ -100,3 +101,36 @@ def test_another_folder_is_left_alone(root: Path, tmp_path: Path) -> None:
     with pytest.raises(SiteError, match="is not a site"):
         build_site(root, tmp_path)
     assert (tmp_path / "thesis.tex").is_file()
+
+
+def test_pages_name_authors_licence_and_citation(root: Path, tmp_path: Path) -> None:
+    build_site(root, tmp_path / "out")
+    html = (tmp_path / "out" / "docs" / "01_one.html").read_text(encoding="utf-8")
+    foot = " ".join(html[html.index('<p class="colophon">') :].partition("</p>")[0].split())
+    assert "Attention Labs, the Attention Labs authors. MIT licence." in foot
+    assert 'href="README.html#how-to-cite"' in foot
+    assert ("Source" in foot) == ("repository_code" in citation())
+    assert "Last updated on" in html
+
+
+def test_long_pages_begin_with_their_contents(root: Path, tmp_path: Path) -> None:
+    sections = "".join(f"\n## Part {number}\n\nWords.\n" for number in range(9))
+    (root / "docs" / "01_one.md").write_text(CHAPTER + sections, encoding="utf-8")
+    build_site(root, tmp_path / "out")
+    long, short = (
+        (tmp_path / "out" / "docs" / name).read_text(encoding="utf-8") for name in ("01_one.html", "README.html")
+    )
+    contents = long.partition('<details class="on-this-page">')[2].partition("</details>")[0]
+    assert 'href="#part-8"' in contents
+    assert "on-this-page" not in short
+
+
+def test_search_has_every_page_s_text_without_its_contents(root: Path, tmp_path: Path) -> None:
+    build_site(root, tmp_path / "out")
+    script = (tmp_path / "out" / "_static" / "search_texts.js").read_text(encoding="utf-8")
+    texts = json.loads(script.removeprefix("globalThis.SEARCH_TEXTS = ").rstrip(";\n"))
+    assert '<section id="a-part">' in texts["docs/01_one.html"]
+    assert "handout" in texts["docs/01_one.html"]
+    assert "On this page" not in texts["docs/01_one.html"]
+    search = (tmp_path / "out" / "search.html").read_text(encoding="utf-8")
+    assert search.index("search_texts.js") < search.index("static/search.js")
