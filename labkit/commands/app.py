@@ -11,6 +11,7 @@ import typer
 
 from labkit.bench.commands import bench
 from labkit.bench.model_command import model
+from labkit.chat.command import chat
 from labkit.commands.group import INSTRUCTORS, READERS, STUDENTS, LabGroup
 from labkit.commands.kernel import kernel
 from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
@@ -95,6 +96,7 @@ def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = F
     watch_lab(found, [find_task(found, name) for name in tasks or []], first_failure=first_failure)
 
 
+app.command(rich_help_panel=STUDENTS)(chat)
 app.command(rich_help_panel=STUDENTS)(kernel)
 app.command(rich_help_panel=STUDENTS)(ring)
 for _command in (bench, model, trace):

@@ -16,7 +16,7 @@ def generate(llama: Llama, prompt: Sequence[int], attend: Attend, max_new: int) 
     true attribute `sees_whole_text`. With a true attribute `rotates` it gets q and k unrotated.
     """
     text, start = list(prompt), 0
-    with torch.inference_mode():
+    with torch.no_grad():
         for _ in range(max_new):
             scores = next_scores(llama, text[start:], start, attend)
             token = int(scores.argmax())

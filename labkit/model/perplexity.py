@@ -29,7 +29,7 @@ def perplexity(llama: Llama, tokens: Sequence[int], attend: Attend | None = None
         raise ValueError(f"first must be between 1 and {len(tokens) - 1} for {len(tokens)} tokens, got {first}")
     attend = attend or CachedAttention()
     text = torch.as_tensor(tokens)
-    with torch.inference_mode():
+    with torch.no_grad():
         hidden = llama.hidden(text, attend, positions_for(attend, 0, len(text)))
         total = 0.0
         for begin in range(first, len(text), TOKENS_AT_ONCE):

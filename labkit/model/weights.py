@@ -101,6 +101,21 @@ def weight_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def random_weights(sizes: Sizes, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Weights to begin training with: norms of 1, matrices that keep the spread of numbers, smaller ones at the end."""
+    draw = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, shape in weight_shapes(sizes).items():
+        if len(shape) == 1:
+            found[name] = torch.ones(shape)
+            continue
+        spread = 0.02 if name == "token_embd.weight" else shape[-1] ** -0.5
+        if "attn_output" in name or "ffn_down" in name:  # what is added to the sum of all layers (GPT-2)
+            spread /= (2 * sizes.layers) ** 0.5
+        found[name] = spread * torch.randn(shape, generator=draw)
+    return found
+
+
 def _installed_file() -> Path:
     """SmolLM2's file, found without importing its package, which needs others that are left out."""
     spec = importlib.util.find_spec(PACKAGE)
