@@ -6,6 +6,7 @@ new tokens. `student` is the lab's module with its calls counted.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import partial
@@ -242,7 +243,8 @@ class FewBits(Adapter):
         k, v = (torch.cat([old, new], -2) for old, new in zip(rest, (k, v), strict=True))
         whole = k.shape[-2] // GROUP * GROUP
         if whole:
-            new = self.student.quantize_kv(k[:, :whole], v[:, :whole], self.setting.bits or self.default_bits, GROUP)
+            group = math.gcd(GROUP, v.shape[-1])
+            new = self.student.quantize_kv(k[:, :whole], v[:, :whole], self.setting.bits or self.default_bits, group)
             packed = joined(packed, new)
             k, v = k[:, whole:].clone(), v[:, whole:].clone()
         self.caches[layer] = packed, k, v
@@ -254,8 +256,8 @@ class FewBits(Adapter):
     def cache_bytes(self, tokens: int) -> int:
         """See `Adapter`: bits + 32 / group bits per number, and 32 for those that wait."""
         bits = self.setting.bits or self.default_bits
-        whole = tokens // GROUP * GROUP
-        return super().cache_bytes(whole) * (bits + 32 // GROUP) // 32 + super().cache_bytes(tokens - whole)
+        whole, group = tokens // GROUP * GROUP, math.gcd(GROUP, self.setting.sizes.head_dim)
+        return super().cache_bytes(whole) * (bits + 32 // group) // 32 + super().cache_bytes(tokens - whole)
 
 
 class WindowWithSinks(Adapter):

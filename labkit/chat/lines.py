@@ -30,8 +30,8 @@ def memory_line(calls: MeteredCalls, sizes: Sizes, n_tokens: int) -> str:
     square = 4 * sizes.heads * n_tokens**2
     largest = f", the largest tensor {calls.largest_bytes:,}" if calls.largest_bytes else ""
     return (
-        f"memory: for {n_tokens:,} tokens, {calls.function} holds up to {calls.peak_bytes:,} bytes in a layer{largest}; "
-        f"a matrix of all weights has 4 · {sizes.heads} · {n_tokens:,}² = {square:,}"
+        f"memory: for {n_tokens:,} tokens, {calls.function} holds up to {calls.peak_bytes:,} bytes in a layer{largest};"
+        f" a matrix of all weights has 4 · {sizes.heads} · {n_tokens:,}² = {square:,}"
     )
 
 

@@ -17,6 +17,7 @@ from labkit.commands.kernel import kernel
 from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
 from labkit.ranks.command import ring
 from labkit.trace.command import trace
+from labkit.training.command import train
 
 app = typer.Typer(
     cls=LabGroup,
@@ -97,6 +98,7 @@ def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = F
 
 
 app.command(rich_help_panel=STUDENTS)(chat)
+app.command(rich_help_panel=STUDENTS)(train)
 app.command(rich_help_panel=STUDENTS)(kernel)
 app.command(rich_help_panel=STUDENTS)(ring)
 for _command in (bench, model, trace):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -37,3 +38,8 @@ def perplexity(llama: Llama, tokens: Sequence[int], attend: Attend | None = None
             scores = llama.scores(hidden[begin - 1 : end - 1])
             total += float(cross_entropy(scores, text[begin:end], reduction="sum"))
     return math.exp(total / (len(text) - first))
+
+
+def sample_text() -> str:
+    """About 3,000 tokens of English, a part of a chapter: the text of the course's own figures."""
+    return (Path(__file__).parent / "sample.txt").read_text(encoding="utf-8")

@@ -39,8 +39,7 @@ def read_model(file: Path | None = None) -> Model:
     Raises:
         ModelError: the packages are not installed; the file is missing, damaged, or of another architecture.
     """
-    if not all(map(importlib.util.find_spec, NEEDED)):
-        raise ModelError(NOT_INSTALLED)
+    require_packages()
     path = file or _installed_file()
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")
@@ -53,6 +52,12 @@ def read_model(file: Path | None = None) -> Model:
     except Exception as error:  # gguf and NumPy raise anything at a file that ends early or holds other bytes
         first = (str(error).splitlines() or [""])[0]
         raise ModelError(f"{path.name}: not a GGUF file, or damaged: {type(error).__name__}: {first}") from None
+
+
+def require_packages() -> None:
+    """Raise ModelError if the packages that read and write models are not installed."""
+    if not all(map(importlib.util.find_spec, NEEDED)):
+        raise ModelError(NOT_INSTALLED)
 
 
 def write_model(file: Path, name: str, llama: Llama, text: Text) -> None:
