@@ -32,6 +32,8 @@ class Adapter(ABC):
 
     takes: ClassVar[tuple[str, ...]] = ()
     """Options of `lab chat` that mean something here."""
+    attends: ClassVar[str]
+    """The function whose memory is measured."""
     is_numpy = False
     has_own_cache = False
     sees_less = False
@@ -61,6 +63,7 @@ class Adapter(ABC):
 class TextbookAttention(Adapter):
     """Lab 01: standard attention with its whole weight matrix, for the whole text again with each token."""
 
+    attends = "standard_attention"
     is_numpy = True
     sees_whole_text = True
 
@@ -75,6 +78,7 @@ class TextbookAttention(Adapter):
 class OnlineAttention(Adapter):
     """Lab 03: one query at a time over blocks of keys and values, each block seen once."""
 
+    attends = "online_attention"
     is_numpy = True
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -94,6 +98,7 @@ class OnlineAttention(Adapter):
 class TiledAttention(Adapter):
     """Lab 04: attention in tiles; a single query sees all keys, so no mask is needed for it."""
 
+    attends = "tiled_attention"
     is_numpy = True
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -106,6 +111,8 @@ class TiledAttention(Adapter):
 
 class FlashAttention(Adapter):
     """Lab 05: FlashAttention for the prompt and for each token after it."""
+
+    attends = "flash_forward"
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `labkit.model.llama.Attend`."""
@@ -120,6 +127,7 @@ class SlidingWindow(Adapter):
     For one new token the lab's function gets the window's keys; of its queries only the last one is not 0.
     """
 
+    attends = "sliding_window_attention"
     takes = ("window",)
     sees_less = True
     default_window = 64
@@ -144,6 +152,7 @@ class SlidingWindow(Adapter):
 class CachedDecoding(Adapter):
     """Lab 09: the lab's own cache, and query heads that share key heads without copies of them."""
 
+    attends = "grouped_query_attention"
     takes = ("paged",)
     has_own_cache = True
 
@@ -161,6 +170,7 @@ class CachedDecoding(Adapter):
 class PagedDecoding(Adapter):
     """Lab 09 with `--paged`: blocks that a manager allocates, and attention that finds tokens by the table."""
 
+    attends = "grouped_query_attention"
     has_own_cache = True
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -199,6 +209,8 @@ class PagedDecoding(Adapter):
 class RingAttention(Adapter):
     """Lab 11: four ranks share the prompt, filled up to a multiple of 8; one more token is computed by torch."""
 
+    attends = "ring_attention_forward"
+
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `labkit.model.llama.Attend`."""
         from labkit.ranks.threads import run_ranks
@@ -233,6 +245,7 @@ class RingAttention(Adapter):
 class FewBits(Adapter):
     """Lab 12: keys and values in a few bits; the newest tokens, up to a group of 32, wait as they are."""
 
+    attends = "dequantize_kv"
     takes = ("bits", "window", "sinks")
     has_own_cache = sees_less = True
     default_bits = 4
@@ -263,6 +276,7 @@ class FewBits(Adapter):
 class WindowWithSinks(Adapter):
     """Lab 12 with `--window` or `--sinks`: only the first and the last tokens, rotated to their places in the cache."""
 
+    attends = "attention_with_sinks"
     has_own_cache = sees_less = True
     rotates = True
     default_window, default_sinks = 64, 4
@@ -290,7 +304,7 @@ class WindowWithSinks(Adapter):
         return super().cache_bytes(min(tokens, self.window + self.sinks))
 
 
-ADAPTERS: dict[str, type[Adapter]] = {
+ADAPTERS: dict[str, type[Adapter]] = {  # a new lab's adapter goes here
     "01": TextbookAttention,
     "03": OnlineAttention,
     "04": TiledAttention,

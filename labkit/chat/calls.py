@@ -47,21 +47,23 @@ class Calls:
 
 @dataclass
 class MeteredCalls(Calls):
-    """The most bytes that one call of any function held besides its arguments, its result included.
+    """The most bytes that one call of `function` held besides its arguments, its result included.
 
     `largest_bytes` are those of the largest tensor; for NumPy code they are not known, and `largest_bytes` stays 0.
     """
 
-    is_numpy: bool = False
     function: str = ""
+    is_numpy: bool = False
     peak_bytes: int = 0
     largest_bytes: int = 0
 
     def run(self, name: str, call: Callable[[], Any]) -> Any:
-        """Make a call under the course's meter of arrays or tensors."""
+        """Make a call, under the course's meter of arrays or tensors if it is of `function`."""
         from labkit.meters.allocation import AllocationMeter
         from labkit.meters.arrays import measure_arrays
 
+        if name != self.function:
+            return call()
         largest = 0
         if self.is_numpy:
             peak, _, result = measure_arrays(call, warm=False)
@@ -69,6 +71,5 @@ class MeteredCalls(Calls):
             with AllocationMeter() as meter:
                 result = call()
             peak, largest = meter.peak_bytes, meter.largest_bytes
-        if peak >= self.peak_bytes:
-            self.function, self.peak_bytes, self.largest_bytes = name, peak, largest
+        self.peak_bytes, self.largest_bytes = max(self.peak_bytes, peak), max(self.largest_bytes, largest)
         return result

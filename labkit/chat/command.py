@@ -74,11 +74,12 @@ def chat(
     if len(prompt) + tokens > sizes.context:
         typer.echo(f"The prompt has {len(prompt):,} tokens: its last {sizes.context - tokens:,} are used.\n")
         prompt = prompt[tokens - sizes.context :]
-    found = talk(lab, loaded, prompt, tokens, Setting(sizes, len(prompt) + tokens, **options), paged=paged)
+    talk(lab, loaded, prompt, tokens, Setting(sizes, len(prompt) + tokens, **options), paged=paged)
     if show and lab is not None:
         from labkit.chat.page import write_page
+        from labkit.notebook import student_module
 
-        typer.echo(f"written: {write_page(lab, loaded, found)}")
+        typer.echo(f"written: {write_page(student_module(lab.number), loaded, prompt)}")
 
 
 def _last_finished() -> Lab | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,15 +10,14 @@ import typer
 
 from labkit.chat import lines
 from labkit.chat.adapters import Adapter, adapter_of, tensors_in
-from labkit.chat.answer import Answer, answer, compare
+from labkit.chat.answer import answer, compare
 from labkit.chat.calls import Calls, Counted, MeteredCalls
 from labkit.chat.mistakes import explained
 from labkit.chat.setting import Setting
-from labkit.labs.catalog import ROOT
 from labkit.labs.manifest import Lab
 from labkit.model.attention import CachedAttention
 from labkit.model.llama import Llama, Sizes
-from labkit.model.perplexity import perplexity
+from labkit.model.perplexity import perplexity, sample_text
 from labkit.model.tokenizer import Stream
 from labkit.model.weights import Model, random_weights
 from labkit.notebook import student_module
@@ -27,7 +25,7 @@ from labkit.notebook import student_module
 TINY = Sizes(2, 6, 2, 16, width=48, hidden=64, vocab=80, context=256)
 MEASURED_TOKENS = 2048
 """Of the prompt whose memory is measured, if the given one is shorter: a short one fits into one tile."""
-SCORED_TEXT, SCORED_TOKENS = "docs/09_decoding.md", 1024
+SCORED_TOKENS = 1024
 
 
 def tiny_model() -> Llama:
@@ -53,7 +51,7 @@ def make_adapter(lab: Lab, setting: Setting, calls: Calls, *, paged: bool = Fals
 
 def talk(
     lab: Lab | None, model: Model, prompt: Sequence[int], max_new: int, setting: Setting, *, paged: bool = False
-) -> Answer:
+) -> None:
     """Print the answer as it comes, then the lines about it; with torch's own attention if there is no lab."""
     stream = Stream(model.text)
 
@@ -63,7 +61,7 @@ def talk(
     if lab is None:
         found = answer(model.llama, prompt, CachedAttention(), max_new, model.text.ends, show)
         typer.echo(f"\n\n{lines.speed_line(found)}\n{lines.plain_cache_line(setting.sizes, len(prompt))}")
-        return found
+        return
     calls = Calls()
     with explained(lab):
         adapter = make_adapter(lab, setting, calls, paged=paged)
@@ -86,7 +84,6 @@ def talk(
     if adapter.sees_less:
         with explained(lab):
             _show_perplexity(model, make_adapter(lab, setting, Calls(), paged=paged))
-    return found
 
 
 def meter_prompt(lab: Lab, setting: Setting, n_tokens: int, *, paged: bool = False) -> MeteredCalls:
@@ -96,7 +93,7 @@ def meter_prompt(lab: Lab, setting: Setting, n_tokens: int, *, paged: bool = Fal
     q, k, v = (torch.randn(n, n_tokens, sizes.head_dim, generator=draw) for n in heads)
     calls = MeteredCalls()
     adapter = make_adapter(lab, replace(setting, max_tokens=n_tokens), calls, paged=paged)
-    calls.is_numpy = adapter.is_numpy
+    calls.is_numpy, calls.function = adapter.is_numpy, adapter.attends
     with torch.no_grad():
         adapter(0, q, k, v)
     return calls
@@ -110,11 +107,7 @@ def bytes_in(adapter: Adapter) -> int:
 
 def _show_perplexity(model: Model, adapter: Adapter) -> None:
     """What seeing less costs, on a text that the model has not written."""
-    tokens = model.text.encode((ROOT / SCORED_TEXT).read_text(encoding="utf-8"))[:SCORED_TOKENS]
-    began = time.perf_counter()
-    first = SCORED_TOKENS // 4
+    tokens = model.text.encode(sample_text())[: min(SCORED_TOKENS, model.llama.sizes.context)]
+    first = len(tokens) // 4
     whole, here = (perplexity(model.llama, tokens, attend, first) for attend in (None, adapter))
-    typer.echo(
-        f"perplexity of tokens {first + 1} to {len(tokens):,} of {SCORED_TEXT}: {here:.1f}; with the whole cache "
-        f"{whole:.1f} ({time.perf_counter() - began:.0f} s)"
-    )
+    typer.echo(f"perplexity of a chapter, tokens {first + 1} to {len(tokens):,}: {here:.1f}; whole cache {whole:.1f}")

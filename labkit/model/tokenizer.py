@@ -56,6 +56,10 @@ class Text:
         """The text of `tokens`, special ones left out; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(list(tokens))
 
+    def decode_each(self, token: int) -> str:
+        """One token as text, the names of special ones included."""
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
     def chat(self, question: str) -> list[int]:
         """The tokens after which the model answers `question`; without a chat template the question's own."""
         if not self.template:
