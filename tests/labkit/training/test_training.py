@@ -64,14 +64,14 @@ def test_loss_falls_and_the_weights_can_be_read(tmp_path: Path, monkeypatch: pyt
     assert float(re.search(r"step +8  loss (\S+)", result.output)[1]) < 4.5  # 5.55, ln 256, before the first step
     assert out.with_suffix(".png").stat().st_size > 10_000
     model = read_model(out)
-    assert model.llama.sizes == steps.SIZES
+    assert model.llama.sizes.cache_bytes(9) == steps.SIZES.cache_bytes(9)
     assert model.text.encode("ab ä") == list("ab ä".encode())
     said = CliRunner().invoke(app, ["chat", "--plain", "--model", str(out), "--tokens", "3", "The memory of "])
     assert said.exit_code == 0, said.output
 
 
 def test_unwritten_labs_are_named() -> None:
-    for options, name in (([], "FlashAttention.forward"), (["--plain", "--checkpoint"], "checkpoint_sequential")):
+    for options, name in (([], "lab05 · FlashAttention.forward"), (["--plain", "--checkpoint"], "lab06 · plan_segments")):
         result = CliRunner().invoke(app, ["train", "--steps", "1", *options])
         assert result.exit_code == 1
         assert f"{name} · not implemented yet" in result.output
