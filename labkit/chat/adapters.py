@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from labkit.chat.calls import Counted
+from labkit.chat.places import ADAPTERS
 from labkit.chat.setting import Setting, checked
 from labkit.model.attention import Cache, expanded, grouped_attention
 
@@ -35,6 +36,8 @@ class Adapter(ABC):
     attends: ClassVar[str]
     """The function whose memory is measured."""
     is_numpy = False
+    asks_one_by_one = False
+    """Whether each query is a call of its own: its memory is then measured for the last one alone."""
     has_own_cache = False
     sees_less = False
     """Whether the result may differ from that of full attention: perplexity then says how much is lost."""
@@ -79,7 +82,7 @@ class OnlineAttention(Adapter):
     """Lab 03: one query at a time over blocks of keys and values, each block seen once."""
 
     attends = "online_attention"
-    is_numpy = True
+    is_numpy = asks_one_by_one = True
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `labkit.model.llama.Attend`."""
@@ -304,34 +307,14 @@ class WindowWithSinks(Adapter):
         return super().cache_bytes(min(tokens, self.window + self.sinks))
 
 
-ADAPTERS: dict[str, type[Adapter]] = {  # a new lab's adapter goes here
-    "01": TextbookAttention,
-    "03": OnlineAttention,
-    "04": TiledAttention,
-    "05": FlashAttention,
-    "08": SlidingWindow,
-    "09": CachedDecoding,
-    "11": RingAttention,
-    "12": FewBits,
-}
-"""The adapter of each lab. Lab 13 serves several prompts at once: `labkit.chat.together`."""
-
-NO_PLACE = {
-    "02": "its tracker measures a model and is no part of one: uv run lab chat 01 shows what it would find",
-    "06": "recomputation saves memory in training: uv run lab train --checkpoint",
-    "07": "linear attention needs a model that was trained with it",
-    "10": "its kernels need a GPU",
-}
-"""Why the other labs have no place in this model."""
-
-
 def adapter_of(number: str, setting: Setting, *, paged: bool = False) -> type[Adapter]:
     """The adapter for a lab and the options given."""
     if number == "09" and paged:
         return PagedDecoding
     if number == "12" and (setting.window is not None or setting.sinks is not None):
         return WindowWithSinks
-    return ADAPTERS[number]
+    found: type[Adapter] = globals()[ADAPTERS[number]]
+    return found
 
 
 def per_query_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.chat.places import ADAPTERS, NO_PLACE, SERVING
+
 if TYPE_CHECKING:
     from labkit.labs.manifest import Lab
 
 LAB_NAME = re.compile(r"(?:lab)?\d{1,2}(?:_[a-z_]+)?")
 DEFAULT_PROMPT = "Explain in two sentences why the sky is blue."
-SERVING = "13"
 
 
 def chat(
@@ -84,7 +85,6 @@ def chat(
 
 def _last_finished() -> Lab | None:
     """The last lab with a place in the model of which every task is done."""
-    from labkit.chat.adapters import ADAPTERS
     from labkit.labs.catalog import find_labs
     from labkit.suite.results import load, next_task
 
@@ -94,14 +94,15 @@ def _last_finished() -> Lab | None:
 
 def _check(lab: Lab | None, given: set[str], bits: int | None) -> None:
     """End with one line for a lab that has no place in the model, or an option that means nothing with this lab."""
-    from labkit.chat.adapters import ADAPTERS, NO_PLACE
-
     takes: tuple[str, ...] = ()
     if lab is not None and lab.number != SERVING:
         if lab.number not in ADAPTERS:
             why = NO_PLACE.get(lab.number, "nobody has written its adapter")
             sys.exit(f"lab chat: {lab.label} has no place in this model: {why}")
-        takes = ADAPTERS[lab.number].takes
+        if given:
+            from labkit.chat import adapters
+
+            takes = getattr(adapters, ADAPTERS[lab.number]).takes
     if wrong := sorted(given - set(takes)):
         name = lab.label if lab else "torch's own attention"
         sys.exit(f"lab chat: --{wrong[0]} means nothing with {name}")

@@ -95,7 +95,7 @@ def meter_prompt(lab: Lab, setting: Setting, n_tokens: int, *, paged: bool = Fal
     adapter = make_adapter(lab, replace(setting, max_tokens=n_tokens), calls, paged=paged)
     calls.is_numpy, calls.function = adapter.is_numpy, adapter.attends
     with torch.no_grad():
-        adapter(0, q, k, v)
+        adapter(0, q[:, -1:] if adapter.asks_one_by_one else q, k, v)
     return calls
 
 

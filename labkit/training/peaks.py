@@ -43,7 +43,7 @@ def draw(file: Path, losses: Sequence[float], held_out: float, peaks: dict[str, 
     right.bar_label(bars, fmt="{:.0f}", padding=3)
     right.invert_yaxis()
     right.margins(x=0.12)
-    right.set(xlabel=f"peak of one step over the weights, MiB ({ROWS} · {LENGTH:,} bytes of text)")
+    right.set(xlabel=f"peak of one step of {ROWS} · {LENGTH:,} bytes of text,\nover the weights, MiB")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
     plt.close(figure)

@@ -25,13 +25,14 @@ from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
 N_TOKENS, FIRST, NUMBER_BYTES = 2048, 256, 2
 WINDOWS, SINKS = (64, 128, 256, 512, 1024), (0, 4)
 MARKS = {
-    "window": (GREEN, "^", "window"),
-    "window with 4 sinks": (GREEN, "v", "window and 4 sinks"),
-    "grouped": (ORANGE, "s", "one key head for three"),
-    "latent": (PINK, "D", "latent vectors"),
-    "keys by token": (ORANGE, "x", "few bits, keys by token"),
-    "keys by channel": (BLUE, "o", "few bits, keys by channel"),
+    "window": (GREEN, "^", "window", (0, 7, "center")),
+    "window with 4 sinks": (GREEN, "v", "window and 4 sinks", (0, -14, "center")),
+    "latent": (PINK, "D", "latent vector of so many numbers", (0, 7, "center")),
+    "keys by token": (ORANGE, "x", "so many bits, keys by token", (7, 3, "left")),
+    "keys by channel": (BLUE, "o", "so many bits, keys by channel", (7, -9, "left")),
 }
+"""Colour, mark and words of each kind, and where its numbers are written: right, up, and their side."""
+HIGHEST = 600
 Kept = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -88,24 +89,30 @@ def draw_budget(data: dict[str, Any]) -> Figure:
     """Draw perplexity over bytes per token, a point for each scheme."""
     figure, ax = plt.subplots(figsize=(5.2, 5.8))
     (whole,) = (row for row in data["rows"] if row["kind"] == "full")
-    for kind, (colour, mark, label) in MARKS.items():
+    for kind, (colour, mark, label, (right, up, side)) in MARKS.items():
         rows = [row for row in data["rows"] if row["kind"] == kind]
         points = [(row["token_bytes"], row["perplexity"]) for row in rows]
         ax.plot(*zip(*points, strict=True), mark, color=colour, label=label, zorder=3)
-        for row in rows:
-            if kind != "grouped":
+        for row, point in zip(rows, points, strict=True):
+            if (kind, row["number"]) != ("keys by token", 8):  # on the same point as by channel
                 ax.annotate(
-                    str(row["number"]), (row["token_bytes"], row["perplexity"]), xytext=(5, 3),
-                    textcoords="offset points", size=8, color=MUTED,
-                )  # fmt: skip
+                    f"{row['number']:,}", point, (right, up), textcoords="offset points", size=8, color=MUTED, ha=side
+                )
+    (mean,) = (row for row in data["rows"] if row["kind"] == "grouped")
+    words = f"the mean of {mean['number']} key heads:\n{mean['perplexity']:,.0f}"
+    ax.annotate(
+        words, (mean["token_bytes"], HIGHEST), (0, -42), textcoords="offset points", ha="center", size=8.5,
+        arrowprops={"arrowstyle": "->", "color": INK},
+    )  # fmt: skip
     ax.axhline(whole["perplexity"], color=INK, linestyle=":", linewidth=1)
     ax.plot([whole["token_bytes"]], [whole["perplexity"]], "o", color=INK, label="whole cache")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks([2**n for n in range(9, 15)], ["512", "1,024", "2,048", "4,096", "8,192", "16,384"])
+    ax.set_yticks([20, 50, 100, 200, 500], ["20", "50", "100", "200", "500"])
     ax.minorticks_off()
-    ax.set(xlabel=f"bytes per token, of {data['tokens']:,} tokens", ylabel="perplexity")
-    ax.legend(loc="upper right", fontsize=8)
+    ax.set(xlabel=f"bytes per token, of {data['tokens']:,} tokens", ylabel="perplexity", ylim=(19, HIGHEST))
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2, fontsize=8)
     return figure
 
 
@@ -124,6 +131,7 @@ def draw_sinks(data: dict[str, Any]) -> Figure:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(WINDOWS, [f"{window:,}" for window in WINDOWS])
+    ax.set_yticks([25, 50, 100], ["25", "50", "100"])
     ax.minorticks_off()
     ax.set(xlabel=f"window, of {data['tokens']:,} tokens", ylabel="perplexity")
     ax.legend(loc="upper right")

@@ -71,7 +71,10 @@ def test_loss_falls_and_the_weights_can_be_read(tmp_path: Path, monkeypatch: pyt
 
 
 def test_unwritten_labs_are_named() -> None:
-    for options, name in (([], "lab05 · FlashAttention.forward"), (["--plain", "--checkpoint"], "lab06 · plan_segments")):
+    for options, name in (
+        ([], "lab05 · FlashAttention.forward"),
+        (["--plain", "--checkpoint"], "lab06 · plan_segments"),
+    ):
         result = CliRunner().invoke(app, ["train", "--steps", "1", *options])
         assert result.exit_code == 1
         assert f"{name} · not implemented yet" in result.output
