@@ -37,7 +37,9 @@ def mistake_lines(lab: Lab, error: BaseException) -> list[str]:
     state, lines = explain(error, [lab.student_file])
     if state is State.NOT_STARTED:
         name, where = _functions(lab, error)[-1], lines[0].partition(" ")[0]
-        return [f"{lab.label} · {name} · not implemented yet: write it first ({where}); a hint: lab hint {lab.number}"]
+        return [
+            f"{lab.label} · {name} · not implemented yet: write it first ({where}); a hint: uv run lab hint {lab.number}"
+        ]
     told = [line.replace("the test did:", "the model did:") for line in lines]
     return [
         f"{lab.label} · {told[0]}",
