@@ -38,7 +38,8 @@ def mistake_lines(lab: Lab, error: BaseException) -> list[str]:
     if state is State.NOT_STARTED:
         name, where = _functions(lab, error)[-1], lines[0].partition(" ")[0]
         return [
-            f"{lab.label} · {name} · not implemented yet: write it first ({where}); a hint: uv run lab hint {lab.number}"
+            f"{lab.label} · {name} · not implemented yet: write it first ({where})",
+            f"uv run lab hint {lab.number}",
         ]
     told = [line.replace("the test did:", "the model did:") for line in lines]
     return [
