@@ -14,6 +14,7 @@ from labkit.bench.model_command import model
 from labkit.chat.command import chat
 from labkit.commands.group import READERS, STUDENTS, LabGroup
 from labkit.commands.kernel import kernel
+from labkit.endpoint.command import serve
 from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
 from labkit.ranks.command import ring
 from labkit.trace.command import trace
@@ -98,6 +99,7 @@ def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = F
 
 app.command(rich_help_panel=STUDENTS)(chat)
 app.command(rich_help_panel=STUDENTS)(train)
+app.command(rich_help_panel=STUDENTS)(serve)
 app.command(rich_help_panel=STUDENTS)(kernel)
 app.command(rich_help_panel=STUDENTS)(ring)
 for _command in (bench, model, trace):

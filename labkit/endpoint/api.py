@@ -1,0 +1,258 @@
+"""The HTTP interface: OpenAI's models, completions and chat completions, streamed or whole, and a page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from labkit.endpoint.jobs import Job, Jobs
+from labkit.model.tokenizer import Stream, Text
+
+PAGE = Path(__file__).with_name("page.html")
+MOST_BODY = 1 << 20
+"""Bytes of a request."""
+DEFAULT_NEW = 64
+IGNORED = {"temperature", "top_p", "seed", "user", "stream_options", "presence_penalty", "frequency_penalty"}
+"""Fields that change nothing here: decoding is greedy."""
+KNOWN = {"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "stop", "stream", "n", *IGNORED}
+
+
+class ApiError(Exception):
+    """A request that cannot be served: a status, OpenAI's code, and the field that it is about."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.status, self.body = status, {"message": message, "type": kind, "param": param, "code": code}
+
+
+def make_app(jobs: Jobs, text: Text, name: str) -> Starlette:
+    """The application; it starts `jobs` and stops them at its end."""
+    endpoint = Endpoint(jobs, text, name)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        jobs.start()
+        yield
+        await asyncio.to_thread(jobs.stop)
+
+    async def told(_request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            error = ApiError(error.detail, status=error.status_code)
+        assert isinstance(error, ApiError)
+        return JSONResponse({"error": error.body}, error.status)
+
+    routes = [
+        Route("/", endpoint.page),
+        Route("/state", endpoint.state),
+        Route("/v1/models", endpoint.models),
+        Route("/v1/completions", endpoint.completions, methods=["POST"]),
+        Route("/v1/chat/completions", endpoint.chat_completions, methods=["POST"]),
+    ]
+    handlers: dict[Any, Callable[..., Any]] = {ApiError: told, HTTPException: told}
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+
+
+class Endpoint:
+    """The handlers of an application."""
+
+    def __init__(self, jobs: Jobs, text: Text, name: str) -> None:
+        self.jobs, self.text, self.name = jobs, text, name
+        self._numbers = itertools.count(1)
+        self._created = int(time.time())
+
+    async def page(self, _request: Request) -> Response:
+        """Requests and blocks as they change."""
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"))
+
+    async def state(self, _request: Request) -> Response:
+        """What the page shows."""
+        return JSONResponse({"model": self.name, **self.jobs.state()})
+
+    async def models(self, _request: Request) -> Response:
+        """The one model."""
+        model = {"id": self.name, "object": "model", "created": self._created, "owned_by": "attention-labs"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def completions(self, request: Request) -> Response:
+        """Continue a text."""
+        body = await _body(request)
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str) or not prompt:
+            raise ApiError("prompt must be a text that is not empty", param="prompt")
+        return await self._answer(request, body, self.text.encode(prompt), is_chat=False)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body = await _body(request)
+        if not self.text.template:
+            raise ApiError("this model has no chat format: use /v1/completions", code="model_not_supported")
+        tokens = self.text.encode(self.text.chat_text(_messages(body.get("messages"))))
+        return await self._answer(request, body, tokens, is_chat=True)
+
+    async def _answer(self, request: Request, body: Mapping[str, Any], prompt: list[int], is_chat: bool) -> Response:
+        stops, stream = _stops(body.get("stop")), body.get("stream") or False
+        max_new = self._max_new(body, len(prompt))
+        ends = frozenset(self.text.ends)
+        job = Job(next(self._numbers), prompt, max_new, ends, asyncio.get_running_loop())
+        form = _Form(self.name, job.number, is_chat)
+        self.jobs.submit(job)
+        if stream:
+            wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            events = self._events(job, stops, form, wants_usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        watch = asyncio.create_task(_leave_with(request, job))
+        try:
+            parts = [part async for part in _parts(job, self.text, stops)]
+        finally:
+            watch.cancel()
+        if job.ended == "error":
+            raise ApiError(job.error, code="server_error", status=500)
+        return JSONResponse(form.whole("".join(parts), job))
+
+    def _max_new(self, body: Mapping[str, Any], n_prompt: int) -> int:
+        if body.get("model") != self.name:
+            raise ApiError(f"the model is {self.name!r}", param="model", code="model_not_found", status=404)
+        if unknown := sorted(body.keys() - KNOWN):
+            raise ApiError(f"{unknown[0]} is not supported", param=unknown[0])
+        if body.get("n") not in (None, 1):
+            raise ApiError("n must be 1: decoding is greedy, and every answer would be the same", param="n")
+        field = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+        asked = body.get(field)
+        most = self.jobs.most_tokens()
+        if asked is None:
+            asked = max(1, min(DEFAULT_NEW, most - n_prompt))
+        if type(asked) is not int or asked < 1:
+            raise ApiError(f"{field} must be an integer, at least 1", param=field)
+        if n_prompt + asked > most:
+            told = f"the prompt has {n_prompt} tokens, and {asked} new ones are asked for: together at most {most} fit"
+            raise ApiError(told, param=field, code="context_length_exceeded")
+        return asked
+
+    async def _events(self, job: Job, stops: list[str], form: _Form, wants_usage: bool) -> AsyncIterator[str]:
+        try:
+            async for part in _parts(job, self.text, stops):
+                yield _event(form.piece(part, None))
+            if job.ended == "error":
+                yield _event({"error": ApiError(job.error, code="server_error", status=500).body})
+                return
+            yield _event(form.piece("", job.ended))
+            if wants_usage:
+                yield _event(form.piece("", None) | {"choices": [], "usage": form.usage(job)})
+            yield "data: [DONE]\n\n"
+        finally:
+            job.end("left")
+
+
+class _Form:
+    """The JSON of a completion or a chat completion."""
+
+    def __init__(self, name: str, number: int, is_chat: bool) -> None:
+        self._name, self._is_chat, self._is_first = name, is_chat, True
+        self._id, self._created = f"{'chatcmpl' if is_chat else 'cmpl'}-{number}", int(time.time())
+
+    def whole(self, text: str, job: Job) -> dict[str, Any]:
+        """The whole answer."""
+        said = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+        choice = {"index": 0, **said, "finish_reason": job.ended, "logprobs": None}
+        return self._head("chat.completion") | {"choices": [choice], "usage": self.usage(job)}
+
+    def piece(self, text: str, ended: str | None) -> dict[str, Any]:
+        """A part of a streamed answer."""
+        delta = {"role": "assistant", "content": text} if self._is_first else {"content": text} if text else {}
+        self._is_first = False
+        said = {"delta": delta} if self._is_chat else {"text": text}
+        choice = {"index": 0, **said, "finish_reason": ended, "logprobs": None}
+        return self._head("chat.completion.chunk") | {"choices": [choice]}
+
+    def usage(self, job: Job) -> dict[str, int]:
+        """Tokens of prompt and answer."""
+        n_prompt, n_new = len(job.prompt), len(job.tokens)
+        return {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        kind = kind if self._is_chat else "text_completion"
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._name}
+
+
+async def _parts(job: Job, text: Text, stops: list[str]) -> AsyncIterator[str]:
+    """The text of a job's answer as it comes; it ends before the first of `stops`."""
+    stream, held = Stream(text), ""
+    while (token := await job.events.get()) is not None:
+        held += stream.add(token)
+        if found := [at for stop in stops if (at := held.find(stop)) >= 0]:
+            job.end("stop")
+            yield held[: min(found)]
+            return
+        n_kept = max((n for stop in stops for n in range(len(stop)) if n and held.endswith(stop[:n])), default=0)
+        said, held = held[: len(held) - n_kept], held[len(held) - n_kept :]
+        if said:
+            yield said
+    if held:
+        yield held
+
+
+async def _leave_with(request: Request, job: Job) -> None:
+    """End a job when its client has left."""
+    with contextlib.suppress(ClientDisconnect):
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.2)
+    job.end("left")
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > MOST_BODY:
+            raise ApiError(f"a request has at most {MOST_BODY:,} bytes", status=413)
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ApiError("the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise ApiError("the body is not a JSON object")
+    if type(body.get("stream") or False) is not bool:
+        raise ApiError("stream must be true or false", param="stream")
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise ApiError("stream_options must be an object", param="stream_options")
+    return body
+
+
+def _messages(value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not value:
+        raise ApiError("messages must be a list that is not empty", param="messages")
+    found = []
+    for number, each in enumerate(value):
+        content = each.get("content") if isinstance(each, dict) else None
+        if isinstance(content, list):  # parts, of which only texts can be read here
+            texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+            content = "".join(texts) if all(isinstance(part, str) for part in texts) else None  # type: ignore[arg-type]
+        if not isinstance(content, str) or each.get("role") not in ("system", "user", "assistant"):
+            told = f"messages[{number}] must have a role (system, user or assistant) and a text as content"
+            raise ApiError(told, param="messages")
+        found.append({"role": each["role"], "content": content})
+    return found
+
+
+def _stops(value: Any) -> list[str]:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) and stop for stop in stops):
+        raise ApiError("stop must be a text or up to four of them", param="stop")
+    return stops
+
+
+def _event(body: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
