@@ -17,6 +17,14 @@ def whole(config: Config, key: str, least: int = 1) -> int:
     return value
 
 
+def linear_sizes(config: Config) -> Config:
+    """The sizes and the places of Kimi's linear layers; ValueError if they are no JSON object."""
+    sizes = config.get("linear_attn_config") or {}
+    if not isinstance(sizes, dict):
+        raise ValueError("linear_attn_config is no JSON object")
+    return sizes
+
+
 def _all_full(config: Config, count: int) -> list[str]:
     return ["full_attention"] * count
 
@@ -51,10 +59,13 @@ def _llama4(config: Config, count: int) -> list[str]:
 
 
 def _kimi_linear(config: Config, count: int) -> list[str]:
-    lists = config.get("linear_attn_config") or {}
-    kinds = dict.fromkeys(lists.get("full_attn_layers", []), "full_attention")  # counted from 1
-    kinds |= dict.fromkeys(lists.get("kda_layers", []), "linear_attention")
-    return [kinds[layer] for layer in range(1, count + 1) if layer in kinds]
+    kinds = {}
+    for key, kind in (("full_attn_layers", "full_attention"), ("kda_layers", "linear_attention")):
+        listed = linear_sizes(config).get(key)
+        if not isinstance(listed, list):
+            raise ValueError(f"linear_attn_config.{key} is no list of layers")
+        kinds |= {layer: kind for layer in listed if isinstance(layer, int)}
+    return [kinds[layer] for layer in range(1, count + 1) if layer in kinds]  # they count from 1
 
 
 def _nemotron_h(config: Config, count: int) -> list[str]:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit.bench.layer_cache import LayerCache
-from labkit.bench.layer_rules import RULES, Config, whole
+from labkit.bench.layer_rules import RULES, Config, linear_sizes, whole
 
 PUBLISHED = Path(__file__).with_name("configs")
 """Facts of published configurations, one file a model; README.md names the sources."""
 
+MOST_LAYERS = 10_000
 UNREAD = ("compress_ratios", "sparse_attention_config", "block_configs", "hybrid_layer_pattern", "index_topk_freq")
 """Keys that change the cache in ways that are not counted here; a config with one of them is refused."""
 
@@ -57,6 +58,8 @@ def kinds_of(config: Config) -> list[str]:
     Raises ValueError if the list and the number of layers disagree, and for a model without a list and without a rule.
     """
     count = whole(config, "num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {count}: more than {MOST_LAYERS:,} are not read")
     names = config.get("layer_types") or config.get("layers_block_type")
     if names is None:
         model_type = str(config.get("model_type")).removesuffix("_text")
@@ -93,7 +96,7 @@ def _indexed(config: Config) -> LayerCache:
 
 def _linear(config: Config) -> LayerCache:
     """A state of the width of a key times that of a value per head, and the inputs of a convolution over q, k and v."""
-    if kimi := config.get("linear_attn_config"):
+    if kimi := linear_sizes(config):
         heads, width = whole(kimi, "num_heads"), whole(kimi, "head_dim")
         channels, kernel = 3 * heads * width, whole(kimi, "short_conv_kernel_size")
         return LayerCache("linear state", conv=channels * kernel, state=heads * width * width)

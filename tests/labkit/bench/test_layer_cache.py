@@ -17,6 +17,7 @@ from labkit.commands.app import app
 
 NAMES = sorted(path.stem for path in PUBLISHED.glob("*.json"))
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+KIMI = LLAMA | {"model_type": "kimi_linear"}
 
 
 def published(name: str) -> list[LayerCache]:
@@ -123,7 +124,10 @@ class TestConfig:
             (LLAMA | {"num_attention_heads": "4"}, "num_attention_heads is '4': it must be a whole number"),
             (LLAMA | {"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
             (LLAMA | {"layer_types": ["linear_attention"] * 2}, "of a kind whose sizes are not known"),
-            (LLAMA | {"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": [1]}}, "one kind for each"),
+            (KIMI | {"linear_attn_config": {"kda_layers": [1], "full_attn_layers": []}}, "one kind for each"),
+            (KIMI | {"linear_attn_config": {"kda_layers": [1], "full_attn_layers": 2}}, "full_attn_layers is no list"),
+            (KIMI | {"linear_attn_config": [1]}, "linear_attn_config is no JSON object"),
+            (LLAMA | {"num_hidden_layers": 10**30}, "more than 10,000 are not read"),
         ],
     )
     def test_nothing_is_guessed(self, config, message):
