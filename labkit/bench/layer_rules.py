@@ -59,7 +59,7 @@ def _llama4(config: Config, count: int) -> list[str]:
 
 
 def _kimi_linear(config: Config, count: int) -> list[str]:
-    kinds = {}
+    kinds: dict[int, str] = {}
     for key, kind in (("full_attn_layers", "full_attention"), ("kda_layers", "linear_attention")):
         listed = linear_sizes(config).get(key)
         if not isinstance(listed, list):

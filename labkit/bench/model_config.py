@@ -141,6 +141,8 @@ KINDS: dict[str, Callable[[Config], LayerCache]] = {
 def _without_sharing(config: Config, layers: list[LayerCache]) -> list[LayerCache]:
     """The layers, those that read another layer's cache or index without what they share."""
     shared = whole(config, "num_kv_shared_layers", least=0) if config.get("num_kv_shared_layers") else 0
+    if shared > len(layers):
+        raise ValueError(f"num_kv_shared_layers is {shared}, of {len(layers)} layers")
     layers = layers[: len(layers) - shared] + [LayerCache("shared")] * shared
     for i, indexer in enumerate(_indexers(config)):
         if indexer == "shared":
