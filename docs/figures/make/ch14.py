@@ -46,6 +46,7 @@ LENGTHS = [2**power for power in range(10, 21)]
 
 @functools.cache
 def model() -> Model:
+    """SmolLM2, read once."""
     torch.set_num_threads(2)
     return read_model()
 
