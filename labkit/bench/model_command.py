@@ -1,4 +1,4 @@
-"""`lab model`: the parts of the memory that training a whole model takes."""
+"""`lab model`: the memory of a whole model, of training it by parts, or of its cache by kind of layer."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from labkit.bench.model_config import PUBLISHED
 from labkit.bench.model_memory import MODELS, ModelSizes, gpt, training_memory
 
 BAR_WIDTH = 40
+TRAINING_TOKENS, CACHE_TOKENS = 4096, 131_072
 MEANING = {
     "weights": "2 bytes a parameter",
     "gradients": "2 bytes a parameter",
@@ -23,19 +25,39 @@ Size = Annotated[int | None, typer.Option(help="of a GPT-like model, instead of 
 
 
 def model(
-    name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=", ".join(MODELS))] = None,
-    batch_size: Annotated[int, typer.Option(help="sequences per step")] = 1,
-    seq_len: Annotated[int, typer.Option(help="tokens in each")] = 4096,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL|CONFIG.json]",
+            help=f"training: {', '.join(MODELS)}; cache: a Hugging Face config.json, or "
+            + ", ".join(sorted(path.stem for path in PUBLISHED.glob("*.json"))),
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", "--batch", help="sequences")] = 1,
+    tokens: Annotated[
+        int | None,
+        typer.Option("--seq-len", "--tokens", help="tokens in each; 4,096 for training, 131,072 for a cache"),
+    ] = None,
+    bits: Annotated[int, typer.Option(help="of a cached number: 4, 8, 16 or 32")] = 16,
     attention: Annotated[str, typer.Option(help="fused, or written_out with N × N arrays")] = "fused",
     checkpoint: Annotated[str, typer.Option(help="recomputed: none, selective (attention) or layers")] = "none",
     layers: Size = None,
     hidden: Size = None,
     heads: Size = None,
 ) -> None:
-    """Print the memory that training a model takes: weights, gradients, optimizer, activations, attention, logits."""
+    """Print the memory of training a model by parts, or of a config's cache by kind of layer."""
+    from labkit.bench.cache_report import find_config, show_cache
+
     try:
+        if name is not None and name not in MODELS and (path := find_config(name)):
+            if layers or hidden or heads:
+                raise ValueError("a config names its own sizes: leave out --layers, --hidden and --heads")
+            return show_cache(path, CACHE_TOKENS if tokens is None else tokens, batch_size, bits)
         sizes = sizes_of(name, layers, hidden, heads)
+        seq_len = TRAINING_TOKENS if tokens is None else tokens
         parts = training_memory(sizes, batch_size, seq_len, attention, checkpoint)
+    except OSError as error:
+        sys.exit(f"lab model: {error.filename}: {error.strerror}")
     except ValueError as error:
         sys.exit(f"lab model: {error}")
     _show(name or "a model", sizes, parts, f"{batch_size} × {seq_len:,} tokens, {attention}, checkpoint: {checkpoint}")
@@ -51,7 +73,7 @@ def sizes_of(name: str | None, layers: int | None, hidden: int | None, heads: in
     if name is None or layers or hidden or heads:
         raise ValueError(f"give the name of a model ({', '.join(MODELS)}), or --layers, --hidden and --heads")
     if name not in MODELS:
-        raise ValueError(f"there is no model {name!r}; there are: {', '.join(MODELS)}")
+        raise ValueError(f"there is no model {name!r}; there are: {', '.join(MODELS)}, or give a config.json")
     return MODELS[name]
 
 

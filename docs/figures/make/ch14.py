@@ -1,0 +1,313 @@
+"""Chapter 14's figures from SmolLM2: which keys its heads look at, and what rules that choose some of them lose.
+
+A run takes minutes on two cores, so only the slow tests recompute it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+
+from labkit.bench.layer_cache import read_bytes
+from labkit.bench.model_config import PUBLISHED, layers_of, read_config
+from labkit.model.attention import expanded, grouped_attention
+from labkit.model.generate import positions_for
+from labkit.model.perplexity import perplexity, sample_text
+from labkit.model.weights import Model, read_model
+from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
+
+N_TOKENS, FIRST, PAGE, WHOLE_LAYERS, QUERIES_AT_ONCE = 2048, 1024, 16, 2, 256
+BUDGETS = (128, 256, 512)
+TWICE = "Nine blue ships left the old harbour at dawn. "
+LOOKS = {
+    "window": (MUTED, "x", ":"),
+    "window and first page": (GREEN, "v", "--"),
+    "means": (ORANGE, "s", "-."),
+    "bounds": (BLUE, "o", "-"),
+    "largest score": (PINK, "D", "--"),
+    "best tokens": (INK, "*", "-"),
+}
+"""Rules, in the order of what they know; "best tokens" chooses tokens and not pages."""
+MODELS = {
+    "llama-3.1-8b": ("Llama-3.1-8B, full", MUTED, ":"),
+    "gpt-oss-120b": ("gpt-oss-120b, windows", GREEN, "--"),
+    "deepseek-v3": ("DeepSeek-V3, latent", ORANGE, "-."),
+    "deepseek-v3.2": ("DeepSeek-V3.2, indexer", BLUE, "-"),
+    "qwen3-next-80b-a3b": ("Qwen3-Next, states", PINK, "--"),
+    "kimi-linear-48b-a3b": ("Kimi Linear, states", INK, "-"),
+}
+LENGTHS = [2**power for power in range(10, 21)]
+
+
+@functools.cache
+def model() -> Model:
+    """SmolLM2, read once."""
+    torch.set_num_threads(2)
+    return read_model()
+
+
+def maps_data() -> dict[str, Any]:
+    """Three heads on a sentence that comes twice: most weight on token 0, on the token before, and after the repeat."""
+    weights: list[torch.Tensor] = []
+    tokens = model().text.encode(TWICE * 2)
+    half = len(tokens) // 2
+    _run(tokens, lambda layer, q, k, v: weights.append(_weights(q, k)))
+    heads = torch.stack(weights)  # (layers, heads, n, n)
+    later = torch.arange(half, len(tokens))
+    searched = {
+        "sink": heads[:, :, later, 0],
+        "token before": heads[:, :, later, later - 1],
+        "after the repeat": heads[:, :, later[:-1], later[:-1] - half + 1],
+    }
+    found = {}
+    for name, share in searched.items():
+        mean = share.mean(-1)
+        layer, head = divmod(int(mean.argmax()), mean.shape[1])
+        rows = heads[layer, head]
+        pairs = [
+            [i, j, round(float(rows[i, j]), 2)] for i in range(len(rows)) for j in range(i + 1) if rows[i, j] > 0.02
+        ]
+        found[name] = {"layer": layer, "head": head, "share": round(float(mean.max()), 2), "weights": pairs}
+    return {"text": TWICE * 2, "tokens": len(tokens), "half": half, "heads": found}
+
+
+def draw_maps(data: dict[str, Any]) -> Figure:
+    """Draw a dot for each weight of a head, as large as the weight."""
+    figure, axes = plt.subplots(1, 3, figsize=(8.2, 3.7), sharey=True)
+    for ax, (name, head), colour in zip(axes, data["heads"].items(), (ORANGE, GREEN, BLUE), strict=True):
+        queries, keys, sizes = zip(*head["weights"], strict=True)
+        ax.scatter(keys, queries, s=[34 * size for size in sizes], color=colour, linewidths=0)
+        ax.axhline(data["half"] - 0.5, color=MUTED, linewidth=0.8, linestyle=":")
+        ax.set(title=f"{name}\nlayer {head['layer']}, head {head['head']}", xlabel="key")
+        ax.set(xlim=(-1, data["tokens"]), ylim=(data["tokens"], -1))
+        ax.set_aspect("equal")
+    axes[0].set_ylabel("query")
+    return figure
+
+
+def choice_data() -> dict[str, Any]:
+    """The share of the weight that the chosen 128 tokens hold, by rule; perplexities; and how few tokens matter."""
+    tokens = model().text.encode(sample_text())[:N_TOKENS]
+    seen = _Shares()
+    _run(tokens, seen)
+    rows = [{"rule": "all", "tokens": N_TOKENS, "perplexity": _perplexity(tokens, None)}]
+    for budget in BUDGETS:
+        rows += [
+            {"rule": rule, "tokens": budget, "perplexity": _perplexity(tokens, _Chosen(rule, budget))} for rule in LOOKS
+        ]
+    alone = _perplexity(tokens, _Chosen("bounds", BUDGETS[0], together=False))
+    return {
+        "model": model().name,
+        "tokens": N_TOKENS,
+        "scored_from": FIRST,
+        "page": PAGE,
+        "whole_layers": WHOLE_LAYERS,
+        "rows": rows,
+        "each_head_alone": {
+            "perplexity": alone,
+            "pages_of_a_group": round(seen.union(), 1),
+            "pages": BUDGETS[0] // PAGE,
+        },
+        **seen.summary(),
+    }
+
+
+def draw_choice(data: dict[str, Any]) -> Figure:
+    """Draw perplexity over the tokens read, a line for each rule."""
+    figure, ax = plt.subplots(figsize=(5.2, 4.6))
+    whole = next(row["perplexity"] for row in data["rows"] if row["rule"] == "all")
+    ax.axhline(whole, color=INK, linewidth=1, linestyle=":")
+    ax.annotate("all tokens", (BUDGETS[-1], whole), xytext=(0, -11), textcoords="offset points", ha="right", size=8.5)
+    for rule, (colour, mark, dash) in LOOKS.items():
+        line = [(row["tokens"], row["perplexity"]) for row in data["rows"] if row["rule"] == rule]
+        ax.plot(*zip(*line, strict=True), dash, marker=mark, color=colour, label=rule)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.set_xticks(BUDGETS, [str(budget) for budget in BUDGETS])
+    ax.set_yticks([16, 20, 24, 32, 40, 48], ["16", "20", "24", "32", "40", "48"])
+    ax.minorticks_off()
+    ax.set(xlabel=f"tokens that a query reads, of {FIRST:,} to {N_TOKENS:,}", ylabel="perplexity")
+    ax.legend(loc="upper right", fontsize=8.5)
+    return figure
+
+
+def read_data() -> dict[str, Any]:
+    """GiB that a decoding step reads of one sequence's cache, by its length, from published configurations."""
+    rows = {}
+    for name in MODELS:
+        layers = layers_of(read_config(PUBLISHED / f"{name}.json"))
+        rows[name] = [sum(read_bytes(layer, length) for layer in layers) for length in LENGTHS]
+    return {"lengths": LENGTHS, "bytes": rows}
+
+
+def draw_read(data: dict[str, Any]) -> Figure:
+    """Draw the bytes over the length, logarithmic, each line named at its end."""
+    figure, ax = plt.subplots(figsize=(5.6, 4.6))
+    for name, (label, colour, dash) in MODELS.items():
+        ax.plot(data["lengths"], [each / 2**30 for each in data["bytes"][name]], dash, color=colour, label=label)
+    ax.axvline(131_072, color=MUTED, linewidth=0.8, linestyle=":")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.set_xticks(data["lengths"][::2], [f"{length // 1024}k" for length in data["lengths"][::2]])
+    ax.set_yticks([1 / 64, 1 / 16, 1 / 4, 1, 4, 16, 64, 128], ["1/64", "1/16", "1/4", "1", "4", "16", "64", "128"])
+    ax.minorticks_off()
+    ax.set(xlabel="tokens in the cache", ylabel="GiB that a step reads")
+    ax.legend(loc="upper left", fontsize=8.5)
+    return figure
+
+
+class _Chosen:
+    """Attention to the tokens that a rule chooses, from query `FIRST` on and without the first two layers."""
+
+    def __init__(self, rule: str, budget: int, together: bool = True) -> None:
+        self.rule, self.budget, self.together = rule, budget, together
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        whole = grouped_attention(q, k, v)
+        if layer < WHOLE_LAYERS:
+            return whole
+        parts = [whole[:, :FIRST]]
+        values = expanded(v, len(q) // len(k))
+        for scores, queries in _scores(q, k):
+            seen = _seen(self.rule, self.budget, q[:, queries], k, scores, queries, self.together)
+            parts.append(scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values)
+        return torch.cat(parts, 1)
+
+
+class _Shares:
+    """Whole attention that notes how much of each query's weight the rules' choices of 128 tokens hold."""
+
+    def __init__(self) -> None:
+        self.shares: dict[str, list[float]] = {rule: [] for rule in LOOKS}
+        self.unions: list[float] = []
+        self.first: list[float] = []
+        self.needed: list[torch.Tensor] = []
+
+    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        if layer < WHOLE_LAYERS:
+            return
+        for scores, queries in _scores(q, k):
+            weights = scores.softmax(-1)
+            for rule, found in self.shares.items():
+                seen = _seen(rule, BUDGETS[0], q[:, queries], k, scores, queries)
+                found.append(float((weights * seen).sum(-1).mean()))
+            alone = _pages("bounds", BUDGETS[0], q[:, queries], k, scores, queries, together=False)
+            self.unions.append(float(alone.unflatten(0, (len(k), -1)).any(1).sum(-1).float().mean()))
+            self.first.append(float(weights[..., 0].mean()))
+            order = weights[:, ::16].sort(-1, descending=True).values.cumsum(-1)
+            self.needed.append((order < 0.9).sum(-1).flatten() + 1)
+
+    def union(self) -> float:
+        return sum(self.unions) / len(self.unions)
+
+    def summary(self) -> dict[str, Any]:
+        needed = torch.cat(self.needed).float()
+        return {
+            "weight_held_by_128_tokens": {rule: round(sum(x) / len(x), 3) for rule, x in self.shares.items()},
+            "weight_on_token_0": round(sum(self.first) / len(self.first), 3),
+            "tokens_for_90_percent": {
+                "median": int(needed.median()),
+                "mean": round(float(needed.mean())),
+                "one_in_ten_needs": int(needed.quantile(0.9)),
+            },
+        }
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Causal scores (H, some queries, N) of the queries from `FIRST` on, a few at a time, and their numbers."""
+    keys = expanded(k, len(q) // len(k))
+    for queries in torch.arange(FIRST, q.shape[1]).split(QUERIES_AT_ONCE):
+        scores = q[:, queries] @ keys.mT * q.shape[-1] ** -0.5
+        later = torch.arange(k.shape[1]) > queries[:, None]
+        yield scores.masked_fill(later, -torch.inf), queries
+
+
+def _seen(
+    rule: str,
+    budget: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    scores: torch.Tensor,
+    queries: torch.Tensor,
+    together: bool = True,
+) -> torch.Tensor:
+    """Which keys each query sees, (H, queries, N)."""
+    if rule == "best tokens":
+        return _top(_of_groups(scores, len(k), together), budget) & scores.isfinite()
+    pages = _pages(rule, budget, q, k, scores, queries, together)
+    return pages.repeat_interleave(PAGE, -1) & scores.isfinite()
+
+
+def _pages(
+    rule: str,
+    budget: int,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    scores: torch.Tensor,
+    queries: torch.Tensor,
+    together: bool,
+) -> torch.Tensor:
+    """Which pages each query reads, (H, queries, pages): the first, its own, and the best others of those before."""
+    number = torch.arange(k.shape[1] // PAGE)
+    own = (queries // PAGE)[:, None]
+    paged = k.unflatten(1, (-1, PAGE))
+    if rule.startswith("window"):
+        ranks = number.float().expand(*scores.shape[:2], -1)
+    elif rule == "largest score":
+        ranks = scores.unflatten(-1, (-1, PAGE)).amax(-1)
+    elif rule == "means":
+        ranks = q @ expanded(paged.mean(2), len(q) // len(k)).mT
+    else:
+        lows, highs = (expanded(x, len(q) // len(k)) for x in (paged.amin(2), paged.amax(2)))
+        # Σ_c max(q_c · low_c, q_c · high_c): the highs where q_c is positive, the lows where it is negative.
+        ranks = q.clamp(min=0) @ highs.mT + q.clamp(max=0) @ lows.mT
+    ranks = (
+        _of_groups(ranks, len(k), together).masked_fill(number > own, -torch.inf).masked_fill(number == own, torch.inf)
+    )
+    if rule != "window":
+        ranks = ranks.masked_fill(number == 0, torch.inf)
+    return _top(ranks, budget // PAGE) & (number <= own)
+
+
+def _of_groups(ranks: torch.Tensor, groups: int, together: bool) -> torch.Tensor:
+    """The largest value of each group of query heads, for all of its heads; or each head's own."""
+    if not together:
+        return ranks
+    best = ranks.unflatten(0, (groups, -1)).amax(1, keepdim=True)
+    return best.expand(-1, len(ranks) // groups, -1, -1).flatten(0, 1)
+
+
+def _top(ranks: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.zeros_like(ranks, dtype=torch.bool).scatter(-1, ranks.topk(count, -1).indices, True)
+
+
+def _weights(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    scores = q @ expanded(k, len(q) // len(k)).mT * q.shape[-1] ** -0.5
+    return scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+
+
+def _run(tokens: list[int], look: Callable[..., Any]) -> None:
+    """Run the model on the text with whole attention, and show each layer's q, k and v to `look`."""
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        look(layer, q, k, v)
+        return grouped_attention(q, k, v)
+
+    with torch.no_grad():
+        model().llama.hidden(torch.tensor(tokens), attend, positions_for(attend, 0, len(tokens)))
+
+
+def _perplexity(tokens: list[int], attend: Any) -> float:
+    return float(f"{perplexity(model().llama, tokens, attend, FIRST):.3g}")
+
+
+FIGURES = {
+    "14_maps": Recipe(maps_data, draw_maps),
+    "14_choice": Recipe(choice_data, draw_choice),
+    "14_read": Recipe(read_data, draw_read),
+}
