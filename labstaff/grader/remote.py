@@ -24,7 +24,6 @@ from labkit.testing import probes, unchanged
 from labkit.testing.outside import needs_more, task_name
 from labstaff.grader import wire, worker
 from labstaff.grader.imports import imported_modules
-from labstaff.grader.machines import Kept
 from labstaff.grader.sandbox import Worker, Workers
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ class Remote:
         self.sandbox, self.answer = sandbox, answer
         self.worker: Worker | None = None
         self.n_starts = 0
-        self.kept = Kept()
         self.unusable = ""
         self._cpu_seconds = 0.0
 
@@ -120,7 +118,7 @@ class Remote:
                 submission = self._new_worker()
                 modules = imported_modules(submission[-1].decode("utf-8-sig", "replace"))
                 self._request("preload", modules, seconds=LOAD_SECONDS)
-            call = wire.for_worker(_call(function, args, kwargs), self.kept.stand_in)
+            call = wire.for_worker(_call(function, args, kwargs))
             assert self.worker is not None
             n_bytes = self.worker.data_bytes + sum(map(len, call.buffers)) + LOADED_BYTES + int(mib * 2**20)
             return self._request("call_within", n_bytes, submission, call.head, call=call)
@@ -143,7 +141,6 @@ class Remote:
         if self.n_starts == MOST_STARTS:
             raise SubmissionError(f"its process ended {MOST_STARTS} times: the rest is not graded")
         self.n_starts += 1
-        self.kept = Kept()
         self.worker = self.sandbox.worker()
         return self.answer.lab, file.name, source
 
@@ -151,11 +148,11 @@ class Remote:
         worker = self.worker
         assert worker is not None
         try:
-            head, buffers, arrays = wire.for_worker(message, self.kept.stand_in)
+            head, buffers, arrays = wire.for_worker(message)
             if call:
                 buffers, arrays = call.buffers, call.arrays
             wire.send(worker.channel, head, buffers)
-            reply = self._reply(worker, seconds)
+            reply = wire.from_worker(*wire.receive(worker.channel, seconds))
         except wire.WireError as error:
             self.end()
             raise SubmissionError(f"what came back cannot be used: {error}") from None
@@ -177,32 +174,15 @@ class Remote:
             _overwrite(array, value)
         return reply.result
 
-    def _reply(self, worker: Worker, seconds: float | None = None) -> wire.Returned | wire.Raised:
-        while True:
-            message = wire.from_worker(*wire.receive(worker.channel, seconds), self._found)
-            self.kept.forget(message.dropped)
-            if not isinstance(message.content, wire.Ask):
-                return message.content
-            head, buffers, _ = wire.for_worker(self.kept.carry_out(message.content), self.kept.stand_in)
-            wire.send(worker.channel, head, buffers)
-
     def _where_it_stops(self, worker: Worker) -> list[tuple[str, int, str]]:
         """Have the call stop that waits for something, and where that was; the worker is ended if it does not."""
         with contextlib.suppress(wire.WireError, EOFError, OSError):  # TimeoutError is one
             worker.stop_call()
-            reply = self._reply(worker, STOP_SECONDS)
+            reply = wire.from_worker(*wire.receive(worker.channel, STOP_SECONDS))
             if isinstance(reply, wire.Raised) and reply.kinds[:1] == [TOOK_TOO_LONG]:
                 return self._places(reply)
         self.end()
         return []
-
-    def _found(self, description: list[Any]) -> Any:
-        match description:
-            case ["kept", int(number)]:
-                return self.kept.found(number)
-            case ["handle", int(number), str(name)]:
-                return type(name.replace("\0", "") or "object", (Handle,), {})(self, number)
-        raise wire.WireError("not a message: an object of an unknown kind")
 
     def _exception(self, raised: wire.Raised) -> BaseException:
         error = exceeded_by_another() if raised.kinds[:1] == [TOOK_TOO_LONG] else _of_its_kind(raised)
@@ -243,29 +223,6 @@ class StandIn:
             AssertionError: it needs more.
         """
         return self.__dict__["_remote"].call_within(mib, self, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        here = self.__dict__
-        return StandIn(here["_remote"], f"{here['__qualname__']}.{name}", (getattr, (self, name)))
-
-
-class Handle(StandIn):
-    """Stands for an object that a call has returned and that cannot cross; void when the worker ends."""
-
-    def __init__(self, remote: Remote, number: int) -> None:
-        super().__init__(remote, type(self).__name__, (worker.given_out, (number,)))
-        self.__dict__["_worker"] = remote.worker
-
-    def __reduce__(self) -> Any:
-        here = self.__dict__
-        if here["_remote"].worker is not here["_worker"]:
-            raise SubmissionError(f"{here['__name__']} was lost when the process ended")
-        return here["_made"]
-
-    def __len__(self) -> int:
-        return self.__dict__["_remote"].call(len, (self,), {})
 
 
 class RemoteProbe:

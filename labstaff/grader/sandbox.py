@@ -27,16 +27,23 @@ from labstaff.grader.preload import ENDED
 PRELOADED = (
     *("numpy.testing", "numpy.typing", "numpy.fft", "numpy.polynomial", "numpy.lib.stride_tricks", "numpy.ma"),
     *("statistics", "dataclasses", "decimal", "fractions", "logging", "unittest", "typing_extensions"),
-    *("cloudpickle", "msgspec", "pyseccomp", "labkit.meters.arrays"),
+    *("cloudpickle", "msgspec", "pyseccomp", "labkit.meters.arrays", "labkit.simulated_memory"),
 )
 """Imported before the first worker: what submissions may import, as far as it costs little."""
 BESIDE = {"matplotlib.pyplot": ("matplotlib.backends.backend_agg",)}
 """What the first use of a heavy module would import."""
 INSIDE = (
-    *("labkit/__init__.py", "labkit/meters", "labkit/ranks", "labkit/labs/__init__.py", "labkit/labs/manifest.py"),
+    *(
+        "labkit/__init__.py",
+        "labkit/meters",
+        "labkit/simulated_memory",
+        "labkit/ranks",
+        "labkit/labs/__init__.py",
+        "labkit/labs/manifest.py",
+    ),
     *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "limits", "prefork_torch")),
     "labstaff/__init__.py",
-    *(f"labstaff/grader/{name}.py" for name in ("__init__", "confine", "preload", "wire", "worker", "worker_machine")),
+    *(f"labstaff/grader/{name}.py" for name in ("__init__", "confine", "preload", "wire", "worker")),
 )
 """What of the course is inside: calling and measuring. No reference, no expected value, no suite."""
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/proc/cpuinfo")
@@ -94,7 +101,7 @@ class Workers:
                 socket.send_fds(self.control, [b"+"], [theirs.fileno()])
             pid = _sender(ours)
             self._last = worker = Worker(self, ours, pid)
-            wire.from_worker(*wire.receive(ours, START_SECONDS), special=lambda _: None)
+            wire.from_worker(*wire.receive(ours, START_SECONDS))
         except (EOFError, OSError, wire.WireError) as error:
             ours.close()
             raise SandboxBroken(f"it gives no worker: {type(error).__name__} {error}") from None

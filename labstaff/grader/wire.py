@@ -20,8 +20,6 @@ import cloudpickle
 import msgspec
 import numpy as np
 
-from labkit.simulated_memory._tiles import _FUNCTIONS
-
 HEADER = struct.Struct("<IH")
 """Bytes of the head, and the number of buffers that follow it."""
 SIZE = struct.Struct("<Q")
@@ -29,10 +27,6 @@ MOST_HEAD = 4 << 20
 MOST_BUFFERS = 256 << 20
 MOST_NUMBERS = 1 << 20
 ARRAY_KINDS = "biufcUS"
-NUMPY_NAMES = frozenset(name for name, value in vars(np).items() if type(value) is np.ufunc) | {
-    function.__name__ for function in (*_FUNCTIONS, np.einsum)
-}
-"""What the simulated machine computes with: ufuncs, and functions that it offers for tiles."""
 TOO_MUCH = "it is nested too deep, or has too many parts, or too much text"
 
 
@@ -105,10 +99,10 @@ class Pickled(NamedTuple):
     arrays: list[Any]
 
 
-def for_worker(message: Any, special: Callable[[Any], Any] = lambda _: None) -> Pickled:
-    """Pickle a message for a worker; `special` may give what takes the place of an object, as `__reduce__` would."""
+def for_worker(message: Any) -> Pickled:
+    """Pickle a message for a worker."""
     file = io.BytesIO()
-    pickler = Pickler(file, special)
+    pickler = Pickler(file)
     pickler.dump(message)
     return Pickled(file.getvalue(), pickler.buffers, pickler.arrays)
 
@@ -123,10 +117,9 @@ def from_suite(head: memoryview | bytes, buffers: Sequence[memoryview]) -> tuple
 class Pickler(cloudpickle.Pickler):
     """Pickles arrays and tensors with their strides; those that share memory share it in the worker too."""
 
-    def __init__(self, file: io.BytesIO, special: Callable[[Any], Any]) -> None:
+    def __init__(self, file: io.BytesIO) -> None:
         buffers = self.buffers = list[memoryview]()  # a callback with self would keep all that was pickled alive
         self.arrays: list[Any] = []
-        self._special = special
         self._memories: dict[tuple[Any, int, int], _Memory] = {}
         super().__init__(file, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
 
@@ -139,8 +132,7 @@ class Pickler(cloudpickle.Pickler):
         if torch is not None and type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.layout is torch.strided:
             self.arrays.append(obj)
             return _tensor, self._layout_of_tensor(obj)
-        reduced = self._special(obj)
-        return super().reducer_override(obj) if reduced is None else reduced
+        return super().reducer_override(obj)
 
     def _layout_of_array(self, x: np.ndarray) -> tuple[Any, ...]:
         if not x.size:
@@ -221,43 +213,36 @@ class Raised(msgspec.Struct, tag=True, array_like=True):
     places: list[tuple[str, int, str]]
 
 
-class Ask(msgspec.Struct, tag=True, array_like=True):
-    """A callback: an attribute of an object on the suite's side, which is called where there are arguments."""
-
-    number: int
-    name: str
-    arguments: Any = None
+class Opaque:
+    """Stands for a result that is no plain data; the name of its type is all that crosses."""
 
 
-class Message(msgspec.Struct, array_like=True):
-    """What a worker sends; `dropped` are the numbers of objects on the suite's side that it has no use for any more."""
-
-    content: Returned | Raised | Ask
-    dropped: list[int] = []
-
-
-VALUES: dict[type, tuple[str, ...]] = {Returned: ("result", "arguments"), Raised: (), Ask: ("arguments",)}
+VALUES: dict[type, tuple[str, ...]] = {Returned: ("result", "arguments"), Raised: ()}
 """The fields that hold values, which cross as plain data: `[kind, …]` for all but numbers, texts and None."""
 SEQUENCES = {"tuple": tuple, "list": list, "set": set}
-_decoder = msgspec.msgpack.Decoder(Message)
+TORCH_DTYPES = {
+    *("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+}
+_decoder = msgspec.msgpack.Decoder(Returned | Raised)
 
 
-def for_suite(message: Message, special: Callable[[Any], list[Any]]) -> tuple[bytes, list[memoryview]]:
-    """A message for the suite, as a head and buffers; `special` gives what stands for objects that are no plain data.
+def for_suite(message: Returned | Raised) -> tuple[bytes, list[memoryview]]:
+    """A message for the suite, as a head and buffers.
 
     Raises:
         WireError: a value contains itself, or has more text or parts than a message may have.
     """
-    writer, content = Writer(special), message.content
+    writer = Writer()
     try:
-        for name in VALUES[type(content)]:
-            setattr(content, name, writer.value(getattr(content, name)))
+        for name in VALUES[type(message)]:
+            setattr(message, name, writer.value(getattr(message, name)))
         return msgspec.msgpack.encode(message), writer.buffers
     except (RecursionError, ValueError):  # the latter for half a character, or a number of too many digits
         raise WireError(TOO_MUCH) from None
 
 
-def from_worker(head: memoryview, buffers: list[memoryview], special: Callable[[list[Any]], Any]) -> Message:
+def from_worker(head: memoryview, buffers: list[memoryview]) -> Returned | Raised:
     """A message that may be anything: checked step by step; nothing in it is executed.
 
     Raises:
@@ -265,9 +250,9 @@ def from_worker(head: memoryview, buffers: list[memoryview], special: Callable[[
     """
     try:
         message = _decoder.decode(head)
-        reader, content = Reader(buffers, special), message.content
-        for name in VALUES[type(content)]:
-            setattr(content, name, reader.value(getattr(content, name)))
+        reader = Reader(buffers)
+        for name in VALUES[type(message)]:
+            setattr(message, name, reader.value(getattr(message, name)))
         return message
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, StopIteration) as error:
         raise WireError(f"not a message: {type(error).__name__}: {error}") from None
@@ -278,9 +263,8 @@ def from_worker(head: memoryview, buffers: list[memoryview], special: Callable[[
 class Writer:
     """Makes plain data of values, read by their own types' methods: no code of a subclass runs."""
 
-    def __init__(self, special: Callable[[Any], list[Any]]) -> None:
+    def __init__(self) -> None:
         self.buffers: list[memoryview] = []
-        self._special = special
 
     def value(self, x: Any) -> Any:
         """`x` as plain data; the bytes of arrays go to the buffers."""
@@ -302,7 +286,7 @@ class Writer:
         for plain in (float, str, bytes):
             if isinstance(x, plain):
                 return plain.__getnewargs__(x)[0]  # type: ignore[attr-defined, arg-type]
-        return _named(x) or self._tensor(x) or self._special(x)
+        return _named(x) or self._tensor(x) or ["opaque", type(x).__name__[:80]]
 
     def _array(self, kind: str, x: np.ndarray) -> list[Any]:
         _require_room(x.nbytes)
@@ -326,9 +310,8 @@ class Writer:
 class Reader:
     """Makes values of what a `Writer` has made of them."""
 
-    def __init__(self, buffers: list[memoryview], special: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, buffers: list[memoryview]) -> None:
         self._buffers = iter(buffers)
-        self._special = special
 
     def value(self, tree: Any) -> Any:
         """The value."""
@@ -354,18 +337,18 @@ class Reader:
                 return Ellipsis
             case ["dtype", str(name)]:
                 return _numpy_dtype(name)
-            case ["numpy", str(name)]:
-                if name not in NUMPY_NAMES:
-                    raise TypeError(f"np.{name} does not cross")
-                return getattr(np, name)
+            case ["opaque", str(name)]:
+                return type(name.replace("\0", "")[:80] or "object", (Opaque,), {})()
             case list():
-                return self._special(tree)
+                raise TypeError("a value of an unknown kind")
         return tree
 
     def _tensor(self, kind: str, name: str, shape: list[int], grad: bool) -> Any:
         import torch
 
-        dtype = getattr(torch, name)  # what is none, torch refuses
+        if name not in TORCH_DTYPES:
+            raise TypeError(f"tensors of {name!r} do not cross")
+        dtype = getattr(torch, name)
         with torch.utils._python_dispatch._disable_current_modes():
             if kind == "meta":
                 return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
@@ -379,8 +362,7 @@ def _named(x: Any) -> list[Any] | None:
         return ["..."]
     if isinstance(x, np.dtype) or (isinstance(x, type) and (x in (bool, int, float) or issubclass(x, np.generic))):
         return ["dtype", np.dtype(x).str]
-    name = x.__name__ if isinstance(x, np.ufunc | type(np.sum)) else ""
-    return ["numpy", name] if name in NUMPY_NAMES and getattr(np, name) is x else None
+    return None
 
 
 def _numpy_dtype(name: str) -> np.dtype:

@@ -135,7 +135,12 @@ def requested(rows, d_models, seq_lens, **asked):
         hint = "every d_model in turn, and for each of them every seq_len"
         assert_equal(f"(d_model, seq_len) of row {number}", (row["d_model"], row["seq_len"]), pair, hint=hint)
         for name, value in {"batch_size": 8, "warmup_steps": 5, "steps": 100, "device": "cpu", **asked}.items():
-            assert_equal(f"{name} of row {number}", row[name], value, hint="as asked for")
+            assert_equal(
+                f"{name} of row {number}",
+                row[name],
+                value,
+                hint="the defaults are written down: a row holds each number as asked for",
+            )
     return rows
 
 

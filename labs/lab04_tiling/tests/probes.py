@@ -1,4 +1,4 @@
-"""What runs next to the submission: tiles of scores seen in its products, uninitialised memory, stand-ins."""
+"""What runs next to the submission: simulated machines, tiles of scores seen in its products, uninitialised memory."""
 
 import math
 
@@ -6,7 +6,25 @@ import numpy as np
 import tiling
 
 from labkit.meters.arrays import uninitialised_is_nan
+from labkit.simulated_memory import HBMArray, Machine
 from labkit.testing.probes import probe
+
+
+@probe
+def on_machine(task, arrays, blocks, sram_bytes=1 << 20, sealed=True):
+    """A call of tiled_traffic or naive_traffic on a fresh machine: its output, and what the machine counted.
+
+    The inputs are in a sealed HBM, so that nothing can be computed from what was not loaded; or, not sealed, arrays.
+    `output` is None if the result is not in the machine's HBM; `result` is the name of its type.
+    """
+    machine = Machine(sram_bytes, sealed)
+    given = [machine.hbm(array) if sealed else array for array in arrays]
+    result = getattr(tiling, task)(machine, *given, *blocks)
+    names = ("loaded", "stored", "traffic", "in_use", "high_water", "host_read")
+    counts = {name: getattr(machine, name) for name in names}
+    counts |= dict(zip("qkv", map(machine.loaded_from, given), strict=True))
+    output = result.numpy() if isinstance(result, HBMArray) else None
+    return counts | {"output": output, "result": type(result).__name__}
 
 
 @probe

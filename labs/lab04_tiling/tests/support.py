@@ -5,10 +5,11 @@ import math
 
 import numpy as np
 
-from labkit.simulated_memory import HBMArray, Machine
 from labkit.testing.compare import assert_at_most, assert_equal, assert_keys, assert_type, require
 from labkit.testing.tiles.counts import tiles_with_an_entry
 from labkit.testing.tiles.io_formulas import keys_outside_traffic, queries_outside_traffic
+
+from .probes import on_machine
 
 WASTE = 4
 """How many times what the best blocks move is still good use of SRAM."""
@@ -55,7 +56,7 @@ def assert_large_output(output, Q, K, V, causal=False, mask=False):
     require(not wrong, f"memory stayed within the limit, but the output is wrong at N = {N}")
 
 
-# The machine: inputs in a sealed HBM, so that nothing can be computed from what was not loaded
+# The simulated machine
 
 
 class Run:
@@ -67,23 +68,18 @@ class Run:
         output: the result as an array.
     """
 
-    def __init__(self, function, arrays, blocks, sram_bytes=1 << 20):
+    def __init__(self, task, arrays, blocks, **options):
         self.arrays, self.blocks = arrays, blocks
-        machine = Machine(sram_bytes, sealed=True)
-        given = [machine.hbm(array) for array in arrays]
-        result = function(machine, *given, *blocks)
-        self.loaded, self.stored = machine.loaded, machine.stored
-        self.q, self.k, self.v = map(machine.loaded_from, given)
-        self.in_use, self.high_water = machine.in_use, machine.high_water
-        message = (
-            f"the result is {type(result).__name__}, expected what machine.allocate returned: the output is in HBM"
-        )
-        require(isinstance(result, HBMArray), message)
-        message = f"{machine.host_read:,} bytes were read out of HBM past the machine (np.asarray or .numpy())"
-        require(machine.host_read == 0, f"{message}: data comes by machine.load alone")
+        found = on_machine(task, arrays, blocks, **options)
+        self.loaded, self.stored, self.output = found["loaded"], found["stored"], found["output"]
+        self.q, self.k, self.v = (found[name] for name in "qkv")
+        self.in_use, self.high_water = found["in_use"], found["high_water"]
+        message = f"the result is {found['result']}, expected what machine.allocate returned: the output is in HBM"
+        require(self.output is not None, message)
+        message = f"{found['host_read']:,} bytes were read out of HBM past the machine (np.asarray or .numpy())"
+        require(found["host_read"] == 0, f"{message}: data comes by machine.load alone")
         message = "nothing was loaded from Q, K and V: the bytes are to be moved, not calculated"
         require(self.q + self.k + self.v > 0, message)
-        self.output = result.numpy()
 
     @property
     def summary(self):

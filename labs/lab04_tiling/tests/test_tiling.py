@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from tiling import choose_blocks, count_tiles, naive_traffic, tiled_attention, tiled_traffic
+from tiling import choose_blocks, count_tiles, tiled_attention
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
-from labkit.simulated_memory import Machine, SRAMOverflow
+from labkit.simulated_memory import SRAMOverflow
 from labkit.testing.attention.cases import Case
 from labkit.testing.attention.mistakes import attention_mistakes
 from labkit.testing.attention.reference import attention
@@ -28,7 +28,7 @@ from labkit.testing.contracts.attention import Memory, Numbers, Refusals, Shapes
 from labkit.testing.tiles.counts import tiles_with_an_entry
 from labkit.testing.work import assert_entries, assert_tile_sizes
 
-from .probes import attention_and_tiles, attention_on_nan, exponents_of_stand_ins
+from .probes import attention_and_tiles, attention_on_nan, exponents_of_stand_ins, on_machine
 from .support import (
     WASTE,
     Run,
@@ -278,12 +278,12 @@ def trip_case(rng, trip, **options):
 class EitherTraffic:
     """What is asked of tiled and of standard attention on the machine alike."""
 
-    function: ClassVar
+    task: ClassVar[str]
     assert_bytes: ClassVar
     example_bytes: ClassVar[int]
 
     def run(self, case, blocks, **options):
-        return Run(type(self).function, case.inputs, tuple(blocks), **options)
+        return Run(self.task, case.inputs, tuple(blocks), **options)
 
     @by_trip
     def test_output(self, rng, trip):
@@ -329,11 +329,12 @@ class EitherTraffic:
     @refuses
     def test_block_sizes_below_one(self, rng, blocks):
         case = trip_case(rng, (6, 6, 4, 4))
-        assert_blocks_refused(functools.partial(type(self).function, Machine(1 << 20), *case.inputs), blocks)
+        call = functools.partial(on_machine, self.task, case.inputs, sealed=False)
+        assert_blocks_refused(lambda *blocks: call(blocks=blocks), blocks)
 
 
 class TestTiledTraffic(EitherTraffic):
-    function, assert_bytes, example_bytes = staticmethod(tiled_traffic), staticmethod(assert_tiled_bytes), 768
+    task, assert_bytes, example_bytes = "tiled_traffic", staticmethod(assert_tiled_bytes), 768
 
     @small
     def test_sram_is_empty_afterwards(self, rng):
@@ -347,7 +348,7 @@ class TestTiledTraffic(EitherTraffic):
 
 
 class TestNaiveTraffic(EitherTraffic):
-    function, assert_bytes, example_bytes = staticmethod(naive_traffic), staticmethod(assert_naive_bytes), 1792
+    task, assert_bytes, example_bytes = "naive_traffic", staticmethod(assert_naive_bytes), 1792
 
 
 SRAMS = [(8_192, 16), (32_768, 64), (65_536, 64), (100_001, 32), (131_072, 128), (1 << 20, 64)]
@@ -367,10 +368,8 @@ def blocks_of(sram_bytes, d, *dtype_bytes):
 
 def traffic_of_ones(blocks, N_q, N_k, d, sram_bytes, dtype=np.float32):
     """The bytes that the student's tiled_traffic moves with these blocks."""
-    machine = Machine(sram_bytes)
-    K = np.ones((N_k, d), dtype)
-    tiled_traffic(machine, np.ones((N_q, d), dtype), K, K, *blocks)
-    return machine.traffic
+    Q, K = np.ones((N_q, d), dtype), np.ones((N_k, d), dtype)
+    return on_machine("tiled_traffic", (Q, K, K), blocks, sram_bytes, sealed=False)["traffic"]
 
 
 class TestChooseBlocks:

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import torch
-from flash_attention import FlashAttention
 
 from labkit.testing.attention.tensor_cases import Case
 from labkit.testing.attention.tensor_mistakes import backward_mistakes, forward_mistakes, lse_mistakes_of
@@ -14,7 +13,7 @@ from labkit.testing.unchanged import left_alone
 from labkit.testing.wording import dtype_name
 from labkit.testing.work import assert_products_seen
 
-from .probes import FUNCTIONS, measured_call, step_of_apply, tiles_of_call
+from .probes import FUNCTIONS, measured_call, output_of_apply, step_of_apply, tiles_of_call
 
 GRADIENTS = ("dQ", "dK", "dV")
 RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
@@ -139,7 +138,7 @@ def assert_large(names, got, want):
 def apply(case, needs_gradient):
     """The student's output, for inputs that need a gradient or do not."""
     inputs = [x.detach().requires_grad_(needs_gradient) for x in case.inputs]
-    O = FlashAttention.apply(*inputs, True) if case.causal else FlashAttention.apply(*inputs)
+    O = output_of_apply(*inputs, *[True] * case.causal)
     assert_output_alone(O)
     return O
 

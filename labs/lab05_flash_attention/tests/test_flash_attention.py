@@ -32,7 +32,15 @@ from labkit.testing.work import (
     entries_seen,
 )
 
-from .probes import FUNCTIONS, call_on_nan, gradient_of_one_input, kept_by_apply, saved_by_apply, step_of_apply
+from .probes import (
+    FUNCTIONS,
+    call_on_nan,
+    gradient_of_one_input,
+    kept_by_apply,
+    output_of_apply,
+    saved_by_apply,
+    step_of_apply,
+)
 from .support import (
     GRADIENTS,
     ByStep,
@@ -258,7 +266,7 @@ class TestFlashAttention(EveryTask):
 
     def test_is_causal_may_be_left_out(self, rng):
         case = Case(rng, n=40, d=8)
-        left_out, said = FlashAttention.apply(*case.inputs), FlashAttention.apply(*case.inputs, False)
+        left_out, said = output_of_apply(*case.inputs), output_of_apply(*case.inputs, False)
         case.check("O", left_out)
         require(bool(torch.equal(left_out, said)), "is_causal left out must mean False")
 
@@ -268,7 +276,7 @@ class TestFlashAttention(EveryTask):
             case = Case(rng, n_queries=4, n_keys=6, d=3, d_v=2, causal=causal, dtype=torch.float64, batch=(2,))
             right = torch.autograd.gradcheck(
                 lambda *x, causal=causal: ByStep.apply(
-                    lambda *x: FlashAttention.apply(*x, causal), lambda *x: step_of_apply("step", *x, causal)[2], *x
+                    lambda *x: output_of_apply(*x, causal), lambda *x: step_of_apply("step", *x, causal)[2], *x
                 ),
                 [x.requires_grad_() for x in case.inputs],
                 raise_exception=False,

@@ -108,6 +108,20 @@ def number_held(maxsize, n_windows):
     return len(cache)
 
 
+@probe
+def length_while_another_is_asked(*key):
+    """The len of a new cache after another one was asked for a mask."""
+    first, second = BlockMaskCache(2), BlockMaskCache(1)
+    first.get(*key)
+    return len(second)
+
+
+@probe
+def mask_of_new_cache(*key):
+    """What a new cache returns."""
+    return BlockMaskCache(1).get(*key)
+
+
 # memory_breakdown
 
 

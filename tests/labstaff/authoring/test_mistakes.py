@@ -239,12 +239,12 @@ class TestPages:
     @staticmethod
     def site(tmp_path_factory):
         folder = tmp_path_factory.mktemp("pages")
-        (folder / "house" / "docs").mkdir(parents=True)
-        (folder / "house" / "docs" / "README.md").write_text("# Front\n", encoding="utf-8")
+        (folder / "course" / "docs").mkdir(parents=True)
+        (folder / "course" / "docs" / "README.md").write_text("# Front\n", encoding="utf-8")
         problem = SuiteRun(problem="said by the suite\nand more")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("labstaff.site.mistakes.run_mistakes", lambda _lab, each: {m.name: problem for m in each})
-            build_site(folder / "house", folder / "out", mistake_pages([LAB]))
+            build_site(folder / "course", folder / "out", mistake_pages([LAB]))
         return folder / "out"
 
     def test_every_mistake_is_listed_and_told(self, site):
