@@ -184,7 +184,7 @@ def play(
             planner.advance(dict(sampled))
             for id in sampled:
                 active[id][0] += 1
-            active = {id: (known, final) for id, [known, final] in active.items() if known < final}
+            active = {id: each for id, each in active.items() if each[0] < each[1]}
             look()
         if not waiting and not active:
             break
