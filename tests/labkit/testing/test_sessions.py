@@ -24,7 +24,7 @@ class Stack:
     def push(self, items):
         self.items += items
         items.append("mine")
-        if min(self.items[:1] + [x for x in self.items if x != "mine"]) < 0:
+        if items[0] < 0:
             raise ValueError("below 0")
         return self.items
 
@@ -49,7 +49,7 @@ def test_calls_are_made_again_and_refused_ones_too():
 
 def test_an_exception_that_is_new_passes():
     calls = [("push", ([-1],), False), ("size", (), False)]
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="below 0"):
         run_calls(Stack(), calls)
 
 
