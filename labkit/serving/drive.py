@@ -7,19 +7,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from labkit.serving.locations import Locations, Piece, Text
+from labkit.serving.locations import Locations, Text
 from labkit.serving.plans import check_work, read_plan
-from labkit.serving.trace import Request
+from labkit.serving.player import Piece, Request, filling_prompt, made_up_token, most_steps, steps_to_fill
 from labkit.testing.compare import require
 from labkit.testing.wording import show
 
 OVERTAKEN = 8
 """How many later requests may finish while one makes no progress."""
-
-VOCAB = 64
-"""Of the tokens that `serve_plans` has follow a prompt."""
 
 
 class Step(NamedTuple):
@@ -139,7 +134,7 @@ class Drive:
 
     def run(self, probe: bool) -> Served:
         """Serve the whole trace and return its result."""
-        waiting, step, most_steps = list(self.trace), 0, self._most_steps()
+        waiting, step, most = list(self.trace), 0, most_steps(self.trace, self.max_tokens)
         while waiting or self.active:
             while waiting and waiting[0].arrival <= step:
                 request = waiting.pop(0)
@@ -149,9 +144,9 @@ class Drive:
                 self._step(step)
             step += 1
             require(
-                step <= most_steps,
+                step <= most,
                 f"after {step} steps {len(self.active)} requests are not done; one after the other, all would be in "
-                f"{most_steps // 2}: {self._describe_active()}",
+                f"{most // 2}: {self._describe_active()}",
             )
         self.served.steps = step
         if probe:
@@ -163,7 +158,7 @@ class Drive:
 
     def next_tokens(self, step: int, work: Sequence[Piece]) -> list[int]:
         """The token after the last token of each piece."""
-        return [self.order[piece.id] * 7 + piece.end * 11 & VOCAB - 1 for piece in work]
+        return [made_up_token(self.order[piece.id], piece.end) for piece in work]
 
     def check_token(self, one: Active, token: int, step: int) -> None:
         """Fail unless this is the token that follows."""
@@ -238,16 +233,15 @@ class Drive:
     def _probe(self, step: int) -> None:
         """After the last request, submit one that needs all blocks."""
         locations, last = self.locations, 1 + max(request.id for request in self.trace)
-        rng = np.random.default_rng([len(self.trace), step])
-        prompt = rng.integers(0, VOCAB, locations.num_blocks * locations.block_size - 1).tolist()
+        prompt = filling_prompt(len(self.trace), locations.num_blocks * locations.block_size)
         message = f"after the last request all {locations.num_blocks} blocks are free, and one that needs all of them"
         try:
-            self.planner.submit(last, prompt, 1)
+            self.planner.submit(last, list(prompt), 1)
         except ValueError as error:
             require(False, f"{message}, {len(prompt)} tokens and 1 to follow, is refused: {error}")
         text = Text(locations, prompt)
         named: set[int] = set()
-        for more in range(-(-len(prompt) // self.max_tokens) + 2):
+        for more in range(steps_to_fill(prompt, self.max_tokens)):
             _, work = read_plan(self.planner.plan(), locations.num_blocks, step + more)
             if not work:
                 break
@@ -264,11 +258,6 @@ class Drive:
             return "some blocks were not given back\nUsual cause: a request that is done keeps its blocks"
         users = ", ".join(sorted({show(self.last_user[block]) for block in lost if block in self.last_user}))
         return f"{len(lost)} blocks are lost, {show(lost)}, last used by request {users or 'nobody'}"
-
-    def _most_steps(self) -> int:
-        """The most steps allowed: twice those of serving the requests one by one after the last arrival."""
-        alone = sum(-(-len(each.prompt) // self.max_tokens) + each.max_new for each in self.trace)
-        return 2 * (alone + self.trace[-1].arrival + 1)
 
     def _describe_active(self) -> str:
         return ", ".join(

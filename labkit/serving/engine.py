@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from labkit.meters.serving import run_layer
+from labkit.serving.dense import dense_completion
 from labkit.serving.drive import OVERTAKEN, Active, Drive, Served
-from labkit.serving.locations import Locations, Piece
-from labkit.serving.model import Model, dense_completion
-from labkit.serving.trace import Request
+from labkit.serving.locations import Locations
+from labkit.serving.model import Model
+from labkit.serving.player import Piece, Request, next_tokens, run_layer
 from labkit.testing.compare import assert_keys, require
 from labkit.testing.wording import dtype_name, kind, none_hint, show
 
@@ -38,7 +38,6 @@ def serve(
     nbytes: int,
     max_tokens: int,
     *,
-    layer: Callable[..., list[Any]] = run_layer,
     overtaken: int = OVERTAKEN,
     horizon: int | None = None,
     probe: bool = True,
@@ -51,7 +50,6 @@ def serve(
         spec: of the model, whose weights are the engine's own.
         nbytes: of the cache, at most.
         max_tokens: that a step may compute, at most.
-        layer: runs one layer of a step; a suite passes a probe, which runs in the worker next to the server.
         overtaken: how many later requests may finish while one makes no progress.
         horizon: within how many steps requests count as done in time; None for as long as requests come.
         probe: whether all blocks are asked for at the end.
@@ -61,7 +59,7 @@ def serve(
     """
     bits, block_size, num_blocks = settings_of(server, spec, nbytes)
     engine = _Engine(server, trace, Locations(num_blocks, block_size), max_tokens, overtaken, horizon)
-    engine.token_bytes, engine.run_layer, engine.model = token_bytes(spec, bits), layer, Model(spec)
+    engine.token_bytes, engine.model = token_bytes(spec, bits), Model(spec)
     engine.served.cache_bytes = num_blocks * block_size * token_bytes(spec, bits)
     return engine.run(probe)
 
@@ -89,19 +87,19 @@ class _Engine(Drive):
     """A drive in which a model computes the next tokens from the server's cache."""
 
     model: Model
-    run_layer: Callable[..., list[Any]]
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         for old, new in copies:
             self.planner.copy(old, new)
 
     def next_tokens(self, step: int, work: Sequence[Piece]) -> list[int]:
-        scores = self.model.logits(
-            [token for piece in work for token in piece.tokens],
-            [position for piece in work for position in range(piece.start, piece.end)],
-            lambda layer, q, k, v: self._attend(step, work, layer, q, k, v),
-        )
-        return [int(rows[-1].argmax()) for rows in scores.split([len(piece.tokens) for piece in work])]
+        def layer(number: int, places: Any, k: torch.Tensor, v: torch.Tensor, reads: Any) -> list[Any]:
+            found = run_layer(self.planner, number, places, k, v, reads)
+            for piece, (q, *_), o in zip(work, reads, found, strict=True):
+                _check_output(o, q, f"step {step}: attend for request {piece.id!r} in layer {number}")
+            return found
+
+        return next_tokens(self.model, work, self.locations.block_size, layer)
 
     def check_token(self, one: Active, token: int, step: int) -> None:
         number = len(one.completion)
@@ -110,18 +108,6 @@ class _Engine(Drive):
             f"step {step}: token {number} of the completion of request {one.request.id!r} is {token}, expected {want}"
         )
         require(token == want, f"{message}\nUsual cause: {WRONG_TOKEN}")
-
-    def _attend(
-        self, step: int, work: Sequence[Piece], layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        where = [self.locations.place_of(piece, at) for piece in work for at in range(piece.start, piece.end)]
-        written = [block for block, _ in where], [place for _, place in where]
-        queries = q.split([len(piece.tokens) for piece in work])
-        reads = [(rows, list(piece.blocks), piece.start) for rows, piece in zip(queries, work, strict=True)]
-        found = self.run_layer(self.planner, layer, written, k, v, reads)
-        for piece, rows, o in zip(work, queries, found, strict=True):
-            _check_output(o, rows, f"step {step}: attend for request {piece.id!r} in layer {layer}")
-        return torch.cat(found)
 
 
 def _check_output(o: Any, q: torch.Tensor, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from labkit.serving.player import Piece
 from labkit.testing.compare import require
 
 NOT_COMPUTED = (
@@ -13,20 +14,6 @@ NOT_COMPUTED = (
 STALE = "a block is given to another request and is still found by its old content; or the table is another request's"
 TAKEN = "a request keeps its blocks until it is done or gives all of them up; then it is computed again"
 ANOTHER_BEGINNING = "keys and values depend on all tokens before: a block is known by its own and by those"
-
-
-class Piece(NamedTuple):
-    """A piece of work of a plan: `tokens` of a request, the first at position `start`, in the blocks of a table."""
-
-    id: Any
-    start: int
-    tokens: tuple[int, ...]
-    blocks: tuple[int, ...]
-
-    @property
-    def end(self) -> int:
-        """The position after its last token."""
-        return self.start + len(self.tokens)
 
 
 class _Held(NamedTuple):

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit.testing.serving.bit_blocks import attention, rounded
-
 SPEC: dict[str, int] = {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 64}
 """The model of the traces. Two layers, so that keys and values of the second depend on all that came before."""
 
@@ -57,58 +55,6 @@ class Model:
         d = self.spec["head_dim"]
         q, k, v = ((x @ self.weights[f"{name}{layer}"]).unflatten(-1, (-1, d)) for name in "qkv")
         return _turned(q, *turns), _turned(k, *turns), v
-
-
-def dense_completion(prompt: Sequence[int], max_new: int) -> list[int]:
-    """The `max_new` tokens that follow `prompt`, computed with contiguous, unquantized keys and values."""
-    return list(_completion(tuple(prompt), max_new)[0])
-
-
-def least_margin(prompt: Sequence[int], max_new: int, bits: int = 8) -> float:
-    """The smallest lead of a completion's tokens, in spreads of the scores; below 0 if one does not lead.
-
-    The least of two: with whole keys and values, and with those that `bits` bits a number keep of them.
-    """
-    found, margin = _completion(tuple(prompt), max_new)
-    tokens = [*prompt, *found[:-1]]
-
-    def attend(_layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attention(q, rounded(k, bits), rounded(v, bits))
-
-    scores = _precise_model().logits(tokens, range(len(tokens)), attend)[len(prompt) - 1 :]
-    chosen = torch.tensor(found)[:, None]
-    others = scores.scatter(1, chosen, -torch.inf).amax(1)
-    leads = (scores.gather(1, chosen)[:, 0] - others) / scores.std(1)
-    return min(margin, float(leads.min()))
-
-
-@functools.lru_cache(maxsize=4096)
-def _completion(prompt: tuple[int, ...], max_new: int) -> tuple[tuple[int, ...], float]:
-    """A completion and its least margin, in float64, far from any tie that float32 might decide differently."""
-    model = _precise_model()
-    held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if layer in held:
-            k, v = (torch.cat([old, new]) for old, new in zip(held[layer], (k, v), strict=True))
-        held[layer] = (k, v)
-        return attention(q, k, v)
-
-    found: list[int] = []
-    margin, tokens, first = float("inf"), list(prompt), 0
-    for _ in range(max_new):
-        scores = model.logits(tokens, range(first, first + len(tokens)), attend)[-1]
-        best, second = scores.topk(2).values.tolist()
-        margin = min(margin, (best - second) / float(scores.std()))
-        first += len(tokens)
-        tokens = [int(scores.argmax())]
-        found += tokens
-    return tuple(found), margin
-
-
-@functools.cache
-def _precise_model() -> Model:
-    return Model(dtype=torch.float64)
 
 
 @functools.cache

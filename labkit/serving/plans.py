@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.serving.locations import Piece, Text
+from labkit.serving.locations import Text
+from labkit.serving.player import Piece
 from labkit.testing.compare import assert_keys, require
 from labkit.testing.wording import kind, none_hint, show
 

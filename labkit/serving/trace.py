@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.serving.model import SPEC, dense_completion, least_margin
+from labkit.serving.dense import dense_completion, least_margin
+from labkit.serving.model import SPEC
+from labkit.serving.player import Request
 
 MARGIN = 0.01
 """By how much, in spreads of the scores, every token of a completion must lead: a request that is nearer to a tie, with
@@ -17,16 +18,6 @@ MOST_DRAWS = 200
 
 LIMITS = {"chat": {"nbytes": 28_000, "max_tokens": 48}, "documents": {"nbytes": 28_000, "max_tokens": 48}}
 """Bytes of the cache and tokens a step for each kind of trace, in the table of `lab check`."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A prompt that arrives at the beginning of a step, and how many tokens to generate."""
-
-    id: int
-    arrival: int
-    prompt: tuple[int, ...]
-    max_new: int
 
 
 def make_trace(kind: str, seed: int) -> list[Request]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from labkit.meters.blocks import RANDOM_SIZES, random_operations
 from labkit.testing.compare import assert_equal, assert_raises, require
+from labkit.testing.sessions import Session
 
 
 class Managed:
@@ -16,10 +18,18 @@ class Managed:
 
     Keys and values depend on a token and on all tokens before it, so a place, (block, offset), holds the whole text up
     to its token. `texts` keeps every sequence as if no block were ever shared; after each operation both are compared.
+
+    Args:
+        run: a probe that makes a manager of so many blocks of so many tokens, and makes a list of calls.
+        num_blocks: of the manager. block_size: tokens in a block.
+        record: of its calls, where they have been made before.
     """
 
-    def __init__(self, make: Callable[[int, int], Any], num_blocks: int, block_size: int) -> None:
-        self.manager, self.num_blocks, self.block_size = make(num_blocks, block_size), num_blocks, block_size
+    def __init__(
+        self, run: Callable[..., Any], num_blocks: int, block_size: int, record: Sequence[tuple[str, Any, Any]] = ()
+    ) -> None:
+        self.manager = Session(partial(run, num_blocks, block_size), record)
+        self.num_blocks, self.block_size = num_blocks, block_size
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
         self.texts: dict[Any, list[int]] = {}
         self.operations: list[str] = []
@@ -175,34 +185,15 @@ def of_equal_hash(token_id: int) -> int:
     return token_id + 2**61 - 1
 
 
-def run_random_operations(make: Callable[[int, int], Any], rng: np.random.Generator) -> None:
-    """Sequences come, grow, fork and go; blocks and tokens are few, so that beginnings meet and blocks run out."""
-    for _ in range(12):
-        managed, earlier = Managed(make, 8, 2), [[0]]
-        for step in range(40):
-            living = sorted(managed.texts)
-            seq_id = living[rng.integers(len(living))] if living else None
-            kind = rng.choice(["allocate", "append", "fork", "free"], p=[0.4, 0.3, 0.1, 0.2])
-            if kind == "allocate" or seq_id is None:
-                text = earlier[rng.integers(len(earlier))]
-                text = text[: rng.integers(len(text) + 1)] + rng.integers(0, 2, rng.integers(1, 6)).tolist()
-                managed.allocate(step, text)
-                earlier.append(text)
-            elif kind == "append":
-                for token_id in rng.integers(0, 2, rng.integers(1, 4)).tolist():
-                    managed.append(seq_id, token_id)
-            elif kind == "fork":
-                managed.fork(seq_id, step)
-                for writer in rng.permutation([seq_id, step]).tolist():
-                    managed.append(writer, int(rng.integers(2)))
-            else:
-                earlier.append(managed.texts[seq_id])
-                managed.free(seq_id)
+def run_random_operations(run: Callable[..., Any], record: Callable[[int], Any], rng: np.random.Generator) -> None:
+    """Check managers that are driven at random; `record` is a probe that drives one, from a seed."""
+    for seed in rng.integers(2**32, size=12).tolist():
+        random_operations(Managed(run, *RANDOM_SIZES, record(seed)), np.random.default_rng(seed))
 
 
-def assert_names_are_known(make: Callable[[int, int], Any]) -> None:
+def assert_names_are_known(run: Callable[..., Any]) -> None:
     """Fail unless a sequence that is not there, one that is there already and an empty one are refused, by name."""
-    manager = make(6, 2)
+    manager = Session(partial(run, 6, 2))
     manager.allocate("a", [1, 2, 3])
     manager.allocate("gone", [4])
     manager.free("gone")

@@ -10,9 +10,11 @@ from decoding import (
     split_kv_decode,
 )
 
+from labkit.meters.blocks import record_random_operations
 from labkit.meters.calls import UninitialisedIsNaN
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
+from labkit.meters.sessions import run_calls
 from labkit.meters.tensors import AllocationMeter
 from labkit.testing.probes import probe
 
@@ -76,6 +78,24 @@ def _after(cache, call, first):
     for name, x in zip(("keys", "values"), tensors, strict=True):
         found[name] = x.clone() if isinstance(x, torch.Tensor) else None
     return found
+
+
+@probe
+def cache_calls(kind, arguments, calls):
+    """What the last of these calls of a new cache's methods gives."""
+    return run_calls(CACHES[kind](*arguments), calls)
+
+
+@probe
+def manager_calls(num_blocks, block_size, calls):
+    """What the last of these calls of a new manager's methods gives."""
+    return run_calls(BlockManager(num_blocks, block_size), calls)
+
+
+@probe
+def random_operations(seed):
+    """What a new manager gives, call by call."""
+    return record_random_operations(BlockManager, seed)
 
 
 @probe

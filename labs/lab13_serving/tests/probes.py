@@ -1,15 +1,47 @@
 """What runs next to the submission: caches and servers, and the bytes that they hold and read."""
 
 import torch
-from serving import QuantizedBlocks, Scheduler, Server
+from serving import BlockManager, QuantizedBlocks, Scheduler, Server
 from torch.utils._pytree import tree_leaves
 
+from labkit.meters.blocks import record_random_operations
 from labkit.meters.modes import OperatorMode
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
-from labkit.meters.serving import held_while_serving, run_layer
+from labkit.meters.sessions import run_calls
 from labkit.meters.tensors import AllocationMeter
+from labkit.serving.player import held_while_serving, record_plans, record_serving
 from labkit.testing.probes import probe
+
+
+@probe
+def manager_calls(num_blocks, block_size, calls):
+    """What the last of these calls of a new manager's methods gives."""
+    return run_calls(BlockManager(num_blocks, block_size), calls)
+
+
+@probe
+def random_operations(seed):
+    """What a new manager gives, call by call."""
+    return record_random_operations(BlockManager, seed)
+
+
+@probe
+def cache_calls(sizes, calls):
+    """What the last of these calls of a new cache's methods gives."""
+    return run_calls(QuantizedBlocks(*sizes), calls)
+
+
+@probe
+def scheduler_calls(sizes, calls):
+    """What the last of these calls of a new scheduler's methods gives."""
+    return run_calls(Scheduler(*sizes), calls)
+
+
+@probe
+def server_calls(sizes, calls):
+    """What the last of these calls of a new server's methods gives."""
+    return run_calls(Server(*sizes), calls)
 
 
 @probe
@@ -61,26 +93,22 @@ def prompt_after_a_step(prompt):
 
 
 @probe
-def plain_layer_of(server, layer, places, k, v, reads):
-    """One layer of a step, where the server is."""
-    return run_layer(server, layer, places, k, v, reads)
+def plans_of_scheduler(num_blocks, block_size, max_tokens, trace):
+    """What a new scheduler gives, call by call, while a trace is served without a model."""
+    sizes = num_blocks, block_size
+    return record_plans(lambda: Scheduler(*sizes, max_tokens), trace, max_tokens, sizes)
 
 
 @probe
-def layer_of(server, layer, places, k, v, reads):
-    """One layer of a step, where the server is, and the bytes that it keeps besides what it returns."""
-    with AllocationMeter() as memory:
-        found = run_layer(server, layer, places, k, v, reads)
-        kept = memory.live_bytes - sum(o.nbytes for o in found if isinstance(o, torch.Tensor))
-    return found, kept
+def plans_of_server(spec, nbytes, max_tokens, trace):
+    """What a new server gives, call by call, while a trace is served without a model."""
+    return record_plans(lambda: Server(spec, nbytes, max_tokens), trace, max_tokens)
 
 
 @probe
-def new_server(spec, nbytes, max_tokens):
-    """A server, and the bytes that it holds."""
-    with AllocationMeter() as memory:
-        server = Server(spec, nbytes, max_tokens)
-        return server, memory.live_bytes
+def served_by_server(spec, nbytes, max_tokens, trace, metered=False):
+    """What a new server gives, call by call, while a trace is served; the bytes that it holds, and that steps keep."""
+    return record_serving(Server, spec, nbytes, max_tokens, trace, metered)
 
 
 @probe

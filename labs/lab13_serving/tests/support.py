@@ -1,6 +1,6 @@
 """Assertions of Lab 13: a number of blocks, a cache of few bits a number, plans of a scheduler, and traces."""
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -18,8 +18,9 @@ from labkit.testing.compare import (
     require,
 )
 from labkit.testing.serving.bit_blocks import attention, rounded, scale_and_zero, steps_of
+from labkit.testing.sessions import Session
 
-from .probes import layer_of, new_server
+from .probes import cache_calls, plans_of_scheduler, scheduler_calls, served_by_server, server_calls
 
 NEAR_A_TIE = 0.01
 """In steps. Vectors with a number so near to the middle between two codes are drawn again: rounding would decide."""
@@ -60,10 +61,10 @@ class Written:
 class WrittenCache:
     """A cache under test, and the sequences that were written into it."""
 
-    def __init__(self, rng, make, *, num_blocks=12, block_size=4, layers=2, kv_heads=2, group=2, d=8, bits=8):
+    def __init__(self, rng, *, num_blocks=12, block_size=4, layers=2, kv_heads=2, group=2, d=8, bits=8):
         self.rng, self.bits, self.block_size, self.layers = rng, bits, block_size, layers
         self.kv_heads, self.group, self.d = kv_heads, group, d
-        self.cache = make(num_blocks, block_size, layers, kv_heads, d, bits)
+        self.cache = Session(partial(cache_calls, (num_blocks, block_size, layers, kv_heads, d, bits)))
         self.free = rng.permutation(num_blocks).tolist()
         self.sizes = f"{bits} bits, blocks of {block_size}, {group * kv_heads} heads on {kv_heads}, d = {d}"
 
@@ -169,9 +170,9 @@ def _unclear(x, bits):
     return near | (below != above)
 
 
-def assert_served(make, trace, *sizes, most_steps=None, hint=""):
+def assert_served(trace, *sizes, most_steps=None, hint=""):
     """Drive a new scheduler through a trace; what came of it, in at most so many steps."""
-    served = serve_plans(make(*sizes), trace, *sizes)
+    served = serve_plans(Session(partial(scheduler_calls, sizes), plans_of_scheduler(*sizes, trace)), trace, *sizes)
     if most_steps is not None:
         name = f"{len(trace)} requests, {sizes[0]} blocks of {sizes[1]} and {sizes[2]} tokens a step: the steps"
         assert_at_most(name, served.steps, most_steps, hint=hint, unit="")
@@ -187,20 +188,19 @@ trace_of = cache(make_trace)
 """The trace of a run's own seed, drawn once for all tests that serve it."""
 
 
+def serve_recorded(trace, nbytes, max_tokens, metered=False):
+    """Check what a new server gave for a trace; what came of it, and what its probe told."""
+    sizes = SPEC, nbytes, max_tokens
+    told = served_by_server(*sizes, trace, metered)
+    return serve(Session(partial(server_calls, sizes), told["record"]), trace, *sizes), told
+
+
 def assert_trace(trace, nbytes, max_tokens):
     """Serve a trace to its end; fails too where keys and values are kept outside the cache that settings describe."""
-    kept = []
-    server, held = new_server(SPEC, nbytes, max_tokens)
-
-    def layer(*arguments):
-        found, more = layer_of(*arguments)
-        kept.append(more)
-        return found
-
-    served = serve(server, trace, SPEC, nbytes, max_tokens, layer=layer)
+    served, told = serve_recorded(trace, nbytes, max_tokens, metered=True)
     hint, asked = "settings say fewer bits, or fewer blocks, than are kept", served.cache_bytes
     name = "the bytes that the server holds from the beginning"
-    assert_at_most(name, held, asked + nbytes // 8, hint=hint, required=asked)
+    assert_at_most(name, told["held"], asked + nbytes // 8, hint=hint, required=asked)
     hint = "a step keeps keys and values besides the cache, whose memory is made once"
-    assert_at_most("the bytes that the steps keep beside the cache", sum(kept), nbytes // 8, hint=hint)
+    assert_at_most("the bytes that the steps keep beside the cache", told["kept"], nbytes // 8, hint=hint)
     return served

@@ -4,25 +4,39 @@ from functools import partial
 
 import pytest
 import torch
-from serving import BlockManager, QuantizedBlocks, Scheduler, Server, cache_plan
+from serving import QuantizedBlocks, cache_plan
 
 from labkit.serving.drive import serve_plans
-from labkit.serving.engine import serve, settings_of, token_bytes
+from labkit.serving.engine import settings_of, token_bytes
 from labkit.serving.model import SPEC
 from labkit.serving.trace import LIMITS, Request, any_requests, clear_prompt, make_trace, prefix_tokens
 from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require, require_own_work
 from labkit.testing.decoding.managed import Managed, assert_names_are_known, of_equal_hash, run_random_operations
 from labkit.testing.serving.bit_blocks import attention, rounded
+from labkit.testing.sessions import Session
 
 from .probes import (
     bytes_of_blocks,
+    cache_calls,
     full_cache,
     held_by_server,
-    plain_layer_of,
+    manager_calls,
+    plans_of_server,
     prompt_after_a_step,
+    random_operations,
+    scheduler_calls,
     served_from_outside,
+    server_calls,
 )
-from .support import WrittenCache, assert_plan, assert_served, assert_trace, different_requests, trace_of
+from .support import (
+    WrittenCache,
+    assert_plan,
+    assert_served,
+    assert_trace,
+    different_requests,
+    serve_recorded,
+    trace_of,
+)
 
 robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
 by_bits = pytest.mark.parametrize("bits", [2, 4, 8])
@@ -71,7 +85,7 @@ class TestBlockManager:
     """Nothing lost, nothing twice, nothing shared that differs."""
 
     def test_worked_example(self):
-        manager = BlockManager(4, 2)
+        manager = Session(partial(manager_calls, 4, 2))
         assert_equal("the table of the first sequence", manager.allocate("a", [5, 6, 7]), [0, 1])
         hint = "the block with 5 and 6 is there already"
         assert_equal("the table of the second", manager.allocate("b", [5, 6, 8]), [0, 2], hint=hint)
@@ -79,10 +93,10 @@ class TestBlockManager:
 
     @pytest.mark.seconds(60)
     def test_random_operations(self, rng):
-        run_random_operations(BlockManager, rng)
+        run_random_operations(manager_calls, random_operations, rng)
 
     def test_full_blocks_are_shared(self, rng):
-        managed, text = Managed(BlockManager, 40, 3), rng.integers(0, 50, 12).tolist()
+        managed, text = Managed(manager_calls, 40, 3), rng.integers(0, 50, 12).tolist()
         managed.allocate("first", [*text, 99])
         for n in range(1, 13):
             hint = "full blocks at the beginning are shared, and never the one with the last token"
@@ -90,59 +104,59 @@ class TestBlockManager:
             managed.free(n)
 
     def test_a_block_is_what_precedes_it_too(self):
-        managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4, 5])
+        managed = Managed(manager_calls, 8, 2).after(a=[1, 2, 3, 4, 5])
         hint = "the key of a block leaves out what lies before it: keys and values depend on all of the text"
         managed.assert_finds("b", [3, 4, 7], 0, hint)
 
     def test_what_was_freed_is_found_until_it_is_needed(self):
-        managed = Managed(BlockManager, 4, 2).after(a=[1, 2, 3, 4, 5], gone="a")
+        managed = Managed(manager_calls, 4, 2).after(a=[1, 2, 3, 4, 5], gone="a")
         managed.assert_finds("b", [1, 2, 3, 4, 6], 4, "freed blocks keep what they hold as long as nobody takes them")
         hint = "a block was given to somebody else, and its old content is still found"
         managed.after(gone="b").after(c=[7] * 8, gone="c").assert_finds("d", [1, 2, 3], 0, hint)
 
     def test_the_longest_free_goes_first(self):
-        managed = Managed(BlockManager, 6, 2).after(a=[1, 2, 3, 4, 5], b=[6, 7, 8], gone="ab")
+        managed = Managed(manager_calls, 6, 2).after(a=[1, 2, 3, 4, 5], b=[6, 7, 8], gone="ab")
         hint = "free blocks are taken in the order in which they became free, those of one sequence from its last"
         what = "the blocks of a new sequence, when 5 was never used, then 2, 1, 0 and then 4, 3 became free,"
         assert_equal(what, managed.manager.allocate("c", [9] * 3), [5, 2], hint=hint)
 
     def test_blocks_are_named_when_they_are_full(self):
         hint = "only full blocks are shared: in one that is still being filled the next token of each would cost a copy"
-        Managed(BlockManager, 8, 2).after(a=[1, 2, 3]).assert_finds("b", [1, 2, 3, 4, 5], 2, hint)
-        Managed(BlockManager, 8, 2).after(a=[1, 2, 3, 4]).assert_finds(
+        Managed(manager_calls, 8, 2).after(a=[1, 2, 3]).assert_finds("b", [1, 2, 3, 4, 5], 2, hint)
+        Managed(manager_calls, 8, 2).after(a=[1, 2, 3, 4]).assert_finds(
             "b", [1, 2, 3, 4, 5], 4, "the last block is full"
         )
-        managed = Managed(BlockManager, 8, 3).after(a=[1, 2])
+        managed = Managed(manager_calls, 8, 3).after(a=[1, 2])
         for token_id in range(3, 8):
             managed.append("a", token_id)
         managed.assert_finds("b", [*range(1, 7), 9], 6, "blocks that fill up token by token are shared as well")
 
     def test_a_fork_has_found_all_of_its_parent(self):
-        Managed(BlockManager, 6, 2).after(a=[1, 2, 3]).fork("a", "b")
+        Managed(manager_calls, 6, 2).after(a=[1, 2, 3]).fork("a", "b")
 
     @robust
     def test_equal_hashes_are_not_equal_tokens(self):
-        managed = Managed(BlockManager, 8, 2).after(a=[1, 2, 3])
+        managed = Managed(manager_calls, 8, 2).after(a=[1, 2, 3])
         hint = f"hash({of_equal_hash(1)}) is hash(1) in Python: where hashes are equal, tokens must be compared"
         managed.assert_finds("b", [of_equal_hash(1), 2, 3], 0, hint)
 
     @robust
     def test_no_block_for_a_token(self):
-        managed = Managed(BlockManager, 3, 2).after(a=[1, 2], b=[3, 4, 5])
+        managed = Managed(manager_calls, 3, 2).after(a=[1, 2], b=[3, 4, 5])
         require(managed.append("a", 6) is False, "append gave a block, and all are in use")
         managed.free("b")
         managed.append("a", 6)
 
     @refuses
     def test_unknown_and_known_names(self):
-        assert_names_are_known(BlockManager)
+        assert_names_are_known(manager_calls)
 
 
 class TestQuantizedBlocks:
     """Few bits a number, read where they lie, and not a byte more."""
 
     def test_worked_example(self):
-        cache = QuantizedBlocks(2, 2, 1, 1, 4, 2)
+        cache = Session(partial(cache_calls, (2, 2, 1, 1, 4, 2)))
         v = torch.tensor([1.0, 2.0, 4.0, 2.4]).view(1, 1, 4)
         cache.write(0, [1], [0], torch.zeros(1, 1, 4), v)
         got = cache.attend(0, torch.ones(1, 1, 4), [1], 0)
@@ -156,20 +170,20 @@ class TestQuantizedBlocks:
 
     @pytest.mark.parametrize(("bits", "n_tokens"), [(2, 1), (8, 4), (4, 7), (2, 23)])
     def test_lengths(self, rng, bits, n_tokens):
-        blocks = WrittenCache(rng, QuantizedBlocks, bits=bits)
+        blocks = WrittenCache(rng, bits=bits)
         text = blocks.sequence(n_tokens)
         blocks.write(text)
         blocks.check(text, n_tokens - 1)
 
     @pytest.mark.parametrize(("kv_heads", "group"), [(1, 4), (3, 2)])
     def test_groups(self, rng, kv_heads, group):
-        blocks = WrittenCache(rng, QuantizedBlocks, kv_heads=kv_heads, group=group, bits=4)
+        blocks = WrittenCache(rng, kv_heads=kv_heads, group=group, bits=4)
         text = blocks.sequence(14)
         blocks.write(text)
         blocks.check(text, 13)
 
     def test_a_prompt_in_pieces(self, rng):
-        blocks = WrittenCache(rng, QuantizedBlocks, bits=4)
+        blocks = WrittenCache(rng, bits=4)
         text, other = blocks.sequence(21), blocks.sequence(9)
         for start, end in ((0, 5), (5, 16), (16, 21)):
             blocks.write(text, start, end)
@@ -179,7 +193,7 @@ class TestQuantizedBlocks:
         blocks.check(other, 0, 9)
 
     def test_a_block_is_copied(self, rng):
-        blocks = WrittenCache(rng, QuantizedBlocks)
+        blocks = WrittenCache(rng)
         text, other = blocks.sequence(10), blocks.sequence(4)
         blocks.write(text)
         new = blocks.free.pop()
@@ -193,7 +207,7 @@ class TestQuantizedBlocks:
 
     @robust
     def test_small_and_equal_numbers(self, rng):
-        blocks = WrittenCache(rng, QuantizedBlocks)
+        blocks = WrittenCache(rng)
         text = blocks.sequence(9, spread=1e-3)
         text.k[:, 3], text.v[:, 5] = 2.5e-3, 0.0
         blocks.write(text)
@@ -202,7 +216,7 @@ class TestQuantizedBlocks:
 
     @robust
     def test_numbers_far_from_zero(self, rng):
-        blocks = WrittenCache(rng, QuantizedBlocks)
+        blocks = WrittenCache(rng)
         text = blocks.sequence(9, offset=100.0, spread=3.0)
         blocks.write(text)
         blocks.check(
@@ -211,7 +225,7 @@ class TestQuantizedBlocks:
 
     @robust
     def test_large_logits(self, rng):
-        blocks = WrittenCache(rng, QuantizedBlocks, num_blocks=90)
+        blocks = WrittenCache(rng, num_blocks=90)
         text = blocks.sequence(330)
         blocks.write(text)
         hint = "exp overflows: no score may enter exp without a maximum taken from it, that of all blocks so far"
@@ -220,7 +234,7 @@ class TestQuantizedBlocks:
 
     @robust
     def test_places_of_others_may_hold_anything(self, rng):
-        blocks = WrittenCache(rng, QuantizedBlocks)
+        blocks = WrittenCache(rng)
         text, other = blocks.sequence(6), blocks.sequence(8)
         blocks.write_nan(other, 0)
         blocks.write_nan(text, 6)
@@ -290,46 +304,46 @@ class TestScheduler:
     """Every plan is sound, every request ends, and no block is lost."""
 
     def test_worked_example(self):
-        scheduler = Scheduler(4, 2, 8)
+        scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
         scheduler.submit("a", [5, 6, 7], 1)
         want = {"copies": [], "work": [{"id": "a", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
         assert_equal("the plan for 5, 6, 7", scheduler.plan(), want)
 
     def test_one_request(self):
         hint = "a prompt of 12 tokens is one step, with the first new token; then each token is one"
-        assert_served(Scheduler, different_requests(1, 12, 5), 8, 4, 16, most_steps=5, hint=hint)
+        assert_served(different_requests(1, 12, 5), 8, 4, 16, most_steps=5, hint=hint)
 
     def test_a_prompt_longer_than_a_step(self):
         hint = "100 tokens in pieces of 32 are 4 steps, the last of which gives the first new token"
-        assert_served(Scheduler, different_requests(1, 100, 3), 16, 8, 32, most_steps=6, hint=hint)
+        assert_served(different_requests(1, 100, 3), 16, 8, 32, most_steps=6, hint=hint)
 
     def test_requests_are_served_together(self):
         hint = "what fits into a step and into the blocks is served in one step"
-        assert_served(Scheduler, different_requests(6, 8, 5), 30, 4, 48, most_steps=5, hint=hint)
+        assert_served(different_requests(6, 8, 5), 30, 4, 48, most_steps=5, hint=hint)
 
     def test_requests_drawn_at_random(self, rng):
         for _ in range(3):
             size, max_tokens = (int(rng.integers(*each)) for each in ((1, 9), (8, 40)))
-            assert_served(Scheduler, any_requests(rng, 16), -(-120 // size), size, max_tokens)
+            assert_served(any_requests(rng, 16), -(-120 // size), size, max_tokens)
 
     def test_blocks_run_out(self, rng):
         for _ in range(3):
             size = int(rng.integers(2, 6))
             trace = any_requests(rng, 16, longest=24, most_new=24, every=1)
-            assert_served(Scheduler, trace, -(-56 // size), size, int(rng.integers(8, 40)))
+            assert_served(trace, -(-56 // size), size, int(rng.integers(8, 40)))
 
     def test_what_is_found_may_never_have_been_computed(self, rng):
         text = tuple(rng.integers(0, 64, 40).tolist())
         for later in (0, 1, 2):
             trace = [Request(0, 0, text, 4), Request(1, later, (*text, 7), 4), Request(2, later + 1, (*text, 9), 4)]
-            assert_served(Scheduler, trace, 40, 4, 16)
+            assert_served(trace, 40, 4, 16)
         for n in range(20, 40, 2):  # some of them give way in the middle of their prompt
             for max_tokens in (3, 5, 8):
                 trace = [Request(0, 0, tuple(range(8)), 8), Request(1, 0, text[:n], 4)]
-                assert_served(Scheduler, trace, 12, 4, max_tokens)
+                assert_served(trace, 12, 4, max_tokens)
 
     def test_the_request_that_came_last_gives_way(self):
-        scheduler = Scheduler(4, 2, 8)
+        scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
         scheduler.submit("first", [1, 2, 3], 5)
         scheduler.submit("last", [4, 5, 6], 3)
         for _ in range(2):
@@ -342,13 +356,13 @@ class TestScheduler:
     @robust
     def test_nobody_starves(self):
         little = [Request(i, i // 2, (i % 64, (7 * i) % 64, 3), 3) for i in range(1, 41)]
-        assert_served(Scheduler, [Request(0, 0, tuple(range(50)), 6), *little], 16, 4, 8)
+        assert_served([Request(0, 0, tuple(range(50)), 6), *little], 16, 4, 8)
         late = sorted([Request(100, 3, tuple(range(56)), 6), *little], key=lambda request: request.arrival)
-        assert_served(Scheduler, late, 16, 4, 16)
+        assert_served(late, 16, 4, 16)
 
     @refuses
     def test_what_can_never_fit(self):
-        scheduler = Scheduler(4, 4, 8)
+        scheduler = Session(partial(scheduler_calls, (4, 4, 8)))
         for prompt, max_new in ((16, 1), (10, 7), (1, 16)):
             call = partial(scheduler.submit, "long", list(range(prompt)), max_new)
             when = f"for {prompt} tokens and {max_new} to follow, in 4 blocks of 4"
@@ -357,7 +371,7 @@ class TestScheduler:
 
     @refuses
     def test_bad_requests(self):
-        scheduler = Scheduler(8, 4, 16)
+        scheduler = Session(partial(scheduler_calls, (8, 4, 16)))
         scheduler.submit("a", [1, 2], 3)
         for prompt, max_new, when in (
             ([3], 1, "for a name that is served"),
@@ -384,10 +398,10 @@ class TestServer:
 
     def test_worked_example(self, rng):
         prompt = clear_prompt(rng, (), (24, 56), 1)
-        serve(Server(SPEC, GENEROUS, 16), [Request(0, 0, prompt, 1)], SPEC, GENEROUS, 16)
+        serve_recorded([Request(0, 0, prompt, 1)], GENEROUS, 16)
 
     def test_a_block_is_copied(self, rng):
-        server = Server(SPEC, GENEROUS, 16)
+        server = Session(partial(server_calls, (SPEC, GENEROUS, 16)))
         _, size, _ = settings_of(server, SPEC, GENEROUS)
         k, v = torch.from_numpy(rng.standard_normal((2, size, SPEC["kv_heads"], SPEC["head_dim"]))).float()
         q = torch.from_numpy(rng.standard_normal((1, SPEC["heads"], SPEC["head_dim"]))).float()
@@ -403,7 +417,7 @@ class TestServer:
     @by_kind
     def test_traces_with_room_to_spare(self, rng, kind):
         trace = make_trace(kind, int(rng.integers(10**6)))
-        serve(Server(SPEC, GENEROUS, 48), trace, SPEC, GENEROUS, 48, layer=plain_layer_of)
+        serve_recorded(trace, GENEROUS, 48)
 
     @pytest.mark.board
     @small
@@ -416,7 +430,8 @@ class TestServer:
     @by_kind
     def test_beginnings_are_shared(self, request, kind):
         trace = trace_of(kind, request.config.option.seed)
-        server = Server(SPEC, GENEROUS, 48)
+        sizes = SPEC, GENEROUS, 48
+        server = Session(partial(server_calls, sizes), plans_of_server(*sizes, trace))
         _, block_size, num_blocks = settings_of(server, SPEC, GENEROUS)
         served = serve_plans(server, trace, num_blocks, block_size, 48)
         could = prefix_tokens(trace, answers=False)
@@ -435,7 +450,7 @@ class TestServer:
             hint = "memory is made for num_blocks blocks at the beginning, and for nothing else"
             step, live = max(enumerate(told["live_bytes"]), key=lambda each: each[1])
             assert_at_most(f"what is held after step {step}", live, nbytes, hint=hint, unit="bytes of the budget")
-            settings_of(Server(WIDE, nbytes, 32), WIDE, nbytes)
+            settings_of(Session(partial(server_calls, (WIDE, nbytes, 32))), WIDE, nbytes)
 
     @pytest.mark.outside(mib=40)
     @small
@@ -447,7 +462,7 @@ class TestServer:
 
     @refuses
     def test_what_can_never_fit(self):
-        server = Server(SPEC, GENEROUS, 16)
+        server = Session(partial(server_calls, (SPEC, GENEROUS, 16)))
         _, block_size, num_blocks = settings_of(server, SPEC, GENEROUS)
         call = partial(server.submit, 7, [1] * (block_size * num_blocks), 1)
         assert_raises(ValueError, call, when="for a request that needs more than all blocks", mentions=["7"])

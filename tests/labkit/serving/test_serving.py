@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from labkit.labs.catalog import find_lab, solution_file, solution_folder
-from labkit.meters.serving import held_while_serving
+from labkit.meters.sessions import run_calls
+from labkit.serving.dense import dense_completion, least_margin
 from labkit.serving.drive import serve_plans
-from labkit.serving.engine import serve
-from labkit.serving.model import SPEC, dense_completion, least_margin
+from labkit.serving.engine import serve, settings_of
+from labkit.serving.model import SPEC
+from labkit.serving.player import held_while_serving, record_plans, record_serving
 from labkit.serving.trace import KINDS, LIMITS, MARGIN, Request, make_trace
+from labkit.testing.sessions import Session
 from labstaff.authoring.board import SEED
 from labstaff.pytest_plugin import variant_text
 
@@ -312,3 +315,46 @@ class TestServing:
         assert held["tokens"] == 32 + 26
         assert max(held["live_bytes"]) <= NBYTES
         assert set(held["live_bytes"]) == {21 * 8 * 160}
+
+
+def never(calls):
+    raise AssertionError(f"{calls[-1][0]}, call {len(calls)}, is not in the record")
+
+
+class TestRecords:
+    """The player makes the calls of the checks, in their order: what it recorded is all that they ask for."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_served_trace(self, kind):
+        trace, sizes = trace_of(kind), (SPEC, *LIMITS[kind].values())
+        told = record_serving(RIGHT.Server, *sizes, trace, metered=True)
+        want = serve(RIGHT.Server(*sizes), trace, *sizes).counts
+        assert serve(Session(never, told["record"]), trace, *sizes).counts == want
+        assert told["held"] == want["cache_bytes"] and told["kept"] == 0
+
+    def test_planned_traces(self):
+        trace, sizes = trace_of("chat"), (20, 8, 48)  # few blocks: requests give way
+        record = record_plans(lambda: RIGHT.Scheduler(*sizes), trace, 48, sizes[:2])
+        assert serve_plans(Session(never, record), trace, *sizes).again > 0
+        sizes = SPEC, NBYTES, MAX_TOKENS
+        record = record_plans(lambda: RIGHT.Server(*sizes), trace, MAX_TOKENS)
+        session = Session(never, record)
+        _, block_size, num_blocks = settings_of(session, SPEC, NBYTES)
+        serve_plans(session, trace, num_blocks, block_size, MAX_TOKENS)
+
+    @pytest.mark.parametrize("method", ["settings", "submit", "plan", "copy", "write", "attend", "advance"])
+    def test_the_call_that_raises_is_made_again(self, method):
+        """The record ends before it, and the checks see the exception itself."""
+
+        def change(server, name, result):
+            if name == method:
+                raise LookupError(method)
+            return result | {"copies": [(5, 6)]} if name == "plan" else result
+
+        def make(spec, nbytes, max_tokens):
+            return Tampered(change, nbytes, max_tokens)
+
+        sizes = SPEC, NBYTES, MAX_TOKENS
+        record = record_serving(make, *sizes, ONE)["record"]
+        with pytest.raises(LookupError, match=method):
+            serve(Session(lambda calls: run_calls(make(*sizes), calls), record), ONE, *sizes)
