@@ -74,8 +74,7 @@ Replaces the content of the element #ring, which readers see where no script run
       const right = h("div", {}, h("div", { class: "pl-panel" }, h("h3", {}, "Queries downwards, with their ranks; keys to the right"), matrix, ofMatrix));
       root.append(
         setting,
-        h("div", { class: "rg-stage", tabindex: 0, role: "group", "aria-label": label }, left, right),
-        player.element,
+        h("div", { class: "rg-stage", tabindex: 0, role: "group", "aria-label": label }, left, right, player.element),
         h("div", { class: "pl-panel" }, h("h3", {}, "Rank by rank"), table, totals),
         controls.element,
       );
