@@ -121,7 +121,7 @@ def test_several_prompts_through_the_server(
     assert "settings: 8 bits" in printed
     assert "QuantizedBlocks" not in printed
     assert "Server.attend" in printed
-    assert "4 of 4 answers" in printed or "3 of 4 answers" in printed
+    assert printed.count("torch's own attention") == 4
 
 
 def test_server_that_plans_wrongly_is_told(
