@@ -26,6 +26,8 @@ class Answer:
     scores: list[torch.Tensor] = field(default_factory=list)
     prompt_seconds: float = 0.0
     writing_seconds: float = 0.0
+    steps: int = 0
+    """How often the model ran: once for the prompt, then once for each token but the last."""
 
 
 class Comparison(NamedTuple):
@@ -53,6 +55,7 @@ def answer(
     before = time.perf_counter()
     for token, scores in generate(llama, prompt, attend, max_new):
         now = time.perf_counter()
+        found.steps += 1
         if found.tokens or found.prompt_seconds:
             found.writing_seconds += now - before
         else:

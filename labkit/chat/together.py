@@ -72,8 +72,8 @@ def talk(lab: Lab, model: Model, prompts: Sequence[str], max_new: int) -> None:
     bits, block_size, num_blocks = settings_of(run.planner, spec_of(model.llama.sizes), CACHE_BYTES)
     for line in _lines(run.served, calls, seconds, bits, block_size, num_blocks, tokens):
         typer.echo(line)
-    for number, (prompt, found) in enumerate(zip(tokens, answers, strict=True), 1):
-        typer.echo(f"answer {number}: {_compared(model, prompt, found)}")
+    for number, (encoded, found) in enumerate(zip(tokens, answers, strict=True), 1):
+        typer.echo(f"answer {number}: {_compared(model, encoded, found)}")
 
 
 def _compared(model: Model, prompt: Sequence[int], found: Sequence[int]) -> str:
@@ -82,7 +82,8 @@ def _compared(model: Model, prompt: Sequence[int], found: Sequence[int]) -> str:
     if at is None:
         return f"the same {len(found)} tokens as with torch's own attention"
     mine, others = (model.text.decode([token]) for token in (found[at], other))
-    return f"token {at + 1} of {len(found)} is {mine!r}: torch's own attention says {others!r}, {lead:.2f} of a score ahead"
+    here = f"token {at + 1} of {len(found)} is {mine!r}"
+    return f"{here}: torch's own attention says {others!r}, {lead:.2f} of a score ahead"
 
 
 def spec_of(sizes: Sizes) -> dict[str, int]:

@@ -46,6 +46,9 @@ def test_lines_after_an_answer(
     assert "cache: " in printed
     assert "torch's own attention" in printed
     assert ("perplexity" in printed) == (number == "12")
+    if number == "12":
+        formula, found = re.search(r"cache: ([\d,]+) bytes .* yours holds ([\d,]+) bytes", printed).groups()
+        assert formula == found
     if number == "05":
         assert "flash_forward 27 times" in printed
         assert "the same 9 tokens" in printed
