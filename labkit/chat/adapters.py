@@ -166,7 +166,7 @@ class CachedDecoding(Adapter):
             self.caches[layer] = self.student.KVCache(self.setting.max_tokens, sizes.kv_heads, sizes.head_dim, k.dtype)
         cache = self.caches[layer]
         cache.append(k, v)
-        o, _ = self.student.grouped_query_attention(q, cache.keys, cache.values, causal=True)
+        o, _ = self.student.grouped_query_attention(q, cache.keys, cache.values, causal=q.shape[-2] > 1)
         return checked(o, q, "grouped_query_attention")
 
 

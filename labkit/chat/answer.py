@@ -26,6 +26,8 @@ class Answer:
     scores: list[torch.Tensor] = field(default_factory=list)
     prompt_seconds: float = 0.0
     writing_seconds: float = 0.0
+    steps: int = 0
+    """How often the model ran: once for the prompt, then once for each token but the last."""
 
 
 class Comparison(NamedTuple):
@@ -53,6 +55,7 @@ def answer(
     before = time.perf_counter()
     for token, scores in generate(llama, prompt, attend, max_new):
         now = time.perf_counter()
+        found.steps += 1
         if found.tokens or found.prompt_seconds:
             found.writing_seconds += now - before
         else:
@@ -70,14 +73,26 @@ def compare(llama: Llama, found: Answer) -> Comparison | None:
     """Compare an answer with torch's own attention on the same text, in one pass; None for an empty answer."""
     if not found.tokens:
         return None
-    text = torch.tensor(found.prompt + found.tokens[:-1])
+    expected = expected_scores(llama, found.prompt, found.tokens)
+    at, other, lead = first_other(found.tokens, expected)
+    n_same = len(found.tokens) if at is None else at + 1
+    pairs = zip(found.scores[:n_same], expected, strict=False)
+    return Comparison(at, other, lead, max(float((scores - want).abs().max()) for scores, want in pairs))
+
+
+def expected_scores(llama: Llama, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+    """The scores (len(tokens), vocab) that torch's own attention gives before each of `tokens`."""
+    text = torch.tensor([*prompt, *tokens[:-1]])
     with torch.no_grad():
         hidden = llama.hidden(text, CachedAttention(), torch.arange(len(text)))
-        expected = llama.scores(hidden[len(found.prompt) - 1 :])
-    largest = 0.0
-    for at, (token, scores, want) in enumerate(zip(found.tokens, found.scores, expected, strict=True)):
-        largest = max(largest, float((scores - want).abs().max()))
+        return llama.scores(hidden[len(prompt) - 1 :])
+
+
+def first_other(tokens: Sequence[int], expected: torch.Tensor) -> tuple[int | None, int, float]:
+    """The first place at which another token leads, that token, and its lead in scores; None, 0 and 0 without one."""
+    for at, (token, want) in enumerate(zip(tokens, expected, strict=True)):
         other = int(want.argmax())
-        if other != token and float(want[other] - want[token]) > TIE:
-            return Comparison(at, other, float(want[other] - want[token]), largest)
-    return Comparison(None, 0, 0.0, largest)
+        lead = float(want[other] - want[token])
+        if lead > TIE:
+            return at, other, lead
+    return None, 0, 0.0

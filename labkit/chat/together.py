@@ -9,13 +9,12 @@ from typing import Any
 import torch
 import typer
 
+from labkit.chat.answer import expected_scores, first_other
 from labkit.chat.calls import Calls, Counted
 from labkit.chat.mistakes import explained
 from labkit.chat.session import TINY, tiny_model
 from labkit.labs.manifest import Lab
 from labkit.meters.serving import run_layer
-from labkit.model.attention import CachedAttention
-from labkit.model.generate import generate
 from labkit.model.llama import Llama, Sizes
 from labkit.model.weights import Model
 from labkit.notebook import student_module
@@ -26,7 +25,7 @@ from labkit.serving.trace import Request
 
 PROMPTS = (
     "Explain in two sentences why the sky is blue.",
-    "What is the capital of France?",
+    "What do bees do in winter?",
     "Write one sentence about the sea.",
     "Name three animals that can fly.",
 )
@@ -67,17 +66,24 @@ def talk(lab: Lab, model: Model, prompts: Sequence[str], max_new: int) -> None:
     with explained(lab):
         run = serve(Counted(student_module(lab.number), calls), model.llama, tokens, max_new, CACHE_BYTES)
     seconds = time.perf_counter() - began
-    same = 0
-    for number, prompt in enumerate(said):
-        found = run.served.completions[number]
-        plain = [token for token, _ in generate(model.llama, tokens[number], CachedAttention(), max_new)]
-        shown = _until_end(found, model)
-        same += shown == _until_end(plain, model)
-        typer.echo(f"> {prompt}\n{model.text.decode(shown)}\n")
+    answers = [_until_end(run.served.completions[number], model) for number in range(len(said))]
+    for prompt, found in zip(said, answers, strict=True):
+        typer.echo(f"> {prompt}\n{model.text.decode(found)}\n")
     bits, block_size, num_blocks = settings_of(run.planner, spec_of(model.llama.sizes), CACHE_BYTES)
     for line in _lines(run.served, calls, seconds, bits, block_size, num_blocks, tokens):
         typer.echo(line)
-    typer.echo(f"{same} of {len(said)} answers are those of torch's own attention, each prompt alone")
+    for number, (encoded, found) in enumerate(zip(tokens, answers, strict=True), 1):
+        typer.echo(f"answer {number}: {_compared(model, encoded, found)}")
+
+
+def _compared(model: Model, prompt: Sequence[int], found: Sequence[int]) -> str:
+    """Where torch's own attention, with this prompt alone and every number in float32, first says something else."""
+    at, other, lead = first_other(found, expected_scores(model.llama, prompt, found)) if found else (None, 0, 0.0)
+    if at is None:
+        return f"the same {len(found)} tokens as with torch's own attention"
+    mine, others = (model.text.decode([token]) for token in (found[at], other))
+    here = f"token {at + 1} of {len(found)} is {mine!r}"
+    return f"{here}: torch's own attention says {others!r}, {lead:.2f} of a score ahead"
 
 
 def spec_of(sizes: Sizes) -> dict[str, int]:

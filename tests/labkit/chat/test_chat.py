@@ -46,6 +46,9 @@ def test_lines_after_an_answer(
     assert "cache: " in printed
     assert "torch's own attention" in printed
     assert ("perplexity" in printed) == (number == "12")
+    if number == "12":
+        formula, found = re.search(r"cache: ([\d,]+) bytes .* yours holds ([\d,]+) bytes", printed).groups()
+        assert formula == found
     if number == "05":
         assert "flash_forward 27 times" in printed
         assert "the same 9 tokens" in printed
@@ -121,7 +124,7 @@ def test_several_prompts_through_the_server(
     assert "settings: 8 bits" in printed
     assert "QuantizedBlocks" not in printed
     assert "Server.attend" in printed
-    assert "4 of 4 answers" in printed or "3 of 4 answers" in printed
+    assert printed.count("torch's own attention") == 4
 
 
 def test_server_that_plans_wrongly_is_told(
