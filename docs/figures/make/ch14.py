@@ -126,7 +126,7 @@ def draw_choice(data: dict[str, Any]) -> Figure:
     ax.annotate("all tokens", (whole, -0.75), xytext=(4, 0), textcoords="offset points", va="center", size=8.5)
     for place, row in enumerate(rows):
         colour, mark = LOOKS[row["rule"]]
-        ax.plot([whole, row["perplexity"]], [place, place], color=colour, linewidth=1.5)
+        ax.plot([whole, row["perplexity"]], [place, place], "-", color=colour, linewidth=1.5)
         ax.plot(row["perplexity"], place, mark, color=colour)
         ax.annotate(
             f"{row['perplexity']:.1f}",
