@@ -77,6 +77,17 @@ def test_perplexities_are_those_of_the_figure() -> None:
     assert held == {rule: f"{100 * share:.0f} %" for rule, share in data["weight_held_by_128_tokens"].items()}
 
 
+def test_what_each_head_alone_reads() -> None:
+    data, text = figure("14_choice"), TEXT.partition("\n## A group chooses together\n")[2].partition("\n## ")[0]
+    alone = data["each_head_alone"]
+    assert f"read {alone['pages_of_a_group']:.0f} different pages on average, not {alone['pages']}" in " ".join(
+        text.split()
+    )
+    assert f"perplexity is {alone['perplexity']} instead of" in " ".join(text.split())
+    needed = data["tokens_for_90_percent"].values()
+    assert all(str(count) in TEXT.partition("How few are enough?")[2].partition("\n\n")[0] for count in needed)
+
+
 def test_heads_of_the_figure() -> None:
     shares = [head["share"] for head in figure("14_maps")["heads"].values()]
     assert all(f"({share:.2f})" in TEXT for share in shares)
