@@ -38,7 +38,7 @@ INSIDE = (
         "labkit/meters",
         "labkit/simulated_memory",
         "labkit/ranks",
-        *(f"labkit/serving/{name}.py" for name in ("__init__", "model", "player")),
+        *(f"labkit/serving/{name}.py" for name in ("__init__", "model", "player", "records")),
         "labkit/labs/__init__.py",
         "labkit/labs/manifest.py",
     ),
