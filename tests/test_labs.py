@@ -137,7 +137,7 @@ def test_every_test_belongs_to_a_task(lab):
 
 
 MAY_CROSS = (
-    *("labkit.simulated_memory", "labkit.meters", "labkit.ranks.", "labkit.serving.player"),
+    *("labkit.simulated_memory", "labkit.meters", "labkit.ranks.", "labkit.serving.records"),
     "labkit.testing.probes",
 )
 

@@ -1,4 +1,4 @@
-"""Calls of an object's methods as a list of data: whatever has a state is made anew and driven from its beginning."""
+"""Calls of an object's methods as a list of data: whatever has a state is new for each list."""
 
 from __future__ import annotations
 

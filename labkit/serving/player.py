@@ -1,11 +1,10 @@
-"""Plays a trace to a scheduler or a server and checks nothing: next to the submission, whose calls it records.
+"""Plays a trace to a scheduler or a server and checks nothing: it runs next to the submission.
 
-Nothing here knows an expected value. `drive` and `engine` check what was recorded, and make the same calls in order.
+Nothing here knows an expected value. `drive` and `engine` make the same calls in the same order, and check.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,8 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from labkit.meters.sessions import Recorder
-from labkit.meters.tensors import AllocationMeter
 from labkit.serving.model import Model
 
 VOCAB = 64
@@ -46,106 +43,6 @@ class Piece(NamedTuple):
     def end(self) -> int:
         """The position after its last token."""
         return self.start + len(self.tokens)
-
-
-def record_plans(
-    make: Callable[[], Any], trace: Sequence[Request], max_tokens: int, sizes: tuple[int, int] | None = None
-) -> list[tuple[str, Any, str | None]]:
-    """What a new planner gives, call by call, where tokens are made up and nothing is written or attended.
-
-    It ends early where a call raises, or a plan cannot be carried out. `sizes` are the number of blocks and their
-    tokens, which are otherwise those of the planner's settings.
-    """
-    recorder = Recorder(None)
-    with contextlib.suppress(Exception):
-        recorder.thing = make()
-        num_blocks, block_size = sizes or _sizes(recorder.settings())
-        numbers = {request.id: number for number, request in enumerate(trace)}
-        play(
-            recorder,
-            trace,
-            max_tokens,
-            lambda _copies, work: [made_up_token(numbers[piece.id], piece.end) for piece in work],
-            filling=filling_prompt(len(trace), num_blocks * block_size),
-        )
-    return recorder.record
-
-
-def record_serving(
-    make: Callable[..., Any],
-    spec: dict[str, int],
-    nbytes: int,
-    max_tokens: int,
-    trace: Sequence[Request],
-    metered: bool = False,
-) -> dict[str, Any]:
-    """What a new server gives, call by call, with the model's queries, keys and values: its `record`, as above.
-
-    With `metered` also `held`, the bytes that the new server holds, and `kept`, those that writing and attending leave
-    besides the outputs.
-    """
-    told: dict[str, Any] = {"record": [], "held": 0, "kept": 0}
-    with contextlib.suppress(Exception):
-        with _meter(metered) as memory:
-            server = make(spec, nbytes, max_tokens)
-            told["held"] = memory.live_bytes if memory else 0
-        recorder, model = Recorder(server), Model(spec)
-        told["record"] = recorder.record
-        num_blocks, block_size = _sizes(recorder.settings())
-
-        def layer(number: int, *arguments: Any) -> list[Any]:
-            with _meter(metered) as memory:
-                found = run_layer(server, number, *arguments)
-                if memory:
-                    outputs = sum(o.nbytes for o in found if isinstance(o, torch.Tensor))
-                    told["kept"] += memory.live_bytes - outputs
-            recorder.note("write", None)
-            for o in found:
-                recorder.note("attend", o)
-            return found
-
-        def compute(copies: Any, work: Sequence[Piece]) -> list[int]:
-            for old, new in copies:
-                recorder.copy(old, new)
-            return next_tokens(model, work, block_size, layer)
-
-        play(recorder, trace, max_tokens, compute, filling=filling_prompt(len(trace), num_blocks * block_size))
-    return told
-
-
-def held_while_serving(
-    make: Callable[..., Any],
-    spec: dict[str, int],
-    nbytes: int,
-    max_tokens: int,
-    requests: Sequence[tuple[list[int], int]],
-    metered: bool = True,
-) -> dict[str, Any]:
-    """Serve requests, (prompt, max_new), with random keys, values and next tokens; returns the bytes held.
-
-    `live_bytes` holds what was alive before the first step and after each, all that the server made since `make` was
-    called; empty where nothing is metered. Of each piece of work the last token attends. The other keys are `settings`,
-    the server's, and `tokens`, how many were computed.
-    """
-    generator = torch.Generator().manual_seed(13)
-    trace = [Request(id, 0, tuple(prompt), max_new) for id, (prompt, max_new) in enumerate(requests)]
-    live: list[int] = []
-    with _meter(metered) as memory:
-        server, n_tokens = make(spec, nbytes, max_tokens), 0
-        size = server.settings()["block_size"]
-
-        def compute(_copies: Any, work: Sequence[Piece]) -> list[int]:
-            nonlocal n_tokens
-            n_tokens += sum(len(piece.tokens) for piece in work)
-            _random_layers(server, spec, work, size, generator)
-            return [made_up_token(piece.id, piece.end) for piece in work]
-
-        def look() -> None:
-            if memory:
-                live.append(memory.live_bytes)
-
-        play(server, trace, max_tokens, compute, look=look)
-        return {"settings": server.settings(), "tokens": n_tokens, "live_bytes": live}
 
 
 def play(
@@ -209,7 +106,7 @@ def next_tokens(model: Model, work: Sequence[Piece], block_size: int, layer: Cal
     `layer` writes and attends as `run_layer` does, of which it is given all arguments but the server.
     """
     n_tokens = [len(piece.tokens) for piece in work]
-    places = _places(work, block_size)
+    places = places_of(work, block_size)
 
     def attend(number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         reads = [(rows, list(piece.blocks), piece.start) for rows, piece in zip(q.split(n_tokens), work, strict=True)]
@@ -241,6 +138,12 @@ def run_layer(
     return [server.attend(layer, q, table, start) for q, table, start in reads]
 
 
+def places_of(work: Sequence[Piece], size: int) -> tuple[list[int], list[int]]:
+    """The block and the place in it of each token of the work, two lists."""
+    where = [(piece.blocks[at // size], at % size) for piece in work for at in range(piece.start, piece.end)]
+    return [block for block, _ in where], [place for _, place in where]
+
+
 def made_up_token(number: int, end: int) -> int:
     """A token after the first `end` of the request with this number, where there is no model."""
     return number * 7 + end * 11 & VOCAB - 1
@@ -262,30 +165,6 @@ def steps_to_fill(prompt: Sequence[int], max_tokens: int) -> int:
     return -(-len(prompt) // max_tokens) + 2
 
 
-def _random_layers(server: Any, spec: dict[str, int], work: Sequence[Piece], size: int, generator: Any) -> None:
-    places = _places(work, size)
-    for layer in range(spec["layers"]):
-        k, v = torch.randn(2, len(places[0]), spec["kv_heads"], spec["head_dim"], generator=generator)
-        reads = [
-            (torch.randn(1, spec["heads"], spec["head_dim"], generator=generator), list(piece.blocks), piece.end - 1)
-            for piece in work
-        ]
-        run_layer(server, layer, places, k, v, reads)
-
-
-def _places(work: Sequence[Piece], size: int) -> tuple[list[int], list[int]]:
-    where = [(piece.blocks[at // size], at % size) for piece in work for at in range(piece.start, piece.end)]
-    return [block for block, _ in where], [place for _, place in where]
-
-
 def _read(plan: Any) -> tuple[Any, list[Piece]]:
     names = Piece._fields
     return plan["copies"], [Piece(*map(piece.__getitem__, names)) for piece in plan["work"]]
-
-
-def _sizes(settings: Any) -> tuple[int, int]:
-    return settings["num_blocks"], settings["block_size"]
-
-
-def _meter(metered: bool) -> contextlib.AbstractContextManager[AllocationMeter | None]:
-    return AllocationMeter() if metered else contextlib.nullcontext()

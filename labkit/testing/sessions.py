@@ -10,7 +10,7 @@ from labkit.meters.sessions import Call, as_it_is
 
 
 class Session:
-    """Has the methods of an object that is made anew for every call, after all calls before it.
+    """Has the methods of an object. Each call is made on a new one, after all calls before it.
 
     Args:
         run: a probe that makes the object, makes a list of calls, and returns what the last one gave.

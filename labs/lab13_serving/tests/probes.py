@@ -10,7 +10,7 @@ from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
 from labkit.meters.sessions import run_calls
 from labkit.meters.tensors import AllocationMeter
-from labkit.serving.player import held_while_serving, record_plans, record_serving
+from labkit.serving.records import held_while_serving, record_plans, record_serving
 from labkit.testing.probes import probe
 
 

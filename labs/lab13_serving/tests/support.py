@@ -189,18 +189,18 @@ trace_of = cache(make_trace)
 
 
 def serve_recorded(trace, nbytes, max_tokens, metered=False):
-    """Check what a new server gave for a trace; what came of it, and what its probe told."""
+    """Check what a new server gave for a trace; what came of it, and what was measured."""
     sizes = SPEC, nbytes, max_tokens
-    told = served_by_server(*sizes, trace, metered)
-    return serve(Session(partial(server_calls, sizes), told["record"]), trace, *sizes), told
+    measured = served_by_server(*sizes, trace, metered)
+    return serve(Session(partial(server_calls, sizes), measured["record"]), trace, *sizes), measured
 
 
 def assert_trace(trace, nbytes, max_tokens):
     """Serve a trace to its end; fails too where keys and values are kept outside the cache that settings describe."""
-    served, told = serve_recorded(trace, nbytes, max_tokens, metered=True)
+    served, measured = serve_recorded(trace, nbytes, max_tokens, metered=True)
     hint, asked = "settings say fewer bits, or fewer blocks, than are kept", served.cache_bytes
     name = "the bytes that the server holds from the beginning"
-    assert_at_most(name, told["held"], asked + nbytes // 8, hint=hint, required=asked)
+    assert_at_most(name, measured["held"], asked + nbytes // 8, hint=hint, required=asked)
     hint = "a step keeps keys and values besides the cache, whose memory is made once"
-    assert_at_most("the bytes that the steps keep beside the cache", told["kept"], nbytes // 8, hint=hint)
+    assert_at_most("the bytes that the steps keep beside the cache", measured["kept"], nbytes // 8, hint=hint)
     return served

@@ -1,4 +1,4 @@
-"""Sessions: calls of an object that is made anew, and records of a block manager's calls."""
+"""Sessions: calls of an object, each made on a new one, and records of a block manager's calls."""
 
 from __future__ import annotations
 
