@@ -6,7 +6,7 @@ import functools
 import os
 import resource
 import socket
-from multiprocessing import parent_process
+from multiprocessing import forkserver, parent_process
 from typing import Any
 
 from labkit.suite.forked import HEAVY, ForkedRunner
@@ -76,8 +76,9 @@ class SandboxedRunner(ForkedRunner):
 
 def _prepare(control: socket.socket) -> None:
     """Bound the process of a suite, which ends with `lab grade` however that ends, and name its sandbox."""
-    end_with_parent()
-    grader = parent_process()  # the parent itself is the fork server, which ends with `lab grade`
+    end_with_parent()  # the fork server, which ends with `lab grade` when no other process has its pipe
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    grader = parent_process()
     if grader is None or not grader.is_alive():
         os._exit(1)
     limit(SUITE_LIMITS)

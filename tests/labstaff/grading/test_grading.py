@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 LAB = find_lab("01")
 FIRST = LAB.tasks[0]
-SEED = 12
+SECRET = bytes(32)
 SOLUTION = solution_file(LAB).read_text(encoding="utf-8")
 STUB = derive_stub(LAB)
 NO_SCALE = find_mistake(LAB, "attention_without_scale")
@@ -60,7 +60,7 @@ def submissions(course):
 
 @pytest.fixture(scope="module")
 def outcomes(course, submissions):
-    return {each.submitted.student: each for each in grade_all(submissions, course / "results", SEED)}
+    return {each.submitted.student: each for each in grade_all(submissions, course / "results", SECRET)}
 
 
 def test_each_submission_gets_its_points_and_messages(outcomes):
@@ -78,7 +78,7 @@ def test_each_submission_gets_its_points_and_messages(outcomes):
 def test_the_same_content_is_graded_once_and_a_stored_result_is_used(outcomes, course, submissions):
     stored = list((course / "results" / LAB.folder.name).glob("*.json"))
     assert len(stored) == len(set(TEXTS.values()))
-    again = {each.submitted.student: each for each in grade_all(submissions, course / "results", SEED)}
+    again = {each.submitted.student: each for each in grade_all(submissions, course / "results", SECRET)}
     assert all(outcome.is_stored for outcome in again.values())
     assert {s: o.result for s, o in again.items()} == {s: o.result for s, o in outcomes.items()}
 
@@ -92,10 +92,10 @@ def test_on_a_cluster_of_two_workers(outcomes, submissions, tmp_path):
         LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster,
     ):
         address = cluster.scheduler_address
-        found = {o.submitted.student: o.result for o in grade_all(submissions, tmp_path, SEED, scheduler=address)}
+        found = {o.submitted.student: o.result for o in grade_all(submissions, tmp_path, SECRET, scheduler=address)}
     assert found == {student: outcome.result for student, outcome in outcomes.items()}
     with pytest.raises(NoScheduler, match="like tcp://FIRST:8786"):
-        list(grade_all(submissions, tmp_path / "more", SEED, scheduler="tcp:/no"))
+        list(grade_all(submissions, tmp_path / "more", SECRET, scheduler="tcp:/no"))
 
 
 def graded_at_once(self, submission, seed, findings=()):
@@ -111,7 +111,7 @@ def test_a_result_that_cannot_be_stored_fails_alone(submissions, monkeypatch, tm
     monkeypatch.setattr(Grader, "grade", graded_at_once)
     monkeypatch.setattr(parallel, "save", save_if_there_is_space)
     bob = read_submission(LAB, submissions[1].path).key
-    outcomes = {each.submitted.student: each for each in grade_all(submissions, tmp_path, SEED, unsafe=True)}
+    outcomes = {each.submitted.student: each for each in grade_all(submissions, tmp_path, SECRET, unsafe=True)}
     assert {student for student, each in outcomes.items() if each.result is None} == {"bob", "gus"}
     assert "No space left" in outcomes["bob"].problem
 
@@ -120,9 +120,41 @@ def test_a_result_of_another_version_is_not_stored(submissions, monkeypatch, tmp
     monkeypatch.setattr(Grader, "grade", graded_at_once)
     kept_at = parallel.kept_at
     monkeypatch.setattr(parallel, "kept_at", lambda *args: kept_at(*args).with_name("another-version.json"))
-    (outcome,) = grade_all(submissions[:1], tmp_path, SEED, unsafe=True)
+    (outcome,) = grade_all(submissions[:1], tmp_path, SECRET, unsafe=True)
     assert "another version of the course" in outcome.problem
     assert not list(tmp_path.rglob("*.json"))
+
+
+HOSTILE = {
+    "sleeps": "import time; time.sleep(10_000)",
+    "closes a folder": "import os; os.makedirs('a/b'); os.chmod('a/b', 0); os.chmod('a', 0); os._exit(1)",
+    "ends": "import os; os._exit(0)",
+    "nests": """
+    import os
+    for _ in range(3_000):
+        os.mkdir('d')
+        os.chdir('d')
+    os._exit(1)""",
+}
+
+
+@pytest.mark.sandbox
+def test_hostile_submissions_hold_up_nobody(monkeypatch, tmp_path):
+    """Each has a result within its time, those behind it are graded, and it is said which are under way."""
+    monkeypatch.setattr("labstaff.grader.grade.MOST_SECONDS", 60.0)
+    monkeypatch.setattr(parallel, "WAIT_SECONDS", 1.0)
+    texts = {name: f"{SOLUTION}\n\ndef analyze_scaling(*_, **__):\n    {body}\n" for name, body in HOSTILE.items()}
+    submissions = submit(tmp_path, {**texts, "x": SOLUTION, "y": SOLUTION + "\n", "z": SOLUTION + "\n\n"})
+    seen = set()
+    grading = grade_all(
+        submissions, tmp_path, SECRET, on_wait=lambda _n, under_way: seen.update(e.submitted.student for e in under_way)
+    )
+    outcomes = {each.submitted.student: each for each in grading}
+    assert {name: each.problem for name, each in outcomes.items() if not each.result} == {}
+    points = {name: each.result.points for name, each in outcomes.items()}
+    assert {name: points[name] for name in "xyz"} == dict.fromkeys("xyz", LAB.points)
+    assert all(0 < points[name] < LAB.points for name in HOSTILE), points
+    assert "sleeps" in seen
 
 
 def test_the_summary(outcomes, tmp_path):
