@@ -135,7 +135,7 @@ def selected_decode(
     kv_heads, n_tokens, precise = K.shape[-3], K.shape[-2], _precise(q)
     group = _group(q.shape[-2], kv_heads)
     n_pages = -(-n_tokens // page)
-    if pages.numel() and not (0 <= int(pages.min()) and int(pages.max()) < n_pages):
+    if pages.numel() and (int(pages.min()) < 0 or int(pages.max()) >= n_pages):
         raise ValueError(f"pages has a number outside of 0 to {n_pages - 1}")
     tokens = (pages[..., None] * page + torch.arange(page, device=K.device)).flatten(-2)
     places = tokens.clamp(max=n_tokens - 1)[..., None]
@@ -148,9 +148,7 @@ def selected_decode(
     ### END SOLUTION
 
 
-def block_sparse_attention(
-    Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, block: int, top: int
-) -> torch.Tensor:
+def block_sparse_attention(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, block: int, top: int) -> torch.Tensor:
     """Causal attention of a prompt in which each query reads its own block and the `top` best blocks before it (MoBA).
 
     Block b contains tokens b · block to (b + 1) · block − 1. The score of a block for a query is the product of the
@@ -295,7 +293,7 @@ def selection_bytes(
         tokens = n_read = min(tokens, window + sinks)
     elif method == "quest":
         extra = (before + 1) * token_bytes
-        n_read = min(budget - 1, before) * page + last
+        n_read = max(0, min(budget - 1, before)) * page + last
     elif method == "moba":
         extra = before * token_bytes // 2
         n_read = min(budget, before) * page + last
