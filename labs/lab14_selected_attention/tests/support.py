@@ -290,6 +290,13 @@ def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, d
     return Case(given=given, want=choose(right), mistakes=usual)
 
 
+def require_ascending(name, got, want):
+    """Fail where the right numbers are there in another order."""
+    sorted_alike = got.shape == want.shape and torch.equal(got.sort(-1).values, want.sort(-1).values)
+    message = f"{name} are the right ones, and not in ascending order, with −1 at the end where there are too few"
+    require(not sorted_alike or torch.equal(got, want), message)
+
+
 def require_no_nan(name, x, cause):
     """Fail where a result is NaN that was none before tokens that must not be read were replaced by NaN."""
     require(not x.isnan().any(), f"{name} is NaN where tokens that were not chosen hold NaN\nUsual cause: {cause}")
