@@ -1,14 +1,20 @@
-"""Functions for the report notebooks: import the student's module, and run the tests of one task."""
+"""Functions for the report notebooks: the student's module, the tests of one task, a real model's perplexity."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from labkit.labs.catalog import find_lab, find_task
 from labkit.suite.finder import LabFinder, student_source
 from labkit.suite.forked import run_forked
 from labkit.suite.messages import run_lines
+
+if TYPE_CHECKING:
+    from labkit.model.llama import Attend
+    from labkit.model.weights import Model
 
 
 def student_module(lab: str) -> ModuleType:
@@ -31,3 +37,28 @@ def check(lab: str, task: str) -> None:
     run = run_forked(found, tests=(find_task(found, task).tests,))
     more = f"uv run lab check {found.number} -v"
     print(run.problem or "\n".join(run_lines(found, run.results, whole_suite=run.collected, more=more)))
+
+
+def perplexity(attend: Attend | None = None, tokens: int = 512) -> float:
+    """The perplexity of a chapter's first `tokens` tokens in SmolLM2-135M, whose attention is `attend`.
+
+    The first quarter is read and not scored. `attend(layer, q, k, v)` is called once per layer, with q (9, N, 64) and
+    k, v (3, N, 64), already rotated to their positions: query head h reads key head h // 3. Without `attend` the model
+    uses torch's own.
+
+    Raises:
+        ModelError: the model is not installed; the message says what to do.
+    """
+    from labkit.model.perplexity import perplexity as perplexity_of
+    from labkit.model.perplexity import sample_text
+
+    model = _model()
+    text = model.text.encode(sample_text())[:tokens]
+    return perplexity_of(model.llama, text, attend, len(text) // 4)
+
+
+@functools.cache
+def _model() -> Model:
+    from labkit.model.weights import read_model
+
+    return read_model()

@@ -11,11 +11,13 @@ import typer
 
 from labkit.bench.commands import bench
 from labkit.bench.model_command import model
+from labkit.chat.command import chat
 from labkit.commands.group import INSTRUCTORS, READERS, STUDENTS, LabGroup
 from labkit.commands.kernel import kernel
 from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
 from labkit.ranks.command import ring
 from labkit.trace.command import trace
+from labkit.training.command import train
 
 app = typer.Typer(
     cls=LabGroup,
@@ -95,6 +97,8 @@ def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = F
     watch_lab(found, [find_task(found, name) for name in tasks or []], first_failure=first_failure)
 
 
+app.command(rich_help_panel=STUDENTS)(chat)
+app.command(rich_help_panel=STUDENTS)(train)
 app.command(rich_help_panel=STUDENTS)(kernel)
 app.command(rich_help_panel=STUDENTS)(ring)
 for _command in (bench, model, trace):

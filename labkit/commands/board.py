@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from labkit.chat.places import command_for
 from labkit.labs.manifest import Lab
 from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.messages import points_text
@@ -40,7 +41,7 @@ def show_board(labs: list[Lab]) -> None:
     console.print("[bold]Attention Labs[/bold]: from N×N bytes to FlashAttention, every claim checked by you\n")
     console.print(table)
     console.print()
-    for line in [*problem_lines(labs), *next_lines(labs, known)]:
+    for line in [*problem_lines(labs), *next_lines(labs, known), *model_lines(labs, known)]:
         console.print(line, soft_wrap=True)
 
 
@@ -76,6 +77,16 @@ def next_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]])
         return [Text("There is no lab in labs/ yet.")]
     reports = ", ".join(str(lab.folder.relative_to(lab.folder.parent.parent) / "report.ipynb") for lab in labs)
     return [Text("★ Every task is done.", style="green"), Text(f"  Only the reports are left: {reports}")]
+
+
+def model_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]]) -> list[Text]:
+    """The command that runs the last finished lab in a real language model, if it has one."""
+    done = [lab for lab in labs if next_task(lab, known[lab.label]) is None]
+    commands = [(lab, command) for lab in done if (command := command_for(lab.number))]
+    if not commands:
+        return []
+    lab, command = commands[-1]
+    return [Text.assemble(f"Lab {lab.number} is done: a real language model runs on it: ", (command, "bold"))]
 
 
 def _bar(done: int, total: int) -> Text:

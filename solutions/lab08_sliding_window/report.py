@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from labkit.meters.tensors import kept_by_forward
-from labkit.notebook import student_module
+from labkit.notebook import perplexity, student_module
 
 sliding_window = student_module("lab08")
 torch.set_num_threads(1)
@@ -156,12 +156,28 @@ kept = kept_by_forward(sliding_window.sliding_window_attention, q, k, v, 256, 64
 kinds = sliding_window.classify_tiles(8192, 256, 64)
 print("kept:", kept, "bytes; tiles visited:", int((kinds != "empty").sum()), "of", kinds.size)
 
+
+def through_a_window(window):
+    """Your attention for a real model, SmolLM2: 9 query heads on 3 key heads."""
+
+    def attend(layer, q, k, v):
+        k, v = (x.repeat_interleave(3, 0) for x in (k, v))
+        return sliding_window.sliding_window_attention(q, k, v, window, 64)
+
+    return attend
+
+
+for window in (16, 64, 256):
+    print(f"perplexity of SmolLM2 with window {window}: {perplexity(through_a_window(window)):.1f}")
+print(f"without a window: {perplexity():.1f}")
+
 # %% [markdown]
 # (a) The analysis proposes `flash_attn_func(…, causal=True, window_size=(window, 0))`. How many keys does a query
 # see with
 # it, and what should stand there?
 #
 # (b) In a model of L layers with window w, how far back can a token's information come from? For L = 32, w = 4096?
+# SmolLM2 has 30 layers: why is its perplexity with a window of 64 not that of the whole text of 512 tokens?
 #
 # (c) Derive the number of tiles in a row of tiles from window and block, away from the edges. Check it with 630
 # tiles above.
@@ -172,6 +188,8 @@ print("kept:", kept, "bytes; tiles visited:", int((kinds != "empty").sum()), "of
 # (a) window + 1; `(window - 1, 0)`.
 #
 # (b) L · (w − 1) tokens back: each layer reaches w − 1 further. 32 · 4095 = 131,040, about 131 thousand.
+# 30 · 63 = 1,890 tokens would reach the whole text, but only for a model that was trained with the window: SmolLM2 was
+# not, and reads from far tokens, the first above all (Lab 12), directly.
 #
 # (c) Keys from start − w + 1 to start + b − 1: with start a multiple of b, ⌈(w − 1) / b⌉ + 1 blocks. 255/64 → 4,
 # and 1:

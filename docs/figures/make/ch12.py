@@ -1,11 +1,10 @@
-"""Chapter 12's figures: bytes of a token, what a latent vector costs, bits by channel, sinks, error against bytes.
+"""Chapter 12's figures: bytes of a token, what a latent vector costs, bits by channel.
 
 Lab 12's solution is run, so the data can be made again only where `solutions/` is.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -16,22 +15,10 @@ from benchmarks.harness import solution_module
 from labkit.meters.moved import MovedBytes
 from labkit.meters.tensors import measure_peak
 from labkit.testing.layer_sample import layer_sample
-from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PINK, Recipe
+from labstaff.figures import BLUE, GREEN, MUTED, ORANGE, PINK, Recipe
 
 HEADS, WIDTHS = 16, {"d_n": 32, "d_r": 16, "d_c": 64, "d_v": 32}
 LENGTHS = [2**power for power in range(9, 15)]
-MARKS = {"grouped": (ORANGE, "s"), "window": (GREEN, "^"), "latent": (PINK, "D"), "quantized": (BLUE, "o")}
-SCHEMES: list[dict[str, Any]] = [
-    {"kind": "full"},
-    *({"kind": "grouped", "group": group} for group in (2, 4)),
-    *({"kind": "window", "window": window, "num_sinks": sinks} for window in (16, 64, 128) for sinks in (0, 4)),
-    *({"kind": "latent", "rank": rank} for rank in (8, 16, 32, 64)),
-    *({"kind": "quantized", "bits": bits, "group": group} for bits in (2, 4, 8) for group in (16, 32)),
-]
-BESIDE = {"2": (-6, 4, "right"), "4": (-6, -11, "right"), "2/32": (-6, -3, "right")}
-"""Where the label of a point is that would lie on another's: to the right, upwards, and its side."""
-
-WINDOWS = [8, 16, 32, 64, 96, 128, 160, 192]
 
 
 def latent_data() -> dict[str, Any]:
@@ -122,98 +109,6 @@ def draw_bits(data: dict[str, Any]) -> Figure:
     return figure
 
 
-def sinks_data() -> dict[str, Any]:
-    """Errors of attention's output over the window, with 0, 1 and 4 sinks; and the weight on the first token."""
-    lab, (q, k, v) = solution_module("12"), layer_sample()
-    lines = {}
-    for sinks in (0, 1, 4):
-        schemes = [{"kind": "window", "window": window, "num_sinks": sinks} for window in WINDOWS]
-        lines[str(sinks)] = [_tried(lab, scheme, (q, k, v))["error"] for scheme in schemes]
-    first = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)[..., 0].mean().item()
-    return {"tokens": k.shape[1], "windows": WINDOWS, "weight_on_token_0": round(first, 3), "errors": lines}
-
-
-def draw_sinks(data: dict[str, Any]) -> Figure:
-    """Draw the error over the window, without a sink and with one; those with four are marks on the second line."""
-    figure, ax = plt.subplots(figsize=(5.0, 4.2))
-    windows, errors = data["windows"], data["errors"]
-    ax.plot(windows, errors["0"], "--", marker="s", color=ORANGE)
-    ax.plot(windows, errors["1"], "-", marker="o", color=BLUE)
-    ax.plot(windows, errors["4"], "o", color=BLUE, markersize=11, markerfacecolor="none", linestyle="none")
-    ax.annotate("no sink", (windows[4], errors["0"][4]), xytext=(0, 10), textcoords="offset points", color=ORANGE)
-    words = "1 sink: filled\n4 sinks: rings, the same"
-    ax.annotate(
-        words, (windows[5], errors["1"][5]), xytext=(-10, -4), textcoords="offset points", color=BLUE, ha="right"
-    )
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.set_xticks([8, 16, 32, 64, 128, 256], ["8", "16", "32", "64", "128", "256"])
-    ax.set_yticks([0.001, 0.01, 0.1, 1], ["0.001", "0.01", "0.1", "1"])
-    ax.minorticks_off()
-    ax.set(xlabel=f"window, of {data['tokens']} tokens", ylabel="error of attention's output, relative")
-    return figure
-
-
-def budget_data() -> dict[str, Any]:
-    """Bytes a token and layer and the error of each scheme, and what is chosen for each budget."""
-    lab, given = solution_module("12"), layer_sample()
-    n_tokens = given[1].shape[1]
-    tried = [_tried(lab, scheme, given) for scheme in SCHEMES]
-    points = [each | {"bytes_a_token": each["bytes"] / n_tokens} for each in tried]
-    stairs = []
-    for size in sorted({each["bytes"] for each in tried[1:]}):
-        chosen = lab.cache_under_budget(_model(given) | {"schemes": SCHEMES[1:]}, size, n_tokens)
-        stairs.append({"budget_a_token": size / n_tokens, "kind": chosen["kind"], "error": chosen["error"]})
-    return {"tokens": n_tokens, "heads": given[1].shape[0], "d": given[1].shape[2], "points": points, "stairs": stairs}
-
-
-def _tried(lab: ModuleType, scheme: dict[str, Any], given: tuple[Any, ...]) -> dict[str, Any]:
-    return lab.cache_under_budget(_model(given) | {"schemes": [scheme]}, 10**12, given[1].shape[1])
-
-
-def _model(given: tuple[Any, ...]) -> dict[str, Any]:
-    return {"layers": 1, "dtype_bytes": 2, **dict(zip("qkv", given, strict=True))}
-
-
-def draw_budget(data: dict[str, Any]) -> Figure:
-    """Draw error over bytes, a point for each scheme, with the staircase of the best that fits."""
-    figure, ax = plt.subplots(figsize=(5.0, 5.8))
-    for kind, (colour, mark) in MARKS.items():
-        points = [(each["bytes_a_token"], each["error"]) for each in data["points"] if each["kind"] == kind]
-        ax.plot(*zip(*points, strict=True), mark, color=colour, label=kind, zorder=3)
-    steps = [(each["budget_a_token"], each["error"]) for each in data["stairs"]]
-    ax.step(*zip(*steps, strict=True), where="post", color=MUTED, linewidth=1.2, label="the best that fits")
-    full = next(each["bytes_a_token"] for each in data["points"] if each["kind"] == "full")
-    ax.axvline(full, color=INK, linestyle=":", linewidth=1)
-    ax.annotate("full", (full, 1.6), xytext=(-3, 0), textcoords="offset points", ha="right", size=8.5)
-    for each in data["points"]:
-        if each["kind"] != "full":
-            dx, dy, side = BESIDE.get(_short(each), (5, 4, "left"))
-            ax.annotate(
-                _short(each),
-                (each["bytes_a_token"], each["error"]),
-                xytext=(dx, dy),
-                textcoords="offset points",
-                size=8.5,
-                color=MUTED,
-                ha=side,
-            )
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.set_xticks([16, 32, 64, 128, 256, 512], ["16", "32", "64", "128", "256", "512"])
-    ax.set_yticks([0.01, 0.1, 1], ["0.01", "0.1", "1"])
-    ax.minorticks_off()
-    ax.set(xlabel="bytes a token and layer", ylabel="error of attention's output, relative", xlim=(13, 620))
-    ax.legend(loc="lower left", fontsize=8.5)
-    return figure
-
-
-def _short(scheme: dict[str, Any]) -> str:
-    numbers = [value for name, value in scheme.items() if name not in ("kind", "bytes", "error", "bytes_a_token")]
-    separator = {"window": " + ", "quantized": "/"}.get(scheme["kind"], "")
-    return separator.join(map(str, numbers))
-
-
 def _generator() -> Any:
     return torch.Generator().manual_seed(12)
 
@@ -221,6 +116,4 @@ def _generator() -> Any:
 FIGURES = {
     "12_latent": Recipe(latent_data, draw_latent),
     "12_bits": Recipe(bits_data, draw_bits),
-    "12_sinks": Recipe(sinks_data, draw_sinks),
-    "12_error_over_bytes": Recipe(budget_data, draw_budget),
 }

@@ -1,0 +1,113 @@
+"""One chat with one prompt: a rehearsal in a tiny model, the answer, and the lines about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import typer
+
+from labkit.chat import lines
+from labkit.chat.adapters import Adapter, adapter_of, tensors_in
+from labkit.chat.answer import answer, compare
+from labkit.chat.calls import Calls, Counted, MeteredCalls
+from labkit.chat.mistakes import explained
+from labkit.chat.setting import Setting
+from labkit.labs.manifest import Lab
+from labkit.model.attention import CachedAttention
+from labkit.model.llama import Llama, Sizes
+from labkit.model.perplexity import perplexity, sample_text
+from labkit.model.tokenizer import Stream
+from labkit.model.weights import Model, random_weights
+from labkit.notebook import student_module
+
+TINY = Sizes(2, 6, 2, 16, width=48, hidden=64, vocab=80, context=256)
+MEASURED_TOKENS = 2048
+"""Of the prompt whose memory is measured, if the given one is shorter: a short one fits into one tile."""
+SCORED_TOKENS = 1024
+
+
+def tiny_model() -> Llama:
+    """A random model for rehearsals."""
+    return Llama(TINY, random_weights(TINY))
+
+
+def rehearse(lab: Lab, setting: Setting, *, paged: bool = False) -> None:
+    """Run the student's code in a tiny random model: most mistakes show in a second, before the weights are read.
+
+    Raises:
+        typer.Exit: there is a mistake, and it was reported.
+    """
+    llama = tiny_model()
+    with explained(lab):
+        answer(llama, range(1, 38), make_adapter(lab, setting, Calls(), paged=paged), 3, ())
+
+
+def make_adapter(lab: Lab, setting: Setting, calls: Calls, *, paged: bool = False) -> Adapter:
+    """The lab's adapter on the student's file, as it is now."""
+    return adapter_of(lab.number, setting, paged=paged)(Counted(student_module(lab.number), calls), setting)
+
+
+def talk(
+    lab: Lab | None, model: Model, prompt: Sequence[int], max_new: int, setting: Setting, *, paged: bool = False
+) -> None:
+    """Print the answer as it comes, then the lines about it; with torch's own attention if there is no lab."""
+    stream = Stream(model.text)
+
+    def show(token: int) -> None:
+        typer.echo(stream.add(token), nl=False)
+
+    if lab is None:
+        found = answer(model.llama, prompt, CachedAttention(), max_new, model.text.ends, show)
+        typer.echo(f"\n\n{lines.speed_line(found)}\n{lines.plain_cache_line(setting.sizes, len(prompt))}")
+        return
+    calls = Calls()
+    with explained(lab):
+        adapter = make_adapter(lab, setting, calls, paged=paged)
+        found = answer(model.llama, prompt, adapter, max_new, model.text.ends, show)
+    typer.echo("\n")
+    n_measured = max(len(prompt), MEASURED_TOKENS)
+    with explained(lab):
+        metered = meter_prompt(lab, setting, n_measured, paged=paged)
+    for line in [
+        lines.call_line(calls, setting.sizes),
+        lines.speed_line(found),
+        lines.memory_line(metered, setting.sizes, n_measured),
+        lines.cache_line(adapter, len(prompt) + found.steps - 1, bytes_in(adapter)),
+        *adapter.notes(),
+    ]:
+        typer.echo(line)
+    compared = compare(model.llama, found)
+    if compared is not None:
+        typer.echo(lines.comparison_line(compared, found, model.text, lab, sees_less=adapter.sees_less))
+    if adapter.sees_less:
+        with explained(lab):
+            _show_perplexity(model, make_adapter(lab, setting, Calls(), paged=paged))
+
+
+def meter_prompt(lab: Lab, setting: Setting, n_tokens: int, *, paged: bool = False) -> MeteredCalls:
+    """Run one layer of the lab's attention on random numbers, for a prompt of `n_tokens`, under the course's meters."""
+    sizes, draw = setting.sizes, torch.Generator().manual_seed(0)
+    heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads)
+    q, k, v = (torch.randn(n, n_tokens, sizes.head_dim, generator=draw) for n in heads)
+    calls = MeteredCalls()
+    adapter = make_adapter(lab, replace(setting, max_tokens=n_tokens), calls, paged=paged)
+    calls.is_numpy, calls.function = adapter.is_numpy, adapter.attends
+    with torch.no_grad():
+        adapter(0, q[:, -1:] if adapter.asks_one_by_one else q, k, v)
+    return calls
+
+
+def bytes_in(adapter: Adapter) -> int:
+    """The bytes of the tensors that an adapter's caches hold, each storage once."""
+    storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors_in(adapter.caches)}
+    return sum(storages.values())
+
+
+def _show_perplexity(model: Model, adapter: Adapter) -> None:
+    """What seeing less costs, on a text that the model has not written."""
+    tokens = model.text.encode(sample_text())[: min(SCORED_TOKENS, model.llama.sizes.context)]
+    first = len(tokens) // 4
+    whole, here = (perplexity(model.llama, tokens, attend, first) for attend in (None, adapter))
+    typer.echo(f"perplexity of a chapter, tokens {first + 1} to {len(tokens):,}: {here:.1f}; whole cache {whole:.1f}")

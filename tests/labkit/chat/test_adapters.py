@@ -1,0 +1,130 @@
+"""Each lab's functions as attention of a tiny model: the tokens of torch's own, and the bytes of the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.harness import solution_module
+from labkit.chat import adapters
+from labkit.chat.adapters import PagedDecoding, RingAttention, adapter_of
+from labkit.chat.answer import answer, compare
+from labkit.chat.calls import Calls, Counted
+from labkit.chat.places import ADAPTERS, NO_PLACE
+from labkit.chat.session import bytes_in
+from labkit.chat.setting import Setting
+from labkit.labs.catalog import find_labs
+from labkit.model.attention import CachedAttention
+from labkit.model.perplexity import perplexity
+from tests.labkit.model.tiny import SIZES, tiny_llama
+
+PROMPT = [7, 3, 150, 220, 41, 99, 8, 260, 17, 30, 4, 5, 77]
+EXACT = ["01", "03", "04", "05", "09", "09 paged", "11"]
+
+
+def adapter(name: str, **options: Any) -> Any:
+    number, _, paged = name.partition(" ")
+    setting = Setting(SIZES, 200, **options)
+    student = Counted(solution_module(number), Calls())
+    return adapter_of(number, setting, paged=bool(paged))(student, setting)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("n_prompt", [1, 13])
+def test_tokens_are_those_of_torch(name: str, n_prompt: int) -> None:
+    llama = tiny_llama()
+    found = answer(llama, PROMPT[:n_prompt], adapter(name), 20, ())
+    compared = compare(llama, found)
+    assert compared is not None
+    assert compared.at is None
+    assert compared.largest < 1e-2
+
+
+def test_window_as_long_as_the_text_changes_nothing() -> None:
+    llama = tiny_llama()
+    for attend in (adapter("08", window=64), adapter("12", window=64), adapter("12", window=29, sinks=4)):
+        compared = compare(llama, answer(llama, PROMPT, attend, 20, ()))
+        assert compared is not None
+        assert (compared.at, compared.largest < 1e-2) == (None, True)
+
+
+def test_one_token_at_a_time_sees_what_a_whole_text_sees() -> None:
+    llama, text = tiny_llama(), torch.arange(70) * 37 % SIZES.vocab
+    for options in ({"window": 6, "sinks": 2}, {"window": 6, "sinks": 0}):
+        whole, stepwise = adapter("12", **options), adapter("12", **options)
+        want = llama.hidden(text, whole)
+        found = torch.cat([llama.hidden(part, stepwise) for part in text.split([1] * 70)])
+        torch.testing.assert_close(found, want, atol=1e-3, rtol=1e-3)
+        assert bytes_in(stepwise) == stepwise.cache_bytes(70)
+    whole, stepwise = adapter("08", window=6), adapter("08", window=6)
+    want = llama.hidden(text, whole, torch.arange(70))
+    found = torch.cat([llama.hidden(part, stepwise, part_at) for part, part_at in _singly(text)])
+    torch.testing.assert_close(found, want, atol=1e-3, rtol=1e-3)
+
+
+def _singly(text: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(text[at : at + 1], torch.tensor([at])) for at in range(len(text))]
+
+
+def test_fewer_bits_lose_more() -> None:
+    llama = tiny_llama()
+    tokens = (torch.arange(150) * 37 % SIZES.vocab).tolist()
+    hidden = llama.hidden(torch.tensor(tokens), CachedAttention(), torch.arange(150))
+    errors = []
+    for bits in (8, 4, 2):
+        attend = adapter("12", bits=bits)
+        errors.append(float((llama.hidden(torch.tensor(tokens), attend, torch.arange(150)) - hidden).norm()))
+        assert bytes_in(attend) == attend.cache_bytes(150)
+    assert errors == sorted(errors)
+    assert errors[0] < 0.05 * errors[2]
+    assert perplexity(llama, tokens, adapter("12", bits=8)) == pytest.approx(perplexity(llama, tokens), rel=0.02)
+
+
+def test_cache_bytes_of_lab_09() -> None:
+    llama = tiny_llama()
+    for name, n_places in (("09", 200), ("09 paged", 208)):
+        attend = adapter(name)
+        answer(llama, PROMPT, attend, 3, ())
+        assert bytes_in(attend) == SIZES.cache_bytes(n_places)
+    assert adapter("09 paged").cache_bytes(33) == SIZES.cache_bytes(48)
+
+
+def test_bytes_sent_by_a_rank_follow_the_formula() -> None:
+    attend = adapter("11")
+    assert isinstance(attend, RingAttention)
+    answer(tiny_llama(), PROMPT, attend, 1, ())
+    (line,) = attend.notes()
+    assert "4 ranks with 4 tokens" in line
+    assert line.endswith(f"by the formula {attend.sent_bytes[0]:,}")
+
+
+def test_calls_are_counted_by_the_names_in_the_file() -> None:
+    calls = Calls()
+    setting = Setting(SIZES, 50)
+    attend = PagedDecoding(Counted(solution_module("09"), calls), setting)
+    answer(tiny_llama(), PROMPT, attend, 4, ())
+    assert calls.times["paged_attention"] == 3 * SIZES.layers
+    assert calls.times["BlockManager.append"] == 3
+    assert calls.times["BlockManager"] == 1
+
+
+def test_other_attention_is_noticed() -> None:
+    llama = tiny_llama()
+
+    def half_scale(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return CachedAttention()(layer, q / 2, k, v)
+
+    half_scale.sees_whole_text = True  # type: ignore[attr-defined]
+    compared = compare(llama, answer(llama, PROMPT, half_scale, 20, ()))
+    assert compared is not None
+    assert compared.at is not None
+    assert compared.lead > 0
+
+
+def test_every_lab_has_an_adapter_or_a_reason() -> None:
+    numbers = {lab.number for lab in find_labs()}
+    assert numbers <= {*ADAPTERS, *NO_PLACE, "13", "14"}
+    assert not ADAPTERS.keys() & NO_PLACE.keys()
+    assert all(issubclass(getattr(adapters, name), adapters.Adapter) for name in ADAPTERS.values())
