@@ -1,0 +1,302 @@
+"""Lab 14's cases: inputs drawn from a seed, what is expected for them in float64, and what usual mistakes lead to.
+
+A case is a plain record. It is drawn, and its expected values are computed, before a submission is called.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace as Case
+
+import torch
+
+from labkit.testing.attention.tensor_cases import rounded
+from labkit.testing.compare import assert_equal, assert_type, require
+from labkit.testing.unchanged import left_alone
+
+
+def call(function, given):
+    """What `function` returns for the arguments in `given`, by their names; first of all they must be as before."""
+    tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+    with left_alone(tensors, tensors.values()):
+        return function(*given.values())
+
+
+def drawn(rng, *shape, dtype=torch.float32, scale=1.0):
+    """Standard-normal numbers."""
+    return (scale * torch.from_numpy(rng.standard_normal(shape))).to(dtype)
+
+
+def whole_numbers(rng, least, most, *shape, dtype=torch.float32):
+    """Whole numbers from `least` to `most`: sums of them are exact in float32, and many are equal."""
+    return torch.from_numpy(rng.integers(least, most + 1, shape)).to(dtype)
+
+
+def assert_rows(name, got, want, mistakes=None, hint=""):
+    """Fail at the first row of `got` that is not that of `want`, whole numbers both; a mistake must fit all rows."""
+    assert_type(name, got, torch.Tensor, "a tensor")
+    assert_equal(f"the dtype of {name}", str(got.dtype), "torch.int64")
+    assert_equal(f"the shape of {name}", tuple(got.shape), tuple(want.shape))
+    wrong = (got != want).any(-1).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        fitting = {text: other[at].tolist() for text, other in (mistakes or {}).items() if torch.equal(got, other)}
+        row = f"{name}[{', '.join(map(str, at))}]" if at else name
+        assert_equal(row, got[at].tolist(), want[at].tolist(), mistakes=fitting, hint=hint)
+
+
+# Pages
+
+
+def bounds_case(rng, sizes, page, *, batch=(), d=6, dtype=torch.float32, offset=0.0, strided=False):
+    """Keys drawn page by page, and what bounds each page; `sizes` are the keys of each."""
+    pages = [drawn(rng, *batch, size, d, dtype=dtype) + offset for size in sizes]
+    K = torch.cat([drawn(rng, *batch, 0, d, dtype=dtype), *pages], -2)
+    if strided:
+        K = K.mT.contiguous().mT
+    lows, highs = torch.zeros(2, *batch, len(pages), d, dtype=torch.float64)
+    for p, keys in enumerate(pages):
+        lows[..., p, :], highs[..., p, :] = keys.double().amin(-2), keys.double().amax(-2)
+    usual = {"lows": {}, "highs": {}}
+    if sizes and sizes[-1] != page:
+        padded = "the last page is padded with zeros, which enter its bounds: only keys may"
+        usual["lows"][padded], usual["highs"][padded] = lows.clone(), highs.clone()
+        usual["lows"][padded][..., -1, :].clamp_(max=0), usual["highs"][padded][..., -1, :].clamp_(min=0)
+    usual["lows"]["lows and highs are exchanged"], usual["highs"]["lows and highs are exchanged"] = highs, lows
+    return Case(given={"K": K, "page": page}, want={"lows": lows, "highs": highs}, dtype=dtype, mistakes=usual)
+
+
+def scores_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=5, size=4, d=6, dtype=torch.float32, scale=1.0,
+                whole=False):  # fmt: skip
+    """A query per head, and keys in pages with the bounds of each; `whole` draws whole numbers, so that sums are exact.
+
+    `largest` are the largest products of each query with the keys of each page.
+    """
+    numbers = (lambda *shape: whole_numbers(rng, -8, 8, *shape, dtype=dtype)) if whole else (
+        lambda *shape: drawn(rng, *shape, dtype=dtype))  # fmt: skip
+    q, keys = scale * numbers(*batch, kv_heads * group, d), scale * numbers(*batch, kv_heads, n_pages, size, d)
+    lows, highs = keys.amin(-2), keys.amax(-2)
+
+    def computed(precise, reads=None):
+        rows = q.to(precise)[..., None, :]
+        low, high = (x.to(precise).repeat_interleave(group, -3) if reads is None else x.to(precise)[..., reads, :, :]
+                     for x in (lows, highs))  # fmt: skip
+        return rows, rows * low, rows * high
+
+    precise = torch.float32 if dtype.itemsize == 2 else dtype
+    rows, by_low, by_high = computed(torch.float64)
+    exact, plain = (torch.maximum(*computed(each)[1:]).sum(-1) for each in (torch.float64, precise))
+    around = [h % kv_heads for h in range(kv_heads * group)]
+    usual = {
+        "the larger of q · low and q · high is taken after the sum: each channel chooses for itself":
+            torch.maximum(by_low.sum(-1), by_high.sum(-1)),
+        "only the upper bounds are used: where q is negative, the lower bound gives more": by_high.sum(-1),
+        "the smaller product of each channel is taken": torch.minimum(by_low, by_high).sum(-1),
+        "the sign of q is lost, |q| · high": (rows.abs() * highs.double().repeat_interleave(group, -3)).sum(-1),
+        "scores are scaled by 1/√d, which the handout leaves out": exact * d**-0.5,
+        "query head h reads key head h mod H_kv, and not h // (H_q / H_kv)":
+            torch.maximum(*computed(torch.float64, around)[1:]).sum(-1),
+    }  # fmt: skip
+    largest = torch.einsum("...hd,...hpsd->...hps", q.double(), keys.double().repeat_interleave(group, -4)).amax(-1)
+    given = {"q": q, "lows": lows, "highs": highs}
+    return Case(given=given, want=exact, plain=plain, dtype=precise, mistakes=usual, largest=largest)
+
+
+def pages_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=12, budget=5, current=None, dtype=torch.float32,
+               levels=None, after=0.0):  # fmt: skip
+    """Scores of pages, with `levels` different ones where that is given, and `after` behind the current page."""
+    current = n_pages - 1 if current is None else current
+    shape = *batch, kv_heads * group, n_pages
+    scores = drawn(rng, *shape, dtype=dtype) if levels is None else whole_numbers(rng, -levels, 0, *shape, dtype=dtype)
+    scores[..., current + 1 :] = after
+    grouped = scores.double().unflatten(-2, (kv_heads, group))
+
+    def choose(best, always=(0, current), last=current, sign=1):
+        rows = []
+        for row in best.reshape(-1, n_pages).tolist():
+            rest = sorted((p for p in range(last + 1) if p not in always), key=lambda p: (-row[p], sign * p))
+            rows.append(sorted([*dict.fromkeys(always), *rest][: min(budget, current + 1)]))
+        return torch.tensor(rows).reshape(*best.shape[:-1], -1)
+
+    best = grouped.amax(-2)
+    around = scores.double().unflatten(-2, (group, kv_heads)).amax(-3)
+    usual = {
+        "the first page is not always among them": choose(best, (current,)),
+        "the page being written is not always among them": choose(best, (0,)),
+        "neither the first nor the current page is always among them": choose(best, ()),
+        "a group is judged by the sum of its heads' scores, and not by the largest": choose(grouped.sum(-2)),
+        "a group is judged by its first head alone": choose(grouped[..., 0, :]),
+        "query head h belongs to key head h mod H_kv, and not h // (H_q / H_kv)": choose(around),
+        "of pages with equal scores the higher number is taken": choose(best, sign=-1),
+        "the pages with the smallest scores are taken": choose(-best),
+    }
+    given = {"scores": scores, "kv_heads": kv_heads, "budget": budget, "current": current}
+    return Case(given=given, want=choose(best), mistakes=usual)
+
+
+# Attention
+
+
+def attend(scores, values):
+    """Attention from its scores, −inf where a key is hidden: o and the log-sum-exp of each row."""
+    lse = scores.logsumexp(-1)
+    return torch.exp(scores - lse.masked_fill(lse.isneginf(), 0)[..., None]) @ values, lse
+
+
+def decode_case(rng, *, batch=(), kv_heads=2, group=3, n_tokens=37, page=5, n_chosen=3, d=6, d_v=4, last=True,
+                dtype=torch.float32, scale=1.0, strided=False):  # fmt: skip
+    """A query per head, a cache, and for each key head pages chosen by chance; with the last page, if `last`."""
+    q = scale * drawn(rng, *batch, kv_heads * group, d, dtype=dtype)
+    K, V = (drawn(rng, *batch, kv_heads, n_tokens, width, dtype=dtype) for width in (d, d_v))
+    if strided:
+        K, V = (x.transpose(-3, -2).contiguous().transpose(-3, -2) for x in (K, V))
+    n_pages = -(-n_tokens // page)
+    order = torch.from_numpy(rng.permuted(torch.arange(n_pages - 1).expand(*batch, kv_heads, -1).numpy(), axis=-1))
+    fixed = torch.full((*order.shape[:-1], 1), n_pages - 1)
+    pages = torch.cat([fixed, order], -1) if last else order
+    pages = pages[..., :n_chosen].sort(-1).values
+    token_page = torch.arange(n_tokens) // page
+
+    def computed(precise, chosen=pages, factor=d**-0.5, around=False, token_page=token_page):
+        seen = (token_page[:, None] == chosen[..., None, :]).any(-1)
+        heads = torch.arange(kv_heads * group)
+        reads = heads % kv_heads if around else heads // group
+        k, v, seen = (x[..., reads, :, :] for x in (K.to(precise), V.to(precise), seen[..., None, :]))
+        scores = factor * (q.to(precise)[..., None, :] @ k.mT)
+        o, lse = attend(scores.masked_fill(~seen, -torch.inf), v)
+        return {"o": o.squeeze(-2), "lse": lse.squeeze(-1)}
+
+    precise = torch.float32 if dtype.itemsize == 2 else dtype
+    exact, plain = computed(torch.float64), computed(precise)
+    everything = torch.arange(n_pages).expand(*pages.shape[:-1], -1)
+    variants = {
+        "every token of the cache is read: the pages chosen are ignored": computed(torch.float64, everything),
+        "scores are not scaled by 1/√d": computed(torch.float64, factor=1.0),
+        "query head h reads key head h mod H_kv, and not h // (H_q / H_kv)": computed(torch.float64, around=True),
+        "numbers of pages are taken for numbers of tokens":
+            computed(torch.float64, token_page=torch.arange(n_tokens)),
+        "all key heads read the pages of the first":
+            computed(torch.float64, pages[..., :1, :].expand(pages.shape)),
+        "the last page of the cache is left out where it is chosen":
+            computed(torch.float64, pages.masked_fill(pages == n_pages - 1, -1)),
+    }  # fmt: skip
+    usual = {name: {text: each[name] for text, each in variants.items()} for name in exact}
+    usual["lse"]["lse is in base 2: it is the natural logarithm"] = exact["lse"] / 0.6931471805599453
+    return Case(
+        given={"q": q, "K": K, "V": V, "pages": pages, "page": page},
+        want=exact,
+        plain={"o": rounded(plain["o"], dtype), "lse": plain["lse"]},
+        dtypes={"o": dtype, "lse": precise},
+        mistakes=usual,
+        largest=float(exact["lse"][exact["lse"].isfinite()].abs().max()) if exact["lse"].isfinite().any() else 0.0,
+    )
+
+
+def sparse_case(rng, *, batch=(), n=29, block=4, top=2, d=6, d_v=5, dtype=torch.float32, scale=1.0, equal=False,
+                strided=False):  # fmt: skip
+    """Queries, keys and values of a prompt.
+
+    `equal` repeats one block's keys, of whole numbers, so that all blocks have the same score, and exactly the same.
+    """
+    Q, K, V = (drawn(rng, *batch, n, width, dtype=dtype) for width in (d, d, d_v))
+    Q = Q * scale
+    if equal:
+        Q, K = (whole_numbers(rng, -3, 3, *batch, n, d, dtype=dtype) for _ in range(2))
+        K = torch.cat([K[..., :block, :]] * -(-n // block), -2)[..., :n, :]
+    if strided:
+        Q, K, V = (x.mT.contiguous().mT for x in (Q, K, V))
+    positions = torch.arange(n)
+    own = positions // block
+    later = positions[None, :] > positions[:, None]
+
+    def seen_by(best=top, mean=lambda keys: keys.mean(-2), own_causal=True, sign=1, counts_own=False, own_read=True,
+                largest=True):  # fmt: skip
+        """Which tokens each query reads; the choice is made from float64, one query after the other."""
+        n_full = n // block
+        full = K.double()[..., : n_full * block, :].unflatten(-2, (n_full, block))
+        gate = Q.double() @ mean(full).mT * (1 if largest else -1)
+        seen = torch.zeros(*batch, n, n, dtype=torch.bool)
+        rows = gate.reshape(math.prod(batch), n, n_full).tolist()
+        for flat, row in zip(seen.view(math.prod(batch), n, n), rows, strict=True):
+            for i in range(n):
+                b = int(own[i])
+                some = sorted(range(b), key=lambda j: (-row[i][j], sign * j))[: max(best - counts_own, 0)]
+                for j in some:
+                    flat[i, j * block : (j + 1) * block] = True
+                if own_read:
+                    flat[i, b * block : i + 1 if own_causal else min(n, (b + 1) * block)] = True
+        return seen
+
+    def computed(precise, seen, factor=d**-0.5):
+        scores = factor * (Q.to(precise) @ K.to(precise).mT)
+        return attend(scores.masked_fill(~seen, -torch.inf), V.to(precise))[0]
+
+    seen = seen_by()
+    precise = torch.float32 if dtype.itemsize == 2 else dtype
+    exact = computed(torch.float64, seen)
+    usual = {
+        "all tokens before are read: nothing is chosen": lambda: computed(torch.float64, ~later.expand(seen.shape)),
+        "only the own block is read": lambda: computed(torch.float64, seen_by(0)),
+        "the own block counts as one of the `top`": lambda: computed(torch.float64, seen_by(counts_own=True)),
+        "the own block is read whole, tokens after the query too":
+            lambda: computed(torch.float64, seen_by(own_causal=False)),
+        "a block is judged by its largest key, channel by channel, and not by the mean":
+            lambda: computed(torch.float64, seen_by(mean=lambda keys: keys.amax(-2))),
+        "a block is judged by its first key":
+            lambda: computed(torch.float64, seen_by(mean=lambda keys: keys[..., 0, :])),
+        "the worst blocks are taken": lambda: computed(torch.float64, seen_by(largest=False)),
+        "of blocks with equal scores the higher number is taken": lambda: computed(torch.float64, seen_by(sign=-1)),
+        "scores are not scaled by 1/√d": lambda: computed(torch.float64, seen, 1.0),
+    }  # fmt: skip
+    return Case(
+        given={"Q": Q, "K": K, "V": V, "block": block, "top": top},
+        want=exact,
+        plain=rounded(computed(precise, seen), dtype),
+        seen=seen,
+        dtype=dtype,
+        mistakes=usual,
+    )
+
+
+def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, dtype=torch.float32, least=-3, most=3):
+    """An indexer's queries, weights and keys, of whole numbers from `least` to `most`, and the tokens chosen."""
+    q = whole_numbers(rng, least, most, *batch, n_queries, heads, d, dtype=dtype)
+    w = whole_numbers(rng, least, most, *batch, n_queries, heads, dtype=dtype)
+    k = whole_numbers(rng, least, most, *batch, n_keys, d, dtype=dtype)
+    products = torch.einsum("...tjd,...sd->...tjs", q.double(), k.double())
+    weights = w.double()[..., None]
+
+    def choose(scores, offset=n_keys - n_queries, sign=1):
+        rows = []
+        for number, row in enumerate(scores.reshape(-1, n_keys).tolist()):
+            seen = range(min(number % n_queries + offset + 1, n_keys))
+            some = sorted(sorted(seen, key=lambda s: (-row[s], sign * s))[:top])
+            rows.append(some + [-1] * (top - len(some)))
+        return torch.tensor(rows).reshape(*batch, n_queries, top)
+
+    right = (weights * products.relu()).sum(-2)
+    usual = {
+        "there is no ReLU": choose((weights * products).sum(-2)),
+        "ReLU is applied after the weights, or to the sum: each head's product comes first":
+            choose((weights * products).relu().sum(-2)),
+        "the weights are left out": choose(products.relu().sum(-2)),
+        "queries are counted from the first token: the last query is at the last token": choose(right, offset=0),
+        "a query does not see its own token": choose(right, offset=n_keys - n_queries - 1),
+        "tokens after the query are seen": choose(right, offset=n_keys),
+        "of tokens with equal scores the higher number is taken": choose(right, sign=-1),
+        "the smallest scores are taken": choose(-right),
+    }  # fmt: skip
+    given = {"q_index": q, "w": w, "k_index": k, "top": top}
+    return Case(given=given, want=choose(right), mistakes=usual)
+
+
+def require_ascending(name, got, want):
+    """Fail where the right numbers are there in another order."""
+    sorted_alike = got.shape == want.shape and torch.equal(got.sort(-1).values, want.sort(-1).values)
+    message = f"{name} are the right ones, and not in ascending order, with −1 at the end where there are too few"
+    require(not sorted_alike or torch.equal(got, want), message)
+
+
+def require_no_nan(name, x, cause):
+    """Fail where a result is NaN that was none before tokens that must not be read were replaced by NaN."""
+    require(not x.isnan().any(), f"{name} is NaN where tokens that were not chosen hold NaN\nUsual cause: {cause}")

@@ -1,0 +1,481 @@
+"""Lab 14's suite: pages and their bounds, what is chosen, attention over it, the indexer, and the bytes of it all."""
+
+import pytest
+import torch
+from selected_attention import (
+    block_sparse_attention,
+    index_top_tokens,
+    page_bounds,
+    page_scores,
+    select_pages,
+    selected_decode,
+    selection_bytes,
+)
+
+from labkit.testing.compare import (
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_equal,
+    assert_refused,
+    assert_tuple,
+    assert_type,
+    require,
+    require_own_work,
+)
+
+from .probes import gradients, measured
+from .support import (
+    assert_rows,
+    attend,
+    bounds_case,
+    call,
+    decode_case,
+    drawn,
+    pages_case,
+    require_ascending,
+    require_no_nan,
+    scores_case,
+    sparse_case,
+    tokens_case,
+)
+
+robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+HALVES = [torch.float16, torch.bfloat16]
+NOTHING = "nothing is read: a maximum over no scores, −inf − (−inf), or 0 / 0"
+
+
+BOUNDS = [
+    pytest.param({"sizes": (4, 4, 4), "page": 4}, id="full pages"),
+    pytest.param({"sizes": (3, 3), "page": 3, "batch": (2, 3)}, id="batch"),
+    pytest.param({"sizes": (2, 2), "page": 2, "offset": 9.0}, id="all above zero"),
+    pytest.param({"sizes": (5, 5, 2), "page": 5, "offset": 9.0}, marks=robust, id="short last page above zero"),
+    pytest.param({"sizes": (5, 5, 1), "page": 5, "offset": -9.0}, marks=robust, id="short last page below zero"),
+    pytest.param({"sizes": (3,), "page": 8}, marks=robust, id="fewer keys than a page"),
+    pytest.param({"sizes": (1, 1, 1), "page": 1}, marks=robust, id="pages of one key"),
+    pytest.param({"sizes": (), "page": 4}, marks=robust, id="no keys"),
+    pytest.param({"sizes": (4, 4), "page": 4, "strided": True}, marks=robust, id="strided"),
+    pytest.param({"sizes": (4, 4), "page": 4, "dtype": torch.bfloat16}, marks=robust, id="bfloat16"),
+    pytest.param({"sizes": (4, 3), "page": 4, "dtype": torch.float64}, marks=robust, id="float64"),
+]
+
+
+class TestPageBounds:
+    """Two vectors a page, from its keys and from nothing else."""
+
+    def test_worked_example(self):
+        K = torch.tensor([[1.0, -2.0], [3.0, -5.0], [-4.0, -1.0]])
+        lows, highs = assert_tuple("page_bounds's result", page_bounds(K, 2), ("lows", "highs"))
+        assert_equal("lows", lows.tolist(), [[1, -5], [-4, -1]])
+        assert_equal("highs", highs.tolist(), [[3, -2], [-4, -1]])
+
+    @pytest.mark.parametrize("sizes", BOUNDS)
+    def test_bounds(self, rng, sizes):
+        case = bounds_case(rng, **sizes)
+        got = assert_tuple("page_bounds's result", call(page_bounds, case.given), ("lows", "highs"))
+        for name, x in zip(("lows", "highs"), got, strict=True):
+            plain = case.want[name].float().numpy()
+            assert_close(name, x, case.want[name], plain=plain, dtype=case.dtype, mistakes=case.mistakes[name])
+
+    @small
+    @pytest.mark.parametrize("n_full", [64, 256])
+    def test_keys_are_not_copied(self, rng, n_full):
+        case = bounds_case(rng, (16,) * n_full + (5,), 16, d=32)
+        K = case.given["K"]
+        _, counts = measured("page_bounds", {"K": K}, 16)
+        name = f"page_bounds (N = {len(K):,}, pages of 16)"
+        hint = "the keys are copied, or padded in a copy: full pages are a view, and the last page is handled apart"
+        assert_at_most(f"the peak of {name}", counts["peak_bytes"], K.nbytes // 2, hint=hint)
+        hint = "keys are read twice: once for the minimum and once for the maximum"
+        assert_at_most(f"what {name} reads of K", counts["read"]["K"], 2 * K.nbytes, hint=hint)
+
+    @refuses
+    def test_bad_pages(self):
+        K = torch.zeros(3, 2)
+        assert_refused(page_bounds, [((K, page), f"for page={page}", ("page",)) for page in (0, -1)])
+
+
+SCORES = [
+    pytest.param({}, id="groups of 3"),
+    pytest.param({"kv_heads": 3, "group": 2, "batch": (2,)}, id="batch"),
+    pytest.param({"kv_heads": 4, "group": 1}, id="a key head per query head"),
+    pytest.param({"whole": True}, id="whole numbers"),
+    pytest.param({"size": 1}, marks=robust, id="one key per page"),
+    pytest.param({"n_pages": 1, "kv_heads": 1}, marks=robust, id="one page"),
+    pytest.param({"scale": 300.0}, marks=robust, id="large"),
+    *(pytest.param({"dtype": dtype, "d": 64}, marks=robust, id=str(dtype)[6:]) for dtype in [*HALVES, torch.float64]),
+]
+
+
+class TestPageScores:
+    """A bound on every product of the query with a key of the page."""
+
+    def test_worked_example(self):
+        q, low, high = (torch.tensor(x) for x in ([[2.0, -1.0]], [[[1.0, -5.0]]], [[[3.0, -2.0]]]))
+        got = page_scores(q, low, high)
+        assert_type("the result", got, torch.Tensor, "a tensor")
+        assert_equal("the score of the handout's page", got.tolist(), [[11.0]], mistakes={
+            "only the upper bounds are used": [[8.0]], "only the lower bounds are used": [[7.0]],
+            "the larger of q · low and q · high is taken after the sum": [[8.0]],
+        })  # fmt: skip
+
+    @pytest.mark.parametrize("sizes", SCORES)
+    def test_scores(self, rng, sizes):
+        case = scores_case(rng, **sizes)
+        got = call(page_scores, case.given)
+        assert_close("scores", got, case.want, plain=case.plain.numpy(), mistakes=case.mistakes)
+        assert_dtype("scores", got, case.dtype)
+
+    @pytest.mark.parametrize("size", [1, 6])
+    @pytest.mark.parametrize("dtype", [
+        pytest.param(torch.float32, id="float32"),
+        *(pytest.param(dtype, marks=robust, id=str(dtype)[6:]) for dtype in HALVES),
+    ])  # fmt: skip
+    def test_the_bound_holds(self, rng, size, dtype):
+        """Of whole numbers, so that float32 is exact; and where a page is one key, the bound is its product."""
+        case = scores_case(rng, whole=True, size=size, d=40, dtype=dtype)
+        got = call(page_scores, case.given)
+        below = got.double() < case.largest
+        hint = "half-precision inputs are summed in float32, or rounding lowers the bound" if dtype in HALVES else ""
+        found = f"{int(below.sum())} of {below.numel()} scores are below the product of a key of their page"
+        require(
+            not below.any(), f"{found}\nUsual cause: {hint or 'a channel does not take the larger of its products'}"
+        )
+        if size == 1:
+            zeros = torch.zeros(()).expand(case.largest.shape).numpy()
+            assert_close(
+                "scores where a page is one key", got, case.largest, plain=zeros + case.largest.numpy(), hint=hint
+            )
+
+    @small
+    @pytest.mark.parametrize("n_pages", [256, 1024])
+    def test_no_product_of_channels_for_every_head(self, rng, n_pages):
+        case = scores_case(rng, kv_heads=2, group=8, n_pages=n_pages, size=1, d=32)
+        _, counts = measured("page_scores", case.given)
+        name = f"page_scores (16 heads on 2, {n_pages} pages, d = 32)"
+        hint = "products of single channels, (H_q, P, d), are held at once: a matrix product holds only their sums"
+        assert_at_most(f"the peak of {name}", counts["peak_bytes"], 16 * n_pages * 32 * 4 // 2, hint=hint)
+        for which in ("lows", "highs"):
+            nbytes = case.given[which].nbytes
+            hint = "bounds are read again for each query head, or copied: the heads of a group share one read"
+            assert_at_most(f"what {name} reads of {which}", counts["read"][which], nbytes, hint=hint)
+
+    @refuses
+    def test_shapes_that_do_not_fit(self):
+        q, bounds = torch.zeros(4, 6), torch.zeros(2, 5, 6)
+        table = [
+            ((torch.zeros(5, 6), bounds, bounds), "for 5 query heads on 2", ("5", "2")),
+            ((q, bounds, bounds[:, :4]), "for lows of 5 pages and highs of 4", ("(2, 5, 6)", "(2, 4, 6)")),
+        ]
+        assert_refused(page_scores, table)
+
+
+PAGES = [
+    pytest.param({}, id="groups of 3"),
+    pytest.param({"kv_heads": 3, "group": 2, "batch": (2, 2), "budget": 4}, id="batch"),
+    pytest.param({"kv_heads": 3, "group": 1, "n_pages": 40, "budget": 17}, id="a key head per query head"),
+    pytest.param({"budget": 2}, marks=robust, id="only the two fixed pages"),
+    pytest.param({"budget": 12}, marks=robust, id="a budget of all pages"),
+    pytest.param({"budget": 20}, marks=robust, id="a budget beyond all pages"),
+    pytest.param({"n_pages": 1}, marks=robust, id="one page"),
+    pytest.param({"n_pages": 2, "budget": 2}, marks=robust, id="two pages"),
+    pytest.param({"current": 7, "after": 100.0}, marks=robust, id="large scores after the current page"),
+    pytest.param({"current": 7, "after": torch.nan}, marks=robust, id="NaN after the current page"),
+    pytest.param({"current": 0, "after": 100.0}, marks=robust, id="the first page is current"),
+    pytest.param({"n_pages": 50, "budget": 20, "levels": 2}, marks=robust, id="equal scores"),
+    pytest.param({"n_pages": 300, "budget": 100, "levels": 0}, marks=robust, id="all scores equal"),
+    pytest.param({"dtype": torch.bfloat16, "n_pages": 60}, marks=robust, id="bfloat16"),
+]
+
+
+class TestSelectPages:
+    """One choice for a group, the first and the current page in it, sorted."""
+
+    def test_worked_example(self):
+        scores = torch.tensor([[9.0, 1.0, 5.0, 5.0, 2.0], [0.0, 1.0, 4.0, 6.0, 2.0]])
+        assert_rows("pages", select_pages(scores, 1, 3, 4), torch.tensor([[0, 3, 4]]))
+
+    @pytest.mark.parametrize("sizes", PAGES)
+    def test_pages(self, rng, sizes):
+        case = pages_case(rng, **sizes)
+        current = case.given["current"]
+        hint = "pages after `current` do not exist yet" if current < case.given["scores"].shape[-1] - 1 else ""
+        got = call(select_pages, case.given)
+        assert_type("pages", got, torch.Tensor, "a tensor")
+        require_ascending("pages", got, case.want)
+        assert_rows("pages", got, case.want, case.mistakes, hint)
+
+    @refuses
+    def test_bad_arguments(self):
+        scores = torch.zeros(4, 6)
+        table = [
+            ((scores, 2, 1, 5), "for budget 1", ("budget",)),
+            ((scores, 2, 3, 6), "for current 6 of 6 pages", ("current",)),
+            ((scores, 2, 3, -1), "for current −1", ("current",)),
+            ((scores, 3, 3, 5), "for 4 query heads on 3", ("4", "3")),
+        ]
+        assert_refused(select_pages, table)
+
+
+DECODE = [
+    pytest.param({"last": False}, id="full pages"),
+    pytest.param({"last": False, "kv_heads": 3, "group": 2, "batch": (2,)}, id="batch"),
+    pytest.param({"n_tokens": 40}, id="the last page, full"),
+    pytest.param({}, marks=robust, id="the last page, part-filled"),
+    pytest.param({"n_tokens": 36, "n_chosen": 1}, marks=robust, id="a page of one token"),
+    pytest.param({"n_chosen": 8}, marks=robust, id="everything"),
+    pytest.param({"n_tokens": 3, "n_chosen": 1}, marks=robust, id="a cache of less than a page"),
+    pytest.param({"n_chosen": 0}, marks=robust, id="no page"),
+    pytest.param({"page": 1, "n_chosen": 7}, marks=robust, id="pages of one token"),
+    pytest.param({"scale": 300.0}, marks=robust, id="large logits"),
+    pytest.param({"batch": (2,), "strided": True}, marks=robust, id="strided"),
+    *(pytest.param({"dtype": dtype, "n_tokens": 500, "n_chosen": 60}, marks=robust, id=str(dtype)[6:])
+      for dtype in [*HALVES, torch.float64]),
+]  # fmt: skip
+
+
+class TestSelectedDecode:
+    """Exact over what was chosen, and nothing else is read."""
+
+    def check(self, case, got):
+        got = dict(zip(("o", "lse"), assert_tuple("selected_decode's result", got, ("o", "lse")), strict=True))
+        for name, x in got.items():
+            plain, most = case.plain[name].numpy(), 8 + case.largest
+            assert_close(name, x, case.want[name], plain=plain, roundings=most, mistakes=case.mistakes[name],
+                         nan_hint=NOTHING)  # fmt: skip
+            assert_dtype(name, x, case.dtypes[name])
+
+    def test_worked_example(self):
+        K, V = torch.zeros(1, 5, 1), torch.arange(1.0, 6.0).view(1, 5, 1)
+        got = selected_decode(torch.ones(1, 1), K, V, torch.tensor([[0, 2]]), 2)
+        o, lse = assert_tuple("selected_decode's result", got, ("o", "lse"))
+        mean = torch.tensor([[8 / 3]])
+        assert_close("o", o, mean, plain=mean.numpy(), mistakes={"a place after the last token counts": mean * 0.75})
+        assert_close("lse", lse, torch.tensor([3.0]).log(), plain=torch.tensor([3.0]).log().numpy())
+
+    @pytest.mark.parametrize("sizes", DECODE)
+    def test_decode(self, rng, sizes):
+        case = decode_case(rng, **sizes)
+        self.check(case, call(selected_decode, case.given))
+
+    @small
+    def test_nothing_else_is_read(self, rng):
+        case = decode_case(rng, n_tokens=40, n_chosen=3)
+        self.check(case, call(selected_decode, case.given))
+        given, tokens = dict(case.given), torch.arange(40) // 5
+        chosen = (tokens[:, None] == given["pages"][..., None, :]).any(-1)
+        for name in "KV":
+            given[name] = given[name].masked_fill(~chosen[..., None], torch.nan)
+        o, _ = call(selected_decode, given)
+        require_no_nan("o", o, "tokens that were not chosen are read, and masked or given no weight")
+
+    @small
+    @pytest.mark.parametrize("n_tokens", [1024, 4096])
+    def test_bytes_read_and_held(self, rng, n_tokens):
+        case = decode_case(rng, n_tokens=n_tokens, page=16, n_chosen=8, group=4, d=64, d_v=64)
+        tensors = {name: case.given[name] for name in ("q", "K", "V", "pages")}
+        got, counts = measured("selected_decode", tensors, 16)
+        self.check(case, got)
+        name = f"selected_decode (8 heads on 2, N = {n_tokens:,}, 8 pages of 16)"
+        require_own_work(not counts["fused"], f"{name} calls torch's own attention ({', '.join(counts['fused'])})")
+        chosen = 2 * 8 * 16 * 64 * 4
+        hint = "the pages are read for each query head, or more than the pages: once per key head, and nothing else"
+        for which in "KV":
+            assert_at_most(f"what {name} reads of {which}", counts["read"][which], chosen, hint=hint)
+        hint = "at most three times the chosen keys and values: is something held that grows with the cache?"
+        assert_at_most(f"the peak of {name}", counts["peak_bytes"], 3 * 2 * chosen, hint=hint)
+
+    @refuses
+    def test_bad_arguments(self):
+        q, K, pages = torch.zeros(4, 6), torch.zeros(2, 9, 6), torch.tensor([[0, 1], [1, 2]])
+        table = [
+            ((q, K, K, pages + 1, 4), "for page 3 of 3", ("pages",)),
+            ((q, K, K, pages - 1, 4), "for page −1", ("pages",)),
+            ((q, K, K, pages, 0), "for page=0", ("page",)),
+            ((q[:3], K, K, pages, 4), "for 3 query heads on 2", ("3", "2")),
+        ]
+        assert_refused(selected_decode, table)
+
+
+SPARSE = [
+    pytest.param({"n": 28}, id="full blocks"),
+    pytest.param({"n": 24, "batch": (2, 3), "block": 3, "top": 1}, id="batch"),
+    pytest.param({"n": 48, "block": 6, "top": 4}, id="many blocks"),
+    pytest.param({}, marks=robust, id="a short last block"),
+    pytest.param({"top": 0}, marks=robust, id="the own block alone"),
+    pytest.param({"top": 20}, marks=robust, id="more than there are blocks"),
+    pytest.param({"block": 50}, marks=robust, id="one block"),
+    pytest.param({"block": 1}, marks=robust, id="blocks of one token"),
+    pytest.param({"n": 1}, marks=robust, id="one token"),
+    pytest.param({"n": 0}, marks=robust, id="no tokens"),
+    pytest.param({"n": 64, "equal": True, "top": 3}, marks=robust, id="equal scores"),
+    pytest.param({"scale": 300.0}, marks=robust, id="large logits"),
+    pytest.param({"batch": (2,), "strided": True}, marks=robust, id="strided"),
+    *(pytest.param({"dtype": dtype, "n": 260, "block": 64, "top": 2}, marks=robust, id=str(dtype)[6:])
+      for dtype in [*HALVES, torch.float64]),
+]  # fmt: skip
+
+
+class TestBlockSparseAttention:
+    """A prompt in which each query chooses its blocks, without an N × N tensor."""
+
+    def test_worked_example(self):
+        Q, K, V = (torch.tensor(x).view(3, 1) for x in ([0.0, 0.0, 1.0], [1.0, 3.0, 2.0], [1.0, 2.0, 4.0]))
+        e = torch.tensor(1.0).exp()
+        want = torch.stack([torch.tensor(1.0), torch.tensor(1.5), (2 * e + 4) / (e + 1)]).view(3, 1)
+        assert_close("O", block_sparse_attention(Q, K, V, 1, 1), want, plain=want.numpy())
+
+    @pytest.mark.parametrize("sizes", SPARSE)
+    def test_output(self, rng, sizes):
+        case = sparse_case(rng, **sizes)
+        O = call(block_sparse_attention, case.given)
+        assert_close("O", O, case.want, plain=case.plain.numpy(), mistakes=case.mistakes, nan_hint=NOTHING)
+        assert_dtype("O", O, case.dtype)
+
+    def test_gradients(self, rng):
+        case = sparse_case(rng, n=28, batch=(2,))
+        Q, K, V, block, top = case.given.values()
+        dO = drawn(rng, *case.want.shape)
+        got = gradients(Q, K, V, block, top, dO)
+        wanted = {}
+        for precise in (torch.float64, torch.float32):
+            leaves = [x.to(precise).requires_grad_() for x in (Q, K, V)]
+            scores = (leaves[0] @ leaves[1].mT * Q.shape[-1] ** -0.5).masked_fill(~case.seen, -torch.inf)
+            attend(scores, leaves[2])[0].backward(dO.to(precise))
+            wanted[precise] = [x.grad for x in leaves]
+        for i, name in enumerate(("dQ", "dK", "dV")):
+            missing = (
+                f"{name} is None: O has no gradient\nUsual cause: `no_grad` or `detach` around more than the choice"
+            )
+            require(got[i] is not None, missing)
+            assert_close(name, got[i], wanted[torch.float64][i], plain=wanted[torch.float32][i].numpy())
+
+    @small
+    def test_memory_and_work(self, rng):
+        for n in (512, 1024):
+            Q, K, V = (drawn(rng, n, 8) for _ in range(3))
+            O, counts = measured("block_sparse_attention", {"Q": Q, "K": K, "V": V}, 32, 2)
+            name = f"block_sparse_attention (N = {n:,}, d = 8, blocks of 32, top 2)"
+            require(O.shape == V.shape, f"{name} returns the shape {tuple(O.shape)}, expected {tuple(V.shape)}")
+            require_own_work(not counts["fused"], f"{name} calls torch's own attention ({', '.join(counts['fused'])})")
+            hint = f"half of one N × N tensor of float32 ({4 * n * n:,} bytes): is one made, or many smaller ones kept?"
+            assert_at_most(f"the peak of {name}", counts["peak_bytes"], 2 * n * n, hint=hint)
+            needed = 2 * n * (3 * 32 * 2 * 8 + n // 32 * 8)
+            hint = "blocks that a query did not choose are multiplied with it"
+            assert_at_most(f"what {name} multiplies", counts["flops"], 2 * needed, unit="FLOPs", hint=hint)
+            require(counts["flops"] > 0, f"{name} makes no matrix product: write products with @")
+
+    @refuses
+    def test_bad_arguments(self):
+        Q, V = torch.zeros(8, 4), torch.zeros(8, 3)
+        table = [
+            ((Q, Q, V, 0, 1), "for block=0", ("block",)),
+            ((Q, Q, V, 2, -1), "for top=−1", ("top",)),
+            ((Q, Q[:7], V[:7], 2, 1), "for Q of 8 tokens and K of 7", ("(8, 4)", "(7, 4)")),
+            ((Q, Q, V[:7], 2, 1), "for K of 8 tokens and V of 7", ("(8, 4)", "(7, 3)")),
+        ]
+        assert_refused(block_sparse_attention, table)
+
+
+TOKENS = [
+    pytest.param({"n_queries": 6, "n_keys": 30}, id="a few queries at the end"),
+    pytest.param({"n_queries": 4, "n_keys": 40, "batch": (2, 2)}, id="batch"),
+    pytest.param({"n_queries": 1, "n_keys": 50, "top": 9}, id="decoding"),
+    pytest.param({"n_queries": 23}, marks=robust, id="a prompt, fewer than top at its start"),
+    pytest.param({"top": 40}, marks=robust, id="more than there are tokens"),
+    pytest.param({"n_queries": 1, "n_keys": 1}, marks=robust, id="one token"),
+    pytest.param({"n_queries": 70, "n_keys": 130, "heads": 1, "least": -1, "most": 1, "d": 2}, marks=robust,
+                 id="equal scores"),
+    pytest.param({"n_queries": 20, "n_keys": 20, "least": 0, "most": 0}, marks=robust, id="all scores equal"),
+    *(pytest.param({"n_queries": 60, "n_keys": 300, "top": 20, "d": 32, "heads": 8, "least": -9, "most": 9, "dtype": dtype}, marks=robust,
+                   id=str(dtype)[6:]) for dtype in [*HALVES, torch.float64]),
+]  # fmt: skip
+
+
+class TestIndexTopTokens:
+    """The best tokens up to each query, by heads that look at one small key per token."""
+
+    def test_worked_example(self):
+        q, k = torch.ones(1, 1, 1), torch.tensor([[3.0], [-1.0], [2.0]])
+        assert_rows("tokens for w = 1", index_top_tokens(q, torch.ones(1, 1), k, 2), torch.tensor([[0, 2]]))
+        hint = "a negative weight turns the order around, and ReLU comes before it"
+        assert_rows(
+            "tokens for w = −1", index_top_tokens(q, -torch.ones(1, 1), k, 2), torch.tensor([[1, 2]]), hint=hint
+        )
+
+    @pytest.mark.parametrize("sizes", TOKENS)
+    def test_tokens(self, rng, sizes):
+        case = tokens_case(rng, **sizes)
+        got = call(index_top_tokens, case.given)
+        assert_type("tokens", got, torch.Tensor, "a tensor")
+        hint = ""
+        if sizes.get("dtype") in HALVES:
+            hint = "products or sums are kept in half precision: scores that differ become equal there"
+        require_ascending("tokens", got, case.want)
+        assert_rows("tokens", got, case.want, case.mistakes, hint)
+
+    @small
+    def test_memory(self, rng):
+        peaks = []
+        for n in (512, 1024):
+            q, w, k = drawn(rng, n, 4, 8), drawn(rng, n, 4), drawn(rng, n, 8)
+            got, counts = measured("index_top_tokens", {"q_index": q, "w": w, "k_index": k}, 16)
+            name = f"index_top_tokens (N = {n:,}, 4 heads, top 16)"
+            require(tuple(got.shape) == (n, 16), f"{name} returns the shape {tuple(got.shape)}, expected {(n, 16)}")
+            hint = f"one N × N tensor of float32 is {4 * n * n:,} bytes: take a few queries, or a few keys, at a time"
+            assert_at_most(f"the peak of {name}", counts["peak_bytes"], 4 * n * n, hint=hint)
+            peaks.append(counts["peak_bytes"])
+        hint = "with twice the tokens N × N grows fourfold: the number of queries at a time grows with N?"
+        assert_at_most("the peak at N = 1,024", peaks[1], 3 * peaks[0], hint=hint)
+
+    @refuses
+    def test_bad_arguments(self):
+        q, w, k = torch.zeros(3, 2, 4), torch.zeros(3, 2), torch.zeros(5, 4)
+        table = [
+            ((q, w, k, 0), "for top=0", ("top",)),
+            ((q, w[:, :1], k, 2), "for one weight and two heads", ("(3, 1)", "(3, 2, 4)")),
+            ((q, w, k[:, :3], 2), "for keys of another width", ("(5, 3)", "(3, 2, 4)")),
+            ((q, w, k[:2], 2), "for fewer keys than queries", ("(2, 4)", "(3, 2, 4)")),
+        ]
+        assert_refused(index_top_tokens, table)
+
+
+BYTES = [  # method, tokens, bytes of a token, options, what is stored, what is read
+    pytest.param("whole", 1000, 512, {}, 512_000, 512_000, id="whole"),
+    pytest.param("window", 1000, 512, {"window": 128, "sinks": 4}, 67_584, 67_584, id="window"),
+    pytest.param("window", 100, 512, {"window": 128, "sinks": 4}, 51_200, 51_200, id="a window that is not full"),
+    pytest.param("quest", 100, 512, {"page": 16, "budget": 3}, 54_784, 22_016, id="quest"),
+    pytest.param("quest", 96, 512, {"page": 16, "budget": 3}, 52_224, 27_648, id="quest, last page full"),
+    pytest.param("quest", 100, 512, {"page": 16, "budget": 9}, 54_784, 54_784, id="quest, few pages"),
+    pytest.param("moba", 100, 512, {"page": 16, "budget": 3}, 52_736, 28_160, id="moba"),
+    pytest.param("moba", 96, 512, {"page": 16, "budget": 3}, 50_432, 34_048, id="moba, last page full"),
+    pytest.param("moba", 10, 512, {"page": 16, "budget": 3}, 5_120, 5_120, id="moba, one page"),
+    pytest.param("dsa", 131_072, 1152, {"budget": 2048, "index_bytes": 132}, 168_296_448, 19_660_800, id="dsa"),
+    pytest.param("dsa", 1000, 1152, {"budget": 2048, "index_bytes": 132}, 1_284_000, 1_284_000, id="dsa, few tokens"),
+]
+
+
+class TestSelectionBytes:
+    """What reading less costs in storage, to the byte."""
+
+    @pytest.mark.parametrize(("method", "tokens", "token_bytes", "options", "stored", "read"), BYTES)
+    def test_bytes(self, method, tokens, token_bytes, options, stored, read):
+        got = selection_bytes(method, tokens, token_bytes, **options)
+        got = assert_tuple("selection_bytes's result", got, ("stored", "read"))
+        what = f"by {method!r} for {tokens:,} tokens of {token_bytes} bytes, {options},"
+        assert_equal(f"the bytes stored {what}", got[0], stored)
+        assert_equal(f"the bytes read {what}", got[1], read)
+
+    def test_drawn_sizes(self, rng):
+        """Whole and window at drawn sizes, which no table of results can hold."""
+        for tokens, token_bytes, window in rng.integers(1, 5000, (20, 3)).tolist():
+            got = selection_bytes("whole", tokens, token_bytes)
+            assert_equal(f"whole, {tokens} tokens of {token_bytes} bytes", tuple(got), (tokens * token_bytes,) * 2)
+            got = selection_bytes("window", tokens, token_bytes, window=window, sinks=4)
+            assert_equal(f"window {window}, 4 sinks, {tokens} tokens of {token_bytes} bytes", tuple(got),
+                         (min(tokens, window + 4) * token_bytes,) * 2)  # fmt: skip
+
+    @refuses
+    def test_bad_arguments(self):
+        table = [(("h2o", 10, 4), "for the method 'h2o'", ("h2o",)), (("whole", 0, 4), "for tokens=0", ("tokens",))]
+        assert_refused(selection_bytes, table)
