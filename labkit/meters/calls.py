@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from labkit.meters.allocation import AllocationMeter
-from labkit.meters.modes import OperatorMode
+from labkit.meters.modes import AttentionCalls, OperatorMode
 from labkit.meters.products import ProductMeter, hides_products
 
 
@@ -67,6 +67,10 @@ class ScoreTiles(OperatorMode):
         self.d = d
         self.tiles: list[tuple[int, int]] = []
         self.fused: list[str] = []
+
+    def __enter__(self) -> Any:
+        self._within.enter_context(AttentionCalls(self.fused))
+        return super().__enter__()
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.removeprefix("aten::").rstrip("_")

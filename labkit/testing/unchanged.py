@@ -1,12 +1,23 @@
-"""A call between two looks at its arguments: what it was given must be what it was before."""
+"""Arguments of a call: copies to hand out, and a check that a call has left its arguments as they were."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from labkit.testing.compare import assert_unchanged
+from labkit.testing.compare import BorrowedWork, assert_unchanged
+
+T = TypeVar("T")
+
+
+def copied(*arguments: T) -> tuple[T, ...]:
+    """Copies of arrays or tensors (of these with their strides), for a submission, which may change them in place.
+
+    What a test expects is computed from its own arrays, which no submission has seen.
+    """
+    return tuple(map(copy.deepcopy, arguments))
 
 
 @contextlib.contextmanager
@@ -24,6 +35,26 @@ def left_alone(names: Iterable[str], arguments: Iterable[Any]) -> Iterator[None]
         _blocks.pop()
     for name, now, old in zip(names, held, before, strict=True):
         assert_unchanged(name, now, old)
+
+
+@contextlib.contextmanager
+def changes_first(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Where the block fails, and what ran in it has changed one of `arguments`, fail with that change instead.
+
+    `arguments` are copies of the test's own, by the handout's names: see `copied`.
+    """
+    before = copied(*arguments.values())
+    _blocks.append(True)
+    try:
+        yield
+    except BorrowedWork:
+        raise
+    except Exception:
+        for (name, now), old in zip(arguments.items(), before, strict=True):
+            assert_unchanged(name, now, old)
+        raise
+    finally:
+        _blocks.pop()
 
 
 def must_return_arguments() -> bool:
