@@ -60,7 +60,8 @@ class Case:
     @property
     def inputs(self) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
         """Copies of Q, K and V."""
-        return copied(self.Q, self.K, self.V)
+        Q, K, V = copied(self.Q, self.K, self.V)
+        return Q, K, V
 
     @property
     def arguments(self) -> dict[str, npt.NDArray]:

@@ -93,10 +93,12 @@ def gradients_with_penalty(
     """
     alone = gradients(Q, K, V, dO, mask=mask)
     step = 1e-5 / max(float(np.abs(each).max()) for each in alone)
-    ahead, behind = (
-        gradients(*(x + sign * step * g for x, g in zip((Q, K, V), alone, strict=True)), dO, mask=mask)
-        for sign in (1, -1)
-    )
+
+    def moved(by: float) -> Gradients:
+        q, k, v = (x + by * g for x, g in zip((Q, K, V), alone, strict=True))
+        return gradients(q, k, v, dO, mask=mask)
+
+    ahead, behind = moved(step), moved(-step)
     penalty = [(a - b) / step for a, b in zip(ahead, behind, strict=True)]
     return Gradients(*(g + more for g, more in zip(alone, penalty, strict=True))), alone
 

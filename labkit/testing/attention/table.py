@@ -91,7 +91,7 @@ def _shapes() -> Iterator[tuple[str, Row]]:
         yield f"N{n_queries}x{n_keys}", Row(sizes, hint="N_q is taken for N_k somewhere")
     yield "d_v5", Row({"n": 70, "d": 24, "d_v": 5}, hint="d is taken for d_v somewhere", variants=("full",))
     for batch in ((3,), (2, 3), (2, 1, 2)):
-        sizes = {"n_queries": 33, "n_keys": 40, "d": 8, "batch": batch}
+        sizes: dict[str, Any] = {"n_queries": 33, "n_keys": 40, "d": 8, "batch": batch}
         yield f"B{'x'.join(map(str, batch))}", Row(sizes, _tenfold_from_entry_to_entry)
     hint = "here every axis has 16 elements: an operation along a wrong one does not crash"
     yield "every_axis_16", Row({"n": 16, "d": 16, "batch": (16,)}, hint=hint, variants=("full",))
@@ -99,12 +99,11 @@ def _shapes() -> Iterator[tuple[str, Row]]:
 
 def _numbers() -> Iterator[tuple[str, Row]]:
     for scale in (30, 300, 10_000):
-        sizes = {"n": 70, "d": 16, "logit_scale": scale}
-        yield f"logits_times_{scale}", Row(sizes, nan_hint=OVERFLOW, kind="robust")
+        yield f"logits_times_{scale}", Row({"n": 70, "d": 16, "logit_scale": scale}, nan_hint=OVERFLOW, kind="robust")
     far = Row({"n": 40, "d": 16}, _far_below_zero, FAR_BELOW, FAR_BELOW, kind="robust", variants=("full",))
     yield "logits_far_below_0", far
     hint = "a (batch, N, heads, d) tensor seen as (batch, heads, N, d): its rows are not adjacent"
-    sizes = {"n": 20, "d": 8, "batch": (2, 3)}
+    sizes: dict[str, Any] = {"n": 20, "d": 8, "batch": (2, 3)}
     yield "not_contiguous", Row(sizes, _strided, hint, kind="robust", variants=("full",))
 
 

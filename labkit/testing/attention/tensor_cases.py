@@ -58,7 +58,8 @@ class Case:
     @property
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Copies of Q, K and V."""
-        return copied(self.Q, self.K, self.V)
+        Q, K, V = copied(self.Q, self.K, self.V)
+        return Q, K, V
 
     @property
     def precise(self) -> torch.dtype:
@@ -120,9 +121,9 @@ class Case:
     ) -> Results:
         """All results in float64, with other keys hidden or with another scale."""
         mask = torch.as_tensor(self.hidden if hidden is None else hidden).cpu().numpy()
-        *inputs, dO = map(numbers, (self.Q, self.K, self.V, self.dO))
-        made = attention(*inputs, mask=mask, scale=scale)
-        back = gradients(*inputs, dO, mask=mask, scale=scale)
+        Q, K, V, dO = map(numbers, (self.Q, self.K, self.V, self.dO))
+        made = attention(Q, K, V, mask=mask, scale=scale)
+        back = gradients(Q, K, V, dO, mask=mask, scale=scale)
         return dict(zip(RESULTS, (made.output, made.lse, *back), strict=True))
 
     def check(

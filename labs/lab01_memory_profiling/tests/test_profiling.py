@@ -65,10 +65,12 @@ def assert_attention(case, result, hint="", nan_hint="", usual=None):
     matrix, output = case.want.weights.shape, case.want.output.shape
     require(shapes != [matrix, output] or matrix == output, "the weights came first: the result is (output, weights)")
 
+    def known_mistakes():
+        return (usual or {}) | attention_mistakes(case) | matrix_mistakes(case)
+
     def check(name):
-        options = {"hint": hint, "nan_hint": nan_hint, "dtype": case.Q.dtype}
-        known = lambda: (usual or {}) | attention_mistakes(case) | matrix_mistakes(case)  # noqa: E731
-        case.check(name, results[name], name, mistakes=known, **options)
+        options = {"mistakes": known_mistakes, "hint": hint, "nan_hint": nan_hint, "dtype": case.Q.dtype}
+        case.check(name, results[name], name, **options)
 
     compare_each(("weights", "output"), check)
 

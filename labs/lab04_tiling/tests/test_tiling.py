@@ -27,7 +27,7 @@ from labkit.testing.compare import (
     require,
 )
 from labkit.testing.tiles.counts import tiles_with_an_entry
-from labkit.testing.unchanged import changes_first, left_alone
+from labkit.testing.unchanged import changes_first, copied, left_alone
 from labkit.testing.work import assert_entries, assert_tile_sizes
 
 from .probes import attention_and_tiles, attention_on_nan, exponents_of_stand_ins, on_machine
@@ -252,7 +252,7 @@ class TestTiledAttention:
         options = {"causal": "causal" in mode} | ({"mask": rng.random(N) < 0.1} if "mask" in mode else {})
         short = {name: value[:8] if name == "mask" else value for name, value in options.items()}
         tiled_attention(Q[..., :8, :], K[..., :8, :], V[..., :8, :], 4, 4, **short)
-        measured = measure_arrays(tiled_attention, Q, K, V, *blocks, warm=False, **options)
+        measured = measure_arrays(tiled_attention, *copied(Q, K, V), *blocks, warm=False, **options)
         matrix = 4 * math.prod(batch) * N * N
         name = f"the peak at N = {N}, d = {d}, blocks of {blocks[0]} × {blocks[1]}{mode and ', '}{mode}"
         hint = "The limit is 4·N·d elements, the output included; one N × N array of the scores would be "
@@ -278,7 +278,7 @@ class TestTiledAttention:
     @pytest.mark.outside(mib=16)
     def test_no_matrix_seen_from_outside(self, rng, outside):
         Q, K, V = (rng.standard_normal((4096, 64), dtype=np.float32) for _ in "QKV")
-        assert_large_output(outside(tiled_attention, Q, K, V, 256, 256), Q, K, V)
+        assert_large_output(outside(tiled_attention, *copied(Q, K, V), 256, 256), Q, K, V)
 
     @by_bad_block
     @refuses
@@ -411,12 +411,16 @@ def traffic_of_ones(blocks, N_q, N_k, d, sram_bytes, dtype=np.float32):
 
 
 class TestChooseBlocks:
+    def test_fits(self, rng):
+        for dtype_bytes in (2, 4) * 4:
+            sram_bytes, d = int(rng.integers(1 << 15, 1 << 20)), int(rng.integers(12, 96))
+            assert_fits(blocks_of(sram_bytes, d, dtype_bytes), sram_bytes, d, dtype_bytes)
+
+    @small
     def test_makes_use_of_sram(self, rng):
         for dtype_bytes in (2, 4) * 4:
             sram_bytes, d = int(rng.integers(1 << 15, 1 << 20)), int(rng.integers(12, 96))
-            blocks = blocks_of(sram_bytes, d, dtype_bytes)
-            assert_fits(blocks, sram_bytes, d, dtype_bytes)
-            assert_makes_use(blocks, sram_bytes, d, dtype_bytes)
+            assert_makes_use(blocks_of(sram_bytes, d, dtype_bytes), sram_bytes, d, dtype_bytes)
 
     @robust
     def test_float32_is_the_default(self):
@@ -437,6 +441,7 @@ class TestChooseBlocks:
             cause = "a temporary is not counted, like the product of weights and values before it is added"
             require(False, f"{message}\nUsual cause: {cause}")
 
+    @small
     def test_serves_your_own_loop(self):
         sram_bytes, d, N = 65_536, 32, 1024
         blocks = blocks_of(sram_bytes, d)

@@ -27,7 +27,8 @@ def tile(machine, values):
 
 
 @pytest.mark.parametrize(
-    "function", [np.savetxt, np.save, np.savez, np.memmap, np.fromfile, np.load, np.frompyfunc, np.ndarray.tofile, print]
+    "function",
+    [np.savetxt, np.save, np.savez, np.memmap, np.fromfile, np.load, np.frompyfunc, np.ndarray.tofile, print],
 )
 def test_a_tile_computes_with_ufuncs_alone(tile, tmp_path, function):
     file = tmp_path / "written"
