@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from labkit.meters.allocation import AllocationMeter
-from labkit.meters.modes import OperatorMode
+from labkit.meters.modes import AttentionCalls, OperatorMode
 from labkit.meters.products import ProductMeter, factors_of, hides_products, operator_name
 
 
@@ -67,6 +67,10 @@ class ScoreTiles(OperatorMode):
         self.d = d
         self.tiles: list[tuple[int, int]] = []
         self.fused: list[str] = []
+
+    def __enter__(self) -> Any:
+        self._within.enter_context(AttentionCalls(self.fused))
+        return super().__enter__()
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = operator_name(func)

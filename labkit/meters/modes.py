@@ -4,6 +4,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.meters.arrays import collector_waits
@@ -18,21 +19,21 @@ class OperatorMode(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._collector = contextlib.ExitStack()
+        self._within = contextlib.ExitStack()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # True imports torch._dynamo at the first operator
 
     def __enter__(self) -> Any:
-        self._collector.enter_context(collector_waits())
+        self._within.enter_context(collector_waits())
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         try:
             super().__exit__(*error)
         finally:
-            self._collector.close()
+            self._within.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -53,3 +54,21 @@ class OperatorMode(TorchDispatchMode):
             return func.decompose(*args, **kwargs)
         finally:
             TorchDispatchMode.__exit__(self, None, None, None)
+
+
+class AttentionCalls(TorchFunctionMode):
+    """Adds to `names` each of torch's own functions of attention that is called, by whatever name.
+
+    A dispatch mode sees only the parts of those that have no kernel for the inputs, as `scaled_dot_product_attention`
+    of matrices without leading axes.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "") or str(func)
+        if "attention" in name:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))

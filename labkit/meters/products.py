@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from labkit.meters.modes import OperatorMode
+from labkit.meters.modes import AttentionCalls, OperatorMode
 
 
 class ProductMeter(OperatorMode):
@@ -21,6 +21,10 @@ class ProductMeter(OperatorMode):
         self.flops = 0
         self.fused: list[str] = []
         self.shapes: list[tuple[int, int]] = []
+
+    def __enter__(self) -> Any:
+        self._within.enter_context(AttentionCalls(self.fused))
+        return super().__enter__()
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.count(func, args)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from labkit.testing.compare import assert_unchanged
+from labkit.testing.compare import BorrowedWork, assert_unchanged
 
 T = TypeVar("T")
 
@@ -35,6 +35,26 @@ def left_alone(names: Iterable[str], arguments: Iterable[Any]) -> Iterator[None]
         _blocks.pop()
     for name, now, old in zip(names, held, before, strict=True):
         assert_unchanged(name, now, old)
+
+
+@contextlib.contextmanager
+def changes_first(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Where the block fails, and what ran in it has changed one of `arguments`, fail with that change instead.
+
+    `arguments` are copies of the test's own, by the handout's names: see `copied`.
+    """
+    before = copied(*arguments.values())
+    _blocks.append(True)
+    try:
+        yield
+    except BorrowedWork:
+        raise
+    except Exception:
+        for (name, now), old in zip(arguments.items(), before, strict=True):
+            assert_unchanged(name, now, old)
+        raise
+    finally:
+        _blocks.pop()
 
 
 def must_return_arguments() -> bool:

@@ -17,10 +17,15 @@ Tiles = list[tuple[int, int]]
 
 def assert_products_seen(name: str, counts: Mapping[str, Any]) -> None:
     """Fail where a call does its work in torch's own attention, or in no matrix product at all."""
+    require_own_attention(name, counts)
+    require(counts["flops"] > 0, f"{name} makes no matrix product: a tile of scores is one, Q_i times K_j transposed")
+
+
+def require_own_attention(name: str, counts: Mapping[str, Any]) -> None:
+    """Fail, for nothing of the task, where a call does its work in torch's own attention."""
     called = ", ".join(sorted(set(counts["fused"])))
     whose = "torch's own attention" if "attention" in called else "what multiplies matrices unseen"
     require_own_work(not called, f"{name} calls {whose} ({called})\nThe tiles are yours to write")
-    require(counts["flops"] > 0, f"{name} makes no matrix product: a tile of scores is one, Q_i times K_j transposed")
 
 
 def assert_small(name: str, counts: Mapping[str, Any], *, largest: int, peak: int, hint: str = "") -> None:
@@ -82,10 +87,14 @@ def entries(tiles: Iterable[tuple[int, int]]) -> int:
     return sum(map(math.prod, tiles))
 
 
-def entries_seen(n_queries: int, n_keys: int, block_q: int, block_k: int) -> int:
-    """The scores in those tiles of which, when causal, some query sees a key."""
+def entries_seen(n_queries: int, n_keys: int, block_q: int, block_k: int, *, nominal: bool = False) -> int:
+    """The scores in those tiles of which, when causal, some query sees a key.
+
+    `nominal`: as if the last block of queries, which may be short, saw what a whole one would see.
+    """
     found = 0
     for start in range(0, n_queries, block_q):
         end = min(start + block_q, n_queries)
-        found += (end - start) * min(-(-end // block_k) * block_k, n_keys)
+        last = start + block_q if nominal else end
+        found += (end - start) * min(-(-last // block_k) * block_k, n_keys)
     return found

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from labkit.testing.attention.reference import Attention, attention, random_qkv
 from labkit.testing.compare import NAN_HINT, ROUNDINGS, Mistakes, as_mapping, assert_close
+from labkit.testing.unchanged import copied
 
 DTYPES = (np.float16, np.float32, np.float64)
 
@@ -58,8 +59,15 @@ class Case:
 
     @property
     def inputs(self) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
-        """Q, K and V."""
-        return self.Q, self.K, self.V
+        """Copies of Q, K and V."""
+        Q, K, V = copied(self.Q, self.K, self.V)
+        return Q, K, V
+
+    @property
+    def arguments(self) -> dict[str, npt.NDArray]:
+        """Copies of Q, K, V and, where there is one, the mask, by these names."""
+        mask = {} if self.mask is None else {"mask": self.mask.copy()}
+        return {**dict(zip("QKV", self.inputs, strict=True)), **mask}
 
     @property
     def n_queries(self) -> int:

@@ -106,6 +106,9 @@ def tile_mistakes(case: Case, block_q: int, block_k: int) -> Hidden:
         "the queries' positions alone are counted within the tile": j > i % block_q,
         "the keys' positions alone are counted within the tile": j % block_k > i,
         "tiles that the diagonal crosses are taken whole": above,
+        "only tiles (I, J) with I = J are masked, which is right for square tiles only": above
+        | (later & (row == column)),
+        "only tiles (I, J) with I = J are masked, and no tile is left out": later & (row == column),
         "tiles that the diagonal crosses are left out": first_key + block_k - 1 > first_query,
         "the first query of a tile decides whether it is skipped, but its last one sees the most": later
         | (first_key > first_query),
@@ -144,8 +147,9 @@ def row_mistakes(case: Case) -> Made:
         for where in ("the maximum is", "the sum is", "maximum and sum are"):
             text = f"{where} taken without keepdims=True (torch: keepdim): entry (i, j) meets row j's, not row i's"
             found[text] = lambda where=where: _of_weights(case, _softmax_without_keepdims(case.scores, where))  # type: ignore[misc]
+    found |= _large_numbers(case, np.zeros_like(case.hidden))
     if not case.hidden.any():
-        del found["hidden scores are 0 instead of −inf"]
+        found = {text: made for text, made in found.items() if not text.startswith("hidden scores")}
     if case.Q.ndim > 2:
         found["only the first entry of the batch is computed, and the others stay 0"] = lambda: _first_entry(case)
     if _without_key(case).any():
@@ -162,6 +166,13 @@ def row_mistakes(case: Case) -> Made:
 def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
     """Usual mistakes with sums over blocks of keys, and with the last blocks, which are smaller."""
     found = pass_mistakes(case, [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)])
+    if block_q and case.causal:
+        first_key = np.arange(case.n_keys) // block_k * block_k
+        last_query = np.arange(case.n_queries) // block_q * block_q + block_q - 1
+        skipped = first_key > np.minimum(last_query, case.n_queries - 1)[:, None]
+        found |= {
+            f"{text}, in the tiles that are computed": made for text, made in _large_numbers(case, skipped).items()
+        }
     found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
     if case.n_keys % block_k:
         found["keys behind the end of the last block score 0 instead of −inf, and weigh something"] = lambda: _padded(
@@ -171,7 +182,7 @@ def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
         found["the last block of keys is moved back to full size, so that keys count twice"] = lambda: _twice(
             case, block_k
         )
-    if block_q and case.n_queries % block_q:
+    if block_q and case.n_queries > block_q and case.n_queries % block_q:
         found["the last, smaller block of queries is left as it was allocated"] = lambda: _rows_left(case, block_q)
     return found
 
@@ -328,6 +339,26 @@ def _from_zero(case: Case) -> Attention:
     weights = powers / np.where(total == 0, 1, total)
     with np.errstate(divide="ignore"):
         return Attention(weights @ case.V.astype(float), weights, (top + np.log(total))[..., 0])
+
+
+def _large_numbers(case: Case, skipped: npt.NDArray[np.bool_]) -> Made:
+    """A large number stands for −inf where a key is hidden, but not `skipped`."""
+    found: Made = {}
+    for text, power in (("10⁴", 1e4), ("10⁶", 1e6), ("10⁹", 1e9)):
+        for how, scores in (
+            (
+                f"hidden scores are −{text} instead of −inf",
+                lambda power: np.where(case.hidden, -power, _all_scores(case)),
+            ),
+            (
+                f"hidden scores are lowered by {text} instead of set to −inf",
+                lambda power: _all_scores(case) - power * case.hidden,
+            ),
+        ):
+            found[how] = lambda power=power, scores=scores: _of_scores(  # type: ignore[misc]
+                case, np.where(skipped, -np.inf, scores(power))
+            )
+    return found
 
 
 def _rows_left(case: Case, block_q: int) -> Attention:

@@ -12,8 +12,7 @@ import torch
 
 from labkit.testing.attention.cases import Case as ArrayCase
 from labkit.testing.attention.cases import later_keys
-from labkit.testing.attention.reference import random_qkv
-from labkit.testing.attention.tensor_reference import attention, gradients
+from labkit.testing.attention.reference import attention, gradients, random_qkv
 from labkit.testing.compare import NAN_HINT, ROUNDINGS, Mistakes, as_mapping, assert_close, assert_type
 from labkit.testing.unchanged import copied
 
@@ -35,11 +34,12 @@ class Case:
         n: int | None = None,
         causal: bool = False,
         mask: npt.NDArray[np.bool_] | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         device: str = "cpu",
         **sizes: Any,
     ) -> None:
         sizes = {"d": 16, **({"n_queries": n} if n else {}), **sizes}
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
         arrays = random_qkv(rng, dtype=np.float64, **sizes)
         dO = rng.standard_normal((*arrays[0].shape[:-1], arrays[2].shape[-1]))
         self._take([torch.from_numpy(x).to(device, dtype) for x in (*arrays, dO)], causal, mask)
@@ -105,28 +105,26 @@ class Case:
     @cached_property
     def largest_terms(self) -> dict[str, float]:
         """The largest value of dQ and dK before P dP and P D cancel: their rounding errors stay."""
-        Q, K, V, dO = (x.double().abs() for x in (*self.inputs, self.dO))
-        terms = Q.shape[-1] ** -0.5 * attention(*self.inputs, mask=self.hidden).weights * (dO @ V.mT)
-        return {name: float(x.max()) if x.numel() else 0.0 for name, x in (("dQ", terms @ K), ("dK", terms.mT @ Q))}
+        Q, K, V, dO = (np.abs(numbers(x)) for x in (self.Q, self.K, self.V, self.dO))
+        terms = Q.shape[-1] ** -0.5 * self.arrays.want.weights * (dO @ np.swapaxes(V, -1, -2))
+        each = {"dQ": terms @ K, "dK": np.swapaxes(terms, -1, -2) @ Q}
+        return {name: float(x.max(initial=0)) for name, x in each.items()}
 
     @cached_property
     def forward_result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The reference's O and L, in the dtypes in which a forward pass returns them."""
-        O, _, L = attention(*self.inputs, mask=self.hidden)
+        O, L = (torch.from_numpy(self.want[name]).to(self.Q.device) for name in "OL")
         return O.to(self.Q.dtype), L.to(self.precise)
 
     def results(
-        self,
-        *,
-        hidden: npt.NDArray[np.bool_] | torch.Tensor | None = None,
-        scale: float | None = None,
-        dtype: torch.dtype = torch.float64,
+        self, *, hidden: npt.NDArray[np.bool_] | torch.Tensor | None = None, scale: float | None = None
     ) -> Results:
-        """All results by autograd in `dtype`, with other keys hidden or with another scale."""
-        mask = self.hidden if hidden is None else torch.as_tensor(hidden).to(self.Q.device)
-        made = attention(*self.inputs, mask=mask, scale=scale, dtype=dtype)
-        back = gradients(*self.inputs, self.dO, mask=mask, scale=scale, dtype=dtype)
-        return dict(zip(RESULTS, map(numbers, (made.output, made.lse, *back)), strict=True))
+        """All results in float64, with other keys hidden or with another scale."""
+        mask = torch.as_tensor(self.hidden if hidden is None else hidden).cpu().numpy()
+        Q, K, V, dO = map(numbers, (self.Q, self.K, self.V, self.dO))
+        made = attention(Q, K, V, mask=mask, scale=scale)
+        back = gradients(Q, K, V, dO, mask=mask, scale=scale)
+        return dict(zip(RESULTS, (made.output, made.lse, *back), strict=True))
 
     def check(
         self,
@@ -169,9 +167,8 @@ class Case:
         dtype, hidden = self.Q.dtype, self.hidden.cpu()
         Q, K, V, dO = (x.cpu().float() for x in (*self.inputs, self.dO))
         scale = Q.shape[-1] ** -0.5
-        O, _, L = attention(Q, K, V, mask=hidden, dtype=torch.float32)
-        O = rounded(O, dtype)
         S = (scale * Q @ K.mT).masked_fill(hidden, -torch.inf)
+        O, L = rounded(S.softmax(-1).nan_to_num(0) @ V, dtype), S.logsumexp(-1)  # NaN: a row without any key
         P = torch.exp(S - L.masked_fill(L.isneginf(), 0)[..., None])
         dS = P * (dO @ V.mT - (dO * O).sum(-1, keepdim=True))
         back = (rounded(x, dtype) for x in (scale * dS @ K, scale * dS.mT @ Q, P.mT @ dO))

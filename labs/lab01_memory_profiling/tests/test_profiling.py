@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,22 +14,23 @@ from profiling import (
 )
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
-from labkit.testing.attention.cases import Case
+from labkit.testing.attention.cases import Case, worked_example
 from labkit.testing.attention.mistakes import attention_mistakes, matrix_mistakes
 from labkit.testing.attention.reference import Attention
+from labkit.testing.attention.table import attention_cases, misfits
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
     assert_equal,
     assert_keys,
     assert_raises,
+    assert_refused,
     assert_tuple,
     assert_type,
     compare_each,
     require,
 )
-from labkit.testing.contracts.arrays import Masks
-from labkit.testing.contracts.attention import Memory, Numbers, Refusals, Shapes
+from labkit.testing.unchanged import changes_first, left_alone
 
 from .probes import drawn, measured_in_turn, profile_of_a_generator, result_and_weights, results_once_analyzed
 from .support import ESTIMATED, MEASURED, assert_bytes, assert_factor, assert_really_run, made_up, true_bytes
@@ -44,39 +44,67 @@ TRANSPOSED = "Usual cause: K.T turns all axes round, those of the batch too: np.
 CURRENT = "plt.… speaks to the Axes made last, ax.… to those given"
 
 
-class TestStandardAttention(Masks, Refusals, Memory, Numbers, Shapes):
-    variants: ClassVar = {"full": {}, "masked": {"masked": True}}
-    dtypes = ("float16", "float32", "float64")
-    test_long_sums_in_half_precision = None  # sums may be computed in any precision
-    test_uninitialised_memory_is_written_over = None
+CASES = attention_cases("full", "masked", dtypes=("float16", "float32", "float64"), sums="own")
 
-    def call(self, Q, K, V, *mask):
-        try:
-            result = standard_attention(Q, K, V, *mask)
-        except ValueError as error:
-            if "core dimension" in str(error) or "remapped shapes" in str(error):  # matmul's own words
-                error.add_note(TRANSPOSED)
-            raise
-        assert_tuple("standard_attention's result", result, ("output", "weights"))
-        shapes = [getattr(array, "shape", None) for array in result]
-        matrix = (*Q.shape[:-1], K.shape[-2])
-        swapped = [matrix, (*Q.shape[:-1], V.shape[-1])]
-        require(shapes != swapped or matrix == swapped[1], "the weights came first: the result is (output, weights)")
-        return result
 
-    def check(self, case, hint="", nan_hint="", usual=None):
-        """Compare weights and output with the reference, and name a known mistake where one fits."""
-        output, weights = self.call(*(array.copy() for array in self.arguments(case).values()))
-        results = {"weights": weights, "output": output}
+def attend(*arguments):
+    """The student's (output, weights)."""
+    try:
+        result = standard_attention(*arguments)
+    except ValueError as error:
+        if "core dimension" in str(error) or "remapped shapes" in str(error):  # matmul's own words
+            error.add_note(TRANSPOSED)
+        raise
+    return assert_tuple("standard_attention's result", result, ("output", "weights"))
 
-        def known_mistakes():
-            return (usual or {}) | attention_mistakes(case) | matrix_mistakes(case)
 
-        def check(name):
-            options = {"mistakes": known_mistakes, "hint": hint, "nan_hint": nan_hint, "dtype": case.Q.dtype}
-            case.check(name, results[name], name, **options)
+def assert_attention(case, result, hint="", nan_hint="", usual=None):
+    """Compare (output, weights) with the reference, in float64; name a known mistake where one fits."""
+    results = dict(zip(("output", "weights"), result, strict=True))
+    shapes = [getattr(array, "shape", None) for array in result]
+    matrix, output = case.want.weights.shape, case.want.output.shape
+    require(shapes != [matrix, output] or matrix == output, "the weights came first: the result is (output, weights)")
 
-        compare_each(results, check)
+    def known_mistakes():
+        return (usual or {}) | attention_mistakes(case) | matrix_mistakes(case)
+
+    def check(name):
+        options = {"mistakes": known_mistakes, "hint": hint, "nan_hint": nan_hint, "dtype": case.Q.dtype}
+        case.check(name, results[name], name, **options)
+
+    compare_each(("weights", "output"), check)
+
+
+class TestStandardAttention:
+    def test_worked_example(self):
+        case = Case(*worked_example())
+        given = case.arguments
+        with changes_first(given):
+            assert_attention(case, attend(*given.values()), hint="compare each step with the handout's numbers")
+
+    @pytest.mark.parametrize("row", CASES)
+    def test_results(self, rng, row):
+        case = row.draw(Case.drawn, rng)
+        given = case.arguments
+        with changes_first(given):
+            assert_attention(case, attend(*given.values()), hint=row.hint, nan_hint=row.nan_hint)
+
+    @pytest.mark.parametrize("shape", [(12,), (9, 1), (3, 1, 12), (3, 9, 12)], ids=str)
+    def test_mask_broadcasts(self, rng, shape):
+        case = Case.drawn(rng, n_queries=9, n_keys=12, d=8, batch=(3,))
+        case.mask = rng.random(shape) < 0.4
+        hint = f"the mask has shape {shape} and broadcasts over (..., N_q, N_k)"
+        assert_attention(case, attend(*case.arguments.values()), hint=hint)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        given = Case.drawn(rng, n=20, d=8, masked=True).arguments
+        with left_alone(given, given.values()):
+            attend(*given.values())
+
+    @refuses
+    def test_shapes_that_do_not_fit(self, rng):
+        assert_refused(standard_attention, misfits(*Case.drawn(rng, n_queries=6, n_keys=5, d=8).inputs))
 
     @robust
     @pytest.mark.parametrize("logit_scale", [1e3, 1e12])
@@ -88,8 +116,10 @@ class TestStandardAttention(Masks, Refusals, Memory, Numbers, Shapes):
         mask[:, 4:] = True
         V[4:] = 1e6
         hint = "a large negative number stands for −inf; beside scores that are lower still it is large"
-        self.check(Case(Q, K, V, mask=mask), hint=hint, usual={hint: lambda: Case(Q, K, V).want})
-        leaked = float(np.abs(self.call(Q, K, V, mask)[1][:, 4:]).max())
+        case = Case(Q, K, V, mask=mask)
+        result = attend(*case.arguments.values())
+        assert_attention(case, result, hint=hint, usual={hint: lambda: Case(Q, K, V).want})
+        leaked = float(np.abs(result[1][:, 4:]).max())
         require(leaked == 0, f"a masked key has the weight {leaked:.3g}, expected 0\nUsual cause: {hint}")
 
     @robust
@@ -107,7 +137,7 @@ class TestStandardAttention(Masks, Refusals, Memory, Numbers, Shapes):
         case.mask = rng.random((*batch, 6, 9)) < 0.4
         case.mask[..., 0] = False
         case.mask[without_keys] = True
-        self.check(case, hint=hint, nan_hint=hint)
+        assert_attention(case, attend(*case.arguments.values()), hint=hint, nan_hint=hint)
 
     @robust
     def test_rows_far_apart(self, rng):
@@ -122,12 +152,12 @@ class TestStandardAttention(Masks, Refusals, Memory, Numbers, Shapes):
             weights = powers / np.maximum(powers.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
             return Attention(weights @ V, weights, np.zeros(5))
 
-        self.check(case, nan_hint=cause, usual={cause: one_maximum})
+        assert_attention(case, attend(*case.arguments.values()), nan_hint=cause, usual={cause: one_maximum})
 
     @small
     def test_weights_are_the_full_matrix(self, rng):
         case = Case.drawn(rng, n_queries=128, n_keys=192, d=32)
-        self.check(case)
+        assert_attention(case, attend(*case.arguments.values()))
         memory = measure_arrays(standard_attention, *case.inputs)
         weights = 128 * 192 * 4
         require(memory.kept_bytes >= weights, "the weights returned hold less memory than N_q · N_k elements")

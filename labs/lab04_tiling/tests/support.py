@@ -18,7 +18,15 @@ OTHER_BLOCKS = "Usual cause: the block sizes given are not the ones used"
 
 def count_mistakes(N_q, N_k, block_q, block_k, causal):
     """The number of tiles as known mistakes count them."""
-    found = {"block_q and block_k are swapped": len(tiles_with_an_entry(N_q, N_k, block_k, block_q, causal))}
+    found = {
+        "block_q and block_k are swapped": len(tiles_with_an_entry(N_q, N_k, block_k, block_q, causal)),
+        "the number of blocks of keys is rounded down": len(
+            tiles_with_an_entry(N_q, N_k // block_k * block_k, block_q, block_k, causal)
+        ),
+        "the number of blocks of queries is rounded down": len(
+            tiles_with_an_entry(N_q // block_q * block_q, N_k, block_q, block_k, causal)
+        ),
+    }
     if not causal:
         return found
 

@@ -11,21 +11,23 @@ from tiling import choose_blocks, count_tiles, tiled_attention
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.simulated_memory import SRAMOverflow
-from labkit.testing.attention.cases import Case
+from labkit.testing.attention.cases import Case, worked_example
 from labkit.testing.attention.mistakes import attention_mistakes
 from labkit.testing.attention.reference import attention
+from labkit.testing.attention.table import attention_cases, misfits
 from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
     as_array,
     assert_at_most,
     assert_equal,
     assert_raises,
+    assert_refused,
     assert_tuple,
     assert_type,
     require,
 )
-from labkit.testing.contracts.arrays import Masks
-from labkit.testing.contracts.attention import Memory, Numbers, Refusals, Shapes
 from labkit.testing.tiles.counts import tiles_with_an_entry
+from labkit.testing.unchanged import changes_first, copied, left_alone
 from labkit.testing.work import assert_entries, assert_tile_sizes
 
 from .probes import attention_and_tiles, attention_on_nan, exponents_of_stand_ins, on_machine
@@ -107,21 +109,52 @@ def assert_output(case, got, blocks, hint="", nan_hint="", usual=None):
     )
 
 
-class TestTiledAttention(Masks, Refusals, Memory, Numbers, Shapes):
-    variants: ClassVar = {"full": {}, "causal": {"causal": True}, "masked": {"masked": True}}
-    dtypes = ("float16", "float32", "float64")
-    test_long_sums_in_half_precision = None  # "the same precision": plain attention in float16 adds in float16
+DTYPES = ("float16", "float32", "float64")
+CASES = attention_cases("full", "causal", "masked", dtypes=DTYPES, sums="own")  # plain attention in float16 adds in it
+masked_or_not = pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"masked": True}], ids=["full", "causal", "masked"]
+)
 
-    def call(self, Q, K, V, mask=None, causal=False, blocks=(8, 5), attend=tiled_attention):
-        return attend(Q, K, V, *blocks, causal=causal, **({} if mask is None else {"mask": mask}))
 
-    def check(self, case, blocks=(8, 5), hint="", nan_hint="", attend=tiled_attention):
-        _ = case.want  # of the inputs as they are before the call
-        got = self.call(*case.inputs, case.mask, case.causal, blocks, attend)
-        assert_output(case, got, blocks, hint, nan_hint)
+def attend(case, blocks, hint="", nan_hint="", function=tiled_attention):
+    """Call the student's function on copies of a case's arrays, and compare its output."""
+    given = case.arguments
+    with changes_first(given):
+        Q, K, V = (given[name] for name in "QKV")
+        mask = {"mask": given["mask"]} if "mask" in given else {}
+        assert_output(case, function(Q, K, V, *blocks, causal=case.causal, **mask), blocks, hint, nan_hint)
 
-    def check_on_nan(self, case, hint="", nan_hint=""):
-        self.check(case, hint=hint, nan_hint=nan_hint, attend=attention_on_nan)
+
+class TestTiledAttention:
+    def test_worked_example(self):
+        attend(Case(*worked_example()), (8, 5), hint="compare each step with the handout's numbers")
+
+    @pytest.mark.parametrize("row", CASES)
+    def test_results(self, rng, row):
+        attend(row.draw(Case.drawn, rng), (8, 5), hint=row.hint, nan_hint=row.nan_hint)
+
+    @pytest.mark.parametrize("shape", [(12,), (9, 1), (3, 1, 12), (3, 9, 12)], ids=str)
+    def test_mask_broadcasts(self, rng, shape):
+        case = Case.drawn(rng, n_queries=9, n_keys=12, d=8, batch=(3,))
+        case.mask = rng.random(shape) < 0.4
+        attend(case, (8, 5), hint=f"the mask has shape {shape} and broadcasts over (..., N_q, N_k)")
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        given = Case.drawn(rng, n=20, d=8, masked=True).arguments
+        with left_alone(given, given.values()):
+            tiled_attention(*(given[name] for name in "QKV"), 8, 5, mask=given["mask"])
+
+    @masked_or_not
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng, options):
+        case = Case.drawn(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,), **options)
+        attend(case, (8, 5), nan_hint=NAN_FROM_EMPTY, function=attention_on_nan)
+
+    @refuses
+    def test_shapes_that_do_not_fit(self, rng):
+        Q, K, V = Case.drawn(rng, n_queries=6, n_keys=5, d=8).inputs
+        assert_refused(functools.partial(tiled_attention, block_q=8, block_k=5), misfits(Q, K, V))
 
     @causal_or_not
     @pytest.mark.parametrize("cut", CUTS, ids=sizes)
@@ -130,7 +163,7 @@ class TestTiledAttention(Masks, Refusals, Memory, Numbers, Shapes):
         if causal:
             hint = "position i + row of the tile against j + column; the last query of a tile decides what it visits"
         case = Case.drawn(rng, n_queries=cut[0], n_keys=cut[1], d=5, d_v=3, causal=causal)
-        self.check(case, cut[2:], hint=hint)
+        attend(case, cut[2:], hint=hint)
 
     @pytest.mark.parametrize(
         ("of_Q", "of_K"), [((1, 1), (2, 3)), ((2, 3), (2, 1)), ((), (3,))], ids=["B1x1", "B2x3", "none"]
@@ -138,7 +171,7 @@ class TestTiledAttention(Masks, Refusals, Memory, Numbers, Shapes):
     def test_leading_axes_broadcast(self, rng, of_Q, of_K):
         Q, _, _ = Case.drawn(rng, n=13, d=4, batch=of_Q).inputs
         _, K, V = Case.drawn(rng, n=18, d=4, d_v=6, batch=of_K).inputs
-        self.check(Case(Q, K, V), hint="the output has the leading axes of all three, broadcast")
+        attend(Case(Q, K, V), (8, 5), hint="the output has the leading axes of all three, broadcast")
 
     @pytest.mark.parametrize("logit_scale", [1, 1000], ids=["scale1", "scale1000"])
     @pytest.mark.parametrize(
@@ -154,7 +187,7 @@ class TestTiledAttention(Masks, Refusals, Memory, Numbers, Shapes):
         hint = "−inf − (−inf) or 0/0: a tile of such scores changes nothing, and a query without keys has output 0"
         if logit_scale > 1:
             hint = "a query without keys must leave the others of its tile theirs: every row takes its own maximum"
-        self.check(case, (4, 8), hint=hint, nan_hint=hint)
+        attend(case, (4, 8), hint=hint, nan_hint=hint)
 
     @robust
     def test_no_keys_and_no_queries(self, rng):
@@ -219,7 +252,7 @@ class TestTiledAttention(Masks, Refusals, Memory, Numbers, Shapes):
         options = {"causal": "causal" in mode} | ({"mask": rng.random(N) < 0.1} if "mask" in mode else {})
         short = {name: value[:8] if name == "mask" else value for name, value in options.items()}
         tiled_attention(Q[..., :8, :], K[..., :8, :], V[..., :8, :], 4, 4, **short)
-        measured = measure_arrays(tiled_attention, Q, K, V, *blocks, warm=False, **options)
+        measured = measure_arrays(tiled_attention, *copied(Q, K, V), *blocks, warm=False, **options)
         matrix = 4 * math.prod(batch) * N * N
         name = f"the peak at N = {N}, d = {d}, blocks of {blocks[0]} × {blocks[1]}{mode and ', '}{mode}"
         hint = "The limit is 4·N·d elements, the output included; one N × N array of the scores would be "
@@ -245,7 +278,7 @@ class TestTiledAttention(Masks, Refusals, Memory, Numbers, Shapes):
     @pytest.mark.outside(mib=16)
     def test_no_matrix_seen_from_outside(self, rng, outside):
         Q, K, V = (rng.standard_normal((4096, 64), dtype=np.float32) for _ in "QKV")
-        assert_large_output(outside(tiled_attention, Q, K, V, 256, 256), Q, K, V)
+        assert_large_output(outside(tiled_attention, *copied(Q, K, V), 256, 256), Q, K, V)
 
     @by_bad_block
     @refuses
@@ -257,7 +290,12 @@ class TestTiledAttention(Masks, Refusals, Memory, Numbers, Shapes):
     def test_masks_that_do_not_fit(self, rng, mask):
         inputs = Case.drawn(rng, n_queries=6, n_keys=8).inputs
         when = f"for a mask of {mask} and scores of (6, 8)"
-        assert_raises(ValueError, lambda: self.call(*inputs, np.zeros(mask, bool)), when=when, mentions=[str(mask)])
+        assert_raises(
+            ValueError,
+            lambda: tiled_attention(*inputs, 8, 5, mask=np.zeros(mask, bool)),
+            when=when,
+            mentions=[str(mask)],
+        )
 
 
 TRIPS = {
@@ -373,12 +411,16 @@ def traffic_of_ones(blocks, N_q, N_k, d, sram_bytes, dtype=np.float32):
 
 
 class TestChooseBlocks:
+    def test_fits(self, rng):
+        for dtype_bytes in (2, 4) * 4:
+            sram_bytes, d = int(rng.integers(1 << 15, 1 << 20)), int(rng.integers(12, 96))
+            assert_fits(blocks_of(sram_bytes, d, dtype_bytes), sram_bytes, d, dtype_bytes)
+
+    @small
     def test_makes_use_of_sram(self, rng):
         for dtype_bytes in (2, 4) * 4:
             sram_bytes, d = int(rng.integers(1 << 15, 1 << 20)), int(rng.integers(12, 96))
-            blocks = blocks_of(sram_bytes, d, dtype_bytes)
-            assert_fits(blocks, sram_bytes, d, dtype_bytes)
-            assert_makes_use(blocks, sram_bytes, d, dtype_bytes)
+            assert_makes_use(blocks_of(sram_bytes, d, dtype_bytes), sram_bytes, d, dtype_bytes)
 
     @robust
     def test_float32_is_the_default(self):
@@ -399,6 +441,7 @@ class TestChooseBlocks:
             cause = "a temporary is not counted, like the product of weights and values before it is added"
             require(False, f"{message}\nUsual cause: {cause}")
 
+    @small
     def test_serves_your_own_loop(self):
         sram_bytes, d, N = 65_536, 32, 1024
         blocks = blocks_of(sram_bytes, d)

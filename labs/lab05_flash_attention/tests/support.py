@@ -6,59 +6,83 @@ import math
 import numpy as np
 import torch
 
-from labkit.testing.attention.tensor_cases import Case
+from labkit.testing.attention.tensor_cases import Case, numbers
 from labkit.testing.attention.tensor_mistakes import backward_mistakes, forward_mistakes, lse_mistakes_of
-from labkit.testing.compare import assert_dtype, assert_tuple, compare_each, require
-from labkit.testing.unchanged import left_alone
+from labkit.testing.compare import (
+    assert_at_most,
+    assert_dtype,
+    assert_tuple,
+    compare_each,
+    require,
+    require_at_most,
+)
+from labkit.testing.unchanged import changes_first, copied
 from labkit.testing.wording import dtype_name
-from labkit.testing.work import assert_products_seen
+from labkit.testing.work import (
+    assert_products_seen,
+    assert_tile_sizes,
+    entries,
+    entries_seen,
+    require_own_attention,
+)
 
-from .probes import FUNCTIONS, measured_call, output_of_apply, step_of_apply, tiles_of_call
+from .probes import measured_call, output_of_apply, step_of_apply, tiles_of_call
 
 GRADIENTS = ("dQ", "dK", "dV")
-RESULTS = {"flash_forward": ("O", "L"), "flash_backward": GRADIENTS}
 worked_case = Case.of([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0], [0.0]], [[1.0]])
 
 
-def arguments(task, case):
-    """The tensors that `flash_forward` or `flash_backward` is given, by their names."""
-    given = dict(zip("QKV", case.inputs, strict=True))
-    if task == "flash_backward":
-        given |= {**dict(zip("OL", case.forward_result, strict=True)), "dO": case.dO}
-    return given
+def forward_arguments(case):
+    """Copies of what `flash_forward` is given, by their names."""
+    return dict(zip("QKV", case.inputs, strict=True))
 
 
-def named(task, result):
-    """The results of a call by their names; fails unless they are a tuple as long as the task's."""
-    return dict(zip(RESULTS[task], assert_tuple(f"{task}'s result", result, RESULTS[task]), strict=True))
+def backward_arguments(case):
+    """Copies of what `flash_backward` is given, by their names."""
+    return forward_arguments(case) | dict(zip(("O", "L", "dO"), copied(*case.forward_result, case.dO), strict=True))
 
 
-def run(task, case, *blocks):
-    """The results of the student's function, by their names; fails if it changed its arguments."""
-    given = arguments(task, case)
-    with left_alone(given, given.values()):
-        result = FUNCTIONS[task](*given.values(), case.causal, *blocks)
-    return named(task, result)
+ARGUMENTS = {"flash_forward": forward_arguments, "flash_backward": backward_arguments}
 
 
-def assert_right(case, results, *blocks, hint="", nan_hint=""):
-    """Compare results, by their names, with the reference; name a known mistake where one fits."""
-
-    def known_mistakes(name):
-        found = forward_mistakes(case, *blocks) if "O" in results else backward_mistakes(case, *blocks)
-        return found | lse_mistakes_of(case) if name == "L" else found
-
-    shapes = [getattr(results[name], "shape", ()) for name in results]
-    expected = [case.want[name].shape for name in results]
-    turned_round = shapes == expected[::-1] != expected
-    message = f"the results have the shapes {', '.join(map(str, map(tuple, shapes)))}: the order is "
-    require(not turned_round, f"{message}({', '.join(results)})")
+def assert_forward(case, result, *blocks, hint="", nan_hint=""):
+    """Compare (O, L) with the reference, and their dtypes; name a known mistake where one fits."""
+    O, L = assert_tuple("flash_forward's result", result, "OL")
+    assert_in_order(case, {"O": O, "L": L})
+    made, of_lse = forward_mistakes(case, *blocks), lse_mistakes_of(case)
 
     def check(name):
-        case.check(name, results[name], functools.partial(known_mistakes, name), hint=hint, nan_hint=nan_hint)
-        assert_result_dtype(case, name, results[name])
+        got, known = (O, made) if name == "O" else (L, made | of_lse)
+        case.check(name, got, known, hint=hint, nan_hint=nan_hint)
+        assert_result_dtype(case, name, got)
 
-    compare_each(results, check)
+    compare_each("OL", check)
+
+
+def assert_backward(case, result, *blocks, hint="", nan_hint=""):
+    """Compare (dQ, dK, dV) with the reference."""
+    found = dict(zip(GRADIENTS, assert_tuple("flash_backward's result", result, GRADIENTS), strict=True))
+    assert_gradients(case, found, *blocks, hint=hint, nan_hint=nan_hint)
+
+
+def assert_gradients(case, found, *blocks, hint="", nan_hint=""):
+    """Compare gradients, by their names, with the reference, and their dtypes; name a known mistake where one fits."""
+    assert_in_order(case, found)
+
+    def check(name):
+        known = functools.partial(backward_mistakes, case, *blocks)
+        case.check(name, found[name], known, hint=hint, nan_hint=nan_hint)
+        assert_result_dtype(case, name, found[name])
+
+    compare_each(found, check)
+
+
+def assert_in_order(case, results):
+    """Fail where results, by their names, have the shapes of one another, from back to front."""
+    shapes = [tuple(getattr(got, "shape", ())) for got in results.values()]
+    expected = [case.want[name].shape for name in results]
+    message = f"the results have the shapes {', '.join(map(str, shapes))}: the order is ({', '.join(results)})"
+    require(not shapes == expected[::-1] != expected, message)
 
 
 def assert_result_dtype(case, name, got):
@@ -66,18 +90,35 @@ def assert_result_dtype(case, name, got):
     expected = case.precise if name == "L" else case.Q.dtype
     message = f"{name} is {dtype_name(got.dtype)}, expected {dtype_name(expected)} for inputs in "
     message += dtype_name(case.Q.dtype)
-    if name == "L":
+    if expected != case.Q.dtype:
         message += "\nL is float32 for half precision: what it is off by, every weight of the backward pass is off by"
     require(got.dtype == expected, message)
+
+
+def assert_hidden_keys_do_not_leak(case, names, result, far):
+    """Compare results in float64 of a causal case whose scores are all about −far/√8."""
+    for name, got in zip(names, assert_tuple("the result", result, names), strict=True):
+        want = case.want[name]
+        off = float(np.nan_to_num(np.abs(numbers(got) - want), nan=np.inf).max())
+        message = f"{name} is off by {off:.3g} where all scores are about {-far / math.sqrt(8):.0e}"
+        cause = "a large negative number stands for −inf; beside scores that are lower still it is large"
+        largest = 1e-3 * float(np.abs(want).max())
+        require_at_most(f"{name}'s error", off, largest, message, kind="tolerance", hint=cause)
 
 
 # What a call allocates and computes
 
 
-def measure(task, case, *blocks):
+COMPARISONS = {"flash_forward": assert_forward, "flash_backward": assert_backward}
+
+
+def measure(task, case, *blocks, hint=""):
     """What a call of a task, whose results are right, allocated and computed."""
-    result, counts = measured_call(task, *arguments(task, case).values(), case.causal, *blocks)
-    assert_right(case, named(task, result), *blocks)
+    given = ARGUMENTS[task](case)
+    with changes_first(given):
+        result, counts = measured_call(task, *given.values(), case.causal, *blocks)
+        require_own_attention(task, counts)
+        COMPARISONS[task](case, result, *blocks, hint=hint)
     assert_products_seen(task, counts)
     return counts
 
@@ -91,11 +132,35 @@ def signed_case(rng, n_queries, n_keys, causal=False):
 
 def tiles(task, case, *blocks):
     """The tiles of scores, (queries, keys), that a call of a task computes, whose results are right."""
-    given = arguments(task, case).values()
-    result, found, fused = tiles_of_call(task, case.Q.shape[-1], *given, case.causal, *blocks)
-    assert_right(case, named(task, result), *blocks)
+    given = ARGUMENTS[task](case)
+    with changes_first(given):
+        result, found, fused = tiles_of_call(task, case.Q.shape[-1], *given.values(), case.causal, *blocks)
+        require_own_attention(task, {"fused": fused})
+        COMPARISONS[task](case, result, *blocks)
     assert_products_seen(task, {"fused": fused, "flops": len(found)})
     return found
+
+
+def assert_tiles(task, rng, blocks):
+    """Fail unless the largest tiles of four calls have the sizes asked for."""
+    for n_queries, n_keys, causal in [(60, 44, False), (60, 44, True), (20, 150, False), (150, 20, True)]:
+        found = tiles(task, signed_case(rng, n_queries, n_keys, causal), *blocks)
+        name = "{} with blocks of {} × {}".format(task, *blocks)
+        assert_tile_sizes(name, found, n_queries, n_keys, blocks, causal)
+
+
+def assert_causal_tiles_left_out(task, rng, blocks):
+    """Fail where a causal call of 130 queries and 165 keys computes scores of tiles in which no query sees a key.
+
+    A last, short block of queries may be taken for as long as the others.
+    """
+    full, half = (entries(tiles(task, signed_case(rng, 130, 165, causal), *blocks)) for causal in (False, True))
+    share = entries_seen(130, 165, *blocks, nominal=True) / (130 * 165)
+    first = -(-blocks[0] // blocks[1]) * blocks[1]
+    hint = f"Queries 0 to {blocks[0] - 1}, for one, see no key from {first} on: no tile of theirs begins there or later"
+    hint += "\nUsual cause: tiles above the diagonal are computed and then masked: leave them out, the first one too"
+    name = "the scores that {} computes with causal, blocks of {} × {},".format(task, *blocks)
+    assert_at_most(name, half, round(share * full), unit="entries", hint=hint)
 
 
 # Inputs so long that one N × N array of float32 has 64 MiB, where a correct submission needs a few
@@ -165,11 +230,13 @@ def arrived(gradients):
     return found
 
 
-def measure_step(case):
+def measure_step(case, hint=""):
     """What the passes of a training step, whose results are right, allocated and computed, by their names."""
     O, gradients, passes = step_of_apply("measured_step", *case.inputs, case.dO, case.causal)
-    assert_output(case, O)
-    assert_right(case, arrived(gradients))
+    for name, counts in passes.items():
+        require_own_attention(name, counts)
+    assert_output(case, O, hint=hint)
+    assert_gradients(case, arrived(gradients), hint=hint)
     for name, counts in passes.items():
         assert_products_seen(name, counts)
     return passes

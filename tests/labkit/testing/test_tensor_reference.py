@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from labkit.testing.attention import reference
-from labkit.testing.attention.tensor_reference import attention, gradients
+from labkit.testing.attention.tensor_reference import attention, gradients, gradients_with_penalty
 
 
 @pytest.fixture
@@ -82,3 +82,25 @@ def test_arguments_stay_out_of_the_graph(rng):
     leaves = [x.requires_grad_() for x in inputs]
     gradients(*leaves, torch.ones(3, 2))
     assert all(leaf.grad is None for leaf in leaves)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_autograd_agrees_with_the_formulas(rng, causal):
+    arrays, inputs = tensors(rng, n_queries=9, n_keys=7, d=5, d_v=3, batch=(2,))
+    dO = rng.standard_normal((2, 9, 3))
+    mask = rng.random((9, 7)) < 0.3
+    mask[2] = True
+    want = gradients(*inputs, torch.from_numpy(dO), mask=torch.from_numpy(mask), causal=causal, scale=0.3)
+    got = reference.gradients(*arrays, dO, mask=mask, causal=causal, scale=0.3)
+    for name, ours, theirs in zip(got._fields, got, want, strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-13, err_msg=name)
+
+
+def test_penalty_on_gradients_agrees_with_autograd(rng):
+    arrays, inputs = tensors(rng, n_queries=6, n_keys=9, d=4, d_v=3)
+    dO = rng.standard_normal((6, 3))
+    theirs = gradients_with_penalty(*inputs, torch.from_numpy(dO))
+    ours = reference.gradients_with_penalty(*arrays, dO)
+    for want, got in zip(theirs, ours, strict=True):
+        for name, exact, near in zip("QKV", want, got, strict=True):
+            np.testing.assert_allclose(near, exact.numpy(), atol=1e-8, err_msg=name)

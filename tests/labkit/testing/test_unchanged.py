@@ -1,0 +1,34 @@
+"""A changed argument is what is reported of a comparison that fails, and only then."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from labkit.testing.compare import BorrowedWork, require
+from labkit.testing.unchanged import changes_first
+
+
+def test_change_is_reported_instead_of_what_it_led_to():
+    given = {"Q": np.ones(3)}
+    with pytest.raises(AssertionError, match="Q, an argument, was changed in place"), changes_first(given):
+        given["Q"] *= 2
+        require(False, "wrong")
+
+
+def test_other_failures_pass_as_they_are():
+    with pytest.raises(AssertionError, match="wrong"), changes_first({"Q": np.ones(3)}):
+        require(False, "wrong")
+
+
+def test_right_result_of_a_changed_argument_passes():
+    given = {"Q": np.ones(3)}
+    with changes_first(given):
+        given["Q"] *= 2
+
+
+def test_borrowed_work_comes_first():
+    given = {"Q": np.ones(3)}
+    with pytest.raises(BorrowedWork), changes_first(given):
+        given["Q"] *= 2
+        raise BorrowedWork
