@@ -33,7 +33,7 @@ def ways() -> list[Way]:
 
 
 def test_every_way_has_the_same_loss_and_gradients(ways: list[Way]) -> None:
-    rows = torch.randint(256, (2, 100), generator=torch.Generator().manual_seed(0))
+    rows = torch.randint(256, (1, 70), generator=torch.Generator().manual_seed(0))
     found = []
     for way in ways:
         llama = new_model()
@@ -54,6 +54,7 @@ def test_peaks_fall_from_way_to_way(ways: list[Way], monkeypatch: pytest.MonkeyP
     assert found["flash"] > 1.2 * found["checkpoints"]
 
 
+@pytest.mark.slow
 def test_loss_falls_and_the_weights_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "BATCH", 2)
     monkeypatch.setattr(peaks, "ROWS", 1)
