@@ -163,7 +163,6 @@ def selection_bytes(
     method: str,
     tokens: int,
     token_bytes: int,
-    *,
     window: int = 0,
     sinks: int = 0,
     page: int = 64,

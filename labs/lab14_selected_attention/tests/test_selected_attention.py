@@ -387,8 +387,9 @@ TOKENS = [
     pytest.param({"n_queries": 70, "n_keys": 130, "heads": 1, "least": -1, "most": 1, "d": 2}, marks=robust,
                  id="equal scores"),
     pytest.param({"n_queries": 20, "n_keys": 20, "least": 0, "most": 0}, marks=robust, id="all scores equal"),
-    *(pytest.param({"n_queries": 60, "n_keys": 300, "top": 20, "d": 32, "heads": 8, "least": -9, "most": 9, "dtype": dtype}, marks=robust,
-                   id=str(dtype)[6:]) for dtype in [*HALVES, torch.float64]),
+    *(pytest.param({"n_queries": 60, "n_keys": 300, "top": 20, "d": 32, "heads": 8, "least": -9, "most": 9,
+                    "dtype": dtype}, marks=robust, id=str(dtype)[6:])
+      for dtype in [*HALVES, torch.float64]),
 ]  # fmt: skip
 
 
