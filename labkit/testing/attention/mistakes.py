@@ -147,7 +147,8 @@ def row_mistakes(case: Case) -> Made:
         for where in ("the maximum is", "the sum is", "maximum and sum are"):
             text = f"{where} taken without keepdims=True (torch: keepdim): entry (i, j) meets row j's, not row i's"
             found[text] = lambda where=where: _of_weights(case, _softmax_without_keepdims(case.scores, where))  # type: ignore[misc]
-    found |= _large_numbers(case, np.zeros_like(case.hidden))
+    if not _without_key(case).any():  # of rows without any key the mistakes below say more
+        found |= _large_numbers(case, np.zeros_like(case.hidden))
     if not case.hidden.any():
         found = {text: made for text, made in found.items() if not text.startswith("hidden scores")}
     if case.Q.ndim > 2:
@@ -166,7 +167,7 @@ def row_mistakes(case: Case) -> Made:
 def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
     """Usual mistakes with sums over blocks of keys, and with the last blocks, which are smaller."""
     found = pass_mistakes(case, [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)])
-    if block_q and case.causal:
+    if block_q and case.causal and not _without_key(case).any():
         first_key = np.arange(case.n_keys) // block_k * block_k
         last_query = np.arange(case.n_queries) // block_q * block_q + block_q - 1
         skipped = first_key > np.minimum(last_query, case.n_queries - 1)[:, None]
