@@ -136,6 +136,7 @@ def row_mistakes(case: Case) -> Made:
     found: Made = {
         "the rows are not divided by their sums": lambda: _of_weights(case, _powers(case)),
         "hidden scores are 0 instead of −inf": lambda: _of_scores(case, np.where(case.hidden, 0, _all_scores(case))),
+        "exp overflows, and nan_to_num makes 0 of inf/inf": lambda: _of_weights(case, _overflowed(case)),
         "the softmax runs over the queries (axis −2) instead of the keys": lambda: _of_weights(
             case, _softmax(case.scores, axis=-2)
         ),
@@ -360,6 +361,12 @@ def _large_numbers(case: Case, skipped: npt.NDArray[np.bool_]) -> Made:
                 case, np.where(skipped, -np.inf, scores(power))
             )
     return found
+
+
+def _overflowed(case: Case) -> npt.NDArray:
+    """Weights without a maximum taken from the scores, in float32, and 0 where they are not a number."""
+    powers = np.exp(case.scores.astype(np.float32))
+    return np.nan_to_num(powers / powers.sum(-1, keepdims=True)).astype(np.float64)
 
 
 def _rows_left(case: Case, block_q: int) -> Attention:
