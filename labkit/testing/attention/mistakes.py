@@ -364,9 +364,10 @@ def _large_numbers(case: Case, skipped: npt.NDArray[np.bool_]) -> Made:
 
 
 def _overflowed(case: Case) -> npt.NDArray:
-    """Weights without a maximum taken from the scores, in float32, and 0 where they are not a number."""
+    """Weights without a maximum taken from the scores: where float32 overflows, 0 for what is then no number."""
     powers = np.exp(case.scores.astype(np.float32))
-    return np.nan_to_num(powers / powers.sum(-1, keepdims=True)).astype(np.float64)
+    total = powers.sum(-1, keepdims=True)
+    return np.where(np.isinf(total), np.nan_to_num(powers / total), case.want.weights)
 
 
 def _rows_left(case: Case, block_q: int) -> Attention:
