@@ -136,6 +136,7 @@ def row_mistakes(case: Case) -> Made:
     found: Made = {
         "the rows are not divided by their sums": lambda: _of_weights(case, _powers(case)),
         "hidden scores are 0 instead of −inf": lambda: _of_scores(case, np.where(case.hidden, 0, _all_scores(case))),
+        "exp overflows, and nan_to_num makes 0 of inf/inf": lambda: _of_weights(case, _overflowed(case)),
         "the softmax runs over the queries (axis −2) instead of the keys": lambda: _of_weights(
             case, _softmax(case.scores, axis=-2)
         ),
@@ -147,7 +148,8 @@ def row_mistakes(case: Case) -> Made:
         for where in ("the maximum is", "the sum is", "maximum and sum are"):
             text = f"{where} taken without keepdims=True (torch: keepdim): entry (i, j) meets row j's, not row i's"
             found[text] = lambda where=where: _of_weights(case, _softmax_without_keepdims(case.scores, where))  # type: ignore[misc]
-    found |= _large_numbers(case, np.zeros_like(case.hidden))
+    if not _without_key(case).any():  # of rows without any key the mistakes below say more
+        found |= _large_numbers(case, np.zeros_like(case.hidden))
     if not case.hidden.any():
         found = {text: made for text, made in found.items() if not text.startswith("hidden scores")}
     if case.Q.ndim > 2:
@@ -166,7 +168,7 @@ def row_mistakes(case: Case) -> Made:
 def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
     """Usual mistakes with sums over blocks of keys, and with the last blocks, which are smaller."""
     found = pass_mistakes(case, [slice(start, start + block_k) for start in range(0, case.n_keys, block_k)])
-    if block_q and case.causal:
+    if block_q and case.causal and not _without_key(case).any():
         first_key = np.arange(case.n_keys) // block_k * block_k
         last_query = np.arange(case.n_queries) // block_q * block_q + block_q - 1
         skipped = first_key > np.minimum(last_query, case.n_queries - 1)[:, None]
@@ -359,6 +361,13 @@ def _large_numbers(case: Case, skipped: npt.NDArray[np.bool_]) -> Made:
                 case, np.where(skipped, -np.inf, scores(power))
             )
     return found
+
+
+def _overflowed(case: Case) -> npt.NDArray:
+    """Weights without a maximum taken from the scores: where float32 overflows, 0 for what is then no number."""
+    powers = np.exp(case.scores.astype(np.float32))
+    total = powers.sum(-1, keepdims=True)
+    return np.where(np.isinf(total), np.nan_to_num(powers / total), case.want.weights)
 
 
 def _rows_left(case: Case, block_q: int) -> Attention:

@@ -62,8 +62,10 @@ def attention_cases(
         for variant in (each for each in variants if each in row.variants):
             options = VARIANTS[variant]
             hint = row.hint
-            if "causal" in options and "n_queries" in row.sizes and "batch" not in row.sizes:
-                hint = hint and "query i sees the keys j ≤ i, whatever the lengths"
+            if "causal" in options and "n_queries" in row.sizes and hint:
+                hint = "query i sees the keys j ≤ i, whatever the lengths"
+            if options and hint == OVERFLOW:  # a hidden key may have leaked as well
+                hint = ""
             named = f"{name}-{variant}" if len(row.variants) > 1 and len(variants) > 1 else name
             rows.append((named, replace(row, sizes={**row.sizes, **options}, hint=hint)))
     return [
@@ -91,15 +93,18 @@ def _shapes() -> Iterator[tuple[str, Row]]:
         yield f"N{n_queries}x{n_keys}", Row(sizes, hint="N_q is taken for N_k somewhere")
     yield "d_v5", Row({"n": 70, "d": 24, "d_v": 5}, hint="d is taken for d_v somewhere", variants=("full",))
     for batch in ((3,), (2, 3), (2, 1, 2)):
-        sizes: dict[str, Any] = {"n_queries": 33, "n_keys": 40, "d": 8, "batch": batch}
-        yield f"B{'x'.join(map(str, batch))}", Row(sizes, _tenfold_from_entry_to_entry)
+        of_batch = {"n_queries": 33, "n_keys": 40, "d": 8, "batch": batch}
+        yield f"B{'x'.join(map(str, batch))}", Row(of_batch, _tenfold_from_entry_to_entry, nan_hint=OVERFLOW)
     hint = "here every axis has 16 elements: an operation along a wrong one does not crash"
     yield "every_axis_16", Row({"n": 16, "d": 16, "batch": (16,)}, hint=hint, variants=("full",))
 
 
 def _numbers() -> Iterator[tuple[str, Row]]:
     for scale in (30, 300, 10_000):
-        yield f"logits_times_{scale}", Row({"n": 70, "d": 16, "logit_scale": scale}, nan_hint=OVERFLOW, kind="robust")
+        yield (
+            f"logits_times_{scale}",
+            Row({"n": 70, "d": 16, "logit_scale": scale}, hint=OVERFLOW, nan_hint=OVERFLOW, kind="robust"),
+        )
     far = Row({"n": 40, "d": 16}, _far_below_zero, FAR_BELOW, FAR_BELOW, kind="robust", variants=("full",))
     yield "logits_far_below_0", far
     hint = "a (batch, N, heads, d) tensor seen as (batch, heads, N, d): its rows are not adjacent"
