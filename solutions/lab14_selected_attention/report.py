@@ -186,7 +186,7 @@ plt.show()
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "why_a_group_chooses_together", "solution": true}
 # At worst 64, if no two heads agree; at best 8. What is read once per key head serves the whole group, so that the
-# union counts. The head with long queries has scores ten times as large, and it alone chooses for all; a sum has the same
-# weakness, less so. Scores after a softmax, or ranks, would not.
+# union counts. The head with long queries has scores ten times as large, and it alone chooses for all; a sum has the
+# same weakness, less so. Scores after a softmax, or ranks, would not.
 #
 # Rubric, 4 points: 1 for 64 and 8; 1 for the union being read; 2 for the head that chooses alone, with a remedy.
