@@ -14,13 +14,13 @@ from labkit.chat.calls import Calls, Counted
 from labkit.chat.mistakes import explained
 from labkit.chat.session import TINY, tiny_model
 from labkit.labs.manifest import Lab
-from labkit.meters.serving import run_layer
 from labkit.model.llama import Llama, Sizes
 from labkit.model.weights import Model
 from labkit.notebook import student_module
 from labkit.serving.drive import Drive, Served
 from labkit.serving.engine import settings_of, token_bytes
 from labkit.serving.locations import Locations, Piece
+from labkit.serving.player import run_layer
 from labkit.serving.trace import Request
 
 PROMPTS = (
