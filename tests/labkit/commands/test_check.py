@@ -64,7 +64,7 @@ def test_untouched_stub_is_one_line_a_task(tmp_path):
 
 def test_wrong_value_names_quantity_size_place_and_cause(tmp_path):
     wrong = solution_text().replace("* Q.dtype.type(Q.shape[-1] ** -0.5)", "")
-    run = no_traceback(pytest_run(tmp_path, wrong, "-k", "test_odd_lengths and N63-full"))
+    run = no_traceback(pytest_run(tmp_path, wrong, "-k", "test_results and N63-full"))
     assert run.returncode == 1
     for part in (ATTENTION, "weights is off by", "rounding explains", "at [", "the scores are not divided by √d"):
         assert part in run.stdout
@@ -114,7 +114,7 @@ def test_a_whole_run_is_stored(tree):
 
 @pytest.mark.parametrize(
     "narrowed",
-    [("-x",), ("-k", "test_mask"), ("SUITE::TestStandardAttention::test_odd_lengths",), ("--lf",)],
+    [("-x",), ("-k", "test_mask"), ("SUITE::TestStandardAttention::test_results",), ("--lf",)],
     ids=" ".join,
 )
 def test_a_part_of_a_task_is_not_stored_and_has_no_points(tested_tree, narrowed):
@@ -140,7 +140,7 @@ def test_a_crash_ends_check_and_names_the_test(tree):
     assert tree.stored() == {}
     run = tree.check(ESTIMATE, ATTENTION)
     assert run.returncode == 1
-    assert "✗ test_batch[B2x3-full]\n      its process ended: SIGSEGV (memory that is not its own)" in run.stdout
+    assert "✗ test_results[B2x3-full]\n      its process ended: SIGSEGV (memory that is not its own)" in run.stdout
     assert IN_PARTS in run.stdout
     assert set(tree.stored()) == {ESTIMATE}, "the task that was done before"
     assert "Traceback" not in run.stderr
