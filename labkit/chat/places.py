@@ -11,6 +11,7 @@ ADAPTERS = {
     "09": "CachedDecoding",
     "11": "RingAttention",
     "12": "FewBits",
+    "14": "SelectedPages",
 }
 """The class in `labkit.chat.adapters` for each lab; a new lab's adapter goes here."""
 
