@@ -11,7 +11,7 @@ from labkit.suite.forked import ForkedRunner
 from labstaff.authoring.mistakes import find_mistake
 
 MISTAKE = find_mistake(find_lab("01"), "attention_no_maximum")
-LARGE, UNCHANGED = (f"TestStandardAttention::test_{name}" for name in ("large_logits", "arguments_are_left_alone"))
+RESULTS, UNCHANGED = (f"TestStandardAttention::test_{name}" for name in ("results", "arguments_are_left_alone"))
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +34,18 @@ def run(tmp_path_factory):
 
 
 def test_ends_with_the_first_that_says_it(run):
-    found = run(MISTAKE.says, LARGE)
-    assert found.n_collected > 1
-    assert [verdict.passed for verdict in found.results] == [False]
+    found = run(MISTAKE.says, RESULTS)
+    *before, last = found.results
+    assert all(result.passed for result in before) and not last.passed
+    assert len(found.results) < found.n_collected
 
 
 def test_goes_on_until_a_test_says_it(run):
-    found = run(MISTAKE.says, UNCHANGED, LARGE)
-    assert [verdict.passed for verdict in found.results] == [True, False]
+    found = run(MISTAKE.says, UNCHANGED, RESULTS)
+    assert found.results[0].test == "test_arguments_are_left_alone"
+    assert len(found.results) > 1 and not found.results[-1].passed
 
 
 def test_what_no_test_says_runs_to_the_end(run):
-    found = run("what no test says", LARGE)
+    found = run("what no test says", RESULTS)
     assert len(found.results) == found.n_collected > 1

@@ -25,7 +25,7 @@ PIECE = 16
 """New tokens asked of the server at a time. Lab 13's server cannot be told that a request has ended: it is submitted
 again after each piece, and finds its blocks in the cache. Blocks of a client that has left are free after a piece."""
 MOST_TRIES = 3
-"""How often a request begins anew, after a wrong plan of which another request was the cause."""
+"""How often a request begins again, after a wrong plan of which another request was the cause."""
 ENDINGS = {"stop": "done", "length": "done: as long as asked for", "left": "its client has left", "error": "failed"}
 RATE_SECONDS = 5.0
 """The time over which tokens per second are counted."""
@@ -212,7 +212,7 @@ class TogetherJobs(Jobs):
         return [job for job in jobs if not job.ended]
 
     def _recover(self, error: Exception, new: Sequence[Job]) -> None:
-        """After a wrong plan: the jobs that the message names end with an error, the others begin anew elsewhere."""
+        """After a wrong plan: the jobs that the message names end with an error, the others begin again elsewhere."""
         message = self._report(error)
         jobs = {id(job): job for job in (*self._pieces.values(), *new) if not job.ended}
         named = [job for number, job in self._pieces.items() if f"request {number!r}" in str(error)]

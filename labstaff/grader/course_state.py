@@ -40,7 +40,7 @@ def course_secret(course: Path) -> bytes:
         return bytes.fromhex(secret)
     except ValueError as error:
         raise DamagedState(
-            f"{path} is damaged ({error}): restore it, or remove it to have everything graded anew with other inputs"
+            f"{path} is damaged ({error}): restore it, or remove it to have everything graded again with other inputs"
         ) from None
 
 

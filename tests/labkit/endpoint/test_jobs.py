@@ -52,7 +52,7 @@ def served(jobs, requests):
 
 @pytest.fixture(scope="module")
 def alone(server):
-    """The tokens after a prompt that nobody is served beside: eight bits a number are not torch's words."""
+    """The tokens after a prompt that is served alone: eight bits a number are not torch's words."""
 
     def words(prompt, n):
         (job,) = served(TogetherJobs(LLAMA, server, NBYTES, str), [(prompt, n, ())])
