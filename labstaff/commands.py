@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -36,13 +36,19 @@ def add_commands(app: typer.Typer) -> None:
             app.command(rich_help_panel=panel)(command)
 
 
-def release(out: NewFolder, labs: LabArguments = None) -> None:
+def release(
+    out: NewFolder,
+    labs: LabArguments = None,
+    assistants: Annotated[
+        Literal["tutor", "open", "none"], typer.Option(help="the rules for coding assistants, in AGENTS.md")
+    ] = "tutor",
+) -> None:
     """Write the students' files, for all labs or some: no solutions, searched for leaks."""
-    from labstaff.release.tree import ReleaseError
+    from labstaff.release.tree import Assistants, ReleaseError
     from labstaff.release.tree import release as release_tree
 
     try:
-        written = release_tree(ROOT, out, [find_lab(name) for name in labs or []])
+        written = release_tree(ROOT, out, [find_lab(name) for name in labs or []], Assistants(assistants))
     except ReleaseError as error:
         sys.exit(f"lab release: {error}")
     typer.echo(f"released {len(written)} files to {out}")

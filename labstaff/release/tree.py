@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
@@ -56,11 +57,22 @@ FIGURE_SCRIPT = re.compile(r"\[([^\]]+)\]\(figures/make/[^)\s]+\)")
 """A page's link to the script of a figure: the scripts stay here, since they draw with the course's own tools."""
 
 
+RULES = Path(__file__).with_name("assistants")
+
+
+class Assistants(StrEnum):
+    """What a release asks of coding assistants: to tutor, to help openly, or nothing at all (no AGENTS.md)."""
+
+    TUTOR = "tutor"
+    OPEN = "open"
+    NONE = "none"
+
+
 class ReleaseError(RuntimeError):
     """The reason why nothing was released; the folder has been removed."""
 
 
-def release(root: Path, out: Path, labs: Sequence[Lab] = ()) -> list[Path]:
+def release(root: Path, out: Path, labs: Sequence[Lab] = (), assistants: Assistants = Assistants.TUTOR) -> list[Path]:
     """Write the students' tree to `out`, which must not exist; returns the files, relative to it.
 
     Stubs and reports are derived afresh, whatever the working copy holds. Pages, pyproject.toml and the container's
@@ -70,6 +82,7 @@ def release(root: Path, out: Path, labs: Sequence[Lab] = ()) -> list[Path]:
         root: the repository.
         out: the folder.
         labs: the labs of the course; all that are no drafts when empty. See `page_for` for the pages.
+        assistants: what AGENTS.md lets a coding assistant do.
 
     Raises:
         ReleaseError: `out` exists, a lab is a draft, or a passage of a solution was found in the result.
@@ -88,6 +101,9 @@ def release(root: Path, out: Path, labs: Sequence[Lab] = ()) -> list[Path]:
         files = _released_files(root, set(texts), (*KEPT_BACK, *left_out))
         for file in files:
             _write(root, out, file, texts.get(file), labs)
+        if assistants is not Assistants.NONE:
+            shutil.copyfile(RULES / f"{assistants}.md", out / "AGENTS.md")
+            files.append(Path("AGENTS.md"))
         searched = [out / file for file in files if not str(file).startswith(INSTRUMENTS)]
         if leaks := find_leaks(every_lab, searched):
             passages = "\n".join(f"  {leak.file.relative_to(out)}: {leak.passage}" for leak in leaks[:10])

@@ -14,7 +14,7 @@ import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, find_labs
 from labstaff.release.leaks import find_leaks, secret_passages
-from labstaff.release.tree import INSTRUMENTS, ReleaseError, release
+from labstaff.release.tree import INSTRUMENTS, RULES, Assistants, ReleaseError, release
 from labstaff.site import build_site
 from tests.student import quiet_environment
 
@@ -53,6 +53,23 @@ def run(released: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", *command], cwd=released, env=environment, capture_output=True, text=True, timeout=120
     )
+
+
+def test_the_rules_for_assistants_are_those_that_were_chosen(released, tmp_path):
+    assert (released / "AGENTS.md").read_text() == (RULES / "tutor.md").read_text()
+    for chosen in (Assistants.OPEN, Assistants.NONE):
+        release(ROOT, tmp_path / chosen, CHOSEN, chosen)
+        file, rules = tmp_path / chosen / "AGENTS.md", RULES / f"{chosen}.md"
+        assert (file.read_text() if file.exists() else "") == (rules.read_text() if rules.exists() else "")
+
+
+def test_the_rules_name_commands_that_exist():
+    from labkit.commands.app import app
+
+    names = {command.name or command.callback.__name__ for command in app.registered_commands}
+    for file in RULES.glob("*.md"):
+        found = set(re.findall(r"uv run lab (\w+)", file.read_text()))
+        assert found and found <= names, file.name
 
 
 def test_nothing_of_the_instructors(released):
