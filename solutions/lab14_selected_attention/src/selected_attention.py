@@ -143,7 +143,7 @@ def selected_decode(
     scores = q.to(precise).unflatten(-2, (kv_heads, group)) @ keys.mT * q.shape[-1] ** -0.5
     scores.masked_fill_((tokens >= n_tokens)[..., None, :], -torch.inf)
     lse = scores.logsumexp(-1)
-    weights = torch.exp(scores - lse.masked_fill(lse.isneginf(), 0)[..., None])
+    weights = (scores - lse.masked_fill(lse.isneginf(), 0)[..., None]).exp()
     return (weights @ values).flatten(-3, -2).to(q.dtype), lse.flatten(-2)
     ### END SOLUTION
 
