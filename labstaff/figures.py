@@ -16,7 +16,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,10 +47,14 @@ BLUE, ORANGE, GREEN, PINK = (COLOURS[role][0] for role in ("blue", "orange", "gr
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one figure is made: `data()` returns plain data, `draw(data)` a matplotlib Figure."""
+    """How one figure is made: `data()` returns plain data, `draw(data)` a matplotlib Figure.
+
+    `takes_minutes`: the data are measured on the real model; tests compare the drawing with the data that were kept.
+    """
 
     data: Callable[[], dict[str, Any]]
     draw: Callable[[dict[str, Any]], Figure]
+    takes_minutes: bool = False
 
 
 def recipes(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> dict[str, Recipe]:
@@ -84,8 +88,12 @@ def build(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[Path
 
 
 def stale(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[str]:
-    """Return one line for each figure whose files are missing, or differ from recomputed data."""
+    """Return one line for each figure whose files are missing, or differ from recomputed data.
+
+    Data that take minutes are recomputed only for figures that are named.
+    """
     made = recipes(names, directory)
+    made = {name: replace(each, takes_minutes=each.takes_minutes and not names) for name, each in made.items()}
     return [problem for name, recipe in made.items() if (problem := _problem(name, recipe, directory))]
 
 
@@ -212,7 +220,8 @@ def _problem(name: str, recipe: Recipe, directory: Path) -> str | None:
     image, data_file = directory / f"{name}.svg", directory / f"{name}.json"
     if missing := [file.name for file in (image, data_file) if not file.is_file()]:
         return f"{missing[0]}: missing; run: python -m labstaff.figures {name}"
-    kept, now = data_file.read_text(encoding="utf-8"), as_json(recipe.data())
+    kept = data_file.read_text(encoding="utf-8")
+    now = kept if recipe.takes_minutes else as_json(recipe.data())
     if kept != now:
         where = _first_difference(json.loads(kept), json.loads(now))
         return f"{data_file.name}: {where}; run: python -m labstaff.figures {name}"

@@ -138,4 +138,7 @@ def draw_sinks(data: dict[str, Any]) -> Figure:
     return figure
 
 
-FIGURES = {"12_sinks": Recipe(measured, draw_sinks), "12_error_over_bytes": Recipe(measured, draw_budget)}
+FIGURES = {
+    "12_sinks": Recipe(measured, draw_sinks, takes_minutes=True),
+    "12_error_over_bytes": Recipe(measured, draw_budget, takes_minutes=True),
+}

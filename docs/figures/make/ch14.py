@@ -314,7 +314,7 @@ def _perplexity(tokens: list[int], attend: Any) -> float:
 
 
 FIGURES = {
-    "14_maps": Recipe(maps_data, draw_maps),
-    "14_choice": Recipe(choice_data, draw_choice),
+    "14_maps": Recipe(maps_data, draw_maps, takes_minutes=True),
+    "14_choice": Recipe(choice_data, draw_choice, takes_minutes=True),
     "14_read": Recipe(read_data, draw_read),
 }
