@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -205,9 +206,9 @@ def test_a_solved_file_passes_there(released):
 def test_the_students_commands(released):
     told = run(released, "labkit.commands.cli", "--help").stdout
     for command in ("check", "hint", "watch"):
-        assert f"\n  {command}" in told
-    for command in ("build", "release"):
-        assert f"\n  {command}" not in told
+        assert f"\n│ {command} " in told
+    settings = tomllib.loads((released / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "entry-points" not in settings["project"], "instructors' commands are found by an entry point"
     assert run(released, "labkit.commands.cli", "hint", "01", "standard_attention").stdout.startswith(
         "lab01 · standard_attention · hint 1 of"
     )
