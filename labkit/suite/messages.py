@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
 import re
 import signal
@@ -217,8 +218,18 @@ def task_line(lab: Lab, result: TaskResult, start_here: bool = False) -> str:
     if result.done:
         return f"{head} · done ({result.total} tests)"
     if not result.started:
-        return f"{head} · not implemented yet" + (" — start here" if start_here else "")
+        return f"{head} · not implemented yet" + (f" — start here: {_place_of(lab, result.task)}" if start_here else "")
     return f"{head} · {result.passed} of {result.total} tests pass"
+
+
+def _place_of(lab: Lab, task: str) -> str:
+    """The student's file, from the repository's root, and the line of the task, as editors and terminals open it."""
+    file = str(lab.student_file.relative_to(lab.folder.parent.parent))
+    with contextlib.suppress(OSError, ValueError):
+        for number, line in enumerate(lab.student_file.read_text(encoding="utf-8-sig").splitlines(), 1):
+            if re.match(rf"(def|class) {task}\b", line):
+                return f"{file}:{number}"
+    return file
 
 
 def change_lines(lab: Lab, before: Mapping[str, TaskResult], after: Mapping[str, TaskResult]) -> list[str]:

@@ -58,7 +58,7 @@ def test_untouched_stub_is_one_line_a_task(tmp_path):
     assert len(run.stdout.splitlines()) <= 40
     for task in LAB.tasks:
         (line,) = lines_with(run, f"lab01 · {task.name} · not implemented yet")
-        assert line.endswith("start here") == (task is LAB.tasks[0])
+        assert ("— start here: labs/lab01_memory_profiling/src/profiling.py:" in line) == (task is LAB.tasks[0])
     assert lines_with(run, "next: standard_attention")
 
 
