@@ -349,9 +349,13 @@ def assert_bytes(function, *given, backward=False):
     if backward and method != "ulysses":
         mistakes["forward and backward are added up"] = want + sent_bytes(sizes, False)
         n_sums = P if method == "ring" else hops
-        mistakes["dK and dV travel as sums, of 4 bytes a number at least"] = want - n_sums * block * (sums - e)
+        mistakes["dK and dV are counted in the inputs' dtype: they travel as sums, of 4 bytes a number at least"] = (
+            want - n_sums * block * (sums - e)
+        )
     if backward and method == "ring":
-        mistakes["dK and dV make P hops: the last brings them home"] = want - block * sums
+        mistakes["dK and dV are counted for P − 1 hops: they make P, and the last brings them home"] = (
+            want - block * sums
+        )
     call = f"communication_bytes({', '.join(map(repr, given))}{', backward=True' if backward else ''})"
     assert_equal(call, function(*given, backward=backward), want, mistakes=mistakes)
 

@@ -37,13 +37,16 @@ def assert_plan(cache_plan, spec, nbytes, block_size, bits):
     vector = width * bits // 8 + scales
     mistakes = {
         "scales and zeros are not counted: 4 bytes a vector": nbytes // (vectors * width * bits // 8),
-        "a token has one scale and one zero for all of its vectors: each vector has its own": nbytes
+        "a token's vectors share one scale and one zero: each vector has its own": nbytes
         // (vectors * width * bits // 8 + block_size * 4),
-        "values are kept as well as keys: twice as many vectors": nbytes // (vectors // 2 * vector),
-        "what is kept are key heads, not query heads": nbytes // (vectors // spec["kv_heads"] * spec["heads"] * vector),
-        "every layer keeps its own": nbytes // (vectors // spec["layers"] * vector),
-        "a block that does not fit whole is none (rounded down)": -(-nbytes // (vectors * vector)),
-        "with 32 bits there is neither scale nor zero": nbytes // (vectors * (width * bits // 8 + 4)),
+        "only keys are counted: values are kept as well as keys, twice as many vectors": nbytes
+        // (vectors // 2 * vector),
+        "query heads are counted: what is kept are key heads": nbytes
+        // (vectors // spec["kv_heads"] * spec["heads"] * vector),
+        "one layer is counted: every layer keeps its own": nbytes // (vectors // spec["layers"] * vector),
+        "the division is rounded up: a block that does not fit whole is none": -(-nbytes // (vectors * vector)),
+        "scales and zeros are counted with 32 bits too: there is neither scale nor zero": nbytes
+        // (vectors * (width * bits // 8 + 4)),
     }
     want = nbytes // (vectors * vector)
     mistakes = {text: value for text, value in mistakes.items() if value != want}
