@@ -32,10 +32,10 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
 
     With `warm`, the function is called once before the measured call: an import inside it would add megabytes.
     Pass `warm=False` when an argument can be consumed only once. A function that lives in another process says so by a
-    method `__beside__`, and is measured there. A trace that is running, as one that a submission has started, ends.
+    method `run_in_worker`, and is measured there. A trace that is running, as one that a submission has started, ends.
     """
-    if hasattr(function, "__beside__"):
-        return ArrayMemory(*function.__beside__(measure_arrays, *args, warm=warm, **kwargs))
+    if hasattr(function, "run_in_worker"):
+        return ArrayMemory(*function.run_in_worker(measure_arrays, *args, warm=warm, **kwargs))
     if warm:
         function(*args, **kwargs)
     tracemalloc.stop()

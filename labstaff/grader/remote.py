@@ -87,7 +87,7 @@ class Remote:
                 raise Unusable(self.unusable) from None
 
     def end(self) -> str:
-        """End the worker; handles to what was in it are void. How it ended, for a message."""
+        """End the worker. How it ended, for a message."""
         worker, self.worker = self.worker, None
         if worker is None:
             return ""
@@ -214,7 +214,7 @@ class StandIn:
         """What the real one returns."""
         return self.__dict__["_remote"].call(self, args, kwargs)
 
-    def __beside__(self, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run_in_worker(self, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What `probe(real one, ...)` returns, run in the worker."""
         return self.__dict__["_remote"].call(probe, (self, *args), kwargs)
 
