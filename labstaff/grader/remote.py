@@ -54,7 +54,7 @@ class WorkerEnded(SubmissionError, ProcessEnded):
     """The worker ended in the middle of a call."""
 
 
-class Remote:
+class SubmissionProcess:
     """One submission in its worker, which is started when needed and again after it has died."""
 
     def __init__(self, sandbox: Workers, answer: Source) -> None:
@@ -196,14 +196,14 @@ class Remote:
         return [(files[Path(f).name], line, name) for f, line, name in raised.places if Path(f).name in files]
 
 
-class StandIn:
+class RemoteFunction:
     """Looks like a function or a class of a submission; calling it calls the real one, in the worker.
 
     Args:
         made: what the worker finds the real one by, as `__reduce__` gives it; by default, a task's by its name.
     """
 
-    def __init__(self, remote: Remote, name: str, made: tuple[Any, ...] = ()) -> None:
+    def __init__(self, remote: SubmissionProcess, name: str, made: tuple[Any, ...] = ()) -> None:
         self.__dict__.update(_remote=remote, __name__=name.rpartition(".")[2], __qualname__=name)
         self.__dict__["_made"] = made or (worker.defined, (name,))
 
@@ -230,7 +230,7 @@ class StandIn:
 class RemoteProbe:
     """A function of the suite's that runs in the worker; inside another probe it is the function itself."""
 
-    def __init__(self, remote: Remote, function: FunctionType) -> None:
+    def __init__(self, remote: SubmissionProcess, function: FunctionType) -> None:
         functools.update_wrapper(self, function)
         self._remote, self._function = remote, function
 
@@ -239,7 +239,7 @@ class RemoteProbe:
         return self._remote.call(self._function, args, kwargs)
 
     def __within__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """See `StandIn.__within__`."""
+        """See `RemoteFunction.__within__`."""
         return self._remote.call_within(mib, self._function, args, kwargs)
 
     def __reduce__(self) -> Any:
@@ -249,23 +249,23 @@ class RemoteProbe:
 class RemoteLoader(Loader):
     """Fills a lab's module with stand-ins."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: SubmissionProcess) -> None:
         self.remote = remote
 
     def exec_module(self, module: ModuleType) -> None:
         """See `importlib.abc.Loader`."""
         for task in self.remote.answer.lab.tasks:
-            setattr(module, task.name, StandIn(self.remote, task.name))
+            setattr(module, task.name, RemoteFunction(self.remote, task.name))
 
 
 def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Source], Loader]:
     """For the import finder: every submission in a worker of `sandbox`, and its suite's probes with it."""
-    by_suite: dict[Path, Remote] = {}
+    by_suite: dict[Path, SubmissionProcess] = {}
 
     def load(answer: Source) -> Loader:
         suite = answer.lab.suite_file.parent
         if suite not in by_suite:
-            by_suite[suite] = Remote(sandbox, answer)
+            by_suite[suite] = SubmissionProcess(sandbox, answer)
             limits.clocks_elsewhere.append(by_suite[suite].cpu_seconds)
         return RemoteLoader(by_suite[suite])
 

@@ -17,7 +17,7 @@ from labkit.suite.finder import Source, Unusable
 from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.grader import wire
 from labstaff.grader.confine import MEMORY_BYTES
-from labstaff.grader.remote import Remote, StandIn, SubmissionError
+from labstaff.grader.remote import RemoteFunction, SubmissionError, SubmissionProcess
 from labstaff.grader.sandbox import Sandbox
 from labstaff.grader.submission import MOST_BYTES, read_submission
 
@@ -73,11 +73,11 @@ def submitted(sandbox, tmp_path):
     """A function that gives a stand-in for the task of a submission with this text."""
     remotes = []
 
-    def submit(text: str) -> StandIn:
+    def submit(text: str) -> RemoteFunction:
         file = tmp_path / f"{LAB.module}.py"
         file.write_text(textwrap.dedent(text), encoding="utf-8")
-        remotes.append(Remote(sandbox, Source(LAB, file)))
-        return StandIn(remotes[-1], TASK)
+        remotes.append(SubmissionProcess(sandbox, Source(LAB, file)))
+        return RemoteFunction(remotes[-1], TASK)
 
     yield submit
     for remote in remotes:
