@@ -73,7 +73,7 @@ def main(
 def correct_jobs(lab: Lab, n_seeds: int) -> Iterator[Job]:
     """The solution and every alternative solution at each seed, by the whole suite."""
     options: dict[str, tuple[str, ...]] = {"solution": ("--solutions",)}
-    options |= {file.stem: ("--answer", str(file)) for file in alternative_solutions(lab)}
+    options |= {file.stem: ("--alternative", str(file)) for file in alternative_solutions(lab)}
     for seed, (name, chosen) in itertools.product(range(1, n_seeds + 1), options.items()):
         yield Job(f"{name}, seed {seed}", (*chosen, "--seed", str(seed)))
 

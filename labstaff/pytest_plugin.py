@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attention labs")
     group.addoption("--solutions", action="store_true", help="use the course's solutions instead of labs/*/src")
     group.addoption(
-        "--answer", type=Path, metavar="FILE", help="use an alternative solution, in solutions/*/alternatives"
+        "--alternative", type=Path, metavar="FILE", help="use an alternative solution, in solutions/*/alternatives"
     )
     group.addoption("--sandboxed", action="store_true", help="run the code in a separate, sandboxed process")
 
@@ -27,17 +27,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_lab_source(config: pytest.Config, lab: Lab) -> Source | None:
     """The solution, or an alternative solution."""
     option = config.option
-    if option.answer and solution_folder(lab) in option.answer.resolve().parents:
-        folder = tempfile.TemporaryDirectory(prefix="answer-")
+    if option.alternative and solution_folder(lab) in option.alternative.resolve().parents:
+        folder = tempfile.TemporaryDirectory(prefix="alternative-")
         config.add_cleanup(folder.cleanup)
         file = Path(folder.name, f"{lab.module}.py")
-        file.write_text(variant_text(lab, option.answer), encoding="utf-8")
+        file.write_text(variant_text(lab, option.alternative), encoding="utf-8")
         return Source(lab, file)
     return Source(lab, solution_file(lab)) if option.solutions else None
 
 
 def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Source], Loader] | None:
-    """With `--sandboxed`, stand-ins for submissions in a sandbox."""
+    """With `--sandboxed`, what calls submissions in a sandbox."""
     if not config.option.sandboxed:
         return None
     from labkit.suite.forked import heavy_modules

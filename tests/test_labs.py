@@ -35,7 +35,7 @@ def alternatives() -> dict[str, Job]:
     """Runs of the alternative solutions at another seed, by the tasks in which they differ from the solution."""
     return {
         f"{lab.label}/{file.stem}": Job(
-            lab.label, ("--answer", str(file), "--seed", "1"), affected_classes(lab, variant_text(lab, file))
+            lab.label, ("--alternative", str(file), "--seed", "1"), affected_classes(lab, variant_text(lab, file))
         )
         for lab in LABS
         for file in alternative_solutions(lab)
@@ -101,18 +101,18 @@ def pytest_generate_tests(metafunc):
 def test_mistake_is_found(job, suite_runs):
     run, mistake = suite_runs(job), job.mistake
     assert not run.problem
-    failed = [verdict for verdict in run.results if not verdict.passed]
+    failed = [result for result in run.results if not result.passed]
     assert failed, f"{', '.join(mistake.found_by)} let pass: {mistake.what}"
-    states = {verdict.state for verdict in failed}
+    states = {result.state for result in failed}
     assert states <= {State.WRONG, State.CRASHED, State.TOO_SLOW}, f"the module does not run: {failed[0].lines}"
-    said = "\n".join(line for verdict in failed for line in verdict.lines)
+    said = "\n".join(line for result in failed for line in result.lines)
     assert mistake.says in said, f"no message says {mistake.says!r}; they say:\n{said}"
 
 
 @pytest.mark.parametrize("job", [SOLVED[lab.label] for lab in LABS], ids=[lab.label for lab in LABS])
 def test_every_task_draws_inputs_at_random(job, suite_runs):
     """What is fixed in a suite can be read there and written down: see `labstaff.grader.grade.graded_run`."""
-    drawn = {verdict.task for verdict in suite_runs(job).results if verdict.drawn}
+    drawn = {result.task for result in suite_runs(job).results if result.drawn}
     lab = next(lab for lab in LABS if lab.label == job.lab)
     assert drawn == {task.name for task in lab.tasks}
 
@@ -161,7 +161,7 @@ def test_probes_compare_nothing(lab):
 
 
 @by_lab
-def test_what_runs_beside_a_submission_brings_nothing_else(lab):
+def test_probes_name_nothing_else(lab):
     """All of `probes.py` may be sent to the submission's process."""
     file = lab.suite_file.with_name("probes.py")
     nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8")))) if file in lab.suite_files else []

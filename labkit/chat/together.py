@@ -21,7 +21,7 @@ from labkit.serving.drive import Drive, Served
 from labkit.serving.engine import settings_of, token_bytes
 from labkit.serving.locations import Locations, Piece
 from labkit.serving.player import run_layer
-from labkit.serving.trace import Request
+from labkit.serving.requests import Request
 
 PROMPTS = (
     "Explain in two sentences why the sky is blue.",

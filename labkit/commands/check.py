@@ -93,7 +93,7 @@ def print_lines(console: Console, lines: Sequence[str]) -> None:
 
 def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
     """The commands that show the memory of tasks that need too much."""
-    large = {result.task for result in results if result.kind is Kind.SMALL and result.state is State.WRONG}
+    large = {result.task for result in results if result.kind is Kind.COST and result.state is State.WRONG}
     tasks = [task for task in lab.tasks if task.name in large and can_be_traced(lab, task)]
     return [f"see its memory: uv run lab trace {lab.number} {task.name}" for task in tasks]
 

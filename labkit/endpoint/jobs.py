@@ -19,7 +19,7 @@ from labkit.model.llama import Llama
 from labkit.serving.drive import Active
 from labkit.serving.engine import settings_of
 from labkit.serving.locations import Locations
-from labkit.serving.trace import Request
+from labkit.serving.requests import Request
 
 PIECE = 16
 """New tokens asked of the server at a time. Lab 13's server cannot be told that a request has ended: it is submitted

@@ -182,19 +182,19 @@ class AllocationMeter(OperatorMode):
         block = Block(nbytes, tuple(tensor.shape), str(tensor.dtype), op, self._engine.node_name)
         held = _Held(weakref.ref(storage, lambda _: self._release(key)), exact, block, self._engine.node_run)
         self._alive[key] = held
-        self._came(block)
+        self._on_alloc(block)
         self._live += nbytes
         self._largest = max(self._largest, nbytes)
 
     def _release(self, key: int) -> None:
         block = self._alive.pop(key).block
         self._live -= block.nbytes
-        self._went(block)
+        self._on_free(block)
 
-    def _came(self, block: Block) -> None:
+    def _on_alloc(self, block: Block) -> None:
         """For subclasses that follow every block: this one counts from now on."""
 
-    def _went(self, block: Block) -> None:
+    def _on_free(self, block: Block) -> None:
         """For subclasses: this block no longer counts."""
 
     def _rounded(self, nbytes: int) -> int:
@@ -218,7 +218,7 @@ class AllocationMeter(OperatorMode):
         """Settle a pending sum."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._judge(pending)
+            self._settle(pending)
 
     def _take_in_size(self, held: "_Held", storage: torch.UntypedStorage) -> None:
         """Notice a storage that was resized, as an `out=` argument."""
@@ -230,12 +230,12 @@ class AllocationMeter(OperatorMode):
         if nbytes != held.block.nbytes:
             self._live += nbytes - held.block.nbytes
             self._largest = max(self._largest, nbytes)
-            self._went(held.block)
+            self._on_free(held.block)
             held.block = replace(held.block, nbytes=nbytes)
-            self._came(held.block)
+            self._on_alloc(held.block)
             self._raise_peak(self._live)
 
-    def _judge(self, pending: "_Pending") -> None:
+    def _settle(self, pending: "_Pending") -> None:
         live_bytes, event = pending.live_bytes, pending.event
         if pending.older.storage() is None:  # it was the last owner's: without a dispatch mode the sum overwrites it
             live_bytes -= pending.older.block.nbytes

@@ -1,6 +1,6 @@
 """A training step through a differentiable function of tensors: its results, its cost, and what autograd keeps.
 
-`fn(*inputs)` is to give one tensor. What it gives instead is handed back as it is, for the caller to judge.
+`fn(*inputs)` is to give one tensor. What it gives instead is handed back as it is, for the caller to check.
 """
 
 import contextlib

@@ -213,7 +213,7 @@ class TracingMeter(AllocationMeter):
 
     def finish(self) -> Trace:
         """The finished trace; blocks released later count as outliving the run."""
-        self._catch_up()  # judges the last operator
+        self._catch_up()  # settles the last operator
         self._over = True
         trace = self._trace
         trace.steps = [
@@ -255,7 +255,7 @@ class TracingMeter(AllocationMeter):
         self._pass_of.append(self._in_pass or ("backward" if in_backward else "forward"))
         return self.events[-1]
 
-    def _came(self, block: Block) -> None:
+    def _on_alloc(self, block: Block) -> None:
         if not self._over:
             where, stack = len(self.events), self._place[0]
             life = Life(block.nbytes, block.shape, block.dtype, block.op, block.node, stack, where)
@@ -263,12 +263,12 @@ class TracingMeter(AllocationMeter):
             self._life_of[block] = life
             self._trace.lives.append(life)
 
-    def _went(self, block: Block) -> None:
+    def _on_free(self, block: Block) -> None:
         if not self._over:
             self._life_of[block].died = len(self.events)
 
-    def _judge(self, pending: Any) -> None:
-        super()._judge(pending)
+    def _settle(self, pending: Any) -> None:
+        super()._settle(pending)
         if pending.older.storage() is None:  # the sum took its place, in the last step so far
             self._life_of[pending.older.block].died = len(self.events) - 1
 

@@ -52,7 +52,7 @@ class LabFinder(MetaPathFinder):
     """An entry for `sys.meta_path` that finds the labs' modules and nothing else.
 
     Args:
-        loader: makes the loader of a source; by default its file is run. The grader gives one that loads stand-ins.
+        loader: makes the loader of a source; by default its file is run. The grader's makes remote functions.
     """
 
     def __init__(self, sources: Sequence[Source], loader: Callable[[Source], Loader] | None = None) -> None:

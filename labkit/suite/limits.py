@@ -15,12 +15,12 @@ WALL_SECONDS = 60.0
 WALL_FACTOR = 3.0
 """How many times its CPU limit a test may take by the clock, where that is more: other programs run too."""
 WAIT_SECONDS = 3.0
-"""By the clock, for a test that uses no CPU time, once another one in this process has waited until its limit."""
+"""By the clock, for a test that only waits, after an earlier test of this process has waited until its limit."""
 GIVEN_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "inf"))
 """No test and no import may take more CPU seconds: for tests of the limits themselves."""
 REPEAT_SECONDS = 1.0
 
-clocks_elsewhere: list[Callable[[], float]] = []
+other_clocks: list[Callable[[], float]] = []
 """Clocks of CPU seconds that other processes spend for the body, which count as its own."""
 
 
@@ -142,8 +142,8 @@ def exceeded_by_another() -> TookTooLong:
 
 
 def cpu_seconds_now() -> float:
-    """The CPU seconds that limits count: those of this process and of `clocks_elsewhere`."""
-    return time.process_time() + sum(clock() for clock in clocks_elsewhere)
+    """The CPU seconds that limits count: those of this process and of `other_clocks`."""
+    return time.process_time() + sum(clock() for clock in other_clocks)
 
 
 def cpu_seconds_of(pid: int) -> float:

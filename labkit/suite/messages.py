@@ -35,7 +35,7 @@ SIGNALS = {"SIGSEGV": "memory that is not its own", "SIGABRT": "a library gave u
 WHY_CAPPED = {
     Kind.EXACT: "a result on ordinary inputs is wrong",
     Kind.ROBUST: "a result on extreme inputs is wrong",
-    Kind.SMALL: "memory or work exceeds its bound",
+    Kind.COST: "memory or work exceeds its bound",
 }
 WholeSuite = Mapping[str, Collection[str]]
 """The names of all tests of each task."""
@@ -322,7 +322,7 @@ def _parts(results: Sequence[TestResult], whole_suite: WholeSuite) -> dict[str, 
 def _capped(lab: Lab, task_result: TaskResult, results: Sequence[TestResult]) -> Iterable[str]:
     """Why a task earns less than the share of its tests that pass, if it does."""
     task = next(task for task in lab.tasks if task.name == task_result.task)
-    if task_result.passed and any(result.kind is Kind.OWN for result in results):
+    if task_result.passed and any(result.kind is Kind.BORROWED for result in results):
         yield "  no points: a library does the work that is yours to write"
     elif task_result.passed and not task_result.most_share:
         yield "  no points yet: no result on inputs drawn at random is right"
@@ -345,7 +345,7 @@ def _follows(called: Sequence[str], tasks: Mapping[str, TaskResult], task_result
 def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable[str]:
     """The first distinct failures in full, the others by name; those that cost all points come first."""
     alike: dict[tuple[str, ...], list[TestResult]] = {}
-    for result in sorted(failed, key=lambda result: result.kind is not Kind.OWN):
+    for result in sorted(failed, key=lambda result: result.kind is not Kind.BORROWED):
         if result.state is not State.NOT_STARTED:
             alike.setdefault(result.lines, []).append(result)
     groups = list(alike.values())

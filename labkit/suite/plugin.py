@@ -62,7 +62,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Read the manifests, install the import finder, and register the plugins of the run."""
     config.addinivalue_line("markers", "board: counts that `lab check` shows, under the name of its parameter")
-    config.addinivalue_line("markers", "outside(mib): memory is bounded by the kernel, by the fixture of this name")
+    config.addinivalue_line(
+        "markers", "memory_limit(mib): memory is bounded by the kernel, by the fixture of this name"
+    )
     config.addinivalue_line("markers", f"kind(name): what a test requires: {', '.join(Kind)}")
     try:
         labs = find_labs(ROOT)
@@ -101,11 +103,11 @@ def board(request: pytest.FixtureRequest) -> Callable[[Mapping[str, int]], None]
 
 
 @pytest.fixture
-def outside(request: pytest.FixtureRequest) -> Callable[..., object]:
+def memory_limit(request: pytest.FixtureRequest) -> Callable[..., object]:
     """Calls a function that may need at most the MiB of the test's mark, without its arguments: see `stays_within`."""
-    from labkit.testing.outside import stays_within
+    from labkit.testing.memory_limit import stays_within
 
-    return partial(stays_within, request.node.get_closest_marker("outside").kwargs["mib"])
+    return partial(stays_within, request.node.get_closest_marker("memory_limit").kwargs["mib"])
 
 
 class LabResults:
@@ -194,9 +196,9 @@ class LabResults:
             state,
             lines,
             drawn="rng" in getattr(item, "fixturenames", ()),
-            kind=Kind.OWN if error is not None and _is_borrowed(error) else _kind(item),
+            kind=Kind.BORROWED if error is not None and _is_borrowed(error) else _kind(item),
             n_printed=0 if report.passed else report.capstdout.count("\n"),
-            outside=item.get_closest_marker("outside") is not None,
+            memory_limit=item.get_closest_marker("memory_limit") is not None,
             counts=_counts(item) if state is State.PASSED else {},
         )
         self.results.setdefault(lab.label, []).append(result)

@@ -37,15 +37,15 @@ class Kind(StrEnum):
     """The right result for ordinary inputs."""
     ROBUST = "robust"
     """The right result for extreme inputs: large logits, rows without a key, half precision, nothing at all."""
-    SMALL = "small"
+    COST = "cost"
     """Memory, traffic or work within its bound."""
     REFUSES = "refuses"
     """An error that reports what is wrong with the arguments."""
-    OWN = "own"
+    BORROWED = "borrowed"
     """The code does the work itself. No test is marked so: it becomes this kind when it finds that a library did it."""
 
 
-MOST_SHARE = {Kind.EXACT: 0.5, Kind.ROBUST: 0.75, Kind.SMALL: 0.75, Kind.REFUSES: 1.0, Kind.OWN: 0.0}
+MOST_SHARE = {Kind.EXACT: 0.5, Kind.ROBUST: 0.75, Kind.COST: 0.75, Kind.REFUSES: 1.0, Kind.BORROWED: 0.0}
 """The most that a task can earn, as a share of its points, while a test of this kind fails."""
 
 
@@ -59,7 +59,7 @@ class TestResult:
         lines: the message for the student, where it failed.
         drawn: whether its inputs are drawn at random, so that another seed gives others.
         n_printed: how many lines the code printed that were not shown.
-        outside: whether memory is measured by the operating system: see `labkit.testing.outside`.
+        memory_limit: whether memory is measured by the operating system: see `labkit.testing.memory_limit`.
         counts: what a test that passed has recorded by the fixture `board`, by name.
     """
 
@@ -72,7 +72,7 @@ class TestResult:
     drawn: bool = False
     kind: Kind = Kind.EXACT
     n_printed: int = 0
-    outside: bool = False
+    memory_limit: bool = False
     counts: dict[str, int] = field(default_factory=dict, hash=False)
 
     @property

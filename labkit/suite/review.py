@@ -80,7 +80,7 @@ TOO_DEEP = "is nested too deep to be reviewed"
 
 
 class Finding(NamedTuple):
-    """A line of a submission, what it does there, and the tasks of which it leaves no point without a look."""
+    """A line of a submission, what it does, and the tasks that earn nothing by it."""
 
     line: int
     what: str

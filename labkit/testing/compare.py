@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -33,12 +34,15 @@ margin_recorder: Callable[[str, str, float], None] | None = None
 ROUNDINGS = 8
 """Units of rounding of the largest value, allowed besides: a plain computation of few numbers may be exact by luck."""
 NEAR = 8
-"""A mistake fits a result that is within so many tolerances of it: its own rounding may be larger."""
+"""A result is attributed to a mistake if it is within this many tolerances of that mistake's value."""
 FAR_BELOW = 0.1
 """A mistake is named when it lies within this share of the error: an error just over the tolerance fits many."""
 RIVALS = 4
-"""And when any other mistake within so many times its distance leads to the same value: then both are named."""
+"""Two mistakes are both named if the distance of one is at most this many times that of the other."""
 MOST_CAUSES = 3
+
+Mentions = Iterable[str] | Mapping[str, Any]
+"""Texts of which each must be in an error's message, or arguments by name: of each the name or the value."""
 
 
 def assert_close(
@@ -258,31 +262,48 @@ def assert_raises(
     call: Callable[[], Any],
     *,
     when: str,
-    mentions: Iterable[str] = (),
+    mentions: Mentions = (),
 ) -> None:
     """Fail unless `call()` raises one of `kinds` with a message that contains every text of `mentions`.
 
-    Other exceptions pass on, with a note of what was expected; NotImplementedError too, a RuntimeError by birth, which
-    says that there is no answer yet.
+    Where `mentions` is a dict of arguments, the name of each or its value is enough.
+
+    Other exceptions pass on, with a note of what was expected. So does NotImplementedError, a subclass of RuntimeError:
+    it says that the task is not written yet.
     """
     names = " or ".join(each.__name__ for each in _each(kinds))
+    arguments = mentions.items() if isinstance(mentions, Mapping) else ((text,) for text in mentions)
+    wanted = [tuple(map(str, each)) for each in arguments]
     try:
         result = call()
     except NotImplementedError:
         raise
     except kinds as error:
-        absent = [text for text in mentions if text not in str(error)]
+        absent = [texts for texts in wanted if not any(_is_in(str(error), text) for text in texts)]
         if absent:
-            _fail(f"the {type(error).__name__} {when} does not mention {', '.join(absent)}; it says: {error}")
+            _fail(f"the {type(error).__name__} {when} does not mention {_any_of(absent)}; it says: {error}")
         return
     except Exception as error:
-        named = f" that mentions {', '.join(mentions)}" if mentions else ""
+        named = f" that mentions {_any_of(wanted)}" if wanted else ""
         error.add_note(f"Expected {when}: a {names}{named}")
         raise
     _fail(f"no {names} {when}; it returned {show(result)}")
 
 
-def assert_refused(function: Callable[..., Any], table: Iterable[tuple[Iterable[Any], str, Iterable[str]]]) -> None:
+def _is_in(message: str, text: str) -> bool:
+    """Whether a message has a text; a shape may be written as a tuple, a list, a torch.Size or with × between."""
+    if not re.fullmatch(r"\([\d, ]+\)", text):
+        return text in message
+    numbers = re.findall(r"\d+", text)
+    between = r"[^\d()]{1,3}".join(numbers)
+    return re.search(rf"(?<!\d){between}(?!\d)", message) is not None
+
+
+def _any_of(wanted: Iterable[tuple[str, ...]]) -> str:
+    return ", ".join(" or ".join(texts) for texts in wanted)
+
+
+def assert_refused(function: Callable[..., Any], table: Iterable[tuple[Iterable[Any], str, Mentions]]) -> None:
     """Fail unless `function` raises a ValueError for each row: arguments, when that is, what the message mentions."""
     for arguments, when, mentions in table:
         assert_raises(ValueError, partial(function, *arguments), when=when, mentions=mentions)
@@ -296,11 +317,11 @@ def require(condition: object, message: str) -> None:
 
 
 class BorrowedWork(AssertionError):
-    """A library did what the task asks an answer to write: nothing of the task is earned."""
+    """A library did the work of the task: the task earns nothing."""
 
 
 def require_own_work(condition: object, message: str) -> None:
-    """As `require`, for a condition that says that the answer's own code does the work."""
+    """As `require`, for the condition that the student's own code does the work."""
     __tracebackhide__ = True
     if not condition:
         raise BorrowedWork(message)

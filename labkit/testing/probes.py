@@ -1,4 +1,4 @@
-"""Marks what of a suite runs next to the submission: a meter around several calls, a backward pass, a drawing.
+"""Marks the functions of a suite that run in the submission's process: a meter around several calls, a backward pass.
 
 Values are compared in the suite's own process; some things must be asked where the submission is. A *probe* is a
 function of the suite that uses the submission in ways that plain data cannot express. It takes and returns plain data
@@ -19,12 +19,12 @@ from typing import TypeVar
 
 F = TypeVar("F", bound=Callable)
 
-elsewhere: Callable[[FunctionType], Callable] | None = None
+worker_runner: Callable[[FunctionType], Callable] | None = None
 """Makes of a probe what runs it in the submission's process; None while that is this one."""
 
 
 def probe(function: F) -> F:
     """Mark a function of a suite as a probe."""
-    if elsewhere is None or not isinstance(function, FunctionType):
+    if worker_runner is None or not isinstance(function, FunctionType):
         return function
-    return elsewhere(function)  # type: ignore[return-value]
+    return worker_runner(function)  # type: ignore[return-value]

@@ -8,7 +8,9 @@ from typing import Any
 
 from labkit.testing.compare import assert_at_most, require, require_own_work
 
-WHOLE_MATRIX = "no pass may hold the whole matrix, or a whole row or column of tiles: use up each tile before the next"
+WHOLE_MATRIX = (
+    "no pass may hold the whole matrix, or a whole row or column of tiles: finish with each tile before the next"
+)
 MANY_TILES = "many small tensors kept at once weigh as much as one N×N: nothing of a tile may be kept"
 
 Tiles = list[tuple[int, int]]

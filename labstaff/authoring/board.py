@@ -28,7 +28,7 @@ def counted_board(lab: Lab) -> dict[str, Any]:
     """
     from labkit.serving.engine import serve
     from labkit.serving.model import SPEC
-    from labkit.serving.trace import LIMITS, describe, make_trace
+    from labkit.serving.requests import LIMITS, describe, make_trace
 
     traces = {kind: make_trace(kind, SEED) for kind in LIMITS}
     references = []

@@ -46,10 +46,10 @@ def show_mistake(mistake: Mistake) -> bool:
     for line in diff_lines(mistake):
         console.print(Text(line, style=DIFF_STYLES.get(line[:1], "")))
     console.print()
-    verdicts = run(mistake)
-    for line in student_lines(mistake, verdicts):
+    results = run(mistake)
+    for line in student_lines(mistake, results):
         console.print(Text(line, style=line_style(line)))
-    return is_found(mistake, verdicts)
+    return is_found(mistake, results)
 
 
 def diff_lines(mistake: Mistake) -> list[str]:
@@ -72,15 +72,15 @@ def run(mistake: Mistake) -> list[TestResult]:
         return run_suite(mistake.lab, "--src", folder, tests=mistake.found_by).results
 
 
-def student_lines(mistake: Mistake, verdicts: list[TestResult]) -> list[str]:
+def student_lines(mistake: Mistake, results: list[TestResult]) -> list[str]:
     """The lines that a student with this mistake reads, without points and what to do next."""
-    return list(takewhile(bool, run_lines(mistake.lab, verdicts)))
+    return list(takewhile(bool, run_lines(mistake.lab, results)))
 
 
-def is_found(mistake: Mistake, verdicts: list[TestResult]) -> bool:
+def is_found(mistake: Mistake, results: list[TestResult]) -> bool:
     """Whether a test has failed, and one failure has the required text."""
-    failed = [verdict for verdict in verdicts if not verdict.passed]
-    return bool(failed) and mistake.says in "\n".join(line for verdict in failed for line in verdict.lines)
+    failed = [result for result in results if not result.passed]
+    return bool(failed) and mistake.says in "\n".join(line for result in failed for line in result.lines)
 
 
 def _console() -> Console:

@@ -54,9 +54,7 @@ def read_report(lab: Lab, source: Path) -> Any:
         raise ReportError(
             f"{source.name}: no cell has the grade_id {', '.join(points)} that lab.toml lists as a question"
         )
-    notebook.cells.append(
-        nbformat.v4.new_markdown_cell("## What the suite says of your file", id=f"{lab.label}-checks")
-    )
+    notebook.cells.append(nbformat.v4.new_markdown_cell("## Your file's test results", id=f"{lab.label}-checks"))
     notebook.cells += [_check_cell(lab, task) for task in lab.tasks]
     for cell in notebook.cells:
         if cell.cell_type == "code":

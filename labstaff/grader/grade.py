@@ -15,7 +15,7 @@ from labkit.suite.forked import DIED, HEAVY, heavy_modules
 from labkit.suite.results import Kind, State, TestResult, task_points
 from labkit.suite.review import Finding
 from labkit.suite.run import OVERTIME, SuiteRun
-from labkit.testing.outside import NEEDS_MORE
+from labkit.testing.memory_limit import NEEDS_MORE
 from labstaff.grader.plain_text import lines, one_line
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.runner import SandboxedRunner
@@ -116,16 +116,16 @@ class Grader:
         time until `give_up`.
         """
         again = {task.name for task in unfinished}
-        verdicts = [verdict for verdict in cut.results if verdict.task not in again]
+        results = [result for result in cut.results if result.task not in again]
         for n_before, task in enumerate(unfinished):
             seconds = max(1.0, (give_up - time.monotonic()) / (len(unfinished) - n_before))
             run = self._run(lab, folder, seed, (task.tests,), TASK_CPU_SECONDS, seconds)
-            verdicts += run.results
+            results += run.results
             if run.problem:
                 why = (f"not reached: {run.problem.splitlines()[0]}",)
                 for i in range(max(run.n_collected - len(run.results), 1)):
-                    verdicts.append(TestResult(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
-        return SuiteRun(verdicts, len(verdicts))
+                    results.append(TestResult(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
+        return SuiteRun(results, len(results))
 
     def _run(
         self, lab: Lab, folder: str, seed: int, tests: tuple[str, ...], cpu_seconds: float, seconds: float
@@ -143,10 +143,10 @@ class Grader:
 def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
     """The tasks that a run did not finish: its time was over, or the tasks before had ended the process too often."""
     if run.problem.startswith(OVERTIME):
-        begun = [verdict.task for verdict in run.results]
+        begun = [result.task for result in run.results]
         last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
         return list(lab.tasks[last:])
-    spent = {verdict.task for verdict in run.results if any(NOT_GRADED in line for line in verdict.lines)}
+    spent = {result.task for result in run.results if any(NOT_GRADED in line for line in result.lines)}
     return [task for task in lab.tasks if task.name in spent]
 
 
@@ -158,16 +158,16 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
     classes = {task.name: task.tests for task in lab.tasks}
     tests: dict[str, Literal["passed", "failed"]] = {}
     messages: dict[str, str] = {}
-    for verdict in run.results:
-        name = f"{classes.get(verdict.task, '')}::{verdict.test}"
-        tests[name] = "passed" if verdict.passed else "failed"
-        if not verdict.passed:
-            messages[name] = "\n".join(verdict.lines)
+    for result in run.results:
+        name = f"{classes.get(result.task, '')}::{result.test}"
+        tests[name] = "passed" if result.passed else "failed"
+        if not result.passed:
+            messages[name] = "\n".join(result.lines)
     complete = not run.problem and len(run.results) == run.n_collected > 0
     flags: list[str] = []
     if not complete:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
-    no_points = {task.name: _hidden_memory(task, run) or _borrowed(task, findings) for task in lab.tasks}
+    no_points = {task.name: _beyond_memory_limit(task, run) or _borrowed(task, findings) for task in lab.tasks}
     flags += [f"{name}: no points: {why}" for name, why in no_points.items() if why]
     tasks = {task.name: _points(task, run) if complete and not no_points[task.name] else 0.0 for task in lab.tasks}
     return GradedSubmission(
@@ -183,8 +183,8 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
 
 
 def _points(task: Task, run: SuiteRun) -> float:
-    verdicts = [verdict for verdict in run.results if verdict.task == task.name]
-    return task_points(task, verdicts)
+    results = [result for result in run.results if result.task == task.name]
+    return task_points(task, results)
 
 
 def _borrowed(task: Task, findings: Sequence[Finding]) -> str:
@@ -192,13 +192,13 @@ def _borrowed(task: Task, findings: Sequence[Finding]) -> str:
     return next((str(finding) for finding in findings if task.name in finding.tasks), "")
 
 
-def _hidden_memory(task: Task, run: SuiteRun) -> str:
+def _beyond_memory_limit(task: Task, run: SuiteRun) -> str:
     """What a run under the kernel's bound needed, where the meters in the process found less; "" where they agree."""
-    verdicts = [verdict for verdict in run.results if verdict.task == task.name]
-    inside = [verdict for verdict in verdicts if verdict.kind is Kind.SMALL and not verdict.outside]
-    for verdict in verdicts:
-        too_much = [line for line in verdict.lines if NEEDS_MORE in line]
-        if verdict.outside and too_much and inside and all(each.passed for each in inside):
+    results = [result for result in run.results if result.task == task.name]
+    inside = [result for result in results if result.kind is Kind.COST and not result.memory_limit]
+    for result in results:
+        too_much = [line for line in result.lines if NEEDS_MORE in line]
+        if result.memory_limit and too_much and inside and all(each.passed for each in inside):
             return f"measured by the operating system, {too_much[0]}; the meters in the process found less"
     return ""
 

@@ -1,4 +1,4 @@
-"""Suite side: what a suite finds instead of a submission's functions, classes and objects."""
+"""Suite side: the functions that a suite finds in place of a submission's; a call runs the real one in the worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labkit.suite.finder import Source, Unusable
 from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, seconds_for_another
 from labkit.suite.messages import ProcessEnded
 from labkit.testing import probes
-from labkit.testing.outside import needs_more, task_name
+from labkit.testing.memory_limit import needs_more, task_name
 from labkit.testing.unchanged import must_return_arguments
 from labstaff.grader import wire, worker
 from labstaff.grader.imports import imported_modules
@@ -57,8 +57,8 @@ class WorkerEnded(SubmissionError, ProcessEnded):
 class SubmissionProcess:
     """One submission in its worker, which is started when needed and again after it has died."""
 
-    def __init__(self, sandbox: Workers, answer: Source) -> None:
-        self.sandbox, self.answer = sandbox, answer
+    def __init__(self, sandbox: Workers, source: Source) -> None:
+        self.sandbox, self.source = sandbox, source
         self.worker: Worker | None = None
         self.n_starts = 0
         self.unusable = ""
@@ -83,7 +83,7 @@ class SubmissionProcess:
             try:
                 self._request("load", *submission, seconds=LOAD_SECONDS)
             except SubmissionError as error:
-                self.unusable = f"importing {self.answer.file.name} failed: {error}"
+                self.unusable = f"importing {self.source.file.name} failed: {error}"
                 raise Unusable(self.unusable) from None
 
     def end(self) -> str:
@@ -99,7 +99,7 @@ class SubmissionProcess:
         """What a call returns: plain data, and an `Opaque` for everything else.
 
         Args:
-            function: a stand-in, or a function of the suite's that is to run there.
+            function: a `RemoteFunction`, or a function of the suite's that is to run there.
 
         Raises:
             Exception: what it raised, where that class is known here, and SubmissionError otherwise.
@@ -133,7 +133,7 @@ class SubmissionProcess:
 
     def _new_worker(self) -> tuple[Lab, str, bytes]:
         """Start a worker; the submission, as it loads it."""
-        file = self.answer.file
+        file = self.source.file
         try:
             source = file.read_bytes()
         except OSError as error:
@@ -144,7 +144,7 @@ class SubmissionProcess:
             raise SubmissionError(f"its process ended {MOST_STARTS} times: the rest is not graded")
         self.n_starts += 1
         self.worker = self.sandbox.worker()
-        return self.answer.lab, file.name, source
+        return self.source.lab, file.name, source
 
     def _request(self, *message: Any, call: wire.Pickled | None = None, seconds: float | None = None) -> Any:
         worker = self.worker
@@ -192,7 +192,7 @@ class SubmissionProcess:
         return error
 
     def _places(self, raised: wire.Raised) -> list[tuple[str, int, str]]:
-        files = {file.name: str(file) for file in (self.answer.file, *self.answer.lab.suite_files)}
+        files = {file.name: str(file) for file in (self.source.file, *self.source.lab.suite_files)}
         return [(files[Path(f).name], line, name) for f, line, name in raised.places if Path(f).name in files]
 
 
@@ -218,7 +218,7 @@ class RemoteFunction:
         """What `probe(real one, ...)` returns, run in the worker."""
         return self.__dict__["_remote"].call(probe, (self, *args), kwargs)
 
-    def __within__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def __memory_limit__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the real one returns in a fresh worker that may allocate so many MiB for the call.
 
         Raises:
@@ -238,8 +238,8 @@ class RemoteProbe:
         """What it returns there."""
         return self._remote.call(self._function, args, kwargs)
 
-    def __within__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """See `RemoteFunction.__within__`."""
+    def __memory_limit__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """See `RemoteFunction.__memory_limit__`."""
         return self._remote.call_within(mib, self._function, args, kwargs)
 
     def __reduce__(self) -> Any:
@@ -247,14 +247,14 @@ class RemoteProbe:
 
 
 class RemoteLoader(Loader):
-    """Fills a lab's module with stand-ins."""
+    """Fills a lab's module with remote functions."""
 
     def __init__(self, remote: SubmissionProcess) -> None:
         self.remote = remote
 
     def exec_module(self, module: ModuleType) -> None:
         """See `importlib.abc.Loader`."""
-        for task in self.remote.answer.lab.tasks:
+        for task in self.remote.source.lab.tasks:
             setattr(module, task.name, RemoteFunction(self.remote, task.name))
 
 
@@ -262,14 +262,14 @@ def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Source],
     """For the import finder: every submission in a worker of `sandbox`, and its suite's probes with it."""
     by_suite: dict[Path, SubmissionProcess] = {}
 
-    def load(answer: Source) -> Loader:
-        suite = answer.lab.suite_file.parent
+    def load(source: Source) -> Loader:
+        suite = source.lab.suite_file.parent
         if suite not in by_suite:
-            by_suite[suite] = SubmissionProcess(sandbox, answer)
-            limits.clocks_elsewhere.append(by_suite[suite].cpu_seconds)
+            by_suite[suite] = SubmissionProcess(sandbox, source)
+            limits.other_clocks.append(by_suite[suite].cpu_seconds)
         return RemoteLoader(by_suite[suite])
 
-    def run_beside(function: FunctionType) -> RemoteProbe:
+    def run_there(function: FunctionType) -> RemoteProbe:
         folder = Path(inspect.unwrap(function).__code__.co_filename).parent
         for name in (function.__module__, f"{function.__module__.rpartition('.')[0]}.probes"):
             if name in sys.modules:
@@ -277,12 +277,12 @@ def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Source],
         return RemoteProbe(by_suite[folder], function)
 
     def end() -> None:
-        probes.elsewhere = None
+        probes.worker_runner = None
         for remote in by_suite.values():
-            limits.clocks_elsewhere.remove(remote.cpu_seconds)
+            limits.other_clocks.remove(remote.cpu_seconds)
             remote.end()
 
-    probes.elsewhere = run_beside
+    probes.worker_runner = run_there
     config.add_cleanup(end)
     return load
 

@@ -13,7 +13,7 @@ from labkit.notebook import student_module
 from labkit.serving.drive import serve_plans
 from labkit.serving.engine import serve, token_bytes
 from labkit.serving.model import SPEC
-from labkit.serving.trace import LIMITS, describe, make_trace
+from labkit.serving.requests import LIMITS, describe, make_trace
 
 serving = student_module("lab13")
 torch.set_num_threads(1)

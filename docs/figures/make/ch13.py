@@ -18,7 +18,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 from benchmarks.harness import solution_module
 from labkit.serving.engine import serve
 from labkit.serving.model import SPEC
-from labkit.serving.trace import LIMITS, make_trace
+from labkit.serving.requests import LIMITS, make_trace
 from labstaff.authoring.board import REFERENCES
 from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 

@@ -35,7 +35,7 @@ from labkit.testing.unchanged import changes_first, left_alone
 from .probes import drawn, measured_in_turn, profile_of_a_generator, result_and_weights, results_once_analyzed
 from .support import ESTIMATED, MEASURED, assert_bytes, assert_factor, assert_really_run, made_up, true_bytes
 
-robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))
+robust, cost, refuses = (pytest.mark.kind(name) for name in ("robust", "cost", "refuses"))
 
 NO_KEY = "a query that may look at no key gets weights and output 0: −inf − (−inf) and 0/0 are NaN"
 OTHER_ENTRIES = f"{NO_KEY}; the same query of another batch entry keeps its own"
@@ -154,7 +154,7 @@ class TestStandardAttention:
 
         assert_attention(case, attend(*case.arguments.values()), nan_hint=cause, usual={cause: one_maximum})
 
-    @small
+    @cost
     def test_weights_are_the_full_matrix(self, rng):
         case = Case.drawn(rng, n_queries=128, n_keys=192, d=32)
         assert_attention(case, attend(*case.arguments.values()))
@@ -198,7 +198,7 @@ class TestMeasureAttentionMemory:
         assert_bytes(MEASURED, self.with_all_keys(stats), 64, 8, batch_size)
         assert_really_run(weights, 64, batch_size)
 
-    @small
+    @cost
     def test_the_weights_are_really_there(self):
         peak = measure_arrays(measure_attention_memory, 256, 8).peak_bytes
         weights = 256 * 256 * 4
@@ -300,7 +300,7 @@ class TestEstimateAttentionMemory:
         sizes = {"seq_len": 1_000_003, "d_model": 129, "batch_size": 63_001}
         assert_bytes(ESTIMATED, self.estimate(**sizes), **sizes)
 
-    @small
+    @cost
     def test_nothing_is_allocated(self):
         peak = measure_arrays(estimate_attention_memory, 1500, 64).peak_bytes
         hint = "An estimate needs shapes, not arrays: nothing is made"

@@ -44,7 +44,7 @@ MIB, GIB = 2**20, 2**30
 
 pytestmark = pytest.mark.seconds(30)  # a dispatch mode that does not decline dynamo imports it at its first operator
 simulated = pytest.mark.seconds(90)  # so does the first arithmetic on meta tensors, with a computer algebra system
-robust, refuses, small = (pytest.mark.kind(name) for name in ("robust", "refuses", "small"))
+robust, refuses, cost = (pytest.mark.kind(name) for name in ("robust", "refuses", "cost"))
 
 
 @probe
@@ -417,7 +417,7 @@ class TestSavedForBackward:
 
         assert_equal("the number of calls of fn", n_calls(), 1)
 
-    @small
+    @cost
     def test_nothing_stays_saved(self):
         cause = "pack returns the very tensor it was given; where that is the output, the graph holds itself "
         cause += "(return tensor.detach()). Or storages are collected in a global"
@@ -465,7 +465,7 @@ class TestAttentionTrainingMemory:
         for value in (0, -3):
             sizes = {"batch": 2, "seq_len": 3, "d_model": 4, "dtype_bytes": 4, name: value}
             call = partial(attention_training_memory, **sizes)
-            assert_raises(ValueError, call, when=f"for {name} {value}", mentions=[name])
+            assert_raises(ValueError, call, when=f"for {name} {value}", mentions={name: value})
 
 
 class TestLargestSeqLen:
@@ -614,7 +614,7 @@ class TestBenchmarkAttention:
             when = "where attention raised one that is not about memory"
             assert_raises(kind, statuses_where_attention_fails, when=when)
 
-    @small
+    @cost
     def test_nothing_stays_alive(self):
         alive = alive_after(lambda: benchmark_attention([8], [64, 65], batch_size=2, warmup_steps=0, steps=1))
         require(alive == 0, f"{alive:,} bytes are still alive after the benchmark: rows hold numbers, not tensors")

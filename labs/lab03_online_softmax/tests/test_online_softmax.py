@@ -45,7 +45,7 @@ from .support import (
     weights_mistakes,
 )
 
-robust, small, refuses = (pytest.mark.kind(name) for name in ("robust", "small", "refuses"))
+robust, cost, refuses = (pytest.mark.kind(name) for name in ("robust", "cost", "refuses"))
 by_split = pytest.mark.parametrize(
     "split", [pytest.param(cut, id=name, marks=robust if cut and 0 in cut else ()) for name, cut in SPLITS.items()]
 )
@@ -190,18 +190,18 @@ class TestOnlineSoftmaxStats(OverBlocks):
         assert_equal("m without blocks", float(m), -np.inf)
         assert_equal("l without blocks", float(l), 0.0)
 
-    @small
+    @cost
     def test_memory_of_a_few_blocks(self, rng):
         few_columns = (64, 64)  # functions that take one column at a time are right
         peak = peak_bytes(rng, online_softmax_stats, (few_columns, 64))
         hint = "That is room for 14 of the 64 blocks. Usual cause: blocks or their copies are kept"
         assert_at_most("the peak", peak, 14 * 64 * 64 * 4 + BOOKKEEPING_BYTES, hint=hint)
 
-    @small
-    @pytest.mark.outside(mib=8)
-    def test_many_blocks_seen_from_outside(self, rng, outside):
+    @cost
+    @pytest.mark.memory_limit(mib=8)
+    def test_many_blocks_seen_from_outside(self, rng, memory_limit):
         shape, seeds = (512, 2**7), rng.integers(0, 2**32, 64)
-        got = outside(given_drawn_blocks, online_softmax_stats, (shape, seeds))
+        got = memory_limit(given_drawn_blocks, online_softmax_stats, (shape, seeds))
         m, l = assert_tuple("online_softmax_stats's result", got, ("m", "l"))
         m_of_each, l_of_each = zip(*(softmax_of_row(block)[1:] for block in drawn(shape, seeds)), strict=True)
         want_m = np.max(m_of_each, axis=0)
@@ -225,7 +225,7 @@ class TestOnlineSoftmax(OverBlocks):
     def test_no_block_at_all(self):
         assert_equal("the shape of the softmax of no blocks", np.shape(online_softmax([])), (0,))
 
-    @small
+    @cost
     def test_memory_of_the_result(self, rng):
         n_blocks, n = 64, 1024
         peak = peak_bytes(rng, online_softmax, (n, n_blocks))
@@ -233,11 +233,11 @@ class TestOnlineSoftmax(OverBlocks):
         hint = "That is 2.5 times the result. Usual cause: the row is joined first, or scaled out of place"
         assert_at_most("the peak", peak, limit, hint=hint)
 
-    @small
-    @pytest.mark.outside(mib=46)
-    def test_many_blocks_seen_from_outside(self, rng, outside):
+    @cost
+    @pytest.mark.memory_limit(mib=46)
+    def test_many_blocks_seen_from_outside(self, rng, memory_limit):
         shape, seeds = (256, 2**9), rng.integers(0, 2**32, 32)
-        got = outside(given_drawn_blocks, online_softmax, (shape, seeds))
+        got = memory_limit(given_drawn_blocks, online_softmax, (shape, seeds))
         x = np.concatenate([block[1] for block in drawn(shape, seeds)]).astype(np.float64)
         want = softmax_of_row(x)[0]
         close = getattr(got, "shape", ()) == (256, len(x)) and np.allclose(got[1], want, rtol=1e-3)
@@ -299,7 +299,7 @@ class TestOnlineAttention(Memory, Numbers, Shapes, OfArrays):
         attend = functools.partial(given_blocks_that_pass, online_attention)
         self.check(self.case(rng, n=31, d_v=5, logit_scale=3.0), (7, 1, 20, 3), hint=PASSED, attend=attend)
 
-    @small
+    @cost
     def test_keys_and_values_side_by_side(self, rng):
         case, lengths = self.case(rng, n=27, d_v=5), (8, 8, 8, 3)
         got, asked = attention_and_order(*in_blocks(*case.inputs, lengths))
@@ -311,7 +311,7 @@ class TestOnlineAttention(Memory, Numbers, Shapes, OfArrays):
         )
         require(max(ahead) == 1, f"{told}\nUsual cause: all keys are gone through before the first value")
 
-    @small
+    @cost
     def test_memory_of_a_few_blocks(self, rng):
         q = rng.standard_normal((64, 1)).astype(np.float32)
         few_keys = (64, 16, 1)  # functions that take one key at a time are right
@@ -319,12 +319,12 @@ class TestOnlineAttention(Memory, Numbers, Shapes, OfArrays):
         hint = "That is room for 24 of the 192 blocks. Usual cause: blocks are kept, or all their scores"
         assert_at_most("the peak", peak, 24 * 64 * 16 * 4 + BOOKKEEPING_BYTES, hint=hint)
 
-    @small
-    @pytest.mark.outside(mib=8)
-    def test_many_blocks_seen_from_outside(self, rng, outside):
+    @cost
+    @pytest.mark.memory_limit(mib=8)
+    def test_many_blocks_seen_from_outside(self, rng, memory_limit):
         K, V = (((64, 2**7, width), rng.integers(0, 2**32, 48)) for width in (16, 8))
         q = rng.standard_normal((64, 16), dtype=np.float32)
-        got = outside(given_drawn_blocks, online_attention, q, K, V)
+        got = memory_limit(given_drawn_blocks, online_attention, q, K, V)
         scores = np.concatenate([k[1] @ q[1] / 4 for k in drawn(*K)])
         want = softmax_of_row(scores)[0] @ np.concatenate([v[1] for v in drawn(*V)])
         close = getattr(got, "shape", ()) == (64, 8) and np.allclose(got[1], want, rtol=0, atol=1e-4)

@@ -59,7 +59,7 @@ from .support import (
     worked_case,
 )
 
-robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 every_case = pytest.mark.parametrize("row", attention_cases("full", "causal"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 half_or_not = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -130,19 +130,19 @@ class TestFlashForward:
         assert_raises(ValueError, lambda: flash_forward(*given, **bad), when=f"for {bad}", mentions=bad)
 
     @causal_or_not
-    @small
+    @cost
     def test_memory_grows_with_n_only(self, rng, causal):
         case = Case(rng, n=576, causal=causal)
         counts = measure("flash_forward", case, 64, 64)
         assert_small("flash_forward", counts, largest=4 * 64 * 64 + 576 * 17, peak=16 * 64 * 64 + 6 * 576 * 16)
 
     @narrow_blocks
-    @small
+    @cost
     def test_blocks_are_those_asked_for(self, rng, blocks):
         assert_tiles("flash_forward", rng, blocks)
 
     @narrow_blocks
-    @small
+    @cost
     def test_memory_of_blocks(self, rng, blocks):
         counts = measure("flash_forward", Case(rng, n=128, d=2), *blocks)
         square = blocks[0] ** 2  # diag_embed(alpha), a square of block_q, may rescale the rows of a tile
@@ -150,21 +150,21 @@ class TestFlashForward:
         assert_small("flash_forward", counts, **limits, hint="the tiles are not those asked for")
 
     @few_blocks
-    @small
+    @cost
     def test_causal_leaves_tiles_out(self, rng, blocks):
         assert_causal_tiles_left_out("flash_forward", rng, blocks)
 
-    @small
+    @cost
     def test_every_score_is_computed_once(self, rng):
         n_computed = entries(tiles("flash_forward", signed_case(rng, 250, 120), 64, 32))
         hint = "Q_i times K_j transposed is computed once for each tile. One pass, no second"
         assert_at_most("the scores computed for N_q = 250, N_k = 120", n_computed, 250 * 120, unit="entries", hint=hint)
 
-    @small
-    @pytest.mark.outside(mib=22)
-    def test_no_matrix_seen_from_outside(self, outside):
+    @cost
+    @pytest.mark.memory_limit(mib=22)
+    def test_no_matrix_seen_from_outside(self, memory_limit):
         Q, K, V, _ = large_inputs()
-        assert_large("OL", outside(flash_forward, Q, K, V, False, 512, 512), large_forward(*large_inputs()[:3]))
+        assert_large("OL", memory_limit(flash_forward, Q, K, V, False, 512, 512), large_forward(*large_inputs()[:3]))
 
 
 class TestFlashBackward:
@@ -273,19 +273,19 @@ class TestFlashBackward:
         assert_raises(ValueError, lambda: flash_backward(*given, **bad), when=f"for {bad}", mentions=bad)
 
     @causal_or_not
-    @small
+    @cost
     def test_memory_grows_with_n_only(self, rng, causal):
         case = Case(rng, n=576, causal=causal)
         counts = measure("flash_backward", case, 64, 64)
         assert_small("flash_backward", counts, largest=4 * 64 * 64 + 576 * 17, peak=24 * 64 * 64 + 12 * 576 * 16)
 
     @narrow_blocks
-    @small
+    @cost
     def test_blocks_are_those_asked_for(self, rng, blocks):
         assert_tiles("flash_backward", rng, blocks)
 
     @narrow_blocks
-    @small
+    @cost
     def test_memory_of_blocks(self, rng, blocks):
         counts = measure("flash_backward", Case(rng, n=128, d=2), *blocks)
         square = blocks[0] ** 2
@@ -293,24 +293,24 @@ class TestFlashBackward:
         assert_small("flash_backward", counts, **limits, hint="the tiles are not those asked for")
 
     @few_blocks
-    @small
+    @cost
     def test_causal_leaves_tiles_out(self, rng, blocks):
         assert_causal_tiles_left_out("flash_backward", rng, blocks)
 
-    @small
+    @cost
     def test_work_of_a_tile(self, rng):
         n_computed = entries(tiles("flash_backward", signed_case(rng, 250, 120), 64, 32))
         hint = "once for each tile, twice where dQ has a loop of its own. P is exp(S − L): nothing else is made anew"
         name = "the scores computed for N_q = 250, N_k = 120"
         assert_at_most(name, n_computed, 2 * 250 * 120, unit="entries", hint=hint)
 
-    @small
-    @pytest.mark.outside(mib=30)
-    def test_no_matrix_seen_from_outside(self, outside):
+    @cost
+    @pytest.mark.memory_limit(mib=30)
+    def test_no_matrix_seen_from_outside(self, memory_limit):
         Q, K, V, dO = large_inputs()
         O, L = large_forward(Q, K, V)
         want = large_backward(Q, K, V, O, L, dO)
-        assert_large(GRADIENTS, outside(flash_backward, Q, K, V, O, L, dO, False, 512, 512), want)
+        assert_large(GRADIENTS, memory_limit(flash_backward, Q, K, V, O, L, dO, False, 512, 512), want)
 
 
 class TestFlashAttention:
@@ -429,7 +429,7 @@ class TestFlashAttention:
         assert_unchanged("O", O_now, output)
 
     @half_or_not
-    @small
+    @cost
     def test_saved_are_q_k_v_o_and_one_l(self, rng, dtype):
         for batch in ((2, 3), ()):
             case = Case(rng, n_queries=70, n_keys=80, d=8, d_v=6, batch=batch, dtype=dtype)
@@ -438,7 +438,7 @@ class TestFlashAttention:
             assert_saved(case, saved)
 
     @half_or_not
-    @small
+    @cost
     def test_forward_leaves_nothing_else_behind(self, rng, dtype):
         case = Case(rng, n_queries=256, n_keys=192, d=8, batch=(2,), dtype=dtype)
         (kept, O), _ = kept_by_apply(*case.inputs)
@@ -446,7 +446,7 @@ class TestFlashAttention:
         hint = "between the passes only L may take memory: is a tensor kept as an attribute of ctx, or a copy saved?"
         assert_at_most("what the forward pass keeps, besides Q, K, V and O,", kept, 2 * 256 * 4, hint=hint)
 
-    @small
+    @cost
     def test_memory_goes_when_the_output_goes(self, rng):
         case = Case(rng, n=64)
         _, (left, O) = kept_by_apply(*case.inputs)
@@ -455,7 +455,7 @@ class TestFlashAttention:
         assert_at_most("what is still alive when the output is gone", left, 0, hint=hint)
 
     @causal_or_not
-    @small
+    @cost
     def test_no_pass_makes_an_n_by_n_tensor(self, causal):
         # Where 512 tokens show already that tiles are small, 1024 of them would take many tiles and tell no more.
         small_enough = {"largest_bytes": 4 * 2**14, "peak_bytes": 4 * 512 * 512 // 2}
@@ -474,12 +474,12 @@ class TestFlashAttention:
         ],
         ids=["keys", "queries", "causal"],
     )
-    @small
+    @cost
     def test_tiles_do_not_grow_with_n(self, rng, sizes, causal, side):
         cases = [Case(rng, d=2, n_queries=n_queries, n_keys=n_keys, causal=causal) for n_queries, n_keys in sizes]
         assert_largest_stays(side, sizes, *map(measure_step, cases))
 
-    @small
+    @cost
     def test_causal_leaves_tiles_out_in_both_passes(self):
         for n in (512, 1024, 2048):  # of few large tiles a larger share holds a key that some query sees
             full, half = long_step(n, False), long_step(n, True)

@@ -97,11 +97,11 @@ def with_room(activations):
     return activations + activations // 2 + 3
 
 
-def assert_right_within(outside, step, *args):
+def assert_right_within(memory_limit, step, *args):
     """Within the memory bound of the test's mark, a step of 48 tanh in all has the right result and gradient."""
     x = torch.linspace(-1, 1, 2**17).reshape(256, 512)
     step(*args, torch.zeros(1))  # imports at first use are not the step's memory
-    got = outside(step, *args, x)
+    got = memory_limit(step, *args, x)
     y, gradient = x.double(), torch.ones(256, 512, dtype=torch.float64)
     for _ in range(48):
         y = torch.tanh(y)

@@ -186,7 +186,7 @@ class Recomputation:
         assert_ran(made.calls, 1, "in the forward pass")
         assert_ran(made.all_calls, 2, "in both passes together")
 
-    @pytest.mark.kind("small")
+    @pytest.mark.kind("cost")
     def test_keeps_its_arguments_only(self, rng):
         def fn(run, **args):
             return run(lambda *args: deep(sum(torch.sin(arg) for arg in args)), *args.values())
@@ -199,7 +199,7 @@ class Recomputation:
         name = "what the forward pass keeps, besides arguments and result,"
         assert_at_most(name, kept_bytes, ROOM_FOR_STATE, hint=why)
 
-    @pytest.mark.kind("small")
+    @pytest.mark.kind("cost")
     def test_recomputed_activations_are_released(self, rng):
         def fn(run, x):
             for _ in range(6):
@@ -212,10 +212,10 @@ class Recomputation:
         peak = math.ceil(made.peak_bytes / (64 * 256 * 4))
         assert_at_most("the peak of both passes", peak, with_room(6 + 8), unit="activations", hint=hint)
 
-    @pytest.mark.kind("small")
-    @pytest.mark.outside(mib=16)
-    def test_step_seen_from_outside(self, outside):
-        assert_right_within(outside, large_step, self.TASK)
+    @pytest.mark.kind("cost")
+    @pytest.mark.memory_limit(mib=16)
+    def test_step_seen_from_outside(self, memory_limit):
+        assert_right_within(memory_limit, large_step, self.TASK)
 
     def test_no_arithmetic_for_gradients_nobody_needs(self, rng):
         def fn(run, x, frozen):
@@ -430,7 +430,7 @@ class TestCheckpoint(Recomputation):
         hint = "two forward, one for the gradient of the weight: data, which requires no grad, was made to require one"
         assert_three_products("data @ weight", made.flops, hint=hint)
 
-    @pytest.mark.kind("small")
+    @pytest.mark.kind("cost")
     def test_keeps_nothing_when_no_argument_requires_grad(self, rng):
         def fn(run, data, weight):
             return run(lambda data: deep(data * weight), data)
@@ -551,7 +551,7 @@ class TestCheckpointSequential:
         assert_close("the result of a torch.nn.Sequential", result, numbers(want), plain=numbers(want))
         assert_close("the gradient of x", gradient, numbers(of_x), plain=numbers(of_x))
 
-    @pytest.mark.kind("small")
+    @pytest.mark.kind("cost")
     @pytest.mark.parametrize(("n", "segments"), [(64, 8), (36, 12)])
     def test_peak_is_the_model_s(self, rng, n, segments):
         chain, x = Chain(rng, n, width=1), random(rng, 64, 256)
@@ -562,17 +562,17 @@ class TestCheckpointSequential:
         name = f"the peak of {n} functions in {segments} segments"
         assert_at_most(name, peak, with_room(segments + -(-n // segments)), unit="activations", hint=hint)
 
-    @pytest.mark.kind("small")
-    @pytest.mark.outside(mib=16)
-    def test_step_seen_from_outside(self, outside):
-        assert_right_within(outside, large_sequence, [torch.tanh] * 48, 6)
+    @pytest.mark.kind("cost")
+    @pytest.mark.memory_limit(mib=16)
+    def test_step_seen_from_outside(self, memory_limit):
+        assert_right_within(memory_limit, large_sequence, [torch.tanh] * 48, 6)
 
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize(("n", "segments"), [(4, 0), (4, 5)])
     def test_impossible_segments(self, rng, n, segments):
         refused = partial(checkpoint_sequential, [torch.tanh] * n, segments, random(rng, 5, 6))
         when = f"for {segments} segments of {n} functions"
-        assert_raises(ValueError, refused, when=when, mentions=(str(n), str(segments)))
+        assert_raises(ValueError, refused, when=when, mentions={"functions": n, "segments": segments})
 
 
 class TestPlanSegments:
@@ -600,7 +600,9 @@ class TestPlanSegments:
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize("layers", [0, -4])
     def test_no_layers(self, layers):
-        assert_raises(ValueError, lambda: plan_segments(layers), when=f"for {layers} layers", mentions=("layers",))
+        assert_raises(
+            ValueError, lambda: plan_segments(layers), when=f"for {layers} layers", mentions={"layers": layers}
+        )
 
 
 class TestCheckpointCost:
@@ -635,6 +637,6 @@ class TestCheckpointCost:
     @pytest.mark.kind("refuses")
     @pytest.mark.parametrize(("layers", "segments"), [(0, 1), (5, 0), (5, 6)])
     def test_impossible(self, layers, segments):
-        named = "layers" if layers < 1 else "segments"
+        named = {"layers": layers} if layers < 1 else {"segments": segments}
         when = f"for {segments} segments of {layers} layers"
-        assert_raises(ValueError, lambda: checkpoint_cost(layers, segments), when=when, mentions=(named,))
+        assert_raises(ValueError, lambda: checkpoint_cost(layers, segments), when=when, mentions=named)

@@ -58,7 +58,7 @@ from .support import (
     standard_attention,
 )
 
-robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 simulated = pytest.mark.seconds(60)  # the first arithmetic on meta tensors imports a computer algebra system
 
 
@@ -204,10 +204,10 @@ class Route(Memory, Shapes):
         require_at_most(held, rate, 3 * d_v, told, kind="elements", hint=usual)
         return peaks
 
-    def check_within(self, outside, rng, n, d, *options):
+    def check_within(self, memory_limit, rng, n, d, *options):
         """Within the bound of the test's mark, the last queries' output is right: they see most keys."""
         q, k, v = (torch.from_numpy(rng.standard_normal((n, d), dtype=np.float32)) for _ in range(3))
-        got = outside(self.route, q, k, v, *options)
+        got = memory_limit(self.route, q, k, v, *options)
         seen = torch.ones(8, n, dtype=torch.float64).tril(n - 8 if self.causal else n)
         want = attend(phi(q[-8:].double()) @ phi(k.double()).mT * seen, v.double(), 1e-6)
         right = isinstance(got, torch.Tensor) and got.shape == v.shape
@@ -225,7 +225,7 @@ class TestLinearAttention(Route):
     def test_unequal_lengths(self, rng, lengths, variant):
         Shapes.test_unequal_lengths(self, rng, lengths, variant)
 
-    @small
+    @cost
     def test_memory_is_linear(self, rng):
         n, d, d_v = 600, 24, 20
         peak = self.peak(rng, n, d, d_v)
@@ -235,17 +235,17 @@ class TestLinearAttention(Route):
         name, limit = f"the peak over the inputs for N = {n:,}, d = {d}, d_v = {d_v}", 6 * n * d + 4 * d * d_v
         assert_at_most(name, peak, limit, unit="elements", hint=f"Usual cause: {usual}")
 
-    @small
+    @cost
     def test_work_is_linear(self, rng):
         work = [self.counts(rng, n, 16, 16)["flops"] for n in (100, 400)]
         ratio = work[1] / max(work[0], 1)
         told = f"4 times as many tokens take {ratio:.3g} times the arithmetic, expected 4"
         require_at_most("the arithmetic of 4 times the tokens", ratio, 6, told, hint="φ(q) φ(k)ᵀ is multiplied first")
 
-    @small
-    @pytest.mark.outside(mib=24)
-    def test_memory_seen_from_outside(self, rng, outside):
-        self.check_within(outside, rng, 4096, 64)
+    @cost
+    @pytest.mark.memory_limit(mib=24)
+    def test_memory_seen_from_outside(self, rng, memory_limit):
+        self.check_within(memory_limit, rng, 4096, 64)
 
 
 class TestCumsum(Route):
@@ -254,14 +254,14 @@ class TestCumsum(Route):
     task = "causal_linear_attention_cumsum"
     route = staticmethod(causal_linear_attention_cumsum)
 
-    @small
+    @cost
     def test_no_loop(self, rng):
         counts = [len(self.counts(rng, n, 4, 5)["operators"]) for n in (16, 64)]
         told = f"{counts[0]} operators run for 16 positions and {counts[1]} for 64"
         hint = "a loop over positions: cumsum takes them all at once"
         require_at_most("the operators that 48 more positions take", counts[1] - counts[0], 5, told, hint=hint)
 
-    @small
+    @cost
     def test_two_arrays_of_states(self, rng):
         n, d, d_v = 200, 8, 24
         peak = self.peak(rng, n, d, d_v)
@@ -273,17 +273,17 @@ class TestCumsum(Route):
         limit = 8 * n * max(d, d_v)
         assert_at_most(name, peak - 2 * n * d * d_v, limit, unit="elements", hint=f"Usual cause: {usual}")
 
-    @small
+    @cost
     def test_no_weights(self, rng):
         n, d = 400, 4
         hint = "Usual cause: N × N weights: this route sums φ(k) vᵀ over the positions"
         name = f"the peak over the inputs for N = {n}, d = {d}"
         assert_at_most(name, self.peak(rng, n, d, d), n * n // 2, unit="elements", hint=hint)
 
-    @small
-    @pytest.mark.outside(mib=50)
-    def test_memory_seen_from_outside(self, rng, outside):
-        self.check_within(outside, rng, 1024, 64)
+    @cost
+    @pytest.mark.memory_limit(mib=50)
+    def test_memory_seen_from_outside(self, rng, memory_limit):
+        self.check_within(memory_limit, rng, 1024, 64)
 
 
 class TestRecurrent(Route):
@@ -292,14 +292,14 @@ class TestRecurrent(Route):
     task = "causal_linear_attention_recurrent"
     route = staticmethod(causal_linear_attention_recurrent)
 
-    @small
+    @cost
     def test_one_state(self, rng):
         peaks = self.check_grows_by_the_output_only(rng, "the recurrence", 16, 4, (24, 72))
         limit = 2 * 24 * 4 + 5 * 16 * 5 + 64
         hint = "besides the output: one state of d·d_v, while it is replaced two or three"
         assert_at_most("its peak for 24 positions, d = 16, d_v = 4", peaks[0], limit, unit="elements", hint=hint)
 
-    @small
+    @cost
     def test_work_of_a_step_stays(self, rng):
         counts = [self.counts(rng, n, 8, 8) for n in (24, 96)]
         products, steps = [run["flops"] for run in counts], [len(run["operators"]) for run in counts]
@@ -310,10 +310,10 @@ class TestRecurrent(Route):
         told = "no loop over the positions runs: this route goes one by one"
         require_at_least("the operators that 72 more positions take", steps[1] - steps[0], 72, told)
 
-    @small
-    @pytest.mark.outside(mib=10)
-    def test_memory_seen_from_outside(self, rng, outside):
-        self.check_within(outside, rng, 128, 192)
+    @cost
+    @pytest.mark.memory_limit(mib=10)
+    def test_memory_seen_from_outside(self, rng, memory_limit):
+        self.check_within(memory_limit, rng, 128, 192)
 
 
 class InChunks(Route):
@@ -333,7 +333,7 @@ class InChunks(Route):
     def test_gradients(self, rng, chunk):
         self.check_gradients(rng, chunk)
 
-    @small
+    @cost
     def test_work_is_linear(self, rng):
         """In chunks of 4, a product over all pairs of chunks would show."""
         work = [self.counts(rng, n, 16, 16, 4)["flops"] for n in (256, 1024)]
@@ -348,7 +348,7 @@ class InChunks(Route):
     @pytest.mark.parametrize("chunk", [0, -3])
     def test_impossible_chunk(self, rng, chunk):
         call = functools.partial(self.route, *self.case(rng, n=5, d=6).inputs, chunk)
-        assert_raises(ValueError, call, when=f"for chunk = {chunk}", mentions=("chunk",))
+        assert_raises(ValueError, call, when=f"for chunk = {chunk}", mentions={"chunk": chunk})
 
 
 class TestChunked(InChunks):
@@ -359,7 +359,7 @@ class TestChunked(InChunks):
     called = "the chunked route"
     where_wrong = "where chunks meet: the state before a chunk holds the keys of all earlier ones"
 
-    @small
+    @cost
     def test_one_state_and_one_chunk(self, rng):
         d, d_v, c = 24, 8, 16
         peaks = self.check_grows_by_the_output_only(rng, "the chunked route", d, d_v, (64, 512), c)
@@ -370,7 +370,7 @@ class TestChunked(InChunks):
         name = f"its peak for 64 positions in chunks of {c}, d = {d}, d_v = {d_v}"
         assert_at_most(name, peaks[0], limit, unit="elements", hint=f"Usual cause: {usual}")
 
-    @small
+    @cost
     def test_chunk_is_used(self, rng):
         counts = [len(self.counts(rng, 128, 4, 4, c)["operators"]) for c in (4, 16)]
         told = f"chunks of 4 take {counts[0]} operators and chunks of 16 take {counts[1]}: the number must fall"
@@ -380,10 +380,10 @@ class TestChunked(InChunks):
         limit, hint = 60 * (128 // 16) + 60, "Usual cause: a loop over positions: a chunk is four matrix products"
         assert_at_most("the number of operators for 8 chunks", counts[1], limit, unit="operators", hint=hint)
 
-    @small
-    @pytest.mark.outside(mib=10)
-    def test_memory_seen_from_outside(self, rng, outside):
-        self.check_within(outside, rng, 1024, 192, 8)
+    @cost
+    @pytest.mark.memory_limit(mib=10)
+    def test_memory_seen_from_outside(self, rng, memory_limit):
+        self.check_within(memory_limit, rng, 1024, 192, 8)
 
 
 class TestScan(InChunks):
@@ -394,7 +394,7 @@ class TestScan(InChunks):
     called = "the scan"
     where_wrong = "an odd number of chunks, or one that is no power of two, needs care in a scan"
 
-    @small
+    @cost
     def test_steps_grow_with_the_logarithm(self, rng):
         runs = [self.counts(rng, n, 4, 4, 2)["operators"] for n in (32, 1024)]
         ready = [name for name in runs[0] if "cum" in name or "conv" in name or "fft" in name or "_scan" in name]
@@ -406,7 +406,7 @@ class TestScan(InChunks):
         name = "the operators that 496 more chunks take"
         require_at_most(name, more, 5 * 45, told, kind="operators", hint=hint)
 
-    @small
+    @cost
     def test_states_of_chunks_only(self, rng):
         n, d, c = 512, 24, 16
         peak, limit = self.peak(rng, n, d, d, c), self.limit(n, d, c)
@@ -416,7 +416,7 @@ class TestScan(InChunks):
         name = f"the peak over the inputs for N = {n} in chunks of {c}, d = {d}"
         assert_at_most(name, peak, limit, unit="elements", hint=f"Usual cause: {usual}")
 
-    @small
+    @cost
     def test_keeps_states_of_chunks_only(self, rng):
         n, d, c = 512, 24, 16
         q, k, v = (x.requires_grad_() for x in self.case(rng, n=n, d=d).inputs)
@@ -432,10 +432,10 @@ class TestScan(InChunks):
         """Ten arrays of N·d, three of N·C and six of states, in elements."""
         return 10 * n * d + 3 * n * c + 6 * n // c * d * (d + 1)
 
-    @small
-    @pytest.mark.outside(mib=32)
-    def test_memory_seen_from_outside(self, rng, outside):
-        self.check_within(outside, rng, 4096, 64)
+    @cost
+    @pytest.mark.memory_limit(mib=32)
+    def test_memory_seen_from_outside(self, rng, memory_limit):
+        self.check_within(memory_limit, rng, 4096, 64)
 
 
 class TestMemoryModel:
@@ -455,7 +455,7 @@ class TestMemoryModel:
             for seq_len in (n, 64 * n):
                 self.check(batch, heads, seq_len, d, dtype_bytes)
 
-    @small
+    @cost
     def test_makes_no_tensor(self):
         operators = measured_call("linear_attention_memory", 1, 2, 128, 16, 4)[1]["operators"]
         require(not operators, f"{len(operators)} operators run: the model is arithmetic, not a measurement")

@@ -56,7 +56,7 @@ from .support import (
     shape_of,
 )
 
-robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 
 
 class TestWindowMask:
@@ -70,24 +70,26 @@ class TestWindowMask:
             window = int(rng.integers(1, seq_len + 5))
             assert_mask(window_mask(seq_len, window), seq_len, window)
 
-    @small
+    @cost
     def test_is_made_from_bytes(self):
         n = 512
         peak = measure_peak(window_mask, n, 33).peak_bytes
         hint = "i − j for all pairs at once is int64, 8 bytes a pair: compare a column with a row, or cut bytes"
         assert_at_most(f"the peak of window_mask({n}, 33)", peak, 4 * n * n + 64 * n, hint=hint)
 
-    @small
-    @pytest.mark.outside(mib=24)
-    def test_bytes_seen_from_outside(self, outside):
-        mask = outside(window_mask, 2048, 33)
+    @cost
+    @pytest.mark.memory_limit(mib=24)
+    def test_bytes_seen_from_outside(self, memory_limit):
+        mask = memory_limit(window_mask, 2048, 33)
         right = tuple(mask.shape) == (2048, 2048) and (~mask).sum(-1).tolist() == [*range(1, 33), *[33] * 2016]
         require(right, "memory stayed within the limit, but the mask is wrong, at N = 2048, window 33")
 
     @refuses
     @pytest.mark.parametrize(("seq_len", "window", "named"), [(4, 0, "window"), (0, 3, "seq_len")])
     def test_bad_arguments(self, seq_len, window, named):
-        assert_raises(ValueError, lambda: window_mask(seq_len, window), when=f"for {named} below 1", mentions=(named,))
+        assert_raises(
+            ValueError, lambda: window_mask(seq_len, window), when=f"for {named} below 1", mentions={named: 0}
+        )
 
 
 class TestClassifyTiles:
@@ -102,24 +104,24 @@ class TestClassifyTiles:
             window, block = int(rng.integers(1, seq_len + 5)), int(rng.integers(1, 30))
             assert_tiles(classify_tiles(seq_len, window, block), seq_len, window, block)
 
-    @small
+    @cost
     def test_without_the_mask(self):
         arrays = measure_arrays(classify_tiles, 2048, 300, 128)
         peak = measure_peak(classify_tiles, 2048, 300, 128).peak_bytes
         hint = "2048² pairs are 4 MiB even as bytes: a tile's first and last row and column tell what it holds"
         assert_at_most("the peak of classify_tiles(2048, 300, 128)", arrays.peak_bytes + peak, 256 * 1024, hint=hint)
 
-    @small
-    @pytest.mark.outside(mib=10)
-    def test_without_the_mask_seen_from_outside(self, outside):
-        assert_tiles(outside(classify_tiles, 4096, 300, 128), 4096, 300, 128)
+    @cost
+    @pytest.mark.memory_limit(mib=10)
+    def test_without_the_mask_seen_from_outside(self, memory_limit):
+        assert_tiles(memory_limit(classify_tiles, 4096, 300, 128), 4096, 300, 128)
 
     @refuses
     @pytest.mark.parametrize(
         ("arguments", "named"), [((0, 3, 2), "seq_len"), ((4, 0, 2), "window"), ((4, 3, 0), "block")]
     )
     def test_bad_arguments(self, arguments, named):
-        assert_raises(ValueError, lambda: classify_tiles(*arguments), when=f"for {named} below 1", mentions=(named,))
+        assert_raises(ValueError, lambda: classify_tiles(*arguments), when=f"for {named} below 1", mentions={named: 0})
 
 
 @cache
@@ -192,7 +194,7 @@ class TestSlidingWindowAttention(Refusals, Memory, Numbers, Shapes):
         if not isinstance(got, str):
             case.compare_penalised(got)
 
-    @small
+    @cost
     @pytest.mark.parametrize(("window", "block"), [(70, 32), (40, 64), (1, 16)])
     def test_empty_tiles_are_skipped(self, window, block):
         n, d = 500, 8
@@ -210,7 +212,7 @@ class TestSlidingWindowAttention(Refusals, Memory, Numbers, Shapes):
             message += "\nWrite products with @, so that they can be counted"
             require_at_least(f"the products of the {name} pass", done, least * seen, message, kind="FLOPs")
 
-    @small
+    @cost
     @pytest.mark.parametrize("block", [20, 30])
     def test_blocks_of_the_size_asked_for(self, block):
         shapes = measured(60, 37, block)["shapes"]
@@ -222,7 +224,7 @@ class TestSlidingWindowAttention(Refusals, Memory, Numbers, Shapes):
         least = max(1, len(shapes)) / 2
         require_at_least("the products of a block's size", len(fitting), least, message, kind="products")
 
-    @small
+    @cost
     def test_memory_grows_with_n(self):
         short, long = measured(250, 40, 32), measured(1000, 40, 32)
         hint = "something of N × N is alive, the mask perhaps: each block of queries needs a mask of its own tile only"
@@ -232,19 +234,19 @@ class TestSlidingWindowAttention(Refusals, Memory, Numbers, Shapes):
         message = f"with 4 times the tokens a step's peak is {ratio:.1f} times as large"
         require_at_most("a step's peak with 4 times the tokens", ratio, 6, f"{message}\nUsual cause: {hint}")
 
-    @small
+    @cost
     def test_between_the_passes(self):
         kept = measured(1000, 40, 32)["kept_bytes"]
         hint = "N² scores, weights or masks are kept for the backward pass: keep what lies in the window at most"
         limit = 4 * 1000 * (4 * (40 + 2 * 32) + 64)
         assert_at_most("what is kept between the passes (N=1000, window=40, block=32)", kept, limit, hint=hint)
 
-    @small
-    @pytest.mark.outside(mib=44)
-    def test_step_seen_from_outside(self, outside):
+    @cost
+    @pytest.mark.memory_limit(mib=44)
+    def test_step_seen_from_outside(self, memory_limit):
         generator = torch.Generator().manual_seed(8)
         inputs = [torch.randn(4096, 16, generator=generator) for _ in range(4)]
-        out, dq, *_ = outside(plain_step, *inputs, 128, 128)
+        out, dq, *_ = memory_limit(plain_step, *inputs, 128, 128)
         right = last_queries_are_right(out, dq, inputs, window=128)
         require(right, "memory stayed within the limit, but out or dq is wrong, at N = 4096, window 128, block 128")
 
@@ -253,7 +255,7 @@ class TestSlidingWindowAttention(Refusals, Memory, Numbers, Shapes):
     def test_bad_window_or_block(self, window, block, named):
         inputs = torch.zeros(10, 6), torch.zeros(10, 6), torch.zeros(10, 3)
         call = partial(sliding_window_attention, *inputs, window, block)
-        assert_raises(ValueError, call, when=f"for {named} below 1", mentions=(named,))
+        assert_raises(ValueError, call, when=f"for {named} below 1", mentions={named: 0})
 
     @refuses
     def test_more_keys_than_queries(self):
@@ -314,10 +316,10 @@ class TestBlockMaskCache:
         operations[10] = operations[20] = ("clear",)
         follow(maxsize, operations)
 
-    @small
-    @pytest.mark.outside(mib=10)
-    def test_masks_seen_from_outside(self, outside):
-        assert_equal("len(cache), maxsize 2, after 40 masks", outside(number_held, 2, 40), 2)
+    @cost
+    @pytest.mark.memory_limit(mib=10)
+    def test_masks_seen_from_outside(self, memory_limit):
+        assert_equal("len(cache), maxsize 2, after 40 masks", memory_limit(number_held, 2, 40), 2)
 
     @robust
     def test_two_caches_are_apart(self):
@@ -327,11 +329,11 @@ class TestBlockMaskCache:
 
     @refuses
     def test_bad_maxsize(self):
-        assert_raises(ValueError, lambda: BlockMaskCache(0), when="for maxsize 0", mentions=("maxsize",))
+        assert_raises(ValueError, lambda: BlockMaskCache(0), when="for maxsize 0", mentions={"maxsize": 0})
 
     @refuses
     def test_bad_arguments(self):
-        assert_raises(ValueError, lambda: mask_of_new_cache(64, 0, 8), when="for window 0", mentions=("window",))
+        assert_raises(ValueError, lambda: mask_of_new_cache(64, 0, 8), when="for window 0", mentions={"window": 0})
 
 
 CHECKPOINTED = pytest.mark.parametrize("checkpointed", [False, True])

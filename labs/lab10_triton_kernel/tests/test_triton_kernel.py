@@ -37,7 +37,7 @@ from labkit.testing.tiles.io_formulas import queries_outside_traffic
 from .probes import ROW_STRIDE, called, compiled_for, softmax_of_far_rows
 from .support import GARBAGE, assert_bytes, assert_compiles, assert_multiplied, assert_softmax, assert_sound
 
-robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 by_arch = pytest.mark.parametrize("arch", list(TARGETS), ids=[f"sm_{arch}" for arch in TARGETS])
 GRADIENTS = ("dQ", "dK", "dV")
@@ -103,7 +103,7 @@ class TestSoftmaxRows:
         )
         assert_softmax(got, x)
 
-    @small
+    @cost
     def test_each_number_moves_once(self, rng):
         x = torch.from_numpy(rng.standard_normal((6, 100))).half()
         seen = self.check(x)
@@ -111,7 +111,7 @@ class TestSoftmaxRows:
             hint = "a row stays in registers between its maximum, its sum and its division: one load, one store"
             assert_bytes(what, seen[what], 600 * x.itemsize, hint=hint)
 
-    @small
+    @cost
     def test_compiles(self, rng):
         x = torch.from_numpy(rng.standard_normal((2, 500))).half()
         assert_compiles(compiled_for("softmax_rows", 80, {}, {"x": x}), 80, products=False)
@@ -189,11 +189,11 @@ class EitherPass(Refusals, Memory, Numbers, Shapes):
         Q, K, V, *rest = self.arguments(Case(rng, n=6, d=8)).values()
         for name, size in [("block_q", 8), ("block_k", 48)]:
             call = functools.partial(self.call, Q, K, V, *rest, **{name: size})
-            assert_raises(ValueError, call, when=f"for {name}={size}", mentions=(name,))
+            assert_raises(ValueError, call, when=f"for {name}={size}", mentions={name: size})
         wide = [x.double() for x in (Q, K, V)]
         assert_raises(TypeError, lambda: self.call(*wide, *rest), when="for float64", mentions=("float64",))
 
-    @small
+    @cost
     def test_float32_is_multiplied_exactly(self, rng):
         made = self.compiled(Case(rng, n=16, d=32), 80, 16, 16)
         assert_compiles(made, 80, products=False, spills=True, exact=True)
@@ -231,7 +231,7 @@ class TestFlashForward(EitherPass):
         require(O.shape == (2, 5, 16) and bool((O == 0).all()), "without keys (N_k = 0) O must be 0")
         require(L.shape == (2, 5) and bool(L.isneginf().all()), "without keys (N_k = 0) L must be −inf")
 
-    @small
+    @cost
     @pytest.mark.parametrize(
         ("block_q", "block_k", "precision"), [(16, 16, "float32"), (32, 64, "float16")], ids=["16x16", "32x64-float16"]
     )
@@ -244,7 +244,7 @@ class TestFlashForward(EitherPass):
         hint = "O once, in its dtype, and one float32 a query for L: nothing else leaves the multiprocessor"
         assert_bytes("stored", seen["stored"], want.stored + 63 * 4, hint=hint)
 
-    @small
+    @cost
     @pytest.mark.parametrize(("block_q", "block_k"), [(16, 16), (16, 32)])
     def test_hidden_tiles_are_not_loaded(self, rng, block_q, block_k):
         case = Case(rng, n_queries=80, n_keys=112, d=32, causal=True)
@@ -259,12 +259,12 @@ class TestFlashForward(EitherPass):
         assert_at_most("causal, the bytes loaded", sum(seen["loaded"].values()), most, hint=hint)
         assert_multiplied(seen, len(tiles) * block_q * block_k * 64, hint="each tile takes two products: Q Kᵀ and P V")
 
-    @small
+    @cost
     def test_compiles_without_spilling(self, rng):
         case = Case(rng, n=16, d=64, dtype=torch.float16, causal=True)
         assert_compiles(self.compiled(case, 80, 64, 64), 80)
 
-    @small
+    @cost
     def test_smallest_tiles_compile(self, rng):
         case = Case(rng, n=16, d=5, d_v=3, dtype=torch.float16)
         assert_compiles(self.compiled(case, 80, 16, 16), 80)
@@ -323,7 +323,7 @@ class TestFlashBackward(EitherPass):
         case.dO = torch.ones(()).expand(2, 30, 16)[..., :8]
         self.check(case, 16, 16, hint="dO of O.sum() is one number, expanded: a view with strides of 0")
 
-    @small
+    @cost
     def test_bytes_of_both_loops(self, rng):
         case, block = Case(rng, n=64, d=32, causal=True), 16
         seen = self.check(case, block, block)
@@ -335,7 +335,7 @@ class TestFlashBackward(EitherPass):
         hint = "two loops of three and four products a tile, the scores among them twice, are the most that is needed"
         assert_multiplied(seen, tiles * block * block * 7 * 32, hint=hint + cause)
 
-    @small
+    @cost
     def test_compiles_without_spilling(self, rng):
         case = Case(rng, n=16, d=64, dtype=torch.float16, causal=True)
         assert_compiles(self.compiled(case, 90, 32, 32), 90)
@@ -445,7 +445,7 @@ class TestPagedDecode:
         batch.k_cache[places], batch.v_cache[places] = k.half().transpose(0, 1), v.half().transpose(0, 1)
         self.check(batch, 1, SHORT_SUMS)
 
-    @small
+    @cost
     @pytest.mark.parametrize("num_splits", [1, 3])
     def test_bytes_are_the_contexts(self, rng, num_splits):
         lengths, d = (41, 19, 5), 32
@@ -462,7 +462,7 @@ class TestPagedDecode:
         hint = "a part stores an output and a log-sum-exp of each query head: splits · H_q · (d_v + 1) a sequence"
         assert_at_most("the bytes stored", sum(seen["stored"].values()), most, hint=hint)
 
-    @small
+    @cost
     def test_compiles_without_spilling(self, rng):
         batch = PagedBatch(rng, (40,), block_size=16, d=64, d_v=64, group=4, dtype=torch.float16)
         tensors = dict(zip(CACHE, batch.arguments, strict=True))
@@ -472,8 +472,8 @@ class TestPagedDecode:
     def test_bad_arguments(self, rng):
         q, *rest = PagedBatch(rng, (9, 4), block_size=4).arguments
         call = functools.partial(paged_decode, q[:, :3], *rest, 2)
-        assert_raises(ValueError, call, when="for 3 query heads on 2", mentions=("3", "2"))
-        assert_raises(ValueError, lambda: paged_decode(q, *rest, 0), when="for 0 splits", mentions=("num_splits",))
+        assert_raises(ValueError, call, when="for 3 query heads on 2", mentions={"H_q": 3, "H_kv": 2})
+        assert_raises(ValueError, lambda: paged_decode(q, *rest, 0), when="for 0 splits", mentions={"num_splits": 0})
         assert_raises(TypeError, lambda: paged_decode(q.double(), *rest, 2), when="for float64", mentions=("float64",))
 
     @pytest.mark.gpu
@@ -545,5 +545,7 @@ class TestChooseConfig:
 
     @refuses
     def test_bad_arguments(self):
-        for bad, name in [((48, 2, 80), "head_dim"), ((64, 3, 80), "dtype_bytes"), ((64, 2, 75), "arch")]:
-            assert_raises(ValueError, lambda bad=bad: choose_config(*bad), when=f"for {bad}", mentions=(name,))
+        for changed in ({"head_dim": 48}, {"dtype_bytes": 3}, {"arch": 75}):
+            given = {"head_dim": 64, "dtype_bytes": 2, "arch": 80} | changed
+            call = functools.partial(choose_config, *given.values())
+            assert_raises(ValueError, call, when=f"for {changed}", mentions=changed)

@@ -30,7 +30,7 @@ from .support import (
     numbered,
 )
 
-robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 by_layout = pytest.mark.parametrize("layout", LAYOUTS)
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 POISON = (
@@ -149,7 +149,7 @@ class TestCausalWork(EveryLayout):
     def test_many_tokens(self, layout):
         self.check(2**18, 4, layout)
 
-    @small
+    @cost
     @by_layout
     def test_no_table_of_pairs(self, layout):
         n_tokens = 2**12
@@ -222,7 +222,7 @@ class EveryAttention(Memory, Numbers, Shapes):
     def test_one_token_a_run(self, rng, layout, world_size):
         self.check(self.case(rng, n=1, world_size=world_size, layout=layout, causal=True))
 
-    @small
+    @cost
     @pytest.mark.parametrize(("world_size", "dtype"), [(2, "bfloat16"), (4, "float32")], ids=["P2-bf16", "P4"])
     def test_what_is_sent(self, rng, world_size, dtype):
         sizes = {"kv_heads": 4, "group": 3, "causal": True, "dtype": dtype, "layout": "zigzag"}
@@ -259,7 +259,7 @@ class ByBlocks(EveryAttention):
     numbers_a_pair: ClassVar[int] = 8 + 5
     """Multiplications for a query, a key and a head, with d = 8 and d_v = 5."""
 
-    @small
+    @cost
     @by_layout
     def test_no_hidden_pair_is_computed(self, rng, layout):
         case = self.case(rng, n=64, world_size=4, layout=layout, causal=True, d_v=5)
@@ -273,7 +273,7 @@ class EitherPass(ByBlocks):
     peak: ClassVar[tuple[int, int]]
     """The tensors of a rank's rows, and of strips of scores, that fit into the peak memory."""
 
-    @small
+    @cost
     def test_blocks_travel_while_others_are_computed(self, rng):
         found = self.check(self.case(rng, n=32, world_size=4, layout="zigzag"))
         cause = "the next block is waited for before the one at hand is computed: ask, compute, wait"
@@ -281,7 +281,7 @@ class EitherPass(ByBlocks):
             told = f"rank {rank} computes during {hidden} of its {asked} transfers, expected 3 at least"
             require(hidden >= 3, f"{told}\nUsual cause: {cause}")
 
-    @small
+    @cost
     def test_blocks_that_passed_are_let_go(self, rng):
         case = self.case(rng, n=64, world_size=8, d=16, kv_heads=2, group=2, layout="zigzag")
         held, block = self.check(case)["held_bytes"], (case.K.nbytes + case.V.nbytes) // 8
@@ -290,7 +290,7 @@ class EitherPass(ByBlocks):
         what = f"what is held of what was received, a block is {block:,} bytes"
         assert_each_rank_at_most(what, held, self.blocks_held * block, hint=hint)
 
-    @small
+    @cost
     @causal_or_not
     def test_scores_are_never_there_all_at_once(self, causal):
         found = on_ranks(self.task, alike_on_ranks(self.names, 1024, 2, 4), causal=causal, layout="zigzag")
@@ -299,7 +299,7 @@ class EitherPass(ByBlocks):
         what = f"the largest tensor of {self.task}, 1024 tokens and one head"
         assert_each_rank_at_most(what, found["largest_bytes"], 4 * (1024 * 512 + 4096), hint=hint)
 
-    @small
+    @cost
     @pytest.mark.parametrize("world_size", [2, 6], ids="P{}".format)
     def test_memory_falls_as_there_are_more_ranks(self, world_size):
         n, (n_rows, n_strips) = 1536 // world_size, self.peak
@@ -318,20 +318,20 @@ class TestRingAttentionForward(EitherPass):
     blocks_held = 3
     peak = (10, 3)
 
-    @small
+    @cost
     def test_keys_and_values_travel_whole(self, rng):
         found = self.check(self.case(rng, n=40, world_size=5, causal=True))
         hint = "in each hop one tensor of keys and one of values, or both in one"
         assert_each_rank_at_most("the tensors that are sent", found["messages"], 2 * 4, unit="", hint=hint)
 
-    @pytest.mark.outside(mib=160)
-    @small
-    def test_far_from_whole(self, outside):
+    @pytest.mark.memory_limit(mib=160)
+    @cost
+    def test_far_from_whole(self, memory_limit):
         generator = torch.Generator().manual_seed(11)
         q, k, v = (torch.randn(1, 8192, 4, generator=generator) for _ in range(3))
         places = positions(8192, 2, "contiguous")
         shards = [list(each) for each in zip(*(cut(x, places) for x in (q, k, v)), strict=True)]
-        found = outside(on_ranks, self.task, shards, causal=False, layout="contiguous")
+        found = memory_limit(on_ranks, self.task, shards, causal=False, layout="contiguous")
         rows = torch.tensor([0, 4095, 4096, 8191])
         want = (q[:, rows] @ k.mT / 2).softmax(-1) @ v
         got = torch.cat([result[0] for result in found["results"]], -2)[:, rows]
@@ -363,7 +363,7 @@ class TestAllGatherAttention(ByBlocks):
 
     task, method = "all_gather_attention", "all_gather"
 
-    @small
+    @cost
     def test_keys_are_gathered(self, rng):
         found = self.check(self.case(rng, n=8, world_size=2))
         require(all(found["collective_calls"]), "keys and values are to be gathered by comm.all_gather: this is a ring")
@@ -377,7 +377,7 @@ class TestUlyssesAttention(EveryAttention):
         "rank r attends with heads r · H / P and those that follow, in this order, and each key head with its group"
     )
 
-    @small
+    @cost
     def test_every_rank_computes_its_heads_alone(self, rng):
         found = self.check(self.case(rng, n=32, world_size=4, kv_heads=1, group=2))
         pairs = [flops // (4 * 8) for flops in found["flops"]]
@@ -440,5 +440,5 @@ class TestMinimalBlock:
 
     @refuses
     def test_bad_arguments(self):
-        table = [((0, 1), "for 0 FLOPs", ["flops"]), ((1, 0), "for bandwidth 0", ["bandwidth"])]
-        assert_refused(minimal_block, [*table, ((-5, 1), "for −5 FLOPs", ["flops"])])
+        table = [((0, 1), "for 0 FLOPs", {"flops": 0}), ((1, 0), "for bandwidth 0", {"bandwidth": 0})]
+        assert_refused(minimal_block, [*table, ((-5, 1), "for −5 FLOPs", {"flops": -5})])

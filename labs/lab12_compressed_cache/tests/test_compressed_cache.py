@@ -46,7 +46,7 @@ from .support import (
 
 NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, and so is 0 / 0"
 
-robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 by_bits = pytest.mark.parametrize("bits", [2, 4, 8])
 
 
@@ -108,7 +108,7 @@ class TestMlaDecode(EveryAttention):
     def test_without_tokens(self, rng):
         self.check(self.case(rng, n_keys=0), hint="without a token o is 0", nan_hint=NO_KEYS)
 
-    @small
+    @cost
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
     def test_the_cache_is_read_once_and_never_expanded(self, rng, dtype):
         case = self.case(rng, n_queries=8, n_keys=4096, d=32, d_r=16, d_c=64, d_v=32, dtype=dtype)
@@ -128,11 +128,11 @@ class TestMlaDecode(EveryAttention):
             assert_at_most(f"what {name} reads of {which}, which holds {size:,} bytes,", read, size, hint=hint)
             require(read >= size, f"{name} reads {read:,} of {size:,} bytes of {which}: every token counts")
 
-    @pytest.mark.outside(mib=16)
-    @small
-    def test_far_from_expanded(self, rng, outside):
+    @pytest.mark.memory_limit(mib=16)
+    @cost
+    def test_far_from_expanded(self, rng, memory_limit):
         case = self.case(rng, n_queries=4, n_keys=32_768, d=64, d_r=16, d_c=32, d_v=64)
-        case.check(outside(mla_decode, *case.arguments.values()))
+        case.check(memory_limit(mla_decode, *case.arguments.values()))
 
     @refuses
     def test_shapes_that_do_not_fit(self, rng):
@@ -141,7 +141,7 @@ class TestMlaDecode(EveryAttention):
         table = []
         for name, shape in wrong.items():
             given = fitting | {name: torch.zeros(shape)}
-            table.append((given.values(), f"for {name} of shape {shape}", (name, str(shape))))
+            table.append((given.values(), f"for {name} of shape {shape}", [name, str(shape)]))
         assert_refused(mla_decode, table)
 
 
@@ -161,7 +161,7 @@ class TestAttentionWithSinks(Refusals, EveryAttention):
         """All numbers of q and k are 1: weights show which tokens token 9 sees, and how far away each is."""
         return SinkCase(torch.ones(1, 2), torch.ones(10, 2), torch.eye(10), window=3, num_sinks=2)
 
-    @small
+    @cost
     @pytest.mark.parametrize("n_queries", [1, 4])
     def test_nothing_that_was_forgotten_is_read(self, rng, n_queries):
         sizes = {"window": 60, "num_sinks": 4, "n_queries": n_queries, "n_keys": 2048, "d": 32, "d_v": 32}
@@ -187,9 +187,9 @@ class TestAttentionWithSinks(Refusals, EveryAttention):
     def test_numbers_that_do_not_fit(self):
         q, k, v = torch.zeros(2, 6), torch.zeros(5, 6), torch.zeros(5, 3)
         table = [
-            ((q, k, v, 0, 2), "for window 0", ("window",)),
-            ((q, k, v, 3, -1), "for −1 sinks", ("num_sinks",)),
-            ((q[:, :5], k[:, :5], v, 3, 1), "for an odd d", ("5",)),
+            ((q, k, v, 0, 2), "for window 0", {"window": 0}),
+            ((q, k, v, 3, -1), "for −1 sinks", {"num_sinks": -1}),
+            ((q[:, :5], k[:, :5], v, 3, 1), "for an odd d", {"d": 5}),
         ]
         assert_refused(attention_with_sinks, table)
 
@@ -284,7 +284,7 @@ class TestQuantizeKv:
             got = quantize_kv(k, v, 4, 8)
         assert_quantized(got, k, v, 4, 8, STRIDED)
 
-    @small
+    @cost
     @by_bits
     @pytest.mark.parametrize("group", [8, 32])
     def test_exact_bytes(self, rng, bits, group):
@@ -312,7 +312,7 @@ class TestQuantizeKv:
         k, v = keys_and_values(rng, n_tokens=12)
         for bits, group in ((3, 4), (16, 4), (0, 4), (4, 0), (4, 3), (4, 8), (4, 12), (4, 32)):
             when = f"for {bits} bits, groups of {group}, 12 tokens and d_v = 16"
-            table.append(((k, v, bits, group), when, ["group" if bits == 4 else "bits"]))
+            table.append(((k, v, bits, group), when, {"group": group} if bits == 4 else {"bits": bits}))
         assert_refused(quantize_kv, table)
 
 
@@ -417,7 +417,7 @@ class TestCacheUnderBudget:
         table = [
             ((model, least - 1, 32), f"for {least - 1} bytes, when the smallest scheme needs {least}", [str(least)]),
             ((unknown, UNLIMITED, 32), "for the kind 'pruned'", ["pruned"]),
-            ((model, UNLIMITED, 0), "for 0 tokens", ["tokens"]),
-            ((model, UNLIMITED, -3), "for −3 tokens", ["tokens"]),
+            ((model, UNLIMITED, 0), "for 0 tokens", {"tokens": 0}),
+            ((model, UNLIMITED, -3), "for −3 tokens", {"tokens": -3}),
         ]
         assert_refused(cache_under_budget, table)

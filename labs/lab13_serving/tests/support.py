@@ -7,7 +7,7 @@ import torch
 from labkit.serving.drive import serve_plans
 from labkit.serving.engine import serve
 from labkit.serving.model import SPEC
-from labkit.serving.trace import Request, make_trace
+from labkit.serving.requests import Request, make_trace
 from labkit.testing.compare import (
     ROUNDINGS,
     assert_at_most,

@@ -9,7 +9,7 @@ from serving import QuantizedBlocks, cache_plan
 from labkit.serving.drive import serve_plans
 from labkit.serving.engine import settings_of, token_bytes
 from labkit.serving.model import SPEC
-from labkit.serving.trace import LIMITS, Request, any_requests, clear_prompt, make_trace, prefix_tokens
+from labkit.serving.requests import LIMITS, Request, any_requests, clear_prompt, make_trace, prefix_tokens
 from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require, require_own_work
 from labkit.testing.decoding.managed import Managed, assert_names_are_known, of_equal_hash, run_random_operations
 from labkit.testing.serving.bit_blocks import attention, rounded
@@ -38,7 +38,7 @@ from .support import (
     trace_of,
 )
 
-robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 by_bits = pytest.mark.parametrize("bits", [2, 4, 8])
 by_kind = pytest.mark.parametrize("kind", LIMITS)
 GENEROUS = 200_000
@@ -78,7 +78,7 @@ class TestCachePlan:
     def test_bad_arguments(self, change, name):
         given = {"spec": SPEC, "nbytes": 40_000, "block_size": 8, "bits": 8} | change
         when = "for " + ", ".join(f"{what}={value}" for what, value in change.items())
-        assert_raises(ValueError, lambda: cache_plan(**given), when=when, mentions=[name])
+        assert_raises(ValueError, lambda: cache_plan(**given), when=when, mentions={name: given[name]})
 
 
 class TestBlockManager:
@@ -242,7 +242,7 @@ class TestQuantizedBlocks:
         blocks.check(text, 5, table=[*text.table, *other.table])
         blocks.check(text, 2, 2)
 
-    @small
+    @cost
     @by_bits
     def test_exact_bytes(self, rng, bits):
         k, v = torch.from_numpy(rng.standard_normal((2, 64, 2, 32))).float()
@@ -259,7 +259,7 @@ class TestQuantizedBlocks:
         hint = "something is kept besides: the memory is made once, and keys and values live nowhere else"
         assert_at_most(f"{name} when it is full", told["full"], want, hint=hint)
 
-    @small
+    @cost
     def test_a_block_is_read_once_and_few_at_a_time(self, rng):
         num_blocks, size, heads, d = 512, 8, 2, 32
         k, v = torch.from_numpy(rng.standard_normal((2, num_blocks * size, heads, d))).float()
@@ -281,11 +281,11 @@ class TestQuantizedBlocks:
         name = f"what attend reads of {kept:,} bytes for queries that end at an eighth of them"
         assert_at_most(name, told["early"], kept // 4, hint=hint)
 
-    @pytest.mark.outside(mib=44)
-    @small
-    def test_far_from_float32(self, outside):
+    @pytest.mark.memory_limit(mib=44)
+    @cost
+    def test_far_from_float32(self, memory_limit):
         sizes, n_tokens = (128, 16, 1, 16, 256, 4), 2048
-        got = outside(full_cache, sizes, n_tokens, 13)
+        got = memory_limit(full_cache, sizes, n_tokens, 13)
         generator = torch.Generator().manual_seed(13)
         drawn = [torch.randn(2, 64, 16, 256, generator=generator) for _ in range(0, n_tokens, 64)]
         k, v = (rounded(torch.cat([each[i] for each in drawn]), 4) for i in (0, 1))
@@ -297,7 +297,7 @@ class TestQuantizedBlocks:
     @pytest.mark.parametrize(("bits", "d"), [(3, 8), (32, 8), (2, 6)])
     def test_bad_bits(self, bits, d):
         call = partial(QuantizedBlocks, 4, 2, 1, 1, d, bits)
-        assert_raises(ValueError, call, when=f"for {bits} bits and {d} numbers", mentions=["bits"])
+        assert_raises(ValueError, call, when=f"for {bits} bits and {d} numbers", mentions={"bits": bits})
 
 
 class TestScheduler:
@@ -420,13 +420,13 @@ class TestServer:
         serve_recorded(trace, GENEROUS, 48)
 
     @pytest.mark.board
-    @small
+    @cost
     @by_kind
     def test_traces_under_the_budget(self, request, board, kind):
         """The traces of the board, whose seed is the run's: grading draws others."""
         board(assert_trace(trace_of(kind, request.config.option.seed), **LIMITS[kind]).counts)
 
-    @small
+    @cost
     @by_kind
     def test_beginnings_are_shared(self, request, kind):
         trace = trace_of(kind, request.config.option.seed)
@@ -442,7 +442,7 @@ class TestServer:
         )
         require(served.prefix_tokens >= least, f"{told}: at least {least}\nUsual cause: {hint}")
 
-    @small
+    @cost
     def test_the_budget_is_held_at_every_step(self):
         requests = [(list(range(n, n + 40)), 5) for n in range(3)]
         for nbytes in (GENEROUS, 3 * GENEROUS):
@@ -452,12 +452,12 @@ class TestServer:
             assert_at_most(f"what is held after step {step}", live, nbytes, hint=hint, unit="bytes of the budget")
             settings_of(Session(partial(server_calls, (WIDE, nbytes, 32))), WIDE, nbytes)
 
-    @pytest.mark.outside(mib=40)
-    @small
-    def test_far_from_float32(self, outside):
+    @pytest.mark.memory_limit(mib=40)
+    @cost
+    def test_far_from_float32(self, memory_limit):
         spec = {"layers": 2, "heads": 8, "kv_heads": 8, "head_dim": 256, "vocab": 64}
         prompt = [number * 7 % 61 for number in range(1400)]
-        n_tokens = outside(served_from_outside, spec, 12 << 20, 128, [(prompt, 2)])
+        n_tokens = memory_limit(served_from_outside, spec, 12 << 20, 128, [(prompt, 2)])
         assert_equal("the tokens computed for a prompt of 1,400 and one that follows", n_tokens, 1401)
 
     @refuses

@@ -40,7 +40,7 @@ from .support import (
     tokens_case,
 )
 
-robust, small, refuses = (pytest.mark.kind(kind) for kind in ("robust", "small", "refuses"))
+robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 HALVES = [torch.float16, torch.bfloat16]
 NOTHING = "nothing is read: a maximum over no scores, −inf − (−inf), or 0 / 0"
 
@@ -77,7 +77,7 @@ class TestPageBounds:
             plain = case.want[name].float().numpy()
             assert_close(name, x, case.want[name], plain=plain, dtype=case.dtype, mistakes=case.mistakes[name])
 
-    @small
+    @cost
     @pytest.mark.parametrize("n_full", [64, 256])
     def test_keys_are_not_copied(self, rng, n_full):
         case = bounds_case(rng, (16,) * n_full + (5,), 16, d=32)
@@ -92,7 +92,7 @@ class TestPageBounds:
     @refuses
     def test_bad_pages(self):
         K = torch.zeros(3, 2)
-        assert_refused(page_bounds, [((K, page), f"for page={page}", ("page",)) for page in (0, -1)])
+        assert_refused(page_bounds, [((K, page), f"for page={page}", {"page": page}) for page in (0, -1)])
 
 
 SCORES = [
@@ -147,7 +147,7 @@ class TestPageScores:
                 "scores where a page is one key", got, case.largest, plain=zeros + case.largest.numpy(), hint=hint
             )
 
-    @small
+    @cost
     @pytest.mark.parametrize("n_pages", [256, 1024])
     def test_no_product_of_channels_for_every_head(self, rng, n_pages):
         case = scores_case(rng, kv_heads=2, group=8, n_pages=n_pages, size=1, d=32)
@@ -164,7 +164,7 @@ class TestPageScores:
     def test_shapes_that_do_not_fit(self):
         q, bounds = torch.zeros(4, 6), torch.zeros(2, 5, 6)
         table = [
-            ((torch.zeros(5, 6), bounds, bounds), "for 5 query heads on 2", ("5", "2")),
+            ((torch.zeros(5, 6), bounds, bounds), "for 5 query heads on 2", {"H_q": 5, "H_kv": 2}),
             ((q, bounds, bounds[:, :4]), "for lows of 5 pages and highs of 4", ("(2, 5, 6)", "(2, 4, 6)")),
         ]
         assert_refused(page_scores, table)
@@ -209,10 +209,10 @@ class TestSelectPages:
     def test_bad_arguments(self):
         scores = torch.zeros(4, 6)
         table = [
-            ((scores, 2, 1, 5), "for budget 1", ("budget",)),
-            ((scores, 2, 3, 6), "for current 6 of 6 pages", ("current",)),
-            ((scores, 2, 3, -1), "for current −1", ("current",)),
-            ((scores, 3, 3, 5), "for 4 query heads on 3", ("4", "3")),
+            ((scores, 2, 1, 5), "for budget 1", {"budget": 1}),
+            ((scores, 2, 3, 6), "for current 6 of 6 pages", {"current": 6}),
+            ((scores, 2, 3, -1), "for current −1", {"current": -1}),
+            ((scores, 3, 3, 5), "for 4 query heads on 3", {"H_q": 4, "H_kv": 3}),
         ]
         assert_refused(select_pages, table)
 
@@ -258,7 +258,7 @@ class TestSelectedDecode:
         case = decode_case(rng, **sizes)
         self.check(case, call(selected_decode, case.given))
 
-    @small
+    @cost
     def test_nothing_else_is_read(self, rng):
         case = decode_case(rng, n_tokens=40, n_chosen=3)
         self.check(case, call(selected_decode, case.given))
@@ -269,7 +269,7 @@ class TestSelectedDecode:
         o, _ = call(selected_decode, given)
         require_no_nan("o", o, "tokens that were not chosen are read, and masked or given no weight")
 
-    @small
+    @cost
     @pytest.mark.parametrize("n_tokens", [1024, 4096])
     def test_bytes_read_and_held(self, rng, n_tokens):
         case = decode_case(rng, n_tokens=n_tokens, page=16, n_chosen=8, group=4, d=64, d_v=64)
@@ -289,10 +289,10 @@ class TestSelectedDecode:
     def test_bad_arguments(self):
         q, K, pages = torch.zeros(4, 6), torch.zeros(2, 9, 6), torch.tensor([[0, 1], [1, 2]])
         table = [
-            ((q, K, K, pages + 1, 4), "for page 3 of 3", ("pages",)),
-            ((q, K, K, pages - 1, 4), "for page −1", ("pages",)),
-            ((q, K, K, pages, 0), "for page=0", ("page",)),
-            ((q[:3], K, K, pages, 4), "for 3 query heads on 2", ("3", "2")),
+            ((q, K, K, pages + 1, 4), "for page 3 of 3", {"pages": 3}),
+            ((q, K, K, pages - 1, 4), "for page −1", {"pages": -1}),
+            ((q, K, K, pages, 0), "for page=0", {"page": 0}),
+            ((q[:3], K, K, pages, 4), "for 3 query heads on 2", {"H_q": 3, "H_kv": 2}),
         ]
         assert_refused(selected_decode, table)
 
@@ -350,7 +350,7 @@ class TestBlockSparseAttention:
             require(got[i] is not None, missing)
             assert_close(name, got[i], wanted[torch.float64][i], plain=wanted[torch.float32][i].numpy())
 
-    @small
+    @cost
     def test_memory_and_work(self, rng):
         for n in (512, 1024):
             Q, K, V = (drawn(rng, n, 8) for _ in range(3))
@@ -369,8 +369,8 @@ class TestBlockSparseAttention:
     def test_bad_arguments(self):
         Q, V = torch.zeros(8, 4), torch.zeros(8, 3)
         table = [
-            ((Q, Q, V, 0, 1), "for block=0", ("block",)),
-            ((Q, Q, V, 2, -1), "for top=−1", ("top",)),
+            ((Q, Q, V, 0, 1), "for block=0", {"block": 0}),
+            ((Q, Q, V, 2, -1), "for top=−1", {"top": -1}),
             ((Q, Q[:7], V[:7], 2, 1), "for Q of 8 tokens and K of 7", ("(8, 4)", "(7, 4)")),
             ((Q, Q, V[:7], 2, 1), "for K of 8 tokens and V of 7", ("(8, 4)", "(7, 3)")),
         ]
@@ -415,7 +415,7 @@ class TestIndexTopTokens:
         require_ascending("tokens", got, case.want)
         assert_rows("tokens", got, case.want, case.mistakes, hint)
 
-    @small
+    @cost
     def test_memory(self, rng):
         peaks = []
         for n in (512, 1024):
@@ -433,7 +433,7 @@ class TestIndexTopTokens:
     def test_bad_arguments(self):
         q, w, k = torch.zeros(3, 2, 4), torch.zeros(3, 2), torch.zeros(5, 4)
         table = [
-            ((q, w, k, 0), "for top=0", ("top",)),
+            ((q, w, k, 0), "for top=0", {"top": 0}),
             ((q, w[:, :1], k, 2), "for one weight and two heads", ("(3, 1)", "(3, 2, 4)")),
             ((q, w, k[:, :3], 2), "for keys of another width", ("(5, 3)", "(3, 2, 4)")),
             ((q, w, k[:2], 2), "for fewer keys than queries", ("(2, 4)", "(3, 2, 4)")),
@@ -478,5 +478,8 @@ class TestSelectionBytes:
 
     @refuses
     def test_bad_arguments(self):
-        table = [(("h2o", 10, 4), "for the method 'h2o'", ("h2o",)), (("whole", 0, 4), "for tokens=0", ("tokens",))]
+        table = [
+            (("h2o", 10, 4), "for the method 'h2o'", ("h2o",)),
+            (("whole", 0, 4), "for tokens=0", {"tokens": 0}),
+        ]
         assert_refused(selection_bytes, table)

@@ -15,7 +15,7 @@ from labkit.serving.drive import serve_plans
 from labkit.serving.engine import serve, settings_of
 from labkit.serving.model import SPEC
 from labkit.serving.records import held_while_serving, record_plans, record_serving
-from labkit.serving.trace import KINDS, LIMITS, MARGIN, Request, make_trace
+from labkit.serving.requests import KINDS, LIMITS, MARGIN, Request, make_trace
 from labkit.testing.sessions import Session
 from labstaff.authoring.board import SEED
 from labstaff.pytest_plugin import variant_text

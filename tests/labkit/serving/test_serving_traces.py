@@ -9,7 +9,7 @@ from labkit.serving.dense import dense_completion, least_margin
 from labkit.serving.engine import token_bytes
 from labkit.serving.model import SPEC, Model
 from labkit.serving.player import run_layer
-from labkit.serving.trace import KINDS, LIMITS, MARGIN, Request, describe, make_trace, prefix_tokens
+from labkit.serving.requests import KINDS, LIMITS, MARGIN, Request, describe, make_trace, prefix_tokens
 from labkit.testing.serving.bit_blocks import attention
 
 

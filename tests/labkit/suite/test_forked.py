@@ -42,7 +42,7 @@ def test_results_before_the_end_of_a_process_are_kept(run):
     ends = f"{solution_text()}\n\nestimate = {ONE_TASK}\n\n\n{HEAD}    import os\n    if seq_len == 1500: os._exit(0)\n"
     ends += "    return estimate(seq_len, d_model, dtype_bytes, batch_size)\n"
     part = run(ends, tests=tests)
-    assert [result.kind for result in whole] == [Kind.EXACT, Kind.SMALL]
+    assert [result.kind for result in whole] == [Kind.EXACT, Kind.COST]
     assert part.results == whole[:1]
     assert (part.n_collected, part.died) == (2, "it left with status 0")
 

@@ -38,7 +38,7 @@ def test_points_are_the_share_of_tests_that_pass(lab):
         ({Kind.EXACT: 1}, 10),
         ({Kind.EXACT: 15}, 20 * 5 / 20),
         ({Kind.ROBUST: 1}, 15),
-        ({Kind.SMALL: 2, Kind.REFUSES: 1}, 15),
+        ({Kind.COST: 2, Kind.REFUSES: 1}, 15),
         ({Kind.REFUSES: 1}, 19),
         ({Kind.ROBUST: 1, Kind.EXACT: 1}, 10),
     ],
@@ -70,7 +70,7 @@ def test_no_points_before_a_random_input_is_right(lab):
 def test_no_points_while_a_library_does_the_work(lab):
     given = [TestResult(f"test_{i}", FIRST, State.PASSED, drawn=True) for i in range(9)]
     given += [TestResult("test_edge", FIRST, State.WRONG, (f"edge {i}",), kind=Kind.ROBUST) for i in range(3)]
-    given.append(TestResult("test_memory", FIRST, State.WRONG, ("calls another's",), kind=Kind.OWN))
+    given.append(TestResult("test_memory", FIRST, State.WRONG, ("calls another's",), kind=Kind.BORROWED))
     found, lines = points(lab, given)
     assert found == 0
     assert "  no points: a library does the work that is yours to write" in lines

@@ -74,7 +74,7 @@ def test_a_signal_as_the_body_ends_leaves_no_limit_behind(monkeypatch):
 
 def test_a_slow_machine_is_not_taken_for_waiting(monkeypatch):
     spent = iter([0.0, 30.0])
-    monkeypatch.setattr(limits, "clocks_elsewhere", [lambda: next(spent)])
+    monkeypatch.setattr(limits, "other_clocks", [lambda: next(spent)])
     with pytest.raises(TookTooLong, match="by the clock") as caught, time_limit(60, 0.1):
         time.sleep(20)
     assert not caught.value.is_idle
@@ -88,7 +88,7 @@ def test_after_one_wait_the_next_is_stopped_sooner(monkeypatch):
         with pytest.raises(TookTooLong, match=rf"after {seen} s by the clock"), time_limit(60, allowed):
             time.sleep(60)
     spent = itertools.count(0.0, 30.0)
-    monkeypatch.setattr(limits, "clocks_elsewhere", [lambda: next(spent)])
+    monkeypatch.setattr(limits, "other_clocks", [lambda: next(spent)])
     with time_limit(60, 30):
         time.sleep(0.3)
 
@@ -152,7 +152,7 @@ def test_a_stopped_clock_counts_nothing_and_goes_on_afterwards():
 
 def test_a_process_that_works_for_the_body_gets_what_is_left(monkeypatch):
     spent = 0.0
-    monkeypatch.setattr(limits, "clocks_elsewhere", [lambda: spent])
+    monkeypatch.setattr(limits, "other_clocks", [lambda: spent])
     assert limits.seconds_for_another() is None
     with time_limit(60):
         before = limits.seconds_for_another()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -235,6 +237,19 @@ def test_raises():
     assert "does not mention (5, 4); it says: Q (3, 4)" in message(
         lambda: assert_raises(ValueError, lambda: fail(ValueError("Q (3, 4)")), when="for X", mentions=("(5, 4)",))
     )
+    for said in ("[3, 4]", "torch.Size([3, 4])", "3 × 4", "3x4"):
+        assert_raises(ValueError, lambda said=said: fail(ValueError(f"Q {said}")), when="for X", mentions=("(3, 4)",))
+    for said in ("13, 4", "3, 40", "3 and 5"):
+        call = partial(
+            assert_raises, ValueError, lambda said=said: fail(ValueError(said)), when="", mentions=("(3, 4)",)
+        )
+        assert "does not mention (3, 4)" in message(call)
+    for said in ("window must be positive", "0 is not positive"):
+        assert_raises(ValueError, lambda said=said: fail(ValueError(said)), when="", mentions={"window": 0})
+    call = partial(
+        assert_raises, ValueError, lambda: fail(ValueError("no")), when="for X", mentions={"window": 0, "k": 5}
+    )
+    assert message(call) == "the ValueError for X does not mention window or 0, k or 5; it says: no"
     assert message(lambda: assert_raises(ValueError, lambda: 7, when="for X")) == "no ValueError for X; it returned 7"
     with pytest.raises(KeyError) as caught:
         assert_raises((ValueError, TypeError), lambda: fail(KeyError("x")), when="for X", mentions=("(3, 4)",))

@@ -266,7 +266,7 @@ class TestPages:
         assert linked == [f"../{OVERVIEW}.html", f"../{OVERVIEW}/{LAB.folder.name}.html"]
 
 
-def test_many_are_judged_at_once():
+def test_many_are_run_at_once():
     chosen = [
         find_mistake(LAB, name) for name in ("estimate_in_mib", "estimate_dtype_ignored", "estimate_batch_dropped")
     ]

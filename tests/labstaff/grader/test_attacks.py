@@ -70,7 +70,7 @@ def sandbox():
 
 @pytest.fixture
 def submitted(sandbox, tmp_path):
-    """A function that gives a stand-in for the task of a submission with this text."""
+    """A function that gives a remote function for the task of a submission with this text."""
     remotes = []
 
     def submit(text: str) -> RemoteFunction:
@@ -217,8 +217,8 @@ def test_a_memory_limit_is_the_kernels(submitted):
     forged = "import labstaff.grader.worker as worker\nworker.limit_memory = lambda n_bytes: None\n"
     attack = submitted(forged + task("return bytearray(64 << 20)[:1]"))
     with pytest.raises((SubmissionError, AssertionError)):
-        attack.__within__(16, (), {})
-    assert submitted(task("return len(bytearray(8 << 20))")).__within__(16, (), {}) == 8 << 20
+        attack.__memory_limit__(16, (), {})
+    assert submitted(task("return len(bytearray(8 << 20))")).__memory_limit__(16, (), {}) == 8 << 20
 
 
 def test_no_line_of_the_instructors_is_quoted(submitted, tmp_path):

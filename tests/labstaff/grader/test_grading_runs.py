@@ -32,13 +32,13 @@ class CutShort:
     def run(self, lab, *options, tests, cpu_seconds, most_seconds):
         self.asked.append((cpu_seconds, most_seconds))
         first, second, *_ = LAB.tasks
-        verdicts = {task.name: [TestResult("test_it", task.name, State.PASSED, drawn=True)] for task in LAB.tasks}
+        results = {task.name: [TestResult("test_it", task.name, State.PASSED, drawn=True)] for task in LAB.tasks}
         if not tests:
-            return SuiteRun(verdicts[first.name] + verdicts[second.name], 20, f"{OVERTIME} within 300 s of CPU time")
+            return SuiteRun(results[first.name] + results[second.name], 20, f"{OVERTIME} within 300 s of CPU time")
         (task,) = [task for task in LAB.tasks if (task.tests,) == tests]
         if task is second:
-            return SuiteRun(verdicts[second.name], 4, f"{OVERTIME} within 60 s of CPU time")
-        return SuiteRun(verdicts[task.name], 1)
+            return SuiteRun(results[second.name], 4, f"{OVERTIME} within 60 s of CPU time")
+        return SuiteRun(results[task.name], 1)
 
     def close(self):
         pass
@@ -64,13 +64,13 @@ def test_an_endless_task_costs_its_own_points(monkeypatch):
 
 
 def test_an_endless_submission_ends_by_its_cpu_time(tmp_path):
-    """No further test is begun, and the verdicts that there are stay."""
+    """No further test is begun, and the results that there are stay."""
     (tmp_path / "profiling.py").write_text(f"{SOLUTION}\n\ndef standard_attention(*_):\n    while True: pass\n")
     with ForkedRunner() as warm:
         run = warm.run("lab01", "--src", str(tmp_path), cpu_seconds=0.75)
     assert run.problem == f"{OVERTIME} within 0.75 s of CPU time"
     assert 1 <= len(run.results) <= 10 < run.n_collected
-    assert {verdict.state for verdict in run.results} <= {State.TOO_SLOW, State.PASSED}
+    assert {result.state for result in run.results} <= {State.TOO_SLOW, State.PASSED}
 
 
 def test_a_task_that_ends_its_process_leaves_the_others_their_tests(monkeypatch):

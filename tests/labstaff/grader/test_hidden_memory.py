@@ -9,7 +9,7 @@ import pytest
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.results import Kind, State, TestResult
 from labkit.suite.run import SuiteRun
-from labkit.testing.outside import needs_more
+from labkit.testing.memory_limit import needs_more
 from labstaff.course.preprocessors import check_outputs
 from labstaff.grader.grade import graded_run
 from labstaff.grader.runner import SandboxedRunner
@@ -66,18 +66,18 @@ HIDING = (
 @pytest.mark.parametrize(("task", "name"), [(each[1], name) for each in HIDING for name in ("", *each[3])])
 def test_memory_cannot_be_hidden(task, name, seen_from_outside):
     run = seen_from_outside[task, name]
-    (verdict,) = run.results
-    assert verdict.outside
-    assert verdict.passed == (name == ""), (run.problem, verdict.lines)
-    assert not name or f"{task} needs more than" in verdict.lines[0], verdict.lines
+    (result,) = run.results
+    assert result.memory_limit
+    assert result.passed == (name == ""), (run.problem, result.lines)
+    assert not name or f"{task} needs more than" in result.lines[0], result.lines
 
 
 def test_memory_hidden_from_the_meters_costs_the_task_and_is_told():
     lab = find_lab("05")
-    seen = TestResult("test_memory", "flash_forward", State.PASSED, drawn=True, kind=Kind.SMALL)
+    seen = TestResult("test_memory", "flash_forward", State.PASSED, drawn=True, kind=Kind.COST)
     right = TestResult("test_result", "flash_forward", State.PASSED, drawn=True)
     words = needs_more("flash_forward", 22, ())
-    outside = TestResult("test_outside", "flash_forward", State.WRONG, (words,), kind=Kind.SMALL, outside=True)
+    outside = TestResult("test_outside", "flash_forward", State.WRONG, (words,), kind=Kind.COST, memory_limit=True)
     hidden = graded_run(lab, "", SuiteRun([seen, right, outside], 3))
     assert hidden.tasks["flash_forward"] == 0
     assert any("flash_forward: no points: measured by the operating system" in flag for flag in hidden.flags)

@@ -58,10 +58,10 @@ ANSWERS = {
 }
 
 
-def outcome(verdicts: list[TestResult]) -> tuple[dict[str, tuple[State, tuple[str, ...]]], dict[str, float]]:
+def outcome(results: list[TestResult]) -> tuple[dict[str, tuple[State, tuple[str, ...]]], dict[str, float]]:
     """By test its state and messages, by task the points."""
-    points = {name: task_points(task, [v for v in verdicts if v.task == name]) for name, task in TASKS.items()}
-    return {f"{verdict.task}::{verdict.test}": (verdict.state, verdict.lines) for verdict in verdicts}, points
+    points = {name: task_points(task, [v for v in results if v.task == name]) for name, task in TASKS.items()}
+    return {f"{result.task}::{result.test}": (result.state, result.lines) for result in results}, points
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def test_check_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
     run = run_forked(lab, "--solutions", tests=[lab.tasks[0].tests])
     assert not imported.exists(), imported.read_text(encoding="utf-8")
     assert run.results
-    assert all(verdict.passed for verdict in run.results)
+    assert all(result.passed for result in run.results)
 
 
 def test_every_python_process_of_the_course_ignores_the_current_folder():

@@ -1,12 +1,12 @@
-"""Memory measured from outside: where a right and a wrong answer are tens of megabytes apart, nothing can be hidden.
+"""A call under a limit of memory, for sizes at which right and wrong answers are tens of megabytes apart.
 
-In a plain run the meters count. Where answers live in processes of their own, such a call gets a fresh process that the
-kernel lets hold its arguments and so many MiB more, from before the first line of the answer is read: whatever an
-answer keeps, wherever it made it, is in it.
+In an ordinary run the meters count the bytes. When a submission is graded, the call gets a fresh process, which the
+kernel lets allocate its arguments and so many MiB more. The limit holds from before the submission's file is loaded:
+whatever the submission keeps is counted, wherever it was allocated.
 
-    @pytest.mark.outside(mib=16)
-    def test_far_beyond_a_matrix(self, outside):
-        O, L = outside(flash_forward, Q, K, V)
+    @pytest.mark.memory_limit(mib=16)
+    def test_far_beyond_a_matrix(self, memory_limit):
+        O, L = memory_limit(flash_forward, Q, K, V)
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def stays_within(mib: float, function: Callable[..., Any], *args: Any, **kwargs:
     Raises:
         AssertionError: it needs more.
     """
-    if hasattr(function, "__within__"):
-        return function.__within__(mib, args, kwargs)
+    if hasattr(function, "__memory_limit__"):
+        return function.__memory_limit__(mib, args, kwargs)
     torch = sys.modules.get("torch")
     if torch is None:
         measured = measure_arrays(function, *args, warm=False, **kwargs)
