@@ -1,4 +1,4 @@
-"""Suite side: the functions that a suite finds in place of a submission's; a call runs the real one in the worker."""
+"""Suite side: the functions that a suite finds instead of a submission's; a call runs the real one in the worker."""
 
 from __future__ import annotations
 
