@@ -78,6 +78,9 @@ def grade(
     gradescope: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write the only submission's result for Gradescope")
     ] = None,
+    classroom50: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write the only submission's result for Classroom 50")
+    ] = None,
     visibility: Annotated[
         str, typer.Option(help="when Gradescope shows them: hidden, after_due_date, after_published, visible")
     ] = "after_published",
@@ -94,12 +97,15 @@ def grade(
     from labstaff.course.grade import grade as grade_folder
     from labstaff.grader.course_state import DamagedState
     from labstaff.grader.sandbox import SandboxMissing
+    from labstaff.grading.classroom50 import REQUIRED
     from labstaff.grading.gradescope import VISIBILITIES
     from labstaff.grading.parallel import NoScheduler
     from labstaff.grading.run import NothingToGrade
 
     if visibility not in VISIBILITIES:
         sys.exit(f"lab grade: --visibility: expected one of {', '.join(VISIBILITIES)}, found {visibility!r}")
+    if classroom50 and (unset := [name for name in REQUIRED if not os.environ.get(name)]):
+        sys.exit(f"lab grade: --classroom50 needs what its runner sets: {', '.join(unset)}")
     signal.signal(signal.SIGINT, _stop_grading)
     try:
         status = grade_folder(
@@ -110,6 +116,7 @@ def grade(
             unsafe=unsafe,
             table=table,
             gradescope=gradescope,
+            classroom50=classroom50,
             visibility=visibility,
             force=force,
             say=typer.echo,
@@ -140,7 +147,7 @@ def extend(
 ) -> None:
     """Grant extensions; without --days, list late submissions and extensions.
 
-    The next `lab grade` records the changed penalties.
+    Penalties change at once.
     """
     from labstaff.course.extensions import CannotExtend, extend_all, extension_lines
     from labstaff.course.nbgrader import NoGradebook

@@ -93,7 +93,7 @@ def _accept(submitted: Submitted, paths: SubmissionPaths) -> None:
     content = {
         f"src/{lab.module}.py": None if submission.problem else submission.source,
         NOTEBOOK: json.dumps(_clean_notebook(lab, place, released, notes)).encode(),
-        TIMESTAMP: read_regular(submitted.path / TIMESTAMP, LONGEST_TIMESTAMP),
+        TIMESTAMP: _timestamp(submitted.path / TIMESTAMP, notes),
         NOTES_FILE: "".join(f"{one_line(note)}\n" for note in notes).encode() or None,
     }
     for name, wanted in content.items():
@@ -101,6 +101,21 @@ def _accept(submitted: Submitted, paths: SubmissionPaths) -> None:
             path = paths.accepted / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(wanted)
+
+
+def _timestamp(file: Path, notes: list[str]) -> bytes | None:
+    """The file's content if nbgrader can read it: with another one, nbgrader would record nothing."""
+    from nbgrader.utils import parse_utc
+
+    content = read_regular(file, LONGEST_TIMESTAMP)
+    if content is None:
+        return None
+    try:
+        parse_utc(content.decode().strip())
+    except (ValueError, OverflowError) as error:
+        notes.append(f"{TIMESTAMP} cannot be read, so this counts as in time: {reason_of(error)}")
+        return None
+    return content
 
 
 def _archive_in(place: Path, lab: Lab) -> Path | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from labkit.labs.catalog import UnknownLab, find_lab
 from labstaff.course.nbgrader import opened_gradebook
+from labstaff.course.penalties import update_penalties
 from labstaff.grader.plain_text import cell
 
 COLUMNS = {
@@ -38,7 +39,8 @@ MAXIMUM = {"table": "maximum", "canvas": "    Points Possible"}
 def export_grades(course: Path, to: Path, platform: str = "table") -> list[str]:
     """Write a row for each student and a column for each lab to `to`, both sorted; late penalties are taken off.
 
-    A lab that a student did not submit is blank. No cell is a formula for a spreadsheet.
+    Penalties are those of the present scores. A lab that a student did not submit is blank. No cell is a formula for a
+    spreadsheet.
 
     Args:
         course: the course's folder.
@@ -52,6 +54,7 @@ def export_grades(course: Path, to: Path, platform: str = "table") -> list[str]:
         NoGradebook: `course` is none.
     """
     columns, remarks = COLUMNS[platform], []
+    update_penalties(course)
     header = [*columns]
     most = [MAXIMUM.get(platform, ""), *[""] * (len(columns) - 1)]
     with opened_gradebook(course) as gradebook:

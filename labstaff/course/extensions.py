@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from labkit.labs.manifest import Lab
 from labstaff.course.nbgrader import opened_gradebook
-from labstaff.course.paths import SUBMITTED, SubmissionPaths
+from labstaff.course.paths import SUBMITTED
+from labstaff.course.penalties import update_penalties
 from labstaff.grader.plain_text import one_line
 
 ONE_DAY = datetime.timedelta(days=1)
@@ -45,8 +45,7 @@ def extend_all(course: Path, labs: Sequence[Lab], students: Sequence[str], days:
                 with gradebook.db.no_autoflush:  # nbgrader puts a submission together piece by piece
                     gradebook.update_or_create_submission(lab.folder.name, student)
                 gradebook.grant_extension(lab.folder.name, student, days=days)
-                # nbgrader computes the penalty in autograde: without this folder, the next `lab grade` runs it again
-                shutil.rmtree(SubmissionPaths(course, student, lab.folder.name).autograded, ignore_errors=True)
+    update_penalties(course)
     moved = f"due {days:g} days later" if days else "due as for everybody"
     return [f"{one_line(student)}: {lab.label}: {moved}" for lab in labs for student in students]
 

@@ -11,6 +11,7 @@ from typing import Any
 from labkit.labs.manifest import Lab
 from labstaff.course.accept import accept_all
 from labstaff.course.paths import ACCEPTED, CONFIG_FILE
+from labstaff.course.penalties import update_penalties
 from labstaff.course.record import Recorder
 from labstaff.grader.plain_text import one_line
 from labstaff.grading.parallel import Outcome
@@ -52,6 +53,8 @@ def _grade_course(
     recorder, outcomes = Recorder(course, options.get("force", False)), []
     if find_submissions(course / ACCEPTED, labs):
         outcomes = grade_submitted(course / ACCEPTED, labs, on_outcome=recorder.record, say=say, **options)
+    if recorder.n_recorded or recorder.n_unchanged:
+        update_penalties(course)
     problems |= recorder.problems
     for (student, assignment), problem in sorted(problems.items()):
         say(f"NOT RECORDED: {one_line(student)}: {assignment}: {problem}")

@@ -8,9 +8,8 @@ from typing import Any
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 from nbgrader.api import Gradebook
-from nbgrader.plugins import BasePlugin
 from nbgrader.preprocessors import NbGraderPreprocessor
-from traitlets import Float, Unicode
+from traitlets import Unicode
 
 from labkit.labs.manifest import Lab, Task
 from labstaff.course.paths import NOTEBOOK, SubmissionPaths
@@ -23,7 +22,6 @@ from labstaff.grading.report import earned, task_lines
 FOR_GRADER = "for_grader"
 RUBRIC_TITLE = "For graders: model answer and rubric"
 LONGEST_NOTE = 400
-SECONDS_PER_DAY = 86_400
 
 
 class Results(NbGraderPreprocessor):
@@ -63,21 +61,6 @@ class WithoutNotes(NbGraderPreprocessor):
         """The notebook without notes and rubrics."""
         nb.cells = [cell for cell in nb.cells if not cell.metadata.get(FOR_GRADER)]
         return nb, resources
-
-
-class LatePenalty(BasePlugin):
-    """nbgrader's late-submission plugin of this course: a share of the points for each day begun."""
-
-    percent_per_day = Float(0.0, help="percent of the points taken off for each day begun").tag(config=True)
-    grace_minutes = Float(0.0, help="how many minutes after the due date are not late").tag(config=True)
-
-    def late_submission_penalty(self, student_id: str, score: float, total_seconds_late: float) -> float | None:
-        """The points taken off `score`; None for nothing."""
-        seconds = total_seconds_late - 60 * self.grace_minutes
-        if seconds <= 0 or self.percent_per_day <= 0:
-            return None
-        n_days = -(-seconds // SECONDS_PER_DAY)
-        return round(score * min(1.0, n_days * self.percent_per_day / 100), 2)
 
 
 def check_outputs(lab: Lab, task: Task, max_points: float, result: GradedSubmission) -> list[Any]:

@@ -51,9 +51,7 @@ def apply(c: Any, course: Path) -> None:
         f"{STEPS}.Results",
         "nbgrader.preprocessors.LimitOutput",
         "nbgrader.preprocessors.SaveAutoGrades",
-        "nbgrader.preprocessors.AssignLatePenalties",
     ]
-    c.AssignLatePenalties.plugin_class = f"{STEPS}.LatePenalty"
     c.GenerateFeedback.preprocessors.insert(0, f"{STEPS}.WithoutNotes")
     c.HTMLExporter.filters = {"markdown2html": "labstaff.course.sanitize.markdown2html"}
     c.ZipCollectApp.force = True  # a second run replaces what the first has collected

@@ -81,6 +81,9 @@ def read_part(lab: Lab, place: Path, name: str, parent: str, most_bytes: int) ->
         Exception: the archive is damaged.
     """
     if place.is_dir():
+        again = place / lab.folder.name  # unpacked into a folder of its own name
+        if again.is_dir() and not again.is_symlink():
+            place = again
         content = None if (place / parent).is_symlink() else read_regular(place / parent / name, most_bytes)
         if content is None:
             content = read_regular(place / name, most_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.progress import track
 from labkit.labs.manifest import Lab
 from labstaff.grader.course_state import course_secret
 from labstaff.grader.plain_text import one_line
+from labstaff.grading.classroom50 import write_result
 from labstaff.grading.gradescope import write_results
 from labstaff.grading.parallel import Outcome, UnderWay, grade_all
 from labstaff.grading.submitted import find_submissions
@@ -34,6 +36,7 @@ def grade_submitted(
     force: bool = False,
     table: Path | None = None,
     gradescope: Path | None = None,
+    classroom50: Path | None = None,
     visibility: str = "after_published",
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
     say: Callable[[str], None] = print,
@@ -47,21 +50,21 @@ def grade_submitted(
         labs: the labs whose submissions are graded.
         workers, scheduler, unsafe, force: as in `grade_all`.
         table: a CSV file to be written.
-        gradescope: a file to be written for Gradescope, of a single submission.
+        gradescope, classroom50: a file to be written for that platform, of a single submission.
         visibility: when Gradescope shows it to the student.
         on_outcome: called with each outcome, while others are graded.
         say: prints a line.
 
     Raises:
-        NothingToGrade: there are no submissions, or several for Gradescope.
+        NothingToGrade: there are no submissions, or several for a platform's file.
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
     """
     found = find_submissions(submitted, labs) if submitted.is_dir() else []
     if not found:
         names = ", ".join(lab.folder.name for lab in labs)
         raise NothingToGrade(f"{submitted} holds no STUDENT/LAB folder for {names}")
-    if gradescope and len(found) > 1:
-        raise NothingToGrade(f"--gradescope takes a single submission, and there are {len(found)}")
+    if (gradescope or classroom50) and len(found) > 1:
+        raise NothingToGrade(f"a platform's file takes a single submission, and there are {len(found)}")
     course = submitted.parent
 
     def show_under_way(n_done: int, under_way: list[UnderWay]) -> None:
@@ -98,4 +101,7 @@ def grade_submitted(
     if gradescope and (result := outcomes[0].result):
         write_results(gradescope, found[0].lab, result, visibility)
         say(f"wrote {gradescope}")
+    if classroom50 and (result := outcomes[0].result):
+        write_result(classroom50, found[0].lab, result, os.environ)
+        say(f"wrote {classroom50}")
     return outcomes

@@ -64,6 +64,24 @@ def test_an_archive_of_the_whole_tree(folder, nested):
     assert set(accepted(folder)) == {CODE, "report.ipynb"}
 
 
+def test_a_tree_that_was_unpacked_into_a_folder_of_its_own_name(folder):
+    inner = folder / NAME
+    inner.mkdir()
+    for name in ("src", "report.ipynb"):
+        (folder / name).rename(inner / name)
+    assert set(accepted(folder)) == {CODE, "report.ipynb"}
+
+
+def test_a_time_that_cannot_be_read_is_a_flag(folder):
+    time = folder / "timestamp.txt"
+    time.write_text("2027-03-01 20:15:00 UTC\n")
+    assert accepted(folder)["timestamp.txt"] == b"2027-03-01 20:15:00 UTC\n"
+    time.write_text("last Tuesday, I think")
+    files = accepted(folder)
+    assert "timestamp.txt" not in files
+    assert files["for_the_grader.txt"].startswith(b"timestamp.txt cannot be read, so this counts as in time: ")
+
+
 def test_a_submission_that_is_gone_or_lost_a_file_is_graded_as_it_is_now(folder):
     accepted(folder)
     (folder / CODE).unlink()

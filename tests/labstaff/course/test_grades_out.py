@@ -99,14 +99,26 @@ def test_an_extension_moves_the_due_date_and_is_recorded(late_course):
         extend_all(course, [LAB], ["bob", "nobody"], 1)
     assert not [line for line in extension_lines(course) if "extension of 0" not in line], "all or nothing"
     assert extend_all(course, [LAB], ["bob"], 1) == ["bob: lab01: due 1 days later"]
+    assert penalties(course)["bob"] == (10, 1), "at once, without grading again"
     extend_all(course, [LAB], ["dan"], 7)  # before anything is handed in
     set_time(hand_in(course, "dan", answer(20)), 6)
-    assert graded(course)[-1] == "gradebook.db: 2 recorded, 2 unchanged"
+    assert graded(course)[-1] == "gradebook.db: 1 recorded, 3 unchanged"
     assert penalties(course) == {"ann": (20, 0), "bob": (10, 1), "4711": (5, 2.5), "dan": (20, 0)}
     assert f"bob: {NAME}: 1.50 days late, extension of 1 days" in extension_lines(course)
     assert extend_all(course, [LAB], ["bob"], 0) == ["bob: lab01: due as for everybody"]
-    graded(course)
     assert penalties(course)["bob"] == (10, 2)
+
+
+def test_penalties_follow_what_a_person_graded(late_course, tmp_path):
+    with opened_gradebook(late_course) as gradebook:
+        notebook = gradebook.find_submission_notebook("report", NAME, "bob")
+        answer_grade = next(each for each in notebook.grades if each.name not in {task.name for task in LAB.tasks})
+        answer_grade.manual_score = 5
+        gradebook.db.commit()
+    export_grades(late_course, tmp_path / "out.csv")
+    assert penalties(late_course)["bob"] == (15, 3)
+    assert graded(late_course)[-1] == "gradebook.db: 0 recorded, 3 unchanged", "nothing is opened again"
+    assert penalties(late_course)["bob"] == (15, 3)
 
 
 def test_a_course_without_a_due_date_or_a_gradebook(course, tmp_path):

@@ -1,11 +1,14 @@
-"""What Gradescope gets, as its autograder specification asks for it."""
+"""What Gradescope and Classroom 50 get, as their specifications ask for it."""
 
 from __future__ import annotations
 
 import json
 
+import pytest
+
 from labkit.labs.catalog import find_lab
 from labstaff.grader.results import GradedSubmission
+from labstaff.grading.classroom50 import write_result
 from labstaff.grading.gradescope import VISIBILITIES, write_results
 
 LAB = find_lab("01")
@@ -47,3 +50,37 @@ def test_a_submission_without_code_gets_the_reason(tmp_path):
     assert data["score"] == 0
     assert data["output"].endswith(f"not graded: {reason}")
     assert {test["status"] for test in data["tests"]} == {"failed"}
+
+
+def test_classroom_50_gets_whole_points_and_a_row_for_each_test(tmp_path):
+    runner = {
+        "CLASSROOM": "autumn",
+        "ASSIGNMENT": LAB.folder.name,
+        "SUBMISSION_TAG": "submit/2026-06-01T14-32-05Z-a1b2c3d",
+        "COMMIT_URL": "https://example.org/commit/a1b2c3d",
+        "RELEASE_URL": "https://example.org/releases/tag/submit",
+    }
+    tests = {f"{task.tests}::test_it": "passed" if task is FIRST else "failed" for task in LAB.tasks}
+    graded = GradedSubmission(
+        LAB.folder.name, "key", "graded", tests=tests, tasks={FIRST.name: float(FIRST.points), SECOND.name: 1.99}
+    )
+    write_result(tmp_path / "result.json", LAB, graded, runner)
+    data = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert data["schema"] == "classroom50/result/v1"
+    texts = ("classroom", "assignment", "submission", "commit", "release", "review", "datetime")
+    assert all(isinstance(data[name], str) and data[name] for name in texts)
+    assert data["review"] == data["commit"], "without a full diff"
+    rows = {row["test-name"]: row for row in data["tests"]}
+    assert len(rows) == len(data["tests"]) == 2 * len(LAB.tasks)
+    assert all(
+        type(row["score"]) is type(row["max-score"]) is int and type(row["passed"]) is bool for row in data["tests"]
+    )
+    assert rows[FIRST.name] == {
+        "test-name": FIRST.name, "passed": True, "score": FIRST.points, "max-score": FIRST.points
+    }  # fmt: skip
+    assert (rows[SECOND.name]["score"], rows[SECOND.name]["passed"]) == (1, False)
+    assert rows[f"{FIRST.tests}::test_it"]["passed"] and not rows[f"{SECOND.tests}::test_it"]["passed"]
+    assert data["score"] == FIRST.points + 1 and data["max-score"] == LAB.points
+    del runner["CLASSROOM"]
+    with pytest.raises(KeyError, match="CLASSROOM"):
+        write_result(tmp_path / "result.json", LAB, graded, runner)
