@@ -64,7 +64,7 @@ def course(out: NewFolder, labs: LabArguments = None) -> None:
     except CourseError as error:
         sys.exit(f"lab course: {error}")
     for lab in chosen:
-        report = sum(question.points for question in lab.questions)
+        report = lab.report_points
         typer.echo(f"{lab.folder.name}: {lab.title}, {lab.points:g} points by tests and {report:g} by hand")
     typer.echo(f"released to {out / 'release'}; docs/instructors.md explains the next steps")
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import datetime
 import sys
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -17,14 +20,17 @@ from labkit.suite.messages import points_text
 from labkit.suite.results import StoredResult, fingerprint, lab_points, load, next_task, unreadable
 
 BAR_WIDTH = 12
+DUE_FILE = "due.toml"
+"""Next to `labs/`, where there is one: lines such as `lab01 = 2027-03-01`, a date or a date with a time."""
 
 
 def show_board(labs: list[Lab]) -> None:
     """Print the board."""
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("lab", "title", "tasks", "", "points", "hours"):
-        justify = "right" if column in ("points", "hours") else "left"
+    due, due_problem = due_dates(labs[0].folder.parent.parent) if labs else ({}, "")
+    for column in ("lab", "title", "tasks", "", "points", "report", "hours", *(["due"] if due else [])):
+        justify = "right" if column in ("points", "report", "hours") else "left"
         table.add_column(column, justify=justify, no_wrap=column != "title")  # type: ignore[arg-type]
     known = {lab.label: load(lab) for lab in labs}
     for lab in labs:
@@ -36,13 +42,30 @@ def show_board(labs: list[Lab]) -> None:
             _bar(done, len(lab.tasks)),
             f"{done} of {len(lab.tasks)}",
             f"{points_text(lab_points(lab, results))} of {points_text(lab.points)}",
+            points_text(lab.report_points),
             f"{lab.hours:g}",
+            *([due.get(lab.label, "")] if due else []),
         )
     console.print("[bold]Attention Labs[/bold]: from N×N bytes to FlashAttention, every claim checked by you\n")
     console.print(table)
     console.print()
+    if due_problem:
+        console.print(Text(due_problem, style="red"), soft_wrap=True)
     for line in [*problem_lines(labs), *next_lines(labs, known), *model_lines(labs, known)]:
         console.print(line, soft_wrap=True)
+
+
+def due_dates(root: Path) -> tuple[dict[str, str], str]:
+    """The due dates in `DUE_FILE` by the labs' labels, as they are shown, and why they cannot be read."""
+    try:
+        found = tomllib.loads((root / DUE_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError) as error:
+        return {}, f"{DUE_FILE} cannot be read: {error}"
+    if wrong := [name for name, date in found.items() if not isinstance(date, datetime.date)]:
+        return {}, f"{DUE_FILE}: {wrong[0]} is no date, such as 2027-03-01 or 2027-03-01 23:59:00"
+    return {name: str(date) for name, date in found.items()}, ""
 
 
 def problem_lines(labs: list[Lab]) -> list[Text]:

@@ -102,6 +102,11 @@ class Lab(_Written, frozen=True, kw_only=True):
         """Points for the tasks, which the suite grades, without those for the report."""
         return sum(task.points for task in self.tasks)
 
+    @property
+    def report_points(self) -> float:
+        """Points for the report, which a person grades."""
+        return sum(question.points for question in self.questions)
+
     def task_of(self, test_class: str) -> Task | None:
         """The task that `test_class` tests."""
         return next((task for task in self.tasks if task.tests == test_class), None)

@@ -301,7 +301,7 @@ def _closing(lab: Lab, tasks: Mapping[str, TaskResult], following: str) -> list[
     if done == len(lab.tasks):
         n_tests = sum(result.total for result in tasks.values())
         report = lab.folder.relative_to(lab.folder.parent.parent) / "report.ipynb"
-        report_points = points_text(sum(question.points for question in lab.questions))
+        report_points = points_text(lab.report_points)
         lines.append(f"★ Lab {lab.number}, {lab.title}, is done: all its {n_tests} tests pass.")
         lines.append(f"  Left to do: the report, {report_points} points: {report}")
     return lines

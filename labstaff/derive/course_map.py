@@ -51,7 +51,7 @@ def table(labs: Iterable[Lab]) -> str:
         "|---|---|---|---|---:|---:|",
         *(_row(lab, {each.label for each in labs}) for lab in labs),
     ]
-    suites, reports = sum(lab.points for lab in labs), sum(map(_report_points, labs))
+    suites, reports = sum(lab.points for lab in labs), sum(lab.report_points for lab in labs)
     lines.append(
         f"| **all** | | | | **{sum(lab.hours for lab in labs):g}** "
         f"| **{points_text(suites)} + {points_text(reports)}** |"
@@ -64,7 +64,7 @@ def _row(lab: Lab, labels: Collection[str]) -> str:
     needs = ", ".join(f"Lab {label.removeprefix('lab')}" for label in lab.requires if label in labels)
     return (
         f"| [{lab.number} {lab.title}](../labs/{lab.folder.name}/README.md) | {lab.summary} | {read or '–'} "
-        f"| {needs or '–'} | {lab.hours:g} | {points_text(lab.points)} + {points_text(_report_points(lab))} |"
+        f"| {needs or '–'} | {lab.hours:g} | {points_text(lab.points)} + {points_text(lab.report_points)} |"
     )
 
 
@@ -72,7 +72,3 @@ def _spoken(path: str) -> str:
     """`chapter 4` for docs/04_tiling.md, and a page without a number by its name."""
     number, _, name = Path(path).stem.partition("_")
     return f"chapter {int(number)}" if number.isdigit() else f"{number} {name}".replace("_", " ").strip()
-
-
-def _report_points(lab: Lab) -> float:
-    return sum(question.points for question in lab.questions)

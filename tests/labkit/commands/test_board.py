@@ -32,6 +32,7 @@ def test_board(lab, capsys):
     show_board([lab])
     fresh = capsys.readouterr().out
     assert "0 of 6" in fresh
+    assert re.search(r"0 of 60 +24 +2 *$", fresh, re.MULTILINE), "points of the tasks, of the report, and hours"
     stub = stub_text().splitlines()
     line = 1 + stub.index(next(each for each in stub if "standard_attention(" in each))
     where = f"labs/lab01_memory_profiling/src/profiling.py, line {line}"
@@ -47,6 +48,21 @@ def test_board(lab, capsys):
     broken = capsys.readouterr().out
     assert "profiling.py has changed since it was last checked" in broken
     assert "lab01: profiling.py has a syntax error in line 1: invalid syntax: def f(:" in broken
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("lab01 = 2027-03-01\n", "2027-03-01"),
+        ("lab01 = 2027-03-01 23:59:00\nlab02 = 2027-03-08\n", "2027-03-01 23:59:00"),
+        ("lab01 = 'soon'\n", "due.toml: lab01 is no date, such as 2027-03-01"),
+        ("lab01 = \n", "due.toml cannot be read: Invalid value (at line 1"),
+    ],
+)
+def test_board_shows_due_dates(lab, capsys, text, shown):
+    (lab.folder.parent.parent / "due.toml").write_text(text, encoding="utf-8")
+    show_board([lab])
+    assert shown in capsys.readouterr().out
 
 
 def test_board_when_everything_is_done(lab):
