@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from importlib.abc import Loader
@@ -23,8 +25,8 @@ LAB_LINES = "lab_lines"
 """The name under which pytest knows the plugin that shows each task's results."""
 GPU_SECONDS = 120.0
 """For a test that starts CUDA and compiles kernels."""
-SHORT_SHARE = 0.2
-"""The share of its time that a test gets after another one of its task has taken too long."""
+SHARES = ((0, 1.0), (2, 0.2), (math.inf, 0.04))
+"""The share of its time that a test gets when at most so many tests of its task have taken too long."""
 N_PLAIN = 2
 """How many of a class's tests, its first ones, are plain: they look for nothing in particular."""
 EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
@@ -122,8 +124,8 @@ class LabResults:
         self.not_stored = ""
         self.n_gpu_left_out = 0
         self._labs_at: dict[Path, Lab | None] = {}
-        self._timed_out: set[str] = set()
-        """The classes of tests of which one has taken too long."""
+        self._timed_out: Counter[str] = Counter()
+        """How many tests of a class have taken too long."""
         self._general: set[tuple[str, bool]] = set()
         """The classes in which a plain test has failed, and whether by NaN, which has other causes."""
         self._resume_clocks: Callable[[], None] | None = None
@@ -157,17 +159,18 @@ class LabResults:
         if lab is None:
             return (yield)
         test_class = _class_name(item)
-        is_short = test_class in self._timed_out
-        share = SHORT_SHARE if is_short else 1.0
+        n_before = self._timed_out[test_class]
+        share = next(share for most, share in SHARES if n_before <= most)
         seconds = _seconds(item, lab) * share
-        wall_seconds = max(WALL_SECONDS, WALL_FACTOR * seconds) * share
+        wall_seconds = max(WALL_SECONDS, WALL_FACTOR * seconds) * max(share, 0.2)  # other programs run too
         try:
             with time_limit(seconds, wall_seconds):
                 return (yield)
         except TookTooLong as error:
-            self._timed_out.add(test_class)
-            if is_short:
-                error.why_less = "Another test of this task took too long, so this one got a fifth of the time"
+            self._timed_out[test_class] += 1
+            if n_before:
+                others = "Another test" if n_before == 1 else f"{n_before} other tests"
+                error.why_less = f"{others} of this task took too long, so this one got {share:.0%} of the time"
             raise
 
     def pytest_enter_pdb(self) -> None:
