@@ -98,7 +98,7 @@ def rows(file: Path, setting: Setting) -> Iterator[tuple[str, bool]]:
                 error, all_sent, peak_bytes = measured(file, name, ranks, setting, expected)
             except RankFailed as failed:
                 yield f"{name:24}{ranks:>6}  {failed}", False
-                continue
+                break  # what fails with one rank fails with more
             sent = max(all_sent, key=lambda n_bytes: abs(n_bytes - formula))
             one_rank_bytes = one_rank_bytes or peak_bytes
             share = f"{peak_bytes / one_rank_bytes:.2f}" if ranks > 1 else ""
