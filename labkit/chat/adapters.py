@@ -67,6 +67,7 @@ class TextbookAttention(Adapter):
     """Lab 01: standard attention with its whole weight matrix, for the whole text again with each token."""
 
     attends = "standard_attention"
+    takes = ("show",)
     is_numpy = True
     sees_whole_text = True
 

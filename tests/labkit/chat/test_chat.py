@@ -180,6 +180,16 @@ def test_interrupted_answer_ends_with_one_line(tmp_path: Path, monkeypatch: pyte
     assert result.output.endswith("lab chat: interrupted\n")
 
 
+def test_show_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_tiny(tmp_path / "tiny.gguf")
+    student_lab(monkeypatch, tmp_path, "01")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["chat", "01", "--show", "--model", str(file), "--tokens", "2", "The sky"])
+    assert result.exit_code == 0, result.exception
+    assert "written: plots/attention.html" in result.output
+    assert "Attention of every head" in (tmp_path / "plots" / "attention.html").read_text(encoding="utf-8")
+
+
 def test_page_holds_the_weights_and_cannot_be_broken_out_of() -> None:
     weights = torch.rand(2, 3, 4, 4)
     made = page("</script><b>", ["a", "</script>", "ö", '"'], list(weights))
