@@ -21,11 +21,14 @@ from labkit.model.perplexity import perplexity, sample_text
 from labkit.model.tokenizer import Stream
 from labkit.model.weights import Model, random_weights
 from labkit.notebook import student_module
+from labkit.suite.limits import time_limit
 
 TINY = Sizes(2, 6, 2, 16, width=48, hidden=64, vocab=80, context=256)
 MEASURED_TOKENS = 2048
 """Of the prompt whose memory is measured, if the given one is shorter: a short one fits into one tile."""
 SCORED_TOKENS = 1024
+REHEARSAL_SECONDS = 20
+"""Of CPU time, for a loop that never ends; correct code needs less than one."""
 
 
 def tiny_model() -> Llama:
@@ -40,7 +43,7 @@ def rehearse(lab: Lab, setting: Setting, *, paged: bool = False) -> None:
         typer.Exit: there is a mistake, and it was reported.
     """
     llama = tiny_model()
-    with explained(lab):
+    with explained(lab), time_limit(REHEARSAL_SECONDS):
         answer(llama, range(1, 38), make_adapter(lab, setting, Calls(), paged=paged), 3, ())
 
 

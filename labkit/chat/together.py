@@ -12,7 +12,7 @@ import typer
 from labkit.chat.answer import expected_scores, first_other
 from labkit.chat.calls import Calls, Counted
 from labkit.chat.mistakes import explained
-from labkit.chat.session import TINY, tiny_model
+from labkit.chat.session import REHEARSAL_SECONDS, TINY, tiny_model
 from labkit.labs.manifest import Lab
 from labkit.model.llama import Llama, Sizes
 from labkit.model.weights import Model
@@ -22,6 +22,7 @@ from labkit.serving.engine import settings_of, token_bytes
 from labkit.serving.locations import Locations, Piece
 from labkit.serving.player import run_layer
 from labkit.serving.requests import Request
+from labkit.suite.limits import time_limit
 
 PROMPTS = (
     "Explain in two sentences why the sky is blue.",
@@ -39,7 +40,7 @@ MOST_WAITING = 1_000
 def rehearse(lab: Lab) -> None:
     """Serve three short prompts in a tiny random model; typer.Exit after a mistake, which was reported."""
     prompts = [list(range(1, 30)), [*range(1, 25), 50, 51], [7, 8, 9]]
-    with explained(lab):
+    with explained(lab), time_limit(REHEARSAL_SECONDS):
         serve(student_module(lab.number), tiny_model(), prompts, 4, 60 * token_bytes(spec_of(TINY), 8))
 
 

@@ -93,6 +93,16 @@ def test_mistake_is_a_few_lines(
     assert len(printed.strip().splitlines()) <= 5
 
 
+def test_endless_loop_ends_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "REHEARSAL_SECONDS", 1)
+    printed = run_wrong(monkeypatch, tmp_path, "    while True:\n        pass\n", capsys)
+    assert "still running after 1 s of CPU time" in printed
+    assert re.search(r"flash_attention\.py:\d+: ", printed)
+    assert "uv run lab check 05 tells more" in printed
+
+
 def test_missing_function_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
