@@ -49,7 +49,8 @@ BLUE, ORANGE, GREEN, PINK = (COLOURS[role][0] for role in ("blue", "orange", "gr
 class Recipe:
     """How one figure is made: `data()` returns plain data, `draw(data)` a matplotlib Figure.
 
-    `takes_minutes`: the data are measured on the real model; tests compare the drawing with the data that were kept.
+    `takes_minutes`: the data are measured on the real model, or take long; tests compare the drawing with the data that
+    were kept.
     """
 
     data: Callable[[], dict[str, Any]]

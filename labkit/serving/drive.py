@@ -93,6 +93,7 @@ def serve_plans(
     *,
     overtaken: int = OVERTAKEN,
     probe: bool = True,
+    token_bytes: int = 0,
 ) -> Served:
     """Run `scheduler` on a trace without a model: generated tokens are made up, no keys or values are written.
 
@@ -103,11 +104,15 @@ def serve_plans(
         max_tokens: that a step may compute, at most.
         overtaken: how many later requests may finish while one makes no progress.
         probe: whether all blocks are asked for at the end.
+        token_bytes: of a token in the cache, for the counts of bytes; 0 if they are not needed.
 
     Raises:
         AssertionError: the plan is wrong; the message names the step, the request and the usual cause.
     """
-    return Drive(scheduler, trace, Locations(num_blocks, block_size), max_tokens, overtaken).run(probe)
+    drive = Drive(scheduler, trace, Locations(num_blocks, block_size), max_tokens, overtaken)
+    drive.token_bytes = token_bytes
+    drive.served.cache_bytes = num_blocks * block_size * token_bytes
+    return drive.run(probe)
 
 
 class Drive:

@@ -1,8 +1,10 @@
-"""Traces of requests, drawn from a seed: conversations, and questions about long documents."""
+"""Traces of requests: two that are drawn from a seed, and one that a real service recorded."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +18,17 @@ whole keys and values or with 8 bits a number, is drawn again."""
 
 MOST_DRAWS = 200
 
-LIMITS = {"chat": {"nbytes": 28_000, "max_tokens": 48}, "documents": {"nbytes": 28_000, "max_tokens": 48}}
+REAL = "real"
+REAL_FILE = Path(__file__).with_name("conversations.csv")
+"""Its source, its licence and what was changed are in the file `.md` next to it."""
+DIVISOR, BLOCK, STEP_MS = 64, 512, 3_000
+"""By what the lengths of the real trace are divided; its tokens in a block, before that; its milliseconds in a step."""
+
+LIMITS = {
+    "chat": {"nbytes": 28_000, "max_tokens": 48},
+    "documents": {"nbytes": 28_000, "max_tokens": 48},
+    REAL: {"nbytes": 512_000, "max_tokens": 1024},
+}
 """Bytes of the cache and tokens a step for each kind of trace, in the table of `lab check`."""
 
 
@@ -24,13 +36,17 @@ def make_trace(kind: str, seed: int) -> list[Request]:
     """The requests of a trace, in order of arrival.
 
     "chat": a few system prompts, conversations that begin with one of them, and second turns that begin with the first
-    one and its answer. "documents": long documents, each with several short questions that come together.
+    one and its answer. "documents": long documents, each with several short questions that come together. "real": what
+    a real service recorded, with the requests that come together in an order drawn from the seed; it is served without
+    a model, see `labkit.serving.drive.serve_plans`.
 
     Raises:
         ValueError: naming the kinds, for another one.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    if kind not in LIMITS:
+        raise ValueError(f"kind must be one of {', '.join(LIMITS)}; got {kind!r}")
+    if kind == REAL:
+        return _real_requests(seed)
     rng = np.random.default_rng([seed, *kind.encode()])
     drawn = sorted(KINDS[kind](rng), key=lambda request: request[0])
     return [Request(number, arrival, prompt, max_new) for number, (arrival, prompt, max_new) in enumerate(drawn)]
@@ -65,12 +81,13 @@ def any_requests(
     return found
 
 
-def describe(trace: Sequence[Request]) -> str:
-    """A trace in one sentence: its requests, their tokens, and the share that came before."""
+def describe(trace: Sequence[Request], answers: bool = True) -> str:
+    """A trace in one sentence: its requests, their tokens, and the share that came before, in `answers` too or not."""
     n_prompt, n_new = (sum(each) for each in zip(*((len(r.prompt), r.max_new) for r in trace), strict=True))
+    share = prefix_tokens(trace, answers) / n_prompt
     return (
         f"{len(trace)} requests in {trace[-1].arrival + 1} steps, {n_prompt:,} tokens of prompts and {n_new:,} to "
-        f"follow; {prefix_tokens(trace) / n_prompt:.0%} of the prompts' tokens are in a beginning that came before"
+        f"follow; {share:.0%} of the prompts' tokens are in a beginning that came before"
     )
 
 
@@ -79,14 +96,35 @@ def prefix_tokens(trace: Sequence[Request], answers: bool = True) -> int:
 
     Without `answers` those that are in a beginning of earlier prompts.
     """
-    seen: set[tuple[int, ...]] = set()
+    numbers: dict[tuple[int, int], int] = {}  # of a beginning: by that of the one before it, and its last token
     found = 0
     for request in trace:
         text = request.prompt + (tuple(dense_completion(request.prompt, request.max_new)) if answers else ())
-        beginnings = [text[: n + 1] for n in range(len(text))]
-        found += sum(beginning in seen for beginning in beginnings[: len(request.prompt)])
-        seen.update(beginnings)
+        number = 0
+        for position, token in enumerate(text):
+            found += position < len(request.prompt) and (number, token) in numbers
+            number = numbers.setdefault((number, token), len(numbers) + 1)
     return found
+
+
+def _real_requests(seed: int) -> list[Request]:
+    with REAL_FILE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    order = np.random.default_rng([seed, *REAL.encode()]).permutation(len(rows))
+    rows = sorted((rows[number] for number in order), key=lambda row: int(row["timestamp"]))
+    return [
+        Request(number, int(row["timestamp"]) // STEP_MS, _real_prompt(row), -(-int(row["output_length"]) // DIVISOR))
+        for number, row in enumerate(rows)
+    ]
+
+
+def _real_prompt(row: dict[str, str]) -> tuple[int, ...]:
+    """The tokens of a prompt, drawn from the numbers of its blocks."""
+    ends = [[int(end) for end in run.split("-")] for run in row["hash_ids"].split()]
+    blocks = [block for run in ends for block in range(run[0], run[-1] + 1)]
+    size = BLOCK // DIVISOR
+    tokens = [token for block in blocks for token in _text(np.random.default_rng(block), size, size + 1)]
+    return tuple(tokens[: -(-int(row["input_length"]) // DIVISOR)])
 
 
 def _chat(rng: np.random.Generator) -> Iterator[tuple[int, tuple[int, ...], int]]:
@@ -117,7 +155,7 @@ KINDS: dict[str, Callable[[np.random.Generator], Iterator[tuple[int, tuple[int, 
     "chat": _chat,
     "documents": _documents,
 }
-"""Each kind's requests as (arrival, prompt, max_new), in any order."""
+"""The invented traces' requests as (arrival, prompt, max_new), in any order."""
 
 
 def _text(rng: np.random.Generator, least: int, end: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -26,19 +27,31 @@ def counted_board(lab: Lab) -> dict[str, Any]:
     Raises:
         AssertionError: a reference server breaks what is asked of any server; the message says how.
     """
-    from labkit.serving.engine import serve
-    from labkit.serving.model import SPEC
-    from labkit.serving.requests import LIMITS, describe, make_trace
+    from labkit.serving.requests import KINDS, LIMITS, describe, make_trace
 
     traces = {kind: make_trace(kind, SEED) for kind in LIMITS}
     references = []
     for name, other in REFERENCES.items():
-        make, counts = server_module(lab, other).Server, {}
-        for kind, trace in traces.items():
-            nbytes, max_tokens = LIMITS[kind]["nbytes"], LIMITS[kind]["max_tokens"]
-            counts[kind] = serve(make(SPEC, nbytes, max_tokens), trace, SPEC, nbytes, max_tokens).counts
+        make = server_module(lab, other).Server
+        counts = {kind: _served(make, kind, trace).counts for kind, trace in traces.items()}
         references.append({"name": name, "counts": counts})
-    return {"traces": {kind: describe(trace) for kind, trace in traces.items()}, "references": references}
+    words = {kind: describe(trace, answers=kind in KINDS) for kind, trace in traces.items()}
+    return {"traces": words, "references": references}
+
+
+def _served(make: Callable[..., Any], kind: str, trace: Sequence[Any]) -> Any:
+    """The result of a trace: an invented one with a model, the real one without."""
+    from labkit.serving.drive import serve_plans
+    from labkit.serving.engine import serve, settings_of, token_bytes
+    from labkit.serving.model import SPEC
+    from labkit.serving.requests import LIMITS, REAL
+
+    nbytes, max_tokens = LIMITS[kind]["nbytes"], LIMITS[kind]["max_tokens"]
+    server = make(SPEC, nbytes, max_tokens)
+    if kind != REAL:
+        return serve(server, trace, SPEC, nbytes, max_tokens)
+    bits, block_size, num_blocks = settings_of(server, SPEC, nbytes)
+    return serve_plans(server, trace, num_blocks, block_size, max_tokens, token_bytes=token_bytes(SPEC, bits))
 
 
 def server_module(lab: Lab, other: str) -> ModuleType:

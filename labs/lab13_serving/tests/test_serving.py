@@ -9,7 +9,7 @@ from serving import QuantizedBlocks, cache_plan
 from labkit.serving.drive import serve_plans
 from labkit.serving.engine import settings_of, token_bytes
 from labkit.serving.model import SPEC
-from labkit.serving.requests import LIMITS, Request, any_requests, clear_prompt, make_trace, prefix_tokens
+from labkit.serving.requests import KINDS, LIMITS, REAL, Request, any_requests, clear_prompt, make_trace, prefix_tokens
 from labkit.testing.compare import assert_at_most, assert_equal, assert_raises, require, require_own_work
 from labkit.testing.decoding.managed import Managed, assert_names_are_known, of_equal_hash, run_random_operations
 from labkit.testing.serving.bit_blocks import attention, rounded
@@ -40,7 +40,7 @@ from .support import (
 
 robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 by_bits = pytest.mark.parametrize("bits", [2, 4, 8])
-by_kind = pytest.mark.parametrize("kind", LIMITS)
+by_kind = pytest.mark.parametrize("kind", KINDS)
 GENEROUS = 200_000
 """Bytes with which a server of every kind, also one that keeps float32, has blocks to spare."""
 
@@ -425,6 +425,17 @@ class TestServer:
     def test_traces_under_the_budget(self, request, board, kind):
         """The traces of the board, whose seed is the run's: grading draws others."""
         board(assert_trace(trace_of(kind, request.config.option.seed), **LIMITS[kind]).counts)
+
+    @pytest.mark.board
+    @cost
+    @pytest.mark.parametrize("kind", [REAL])
+    def test_a_real_trace_under_the_budget(self, request, board, kind):
+        """Plans alone: no keys and values are written. In 32 bits a number the longest prompt does not fit."""
+        trace, sizes = trace_of(kind, request.config.option.seed), (SPEC, *LIMITS[kind].values())
+        server = Session(partial(server_calls, sizes), plans_of_server(*sizes, trace))
+        bits, block_size, num_blocks = settings_of(server, *sizes[:2])
+        token = token_bytes(SPEC, bits)
+        board(serve_plans(server, trace, num_blocks, block_size, sizes[-1], token_bytes=token).counts)
 
     @cost
     @by_kind
