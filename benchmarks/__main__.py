@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.harness import markdown, run_benchmark, save_tables, write_chapters
 
-NAMES = ("tiling", "flash", "linear", "window", "decode", "kernel")
+NAMES = ("tiling", "flash", "linear", "window", "decode", "kernel", "model", "serving")
 
 
 def main(
