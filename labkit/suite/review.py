@@ -12,11 +12,14 @@ import ast
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from labkit.labs.manifest import Lab
+from labkit.suite.constants import Constants
 
 ALLOWANCES = Path(__file__).with_name("allowances.json")
 """What each lab's solution and alternative solutions do that is a finding elsewhere. Derived by `lab build`."""
@@ -31,6 +34,16 @@ MODULES = frozenset(
     "mmap multiprocessing pdb pickle pkgutil resource runpy signal socket subprocess threading tracemalloc".split()
 )
 """Modules of the standard library that lead to other code, other threads or memory."""
+
+HARMLESS = {
+    "resource": frozenset("getrusage RUSAGE_SELF".split()),
+    "threading": frozenset("Lock RLock local".split()),
+    "tracemalloc": frozenset("start is_tracing get_traced_memory take_snapshot stop reset_peak clear_traces".split()),
+}
+"""What code may use of such a module: it is a finding only where the text uses another part, or the module itself."""
+ENDS_A_TRACE = frozenset("stop reset_peak clear_traces".split())
+MEASURING = frozenset("measure_attention_memory profile_memory_scaling".split())
+"""Tasks that may end a trace of memory. Within another task it could be the trace that measures the task."""
 
 PARTS = frozenset(
     "inspect.currentframe inspect.getframeinfo inspect.getinnerframes inspect.getouterframes inspect.stack "
@@ -57,8 +70,8 @@ NUMPYS_PRODUCTS = frozenset("numpy.asarray numpy.dot numpy.einsum numpy.inner nu
 
 USED = frozenset(
     f"__{name}__"
-    for name in "all annotations call class contains doc enter eq exit file getitem hash init iter len main module "
-    "name new next post_init qualname repr setattr setitem slots str version wrapped".split()
+    for name in "all annotations call class contains doc enter eq exit file getitem hash init init_subclass iter len "
+    "main members module name new next post_init qualname repr setattr setitem slots str version wrapped".split()
 )
 """Names between double underscores that ordinary code uses of an object."""
 
@@ -69,10 +82,20 @@ TAMPERING = frozenset(
 )
 """Those that it neither defines nor names by themselves."""
 
-PRIVATE = frozenset("_asdict _base _fields _make _replace _version".split())
+SLOTS = frozenset("__dict__ __weakref__".split())
+"""Names that a string may be: `__slots__` and `hasattr` have them."""
+PRIVATE = frozenset(
+    "_asdict _base _fields _generate_next_value_ _ignore_ _make _member_map_ _member_names_ _missing_ _name_ _order_ "
+    "_replace _value2member_map_ _value_ _version".split()
+)
+"""Names with an underscore that NumPy, `collections` and `enum` document."""
+SETTINGS = frozenset("allow_tf32 benchmark deterministic enabled".split())
+"""What code may set of `torch.backends`."""
 BUILTINS = frozenset("compile eval exec open".split())
 FIELD_OF_A_TEMPLATE = re.compile(r"\{[^{}]*[.\[]_")
 PART_OF_A_NAME = re.compile(r"__[A-Za-z_]+|[A-Za-z_]+__")
+BY_NAME = ("operator.attrgetter", "operator.methodcaller")
+REACHING = ("__main__", "__name__", "getmodule")
 SELF_CHECKS = ("__name__ == '__main__'", "'__main__' == __name__")
 OUTSIDE_TORCH = ", which computes outside torch"
 """The end of a finding that matters only in code that a task uses: a figure may be drawn with NumPy."""
@@ -94,16 +117,17 @@ def review(source: str, lab: Lab) -> list[Finding]:
     """What honest code for `lab` does not need, in the order of the lines.
 
     Empty for a text that is not Python: the tests report that. A block under `if __name__ == "__main__":` does not run
-    when the file is graded, and is not reviewed.
+    when the file is graded, and is not reviewed, nor is what it alone calls.
     """
     allowed = json.loads(ALLOWANCES.read_text(encoding="utf-8")).get(lab.label, [])
     return [found for found in findings(source, lab) if found.what not in allowed]
 
 
-def findings(source: str, lab: Lab) -> list[Finding]:
-    """As `review`, without the lab's allowance."""
+def findings(source: str, lab: Lab, *, run_by_hand: bool = False) -> list[Finding]:
+    """As `review`, without the lab's allowance; with `run_by_hand` also for functions that only a self-check calls."""
     try:
-        tree = without_self_check(ast.parse(source.removeprefix("\ufeff")))
+        tree = ast.parse(source.removeprefix("\ufeff"))
+        tree = without_self_check(tree) if run_by_hand else without_what_is_run_by_hand(tree, lab)
         return sorted(set(_Review(tree, lab).findings()))
     except (RecursionError, MemoryError):
         return [Finding(1, TOO_DEEP)]
@@ -119,6 +143,96 @@ def without_self_check(tree: ast.Module) -> ast.Module:
         body += node.orelse if isinstance(node, ast.If) and is_check else [node]
     tree.body = body
     return tree
+
+
+def without_what_is_run_by_hand(tree: ast.Module, lab: Lab) -> ast.Module:
+    """`tree` without its self-checks, the bodies of functions that only these call, and modules that only both use.
+
+    Where the text could reach a function by other ways than its name, or says itself what `__name__` is, all stays.
+    """
+    graded = [part for node in without_self_check(ast.Module(list(tree.body), [])).body for part in _one_by_one(node)]
+    by_hand = [
+        inner
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) in SELF_CHECKS
+        for inner in node.body
+    ]
+    names = {id(node): _named(node) for node in graded}
+    tasks = {task.name for task in lab.tasks}
+    if not by_hand:
+        return tree
+    named_by_hand = set().union(*map(_named, by_hand))
+    found: ast.stmt | None = graded[0] if graded else None
+    while found:
+        counts = Counter(name for node in graded for name in names[id(node)])
+        found = next((node for node in graded if _only_by_hand(node, named_by_hand - tasks, counts, names)), None)
+        if found:
+            place = graded.index(found)
+            named_by_hand |= names[id(found)]
+            if isinstance(found, ast.FunctionDef):
+                head = ast.FunctionDef(found.name, found.args, [ast.Pass()], [], found.returns, lineno=found.lineno)
+                names[id(head)] = _named(head)
+                graded[place] = head
+            else:
+                del graded[place]
+    return tree if reaches_any_name(graded, lab) else ast.Module(graded, [])
+
+
+def reaches_any_name(statements: Sequence[ast.stmt], lab: Lab) -> bool:
+    """Whether the statements could use what they do not name, or say themselves what `__name__` is."""
+    waiting: list[tuple[ast.AST, bool]] = [(statement, False) for statement in statements]
+    while waiting:
+        node, in_function = waiting.pop()
+        match node:
+            case ast.Name("globals") | ast.Attribute(attr="getmodule") | ast.Constant("__name__"):
+                return True
+            case ast.Name("__name__", ast.Store() | ast.Del()) | ast.FunctionDef(name="__name__"):
+                return True
+            case ast.Name("locals" | "vars") if not in_function:
+                return True
+            case ast.ClassDef(name="__name__") | ast.MatchAs(name="__name__") | ast.ImportFrom(module=lab.module):
+                return True
+            case ast.alias(name=name, asname=other) if {name, other} & {*REACHING, lab.module}:
+                return True
+        in_function = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        waiting += [(child, in_function) for child in ast.iter_child_nodes(node)]
+    return False
+
+
+def _only_by_hand(node: ast.stmt, by_hand: set[str], counts: Counter[str], names: dict[int, set[str]]) -> bool:
+    """Whether what a statement defines is named by code that is run by hand, and by no other statement."""
+    match node:
+        case ast.FunctionDef(name=name, decorator_list=[]) if not name.startswith("__"):
+            if isinstance(node.body[0], ast.Pass):
+                return False
+            defined = {name}
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            module = node.module if isinstance(node, ast.ImportFrom) else ""
+            if not all(_top(module or each.name) in sys.stdlib_module_names for each in aliases):
+                return False
+            defined = {each.asname or _top(each.name) for each in aliases}
+        case _:
+            return False
+    return defined <= by_hand and all(counts[each] == (each in names[id(node)]) for each in defined)
+
+
+def _one_by_one(node: ast.stmt) -> list[ast.stmt]:
+    """An import of several names as an import of each; another statement as it is."""
+    match node:
+        case ast.Import(names=aliases):
+            return [ast.Import([each], lineno=node.lineno) for each in aliases]
+        case ast.ImportFrom(module=module, names=aliases, level=level):
+            return [ast.ImportFrom(module, [each], level, lineno=node.lineno) for each in aliases]
+    return [node]
+
+
+def _named(statement: ast.AST) -> set[str]:
+    """The names, attributes and strings in a statement."""
+    nodes = list(ast.walk(statement))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    aliases = {name for node in nodes if isinstance(node, ast.alias) for name in (node.name, node.asname) if name}
+    return texts | names | aliases | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
 class _Review:
@@ -145,7 +259,23 @@ class _Review:
                     self.own.add(name)
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and self.path(node.value):
                 self.paths[node.targets[0].id] = self.path(node.value)
+        self.harmful = set(self.used_otherwise())
+        self.levels: set[int] = set()
         self.is_torch = any(_top(path) == "torch" for path in self.paths.values())
+
+    def used_otherwise(self) -> Iterator[str]:
+        """The modules of `HARMLESS` of which the text uses more than is harmless."""
+        yield from (path[:-2] for path in self.paths.values() if path.endswith(".*"))
+        for statement, nodes in self.statements.items():
+            parts = {id(node.value): node.attr for node in nodes if isinstance(node, ast.Attribute)}
+            for node in nodes:
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                    top, _, part = self.paths.get(node.id, "").partition(".")
+                    if top in HARMLESS:
+                        part = part or parts.get(id(node), "")
+                        tasks = set(self.tasks_that_use(statement)) if part in ENDS_A_TRACE else MEASURING
+                        if part not in HARMLESS[top] or not tasks or tasks - MEASURING:
+                            yield top
 
     def findings(self) -> Iterator[Finding]:
         for statement, nodes in self.statements.items():
@@ -189,7 +319,7 @@ class _Review:
                 for name in names:
                     yield from self.attribute("", name)
             case ast.Constant(value=str(text)):
-                part = PART_OF_A_NAME.fullmatch(text) and text.strip("_") and text not in USED
+                part = PART_OF_A_NAME.fullmatch(text) and text.strip("_") and text not in USED | SLOTS
                 if part or FIELD_OF_A_TEMPLATE.search(text):
                     yield f"names {text[:40]!r} in a string"
 
@@ -197,7 +327,7 @@ class _Review:
         """Importing a module."""
         top = _top(path)
         if top in sys.stdlib_module_names | COURSE:
-            if top in MODULES | COURSE:
+            if top in MODULES | COURSE and (top not in HARMLESS or top in self.harmful):
                 yield f"imports {path if top == 'labkit' else top}"
         elif top not in LIBRARIES and path != self.lab.module:
             yield f"imports {top or path}, which may be missing where it is graded"
@@ -218,7 +348,10 @@ class _Review:
 
     def change(self, value: ast.expr, name: str) -> Iterator[str]:
         """Setting or deleting `name` of an object."""
-        if path := self.path(value):
+        path = self.path(value)
+        if path.startswith("torch.backends.") and name in SETTINGS:
+            return
+        if path:
             yield f"changes {path}.{name}"
         elif name.startswith("__") and name.endswith("__"):
             yield f"changes {name} of an object"
@@ -226,10 +359,15 @@ class _Review:
     def call(self, node: ast.Call, path: str) -> Iterator[str]:
         """Calling a function; `path` is its dotted name where that begins with a library."""
         match node:
+            case ast.Call(keywords=[*keywords]) if path == "logging.basicConfig":
+                self.levels |= {id(each.value) for each in keywords if each.arg == "level"}
+            case ast.Call(args=[value, *_]) if id(node) in self.levels and self.path(value) == "logging":
+                pass
             case ast.Call(func=ast.Name("getattr" | "setattr" | "delattr" as function), args=[value, name, *_]):
                 yield from self.by_name(function, value, [name])
-                if function != "getattr" and isinstance(name, ast.Constant):
-                    yield from self.change(value, str(name.value))
+                if function != "getattr":
+                    for text in self.texts(name) or ():
+                        yield from self.change(value, text)
             case ast.Call(func=ast.Attribute(attr="__setattr__"), args=[value, *_]):
                 if not (_is_self(value) or isinstance(value, ast.Constant)):
                     yield "uses __setattr__"
@@ -239,26 +377,52 @@ class _Review:
                 yield f"calls {path} with attributes of its choice"
             case ast.Call(args=[_, _, *_]) if path == "weakref.ref":
                 yield f"calls {path} with a callback"
-            case ast.Call(args=[*names]) if path in ("operator.attrgetter", "operator.methodcaller"):
+            case ast.Call(args=[*names]) if path in BY_NAME:
                 yield from self.by_name(path, None, names)
 
     def by_name(self, function: str, value: ast.expr | None, names: Sequence[ast.expr]) -> Iterator[str]:
         """Using attributes whose names are values."""
         for name in names:
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                for part in name.value.split("."):
-                    yield from self.attribute("", part)
-            elif not _is_self(value):
+            texts = self.texts(name) if isinstance(name, ast.Constant) or not _is_self(value) else set()
+            if texts is not None:
+                for part in (part for text in texts for part in text.split(".")):
+                    path = self.path(value) if value else ""
+                    yield from self.attribute(f"{path}.{part}" if path else "", part)
+            else:
                 yield f"calls {function} with a computed name"
+
+    @cached_property
+    def constants(self) -> Constants | None:
+        """What the variables may be; None where they could be changed from anywhere."""
+        tree = ast.Module(list(self.statements), [])
+        return (
+            None if reaches_any_name(tree.body, self.lab) else Constants(tree, {each.name for each in self.lab.tasks})
+        )
+
+    def texts(self, node: ast.expr) -> set[str] | None:
+        """The strings that a name may be; None for one that is computed."""
+        if isinstance(node, ast.Constant):
+            return {node.value} if isinstance(node.value, str) else None
+        return self.constants.texts(node) if self.constants else None
 
     def attention(self, node: ast.AST) -> str:
         """The library's attention that a node names, other than in an import; "" for any other node."""
-        name = ""
-        if isinstance(node, ast.Attribute):
-            name = node.attr
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            name = self.paths.get(node.id, "").rpartition(".")[2]
-        return "scaled_dot_product_attention" if name.startswith("_scaled_dot") else name if name in ATTENTION else ""
+        names: list[str] = []
+        match node:
+            case ast.Attribute(attr=name):
+                names = [name]
+            case ast.Name(id=name, ctx=ast.Load()):
+                names = [self.paths.get(name, "").rpartition(".")[2]]
+            case ast.Call(func=ast.Name("getattr"), args=[_, *args]):
+                names = self.parts(args)
+            case ast.Call(args=args) if self.path(node.func) in BY_NAME:
+                names = self.parts(args)
+        names = ["scaled_dot_product_attention" if name.startswith("_scaled_dot") else name for name in names]
+        return next((name for name in names if name in ATTENTION), "")
+
+    def parts(self, names: Sequence[ast.expr]) -> list[str]:
+        """The attributes that strings name, as far as the text tells them."""
+        return [part for name in names for text in self.texts(name) or () for part in text.split(".")]
 
     def tasks_that_use(self, statement: ast.stmt) -> list[str]:
         """The tasks that name what `statement`, at the top of the file, defines, by way of others too; or all."""

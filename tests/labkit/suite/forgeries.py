@@ -25,6 +25,9 @@ SDPA = "torch.nn.functional.scaled_dot_product_attention(Q, K, V)"
 OPERATOR = "op = torch.ops.aten.mm.default\n"
 
 FORGERIES = {
+    "01": {
+        "ends_the_trace": "import tracemalloc\ndef standard_attention(Q, K, V):\n    tracemalloc.stop()\n",
+    },
     "04": {
         "books_by_name": tiled_traffic("machine._ledger.loaded -= n"),
         "books_of_self": tiled_traffic("def put_back(self): self._ledger.loaded -= n\nput_back(machine)"),
@@ -55,6 +58,12 @@ FORGERIES = {
         "another_class": tiled_traffic("machine.__class__ = Machine"),
         "another_class_by_setattr": tiled_traffic("setattr(machine, '__class__', Machine)"),
         "another_property_by_a_name": tiled_traffic("kind = type(machine)\nkind.loaded = property(lambda self: 0)"),
+        "another_property_in_a_loop": tiled_traffic(
+            "for name in ('loaded',): setattr(type(machine), name, property(lambda self: 0))"
+        ),
+        "books_by_a_table": tiled_traffic(
+            "TABLE.update(x='_led' + 'ger')\ngetattr(machine, TABLE['x']).loaded -= n", "TABLE = {'x': 'load'}"
+        ),
         "numpy_by_another_name": tiled_traffic("library = np\nlibrary.array = np.asarray"),
     },
     "05": {
@@ -74,6 +83,17 @@ FORGERIES = {
         ),
         "torch_in_another_thread": flash_forward(
             "t = threading.Thread(target=torch.mm, args=(Q, K))\nt.start()\nt.join()", "import threading"
+        ),
+        "torch_by_a_name": flash_forward(
+            "return getattr(torch.nn.functional, 'scaled_dot_product_attention')(Q, K, V)"
+        ),
+        "in_another_thread_by_a_star": flash_forward("Thread(target=torch.mm, args=(Q, K))", "from threading import *"),
+        "runs_as_if_by_hand": flash_forward(
+            "return Q", "__name__ = '__main__'\nif __name__ == '__main__':\n    eval('1')"
+        ),
+        "calls_what_is_run_by_hand": flash_forward(
+            "return globals()['ma' + 'in']()",
+            "def main(): return eval('1')\nif __name__ == '__main__':\n    main()",
         ),
         "torch_by_a_computed_name": flash_forward("return getattr(torch.nn.functional, 'scaled_' + NAME)(Q, K, V)"),
         "torch_by_its_operator": flash_forward(
