@@ -9,6 +9,7 @@ attention earns nothing. What a lab's solution and alternative solutions use is 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import sys
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.labs.manifest import Lab
-from labkit.suite.constants import Constants
 
 ALLOWANCES = Path(__file__).with_name("allowances.json")
 """What each lab's solution and alternative solutions do that is a finding elsewhere. Derived by `lab build`."""
@@ -392,18 +392,28 @@ class _Review:
                 yield f"calls {function} with a computed name"
 
     @cached_property
-    def constants(self) -> Constants | None:
-        """What the variables may be; None where they could be changed from anywhere."""
+    def tables(self) -> dict[str, ast.expr]:
+        """What each name stands for that is bound once and only read."""
         tree = ast.Module(list(self.statements), [])
-        return (
-            None if reaches_any_name(tree.body, self.lab) else Constants(tree, {each.name for each in self.lab.tasks})
-        )
+        return {} if reaches_any_name(tree.body, self.lab) else _bound_once(tree)
 
     def texts(self, node: ast.expr) -> set[str] | None:
-        """The strings that a name may be; None for one that is computed."""
-        if isinstance(node, ast.Constant):
-            return {node.value} if isinstance(node.value, str) else None
-        return self.constants.texts(node) if self.constants else None
+        """The strings that a name may be, where the text writes them out; None for one that is computed."""
+        match node:
+            case ast.Constant(value=str(text)):
+                return {text}
+            case ast.Name(id=name) if name in self.tables:
+                return self.texts(self.tables[name])
+            case ast.Subscript(value=table) | ast.Call(func=ast.Attribute(value=table, attr="get"), args=[_]):
+                return self.texts(table)
+            case ast.Call(func=ast.Name("dict"), args=[table], keywords=[]):
+                return self.texts(table)
+            case ast.Call(func=ast.Attribute(value=table, attr="items" | "keys" | "values"), args=[]):
+                return self.texts(table)
+            case ast.Tuple() | ast.List() | ast.Dict():
+                with contextlib.suppress(ValueError):
+                    return {str(each) for each in _flat(ast.literal_eval(node))}
+        return None
 
     def attention(self, node: ast.AST) -> str:
         """The library's attention that a node names, other than in an import; "" for any other node."""
@@ -464,6 +474,52 @@ def _defined(statement: ast.stmt) -> set[str]:
 
 def _is_self(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Name) and node.id in ("cls", "ctx", "self")
+
+
+def _bound_once(tree: ast.Module) -> dict[str, ast.expr]:
+    """The values of names that are bound once, by an assignment or a loop, and never used but to be read."""
+    values: dict[str, ast.expr] = {}
+    bound, loads, reads = Counter[str](), Counter[str](), Counter[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                values[name] = value
+            case (
+                ast.For(target=ast.Name(id=name), iter=value) | ast.comprehension(target=ast.Name(id=name), iter=value)
+            ):
+                values[name] = value
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                loads[name] += 1
+            case (
+                ast.Name(id=name) | ast.arg(arg=name) | ast.MatchAs(name=str(name)) | ast.ExceptHandler(name=str(name))
+            ):
+                bound[name] += 1
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                bound[name] += 1
+            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Load()):
+                reads[name] += 1
+            case ast.Attribute(value=ast.Name(id=name), attr="get" | "items" | "keys" | "values"):
+                reads[name] += 1
+            case ast.For(iter=ast.Name(id=name)) | ast.comprehension(iter=ast.Name(id=name)):
+                reads[name] += 1
+    can_change = ast.List | ast.Dict
+    return {
+        name: value
+        for name, value in values.items()
+        if bound[name] == 1 and (reads[name] == loads[name] or not isinstance(value, can_change))
+    }
+
+
+def _flat(value: object) -> Iterator[object]:
+    """The numbers and texts in a literal, at any depth."""
+    if isinstance(value, dict):
+        value = (*value.keys(), *value.values())
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _flat(each)
+    else:
+        yield value
 
 
 def _top(path: str) -> str:

@@ -16,7 +16,7 @@ from labstaff.pytest_plugin import variant_text
 from tests.labkit.suite.forgeries import FORGERIES
 from tests.labkit.suite.honest_styles import HONEST
 
-MOST_STYLES_LISTED = 6
+MOST_STYLES_LISTED = 7
 MOST_MISTAKES_LISTED = 12
 
 
