@@ -33,7 +33,7 @@ ALLOWED = (
     "newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getcwd chdir fchdir getdents64 "
     "unlink unlinkat mkdir mkdirat rmdir rename renameat renameat2 ftruncate fsync fdatasync umask fadvise64 poll "
     "ppoll select pselect6 recvfrom sendto brk munmap mremap mprotect madvise mincore membarrier rt_sigaction "
-    "rt_sigprocmask rt_sigreturn rt_sigpending sigaltstack restart_syscall tgkill futex set_robust_list "
+    "rt_sigprocmask rt_sigreturn rt_sigpending sigaltstack restart_syscall futex set_robust_list "
     "get_robust_list rseq set_tid_address sched_yield sched_getaffinity sched_getparam sched_getscheduler "
     "sched_get_priority_max sched_get_priority_min get_mempolicy arch_prctl exit exit_group gettid getpid getppid "
     "getuid geteuid getgid getegid getgroups getresuid getresgid getpgrp getpgid getsid clock_gettime clock_getres "
@@ -84,6 +84,7 @@ def filter_calls() -> None:
     rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, UNCOUNTED_MEMORY, 0))
     thread = seccomp.Arg(0, seccomp.MASKED_EQ, CLONE_THREAD | NEW_NAMESPACES, CLONE_THREAD)
     rules.add_rule(seccomp.ALLOW, "clone", thread)
+    rules.add_rule(seccomp.ALLOW, "tgkill", seccomp.Arg(0, seccomp.EQ, os.getpid()))  # abort() and the like: itself
     rules.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0))  # no other process; limits only fall
     for name, place, commands in (
         ("fcntl", 1, FCNTL_COMMANDS),
@@ -96,8 +97,9 @@ def filter_calls() -> None:
 
 
 def limit_memory(n_bytes: int) -> None:
-    """Let this process have so many bytes of data, for good."""
+    """Let this process have so many bytes of data, for good, and keep none in files: its folder is memory too."""
     resource.setrlimit(resource.RLIMIT_DATA, (n_bytes, n_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 def give_memory_back() -> None:

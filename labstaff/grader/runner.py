@@ -50,7 +50,8 @@ class SandboxedRunner(ForkedRunner):
                 lab, *options, "--sandboxed", prepare=functools.partial(_prepare, sandbox.control), **more
             )
             if BROKEN in run.problem and (error := sandbox.last_error()):
-                run.problem = f"{BROKEN}: {error}"
+                why = next(line.strip("! ") for line in run.problem.splitlines() if BROKEN in line)
+                run.problem = f"{why[why.index(BROKEN) :]}; the last line from inside: {error}"
             is_clean = not run.problem and sandbox.is_usable()
             return run
         finally:

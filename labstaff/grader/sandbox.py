@@ -53,7 +53,8 @@ POWERS = ("CAP_SETUID", "CAP_SETGID")
 """What the process inside keeps where the grader is root, to become a user of its own."""
 SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
 START_SECONDS = 180.0
-END_SECONDS = 10.0
+END_SECONDS = 60.0
+"""For the end of a worker that was killed: on a busy machine freeing its memory takes seconds."""
 BROKEN = "the sandbox is broken"
 UNSAFE = "--unsafe-no-sandbox grades without it: a submission can then read this machine's files."
 MISSING = f"""\

@@ -28,8 +28,9 @@ MOST_HEAD = 4 << 20
 MOST_BUFFERS = 256 << 20
 MOST_NUMBERS = 1 << 20
 """Parts of a message, and elements of an empty array or of a range."""
-MOST_KEYS = 1 << 14
-"""Of a dict or a set: Python's integers can be chosen so that looking one up takes as long as there are others."""
+MOST_KEYS = 1 << 12
+"""Of all dicts and sets: Python's integers can be chosen so that looking one up takes as long as there are others."""
+MOST_AXES = 64
 MOST_META = 1 << 40
 """Elements of a tensor without memory."""
 MOST_TEXT, MOST_KINDS, MOST_PLACES = 2000, 8, 40
@@ -333,7 +334,7 @@ class Reader:
 
     def __init__(self, buffers: list[memoryview]) -> None:
         self._buffers = iter(buffers)
-        self._n_parts = 0
+        self._n_parts = self._n_keys = 0
 
     def value(self, tree: Any) -> Any:
         """The value."""
@@ -343,11 +344,11 @@ class Reader:
         match tree:
             case ["tuple" | "list" as kind, list(items)]:
                 return SEQUENCES[kind](map(self.value, items))
-            case ["set" | "dict", list(items)] if len(items) > MOST_KEYS:
-                raise ValueError(TOO_MUCH)
             case ["set", list(items)]:
+                self._count_keys(items)
                 return set(map(self.value, items))
             case ["dict", list(items)]:
+                self._count_keys(items)
                 return {self.value(key): self.value(value) for key, value in items}
             case ["slice", list(bounds)]:
                 return slice(*map(self.value, bounds))
@@ -358,7 +359,8 @@ class Reader:
             case ["integer", str(digits)]:
                 return int(digits)  # Python itself bounds how many there may be
             case ["array" | "number" as kind, str(dtype), list(shape)]:
-                array = np.ndarray(_bounded(shape, MOST_NUMBERS), _numpy_dtype(dtype), next(self._buffers))
+                kind_of_each = _numpy_dtype(dtype)
+                array = np.ndarray(_bounded(shape, kind_of_each.itemsize), kind_of_each, next(self._buffers))
                 return array if kind == "array" else array[()]
             case ["tensor" | "meta" as kind, str(dtype), list(shape), bool(grad)]:
                 return self._tensor(kind, dtype, shape, grad)
@@ -369,9 +371,14 @@ class Reader:
             case ["opaque", str(name)]:
                 self._n_parts += MOST_NUMBERS >> 10  # a class is large: a thousand are enough
                 return opaque(name)
-            case list():
-                raise TypeError("a value of an unknown kind")
-        return tree
+            case None | bool() | int() | float() | str() | bytes():
+                return tree
+        raise TypeError("a value of an unknown kind")
+
+    def _count_keys(self, items: list[Any]) -> None:
+        self._n_keys += len(items)
+        if self._n_keys > MOST_KEYS:
+            raise ValueError(TOO_MUCH)
 
     def _tensor(self, kind: str, name: str, shape: list[int], grad: bool) -> Any:
         import torch
@@ -381,12 +388,11 @@ class Reader:
         dtype = getattr(torch, name)
         with torch.utils._python_dispatch._disable_current_modes():
             if kind == "meta":
-                if math.prod(n or 1 for n in shape) > MOST_META:
-                    raise ValueError(f"a tensor of {shape} elements")
+                _bounded(shape, 0, MOST_META)
                 return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
             memory = next(self._buffers)
             tensor = torch.frombuffer(memory, dtype=dtype) if len(memory) else torch.empty(0, dtype=dtype)
-            return tensor.reshape(_bounded(shape, MOST_NUMBERS)).requires_grad_(grad)
+            return tensor.reshape(_bounded(shape, dtype.itemsize)).requires_grad_(grad)
 
 
 def _named(x: Any) -> list[Any] | None:
@@ -404,9 +410,11 @@ def _numpy_dtype(name: str) -> np.dtype:
     return dtype
 
 
-def _bounded(shape: list[int], most: int) -> list[int]:
+def _bounded(shape: list[int], n_bytes_of_each: int, most: int = MOST_NUMBERS) -> list[int]:
     """`shape`, if no array of it is large without having bytes: each axis of an empty one counts."""
-    if 0 in shape and math.prod(n or 1 for n in shape) > most:
+    if len(shape) > MOST_AXES or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError("the axes of no array")
+    if (0 in shape or not n_bytes_of_each) and math.prod(n or 1 for n in shape) > most:
         raise ValueError(f"an array of {shape} elements")
     return shape
 

@@ -53,11 +53,13 @@ class Worker:
             wire.send(self.channel, *wire.for_suite(described(error)))
         self.buffers, self.arrays = [], []
 
-    def load(self, lab: Lab, name: str, source: bytes) -> Any:
-        """Run the submission's file, as the import finder does in an ordinary run."""
+    def load(self, lab: Lab, name: str, source: bytes, n_bytes: int | None = None) -> Any:
+        """Run the submission's file, as the import finder does in an ordinary run; with `n_bytes`, under that limit."""
         global _module
         file = Path(os.getcwd(), name)
         file.write_bytes(source)
+        if n_bytes is not None:
+            limit_memory(n_bytes)
         _module = sys.modules[lab.module] = types.ModuleType(lab.module)
         SourceLoader(Source(lab, file)).exec_module(_module)
         return wire.for_suite(wire.Returned())
@@ -87,8 +89,7 @@ class Worker:
 
     def call_within(self, n_bytes: int, submission: tuple[Lab, str, bytes], call: bytes) -> Any:
         """Load the submission and make a call, both within a limit of this process's memory, which the kernel holds."""
-        limit_memory(n_bytes)
-        self.load(*submission)
+        self.load(*submission, n_bytes)
         arguments, self.arrays = wire.from_suite(call, self.buffers)
         return self.call(*arguments)
 

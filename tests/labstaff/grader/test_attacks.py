@@ -33,6 +33,10 @@ ATTACKS = {
     "start a process": "import os; pid = os.fork(); pid or os._exit(0); os.waitpid(pid, 0)",
     "start a program": "import subprocess; subprocess.run(['true'], check=True)",
     "signal another process": "import os; os.kill(os.getppid(), 0)",
+    "signal a thread of another process": """
+        import ctypes, os
+        assert ctypes.CDLL(None).tgkill(os.getppid(), os.getppid(), 0) == 0
+        """,
     "hold on to another process": "import os; os.close(os.pidfd_open(os.getppid()))",
     "read another process's limits": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
     "raise its own limit": "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (96, r.getrlimit(r.RLIMIT_NOFILE)[1]))",
@@ -221,6 +225,13 @@ def test_a_memory_limit_is_the_kernels(submitted):
     assert submitted(task("return len(bytearray(8 << 20))")).__memory_limit__(16, (), {}) == 8 << 20
 
 
+def test_a_memory_limit_counts_what_files_hold(submitted):
+    writes = submitted(task("with open('x', 'wb') as file:\n    return file.write(bytes(1000))"))
+    with pytest.raises(OSError, match="too large"):
+        writes.__memory_limit__(16, (), {})
+    assert writes() == 1000
+
+
 def test_no_line_of_the_instructors_is_quoted(submitted, tmp_path):
     """An error whose code claims to be in a file of the instructor's."""
     claims = f"exec(compile('\\n\\n1 / 0', {str(ROOT / 'solutions' / 'x.py')!r}, 'exec'))"
@@ -268,8 +279,25 @@ def test_what_comes_over_the_wire_is_bounded_before_it_is_made(sizes):
             wire.receive(ours)
 
 
-@pytest.mark.parametrize("tree", [["range", [0, 1 << 60, 1]], ["integer", "9" * 5000]], ids=["range", "digits"])
+BEYOND = {
+    "range": ["range", [0, 1 << 60, 1]],
+    "digits": ["integer", "9" * 5000],
+    "texts without bytes": ["array", "|S0", [1 << 62]],
+    "axes": ["array", "<f8", [1] * 65],
+    "axes of a tensor": ["tensor", "float64", [1] * 100_000, False],
+    "axes without memory": ["meta", "float32", [1] * 100_000, False],
+    "an axis to be found out": ["tensor", "float64", [-1], False],
+    "keys of many sets": ["list", [["set", [["integer", str(n)] for n in range(3000)]]] * 2],
+    "a map": {1: 2},
+    "an extension": wire.msgspec.msgpack.Ext(5, b"x"),
+    "a date": wire.msgspec.msgpack.Ext(-1, bytes(4)),
+}
+"""Values that no `Writer` makes."""
+
+
+@pytest.mark.parametrize("tree", BEYOND.values(), ids=list(BEYOND))
 def test_a_value_is_bounded_before_it_is_made(tree):
     head = wire.msgspec.msgpack.encode(["Returned", tree, None])
+    n_bytes = 0 if "S0" in str(tree)[:20] else 8
     with pytest.raises(wire.WireError):
-        wire.from_worker(memoryview(head), [])
+        wire.from_worker(memoryview(head), [memoryview(bytearray(n_bytes))])

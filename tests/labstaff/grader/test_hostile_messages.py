@@ -18,7 +18,7 @@ from labstaff.grader import wire
 from labstaff.grader.remote import _change
 
 VALUES = [
-    (1, 2.5, True, None, "text", 2**70, ...),
+    (1, 2.5, True, None, "text", b"bytes", 2**70, ...),
     {"a": [1, (2, 3)], 4: {5, 6}, "slice": slice(1, None, 2), "range": range(3)},
     [np.arange(6.0).reshape(2, 3), np.float32(2.5), np.array(["a", "b"]), np.dtype("int8"), 1j],
     [torch.arange(6).reshape(2, 3), torch.ones(2, dtype=torch.bfloat16), torch.empty(3, 4, device="meta"), object()],
@@ -35,6 +35,8 @@ HOSTILE = [
     *(["opaque", "x" * 10_000], ["numpy", "savetxt"], ["dtype", "O"], ["dtype", "f8,f8"], ["dtype", "(9,9)f8"]),
     *(["handle", 1, "x"], ["kept", 0], ["exec", "raise SystemExit"], ["dict", [[["list", []], 1]]], ["dict", [1]]),
     *(["set", [["integer", str(n * (2**61 - 1))] for n in range(20_000)]], [["opaque", "x"]] * 5000),
+    *(["array", "|S0", [2**62]], ["number", "<U0", []], ["tensor", "float32", [1] * 1000, False], {1: {2: 3}}),
+    *(wire.msgspec.msgpack.Ext(5, b"x"), wire.msgspec.msgpack.Ext(-1, bytes(4)), b"x" * 1000),
 ]
 
 
