@@ -9,6 +9,7 @@ from labkit.suite.results import State, TestResult
 from labkit.suite.review import Finding
 from labkit.suite.run import SuiteRun
 from labstaff.grader.grade import graded_run
+from labstaff.grader.imports import imported_modules
 from labstaff.grader.source import MOST_FINDINGS, MOST_RUNS, NOT_READ, read_source
 
 LAB = find_lab("05")
@@ -67,3 +68,11 @@ def test_a_librarys_own_attention_earns_nothing_and_other_findings_are_shown():
     assert graded.tasks == {task.name: 0.0 if task is BACKWARD else float(task.points) for task in LAB.tasks}
     assert graded.findings == ["line 3: imports ctypes", "line 3: flash_backward uses a library's own attention"]
     assert graded.flags == [f"{BACKWARD.name}: no points: {graded.findings[1]}"]
+
+
+def test_what_is_loaded_before_a_memory_limit_has_no_private_parts():
+    """One of them held a list of 30 MiB: a submission named it, emptied it, and had that much more for itself."""
+    source = (
+        "if 0:\n    from torch.testing._internal import common\nimport torch._dynamo, numpy.linalg, torch, os, unknown"
+    )
+    assert imported_modules(source) == ["numpy.linalg", "os", "torch"]
