@@ -40,7 +40,7 @@ def test_a_run_says_why_its_sandbox_gives_no_worker(monkeypatch):
     monkeypatch.setattr(sandbox, "INSIDE", [name for name in sandbox.INSIDE if "wire" not in name])
     with SandboxedRunner(()) as runs:
         problem = runs.run(LAB.label, "--solutions", tests=("TestStandardAttention::test_worked_example",)).problem
-    assert problem.startswith(f"{sandbox.BROKEN}: it gives no worker: EOFError"), problem
+    assert problem.startswith(f"{sandbox.BROKEN}: it gives no worker: "), problem
     assert "; the last line from inside: ImportError: cannot import name 'wire'" in problem
 
 
