@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -225,3 +227,19 @@ def test_a_leak_stops_the_release(tmp_path, monkeypatch):
     with pytest.raises(ReleaseError, match=r"passages of solutions would be released; nothing was\n  pyproject.toml: "):
         release(ROOT, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_install_with_pip_runs_lab_and_pytest(released, tmp_path):
+    """The README's way without uv; libraries come from this environment, instead of PyTorch's CPU wheels."""
+    bin_folder = tmp_path / "venv" / "bin"
+    run_command = partial(subprocess.run, cwd=released, capture_output=True, text=True, timeout=300)
+    run_command([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    installed = run_command([bin_folder / "pip", "install", "--quiet", "--no-deps", "-e", "."])
+    assert installed.returncode == 0, installed.stderr
+    board = run_command([bin_folder / "lab"])
+    assert "next: standard_attention(" in board.stdout, board.stderr
+    tested = run_command([bin_folder / "python", "-m", "pytest", "labs/lab01_memory_profiling", "-x"])
+    assert tested.returncode == 1
+    assert "lab01 · standard_attention · not implemented yet" in tested.stdout
