@@ -1,4 +1,4 @@
-"""Stops a test that runs too long: a limit of CPU time, and a longer one of wall-clock time."""
+"""Stops a test that runs too long: a limit of CPU time, and one by the clock for a test that only waits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 WALL_SECONDS = 60.0
-"""The least that a test may take by the clock: it stops code that waits for what never comes."""
-WALL_FACTOR = 3.0
-"""How many times its CPU limit a test may take by the clock, where that is more: other programs run too."""
+"""After so long by the clock a test is stopped if it only waits, for what never comes."""
+WAITING_SHARE = 1 / 30
+"""A test waits if it has used less CPU time than this share of the time by the clock. Others get more, also where many
+programs share a machine; they end when their CPU time does."""
 WAIT_SECONDS = 3.0
 """By the clock, for a test that only waits, after an earlier test of this process has waited until its limit."""
 GIVEN_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "inf"))
@@ -27,13 +28,13 @@ other_clocks: list[Callable[[], float]] = []
 class TookTooLong(BaseException):
     """Raised inside the code that ran too long. Not an `Exception`, so that `except Exception` cannot swallow it."""
 
-    def __init__(self, seconds: float, *, waited: bool = False) -> None:
+    def __init__(self, seconds: float, *, cpu_seconds: float | None = None) -> None:
+        waited = cpu_seconds is not None
         unit = "s by the clock" if waited else "s of CPU time"
         super().__init__(f"still running after {seconds:g} {unit}")
         self.seconds = seconds
-        self.waited = waited
-        self.is_idle = False
-        """Whether it used next to no CPU time until then."""
+        self.cpu_seconds = cpu_seconds
+        """What it used until then, next to nothing, where the clock has stopped it."""
         self.why_less = ""
 
 
@@ -54,12 +55,11 @@ class _Limit:
             return
         error = TookTooLong(self.cpu_seconds)
         if signum == signal.SIGALRM:
-            seconds = min(time.monotonic() - self.began, self.wall_seconds)
-            error = TookTooLong(round(seconds, 1), waited=True)
-            error.is_idle = cpu_seconds_now() - self.cpu_began < seconds / 10
-            if not (error.is_idle or self.is_over or seconds == self.wall_seconds):
+            seconds, used = time.monotonic() - self.began, cpu_seconds_now() - self.cpu_began
+            if used >= seconds * WAITING_SHARE and not self.is_over:
                 return
-            _has_waited = _has_waited or error.is_idle
+            error = TookTooLong(round(min(seconds, self.wall_seconds), 1), cpu_seconds=used)
+            _has_waited = True
         self.is_over = True
         raise error
 
@@ -69,10 +69,10 @@ _has_waited = False
 
 
 @contextlib.contextmanager
-def time_limit(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[None]:
+def time_limit(cpu_seconds: float, wall_seconds: float = WALL_SECONDS) -> Iterator[None]:
     """Raise `TookTooLong` in the body when this process has used `cpu_seconds`, and again each second after that.
 
-    `wall_seconds` limits what uses no CPU time; by default `WALL_SECONDS` at least. Inside another limit the body has
+    It is raised as well where the body only waits, after `wall_seconds` by the clock. Inside another limit the body has
     none of its own. Python runs signal handlers between bytecodes of the main thread: a loop is stopped, one long NumPy
     call only when it returns. Outside the main thread, or where there are no such signals (Windows), there is no limit.
     """
@@ -80,7 +80,6 @@ def time_limit(cpu_seconds: float, wall_seconds: float | None = None) -> Iterato
     if _limit or not hasattr(signal, "SIGPROF") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    wall_seconds = max(WALL_SECONDS, WALL_FACTOR * cpu_seconds) if wall_seconds is None else wall_seconds
     limit = _limit = _Limit(cpu_seconds, wall_seconds)
     previous = {number: signal.signal(number, limit.exceeded) for number in (signal.SIGPROF, signal.SIGALRM)}
     _set_timers(cpu_seconds, min(wall_seconds, WAIT_SECONDS) if _has_waited else wall_seconds)

@@ -136,8 +136,11 @@ def _usual_cause(text: str, code: str) -> list[str]:
 
 def _why_too_long(error: TookTooLong) -> str:
     """Why a test may have taken too long: slow code and an endless loop look the same from outside."""
-    if error.is_idle:
-        return "It used little CPU time: it waits for something that never comes"
+    if error.cpu_seconds is not None:
+        return (
+            f"It used only {error.cpu_seconds:.1f} s of CPU time: it waits for something that never comes, or other "
+            "programs keep this machine busy"
+        )
     share = error.why_less or "The limit is ten times what the slowest correct solution of this lab needs for a test"
     return f"{share}: it is slow, or it never ends"
 

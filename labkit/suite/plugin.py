@@ -17,7 +17,7 @@ from labkit.labs.catalog import ROOT, find_labs, lab_at
 from labkit.labs.manifest import Lab, ManifestError
 from labkit.suite import limits
 from labkit.suite.finder import LabFinder, Source, student_source
-from labkit.suite.limits import WALL_FACTOR, WALL_SECONDS, TookTooLong, time_limit
+from labkit.suite.limits import WALL_SECONDS, TookTooLong, time_limit
 from labkit.suite.messages import explain, line_style, run_lines
 from labkit.suite.results import Kind, State, TestResult, store_whole_tasks
 
@@ -162,9 +162,8 @@ class LabResults:
         n_before = self._timed_out[test_class]
         share = next(share for most, share in SHARES if n_before <= most)
         seconds = _seconds(item, lab) * share
-        wall_seconds = max(WALL_SECONDS, WALL_FACTOR * seconds) * max(share, 0.2)  # other programs run too
         try:
-            with time_limit(seconds, wall_seconds):
+            with time_limit(seconds, WALL_SECONDS * max(share, 0.2)):
                 return (yield)
         except TookTooLong as error:
             self._timed_out[test_class] += 1
