@@ -188,8 +188,7 @@ class Drive:
         require(
             work,
             f"step {step}: nothing is computed, and {len(self.active)} requests are not done, of which at least one "
-            f"can go on: {self._describe_active()}\nUsual cause: blocks are not given back, or a request that "
-            "needs one waits for itself",
+            f"can go on: {self._describe_active()}\nUsual cause: {self._why_nothing()}",
         )
         texts = dict[Any, Text](self.active)
         check_work(work, texts, self.locations.block_size, self.max_tokens, step)
@@ -255,14 +254,27 @@ class Drive:
             if work[0].end == len(prompt):
                 self.planner.advance({last: 0})
                 return
-        require(False, f"{message} is never computed whole: {self._describe_lost(named)}")
+        require(False, f"{message} is never computed whole: {self._describe_lost(named, len(prompt))}")
 
-    def _describe_lost(self, named: set[int]) -> str:
+    def _describe_lost(self, named: set[int], n_tokens: int) -> str:
         lost = [block for block in range(self.locations.num_blocks) if block not in named]
         if not named or not lost:
-            return "some blocks were not given back\nUsual cause: a request that is done keeps its blocks"
+            kept = "a request that is done keeps its blocks"
+            if n_tokens > self.max_tokens:
+                kept += f", or a prompt longer than a step, {n_tokens} tokens with max_tokens {self.max_tokens}, waits"
+            return f"nothing of it is computed\nUsual cause: {kept}"
         users = ", ".join(sorted({show(self.last_user[block]) for block in lost if block in self.last_user}))
         return f"{len(lost)} blocks are lost, {show(lost)}, last used by request {users or 'nobody'}"
+
+    def _why_nothing(self) -> str:
+        long = [id for id, one in self.active.items() if len(one.tokens) > self.max_tokens]
+        if not long:
+            return "blocks are not given back, or a request that needs one waits for itself"
+        return (
+            f"request {long[0]!r} has {len(self.active[long[0]].tokens)} tokens, more than max_tokens, "
+            f"{self.max_tokens}, and waits for a step with room for all: it is computed in pieces; or blocks are not "
+            "given back"
+        )
 
     def _describe_active(self) -> str:
         return ", ".join(

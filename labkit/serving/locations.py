@@ -9,9 +9,9 @@ from labkit.serving.player import Piece
 from labkit.testing.compare import require
 
 NOT_COMPUTED = (
-    "a block that was found holds its tokens only when they have been computed; or the work begins too late in the text"
+    "the request has not computed this token, and it counts as computed: a block that was found holds its tokens only "
+    "when they have been computed, and until it is taken for something new"
 )
-STALE = "a block is given to another request and is still found by its old content; or the table is another request's"
 TAKEN = "a request keeps its blocks until it is done or gives all of them up; then it is computed again"
 ANOTHER_BEGINNING = "keys and values depend on all tokens before: a block is known by its own and by those"
 
@@ -50,6 +50,7 @@ class Locations:
         self.num_blocks, self.block_size = num_blocks, block_size
         self._numbers: dict[tuple[int, int], int] = {}
         self._held: list[list[_Held | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self._computed: dict[tuple[Any, int], tuple[int, int]] = {}  # where a request wrote a position last
 
     def number_of(self, before: int, token: int) -> int:
         """The number of a beginning: the one with number `before`, and one more token."""
@@ -75,6 +76,7 @@ class Locations:
                     f"{piece.id!r} and {_describe(old)}: a block that is written belongs to one request alone",
                 )
                 self._held[block][place] = new
+                self._computed[piece.id, position] = block, place
 
     def assert_readable(self, piece: Piece, text: Text, step: int) -> None:
         """Fail unless, after the step is written, `piece` reads its own beginning from all its locations."""
@@ -88,13 +90,26 @@ class Locations:
                 f"{text.tokens[position]},"
             )
             if held is None:
-                require(False, f"{read} and holds nothing\nUsual cause: {NOT_COMPUTED}")
+                require(False, f"{read} and holds nothing\nUsual cause: {self._why_missing(piece, position)}")
             elif held.id != piece.id and held.step == step:
                 require(False, f"{read} but the same step writes {_describe(held)} there\nUsual cause: {TAKEN}")
             elif held.position == position and held.token == text.tokens[position]:
                 require(False, f"{read} and holds that after another beginning\nUsual cause: {ANOTHER_BEGINNING}")
             else:
-                require(False, f"{read} but holds {_describe(held)}, written in step {held.step}\nUsual cause: {STALE}")
+                cause = self._why_missing(piece, position)
+                require(False, f"{read} but holds {_describe(held)}, written in step {held.step}\nUsual cause: {cause}")
+
+    def _why_missing(self, piece: Piece, position: int) -> str:
+        """Why a location does not hold a position of the text, from where the request wrote it last."""
+        written = self._computed.get((piece.id, position))
+        if written is None:
+            return NOT_COMPUTED
+        if written == self.place_of(piece, position):
+            return TAKEN
+        return (
+            f"the request computed this token in block {written[0]}, which it has no longer: when its blocks are given "
+            "back, all its text is to be computed again, except what is found"
+        )
 
     def place_of(self, piece: Piece, position: int) -> tuple[int, int]:
         """The block and the place in it of a position."""

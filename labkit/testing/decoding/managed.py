@@ -33,6 +33,7 @@ class Managed:
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
         self.texts: dict[Any, list[int]] = {}
         self.operations: list[str] = []
+        self.refused: set[Any] = set()
 
     def after(self, *, gone: str = "", **prompts: list[int]) -> Managed:
         """This manager, after sequences came with these prompts, in order, and those named by `gone` went, likewise."""
@@ -92,6 +93,7 @@ class Managed:
             assert_equal(name, self.manager.num_free_blocks(), 0)
             name = f"the table of {seq_id!r} after an append that failed"
             assert_equal(name, self.manager.block_table(seq_id), before)
+            self.refused.add(seq_id)
             return False
         self.operations.append(f"append({seq_id!r}, {token_id})")
         if copy is not None:
@@ -105,6 +107,8 @@ class Managed:
         cause = (
             "a block is asked for one token too late or too early: it must be there before its first token is written"
         )
+        if seq_id in self.refused:
+            cause = "an append that raised RuntimeError has changed the sequence: its token counts already"
         self.assert_table(table, n_tokens, cause)
         self.write(seq_id, table, n_tokens - 1)
         self.check()

@@ -14,12 +14,18 @@ def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
     return steps_of(x, scale, zero).round().clamp(0, 2**bits - 1) * scale + zero
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, first: int | None = None) -> torch.Tensor:
-    """Attention of n tokens, q (n, H, d), over N, k and v (N, H_kv, d); the first at `first`, N − n if None."""
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, first: int | None = None, masked_from: int = 0
+) -> torch.Tensor:
+    """Attention of n tokens, q (n, H, d), over N, k and v (N, H_kv, d); the first at `first`, N − n if None.
+
+    Keys before `masked_from` are seen by all queries.
+    """
     n, heads, d = q.shape
     first = len(k) - n if first is None else first
     k, v = (x[:, :, None].expand(-1, -1, heads // x.shape[1], -1).flatten(1, 2).transpose(0, 1) for x in (k, v))
-    hidden = torch.arange(k.shape[1]) > first + torch.arange(n)[:, None]
+    key = torch.arange(k.shape[1])
+    hidden = (key >= masked_from) & (key > first + torch.arange(n)[:, None])
     scores = (q.transpose(0, 1) @ k.mT * d**-0.5).masked_fill(hidden, -torch.inf)
     return (scores.softmax(-1) @ v).transpose(0, 1)
 

@@ -60,12 +60,39 @@ def bytes_of_blocks(sizes, k, v, q):
         again = QuantizedBlocks(*sizes)
     for layer in range(layers):
         again.write(layer, blocks, within, k, v)
-    table, start = list(range(num_blocks)), len(blocks) - len(q)
-    with AllocationMeter() as memory:
-        result, read, fused = read_by(made, lambda: again.attend(layers - 1, q, table, start))
-    _, early, _ = read_by(made, lambda: again.attend(layers - 1, q, table, len(blocks) // 8 - len(q)))
-    told = {"made": when_made, "full": when_full, "result": result, "peak": memory.peak_bytes, "read": read}
+    table = list(range(num_blocks))
+
+    def attend(n_tokens):
+        return again.attend(layers - 1, q, table, n_tokens - len(q))
+
+    peaks = []
+    for n_tokens in (len(blocks) // 2, len(blocks)):
+        with AllocationMeter() as memory:
+            attend(n_tokens)
+        peaks.append(memory.peak_bytes)
+    result, read, fused = read_by(made, lambda: attend(len(blocks)))
+    _, early, _ = read_by(made, lambda: attend(len(blocks) // 8))
+    told = {"made": when_made, "full": when_full, "result": result, "peaks": peaks, "read": read}
     return told | {"fused": fused, "early": early}
+
+
+@probe
+def arguments_of_a_cache(sizes, k, v, q):
+    """The caller's keys, values and queries when all have been written, block by block, and attended."""
+    cache, block_size = QuantizedBlocks(*sizes), sizes[1]
+    at = range(len(k))
+    cache.write(0, [t // block_size for t in at], [t % block_size for t in at], k, v)
+    cache.attend(0, q, list(range(sizes[0])), len(k) - len(q))
+    return k, v, q
+
+
+@probe
+def table_after_a_change():
+    """The table of a sequence after the caller has appended to the one that it got."""
+    manager = BlockManager(4, 2)
+    manager.allocate("a", [5, 6, 7])
+    manager.block_table("a").append(3)
+    return manager.block_table("a")
 
 
 @probe

@@ -24,7 +24,6 @@ from .probes import cache_calls, plans_of_scheduler, scheduler_calls, served_by_
 
 NEAR_A_TIE = 0.01
 """In steps. Vectors with a number so near to the middle between two codes are drawn again: rounding would decide."""
-WHERE = "place t % block_size of block block_table[t // block_size] holds token t; the table's order is the text's"
 FOREIGN = (
     "a place that is not the sequence's is read: behind the blocks that are needed, or behind the last query in its own"
 )
@@ -95,10 +94,14 @@ class WrittenCache:
         at = range(start, end)
         return [sequence.table[t // self.block_size] for t in at], [t % self.block_size for t in at]
 
-    def check(self, sequence, start, n=1, *, sharp=1.0, table=None, hint=WHERE, nan_hint=FOREIGN):
-        """Compare attention of n queries at `start` in every layer; `table` instead of the sequence's own."""
+    def check(self, sequence, start, n=1, *, sharp=1.0, table=None, hint="", nan_hint=FOREIGN):
+        """Compare attention of n queries at `start` in every layer; `table` instead of the sequence's own.
+
+        With a negative `sharp` all queries point away from keys whose numbers are positive.
+        """
         for layer in range(self.layers):
-            q = torch.from_numpy(sharp * self.rng.standard_normal((n, self.group * self.kv_heads, self.d))).float()
+            drawn = self.rng.standard_normal((n, self.group * self.kv_heads, self.d))
+            q = torch.from_numpy(sharp * (abs(drawn) if sharp < 0 else drawn)).float()
             got = self.cache.attend(layer, q, list(sequence.table if table is None else table), start)
             self._compare(got, q, sequence, layer, start, hint, nan_hint)
 
@@ -131,6 +134,15 @@ class WrittenCache:
             scale, zero = scale_and_zero(x, bits)
             return steps_of(x, scale, zero).floor().clamp(0, 2**bits - 1) * scale + zero
 
+        def unrounded(x):
+            low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+            scale, zero = scale_and_zero(x, bits)
+            return steps_of(x, (high - low) / (2**bits - 1), low).round() * scale + zero
+
+        def wrapped(x):
+            scale, zero = scale_and_zero(x, bits)
+            return steps_of(x, scale, zero).round().remainder(2**bits) * scale + zero
+
         def one_range(x):
             return rounded(x.flatten(-2), bits).view_as(x)
 
@@ -141,12 +153,19 @@ class WrittenCache:
                 q, *whole
             ),
             "the fraction is cut off: the nearest code is taken (round)": attention(q, *map(cut, whole)),
+            "codes are computed with scale and zero before these are rounded, and not as they are kept": attention(
+                q, *map(unrounded, whole)
+            ),
+            "codes below 0 or above 2^bits − 1 are not clipped, and wrap around": attention(q, *map(wrapped, whole)),
             "all heads of a token share one range: each vector has its own": attention(q, *map(one_range, whole)),
             "query head h reads key head h % kv_heads: it is h // (H / kv_heads)": in_turn,
             "causal counts from the top left: the first query is at `start`, and sees all before it": attention(
                 q, *kept, first=0
             ),
             "queries see the tokens after them: the one at position p sees 0 … p": attention(q, *kept, first=end),
+            "only the last block is masked, and in those before it queries see the tokens after them": attention(
+                q, *kept, masked_from=(end - 1) // self.block_size * self.block_size
+            ),
         }
         return {text: value.numpy() for text, value in found.items()}
 

@@ -92,7 +92,8 @@ def benchmark_attention(d_models, seq_lens, batch_size=8, warmup_steps=5, steps=
         except torch.OutOfMemoryError:
             row.update(fwd_ms=None, bwd_ms=None, status="oom")
         except RuntimeError as error:
-            if "memory" not in str(error):
+            texts = ("out of memory", "allocate memory", "not enough memory")
+            if not any(text in str(error) for text in texts):
                 raise
             row.update(fwd_ms=None, bwd_ms=None, status="oom")
         rows.append(row)
