@@ -262,7 +262,7 @@ class Drive:
             kept = "a request that is done keeps its blocks"
             if n_tokens > self.max_tokens:
                 kept += f", or a prompt longer than a step, {n_tokens} tokens with max_tokens {self.max_tokens}, waits"
-            return f"nothing of it is computed\nUsual cause: {kept}"
+            return f"plans name {len(named)} blocks for it\nUsual cause: {kept}"
         users = ", ".join(sorted({show(self.last_user[block]) for block in lost if block in self.last_user}))
         return f"{len(lost)} blocks are lost, {show(lost)}, last used by request {users or 'nobody'}"
 

@@ -290,9 +290,7 @@ class TestServing:
             advance(sampled)
 
         scheduler.advance = keep_a_block
-        message = (
-            "all 8 blocks are free, and one that needs all of them is never computed whole: some blocks were not given"
-        )
+        message = "all 8 blocks are free, and one that needs all of them is never computed whole: plans name 0 blocks"
         with pytest.raises(AssertionError, match=message):
             serve_plans(scheduler, [Request(0, 0, (1, 2, 3), 3)], 8, 4, 16)
 
