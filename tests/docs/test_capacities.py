@@ -30,7 +30,7 @@ def test_chapter_9_fills_the_memory() -> None:
 
 def test_chapter_13_shows_its_figure_s_numbers() -> None:
     line = json.loads((DOCS / "figures" / "13_rates.json").read_text(encoding="utf-8"))["lines"]["2000"]
-    shown = re.findall(r"\| (\d+) \| [\d.]+ \| ([\d.]+) \| (\d+) \| ([\d,]+) \|", text("13_serving"))
+    shown = re.findall(r"\| (\d+) \| [\d.]+ \| (\d+\.\d) \| (\d+) \| ([\d,]+) \|", text("13_serving"))
     assert [row[0] for row in shown] == ["1", "16", "64", str((H100 - WEIGHTS) // (2000 * TOKEN))]
     for n, step, user, server in shown:
         at = line["at_once"].index(int(n))
