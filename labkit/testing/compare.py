@@ -202,8 +202,8 @@ def assert_type(name: str, got: Any, kinds: type | tuple[type, ...], description
         _fail(f"{name} is {kind(got)}, expected {description}{none_hint(got)}")
 
 
-def assert_dtype(name: str, got: Any, dtype: Any) -> None:
-    """Fail unless `got.dtype` is `dtype` (NumPy's or torch's)."""
+def assert_dtype(name: str, got: Any, dtype: Any, *, because: str = "the dtype of the input") -> None:
+    """Fail unless `got.dtype` is `dtype` (NumPy's or torch's), which is what `because` says."""
     found, expected = str(got.dtype).removeprefix("torch."), str(_dtype(dtype)).removeprefix("torch.")
     if found == expected:
         return
@@ -213,7 +213,7 @@ def assert_dtype(name: str, got: Any, dtype: Any) -> None:
             "\nUsual cause: a float64 scalar met the array (NumPy 2 promotes: np.sqrt(int) is a float64), "
             "or an array was made without dtype="
         )
-    _fail(f"{name} is {found}, expected {expected}, the dtype of the input{why}")
+    _fail(f"{name} is {found}, expected {expected}, {because}{why}")
 
 
 class WrongValue(AssertionError):

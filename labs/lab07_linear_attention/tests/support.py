@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from labkit.testing.attention.reference import random_qkv
+from labkit.testing.attention.table import attention_cases
 from labkit.testing.compare import (
     SLACK,
     assert_close,
@@ -18,6 +19,8 @@ from labkit.testing.compare import (
     require_at_most,
 )
 from labkit.testing.unchanged import copied
+
+from .probes import gradients_of, measured_call
 
 AGREEMENT = 1e-10
 """How far two routes may be apart in float64."""
@@ -46,10 +49,22 @@ class LinearCase:
         self.seen = self.all.tril() if causal else self.all
 
     @classmethod
-    def drawn(cls, rng, *, dtype=torch.float32, causal=True, eps=1e-6, **sizes):
-        """A case with standard-normal inputs; sizes are those of `random_qkv`."""
-        arrays = random_qkv(rng, dtype=np.float64, **sizes)
+    def drawn(cls, rng, *, n=None, n_queries=None, n_keys=None, dtype=torch.float32, causal=True, eps=1e-6, **sizes):
+        """A case of drawn inputs; sizes are those of `random_qkv`, with as many keys as queries if causal."""
+        n_queries = n or n_queries
+        n_keys = n_queries if causal else n or n_keys
+        arrays = random_qkv(rng, dtype=np.float64, n_queries=n_queries, n_keys=n_keys, **sizes)
         return cls(*(torch.from_numpy(x).to(dtype) for x in arrays), causal, eps)
+
+    @classmethod
+    def worked(cls, causal=True):
+        """The stub's example: all φ(q) are 1 and the φ(k) are 1 and 2."""
+        return cls(*(torch.tensor(x) for x in ([[0.0], [0.0]], [[0.0], [1.0]], [[3.0], [0.0]])), causal)
+
+    @property
+    def given(self):
+        """Copies of the inputs, by the handout's names."""
+        return dict(zip("qkv", self.inputs, strict=True))
 
     @property
     def inputs(self):
@@ -82,6 +97,8 @@ class LinearCase:
         sums = weights.sum(-1, keepdim=True)
         found = {
             "φ is not applied to k": attend(phi(q) @ k.mT * self.seen, v, eps),
+            "φ is not applied to k in the divisor": attend(weights, v, eps, divisor=phi(q) @ k.mT * self.seen),
+            "q is divided by √d before φ": attend(phi(q * q.shape[-1] ** -0.5) @ phi(k).mT * self.seen, v, eps),
             "the output is not divided by the sum of the weights": weights @ v,
             "eps is left out, or is 1e-6 whatever is asked for": attend(weights, v, 0.0),
             "eps is a floor of the divisor, not added to it": weights @ v / sums.clamp(min=eps),
@@ -91,12 +108,17 @@ class LinearCase:
         }
         if self.causal:
             own_missing = every * self.all.tril(-1)
+            along_d = (phi(q)[..., None, :] @ (phi(k)[..., None] * v[..., None, :]).cumsum(-2)).squeeze(-2)
             found |= {
                 "every query sees every key: that is the bidirectional form": attend(every, v, eps),
                 "the sum of the weights is over all keys: the divisor must be causal too": attend(
                     weights, v, eps, divisor=every
                 ),
                 "a query does not see the key of its own position: j ≤ i": attend(own_missing, v, eps),
+                "the key of a query's own position is in the divisor, and not in the state that it reads": attend(
+                    own_missing, v, eps, divisor=weights
+                ),
+                "the products φ(k) vᵀ are added up along d, and not along the positions": along_d / (sums + eps),
             }
         if chunk:
             block = torch.arange(len(self.all)) // chunk
@@ -107,7 +129,83 @@ class LinearCase:
                 "within a chunk nothing is masked": (later >= 0).double(),
             }
             found |= {text: attend(every * factor, v, eps) for text, factor in factors.items()}
+            found |= {
+                f"{text}; the divisor is right": attend(every * factor, v, eps, divisor=weights)
+                for text, factor in factors.items()
+            }
         return found
+
+
+def rows(*names):
+    """The rows of `attention_cases` with these names."""
+    return [row for row in attention_cases("full") if row.id in names]
+
+
+RANDOM = ("random_sizes1", "random_sizes2", "random_sizes3")
+SHAPES = rows("N63", "N129", "N2", *RANDOM, "d_v5", "B2x1x2", "every_axis_16", "not_contiguous")
+"""Not those whose logits are large: φ of −100 is 0, and so are all weights."""
+LENGTHS_DIFFER = rows("N5x129", "N129x7", "N20x65", "N65x20")
+
+
+def assert_gradients(task, route, case, *chunk):
+    """Fail unless output and gradients of a route agree with the reference in float64 to 1e-10."""
+    leaves = [x.clone().requires_grad_() for x in case.inputs]
+    got = route(*leaves, *chunk)
+    hint = f"rounding explains {AGREEMENT:g}: is something in float32?"
+    case.check("out in float64", got, chunk=chunk[0] if chunk else None, hint=hint)
+    cut = "the output requires no grad though q, k and v do\nUsual cause: a detach, a .data, or no_grad on the way"
+    require(got.requires_grad, cut)
+    factors = torch.linspace(-1, 1, got.numel(), dtype=got.dtype).reshape(got.shape)
+    gradients = gradients_of(task, case.inputs, factors, *chunk)
+    wanted = torch.autograd.grad((case.output(*leaves) * factors).sum(), leaves)
+    hint = "part of the way back is cut by a detach or no_grad, often around the state"
+    for name, gradient, want in zip("qkv", gradients, wanted, strict=True):
+        require(gradient is not None, f"the gradient of {name} is None: it was detached on the way")
+        assert_close(f"the gradient of {name}", gradient, want, plain=want + AGREEMENT / SLACK, hint=hint)
+
+
+def counts_of(task, case, *options):
+    """What one call allocates, computes and runs. Its result must be right, or another function was counted."""
+    got, counts = measured_call(task, *case.inputs, *options)
+    right = isinstance(got, torch.Tensor) and got.shape == case.want.shape
+    right = right and torch.allclose(got.double(), case.want, 1e-3, 1e-3)
+    (n, d), d_v = case.Q.shape[-2:], case.V.shape[-1]
+    told = f"memory and work are counted for N = {n}, d = {d}, d_v = {d_v}, and there the output is wrong"
+    require(right, f"{told}\nWhat is wrong with it, the tests of lengths or of chunks say")
+    return counts
+
+
+def peak_of(task, case, *options):
+    """The peak over the inputs, in elements of float32."""
+    return counts_of(task, case, *options)["peak_bytes"] // 4
+
+
+def assert_grows_by_the_output_only(task, name, rng, d, d_v, lengths, *options):
+    """Fail if more than the output is held for each further position; what is held at two lengths, in elements."""
+    short, long = lengths
+    peaks = [peak_of(task, LinearCase.drawn(rng, n=n, d=d, d_v=d_v), *options) for n in lengths]
+    rate = (peaks[1] - peaks[0]) / (long - short)
+    usual = f"φ(q), φ(k) (d = {d}) or padded copies are made of the whole input: take a piece at a time"
+    if 0.9 <= rate / (short + long) <= 2.1:
+        usual = "weights of N × N are made"
+    elif rate >= d * d_v:
+        usual = f"a state of d × d_v = {d * d_v} is kept for every position"
+    told = f"what {name} holds at its peak grows by {rate:,.0f} elements for each position (d = {d}, d_v = {d_v})"
+    told += f"; the output and its pieces explain {2 * d_v}"
+    held = f"what {name} holds for each further position"
+    require_at_most(held, rate, 3 * d_v, told, kind="elements", hint=usual)
+    return peaks
+
+
+def assert_within(memory_limit, route, rng, n, d, *options, causal=True):
+    """Within the bound of the test's mark, the last queries' output is right: they see most keys."""
+    q, k, v = (torch.from_numpy(rng.standard_normal((n, d), dtype=np.float32)) for _ in range(3))
+    got = memory_limit(route, q, k, v, *options)
+    seen = torch.ones(8, n, dtype=torch.float64).tril(n - 8 if causal else n)
+    want = attend(phi(q[-8:].double()) @ phi(k.double()).mT * seen, v.double(), 1e-6)
+    right = isinstance(got, torch.Tensor) and got.shape == v.shape
+    right = right and torch.allclose(got[-8:].double(), want, 1e-3, 1e-3)
+    require(right, f"memory stayed within the limit, but the output is wrong, at N = {n}, d = {d}")
 
 
 # The memory model

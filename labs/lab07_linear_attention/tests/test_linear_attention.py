@@ -2,7 +2,6 @@
 
 import functools
 import math
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,19 +19,19 @@ from linear_attention import (
 
 from labkit.meters.tensors import kept_by_forward, measure_peak
 from labkit.testing.compare import (
-    SLACK,
+    NAN_FROM_EMPTY,
     assert_at_most,
     assert_close,
     assert_equal,
     assert_keys,
     assert_raises,
+    assert_refused,
     assert_type,
     require,
     require_at_least,
     require_at_most,
 )
-from labkit.testing.contracts.attention import Memory, Shapes
-from labkit.testing.unchanged import left_alone
+from labkit.testing.unchanged import changes_first, left_alone
 
 from .probes import (
     call_on_nan,
@@ -44,21 +43,30 @@ from .probes import (
 )
 from .support import (
     AGREEMENT,
-    NOT_POSITIVE,
+    LENGTHS_DIFFER,
     PARTS,
     ROUTES,
+    SHAPES,
     LinearCase,
+    assert_gradients,
+    assert_grows_by_the_output_only,
     assert_mb,
     assert_prediction,
     assert_row,
-    attend,
+    assert_within,
+    counts_of,
     expected_bytes,
+    peak_of,
     phi,
     rows_of,
     standard_attention,
 )
 
 robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
+every_shape = pytest.mark.parametrize("row", SHAPES)
+chunks = pytest.mark.parametrize(
+    ("n", "chunk"), [(64, 16), (61, 16), (50, 7), (30, 64), (9, 1), (12, 12), (24, 8), (40, 8), (33, 3)]
+)
 simulated = pytest.mark.seconds(60)  # the first arithmetic on meta tensors imports a computer algebra system
 
 
@@ -66,19 +74,18 @@ class TestFeatureMap:
     """φ(x) = elu(x) + 1, and its gradient."""
 
     def check(self, x):
-        """Compare φ of a tensor, which must stay as it is."""
-        with left_alone("x", [x]):
-            got = feature_map(x)
-        assert_type("φ(x)", got, torch.Tensor, "a tensor")
-        exact = x.double()
-        usual = {
-            "the + 1 is missing: φ(x) = elu(x) + 1": phi(exact) - 1,
-            "φ is relu(x) + 1, flat below 0": exact.relu() + 1,
-            "φ is softplus": torch.nn.functional.softplus(exact),
-        }
-        plain = torch.nn.functional.elu(x.float()) + 1
-        hint = "exp overflows above 88" if float(x.abs().max()) > 88 else ""
-        assert_close("φ(x)", got, phi(exact), plain=plain, mistakes=usual, hint=hint)
+        """Compare φ of a tensor."""
+        given = {"x": x.clone()}
+        with changes_first(given):
+            got = feature_map(given["x"])
+            assert_type("φ(x)", got, torch.Tensor, "a tensor")
+            exact = x.double()
+            usual = {
+                "the + 1 is missing: φ(x) = elu(x) + 1": phi(exact) - 1,
+                "φ is relu(x) + 1, flat below 0": exact.relu() + 1,
+                "φ is softplus": torch.nn.functional.softplus(exact),
+            }
+            assert_close("φ(x)", got, phi(exact), plain=torch.nn.functional.elu(x.float()) + 1, mistakes=usual)
 
     def test_worked_example(self):
         self.check(torch.tensor([-1.0, 0.0, 2.0]))
@@ -90,9 +97,13 @@ class TestFeatureMap:
     @robust
     def test_large_arguments(self):
         x = torch.tensor([-3e4, -200.0, 200.0, 3e4])
-        got = feature_map(x)
+        got = feature_map(x.clone())
         require(bool(got.isfinite().all()), f"φ of ±200 and ±30,000 is {got.tolist()}: exp overflows above 88")
         self.check(x)
+
+    @robust
+    def test_small_results(self):
+        self.check(torch.tensor([-30.0, -12.0, -10.0]))
 
     @robust
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -100,8 +111,14 @@ class TestFeatureMap:
         got = feature_map(torch.tensor([-1.0, 2.0], dtype=dtype))
         require(got.dtype == dtype, f"φ of {dtype} is {got.dtype}, expected the dtype of x")
 
+    @robust
+    def test_x_is_left_alone(self):
+        x = torch.tensor([-1.0, 0.0, 2.0])
+        with left_alone("x", [x]):
+            feature_map(x)
+
     def test_gradient(self):
-        x = torch.tensor([-3000.0, -2.0, -0.5, 0.5, 3.0, 3000.0], dtype=torch.float64)
+        x = torch.tensor([-3000.0, -12.0, -2.0, -0.5, 0.5, 3.0, 3000.0], dtype=torch.float64)
         (gradient,) = gradients_of("feature_map", [x], torch.ones_like(x))
         require(gradient is not None, "no gradient reaches x: it was detached on the way")
         want = x.clamp(max=0).exp()
@@ -109,135 +126,69 @@ class TestFeatureMap:
             "inf · 0: `where` hands a gradient of 0 to the branch not taken, whose exp overflowed: clamp what goes "
             "into it"
         )
-        name = "the derivative of φ at −3000, −2, −0.5, 0.5, 3 and 3000"
+        name = "the derivative of φ at −3000, −12, −2, −0.5, 0.5, 3 and 3000"
         assert_close(name, gradient, want, plain=want + AGREEMENT, nan_hint=nan_hint)
 
 
-class Route(Memory, Shapes):
-    """Tests of a route, whichever it is; and what its further tests are made of."""
+class TestLinearAttention:
+    """Every query sees every key."""
 
-    task, route, causal = "", None, True
-    default_chunk = None
-    variants: ClassVar = {"causal": {}}
-    batches = ((2,), (2, 1, 2))  # the third entry's φ would be 0
-    test_unequal_lengths = None  # a causal route takes as many keys as queries
+    def test_worked_example(self):
+        case = LinearCase.worked(False)
+        given = case.given
+        with changes_first(given):
+            case.check("out", linear_attention(*given.values()))
 
-    def case(self, rng, *, n=None, n_queries=None, n_keys=None, **sizes):
-        n_queries = n or n_queries
-        n_keys = n_queries if self.causal else n_keys
-        return LinearCase.drawn(rng, n_queries=n_queries, n_keys=n_keys, causal=self.causal, **sizes)
-
-    def worked_case(self):
-        return LinearCase(*(torch.tensor(x) for x in ([[0.0], [0.0]], [[0.0], [1.0]], [[3.0], [0.0]])), self.causal)
-
-    def arguments(self, case):
-        return dict(zip("qkv", case.inputs, strict=True))
-
-    def call(self, q, k, v):
-        return self.route(q, k, v)
-
-    def check(self, case, hint="", nan_hint=NOT_POSITIVE):
-        case.check("out", self.route(*case.inputs), chunk=self.default_chunk, hint=hint, nan_hint=nan_hint)
-
-    def check_on_nan(self, case, hint="", nan_hint=""):
-        chunk = [8] if self.default_chunk else []
-        case.check("out", call_on_nan(self.task, *case.inputs, *chunk), nan_hint=nan_hint)
+    @pytest.mark.parametrize("row", [*SHAPES, *LENGTHS_DIFFER])
+    def test_results(self, rng, row):
+        case = row.draw(functools.partial(LinearCase.drawn, causal=False), rng)
+        given = case.given
+        with changes_first(given):
+            case.check("out", linear_attention(*given.values()), hint=row.hint)
 
     def test_eps(self, rng):
-        case = self.case(rng, n=37, d=4, d_v=5, batch=(2,), eps=5.0)
-        options = {"chunk": 8} if self.default_chunk else {}
-        out = self.route(*case.inputs, eps=5.0, **options)
-        case.check("out, with eps = 5,", out, hint="eps is added once to each query's sum of weights")
+        case = LinearCase.drawn(rng, n=37, d=4, d_v=5, batch=(2,), eps=5.0, causal=False)
+        hint = "eps is added once to each query's sum of weights"
+        case.check("out, with eps = 5,", linear_attention(*case.inputs, 5.0), hint=hint)
 
     def test_gradients(self, rng):
-        self.check_gradients(rng)
+        case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64, causal=False)
+        assert_gradients("linear_attention", linear_attention, case)
 
     @robust
     def test_bfloat16_stays(self, rng):
-        short = self.route(*self.case(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
+        short = linear_attention(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16, causal=False).inputs)
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
 
-    def check_gradients(self, rng, *chunk):
-        """Output and gradients in float64, to 1e-10 of the reference."""
-        case = self.case(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
-        leaves = [x.clone().requires_grad_() for x in case.inputs]
-        got = self.route(*leaves, *chunk)
-        hint = f"rounding explains {AGREEMENT:g}: is something in float32?"
-        case.check("out in float64", got, chunk=chunk[0] if chunk else None, hint=hint)
-        cut = "the output requires no grad though q, k and v do\nUsual cause: a detach, a .data, or no_grad on the way"
-        require(got.requires_grad, cut)
-        factors = torch.from_numpy(rng.standard_normal(tuple(got.shape)))
-        gradients = gradients_of(self.task, case.inputs, factors, *chunk)
-        wanted = torch.autograd.grad((case.output(*leaves) * factors).sum(), leaves)
-        hint = "part of the way back is cut by a detach or no_grad, often around the state"
-        for name, gradient, want in zip("qkv", gradients, wanted, strict=True):
-            require(gradient is not None, f"the gradient of {name} is None: it was detached on the way")
-            assert_close(f"the gradient of {name}", gradient, want, plain=want + AGREEMENT / SLACK, hint=hint)
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,), causal=False)
+        case.check("out", call_on_nan("linear_attention", *case.inputs), nan_hint=NAN_FROM_EMPTY)
 
-    def counts(self, rng, n, d, d_v, *options):
-        """What one call allocates, computes and runs. Its result must be right, or another function was counted."""
-        case = self.case(rng, n=n, d=d, d_v=d_v)
-        got, counts = measured_call(self.task, *case.inputs, *options)
-        right = isinstance(got, torch.Tensor) and got.shape == case.want.shape
-        right = right and torch.allclose(got.double(), case.want, 1e-3, 1e-3)
-        told = f"memory and work are counted for N = {n}, d = {d}, d_v = {d_v}, and there the output is wrong"
-        require(right, f"{told}\nWhat is wrong with it, the tests of lengths or of chunks say")
-        return counts
-
-    def peak(self, rng, n, d, d_v, *options):
-        """The peak over the inputs, in elements of float32."""
-        return self.counts(rng, n, d, d_v, *options)["peak_bytes"] // 4
-
-    def check_grows_by_the_output_only(self, rng, name, d, d_v, lengths, *options):
-        """What is held at two lengths, in elements of float32."""
-        short, long = lengths
-        peaks = [self.peak(rng, n, d, d_v, *options) for n in lengths]
-        rate = (peaks[1] - peaks[0]) / (long - short)
-        usual = f"φ(q) or φ(k) (d = {d}) or padded copies are made of the whole input: take a piece at a time"
-        if 0.9 <= rate / (short + long) <= 1.8:
-            usual = "weights of N × N are made"
-        elif rate >= d * d_v:
-            usual = f"a state of d × d_v = {d * d_v} is kept for every position"
-        told = f"what {name} holds at its peak grows by {rate:,.0f} elements for each position (d = {d}, d_v = {d_v})"
-        told += f"; the output and its pieces explain {2 * d_v}"
-        held = f"what {name} holds for each further position"
-        require_at_most(held, rate, 3 * d_v, told, kind="elements", hint=usual)
-        return peaks
-
-    def check_within(self, memory_limit, rng, n, d, *options):
-        """Within the bound of the test's mark, the last queries' output is right: they see most keys."""
-        q, k, v = (torch.from_numpy(rng.standard_normal((n, d), dtype=np.float32)) for _ in range(3))
-        got = memory_limit(self.route, q, k, v, *options)
-        seen = torch.ones(8, n, dtype=torch.float64).tril(n - 8 if self.causal else n)
-        want = attend(phi(q[-8:].double()) @ phi(k.double()).mT * seen, v.double(), 1e-6)
-        right = isinstance(got, torch.Tensor) and got.shape == v.shape
-        right = right and torch.allclose(got[-8:].double(), want, 1e-3, 1e-3)
-        require(right, f"memory stayed within the limit, but the output is wrong, at N = {n}, d = {d}")
-
-
-class TestLinearAttention(Route):
-    """Every query sees every key."""
-
-    task, causal = "linear_attention", False
-    route = staticmethod(linear_attention)
-    variants: ClassVar = {"full": {}}
-
-    def test_unequal_lengths(self, rng, lengths, variant):
-        Shapes.test_unequal_lengths(self, rng, lengths, variant)
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        given = LinearCase.drawn(rng, n=20, d=8, causal=False).given
+        with left_alone(given, given.values()):
+            linear_attention(*given.values())
 
     @cost
     def test_memory_is_linear(self, rng):
         n, d, d_v = 600, 24, 20
-        peak = self.peak(rng, n, d, d_v)
-        usual = f"N × d × d_v = {n * d * d_v:,} products are made before they are summed: φ(k)ᵀ v is one matrix product"
+        peak = peak_of("linear_attention", LinearCase.drawn(rng, n=n, d=d, d_v=d_v, causal=False))
+        usual = f"six arrays of N · d ({n * d:,}) and four states of d · d_v ({d * d_v:,}) are allowed"
         if peak >= n * n:
-            usual = f"the weights, N × N = {n * n:,} numbers, are made: multiply φ(k)ᵀ and v first"
+            usual = f"Usual cause: the weights, N × N = {n * n:,} numbers, are made: multiply φ(k)ᵀ and v first"
+        elif peak >= n * d * d_v:
+            products = f"N × d × d_v = {n * d * d_v:,} products are made before they are summed"
+            usual = f"Usual cause: {products}: φ(k)ᵀ v is one matrix product"
         name, limit = f"the peak over the inputs for N = {n:,}, d = {d}, d_v = {d_v}", 6 * n * d + 4 * d * d_v
-        assert_at_most(name, peak, limit, unit="elements", hint=f"Usual cause: {usual}")
+        assert_at_most(name, peak, limit, unit="elements", hint=usual)
 
     @cost
     def test_work_is_linear(self, rng):
-        work = [self.counts(rng, n, 16, 16)["flops"] for n in (100, 400)]
+        work = [
+            counts_of("linear_attention", LinearCase.drawn(rng, n=n, d=16, causal=False))["flops"] for n in (100, 400)
+        ]
         ratio = work[1] / max(work[0], 1)
         told = f"4 times as many tokens take {ratio:.3g} times the arithmetic, expected 4"
         require_at_most("the arithmetic of 4 times the tokens", ratio, 6, told, hint="φ(q) φ(k)ᵀ is multiplied first")
@@ -245,18 +196,56 @@ class TestLinearAttention(Route):
     @cost
     @pytest.mark.memory_limit(mib=24)
     def test_memory_seen_from_outside(self, rng, memory_limit):
-        self.check_within(memory_limit, rng, 4096, 64)
+        assert_within(memory_limit, linear_attention, rng, 4096, 64, causal=False)
 
 
-class TestCumsum(Route):
+class TestCumsum:
     """The states of all positions at once."""
 
-    task = "causal_linear_attention_cumsum"
-    route = staticmethod(causal_linear_attention_cumsum)
+    def test_worked_example(self):
+        case = LinearCase.worked()
+        given = case.given
+        with changes_first(given):
+            case.check("out", causal_linear_attention_cumsum(*given.values()))
+
+    @every_shape
+    def test_results(self, rng, row):
+        case = row.draw(LinearCase.drawn, rng)
+        given = case.given
+        with changes_first(given):
+            case.check("out", causal_linear_attention_cumsum(*given.values()))
+
+    def test_eps(self, rng):
+        case = LinearCase.drawn(rng, n=37, d=4, d_v=5, batch=(2,), eps=5.0)
+        hint = "eps is added once to each query's sum of weights"
+        case.check("out, with eps = 5,", causal_linear_attention_cumsum(*case.inputs, 5.0), hint=hint)
+
+    def test_gradients(self, rng):
+        case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
+        assert_gradients("causal_linear_attention_cumsum", causal_linear_attention_cumsum, case)
+
+    @robust
+    def test_bfloat16_stays(self, rng):
+        short = causal_linear_attention_cumsum(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
+        require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
+        case.check("out", call_on_nan("causal_linear_attention_cumsum", *case.inputs), nan_hint=NAN_FROM_EMPTY)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        given = LinearCase.drawn(rng, n=20, d=8).given
+        with left_alone(given, given.values()):
+            causal_linear_attention_cumsum(*given.values())
 
     @cost
     def test_no_loop(self, rng):
-        counts = [len(self.counts(rng, n, 4, 5)["operators"]) for n in (16, 64)]
+        counts = [
+            len(counts_of("causal_linear_attention_cumsum", LinearCase.drawn(rng, n=n, d=4, d_v=5))["operators"])
+            for n in (16, 64)
+        ]
         told = f"{counts[0]} operators run for 16 positions and {counts[1]} for 64"
         hint = "a loop over positions: cumsum takes them all at once"
         require_at_most("the operators that 48 more positions take", counts[1] - counts[0], 5, told, hint=hint)
@@ -264,7 +253,7 @@ class TestCumsum(Route):
     @cost
     def test_two_arrays_of_states(self, rng):
         n, d, d_v = 200, 8, 24
-        peak = self.peak(rng, n, d, d_v)
+        peak = peak_of("causal_linear_attention_cumsum", LinearCase.drawn(rng, n=n, d=d, d_v=d_v))
         name = f"the peak over the inputs for N = {n}, d = {d}, d_v = {d_v}, less two arrays of states,"
         usual = (
             "a third array of N·d·d_v: reading the states with φ(q) is a matrix product (`@`, einsum); "
@@ -278,30 +267,73 @@ class TestCumsum(Route):
         n, d = 400, 4
         hint = "Usual cause: N × N weights: this route sums φ(k) vᵀ over the positions"
         name = f"the peak over the inputs for N = {n}, d = {d}"
-        assert_at_most(name, self.peak(rng, n, d, d), n * n // 2, unit="elements", hint=hint)
+        assert_at_most(
+            name,
+            peak_of("causal_linear_attention_cumsum", LinearCase.drawn(rng, n=n, d=d)),
+            n * n // 2,
+            unit="elements",
+            hint=hint,
+        )
 
     @cost
     @pytest.mark.memory_limit(mib=50)
     def test_memory_seen_from_outside(self, rng, memory_limit):
-        self.check_within(memory_limit, rng, 1024, 64)
+        assert_within(memory_limit, causal_linear_attention_cumsum, rng, 1024, 64)
 
 
-class TestRecurrent(Route):
+class TestRecurrent:
     """One position at a time, one state."""
 
-    task = "causal_linear_attention_recurrent"
-    route = staticmethod(causal_linear_attention_recurrent)
+    def test_worked_example(self):
+        case = LinearCase.worked()
+        given = case.given
+        with changes_first(given):
+            case.check("out", causal_linear_attention_recurrent(*given.values()))
+
+    @every_shape
+    def test_results(self, rng, row):
+        case = row.draw(LinearCase.drawn, rng)
+        given = case.given
+        with changes_first(given):
+            case.check("out", causal_linear_attention_recurrent(*given.values()))
+
+    def test_eps(self, rng):
+        case = LinearCase.drawn(rng, n=37, d=4, d_v=5, batch=(2,), eps=5.0)
+        hint = "eps is added once to each query's sum of weights"
+        case.check("out, with eps = 5,", causal_linear_attention_recurrent(*case.inputs, 5.0), hint=hint)
+
+    def test_gradients(self, rng):
+        case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
+        assert_gradients("causal_linear_attention_recurrent", causal_linear_attention_recurrent, case)
+
+    @robust
+    def test_bfloat16_stays(self, rng):
+        short = causal_linear_attention_recurrent(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
+        require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
+        case.check("out", call_on_nan("causal_linear_attention_recurrent", *case.inputs), nan_hint=NAN_FROM_EMPTY)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        given = LinearCase.drawn(rng, n=20, d=8).given
+        with left_alone(given, given.values()):
+            causal_linear_attention_recurrent(*given.values())
 
     @cost
     def test_one_state(self, rng):
-        peaks = self.check_grows_by_the_output_only(rng, "the recurrence", 16, 4, (24, 72))
-        limit = 2 * 24 * 4 + 5 * 16 * 5 + 64
+        peaks = assert_grows_by_the_output_only(
+            "causal_linear_attention_recurrent", "the recurrence", rng, 40, 8, (24, 120)
+        )
+        limit = 2 * 24 * 8 + 5 * 40 * 9 + 64
         hint = "besides the output: one state of d·d_v, while it is replaced two or three"
-        assert_at_most("its peak for 24 positions, d = 16, d_v = 4", peaks[0], limit, unit="elements", hint=hint)
+        assert_at_most("its peak for 24 positions, d = 40, d_v = 8", peaks[0], limit, unit="elements", hint=hint)
 
     @cost
     def test_work_of_a_step_stays(self, rng):
-        counts = [self.counts(rng, n, 8, 8) for n in (24, 96)]
+        counts = [counts_of("causal_linear_attention_recurrent", LinearCase.drawn(rng, n=n, d=8)) for n in (24, 96)]
         products, steps = [run["flops"] for run in counts], [len(run["operators"]) for run in counts]
         ratio = max(products[1] / max(products[0], 1), steps[1] / steps[0])
         told = f"4 times as many positions take {ratio:.3g} times the work, expected 4"
@@ -313,56 +345,84 @@ class TestRecurrent(Route):
     @cost
     @pytest.mark.memory_limit(mib=10)
     def test_memory_seen_from_outside(self, rng, memory_limit):
-        self.check_within(memory_limit, rng, 128, 192)
+        assert_within(memory_limit, causal_linear_attention_recurrent, rng, 128, 192)
 
 
-class InChunks(Route):
-    """Tests of a route that takes a chunk."""
+class TestChunked:
+    """One chunk after the other, one state."""
 
-    default_chunk, called, where_wrong = 64, "", ""
+    def test_worked_example(self):
+        case = LinearCase.worked()
+        given = case.given
+        with changes_first(given):
+            case.check("out", causal_linear_attention_chunked(*given.values()), chunk=64)
 
-    @pytest.mark.parametrize(
-        ("n", "chunk"), [(64, 16), (61, 16), (50, 7), (30, 64), (9, 1), (12, 12), (24, 8), (40, 8), (33, 3)]
-    )
+    @every_shape
+    def test_results(self, rng, row):
+        case = row.draw(LinearCase.drawn, rng)
+        given = case.given
+        with changes_first(given):
+            case.check("out", causal_linear_attention_chunked(*given.values()), chunk=64)
+
+    @chunks
     def test_chunks(self, rng, n, chunk):
-        case = self.case(rng, n=n, d=6, d_v=4, batch=(2,))
-        out = self.route(*case.inputs, chunk)
-        case.check(f"out, {n} positions in chunks of {chunk},", out, chunk=chunk, hint=self.where_wrong)
+        case = LinearCase.drawn(rng, n=n, d=6, d_v=4, batch=(2,))
+        hint = "where chunks meet: the state before a chunk holds the keys of all earlier ones"
+        given = case.given
+        with changes_first(given):
+            out = causal_linear_attention_chunked(*given.values(), chunk)
+            case.check(f"out, {n} positions in chunks of {chunk},", out, chunk=chunk, hint=hint)
+
+    def test_eps(self, rng):
+        case = LinearCase.drawn(rng, n=37, d=4, d_v=5, batch=(2,), eps=5.0)
+        hint = "eps is added once to each query's sum of weights"
+        case.check("out, with eps = 5,", causal_linear_attention_chunked(*case.inputs, 8, 5.0), hint=hint)
 
     @pytest.mark.parametrize("chunk", [8, 64])
     def test_gradients(self, rng, chunk):
-        self.check_gradients(rng, chunk)
+        case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
+        assert_gradients("causal_linear_attention_chunked", causal_linear_attention_chunked, case, chunk)
+
+    @robust
+    def test_bfloat16_stays(self, rng):
+        short = causal_linear_attention_chunked(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
+        require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
+        case.check("out", call_on_nan("causal_linear_attention_chunked", *case.inputs, 8), nan_hint=NAN_FROM_EMPTY)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        given = LinearCase.drawn(rng, n=20, d=8).given
+        with left_alone(given, given.values()):
+            causal_linear_attention_chunked(*given.values())
 
     @cost
     def test_work_is_linear(self, rng):
         """In chunks of 4, a product over all pairs of chunks would show."""
-        work = [self.counts(rng, n, 16, 16, 4)["flops"] for n in (256, 1024)]
+        cases = [LinearCase.drawn(rng, n=n, d=16) for n in (256, 1024)]
+        work = [counts_of("causal_linear_attention_chunked", case, 4)["flops"] for case in cases]
         none = "makes no matrix product: the weights of a chunk are one, φ(q) times φ(k) transposed"
-        require(work[0] > 0, f"{self.called} {none}")
+        require(work[0] > 0, f"the chunked route {none}")
         ratio = work[1] / work[0]
         told = f"4 times as many positions take {ratio:.3g} times the arithmetic, expected about 4"
         hint = "each chunk, or each state, goes back to all the keys before it"
         require_at_most("the arithmetic of 4 times the positions", ratio, 6, told, hint=hint)
 
     @refuses
-    @pytest.mark.parametrize("chunk", [0, -3])
-    def test_impossible_chunk(self, rng, chunk):
-        call = functools.partial(self.route, *self.case(rng, n=5, d=6).inputs, chunk)
-        assert_raises(ValueError, call, when=f"for chunk = {chunk}", mentions={"chunk": chunk})
-
-
-class TestChunked(InChunks):
-    """One chunk after the other, one state."""
-
-    task = "causal_linear_attention_chunked"
-    route = staticmethod(causal_linear_attention_chunked)
-    called = "the chunked route"
-    where_wrong = "where chunks meet: the state before a chunk holds the keys of all earlier ones"
+    def test_impossible_chunk(self, rng):
+        given = LinearCase.drawn(rng, n=5, d=6).inputs
+        table = [((*given, chunk), f"for chunk = {chunk}", {"chunk": chunk}) for chunk in (0, -3)]
+        assert_refused(causal_linear_attention_chunked, table)
 
     @cost
     def test_one_state_and_one_chunk(self, rng):
         d, d_v, c = 24, 8, 16
-        peaks = self.check_grows_by_the_output_only(rng, "the chunked route", d, d_v, (64, 512), c)
+        peaks = assert_grows_by_the_output_only(
+            "causal_linear_attention_chunked", "the chunked route", rng, d, d_v, (64, 512), c
+        )
         limit = 2 * 64 * d_v + 4 * d * (d_v + 1) + 5 * c * (d + d_v) + 3 * c * c
         usual = "several chunks are alive at once"
         if peaks[0] > c * d * d_v:
@@ -372,7 +432,10 @@ class TestChunked(InChunks):
 
     @cost
     def test_chunk_is_used(self, rng):
-        counts = [len(self.counts(rng, 128, 4, 4, c)["operators"]) for c in (4, 16)]
+        counts = [
+            len(counts_of("causal_linear_attention_chunked", LinearCase.drawn(rng, n=128, d=4), c)["operators"])
+            for c in (4, 16)
+        ]
         told = f"chunks of 4 take {counts[0]} operators and chunks of 16 take {counts[1]}: the number must fall"
         told += "\nUsual cause: `chunk` is not used, or the loop is over positions"
         least = max(3 * counts[1] - 40, counts[1] + 1)
@@ -383,20 +446,84 @@ class TestChunked(InChunks):
     @cost
     @pytest.mark.memory_limit(mib=10)
     def test_memory_seen_from_outside(self, rng, memory_limit):
-        self.check_within(memory_limit, rng, 1024, 192, 8)
+        assert_within(memory_limit, causal_linear_attention_chunked, rng, 1024, 192, 8)
 
 
-class TestScan(InChunks):
+class TestScan:
     """All chunks at once, from states that a parallel scan makes."""
 
-    task = "causal_linear_attention_scan"
-    route = staticmethod(causal_linear_attention_scan)
-    called = "the scan"
-    where_wrong = "an odd number of chunks, or one that is no power of two, needs care in a scan"
+    def test_worked_example(self):
+        case = LinearCase.worked()
+        given = case.given
+        with changes_first(given):
+            case.check("out", causal_linear_attention_scan(*given.values()), chunk=64)
+
+    @every_shape
+    def test_results(self, rng, row):
+        case = row.draw(LinearCase.drawn, rng)
+        given = case.given
+        with changes_first(given):
+            case.check("out", causal_linear_attention_scan(*given.values()), chunk=64)
+
+    @chunks
+    def test_chunks(self, rng, n, chunk):
+        case = LinearCase.drawn(rng, n=n, d=6, d_v=4, batch=(2,))
+        hint = "an odd number of chunks, or one that is no power of two, needs care in a scan"
+        given = case.given
+        with changes_first(given):
+            out = causal_linear_attention_scan(*given.values(), chunk)
+            case.check(f"out, {n} positions in chunks of {chunk},", out, chunk=chunk, hint=hint)
+
+    def test_eps(self, rng):
+        case = LinearCase.drawn(rng, n=37, d=4, d_v=5, batch=(2,), eps=5.0)
+        hint = "eps is added once to each query's sum of weights"
+        case.check("out, with eps = 5,", causal_linear_attention_scan(*case.inputs, 8, 5.0), hint=hint)
+
+    @pytest.mark.parametrize("chunk", [8, 64])
+    def test_gradients(self, rng, chunk):
+        case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
+        assert_gradients("causal_linear_attention_scan", causal_linear_attention_scan, case, chunk)
+
+    @robust
+    def test_bfloat16_stays(self, rng):
+        short = causal_linear_attention_scan(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
+        require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
+        case.check("out", call_on_nan("causal_linear_attention_scan", *case.inputs, 8), nan_hint=NAN_FROM_EMPTY)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        given = LinearCase.drawn(rng, n=20, d=8).given
+        with left_alone(given, given.values()):
+            causal_linear_attention_scan(*given.values())
+
+    @cost
+    def test_work_is_linear(self, rng):
+        """In chunks of 4, a product over all pairs of chunks would show."""
+        cases = [LinearCase.drawn(rng, n=n, d=16) for n in (256, 1024)]
+        work = [counts_of("causal_linear_attention_scan", case, 4)["flops"] for case in cases]
+        none = "makes no matrix product: the weights of a chunk are one, φ(q) times φ(k) transposed"
+        require(work[0] > 0, f"the scan {none}")
+        ratio = work[1] / work[0]
+        told = f"4 times as many positions take {ratio:.3g} times the arithmetic, expected about 4"
+        hint = "each chunk, or each state, goes back to all the keys before it"
+        require_at_most("the arithmetic of 4 times the positions", ratio, 6, told, hint=hint)
+
+    @refuses
+    def test_impossible_chunk(self, rng):
+        given = LinearCase.drawn(rng, n=5, d=6).inputs
+        table = [((*given, chunk), f"for chunk = {chunk}", {"chunk": chunk}) for chunk in (0, -3)]
+        assert_refused(causal_linear_attention_scan, table)
 
     @cost
     def test_steps_grow_with_the_logarithm(self, rng):
-        runs = [self.counts(rng, n, 4, 4, 2)["operators"] for n in (32, 1024)]
+        runs = [
+            counts_of("causal_linear_attention_scan", LinearCase.drawn(rng, n=n, d=4), 2)["operators"]
+            for n in (32, 1024)
+        ]
         ready = [name for name in runs[0] if "cum" in name or "conv" in name or "fft" in name or "_scan" in name]
         names = ", ".join(ready[:3])
         require(not ready, f"{names} is called: the scan over chunks is yours to write, in sums of pairs")
@@ -409,7 +536,7 @@ class TestScan(InChunks):
     @cost
     def test_states_of_chunks_only(self, rng):
         n, d, c = 512, 24, 16
-        peak, limit = self.peak(rng, n, d, d, c), self.limit(n, d, c)
+        peak, limit = peak_of("causal_linear_attention_scan", LinearCase.drawn(rng, n=n, d=d), c), self.limit(n, d, c)
         usual = f"weights of N × N = {n * n:,}: a query needs those of its own chunk"
         if peak >= n * d * d:
             usual = f"a state for each position, N·d·d_v = {n * d * d:,}"
@@ -419,8 +546,8 @@ class TestScan(InChunks):
     @cost
     def test_keeps_states_of_chunks_only(self, rng):
         n, d, c = 512, 24, 16
-        q, k, v = (x.requires_grad_() for x in self.case(rng, n=n, d=d).inputs)
-        kept = kept_by_forward(self.route, q, k, v, c) // 4
+        q, k, v = (x.requires_grad_() for x in LinearCase.drawn(rng, n=n, d=d).inputs)
+        kept = kept_by_forward(causal_linear_attention_scan, q, k, v, c) // 4
         name = f"what autograd keeps for N = {n} in chunks of {c}, d = {d}"
         hint = (
             f"Usual cause: a state for each position ({n * d * d:,}) or a copy of the states for each step of the scan "
@@ -435,25 +562,28 @@ class TestScan(InChunks):
     @cost
     @pytest.mark.memory_limit(mib=32)
     def test_memory_seen_from_outside(self, rng, memory_limit):
-        self.check_within(memory_limit, rng, 4096, 64)
+        assert_within(memory_limit, causal_linear_attention_scan, rng, 4096, 64)
 
 
 class TestMemoryModel:
-    """Bytes by the handout's steps, to 2 %."""
+    """Bytes by the handout's steps, to 2 %; each part has tests of its own."""
 
-    def check(self, *sizes):
-        got = assert_keys("linear_attention_memory's result", linear_attention_memory(*sizes), PARTS)
-        for part in PARTS:
-            assert_prediction(part, got[part], sizes)
+    @pytest.mark.parametrize("part", PARTS)
+    def test_worked_example(self, part):
+        sizes = (1, 1, 512, 64, 4)
+        assert_prediction(part, assert_keys("the result", linear_attention_memory(*sizes), PARTS)[part], sizes)
 
-    def test_worked_example(self):
-        self.check(1, 1, 512, 64, 4)
-
-    def test_random_sizes(self, rng):
+    @pytest.mark.parametrize("part", PARTS)
+    def test_random_sizes(self, rng, part):
         for dtype_bytes in (2, 4, 8) * 4:
             batch, heads, n, d = rng.integers((1, 1, 1, 2), (5, 9, 65, 140)).tolist()
             for seq_len in (n, 64 * n):
-                self.check(batch, heads, seq_len, d, dtype_bytes)
+                sizes = (batch, heads, seq_len, d, dtype_bytes)
+                assert_prediction(part, linear_attention_memory(*sizes)[part], sizes)
+
+    def test_bytes_are_ints(self):
+        for part, got in linear_attention_memory(2, 3, 100, 16, 2).items():
+            assert_type(f"{part} of linear_attention_memory(2, 3, 100, 16, 2)", got, int, "an int: bytes are whole")
 
     @cost
     def test_makes_no_tensor(self):
@@ -520,9 +650,9 @@ class TestProfile:
                 require(math.isnan(got) != fits, f"{told}\nUsual cause: {cause}")
                 predicted = row[f"{name}_theoretical_mb"]
                 assert_mb(f"{name}_theoretical_mb, out of memory or not,", predicted, want[f"{name}_peak"])
-        (row,) = rows_of(profile_attention_memory(*arguments, capacity_bytes=1), [128])
-        told = f"savings_bidir is {row['savings_bidir']} where the standard form is out of memory, expected nan"
-        require(math.isnan(row["savings_bidir"]), told)
+        for row in rows_of(profile_attention_memory([128, 64], *arguments[1:], capacity_bytes=1), [128, 64]):
+            told = f"savings_bidir is {row['savings_bidir']} where the standard form is out of memory, expected nan"
+            require(math.isnan(row["savings_bidir"]), told)
 
     @robust
     @pytest.mark.parametrize("where", ["CUDA", "CPU", "CPU_on_Windows"])

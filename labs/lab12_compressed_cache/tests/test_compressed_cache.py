@@ -1,7 +1,8 @@
 """Lab 12's suite: a cache of latent vectors, of few bits, of a window with sinks, and the one that suits a budget."""
 
+import copy
+import functools
 import math
-from typing import ClassVar
 
 import pytest
 import torch
@@ -14,33 +15,33 @@ from compressed_cache import (
     quantize_kv,
 )
 
-from labkit.testing.compare import assert_at_most, assert_equal, assert_refused, require
-from labkit.testing.contracts.attention import (
-    OVERFLOW,
-    SHORT_SUMS,
-    STRIDED,
-    Memory,
-    Numbers,
-    Refusals,
-    Shapes,
-    strided,
+from labkit.testing.attention.table import SHORT_SUMS, misfits, strided
+from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
+    assert_at_most,
+    assert_equal,
+    assert_refused,
+    require,
+    require_at_most,
+    require_own_work,
 )
 from labkit.testing.decoding.steps import assert_own_products
-from labkit.testing.unchanged import copied, left_alone
+from labkit.testing.unchanged import changes_first, copied, left_alone
 
-from .probes import FUNCTIONS, bytes_kept, call_on_nan, measured_call, model_after
+from .probes import bytes_kept, call_on_nan, measured_call, model_after
 from .support import (
-    Case,
     LatentCase,
     LogitCase,
     SinkCase,
     assert_quantized,
     assert_restored,
     assert_scheme,
+    drawn_qkv,
     keys_and_values,
     quantized,
     random_model,
     random_sizes,
+    rows,
     scheme_bytes,
 )
 
@@ -48,71 +49,75 @@ NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, a
 
 robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 by_bits = pytest.mark.parametrize("bits", [2, 4, 8])
+halves = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
 
 # Three kinds of attention
 
-
-class EveryAttention(Memory, Numbers, Shapes):
-    """What is asked of attention, whatever its cache holds."""
-
-    task: ClassVar[str]
-    cases: ClassVar[type[Case]]
-    variants: ClassVar = {"full": {}}
-    logit_scales: ClassVar = (30, 300)
-
-    def case(self, rng, n=None, dtype="float32", **sizes):
-        if n is not None:
-            sizes |= {"n_queries": n, "n_keys": n}
-        return self.cases.drawn(rng, dtype=getattr(torch, dtype), **sizes)
-
-    def arguments(self, case):
-        return case.arguments
-
-    def call(self, *tensors, **options):
-        return FUNCTIONS[self.task](*tensors, **options)
-
-    def check(self, case, hint="", nan_hint=""):
-        case.check(self.call(*case.arguments.values(), **case.options), hint, nan_hint)
-
-    def check_on_nan(self, case, hint="", nan_hint=""):
-        got = call_on_nan(self.task, *case.arguments.values(), **case.options)
-        o = got[0] if isinstance(got, tuple) else got
-        require(not o.isnan().any(), f"o is NaN where uninitialised memory holds NaN\nUsual cause: {nan_hint}")
-        case.check(got, hint, nan_hint)
+IN_HALF = "a rotation, a product or a sum is kept in half precision: convert once, at the end"
+TOP_OF_ALL = "the maximum is that of the scores and the sink, and it may be far below 0"
 
 
-class TestMlaDecode(EveryAttention):
+class TestMlaDecode:
     """One latent vector a token, read once, and never a key or a value of a head. A head is one query."""
 
-    task, cases = "mla_decode", LatentCase
-
-    def worked_case(self):
+    def test_worked_example(self):
         one, c_kv = torch.ones(1, 1), torch.tensor([[0.0], [1.0]])
         W_UK, W_UV = torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 3.0)
-        return LatentCase(one * math.log(3) / math.sqrt(2), 0 * one, c_kv, torch.zeros(2, 1), W_UK, W_UV)
+        case = LatentCase(one * math.log(3) / math.sqrt(2), 0 * one, c_kv, torch.zeros(2, 1), W_UK, W_UV)
+        given = case.arguments
+        with changes_first(given):
+            case.check(mla_decode(*given.values()), hint="compare each step with the handout's numbers")
+
+    @pytest.mark.parametrize("row", rows("long_sums", "logits_times_10000"))
+    def test_results(self, rng, row):
+        case = row.draw(LatentCase.drawn, rng)
+        given = case.arguments
+        with changes_first(given):
+            case.check(mla_decode(*given.values()), hint=row.hint, nan_hint=row.nan_hint)
 
     def test_many_blocks_of_tokens(self, rng):
-        hint = "l and o are rescaled when the maximum moves, and the last block is smaller"
-        self.check(self.case(rng, n_keys=1037, logit_scale=4.0), hint=f"blocks of tokens do not fit together: {hint}")
+        case = LatentCase.drawn(rng, n_keys=1037, logit_scale=4.0)
+        hint = "blocks of tokens do not fit together: l and o are rescaled when the maximum moves, and the last block"
+        case.check(mla_decode(*case.arguments.values()), hint=f"{hint} is smaller")
 
     @robust
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @halves
     def test_long_sums_in_half_precision(self, rng, dtype):
         """Scores of which the parts with positions are large, and the same for every token."""
-        case = self.case(rng, dtype=dtype)
+        case = LatentCase.drawn(rng, dtype=dtype)
         case.q_rope, case.k_rope = torch.full_like(case.q_rope, 10), torch.full_like(case.k_rope, 10)
-        self.check(case, hint=SHORT_SUMS)
+        case.check(mla_decode(*case.arguments.values()), hint=SHORT_SUMS)
+
+    @robust
+    @halves
+    def test_sums_over_many_blocks(self, rng, dtype):
+        """Sums that grow all the time, so that what a block loses stays lost; rounded once, o is within half a unit."""
+        case = LatentCase.drawn(rng, n_keys=8192, dtype=dtype)
+        case.K = case.K / 4 + 2
+        case.check(mla_decode(*case.arguments.values()), hint=SHORT_SUMS, slack=2)
 
     @robust
     def test_without_tokens(self, rng):
-        self.check(self.case(rng, n_keys=0), hint="without a token o is 0", nan_hint=NO_KEYS)
+        case = LatentCase.drawn(rng, n_keys=0)
+        case.check(mla_decode(*case.arguments.values()), hint="without a token o is 0", nan_hint=NO_KEYS)
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = LatentCase.drawn(rng, n_queries=37, n_keys=21, batch=(2,))
+        case.check(call_on_nan("mla_decode", *case.arguments.values()), nan_hint=NAN_FROM_EMPTY)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        given = LatentCase.drawn(rng).arguments
+        with left_alone(given, given.values()):
+            mla_decode(*given.values())
 
     @cost
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
     def test_the_cache_is_read_once_and_never_expanded(self, rng, dtype):
-        case = self.case(rng, n_queries=8, n_keys=4096, d=32, d_r=16, d_c=64, d_v=32, dtype=dtype)
-        got, counts = measured_call(self.task, case.arguments)
+        case = LatentCase.drawn(rng, n_queries=8, n_keys=4096, d=32, d_r=16, d_c=64, d_v=32, dtype=dtype)
+        got, counts = measured_call("mla_decode", case.arguments)
         case.check(got)
         name = "mla_decode (8 heads, N = 4096, d_c = 64, d_r = 16)"
         assert_own_products(name, counts)
@@ -120,68 +125,109 @@ class TestMlaDecode(EveryAttention):
         hint = "keys or values of the heads are made, a block at a time: W_UK belongs to the query, W_UV to the sum"
         assert_at_most(f"what {name} multiplies", counts["flops"], 2 * absorbed, unit="FLOPs", hint=hint)
         hint = "keys or values of the heads are made, or the whole cache is copied: a block is copied at a time"
-        in_float32 = 4096 * (64 + 16) * 4
-        assert_at_most(f"the peak of {name}", counts["peak_bytes"], in_float32 // 2, hint=hint)
+        assert_at_most(f"the peak of {name}", counts["peak_bytes"], 4096 * (64 + 16) * 4, hint=hint)
         for which in ("c_kv", "k_rope"):
             size, read = case.arguments[which].nbytes, counts["read"][which]
             hint = f"{which} is read again: a block is copied once, and serves as keys and as values"
             assert_at_most(f"what {name} reads of {which}, which holds {size:,} bytes,", read, size, hint=hint)
             require(read >= size, f"{name} reads {read:,} of {size:,} bytes of {which}: every token counts")
 
+    @cost
+    def test_memory_does_not_grow_with_the_tokens(self, rng):
+        peaks = []
+        for n_keys in (4096, 16_384):
+            case = LatentCase.drawn(rng, n_queries=8, n_keys=n_keys, d=32, d_r=16, d_c=64, d_v=32)
+            peaks.append(measured_call("mla_decode", case.arguments)[1]["peak_bytes"])
+        found = f"the peak is {peaks[0]:,} bytes for 4,096 tokens and {peaks[1]:,} for 16,384"
+        message = f"{found}: it grows with N, at most 1.5 times are allowed\nA block has as many tokens whatever N is"
+        require_at_most("the growth of the peak", peaks[1] / peaks[0], 1.5, message)
+
     @pytest.mark.memory_limit(mib=16)
     @cost
     def test_far_from_expanded(self, rng, memory_limit):
-        case = self.case(rng, n_queries=4, n_keys=32_768, d=64, d_r=16, d_c=32, d_v=64)
+        case = LatentCase.drawn(rng, n_queries=4, n_keys=32_768, d=64, d_r=16, d_c=32, d_v=64)
         case.check(memory_limit(mla_decode, *case.arguments.values()))
 
     @refuses
     def test_shapes_that_do_not_fit(self, rng):
-        fitting = self.case(rng, n_keys=5).arguments
-        wrong = {"q_rope": (2, 4), "k_rope": (6, 4), "W_UK": (3, 8, 7), "W_UV": (2, 6, 12)}
+        fitting = LatentCase.drawn(rng, n_keys=5).arguments
+        wrong = [("q_rope", (2, 4)), ("k_rope", (6, 4)), ("k_rope", (5, 3)), ("W_UK", (3, 8, 7)), ("W_UV", (2, 6, 12))]
         table = []
-        for name, shape in wrong.items():
+        for name, shape in wrong:
             given = fitting | {name: torch.zeros(shape)}
             table.append((given.values(), f"for {name} of shape {shape}", [name, str(shape)]))
         assert_refused(mla_decode, table)
 
 
-class TestAttentionWithSinks(Refusals, EveryAttention):
+class TestAttentionWithSinks:
     """What stays in the cache, and its places there."""
 
-    task, cases = "attention_with_sinks", SinkCase
-    variants: ClassVar = {
-        f"window{window}-sinks{num_sinks}": {"window": window, "num_sinks": num_sinks}
-        for window, num_sinks in ((4, 2), (1, 5), (7, 0))
-    }
-
-    def call(self, q, k, v, window=4, num_sinks=2):
-        return attention_with_sinks(q, k, v, window, num_sinks)
-
-    def worked_case(self):
+    def test_worked_example(self):
         """All numbers of q and k are 1: weights show which tokens token 9 sees, and how far away each is."""
-        return SinkCase(torch.ones(1, 2), torch.ones(10, 2), torch.eye(10), window=3, num_sinks=2)
+        case = SinkCase(torch.ones(1, 2), torch.ones(10, 2), torch.eye(10), window=3, num_sinks=2)
+        given = case.arguments
+        with changes_first(given):
+            case.check(attention_with_sinks(*given.values(), 3, 2), hint="compare each step with the handout's numbers")
+
+    @pytest.mark.parametrize(("window", "num_sinks"), [(4, 2), (50, 2)])
+    @pytest.mark.parametrize("row", rows("N129x7", "N65x20", "logits_times_10000"))
+    def test_results(self, rng, row, window, num_sinks):
+        case = row.draw(functools.partial(SinkCase.drawn, window=window, num_sinks=num_sinks), rng)
+        given = case.arguments
+        hint = IN_HALF if row.hint == SHORT_SUMS else row.hint
+        with changes_first(given):
+            case.check(attention_with_sinks(*given.values(), window, num_sinks), hint=hint, nan_hint=row.nan_hint)
+
+    @pytest.mark.parametrize(("window", "num_sinks"), [(1, 5), (7, 0)])
+    @pytest.mark.parametrize(("n_queries", "n_keys"), [(63, 63), (5, 129), (20, 65)])
+    def test_one_token_and_no_sinks(self, rng, n_queries, n_keys, window, num_sinks):
+        case = SinkCase.drawn(rng, n_queries=n_queries, n_keys=n_keys, window=window, num_sinks=num_sinks)
+        case.check(attention_with_sinks(*case.arguments.values(), window, num_sinks))
+
+    @robust
+    @pytest.mark.parametrize(("window", "num_sinks"), [(4, 2), (7, 0)])
+    @pytest.mark.parametrize(("n_queries", "n_keys"), [(129, 7), (65, 20)])
+    def test_queries_before_all_tokens(self, rng, n_queries, n_keys, window, num_sinks):
+        case = SinkCase.drawn(rng, n_queries=n_queries, n_keys=n_keys, window=window, num_sinks=num_sinks)
+        hint = "the first N_q − N_k queries see no key: their p is below 0, and the end of a slice below 0 is counted"
+        got = attention_with_sinks(*case.arguments.values(), window, num_sinks)
+        case.check(got, hint=f"{hint} from the end", nan_hint=NO_KEYS)
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = SinkCase.drawn(rng, n_queries=37, n_keys=21, batch=(2,), window=4, num_sinks=2)
+        case.check(call_on_nan("attention_with_sinks", *case.arguments.values(), 4, 2), nan_hint=NAN_FROM_EMPTY)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        given = SinkCase.drawn(rng).arguments
+        with left_alone(given, given.values()):
+            attention_with_sinks(*given.values(), 4, 2)
 
     @cost
     @pytest.mark.parametrize("n_queries", [1, 4])
     def test_nothing_that_was_forgotten_is_read(self, rng, n_queries):
-        sizes = {"window": 60, "num_sinks": 4, "n_queries": n_queries, "n_keys": 2048, "d": 32, "d_v": 32}
-        case = self.case(rng, batch=(2,), **sizes)
+        case = SinkCase.drawn(rng, batch=(2,), window=60, num_sinks=4, n_queries=n_queries, n_keys=2048, d=32, d_v=32)
         unseen = slice(4, 2048 - 60 - n_queries + 1)
         k, v = case.K.clone(), case.V.clone()
         k[..., unseen, :] = v[..., unseen, :] = torch.nan
         o, _ = attention_with_sinks(case.Q, k, v, 60, 4)
         hint = "tokens are read that no query sees, and masked: a window costs what it keeps"
         require(not o.isnan().any(), f"NaN laid into tokens that no query sees reaches o\nUsual cause: {hint}")
-        got, counts = measured_call(self.task, case.arguments, **case.options)
+        got, counts = measured_call("attention_with_sinks", case.arguments, **case.options)
         case.check(got)
         name = f"attention_with_sinks (window 60, 4 sinks, {n_queries} queries, N_k = 2048)"
-        assert_own_products(name, counts)
+        require_own_work(not counts["fused"], f"{name} calls torch's own attention ({', '.join(counts['fused'])})")
         most = 2 * n_queries * (4 + 60) * 2 * 32 * 4  # each query may read its keys for itself, and turn them as views
         for which in "kv":
             assert_at_most(f"what {name} reads of {which}", counts["read"][which], most, hint=hint)
         hint = "memory grows with the text: it is for the sinks and the window"
         kept = (4 + 60 + n_queries - 1) * 2 * 32 * 4
         assert_at_most(f"the peak of {name}", counts["peak_bytes"], 16 * kept, hint=hint)
+
+    @refuses
+    def test_shapes_that_do_not_fit(self, rng):
+        assert_refused(attention_with_sinks, misfits(*drawn_qkv(rng, n_queries=6, n_keys=5), 4, 2))
 
     @refuses
     def test_numbers_that_do_not_fit(self):
@@ -194,34 +240,73 @@ class TestAttentionWithSinks(Refusals, EveryAttention):
         assert_refused(attention_with_sinks, table)
 
 
-class TestAttentionSinkLogit(Refusals, EveryAttention):
+class TestAttentionSinkLogit:
     """Weights that need not add up to 1. The last of the leading axes is the heads."""
 
-    task, cases = "attention_sink_logit", LogitCase
+    def check(self, case, hint="", nan_hint=""):
+        given = case.arguments
+        with changes_first(given):
+            case.check(attention_sink_logit(*given.values()), hint=hint, nan_hint=nan_hint)
 
-    def worked_case(self):
+    def test_worked_example(self):
         v = torch.tensor([[[2.0], [4.0]]])
-        return LogitCase(torch.ones(1, 1, 1), torch.zeros(1, 2, 1), v, torch.zeros(1))
+        case = LogitCase(torch.ones(1, 1, 1), torch.zeros(1, 2, 1), v, torch.zeros(1))
+        self.check(case, hint="compare each step with the handout's numbers")
+
+    @pytest.mark.parametrize("row", rows("logits_far_below", "logits_times_10000"))
+    def test_results(self, rng, row):
+        hint = IN_HALF if row.hint == SHORT_SUMS else row.hint
+        self.check(row.draw(LogitCase.drawn, rng), hint=hint, nan_hint=row.nan_hint)
 
     @robust
     @pytest.mark.parametrize("n_keys", [0, 20])
     @pytest.mark.parametrize("sink", [-torch.inf, 1.0])
     def test_without_keys_or_a_sink(self, rng, sink, n_keys):
-        case = self.case(rng, n_keys=n_keys, sink=sink)
-        self.check(case, hint="a sink of −inf is attention as it was; without a key o is 0", nan_hint=NO_KEYS)
+        hint = "a sink of −inf is attention as it was; without a key o is 0"
+        self.check(LogitCase.drawn(rng, n_keys=n_keys, sink=sink), hint=hint, nan_hint=NO_KEYS)
+
+    @robust
+    @pytest.mark.parametrize("sink", [-torch.inf, 1.0])
+    def test_scores_of_minus_infinity(self, rng, sink):
+        case = LogitCase.drawn(rng, sink=sink)
+        case.Q, case.K = abs(case.Q) + 1, torch.full_like(case.K, -torch.inf)
+        self.check(case, hint="without a score above −inf o is 0, and lse is the sink", nan_hint=NO_KEYS)
 
     @robust
     @pytest.mark.parametrize(("sink", "logit_scale"), [(1000.0, 1.0), (-1000.0, 1.0), (500.0, 300.0)])
     def test_large_sinks(self, rng, sink, logit_scale):
-        self.check(self.case(rng, sink=sink, logit_scale=logit_scale), hint=OVERFLOW, nan_hint=OVERFLOW)
+        hint = "exp overflows: the maximum that is taken from the scores and the sink is that of all of them"
+        self.check(LogitCase.drawn(rng, sink=sink, logit_scale=logit_scale), hint=hint, nan_hint=hint)
 
     @robust
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("sink", [0.0, -500.0, -torch.inf])
+    def test_scores_far_below_zero(self, rng, sink):
+        case = LogitCase.drawn(rng, sink=sink, n=40, d=16)
+        case.Q, case.K = abs(case.Q) * 300, -abs(case.K) - 1
+        self.check(case, hint=TOP_OF_ALL, nan_hint=TOP_OF_ALL)
+
+    @robust
+    @halves
     def test_sinks_of_another_dtype(self, rng, dtype):
         """A parameter may be stored in more bits than activations."""
-        case = self.case(rng, sink=1.0, dtype=dtype)
+        case = LogitCase.drawn(rng, sink=1.0, dtype=dtype)
         case.sink = case.sink.double() + 1 / 3
         self.check(case, hint="the sink is rounded to q's dtype: it is used as it is given")
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = LogitCase.drawn(rng, n_queries=37, n_keys=21)
+        case.check(call_on_nan("attention_sink_logit", *case.arguments.values()), nan_hint=NAN_FROM_EMPTY)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        given = LogitCase.drawn(rng).arguments
+        with left_alone(given, given.values()):
+            attention_sink_logit(*given.values())
+
+    @refuses
+    def test_shapes_that_do_not_fit(self, rng):
+        assert_refused(attention_sink_logit, misfits(*LogitCase.drawn(rng, n_queries=6, n_keys=5).arguments.values()))
 
     @refuses
     def test_sinks_that_do_not_fit(self):
@@ -244,7 +329,9 @@ class TestQuantizeKv:
     """Keys by channel, values by token, and not a byte more than needed."""
 
     def check(self, k, v, bits, group, hint=""):
-        assert_quantized(quantize_kv(*copied(k, v), bits, group), k, v, bits, group, hint)
+        given = dict(zip("kv", copied(k, v), strict=True))
+        with changes_first(given):
+            assert_quantized(quantize_kv(*given.values(), bits, group), k, v, bits, group, hint)
 
     def test_worked_example(self):
         got = quantize_kv(*WORKED, 2, 4)
@@ -268,13 +355,14 @@ class TestQuantizeKv:
         k, v = keys_and_values(rng)
         k[..., 3], v[..., 5, :] = 2.5, 0.0
         k[..., 2] = 1 + 2e-7 * torch.arange(16.0)  # a range that float16 rounds to 0
-        hint = "the range is 0, and 0 / 0 is NaN, which is any code: where the scale is 0, codes are 0"
+        k[..., 1] = 5001.9  # a zero that float16 rounds to 5000, two steps of 1 away
+        hint = "the range is 0, or rounded to 0: there 0 / 0 is NaN, which is any code, and the rounded zero is not x"
         self.check(k, v, 8, 16, hint)
 
     @robust
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
     def test_precisions(self, rng, dtype):
-        k, v = keys_and_values(rng, dtype=getattr(torch, dtype))
+        k, v = keys_and_values(rng, dtype=dtype)
         self.check(k, v, 4, 8, "steps are computed in float32 at least")
 
     @robust
@@ -282,7 +370,8 @@ class TestQuantizeKv:
         k, v = (strided(x) for x in keys_and_values(rng, batch=(2, 3)))
         with left_alone("kv", (k, v)):
             got = quantize_kv(k, v, 4, 8)
-        assert_quantized(got, k, v, 4, 8, STRIDED)
+        hint = "a (batch, N, heads, d) tensor seen as (batch, heads, N, d): its rows are not adjacent"
+        assert_quantized(got, k, v, 4, 8, hint)
 
     @cost
     @by_bits
@@ -321,7 +410,8 @@ class TestDequantizeKv:
 
     def check(self, cache):
         (given,) = copied(cache)
-        assert_restored(dequantize_kv(given), cache)
+        with changes_first({name: x for name, x in given.items() if isinstance(x, torch.Tensor)}):
+            assert_restored(dequantize_kv(given), cache)
 
     def test_worked_example(self):
         self.check(quantized(*WORKED, 2, 4))
@@ -355,6 +445,8 @@ SCHEMES = [
     {"kind": "quantized", "bits": 4, "group": 8},
     {"kind": "quantized", "bits": 8, "group": 8},
 ]
+OVERLAPPING = {"kind": "window", "window": 30, "num_sinks": 4}
+"""Some of its sinks are in its window, too, where a sample has 32 tokens or fewer."""
 UNLIMITED = 10**9
 
 
@@ -367,7 +459,7 @@ class TestCacheUnderBudget:
     """Bytes to the last, errors of the output, and the best that fits."""
 
     def check(self, model, nbytes, tokens):
-        assert_scheme(cache_under_budget(model, nbytes, tokens), model, nbytes, tokens)
+        assert_scheme(cache_under_budget(copy.deepcopy(model), nbytes, tokens), model, nbytes, tokens)
 
     def test_worked_example(self, rng):
         schemes = [{"kind": "full"}, {"kind": "quantized", "bits": 4, "group": 4}]
@@ -375,7 +467,7 @@ class TestCacheUnderBudget:
         assert_equal("the bytes of 'full' in the handout's example", cache_under_budget(model, 256, 8)["bytes"], 256)
         assert_equal("the bytes of 4 bits in the handout's example", cache_under_budget(model, 255, 8)["bytes"], 192)
 
-    @pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
+    @pytest.mark.parametrize("scheme", [*SCHEMES, OVERLAPPING], ids=scheme_id)
     def test_one_scheme(self, rng, scheme):
         """Also for fewer tokens than a window or a group of the scheme holds."""
         for tokens in (1, 7, 64):
@@ -393,11 +485,17 @@ class TestCacheUnderBudget:
 
     def test_equal_errors(self, rng):
         window = {"kind": "window", "window": 40, "num_sinks": 0}
-        schemes = [{"kind": "full"}, window | {"note": 1}, {"kind": "grouped", "group": 1}, window | {"note": 2}]
+        alike = [window | {"note": note} for note in ("first", "second")]
+        schemes = [{"kind": "full"}, alike[0], {"kind": "grouped", "group": 1}, alike[1]]
         got = cache_under_budget(random_model(rng, schemes), UNLIMITED, 100)
         hint = "of equal errors, rounded to nine decimals, the one with fewer bytes is taken"
         assert_equal("the kind chosen of three that lose nothing, at 100 tokens", got["kind"], "window", hint=hint)
-        assert_equal("the note of the first of two alike", got["note"], 1)
+        assert_equal("the one chosen of two alike", got["note"], "first")
+
+    def test_errors_are_rounded(self, rng):
+        for scheme in SCHEMES:
+            error = cache_under_budget(random_model(rng, [scheme]), UNLIMITED, 32)["error"]
+            require(error == round(error, 9), f"the error of {scheme} is {error}: it is not rounded to nine decimals")
 
     @robust
     def test_the_model_stays(self, rng):

@@ -48,9 +48,9 @@ def assert_rows(name, got, want, mistakes=None, hint=""):
 # Pages
 
 
-def bounds_case(rng, sizes, page, *, batch=(), d=6, dtype=torch.float32, offset=0.0, strided=False):
+def bounds_case(rng, sizes, page, *, batch=(), d=6, dtype=torch.float32, offset=0.0, scale=1.0, strided=False):
     """Keys drawn page by page, and what bounds each page; `sizes` are the keys of each."""
-    pages = [drawn(rng, *batch, size, d, dtype=dtype) + offset for size in sizes]
+    pages = [(drawn(rng, *batch, size, d, dtype=dtype) + offset) * scale for size in sizes]
     K = torch.cat([drawn(rng, *batch, 0, d, dtype=dtype), *pages], -2)
     if strided:
         K = K.mT.contiguous().mT
@@ -59,7 +59,7 @@ def bounds_case(rng, sizes, page, *, batch=(), d=6, dtype=torch.float32, offset=
         lows[..., p, :], highs[..., p, :] = keys.double().amin(-2), keys.double().amax(-2)
     usual = {"lows": {}, "highs": {}}
     if sizes and sizes[-1] != page:
-        padded = "the last page is padded with zeros, which enter its bounds: only keys may"
+        padded = "the last page is padded with zeros, which enter its bounds"
         usual["lows"][padded], usual["highs"][padded] = lows.clone(), highs.clone()
         usual["lows"][padded][..., -1, :].clamp_(max=0), usual["highs"][padded][..., -1, :].clamp_(min=0)
     usual["lows"]["lows and highs are exchanged"], usual["highs"]["lows and highs are exchanged"] = highs, lows
@@ -68,10 +68,7 @@ def bounds_case(rng, sizes, page, *, batch=(), d=6, dtype=torch.float32, offset=
 
 def scores_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=5, size=4, d=6, dtype=torch.float32, scale=1.0,
                 whole=False):  # fmt: skip
-    """A query per head, and keys in pages with the bounds of each; `whole` draws whole numbers, so that sums are exact.
-
-    `largest` are the largest products of each query with the keys of each page.
-    """
+    """A query per head, and the bounds of pages of keys; `whole` draws whole numbers, so that sums are exact."""
     numbers = (lambda *shape: whole_numbers(rng, -8, 8, *shape, dtype=dtype)) if whole else (
         lambda *shape: drawn(rng, *shape, dtype=dtype))  # fmt: skip
     q, keys = scale * numbers(*batch, kv_heads * group, d), scale * numbers(*batch, kv_heads, n_pages, size, d)
@@ -88,7 +85,7 @@ def scores_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=5, size=4, d=6, d
     exact, plain = (torch.maximum(*computed(each)[1:]).sum(-1) for each in (torch.float64, precise))
     around = [h % kv_heads for h in range(kv_heads * group)]
     usual = {
-        "the larger of q · low and q · high is taken after the sum: each channel chooses for itself":
+        "the larger of q · low and q · high is taken after the sum, and not in each channel":
             torch.maximum(by_low.sum(-1), by_high.sum(-1)),
         "only the upper bounds are used: where q is negative, the lower bound gives more": by_high.sum(-1),
         "the smaller product of each channel is taken": torch.minimum(by_low, by_high).sum(-1),
@@ -97,17 +94,21 @@ def scores_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=5, size=4, d=6, d
         "query head h reads key head h mod H_kv, and not h // (H_q / H_kv)":
             torch.maximum(*computed(torch.float64, around)[1:]).sum(-1),
     }  # fmt: skip
-    largest = torch.einsum("...hd,...hpsd->...hps", q.double(), keys.double().repeat_interleave(group, -4)).amax(-1)
     given = {"q": q, "lows": lows, "highs": highs}
-    return Case(given=given, want=exact, plain=plain, dtype=precise, mistakes=usual, largest=largest)
+    return Case(given=given, want=exact, plain=plain, dtype=precise, mistakes=usual)
 
 
 def pages_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=12, budget=5, current=None, dtype=torch.float32,
-               levels=None, after=0.0):  # fmt: skip
-    """Scores of pages, with `levels` different ones where that is given, and `after` behind the current page."""
+               levels=None, infinite=False, after=0.0):  # fmt: skip
+    """Scores of pages, with `levels` different ones where that is given, and `after` behind the current page.
+
+    `infinite` makes those above 0.5 +inf, and those below −0.5 −inf.
+    """
     current = n_pages - 1 if current is None else current
     shape = *batch, kv_heads * group, n_pages
     scores = drawn(rng, *shape, dtype=dtype) if levels is None else whole_numbers(rng, -levels, 0, *shape, dtype=dtype)
+    if infinite:
+        scores = torch.where(scores.abs() > 0.5, scores * torch.inf, scores)
     scores[..., current + 1 :] = after
     grouped = scores.double().unflatten(-2, (kv_heads, group))
 
@@ -181,7 +182,7 @@ def decode_case(rng, *, batch=(), kv_heads=2, group=3, n_tokens=37, page=5, n_ch
             computed(torch.float64, pages.masked_fill(pages == n_pages - 1, -1)),
     }  # fmt: skip
     usual = {name: {text: each[name] for text, each in variants.items()} for name in exact}
-    usual["lse"]["lse is in base 2: it is the natural logarithm"] = exact["lse"] / 0.6931471805599453
+    usual["lse"]["lse is in base 2, and not the natural logarithm"] = exact["lse"] / 0.6931471805599453
     return Case(
         given={"q": q, "K": K, "V": V, "pages": pages, "page": page},
         want=exact,
@@ -193,16 +194,20 @@ def decode_case(rng, *, batch=(), kv_heads=2, group=3, n_tokens=37, page=5, n_ch
 
 
 def sparse_case(rng, *, batch=(), n=29, block=4, top=2, d=6, d_v=5, dtype=torch.float32, scale=1.0, equal=False,
-                strided=False):  # fmt: skip
+                close=False, strided=False):  # fmt: skip
     """Queries, keys and values of a prompt.
 
     `equal` repeats one block's keys, of whole numbers, so that all blocks have the same score, and exactly the same.
+    `close` draws whole numbers whose means need more digits than half precision has, and float32 has all of them.
     """
     Q, K, V = (drawn(rng, *batch, n, width, dtype=dtype) for width in (d, d, d_v))
     Q = Q * scale
     if equal:
         Q, K = (whole_numbers(rng, -3, 3, *batch, n, d, dtype=dtype) for _ in range(2))
         K = torch.cat([K[..., :block, :]] * -(-n // block), -2)[..., :n, :]
+    if close:
+        Q = whole_numbers(rng, -3, 3, *batch, n, d, dtype=dtype) / 16
+        K = whole_numbers(rng, 90, 110, *batch, n, d, dtype=dtype)
     if strided:
         Q, K, V = (x.mT.contiguous().mT for x in (Q, K, V))
     positions = torch.arange(n)
@@ -258,10 +263,15 @@ def sparse_case(rng, *, batch=(), n=29, block=4, top=2, d=6, d_v=5, dtype=torch.
     )
 
 
-def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, dtype=torch.float32, least=-3, most=3):
-    """An indexer's queries, weights and keys, of whole numbers from `least` to `most`, and the tokens chosen."""
+def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, dtype=torch.float32, least=-3, most=3,
+                positive=False, scale=1.0):  # fmt: skip
+    """An indexer's queries, weights and keys, of whole numbers from `least` to `most`, and the tokens chosen.
+
+    Weights are multiplied by `scale`, a power of two, and are not negative where they are `positive`.
+    """
     q = whole_numbers(rng, least, most, *batch, n_queries, heads, d, dtype=dtype)
     w = whole_numbers(rng, least, most, *batch, n_queries, heads, dtype=dtype)
+    w = scale * (w.abs() if positive else w)
     k = whole_numbers(rng, least, most, *batch, n_keys, d, dtype=dtype)
     products = torch.einsum("...tjd,...sd->...tjs", q.double(), k.double())
     weights = w.double()[..., None]
@@ -277,10 +287,11 @@ def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, d
     right = (weights * products.relu()).sum(-2)
     usual = {
         "there is no ReLU": choose((weights * products).sum(-2)),
-        "ReLU is applied after the weights, or to the sum: each head's product comes first":
+        "ReLU is applied after the weights, and not to each head's product":
             choose((weights * products).relu().sum(-2)),
+        "ReLU is applied to the sum, and not to each head's product": choose((weights * products).sum(-2).relu()),
         "the weights are left out": choose(products.relu().sum(-2)),
-        "queries are counted from the first token: the last query is at the last token": choose(right, offset=0),
+        "queries are counted from the first token, and not from the last one backwards": choose(right, offset=0),
         "a query does not see its own token": choose(right, offset=n_keys - n_queries - 1),
         "tokens after the query are seen": choose(right, offset=n_keys),
         "of tokens with equal scores the higher number is taken": choose(right, sign=-1),

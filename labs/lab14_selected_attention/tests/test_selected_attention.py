@@ -12,6 +12,7 @@ from selected_attention import (
     selection_bytes,
 )
 
+from labkit.testing.attention.table import OVERFLOW
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -51,6 +52,7 @@ BOUNDS = [
     pytest.param({"sizes": (2, 2), "page": 2, "offset": 9.0}, id="all above zero"),
     pytest.param({"sizes": (5, 5, 2), "page": 5, "offset": 9.0}, marks=robust, id="short last page above zero"),
     pytest.param({"sizes": (5, 5, 1), "page": 5, "offset": -9.0}, marks=robust, id="short last page below zero"),
+    pytest.param({"sizes": (4, 3), "page": 4, "offset": 9.0, "scale": 1e30}, marks=robust, id="very large"),
     pytest.param({"sizes": (3,), "page": 8}, marks=robust, id="fewer keys than a page"),
     pytest.param({"sizes": (1, 1, 1), "page": 1}, marks=robust, id="pages of one key"),
     pytest.param({"sizes": (), "page": 4}, marks=robust, id="no keys"),
@@ -66,8 +68,12 @@ class TestPageBounds:
     def test_worked_example(self):
         K = torch.tensor([[1.0, -2.0], [3.0, -5.0], [-4.0, -1.0]])
         lows, highs = assert_tuple("page_bounds's result", page_bounds(K, 2), ("lows", "highs"))
-        assert_equal("lows", lows.tolist(), [[1, -5], [-4, -1]])
-        assert_equal("highs", highs.tolist(), [[3, -2], [-4, -1]])
+        assert_equal("lows", lows.tolist(), [[1, -5], [-4, -1]], mistakes={
+            "lows and highs are exchanged": [[3, -2], [-4, -1]],
+            "the last page is filled up with keys of the page before it": [[1, -5], [-4, -5]],
+        })  # fmt: skip
+        padded = {"the last page is padded with zeros, which enter its bounds": [[3, -2], [0, 0]]}
+        assert_equal("highs", highs.tolist(), [[3, -2], [-4, -1]], mistakes=padded)
 
     @pytest.mark.parametrize("sizes", BOUNDS)
     def test_bounds(self, rng, sizes):
@@ -86,7 +92,7 @@ class TestPageBounds:
         name = f"page_bounds (N = {len(K):,}, pages of 16)"
         hint = "the keys are copied, or padded in a copy: full pages are a view, and the last page is handled apart"
         assert_at_most(f"the peak of {name}", counts["peak_bytes"], K.nbytes // 2, hint=hint)
-        hint = "keys are read twice: once for the minimum and once for the maximum"
+        hint = "read the keys once for the minimum and once for the maximum, and no more"
         assert_at_most(f"what {name} reads of K", counts["read"]["K"], 2 * K.nbytes, hint=hint)
 
     @refuses
@@ -126,27 +132,6 @@ class TestPageScores:
         assert_close("scores", got, case.want, plain=case.plain.numpy(), mistakes=case.mistakes)
         assert_dtype("scores", got, case.dtype)
 
-    @pytest.mark.parametrize("size", [1, 6])
-    @pytest.mark.parametrize("dtype", [
-        pytest.param(torch.float32, id="float32"),
-        *(pytest.param(dtype, marks=robust, id=str(dtype)[6:]) for dtype in HALVES),
-    ])  # fmt: skip
-    def test_the_bound_holds(self, rng, size, dtype):
-        """Of whole numbers, so that float32 is exact; and where a page is one key, the bound is its product."""
-        case = scores_case(rng, whole=True, size=size, d=40, dtype=dtype)
-        got = call(page_scores, case.given)
-        below = got.double() < case.largest
-        hint = "half-precision inputs are summed in float32, or rounding lowers the bound" if dtype in HALVES else ""
-        found = f"{int(below.sum())} of {below.numel()} scores are below the product of a key of their page"
-        require(
-            not below.any(), f"{found}\nUsual cause: {hint or 'a channel does not take the larger of its products'}"
-        )
-        if size == 1:
-            zeros = torch.zeros(()).expand(case.largest.shape).numpy()
-            assert_close(
-                "scores where a page is one key", got, case.largest, plain=zeros + case.largest.numpy(), hint=hint
-            )
-
     @cost
     @pytest.mark.parametrize("n_pages", [256, 1024])
     def test_no_product_of_channels_for_every_head(self, rng, n_pages):
@@ -184,6 +169,7 @@ PAGES = [
     pytest.param({"current": 0, "after": 100.0}, marks=robust, id="the first page is current"),
     pytest.param({"n_pages": 50, "budget": 20, "levels": 2}, marks=robust, id="equal scores"),
     pytest.param({"n_pages": 300, "budget": 100, "levels": 0}, marks=robust, id="all scores equal"),
+    pytest.param({"n_pages": 30, "infinite": True}, marks=robust, id="infinite scores"),
     pytest.param({"dtype": torch.bfloat16, "n_pages": 60}, marks=robust, id="bfloat16"),
 ]
 
@@ -193,7 +179,11 @@ class TestSelectPages:
 
     def test_worked_example(self):
         scores = torch.tensor([[9.0, 1.0, 5.0, 5.0, 2.0], [0.0, 1.0, 4.0, 6.0, 2.0]])
-        assert_rows("pages", select_pages(scores, 1, 3, 4), torch.tensor([[0, 3, 4]]))
+        mistakes = {
+            "a group is judged by its first head alone": torch.tensor([[0, 2, 4]]),
+            "the page being written is not always among them": torch.tensor([[0, 2, 3]]),
+        }
+        assert_rows("pages", select_pages(scores, 1, 3, 4), torch.tensor([[0, 3, 4]]), mistakes)
 
     @pytest.mark.parametrize("sizes", PAGES)
     def test_pages(self, rng, sizes):
@@ -237,12 +227,12 @@ DECODE = [
 class TestSelectedDecode:
     """Exact over what was chosen, and nothing else is read."""
 
-    def check(self, case, got):
+    def check(self, case, got, hint=""):
         got = dict(zip(("o", "lse"), assert_tuple("selected_decode's result", got, ("o", "lse")), strict=True))
         for name, x in got.items():
             plain, most = case.plain[name].numpy(), 8 + case.largest
             assert_close(name, x, case.want[name], plain=plain, roundings=most, mistakes=case.mistakes[name],
-                         nan_hint=NOTHING)  # fmt: skip
+                         hint=hint, nan_hint=NOTHING)  # fmt: skip
             assert_dtype(name, x, case.dtypes[name])
 
     def test_worked_example(self):
@@ -256,7 +246,7 @@ class TestSelectedDecode:
     @pytest.mark.parametrize("sizes", DECODE)
     def test_decode(self, rng, sizes):
         case = decode_case(rng, **sizes)
-        self.check(case, call(selected_decode, case.given))
+        self.check(case, call(selected_decode, case.given), OVERFLOW if "scale" in sizes else "")
 
     @cost
     def test_nothing_else_is_read(self, rng):
@@ -313,6 +303,8 @@ SPARSE = [
     pytest.param({"batch": (2,), "strided": True}, marks=robust, id="strided"),
     *(pytest.param({"dtype": dtype, "n": 260, "block": 64, "top": 2}, marks=robust, id=str(dtype)[6:])
       for dtype in [*HALVES, torch.float64]),
+    pytest.param({"dtype": torch.bfloat16, "n": 520, "block": 64, "top": 2, "close": True}, marks=robust,
+                 id="means that bfloat16 cannot tell apart"),
 ]  # fmt: skip
 
 
@@ -329,7 +321,8 @@ class TestBlockSparseAttention:
     def test_output(self, rng, sizes):
         case = sparse_case(rng, **sizes)
         O = call(block_sparse_attention, case.given)
-        assert_close("O", O, case.want, plain=case.plain.numpy(), mistakes=case.mistakes, nan_hint=NOTHING)
+        hint = OVERFLOW if "scale" in sizes else ""
+        assert_close("O", O, case.want, plain=case.plain.numpy(), mistakes=case.mistakes, hint=hint, nan_hint=NOTHING)
         assert_dtype("O", O, case.dtype)
 
     def test_gradients(self, rng):
@@ -383,12 +376,13 @@ TOKENS = [
     pytest.param({"n_queries": 1, "n_keys": 50, "top": 9}, id="decoding"),
     pytest.param({"n_queries": 23}, marks=robust, id="a prompt, fewer than top at its start"),
     pytest.param({"top": 40}, marks=robust, id="more than there are tokens"),
+    pytest.param({"n_queries": 23, "top": 9, "scale": 2.0**40}, marks=robust, id="scores far below 0"),
     pytest.param({"n_queries": 1, "n_keys": 1}, marks=robust, id="one token"),
     pytest.param({"n_queries": 70, "n_keys": 130, "heads": 1, "least": -1, "most": 1, "d": 2}, marks=robust,
                  id="equal scores"),
     pytest.param({"n_queries": 20, "n_keys": 20, "least": 0, "most": 0}, marks=robust, id="all scores equal"),
     *(pytest.param({"n_queries": 60, "n_keys": 300, "top": 20, "d": 32, "heads": 8, "least": -9, "most": 9,
-                    "dtype": dtype}, marks=robust, id=str(dtype)[6:])
+                    "positive": True, "dtype": dtype}, marks=robust, id=str(dtype)[6:])
       for dtype in [*HALVES, torch.float64]),
 ]  # fmt: skip
 
@@ -398,11 +392,15 @@ class TestIndexTopTokens:
 
     def test_worked_example(self):
         q, k = torch.ones(1, 1, 1), torch.tensor([[3.0], [-1.0], [2.0]])
-        assert_rows("tokens for w = 1", index_top_tokens(q, torch.ones(1, 1), k, 2), torch.tensor([[0, 2]]))
-        hint = "a negative weight turns the order around, and ReLU comes before it"
-        assert_rows(
-            "tokens for w = −1", index_top_tokens(q, -torch.ones(1, 1), k, 2), torch.tensor([[1, 2]]), hint=hint
-        )
+        mistakes = {"the query is placed at the first token, and not at the last": torch.tensor([[0, -1]])}
+        assert_rows("tokens for w = 1", index_top_tokens(q, torch.ones(1, 1), k, 2), torch.tensor([[0, 2]]), mistakes)
+        mistakes = {
+            "ReLU is applied after the weights, and not before them": torch.tensor([[0, 1]]),
+            "the weights are left out": torch.tensor([[0, 2]]),
+            "tokens whose score is not above 0 are dropped": torch.tensor([[-1, -1]]),
+        }
+        got = index_top_tokens(q, -torch.ones(1, 1), k, 2)
+        assert_rows("tokens for w = −1", got, torch.tensor([[1, 2]]), mistakes)
 
     @pytest.mark.parametrize("sizes", TOKENS)
     def test_tokens(self, rng, sizes):
@@ -468,8 +466,9 @@ class TestSelectionBytes:
         assert_equal(f"the bytes read {what}", got[1], read)
 
     def test_drawn_sizes(self, rng):
-        """Whole and window at drawn sizes, which no table of results can hold."""
-        for tokens, token_bytes, window in rng.integers(1, 5000, (20, 3)).tolist():
+        """Windows about as long as the cache, at sizes that no table of results can hold."""
+        for tokens, token_bytes in rng.integers(5, 5000, (20, 2)).tolist():
+            window = int(rng.integers(max(tokens - 5, 0), tokens + 2))
             got = selection_bytes("whole", tokens, token_bytes)
             assert_equal(f"whole, {tokens} tokens of {token_bytes} bytes", tuple(got), (tokens * token_bytes,) * 2)
             got = selection_bytes("window", tokens, token_bytes, window=window, sinks=4)

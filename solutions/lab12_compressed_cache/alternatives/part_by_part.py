@@ -123,7 +123,8 @@ def attention_sink_logit(q, k, v, sink):
     lse = scores.logsumexp(-1)
     with_sink = torch.logaddexp(lse, sink.to(precise)[:, None])
     share = torch.exp(lse - with_sink).nan_to_num(0)  # of the denominator that is not the sink's
-    o = (scores - lse[..., None]).exp() @ v.to(precise)
+    finite = lse.masked_fill(lse.isneginf(), 0)
+    o = (scores - finite[..., None]).exp() @ v.to(precise)
     return (share[..., None] * o).to(q.dtype), with_sink
 
 

@@ -65,3 +65,30 @@ def selected_decode(q, K, V, pages, page):
             scores = q[rows].to(precise) @ keys.T / q.shape[-1] ** 0.5
             o[rows], lse[rows] = (scores.softmax(-1) @ values).to(q.dtype), scores.logsumexp(-1)
     return o, lse
+
+
+def block_sparse_attention(Q, K, V, block, top):
+    if block < 1 or top < 0:
+        raise ValueError(f"block={block}, top={top}")
+    if Q.shape != K.shape or K.shape[:-1] != V.shape[:-1]:
+        raise ValueError(f"Q {list(Q.shape)}, K {list(K.shape)}, V {list(V.shape)}")
+    dtype, n_tokens, n_full = Q.dtype, Q.shape[-2], Q.shape[-2] // block
+    Q, K, V = (x.float() if dtype.itemsize == 2 else x for x in (Q, K, V))
+    means = K.detach()[..., : n_full * block, :].unflatten(-2, (n_full, block)).mean(-2)
+    rows = [V[..., :0, :]]
+    for start in range(0, n_tokens, 8):  # the numbers of the tokens that eight queries read, and only then their keys
+        q, position = Q[..., start : start + 8, None, :], torch.arange(start, min(start + 8, n_tokens))[:, None]
+        gate = (q.detach() @ means.mT[..., None, :, :]).squeeze(-2)
+        own = position // block
+        order = gate.masked_fill(torch.arange(n_full) >= own, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+        blocks = order[..., :top].masked_fill(order[..., :top] >= own, n_tokens)
+        blocks = torch.cat([blocks, own.expand(*blocks.shape[:-1], 1)], -1)
+        tokens = (blocks[..., None] * block + torch.arange(block)).flatten(-2)
+        places = tokens.clamp(max=n_tokens - 1).flatten(-2)[..., None]
+        k, v = (
+            x.gather(-2, places.expand(*places.shape[:-1], x.shape[-1])).unflatten(-2, tokens.shape[-2:])
+            for x in (K, V)
+        )
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill((tokens > position)[..., None, :], -torch.inf)
+        rows.append((scores.softmax(-1) @ v).squeeze(-2))
+    return torch.cat(rows, -2).to(dtype)
