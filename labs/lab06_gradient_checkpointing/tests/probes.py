@@ -225,3 +225,15 @@ def under_autocast(run, x, weight, dtype, forward, backward):
     with torch.autocast("cpu", dtype=dtype) if backward else contextlib.nullcontext():
         y.float().sum().backward()
     return dtypes, x.grad
+
+
+def grad_modes(run, x):
+    """Whether grad mode is on, in each run of a checkpointed function."""
+    modes = []
+
+    def fn(x):
+        modes.append(torch.is_grad_enabled())
+        return torch.sin(x)
+
+    run(fn, x.detach().requires_grad_()).sum().backward()
+    return modes

@@ -31,6 +31,7 @@ from .probes import (
     call,
     deep,
     dropped_twice,
+    grad_modes,
     kept,
     large_sequence,
     large_step,
@@ -104,6 +105,11 @@ SAME_GRADIENTS = {
         ("x", "y"),
         lambda run, x, y: run(lambda x: (torch.exp(x), torch.sin(x)), x)[1] * y,
         "the gradient of a result that nothing uses is None (or zeros, which autograd makes if it may): leave it out",
+    ),
+    "a result that needs no gradient": (
+        ("x", "y"),
+        lambda run, x, y: sum(run(lambda x, y: (x * y, y.detach() * 2), x, y)),
+        "a result of fn that requires no grad is handed to torch.autograd.backward: leave it out",
     ),
     "a parameter inside fn": (
         ("x", "weight_inside_fn"),
@@ -187,6 +193,7 @@ class Recomputation:
             messages = {
                 "second time": "backward goes a second time through the graph that computed an argument",
                 "implicitly": "torch.autograd.backward is given a result of fn without its gradient",
+                "does not require grad": "torch.autograd.backward is given a result of fn that requires no grad",
             }
             for text, message in messages.items():
                 require(text not in str(error), f"{message}\nUsual cause: {hint}")
@@ -416,6 +423,12 @@ class TestCheckpointFunction(Recomputation):
         message = f"the result's grad_fn is {name}, expected CheckpointBackward"
         require(name == "CheckpointBackward", f"{message}: the gradient is to come from Checkpoint's own backward")
         require(not is_torchs, "Checkpoint is PyTorch's own: write the two passes yourself")
+
+    @pytest.mark.kind("cost")
+    def test_first_run_makes_no_graph(self, rng):
+        modes = call(self.TASK, grad_modes, random(rng, 3))
+        hint = "in the first run a graph, made for nothing, holds all activations until fn returns"
+        assert_equal("grad mode in the two runs of fn", modes, [False, True], hint=hint if modes[:1] == [True] else "")
 
 
 class TestCheckpoint(Recomputation):
