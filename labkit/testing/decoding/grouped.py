@@ -12,9 +12,9 @@ import torch
 
 from labkit.testing.attention.cases import later_keys
 from labkit.testing.attention.mistakes import scale_mistakes
+from labkit.testing.attention.reference import attention
 from labkit.testing.attention.tensor_cases import Case, Results, numbers, rounded, scaled_down
 from labkit.testing.attention.tensor_mistakes import lse_mistakes_of
-from labkit.testing.attention.tensor_reference import attention
 from labkit.testing.compare import NAN_HINT, as_mapping, assert_close, assert_dtype, assert_type, compare_each
 
 RESULTS = {"o": "O", "lse": "L"}
@@ -76,21 +76,17 @@ class GroupedCase(Case):
     @cached_property
     def plain(self) -> Results:
         """The results in float32, a half-precision O rounded at the end; what float64 loses is scaled down from it."""
-        O, _, L = attention(*self.inputs, mask=self.hidden, dtype=torch.float32)
-        made: Results = {"O": rounded(O, self.Q.dtype).numpy(), "L": L.numpy()}
+        found = attention(*map(numbers, self.inputs), mask=self.hidden, dtype=np.float32)
+        made: Results = {"O": rounded(torch.from_numpy(found.output), self.Q.dtype).numpy(), "L": found.lse}
         return scaled_down(made, self.want) if self.Q.dtype == torch.float64 else made
 
     def results(
-        self,
-        *,
-        hidden: npt.NDArray[np.bool_] | torch.Tensor | None = None,
-        scale: float | None = None,
-        dtype: torch.dtype = torch.float64,
+        self, *, hidden: npt.NDArray[np.bool_] | torch.Tensor | None = None, scale: float | None = None
     ) -> Results:
         """O and L alone, with other keys hidden or with another scale."""
-        mask = self.hidden if hidden is None else torch.as_tensor(hidden)
-        made = attention(*self.inputs, mask=mask, scale=scale, dtype=dtype)
-        return {"O": numbers(made.output), "L": numbers(made.lse)}
+        mask = self.hidden if hidden is None else hidden
+        made = attention(*map(numbers, self.inputs), mask=mask, scale=scale)
+        return {"O": made.output, "L": made.lse}
 
     def check_results(
         self, got: dict[str, Any], mistakes: Made | None = None, *, hint: str = "", nan_hint: str = ""
@@ -101,6 +97,7 @@ class GroupedCase(Case):
         def check(name: str) -> None:
             value, there = got[name], RESULTS[name]
             assert_type(name, value, torch.Tensor, "a tensor")
+            assert_dtype(name, value, self.precise if name == "lse" else self.Q.dtype)
             usual: dict[str, Any] = {text: partial(_named, results, there) for text, results in made.items()}
             if there == "L":
                 usual |= as_mapping(lse_mistakes_of(self))
@@ -115,7 +112,6 @@ class GroupedCase(Case):
                     hint=hint,
                     nan_hint=nan_hint or NAN_HINT,
                 )
-            assert_dtype(name, value, self.precise if name == "lse" else self.Q.dtype)
 
         compare_each(got, check)
 
@@ -133,6 +129,15 @@ def grouped_mistakes(case: GroupedCase) -> Made:
         text = "the diagonal is counted from the top left: here the last query sees the last key"
         found[text] = partial(case.results, hidden=top_left)
         found["the last query sees one key less: its own is one of them"] = partial(case.results, hidden=one_less)
+        rows = np.arange(case.group * n_queries)
+        queries = {
+            "the rows of a group's product are counted through: its heads have the same queries": rows,
+            "row r of a group's product is taken for query r // group": rows // case.group,
+        }
+        for text, query in queries.items():
+            later = np.arange(n_keys) > query[:, None] + n_keys - n_queries
+            of_each_head = np.tile(later.reshape(case.group, n_queries, n_keys), (case.K.shape[-3], 1, 1))
+            found[text] = partial(case.results, hidden=of_each_head)
     if n_keys:
         for text, scale in scale_mistakes(case.arrays).items():
             found[text] = partial(case.results, scale=scale)
@@ -141,8 +146,8 @@ def grouped_mistakes(case: GroupedCase) -> Made:
 
 def _by_remainder(case: GroupedCase) -> Results:
     heads = torch.arange(case.Q.shape[-3]) % case.K.shape[-3]
-    made = attention(case.Q, case.K[..., heads, :, :], case.V[..., heads, :, :], mask=case.hidden)
-    return {"O": numbers(made.output), "L": numbers(made.lse)}
+    made = attention(*map(numbers, (case.Q, case.K[..., heads, :, :], case.V[..., heads, :, :])), mask=case.hidden)
+    return {"O": made.output, "L": made.lse}
 
 
 def split_mistakes(case: GroupedCase, num_splits: int) -> Made:

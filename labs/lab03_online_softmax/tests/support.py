@@ -5,8 +5,10 @@ exp(score − m), and the sum of exp(score − m) · value.
 """
 
 import functools
+from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from labkit.testing.attention.cases import Case
 from labkit.testing.attention.mistakes import pass_mistakes, scale_mistakes
@@ -44,6 +46,64 @@ MASKED = {
 """Which of twelve keys, in three blocks of four, are masked out in three rows; and the usual cause of an error."""
 
 
+EMPTY = "a block may be empty, the first one too: its maximum is −inf, and −inf − (−inf) is NaN"
+OVERFLOW = "exp overflows or vanishes: take the maximum so far from every number first"
+OTHER_ROWS = "the row is along the last axis, the others are rows of their own: keepdims=True"
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """Normal numbers in blocks of these lengths (None: random ones) along the last axis, and a usual cause of errors.
+
+    With `far`, steps of 8 about that number; `hidden` ones are −inf.
+    """
+
+    lengths: tuple[int, ...] | None
+    shape: tuple[int, ...] = ()
+    spread: float = 3.0
+    far: float = 0.0
+    dtype: str = "float32"
+    hidden: np.ndarray | bool = False
+    hint: str = ""
+
+    def draw(self, rng):
+        lengths = lengths_of(self.lengths, rng)
+        shape = (*self.shape, sum(lengths))
+        x = self.far + 8 * rng.integers(-2, 3, shape) if self.far else rng.normal(0, self.spread, shape)
+        return cut(np.where(self.hidden, -np.inf, x).astype(self.dtype), lengths)
+
+
+def block_rows():
+    """What both functions of a row in blocks must get right, as pytest's parameters."""
+    dtypes = ("float16", "float32", "float64")
+    exact = {
+        **{name: BlockRow(lengths) for name, lengths in SPLITS.items() if name != "empty_blocks"},
+        **{dtype: BlockRow((16, 16, 13), spread=2.0, dtype=dtype) for dtype in dtypes[1:]},
+        "B2x3": BlockRow((4, 9, 8), (2, 3), hint=OTHER_ROWS),
+        "B5-as-a-block": BlockRow((5, 5, 5), (5,), hint=OTHER_ROWS),
+    }
+    robust = {
+        "empty_blocks": BlockRow(SPLITS["empty_blocks"], hint=EMPTY),
+        "float16": BlockRow((16, 16, 13), spread=2.0, dtype="float16"),
+        **{
+            f"about_{far:.0f}-{dtype}": BlockRow((8, 8, 8, 5), far=far, dtype=dtype, hint=OVERFLOW)
+            for far in (1e4, -3e4)
+            for dtype in dtypes
+        },
+        **{
+            f"masked-{name}": BlockRow((4, 4, 4), (3,), spread=1.0, hidden=hidden, hint=hint)
+            for name, (hidden, hint) in MASKED.items()
+        },
+    }
+    rows = [pytest.param(row, id=name) for name, row in exact.items()]
+    return rows + [pytest.param(row, id=name, marks=pytest.mark.kind("robust")) for name, row in robust.items()]
+
+
+def blocks_by_name(blocks, name="x_blocks"):
+    """Blocks by what they are called in a message."""
+    return {f"{name}[{i}]": block for i, block in enumerate(blocks)}
+
+
 def cut(x, lengths, axis=-1):
     """`x` in blocks of these lengths along one axis."""
     return np.split(x, np.cumsum(lengths)[:-1], axis=axis)
@@ -68,7 +128,7 @@ def finite(m):
     return np.where(np.isneginf(m), 0, m)
 
 
-def assert_near(name, got, want, plain, mistakes, hint="", dtype=None, roundings=ROUNDINGS):
+def assert_near(name, got, want, plain, mistakes, hint="", dtype=None, roundings=ROUNDINGS, nan_hint=""):
     """As `assert_close`, where the hint is for NaN too, and `mistakes()` are made only when something is off."""
     with np.errstate(all="ignore"):
         assert_close(
@@ -80,7 +140,7 @@ def assert_near(name, got, want, plain, mistakes, hint="", dtype=None, roundings
             dtype=dtype,
             mistakes=mistakes,
             hint=hint,
-            nan_hint=hint or NAN_HINT,
+            nan_hint=nan_hint or hint or NAN_HINT,
         )
 
 
@@ -201,11 +261,11 @@ def output_mistakes(case, lengths):
     return {cause: made().output[..., 0, :] for cause, made in found.items()}
 
 
-def assert_output(case, got, lengths=None, hint=""):
+def assert_output(case, got, lengths=None, hint="", nan_hint=""):
     """Compare the output of one query, whose keys come in blocks of these lengths, and name a known mistake."""
     want, plain = (made.output[..., 0, :] for made in (case.want, case.plain))
     usual = functools.partial(output_mistakes, case, lengths or three_lengths(case.n_keys))
-    assert_near("the output", got, want, plain, usual, hint, case.Q.dtype, case.roundings("output"))
+    assert_near("the output", got, want, plain, usual, hint, case.Q.dtype, case.roundings("output"), nan_hint)
 
 
 # States

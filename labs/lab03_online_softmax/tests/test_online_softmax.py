@@ -1,6 +1,7 @@
 """Lab 03's suite: softmax and attention over blocks that come once, and states that merge in any order."""
 
 import functools
+import re
 from typing import ClassVar
 
 import numpy as np
@@ -8,7 +9,10 @@ import pytest
 from online_softmax import merge_states, online_attention, online_softmax, online_softmax_stats, safe_softmax
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES
+from labkit.testing.attention.cases import Case, worked_example
+from labkit.testing.attention.table import attention_cases
 from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
     as_array,
     assert_at_most,
     assert_dtype,
@@ -17,12 +21,11 @@ from labkit.testing.compare import (
     assert_tuple,
     require,
 )
-from labkit.testing.contracts.arrays import OfArrays
-from labkit.testing.contracts.attention import Memory, Numbers, Shapes
-from labkit.testing.unchanged import left_alone
+from labkit.testing.unchanged import changes_first, copied, left_alone
 
 from .probes import attention_and_order, attention_on_nan, drawn, given_blocks_that_pass, given_drawn_blocks
 from .support import (
+    EMPTY,
     MASKED,
     SPLITS,
     assert_near,
@@ -30,6 +33,8 @@ from .support import (
     assert_parts,
     assert_state,
     axis_mistakes,
+    block_rows,
+    blocks_by_name,
     cut,
     in_blocks,
     lengths_of,
@@ -54,8 +59,6 @@ any_dtype = pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64
 by_masked = pytest.mark.parametrize(("hidden", "hint"), MASKED.values(), ids=MASKED)
 
 PASSED = "a block is looked at after the next one was asked for"
-EMPTY = "a block may be empty, the first one too: its maximum is −inf, and −inf − (−inf) is NaN"
-OVERFLOW = "exp overflows or vanishes: take the maximum so far from every number first"
 ALL_MASKED = "0/0 or −inf − (−inf): such a row gives 0"
 
 
@@ -72,7 +75,8 @@ class TestSafeSoftmax:
 
     @by_dtype
     def test_precisions(self, rng, dtype):
-        self.check(rng.standard_normal((5, 33)).astype(dtype), hint="keepdims=True keeps the rows apart")
+        hint = "a step is done in float32, or a small number was added to the sums" if dtype == np.float64 else ""
+        self.check(rng.standard_normal((5, 33)).astype(dtype), hint=hint)
 
     @pytest.mark.parametrize("axis", [0, 1, -2, 2])
     def test_other_axes(self, rng, axis):
@@ -118,71 +122,37 @@ class TestSafeSoftmax:
         assert_raises(ValueError, lambda: safe_softmax(np.ones((2, 3), np.float32), axis=2), when="for axis 2 of two")
 
 
-class OverBlocks:
-    """What is asked of both functions of a row in blocks: `task` is one of them."""
+by_row = pytest.mark.parametrize("row", block_rows())
 
-    task: ClassVar
-    example: ClassVar
 
-    def compare(self, got, blocks, hint):
-        """Compare what the task made of `blocks` with the reference."""
-        raise NotImplementedError
+def assert_stats(blocks, hint="", stats=online_softmax_stats):
+    """Call online_softmax_stats with copies of blocks, and compare m and l."""
+    given = list(copied(*blocks))
+    with changes_first(blocks_by_name(given)):
+        got = assert_tuple("online_softmax_stats's result", stats(given), ("m", "l"))
+        x = np.concatenate(blocks, axis=-1)
+        want, plain = softmax_of_row(x)[1:], softmax_of_row(x, x.dtype)[1:]
+        assert_parts("ml", got, want, plain, functools.partial(stats_mistakes, blocks), hint)
 
-    def check(self, blocks, hint=""):
-        self.compare(type(self).task(list(blocks)), blocks, hint)
 
+class TestOnlineSoftmaxStats:
     def test_worked_example(self):
-        self.check([np.array(x, np.float32) for x in self.example])
+        assert_stats([np.array(x, np.float32) for x in ([1, 2], [4], [3, -np.inf])])
 
-    @by_split
-    def test_splits(self, rng, split):
-        lengths = lengths_of(split, rng)
-        self.check(cut(rng.normal(0, 3, sum(lengths)).astype(np.float32), lengths), EMPTY if 0 in lengths else "")
-
-    @by_dtype
-    def test_precisions(self, rng, dtype):
-        self.check(cut(2 * rng.standard_normal(45).astype(dtype), (16, 16, 13)))
-
-    @robust
-    @pytest.mark.parametrize("size", [1e4, -3e4])
-    @any_dtype
-    def test_large_logits(self, rng, size, dtype):
-        self.check(cut((size + 8 * rng.integers(-2, 3, 29)).astype(dtype), (8, 8, 8, 5)), OVERFLOW)
-
-    @pytest.mark.parametrize(
-        ("shape", "lengths"), [((2, 3), (4, 9, 8)), ((5,), (5, 5, 5))], ids=["B2x3", "B5-as-a-block"]
-    )
-    def test_rows_of_a_batch(self, rng, shape, lengths):
-        x = rng.normal(0, 3, (*shape, sum(lengths))).astype(np.float32)
-        self.check(cut(x, lengths), "the row is along the last axis, the others are rows of their own: keepdims=True")
-
-    @robust
-    @by_masked
-    def test_masked_blocks(self, rng, hidden, hint):
-        x = np.where(hidden, -np.inf, rng.standard_normal((3, 12))).astype(np.float32)
-        self.check(cut(x, (4, 4, 4)), hint)
+    @by_row
+    def test_results(self, rng, row):
+        assert_stats(row.draw(rng), row.hint)
 
     @robust
     def test_blocks_that_pass(self, rng):
         blocks = cut(rng.normal(0, 3, (2, 31)).astype(np.float32), (7, 1, 20, 3))
-        self.compare(given_blocks_that_pass(type(self).task, blocks), blocks, PASSED)
+        assert_stats(blocks, PASSED, functools.partial(given_blocks_that_pass, online_softmax_stats))
 
     @robust
     def test_arguments_are_left_alone(self, rng):
         blocks = cut(rng.standard_normal(20).astype(np.float32), (7, 7, 6))
-        with left_alone((f"x_blocks[{i}]" for i in range(len(blocks))), blocks):
-            type(self).task(blocks)
-
-
-class TestOnlineSoftmaxStats(OverBlocks):
-    task = online_softmax_stats
-    example = [1, 2], [4], [3, -np.inf]
-
-    def compare(self, got, blocks, hint):
-        got = assert_tuple("online_softmax_stats's result", got, ("m", "l"))
-        x = np.concatenate(blocks, axis=-1)
-        want, plain = softmax_of_row(x)[1:], softmax_of_row(x, x.dtype)[1:]
-        assert_parts("ml", got, want, plain, functools.partial(stats_mistakes, blocks), hint)
+        with left_alone(blocks_by_name(blocks), blocks):
+            online_softmax_stats(blocks)
 
     @robust
     def test_no_block_at_all(self):
@@ -210,16 +180,36 @@ class TestOnlineSoftmaxStats(OverBlocks):
         require(close, "memory stayed within the limit, but m and l are wrong for 64 blocks of 512 × 128")
 
 
-class TestOnlineSoftmax(OverBlocks):
-    task = online_softmax
-    example = [1, 2], [4]
-
-    def compare(self, got, blocks, hint):
+def assert_weights(blocks, hint="", softmax=online_softmax):
+    """Call online_softmax with copies of blocks, and compare the weights."""
+    given = list(copied(*blocks))
+    with changes_first(blocks_by_name(given)):
+        got = softmax(given)
         x = np.concatenate(blocks, axis=-1)
         want, plain = softmax_of_row(x)[0], softmax_of_row(x, x.dtype)[0]
         empty = "the softmax is empty\nUsual cause: the blocks are gone through twice; a generator is used up"
         require(as_array("the softmax", got).size, empty)
         assert_near("the softmax", got, want, plain, functools.partial(weights_mistakes, blocks), hint, x.dtype)
+
+
+class TestOnlineSoftmax:
+    def test_worked_example(self):
+        assert_weights([np.array(x, np.float32) for x in ([1, 2], [4])])
+
+    @by_row
+    def test_results(self, rng, row):
+        assert_weights(row.draw(rng), row.hint)
+
+    @robust
+    def test_blocks_that_pass(self, rng):
+        blocks = cut(rng.normal(0, 3, (2, 31)).astype(np.float32), (7, 1, 20, 3))
+        assert_weights(blocks, PASSED, functools.partial(given_blocks_that_pass, online_softmax))
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        blocks = cut(rng.standard_normal(20).astype(np.float32), (7, 7, 6))
+        with left_alone(blocks_by_name(blocks), blocks):
+            online_softmax(blocks)
 
     @robust
     def test_no_block_at_all(self):
@@ -244,64 +234,82 @@ class TestOnlineSoftmax(OverBlocks):
         require(close, "memory stayed within the limit, but the softmax is wrong for 32 blocks of 256 × 512")
 
 
-class TestOnlineAttention(Memory, Numbers, Shapes, OfArrays):
-    variants: ClassVar = {"one-query": {}}
-    dtypes = ("float16", "float32", "float64")
-    test_unequal_lengths = None  # there is one query
-    test_long_sums_in_half_precision = None  # plain attention in float16 adds in float16
+def one_query(rng, *, n=None, n_queries=1, n_keys=None, **sizes):
+    """A case of one query, whatever `n_queries` is."""
+    return Case.drawn(rng, n_queries=1, n_keys=n_keys or n, **sizes)
 
-    def case(self, rng, *, n=None, n_queries=1, n_keys=None, **sizes):
-        return super().case(rng, n_queries=1, n_keys=n_keys or n, **sizes)
 
-    def call(self, Q, K, V):
-        return online_attention(*in_blocks(Q, K, V))
+def attend(case, lengths=None, hint="", nan_hint="", attention=online_attention):
+    """Call online_attention with copies of a case's arrays, the keys in blocks of these lengths, and compare."""
+    q, K, V = in_blocks(*case.inputs, lengths)
+    with changes_first({"Q_row": q, **blocks_by_name(K, "K_blocks"), **blocks_by_name(V, "V_blocks")}):
+        got = attention(q, K, V, **({} if case.scale is None else {"scale": case.scale}))
+        assert_output(case, got, lengths, hint, nan_hint)
 
-    def check(self, case, lengths=None, hint="", nan_hint="", attend=online_attention):
-        _ = case.want, case.plain  # of the inputs as they are before the call
-        got = attend(*in_blocks(*case.inputs, lengths), **({} if case.scale is None else {"scale": case.scale}))
-        assert_output(case, got, lengths, hint or nan_hint)
 
-    def check_on_nan(self, case, hint="", nan_hint=""):
-        self.check(case, (7, 0, 14), nan_hint=nan_hint, attend=attention_on_nan)
+CASES = attention_cases("full", dtypes=("float16", "float32", "float64"), sums="own")
+ONE_QUERY = [row for row in CASES if not re.match(r"N\d+x\d+", row.id)]
+
+
+class TestOnlineAttention:
+    def test_worked_example(self):
+        attend(Case(*worked_example()), hint="compare each step with the handout's numbers")
+
+    @pytest.mark.parametrize("row", ONE_QUERY)
+    def test_results(self, rng, row):
+        attend(row.draw(one_query, rng), hint=row.hint, nan_hint=row.nan_hint)
 
     @by_split
     def test_splits(self, rng, split):
         lengths = lengths_of(split, rng)
-        case = self.case(rng, n_keys=sum(lengths), logit_scale=3.0)
-        self.check(case, lengths, hint=EMPTY if 0 in lengths else "")
+        case = one_query(rng, n_keys=sum(lengths), logit_scale=3.0)
+        attend(case, lengths, hint=EMPTY if 0 in lengths else "")
+
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng):
+        case = one_query(rng, n_keys=21, d=8, d_v=5, batch=(2,))
+        attend(case, (7, 0, 14), nan_hint=NAN_FROM_EMPTY, attention=attention_on_nan)
 
     @pytest.mark.parametrize("scale", [0.5, 0.0, -0.25])
     def test_scale_given(self, rng, scale):
-        case = self.case(rng, n=22)
+        case = one_query(rng, n=22)
         case.scale = scale
-        self.check(case)
+        attend(case)
 
     @robust
     def test_scale_keeps_the_dtype(self, rng):
-        q, K, V = in_blocks(*self.case(rng, n=11).inputs)
+        q, K, V = in_blocks(*one_query(rng, n=11).inputs)
         got = online_attention(q, K, V, scale=np.float64(0.25))
         assert_dtype("the output with a scale of NumPy's float64", as_array("the output", got), np.float32)
 
     @robust
     @by_masked
     def test_masked_blocks(self, rng, hidden, hint):
-        self.check(masked_row(rng, hidden), (4, 4, 4), hint=hint)
+        attend(masked_row(rng, hidden), (4, 4, 4), hint=hint)
 
     @robust
     def test_empty_blocks_only(self, rng):
-        case = self.case(rng, n=1, d=4, d_v=6)
-        got = as_array("the output", self.call(case.Q, case.K[:0], case.V[:0]))
+        case = one_query(rng, n=1, d=4, d_v=6)
+        got = as_array("the output", online_attention(*in_blocks(case.Q, case.K[:0], case.V[:0])))
         assert_equal("the output's shape", got.shape, (6,))
         require(not got.any(), f"the output of empty blocks is {got}, expected 0")
 
     @robust
     def test_blocks_that_pass(self, rng):
-        attend = functools.partial(given_blocks_that_pass, online_attention)
-        self.check(self.case(rng, n=31, d_v=5, logit_scale=3.0), (7, 1, 20, 3), hint=PASSED, attend=attend)
+        passing = functools.partial(given_blocks_that_pass, online_attention)
+        case = one_query(rng, n=31, d_v=5, logit_scale=3.0)
+        attend(case, (7, 1, 20, 3), hint=PASSED, attention=passing)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        q, K, V = in_blocks(*one_query(rng, n=20, d=8).inputs)
+        given = {"Q_row": q, **blocks_by_name(K, "K_blocks"), **blocks_by_name(V, "V_blocks")}
+        with left_alone(given, given.values()):
+            online_attention(q, K, V)
 
     @cost
     def test_keys_and_values_side_by_side(self, rng):
-        case, lengths = self.case(rng, n=27, d_v=5), (8, 8, 8, 3)
+        case, lengths = one_query(rng, n=27, d_v=5), (8, 8, 8, 3)
         got, asked = attention_and_order(*in_blocks(*case.inputs, lengths))
         assert_output(case, got, lengths)
         ahead = [abs(asked[:i].count("K") - asked[:i].count("V")) for i in range(1, len(asked) + 1)]

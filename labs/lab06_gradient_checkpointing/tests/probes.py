@@ -1,6 +1,7 @@
 """What runs next to the submission: forward and backward passes of checkpointed functions, measured."""
 
 import contextlib
+import warnings
 from functools import partial
 from unittest import mock
 
@@ -189,3 +190,50 @@ def two_dropouts(run, x):
     first, second = (run(lambda x: F.dropout(x, 0.5), x) for _ in range(2))
     torch.rand(3, device=x.device)
     return first, second
+
+
+def penalised(run, x, w, by):
+    """The gradient of y + (∂y/∂x)², y = w·x², or None after a RuntimeError; ∂y/∂x comes from `by`, grad or backward."""
+    leaf, factor = (torch.tensor(value, requires_grad=True) for value in (x, w))
+    y = run(lambda x: factor * x**2, leaf)
+    try:
+        if by == "grad":
+            (first,) = torch.autograd.grad(y, leaf, create_graph=True)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the cycle that the next line breaks
+                y.backward(create_graph=True)
+            first, leaf.grad = leaf.grad, None
+        (y + first**2).backward()
+    except RuntimeError:
+        return None
+    return None if leaf.grad is None else float(leaf.grad)
+
+
+def under_autocast(run, x, weight, dtype, forward, backward):
+    """The dtypes in which sin(x @ weight) is computed, and x's gradient, with the passes under autocast or not."""
+    dtypes = []
+
+    def fn(x):
+        product = x @ weight
+        dtypes.append(str(product.dtype))
+        return torch.sin(product)
+
+    x = x.detach().requires_grad_()
+    with torch.autocast("cpu", dtype=dtype) if forward else contextlib.nullcontext():
+        y = run(fn, x)
+    with torch.autocast("cpu", dtype=dtype) if backward else contextlib.nullcontext():
+        y.float().sum().backward()
+    return dtypes, x.grad
+
+
+def grad_modes(run, x):
+    """Whether grad mode is on, in each run of a checkpointed function."""
+    modes = []
+
+    def fn(x):
+        modes.append(torch.is_grad_enabled())
+        return torch.sin(x)
+
+    run(fn, x.detach().requires_grad_()).sum().backward()
+    return modes

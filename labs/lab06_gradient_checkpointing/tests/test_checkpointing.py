@@ -31,14 +31,17 @@ from .probes import (
     call,
     deep,
     dropped_twice,
+    grad_modes,
     kept,
     large_sequence,
     large_step,
     mixed,
     node,
     passes,
+    penalised,
     sequence_passes,
     two_dropouts,
+    under_autocast,
 )
 from .support import (
     NO_WAY_BACK,
@@ -92,6 +95,21 @@ SAME_GRADIENTS = {
         ("x", "y"),
         lambda run, x, y: run(lambda x, y: (x, x * y), x, y),
         "a result may be an argument as it came: without a grad_fn in the second run, it requires grad all the same",
+    ),
+    "one tensor given twice": (
+        ("x",),
+        lambda run, x: run(lambda a, b: a * torch.sin(b), x, x),
+        "each argument gets the gradient of both, and autograd adds the two: each needs a detached tensor of its own",
+    ),
+    "a result that the loss leaves out": (
+        ("x", "y"),
+        lambda run, x, y: run(lambda x: (torch.exp(x), torch.sin(x)), x)[1] * y,
+        "the gradient of a result that nothing uses is None (or zeros, which autograd makes if it may): leave it out",
+    ),
+    "a result that needs no gradient": (
+        ("x", "y"),
+        lambda run, x, y: sum(run(lambda x, y: (x * y, y.detach() * 2), x, y)),
+        "a result of fn that requires no grad is handed to torch.autograd.backward: leave it out",
     ),
     "a parameter inside fn": (
         ("x", "weight_inside_fn"),
@@ -161,14 +179,24 @@ class Recomputation:
         require(torch.equal(results[2], plain[2]), "the third result, of integers, is not what fn returns")
         require(made.gradients[-1][4] is None, "an argument that needs no gradient was given one")
 
+    @pytest.mark.kind("robust")
+    def test_tuple_of_one_result(self, rng):
+        made = self.passes(lambda run, x: run(lambda x: (torch.sin(x),), x), x=random(rng, 5))
+        assert_tuple("the result of an fn that returns a tuple of one tensor", made.results, ("sine",))
+
     @pytest.mark.parametrize(("names", "fn", "hint"), SAME_GRADIENTS.values(), ids=SAME_GRADIENTS)
     def test_gradients_are_those_of_plain_autograd(self, rng, names, fn, hint):
         args = {name: random(rng, 6) for name in names}
         try:
             self.check(fn, [random(rng, 6, grad=False), random(rng, 6, grad=False)], args=args, hint=hint)
         except RuntimeError as error:
-            message = "backward goes a second time through the graph that computed an argument"
-            require("second time" not in str(error), f"{message}\nUsual cause: {hint}")
+            messages = {
+                "second time": "backward goes a second time through the graph that computed an argument",
+                "implicitly": "torch.autograd.backward is given a result of fn without its gradient",
+                "does not require grad": "torch.autograd.backward is given a result of fn that requires no grad",
+            }
+            for text, message in messages.items():
+                require(text not in str(error), f"{message}\nUsual cause: {hint}")
             raise
 
     def test_arguments_are_left_alone(self, rng):
@@ -198,6 +226,13 @@ class Recomputation:
             why = "a copy of an argument costs as much as an activation: keep the tensors themselves"
         name = "what the forward pass keeps, besides arguments and result,"
         assert_at_most(name, kept_bytes, ROOM_FOR_STATE, hint=why)
+
+    @pytest.mark.kind("cost")
+    def test_does_not_keep_its_result(self, rng):
+        kept_bytes, _ = kept(self.TASK, lambda run, x: run(deep, x).sum(), {"x": random(rng, 64, 256)})
+        hint = "the sum of a result of 65,536 bytes needs none of it, but it stays: backward computes it again"
+        name = "what the forward pass keeps, besides the argument, of a result that is summed up,"
+        assert_at_most(name, kept_bytes, ROOM_FOR_STATE, hint=hint)
 
     @pytest.mark.kind("cost")
     def test_recomputed_activations_are_released(self, rng):
@@ -318,21 +353,11 @@ class Recomputation:
         when = "when an argument was changed in place before backward (ctx.save_for_backward notices such changes)"
         assert_raises(RuntimeError, lambda: self.passes(fn, **args).gradients, when=when)
 
-    def test_second_derivatives(self, rng):
-        """Right, or an error: of y = w·x² and the penalty (∂y/∂x)²."""
-
-        def penalised(run, x, w):
-            leaf, factor = (torch.tensor(value, requires_grad=True) for value in (x, w))
-            y = run(lambda x: factor * x**2, leaf)
-            try:
-                (first,) = torch.autograd.grad(y, leaf, create_graph=True)
-                (y + first**2).backward()
-            except RuntimeError:
-                return None
-            return None if leaf.grad is None else float(leaf.grad)
-
+    @pytest.mark.parametrize("first", ["grad", "backward"])
+    def test_second_derivatives(self, rng, first):
+        """Right, or an error: of y = w·x² and the penalty (∂y/∂x)², the first derivative by either function."""
         x, w = (float(value) for value in rng.uniform(1, 2, 2))
-        gradient, want = call(self.TASK, penalised, x, w), 2 * w * x + 8 * w**2 * x
+        gradient, want = call(self.TASK, penalised, x, w, first), 2 * w * x + 8 * w**2 * x
         message = f"the gradient of y + (∂y/∂x)², y = w·x², is {gradient}, expected {want:.6g} or a RuntimeError"
         cause = "with create_graph=True, grad mode on, a backward that leaves no graph of its own must raise"
         if gradient is not None:
@@ -357,26 +382,26 @@ class Recomputation:
         if gradient is not None:
             assert_close("the gradient of x by torch.autograd.grad", gradient, numbers(w), plain=numbers(w))
 
-    def test_autocast(self, rng):
-        def under_autocast(run, x, weight):
-            dtypes = []
-
-            def fn(x):
-                product = x @ weight
-                dtypes.append(str(product.dtype))
-                return torch.sin(product)
-
-            x = x.detach().requires_grad_()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                y = run(fn, x)
-            y.float().sum().backward()
-            return dtypes, x.grad
-
-        args = random(rng, 6, 5), random(rng, 5, 4, grad=False)
+    @pytest.mark.parametrize(
+        ("dtype", "forward_under", "backward_under"),
+        [
+            pytest.param("bfloat16", True, False, id="forward"),
+            pytest.param("float16", True, False, id="forward-float16", marks=pytest.mark.kind("robust")),
+            pytest.param("bfloat16", False, True, id="backward", marks=pytest.mark.kind("robust")),
+        ],
+    )
+    def test_autocast(self, rng, dtype, forward_under, backward_under):
+        """The second run computes in the dtype of the first, whether autocast was on, and to which dtype, or off."""
+        args = random(rng, 6, 5), random(rng, 5, 4, grad=False), getattr(torch, dtype), forward_under, backward_under
         dtypes, gradient = call(self.TASK, under_autocast, *args)
         _, want = under_autocast(plain_run, *args)
         hint = "take the autocast state before fn runs, and set it (torch.autocast) when fn runs again"
-        assert_equal("the dtypes that fn computes in, in the two passes,", dtypes, ["torch.bfloat16"] * 2, hint=hint)
+        if dtypes == ["torch.float16", "torch.bfloat16"]:
+            hint = "autocast is set again without its dtype, so that the CPU's default is taken"
+        if dtypes == ["torch.float32", "torch.bfloat16"]:
+            hint = "autocast was off in the forward pass, and is not switched off when fn runs again"
+        wanted = [f"torch.{dtype if forward_under else 'float32'}"] * 2
+        assert_equal("the dtypes that fn computes in, in the two passes,", dtypes, wanted, hint=hint)
         assert_close("the gradient of x under autocast", gradient, numbers(want), plain=numbers(want), hint=hint)
 
     @pytest.mark.gpu
@@ -398,6 +423,12 @@ class TestCheckpointFunction(Recomputation):
         message = f"the result's grad_fn is {name}, expected CheckpointBackward"
         require(name == "CheckpointBackward", f"{message}: the gradient is to come from Checkpoint's own backward")
         require(not is_torchs, "Checkpoint is PyTorch's own: write the two passes yourself")
+
+    @pytest.mark.kind("cost")
+    def test_first_run_makes_no_graph(self, rng):
+        modes = call(self.TASK, grad_modes, random(rng, 3))
+        hint = "in the first run a graph, made for nothing, holds all activations until fn returns"
+        assert_equal("grad mode in the two runs of fn", modes, [False, True], hint=hint if modes[:1] == [True] else "")
 
 
 class TestCheckpoint(Recomputation):

@@ -69,7 +69,7 @@ def _after(cache, call, first):
             error = str(raised)
     with AllocationMeter() as reading:
         tensors = cache.keys, cache.values
-    found = {"error": error, "len": len(cache), "written": moved.written}
+    found = {"error": error, "len": cache.__len__(), "written": moved.written}  # len() raises where it is below 0
     found |= {"peak_bytes": memory.peak_bytes, "reading_bytes": reading.peak_bytes}
     found["stays"] = [
         isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() == old.data_ptr()

@@ -1,5 +1,6 @@
 """What Lab 09's suite compares with: counted bytes, caches and slots as plain models, and the usual mistakes."""
 
+import itertools
 import math
 from functools import partial
 
@@ -15,6 +16,7 @@ from labkit.testing.compare import (
     assert_type,
     require,
 )
+from labkit.testing.decoding.grouped import GroupedCase
 from labkit.testing.decoding.steps import assert_own_products
 
 # kv_cache_bytes
@@ -31,6 +33,7 @@ def assert_cache_bytes(answer, *sizes, **options):
     usual = {
         "keys alone are counted: a value is kept for every key": want // 2,
         "the bits are counted: 8 to a byte": 8 * want,
+        "the number is in MiB, not in bytes": want / 2**20,
     }
     if window:
         usual["the window is ignored"] = with_other(window=None)
@@ -39,10 +42,13 @@ def assert_cache_bytes(answer, *sizes, **options):
         )
     if latent:
         twice, of_each_head = with_other(latent_dim=2 * latent), with_other(rope_dim=sizes[1] * rope)
+        latent_of_each_head = with_other(latent_dim=sizes[1] * latent)
         usual |= {
             "the latent vector is counted twice: keys and values are both made from one": twice,
             "latent vector and rope part are counted for keys and again for values: one vector serves both": 2 * want,
             "the rope part is counted for each head: all heads share it": of_each_head,
+            "the latent vector is counted for each head: all heads share it": latent_of_each_head,
+            "latent vector and rope part are counted for each head: all heads share them": sizes[1] * want,
             "the latent vector is ignored": with_other(latent_dim=0),
         }
     shown = ", ".join([*map(str, sizes), *(f"{name}={value}" for name, value in options.items())])
@@ -67,6 +73,14 @@ def assert_read_once(name, counts, k, v, hint):
         read = counts["read"][which.lower()]
         assert_at_most(f"what {name} reads of {which}, which holds {x.nbytes:,} bytes,", read, x.nbytes, hint=hint)
         require(read >= x.nbytes, f"{name} reads {read:,} of {x.nbytes:,} bytes of {which}: every key counts")
+
+
+def worked_case():
+    """The handout's example: two query heads share a key head whose keys are 0."""
+    case = GroupedCase(np.random.default_rng(0), kv_heads=1, group=2, n_queries=1, n_keys=2, d=1)
+    case.Q = torch.ones(2, 1, 1)
+    case.share(torch.zeros(1, 2, 1), torch.tensor([[[2.0], [4.0]]]))
+    return case
 
 
 def cancelling(case):
@@ -149,6 +163,7 @@ def assert_heuristic(answer, total, sms, blocks, most=128):
     near = [splits for splits, each in right.items() if each >= 0.85 * best]
     every = efficiencies(total, sms, min(most, sms, blocks), 0)
     unbounded = efficiencies(total, sms, min(sms, blocks), blocks)
+    more_than_sms = efficiencies(total, sms, min(most, blocks), blocks)
 
     def smallest(found, least):
         return next((splits for splits, each in found.items() if each >= least), 1)
@@ -157,12 +172,14 @@ def assert_heuristic(answer, total, sms, blocks, most=128):
         "the best efficiency is taken, not the smallest number of splits near it": max(right, key=right.get),
         "the best efficiency is taken, also of splits that leave one without a block": max(every, key=every.get),
         "the largest number of splits near the best is taken": near[-1],
+        "there may be more splits than num_sms": smallest(more_than_sms, 0.85 * max(more_than_sms.values())),
         "max_splits is ignored": smallest(unbounded, 0.85 * max(unbounded.values())),
         "an efficiency of 0.85 is enough, whatever the best one is": smallest(right, 0.85),
     }
     got = answer(total, sms, blocks, *([most] if most != 128 else []))
-    hint = "compare the efficiencies one by one with the handout's"
-    assert_equal(f"num_splits_heuristic({total}, {sms}, {blocks}, {most})", got, near[0], mistakes=usual, hint=hint)
+    enough = f"efficiency {right[near[0]]:.3f}, at least 0.85 times the best, {best:.3f} of {max(right, key=right.get)}"
+    name = f"num_splits_heuristic({total}, {sms}, {blocks}, {most}) ({near[0]} has {enough})"
+    assert_equal(name, got, near[0], mistakes=usual)
 
 
 def efficiencies(total, sms, last, blocks):
@@ -180,6 +197,7 @@ SHARES = ("token", "reserved", "internal", "external", "free")
 MISTAKES = {
     "first_token_late": "a request that is placed gets its first token a step late: step 2 places it with that token",
     "out_of_order": "a request overtakes one that waits before it and does not fit",
+    "best_fit": "the smallest run in which a request fits is taken: the lowest place is",
     "not_a_run": "slots are given out wherever they are free: a request needs one run of neighbours",
     "waiting_is_external": "all that is free counts as external while anybody waits",
     "leaves_before_count": "requests leave before the slots are counted",
@@ -223,12 +241,20 @@ def shares_of_slots(requests, num_slots, policy, block_size, mistake=""):
         size = block_size if policy == "paged" else 1 if mistake == "not_a_run" else needed
         starts = range(0, num_slots - size + 1, size if policy == "paged" else 1)
         vacant = [start for start in starts if owner[start : start + size] == [None] * size]
+        if mistake == "best_fit" and policy != "paged":
+            vacant.sort(key=run_around)
         n_more = -(-needed // size) - owner.count(request) // size
         if n_more > len(vacant):
             return False
         for start in vacant[: max(n_more, 0)]:
             owner[start : start + size] = [request] * size
         return True
+
+    def run_around(start):
+        """How many neighbouring slots are free, that at `start` among them."""
+        below = itertools.takewhile(lambda each: each is None, reversed(owner[:start]))
+        above = itertools.takewhile(lambda each: each is None, owner[start:])
+        return len([*below, *above])
 
     def release(request):
         running.remove(request)

@@ -1,7 +1,7 @@
 """Lab 09's suite: the bytes of a cache, attention that reads it grouped, split and paged, its blocks, and serving."""
 
+import re
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from decoding import (
     split_kv_decode,
 )
 
+from labkit.testing.attention.table import OVERFLOW, SHORT_SUMS, attention_cases, misfits
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     assert_at_most,
@@ -27,17 +28,15 @@ from labkit.testing.compare import (
     assert_type,
     require,
 )
-from labkit.testing.contracts.attention import OVERFLOW, SHORT_SUMS, Memory, Numbers, Refusals, Shapes
 from labkit.testing.decoding.grouped import GroupedCase, split_mistakes
 from labkit.testing.decoding.managed import Managed, assert_names_are_known, of_equal_hash, run_random_operations
 from labkit.testing.decoding.paging import FOREIGN, PagedBatch
 from labkit.testing.decoding.steps import assert_own_products, two_results
 from labkit.testing.sessions import Session
-from labkit.testing.unchanged import copied
+from labkit.testing.unchanged import changes_first, copied, left_alone
 
 from .probes import (
     CACHES,
-    FUNCTIONS,
     cache_calls,
     cache_session,
     call_on_nan,
@@ -59,9 +58,11 @@ from .support import (
     cancelling,
     random_requests,
     tokens,
+    worked_case,
 )
 
 robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
+causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 by_dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 HEADS = [(2, 3), (3, 2), (1, 4), (4, 1)]
 NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, and so is 0 / 0"
@@ -106,76 +107,62 @@ class TestKvCacheBytes:
         assert_raises(ValueError, lambda: kv_cache_bytes(**given), when=f"for {name}={value}", mentions={name: value})
 
 
-class EveryStep(Refusals, Memory, Numbers, Shapes):
-    """What is asked of a step of decoding, whether its keys are read at once or in parts."""
-
-    task: ClassVar[str]
-    causal_hint: ClassVar = "the last query sees the last key"
-    logit_scales: ClassVar = (30, 300)
-
-    def case(self, rng, dtype="float32", **sizes):
-        return GroupedCase(rng, dtype=getattr(torch, dtype), **sizes)
-
-    def arguments(self, case):
-        return dict(zip("qkv", copied(case.Q, case.K, case.V), strict=True))
-
-    def given(self, case):
-        """What the task is called with: the tensors, and the option that is the case's."""
-        raise NotImplementedError
-
-    def call(self, *arguments):
-        return FUNCTIONS[self.task](*arguments)
-
-    def compare(self, case, got, hint="", nan_hint=""):
-        case.check_results(two_results(self.task, got), hint=hint, nan_hint=nan_hint)
-
-    def check(self, case, hint="", nan_hint=""):
-        self.compare(case, self.call(*self.given(case)), hint, nan_hint)
-
-    def check_on_nan(self, case, hint="", nan_hint=""):
-        self.compare(case, call_on_nan(self.task, *self.given(case)), hint, nan_hint)
-
-    def worked_case(self):
-        """The handout's example: two query heads share a key head whose keys are 0."""
-        case = self.case(np.random.default_rng(0), kv_heads=1, group=2, n_queries=1, n_keys=2, d=1)
-        case.Q = torch.ones(2, 1, 1)
-        case.share(torch.zeros(1, 2, 1), torch.tensor([[[2.0], [4.0]]]))
-        return case
+def attend_grouped(case, hint="", nan_hint="", attend=grouped_query_attention):
+    """Call grouped_query_attention with copies of a case's tensors, and compare what it returns."""
+    given = dict(zip("qkv", copied(case.Q, case.K, case.V), strict=True))
+    with changes_first(given):
+        got = attend(*given.values(), case.counted_from_the_end)
+        case.check_results(two_results("grouped_query_attention", got), hint=hint, nan_hint=nan_hint)
 
 
-class TestGroupedQueryAttention(EveryStep):
+class TestGroupedQueryAttention:
     """Query heads share key heads, causal counts from the end, and nothing is expanded."""
 
-    task = "grouped_query_attention"
+    def test_worked_example(self):
+        attend_grouped(worked_case(), hint="compare each step with the handout's numbers")
 
-    def given(self, case):
-        return *self.arguments(case).values(), case.counted_from_the_end
+    @pytest.mark.parametrize("row", attention_cases("full", "causal", diagonal="the last query sees the last key"))
+    def test_results(self, rng, row):
+        attend_grouped(row.draw(GroupedCase, rng), row.hint, row.nan_hint)
 
     @pytest.mark.parametrize(("kv_heads", "group"), HEADS)
     def test_groups(self, rng, kv_heads, group):
-        self.check(self.case(rng, kv_heads=kv_heads, group=group, n_queries=7, n_keys=63, d=16, d_v=5))
+        attend_grouped(GroupedCase(rng, kv_heads=kv_heads, group=group, n_queries=7, n_keys=63, d=16, d_v=5))
 
     @pytest.mark.parametrize(("scale", "hint"), [
         (0.5, "a scale that is given takes the place of 1/√d"),
         (0.0, "scale=0.0 is a scale that is given: `scale or …` takes it for None"),
     ], ids=["scale0.5", "scale0"])  # fmt: skip
     def test_a_scale_that_is_given(self, rng, scale, hint):
-        case = self.case(rng, n_queries=3, n_keys=20, d=16)
-        got = grouped_query_attention(case.Q, case.K, case.V, scale=scale)
+        case = GroupedCase(rng, n_queries=3, n_keys=20, d=16)
+        got = grouped_query_attention(*copied(case.Q, case.K, case.V), scale=scale)
         case.Q = 4 * scale * case.Q  # the usual scale is 1/4
-        self.compare(case, got, hint)
+        case.check_results(two_results("grouped_query_attention", got), hint=hint)
+
+    @robust
+    @causal_or_not
+    def test_uninitialised_memory_is_written_over(self, rng, causal):
+        case = GroupedCase(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,), causal=causal)
+        attend_grouped(case, nan_hint=NAN_FROM_EMPTY, attend=partial(call_on_nan, "grouped_query_attention"))
 
     @robust
     def test_queries_that_see_nothing_beside_large_logits(self, rng):
-        case = self.case(rng, n_queries=43, n_keys=40, d=8, logit_scale=1000, causal=True)
+        case = GroupedCase(rng, n_queries=43, n_keys=40, d=8, logit_scale=1000, causal=True)
         hint = "a query that sees nothing must leave the others theirs: each takes its own maximum before exp"
-        self.check(case, hint=hint, nan_hint=hint)
+        attend_grouped(case, hint, hint)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        case = GroupedCase(rng, n=20, d=8)
+        given = dict(zip("qkv", copied(case.Q, case.K, case.V), strict=True))
+        with left_alone(given, given.values()):
+            grouped_query_attention(*given.values())
 
     @cost
     def test_keys_are_read_once_and_never_expanded(self, rng):
-        case = self.case(rng, kv_heads=2, group=4, n_queries=1, n_keys=1024, d=128)
-        got, counts = counted(self.task, *self.given(case))
-        self.compare(case, got)
+        case = GroupedCase(rng, kv_heads=2, group=4, n_queries=1, n_keys=1024, d=128)
+        got, counts = counted("grouped_query_attention", *copied(case.Q, case.K, case.V))
+        case.check_results(two_results("grouped_query_attention", got))
         name = "grouped_query_attention (8 heads on 2, N_k = 1024, d = 128)"
         hint = "K and V are expanded to H_q heads, by repeat_interleave or by a product that broadcasts them: "
         hint += "let the queries of a group be rows of one product with their K"
@@ -195,6 +182,11 @@ class TestGroupedQueryAttention(EveryStep):
         assert_close("o", o[:, 0], want, plain=want, roundings=1000)
 
     @refuses
+    def test_shapes_that_do_not_fit(self, rng):
+        case = GroupedCase(rng, n_queries=6, n_keys=5, d=8)
+        assert_refused(grouped_query_attention, misfits(case.Q, case.K, case.V))
+
+    @refuses
     def test_heads_that_do_not_fit(self):
         q, k, v = torch.zeros(4, 2, 6), torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
         table = [
@@ -204,45 +196,46 @@ class TestGroupedQueryAttention(EveryStep):
         assert_refused(grouped_query_attention, table)
 
 
-class EitherCache:
-    """What is asked of both caches; `capacity` is what the handout calls their size."""
-
-    kind: ClassVar[str]
-    capacity: ClassVar[str]
-
-    def run(self, size, calls, head_dim=3, dtype=torch.float32):
-        """What a new cache does, call by call, and the bytes alive at the end; nothing is compared."""
-        return cache_session(self.kind, (size, 2, head_dim, dtype), calls)
-
-    def follow(self, size, calls, **options):
-        """The same, compared with a list of all tokens."""
-        session, life = self.run(size, calls, **options)
-        assert_follows(self.kind, size, calls, session)
-        return session, life
-
-    @refuses
-    def test_bad_arguments(self, rng):
-        sizes = {self.capacity: (0, 2, 3), "kv_heads": (4, 0, 3), "head_dim": (4, 2, 0)}
-        table = [((*numbers, torch.float32), f"for {name}=0", {name: 0}) for name, numbers in sizes.items()]
-        assert_refused(CACHES[self.kind], table)
-        (k, v), cache = tokens(rng, 2), Session(partial(cache_calls, self.kind, (4, 2, 3, torch.float32)))
-        table = [
-            ((k[:1], v), "for keys of one head", []),
-            ((k, v[..., :2]), "for values of another width", []),
-            ((k, v[:, :1]), "when k and v differ in tokens", []),
-            ((k.double(), v), "for keys of another dtype", []),
-        ]
-        assert_refused(cache.append, table)
-        assert_equal("len after appends that failed", cache.call("__len__"), 0)
+def run_cache(kind, size, calls, head_dim=3, dtype=torch.float32):
+    """What a new cache does, call by call, and the bytes alive at the end; nothing is compared."""
+    return cache_session(kind, (size, 2, head_dim, dtype), calls)
 
 
-class TestKVCache(EitherCache):
+def follow(kind, size, calls, **options):
+    """The same, compared with a list of all tokens."""
+    session, life = run_cache(kind, size, calls, **options)
+    assert_follows(kind, size, calls, session)
+    return session, life
+
+
+def assert_sizes_refused(kind, capacity):
+    """Expect a ValueError for each size of 0; `capacity` is what the handout calls the first."""
+    sizes = {capacity: (0, 2, 3), "kv_heads": (4, 0, 3), "head_dim": (4, 2, 0)}
+    table = [((*numbers, torch.float32), f"for {name}=0", {name: 0}) for name, numbers in sizes.items()]
+    assert_refused(CACHES[kind], table)
+
+
+def assert_appends_refused(kind, rng):
+    """Expect a ValueError for tokens of another shape or dtype than the cache's, and nothing stored."""
+    (k, v), cache = tokens(rng, 2), Session(partial(cache_calls, kind, (4, 2, 3, torch.float32)))
+    table = [
+        ((k[:1], v), "for keys of one head", []),
+        ((k, v[..., :2]), "for values of another width", []),
+        ((k, v[:, :1]), "when k and v differ in tokens", []),
+        ((k.double(), v), "for keys of another dtype", []),
+    ]
+    assert_refused(cache.append, table)
+    assert_equal("len after appends that failed", cache.call("__len__"), 0)
+
+
+class TestKVCache:
     """One storage for life, written a token at a time."""
 
-    kind, capacity = "KVCache", "max_len"
-
     def test_random_calls(self, rng):
-        """Appends of few tokens, and truncations: what comes after one takes the place of what was cut off."""
+        """Appends of few tokens, and truncations: what comes after one takes the place of what was cut off.
+
+        The last place stays free: a test of its own fills it.
+        """
         for capacity in rng.integers(10, 40, 4).tolist():
             calls, length = [], 0
             for _ in range(25):
@@ -250,27 +243,31 @@ class TestKVCache(EitherCache):
                     length = int(rng.integers(0, length + 1))
                     calls.append(("truncate", length))
                 else:
-                    n = int(rng.integers(0, min(6, capacity - length) + 1))
+                    n = int(rng.integers(0, min(6, capacity - 1 - length) + 1))
                     length += n
                     calls += appends(rng, [n])
-            self.follow(capacity, calls)
+            follow("KVCache", capacity, calls)
 
     @robust
     @by_dtype
     def test_precisions(self, rng, dtype):
         dtype = getattr(torch, dtype)
-        self.follow(9, appends(rng, [2, 1, 1, 5], dtype=dtype), dtype=dtype)
+        follow("KVCache", 10, appends(rng, [2, 1, 1, 5], dtype=dtype), dtype=dtype)
+
+    @robust
+    def test_the_last_place(self, rng):
+        follow("KVCache", 4, [*appends(rng, [3, 1, 0]), ("truncate", 0), *appends(rng, [4])])
 
     @cost
     def test_an_append_writes_its_tokens_and_nothing_else(self, rng):
         sizes, token_bytes = [500, 1, 1, 7], 2 * 2 * 32 * 4
-        session, _ = self.follow(600, appends(rng, sizes, head_dim=32), head_dim=32)
+        session, _ = follow("KVCache", 600, appends(rng, sizes, head_dim=32), head_dim=32)
         hint = "the history is written again, as torch.cat does: write into one storage that is made once"
         assert_appends_write(session, sizes, lambda n: n * token_bytes, lambda n: 0, hint)
 
     @cost
     def test_one_storage_for_life(self, rng):
-        session, life = self.follow(64, [*appends(rng, [3, 1, 1]), ("truncate", 2), *appends(rng, [50])])
+        session, life = follow("KVCache", 64, [*appends(rng, [3, 1, 1]), ("truncate", 2), *appends(rng, [50])])
         moved = "keys or values lie in other memory than before: the storage is made once, and a view of it is returned"
         for one in session:
             require(all(one["stays"]), moved)
@@ -282,7 +279,7 @@ class TestKVCache(EitherCache):
     @refuses
     def test_no_room(self, rng):
         calls = appends(rng, [5, 4, 3])
-        session, _ = self.run(8, calls)
+        session, _ = run_cache("KVCache", 8, calls)
         error = session[1]["error"]
         wrapped = "\nUsual cause: the index wraps, or a slice is cut off at the end without a word"
         require(error is not None, f"no ValueError when 4 tokens come to 5 with max_len 8{wrapped}")
@@ -294,28 +291,31 @@ class TestKVCache(EitherCache):
     @pytest.mark.parametrize("n", [-1, 4])
     def test_truncating_to_what_is_not_there(self, rng, n):
         calls = [*appends(rng, [3]), ("truncate", n)]
-        session, _ = self.run(8, calls)
+        session, _ = run_cache("KVCache", 8, calls)
         require(session[1]["error"] is not None, f"no ValueError for truncate({n}) of 3 tokens")
         assert_held(f"after a truncate({n}) that failed", session[1] | {"error": None}, *calls[0][1:])
 
+    @refuses
+    def test_bad_arguments(self, rng):
+        assert_sizes_refused("KVCache", "max_len")
+        assert_appends_refused("KVCache", rng)
 
-class TestRollingKVCache(EitherCache):
+
+class TestRollingKVCache:
     """The last tokens, in order, whatever came at once."""
-
-    kind, capacity = "RollingKVCache", "window"
 
     @pytest.mark.parametrize("sizes", [[1] * 9, [2, 2, 2, 2], [3, 4, 5], [7, 1], [4, 1], [1, 8, 1]])
     def test_appends(self, rng, sizes):
-        self.follow(4, appends(rng, sizes))
+        follow("RollingKVCache", 4, appends(rng, sizes))
 
     def test_truncating_before_anything_is_overwritten(self, rng):
         calls = [*appends(rng, [4, 1]), ("truncate", 3), *appends(rng, [2, 1]), ("truncate", 6), ("truncate", 0)]
-        self.follow(6, [*calls, *appends(rng, [7, 1])])
+        follow("RollingKVCache", 6, [*calls, *appends(rng, [7, 1])])
 
     @cost
     def test_an_append_writes_its_tokens_and_nothing_else(self, rng):
         sizes, window, token_bytes = [100, 400, 1, 1, 7], 256, 2 * 2 * 32 * 4
-        session, life = self.follow(window, appends(rng, sizes, head_dim=32), head_dim=32)
+        session, life = follow("RollingKVCache", window, appends(rng, sizes, head_dim=32), head_dim=32)
         hint = "what stays is moved, or tokens are written that are overwritten at once: write the last ones, once"
 
         def once(n):
@@ -328,66 +328,91 @@ class TestRollingKVCache(EitherCache):
     @refuses
     @pytest.mark.parametrize("sizes", [[6], [3, 1, 1, 1]])
     def test_truncating_what_has_wrapped(self, rng, sizes):
-        session, _ = self.run(5, [*appends(rng, sizes), ("truncate", 2), ("truncate", 4)])
-        for n, one in zip((2, 4), session[-2:], strict=True):
+        numbers = (2, 4, 5)
+        session, _ = run_cache("RollingKVCache", 5, [*appends(rng, sizes), *(("truncate", n) for n in numbers)])
+        for n, one in zip(numbers, session[-3:], strict=True):
             done = f"truncate({n}) succeeds after {sum(sizes)} tokens with window 5: what token {n - 1} could see then "
             why = "has been overwritten, so that what is left is not the beginning of the sequence"
             require(one["error"] is not None, done + why)
             assert_equal("len after a truncate that failed", one["len"], 5)
 
+    @refuses
+    def test_bad_arguments(self, rng):
+        assert_sizes_refused("RollingKVCache", "window")
+        assert_appends_refused("RollingKVCache", rng)
 
-class TestSplitKvDecode(EveryStep):
-    """Parts of the keys, merged exactly. There is one query for each head, whatever the number asked for."""
 
-    task = "split_kv_decode"
-    variants: ClassVar = {f"splits{n}": {"num_splits": n} for n in (1, 2, 3)}
-    lengths: ClassVar = (3, 64, 129)
+def split_case(rng, *, n=None, n_queries=1, n_keys=None, **sizes):
+    """A case of one query for each head, whatever `n_queries` is."""
+    return GroupedCase(rng, n_queries=1, n_keys=n if n_keys is None else n_keys, **sizes)
 
-    def case(self, rng, n=None, n_queries=None, n_keys=None, num_splits=3, **sizes):
-        case = super().case(rng, n_queries=1, n_keys=n if n_keys is None else n_keys, **sizes)
-        case.num_splits = num_splits
-        return case
 
-    def arguments(self, case):
-        return dict(zip("qkv", copied(case.Q[..., 0, :], case.K, case.V), strict=True))
+def attend_split(case, num_splits, hint="", nan_hint="", decode=split_kv_decode):
+    """Call split_kv_decode with copies of a case's tensors, and compare what it returns."""
+    given = dict(zip("qkv", copied(case.Q[..., 0, :], case.K, case.V), strict=True))
+    with changes_first(given):
+        assert_split(case, num_splits, decode(*given.values(), num_splits), hint, nan_hint)
 
-    def call(self, q, k, v, num_splits=3):
-        return split_kv_decode(q, k, v, num_splits)
 
-    def given(self, case):
-        return *self.arguments(case).values(), case.num_splits
+def assert_split(case, num_splits, got, hint="", nan_hint=""):
+    """Compare what split_kv_decode returned, and name a usual mistake in merging where one fits."""
+    got = two_results("split_kv_decode", got)
+    for name, x in got.items():
+        assert_type(name, x, torch.Tensor, "a tensor")
+    with_queries = {"o": got["o"][..., None, :], "lse": got["lse"][..., None]}
+    case.check_results(with_queries, split_mistakes(case, num_splits), hint=hint, nan_hint=nan_hint)
 
-    def worked_case(self):
-        case = super().worked_case()
-        case.num_splits = 2  # each key in a split of its own
-        return case
 
-    def compare(self, case, got, hint="", nan_hint=""):
-        got = two_results(self.task, got)
-        for name, x in got.items():
-            assert_type(name, x, torch.Tensor, "a tensor")
-        with_queries = {"o": got["o"][..., None, :], "lse": got["lse"][..., None]}
-        usual = split_mistakes(case, case.num_splits)
-        case.check_results(with_queries, usual, hint=hint, nan_hint=nan_hint)
+ONE_QUERY = [row for row in attention_cases("full") if not re.match(r"N\d+x\d+", row.id)]
+by_splits = pytest.mark.parametrize("num_splits", [1, 2, 3], ids="splits{}".format)
+
+
+class TestSplitKvDecode:
+    """Parts of the keys, merged exactly."""
+
+    def test_worked_example(self):
+        attend_split(
+            worked_case(), 2, hint="compare each step with the handout's numbers"
+        )  # each key in a split of its own
+
+    @by_splits
+    @pytest.mark.parametrize("row", ONE_QUERY)
+    def test_results(self, rng, row, num_splits):
+        case = row.draw(split_case, rng)
+        at_most = case.K.shape[-2]  # more splits than keys have a test of their own
+        attend_split(case, min(num_splits, at_most), row.hint, row.nan_hint)
+
+    @robust
+    @by_splits
+    def test_uninitialised_memory_is_written_over(self, rng, num_splits):
+        case = split_case(rng, n_keys=21, d=8, d_v=5, batch=(2,))
+        attend_split(case, num_splits, nan_hint=NAN_FROM_EMPTY, decode=partial(call_on_nan, "split_kv_decode"))
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        case = split_case(rng, n_keys=20, d=8)
+        given = dict(zip("qkv", copied(case.Q[..., 0, :], case.K, case.V), strict=True))
+        with left_alone(given, given.values()):
+            split_kv_decode(*given.values(), 3)
 
     @robust
     @pytest.mark.parametrize(("n_keys", "num_splits"), [(3, 8), (5, 128), (0, 3)])
     def test_more_splits_than_keys(self, rng, n_keys, num_splits):
         hint = "a split without keys must weigh nothing: " + NO_KEYS
-        self.check(self.case(rng, n_keys=n_keys, num_splits=num_splits, d=8), hint=hint, nan_hint=hint)
+        attend_split(split_case(rng, n_keys=n_keys, d=8), num_splits, hint, hint)
 
     @robust
     @by_dtype
     def test_parts_that_cancel(self, rng, dtype):
         hint = "partial outputs and log-sum-exps of half-precision inputs are float32, rounded once, when merged"
-        self.check(cancelling(self.case(rng, n_keys=64, d=8, num_splits=2, dtype=dtype)), hint=hint)
+        attend_split(cancelling(split_case(rng, n_keys=64, d=8, dtype=dtype)), 2, hint)
 
     @cost
     @pytest.mark.parametrize("num_splits", [4, 7])
     def test_keys_are_read_once_a_split_at_a_time(self, rng, num_splits):
-        case = self.case(rng, group=4, n_keys=1000, d=64, d_v=64, num_splits=num_splits)
-        got, counts = counted(self.task, *self.given(case))
-        self.compare(case, got)
+        case = split_case(rng, group=4, n_keys=1000, d=64, d_v=64)
+        got, counts = counted("split_kv_decode", *copied(case.Q[..., 0, :], case.K, case.V), num_splits)
+        assert_split(case, num_splits, got)
         name = f"split_kv_decode (8 heads on 2, N_k = 1000, {num_splits} splits)"
         hint = "keys are read again: once in all, each split its own part"
         assert_read_once(name, counts, case.K, case.V, hint)
@@ -397,6 +422,11 @@ class TestSplitKvDecode(EveryStep):
         partials, scores = 4 * num_splits * 8 * 65, 4 * 8 * 1000
         hint = "K or V is copied: a split is a slice; beyond scores there are splits · H_q · (d_v + 1) numbers"
         assert_at_most(f"the peak of {name}", counts["peak_bytes"], 4 * partials + 4 * scores, hint=hint)
+
+    @refuses
+    def test_shapes_that_do_not_fit(self, rng):
+        case = split_case(rng, n_keys=5, d=8)
+        assert_refused(split_kv_decode, misfits(case.Q[..., 0, :], case.K, case.V, 3))
 
     @refuses
     def test_numbers_that_do_not_fit(self):
@@ -410,7 +440,8 @@ class TestSplitKvDecode(EveryStep):
 
 
 SPLITS = [(48, 108, 64), (1, 108, 64), (8, 132, 1024), (64, 132, 8), (108, 108, 64), (500, 108, 64), (30, 100, 7),
-          (20, 132, 11), (110, 100, 64), (1, 108, 1000, 16), (2, 108, 1000, 5), (4, 1, 100)]  # fmt: skip
+          (20, 132, 11), (110, 100, 64), (1, 108, 1000, 16), (2, 108, 1000, 5), (4, 1, 100), (3, 8, 12),
+          (2, 27, 40)]  # fmt: skip
 
 
 class TestNumSplitsHeuristic:
