@@ -53,6 +53,7 @@ def attention_cases(
     dtypes: Collection[str] = ("float16", "bfloat16", "float32", "float64"),
     sums: str = "float32",
     diagonal: str = TOP_LEFT,
+    only: Collection[str] = (),
 ) -> list[Any]:
     """All rows for these `VARIANTS`, as pytest's parameters: named, and marked with their kind where it is not exact.
 
@@ -61,6 +62,10 @@ def attention_cases(
         dtypes: what the inputs' dtype may be.
         sums: "float32" where sums of half precision are kept in float32, "own" where they may be in the inputs' dtype.
         diagonal: the hint of causal rows with N_q ≠ N_k: which query sees which keys.
+        only: the names of the rows to take, where a call is slow or not every row applies; all of them unless given.
+
+    Raises:
+        ValueError: there is no row of a name in `only`.
     """
     rows: list[tuple[str, Row]] = []
     for name, row in {**dict(_shapes()), **dict(_numbers()), **dict(_precisions(dtypes, sums))}.items():
@@ -73,9 +78,12 @@ def attention_cases(
                 hint = ""
             named = f"{name}-{variant}" if len(row.variants) > 1 and len(variants) > 1 else name
             rows.append((named, replace(row, sizes={**row.sizes, **options}, hint=hint)))
+    if absent := set(only) - {name for name, _ in rows}:
+        raise ValueError(f"no rows {', '.join(sorted(absent))}: there are {', '.join(name for name, _ in rows)}")
     return [
         pytest.param(row, id=name, marks=[] if row.kind == "exact" else pytest.mark.kind(row.kind))
         for name, row in rows
+        if not only or name in only
     ]
 
 
@@ -127,7 +135,7 @@ def _precisions(dtypes: Collection[str], sums: str) -> Iterator[tuple[str, Row]]
         return
     for n_queries, n_keys in ((8, 2000), (2000, 8)):
         sizes = {"n_queries": n_queries, "n_keys": n_keys, "d": 8, "dtype": "bfloat16"}
-        row = Row(sizes, _growing_then_shrinking, short_sums, kind="robust", variants=("full",))
+        row = Row(sizes, growing_then_shrinking, short_sums, kind="robust", variants=("full",))
         yield f"long_sums_{n_queries}x{n_keys}", row
 
 
@@ -153,7 +161,7 @@ def _strided(case: Any) -> None:
         setattr(case, name, strided(getattr(case, name)))
 
 
-def _growing_then_shrinking(case: Any) -> None:
+def growing_then_shrinking(case: Any) -> None:
     """All numbers positive: what a sum in half precision loses on the way stays lost."""
     for name in _tensors(case):
         setattr(case, name, abs(getattr(case, name)) + 1)

@@ -2,7 +2,6 @@
 
 import gc
 from functools import cache, partial
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,18 +10,22 @@ from sliding_window import BlockMaskCache, classify_tiles, memory_breakdown, sli
 
 from labkit.meters.arrays import measure_arrays
 from labkit.meters.tensors import measure_peak
+from labkit.testing.attention.table import Row, attention_cases, misfits
+from labkit.testing.attention.tensor_cases import numbers
 from labkit.testing.compare import (
+    NAN_FROM_EMPTY,
     assert_at_most,
     assert_equal,
     assert_keys,
     assert_raises,
+    assert_refused,
     assert_type,
     require,
     require_at_least,
     require_at_most,
     require_own_work,
 )
-from labkit.testing.contracts.attention import Memory, Numbers, Refusals, Shapes
+from labkit.testing.unchanged import changes_first, left_alone
 
 from .probes import (
     cache_session,
@@ -37,7 +40,6 @@ from .probes import (
     watched_flex,
 )
 from .support import (
-    NOTHING_SEEN,
     PARTS,
     SIZES,
     SMALL,
@@ -133,63 +135,102 @@ def measured(seq_len, window, block, d=8):
     return counts
 
 
-class TestSlidingWindowAttention(Refusals, Memory, Numbers, Shapes):
-    """Exact, and in O(N · window). Queries and keys are as many; each test runs a training step."""
+ROWS = [
+    pytest.param(Row({"n": 1, "d": 17}), id="N1"),
+    pytest.param(Row({"n": 64, "d": 17}), id="N64"),
+    *attention_cases("full", only=(
+        "N63", "N129", "random_sizes1", "d_v5", "B2x3", "B2x1x2", "every_axis_16", "logits_times_300",
+        "logits_times_10000", "logits_far_below_0", "not_contiguous", "float16", "bfloat16", "float64",
+    )),
+]  # fmt: skip
+"""N = 64 is a whole number of blocks; queries and keys are as many."""
+every_case = pytest.mark.parametrize("row", ROWS)
+every_window = pytest.mark.parametrize(
+    ("window", "block"),
+    [(10, 16), (1, 16), (200, 32), (7, 100), (3, 1)],
+    ids=["window10-block16", "window1-block16", "window200-block32", "window7-block100", "window3-block1"],
+)
 
-    variants: ClassVar = {
-        f"window{window}-block{block}": {"window": window, "block": block}
-        for window, block in ((10, 16), (1, 16), (200, 32), (7, 100), (3, 1))
-    }
-    lengths: ClassVar = (1, 63, 64)
-    test_unequal_lengths = None
-    test_long_sums_in_half_precision = None  # see test_half_precision
 
-    def case(self, rng, n=None, n_queries=None, n_keys=None, window=10, block=16, dtype="float32", **sizes):
-        return WindowCase(rng, n or n_queries, window, block, dtype=getattr(torch, dtype), **sizes)
+def worked_case():
+    """The handout's example: query 1 sees keys 0 and 1, query 2 sees keys 1 and 2."""
+    case = WindowCase(np.random.default_rng(0), 3, window=2, block=2, d=1, d_v=1)
+    case.Q, case.K, case.V = torch.ones(3, 1), torch.zeros(3, 1), torch.tensor([[1.0], [2.0], [6.0]])
+    return case
 
-    def worked_case(self):
-        """The handout's example: query 1 sees keys 0 and 1, query 2 sees keys 1 and 2."""
-        case = WindowCase(np.random.default_rng(0), 3, window=2, block=2, d=1, d_v=1)
-        case.Q, case.K, case.V = torch.ones(3, 1), torch.zeros(3, 1), torch.tensor([[1.0], [2.0], [6.0]])
-        return case
 
-    def arguments(self, case):
-        return dict(zip(("q", "k", "v", "d_out"), (*case.inputs, case.dO), strict=True))
+def train(case, hint="", nan_hint="", on_nan=False):
+    """Run a training step, and compare its results; returns them."""
+    given = case.arguments
+    with changes_first(given):
+        results = plain_step(*given.values(), case.window, case.block, on_nan=on_nan)
+        case.compare_step(results, hint, nan_hint)
+    return results
 
-    def call(self, q, k, v, d_out):
-        return plain_step(q, k, v, d_out, 10, 16)
 
-    def check(self, case, hint="", nan_hint=""):
-        case.compare_step(plain_step(*case.step), hint, nan_hint or NOTHING_SEEN)
+class TestSlidingWindowAttention:
+    """Exact, and in O(N · window); each test runs a training step."""
 
-    def check_on_nan(self, case, hint="", nan_hint=""):
-        case.compare_step(plain_step(*case.step, on_nan=True), hint, nan_hint)
+    def test_worked_example(self):
+        train(worked_case(), hint="compare each step with the handout's numbers")
+
+    @every_case
+    @every_window
+    def test_results(self, rng, row, window, block):
+        case = row.draw(partial(WindowCase.drawn, window=window, block=block), rng)
+        train(case, hint=row.hint, nan_hint=row.nan_hint)
+
+    @every_window
+    @robust
+    def test_uninitialised_memory_is_written_over(self, rng, window, block):
+        case = WindowCase(rng, 37, window, block, d=8, d_v=5, batch=(2,))
+        train(case, nan_hint=NAN_FROM_EMPTY, on_nan=True)
+
+    @robust
+    def test_arguments_are_left_alone(self, rng):
+        case = WindowCase(rng, 20, 10, 16)
+        given = case.arguments
+        with left_alone(given, given.values()):
+            plain_step(*given.values(), case.window, case.block)
 
     @robust
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_half_precision(self, rng, dtype):
-        case = self.case(rng, n=288, window=256, block=8, d=16, d_v=16, dtype=dtype)
-        results = plain_step(*case.step)
+        case = WindowCase(rng, 288, 256, 8, d=16, d_v=16, dtype=dtype)
         hint = "sums of half-precision inputs belong in float32, those of the gradients too"
-        case.compare_step(results, hint)
+        results = train(case, hint)
         case.compare_scatter(results, hint)
 
     @robust
     @pytest.mark.parametrize("size", [1e3, 1e6, 1e18])
     def test_scores_far_below_zero(self, rng, size):
-        """All scores are one number, so that every key of the window has the same weight, however low it is."""
-        case = WindowCase(rng, 70, 20, 16)
+        """All scores are one number: a row's weighted mean of positions lies within its window, whatever the weights.
+
+        A log-sum-exp has no digits left for the number of keys here, so that weights need not add up to 1.
+        """
+        n, window, i = 70, 20, np.arange(70)
+        case = WindowCase(rng, n, window, 16)
         case.Q, case.K = torch.zeros_like(case.Q), torch.zeros_like(case.K)
         case.Q[:, 0], case.K[:, 0] = size, -size
-        case.roundings = 8.0  # as many as without scores: these are all rounded alike
-        cause = f"scores of {-size * size:.0e} lie below the number that hides a key: only −inf is below every score"
-        case.compare_step(plain_step(*case.step), cause, names=("out", "dv"))
+        case.V[:, 0], case.V[:, 1] = 1, torch.arange(n)
+        total, weighted = numbers(plain_step(*case.step)[0]).T[:2]
+        with np.errstate(all="ignore"):
+            position = weighted / total
+        outside = np.flatnonzero(~((position > i - window) & (position < i + 1)))
+        if len(outside):
+            row = int(outside[0])
+            seen = f"query {row} sees keys {max(0, row - window + 1)} to {row}"
+            message = f"{seen}, and the mean position of those it weighs is {position[row]:.3g}"
+            cause = (
+                f"scores of {-size * size:.0e} lie below the number that hides a key: only −inf is below every score"
+            )
+            require(False, f"{message}; {len(outside)} of {n} queries weigh hidden keys\nUsual cause: {cause}")
 
     @robust
     def test_second_derivatives(self, rng):
         """Right, or refused: a backward pass that autograd cannot follow must raise a RuntimeError."""
         case = WindowCase(rng, 12, 5, 4, d=4, d_v=3, dtype=torch.float64)
-        self.check(case)
+        train(case)
         got = step_with_a_penalty(*case.step)
         if not isinstance(got, str):
             case.compare_penalised(got)
@@ -213,13 +254,15 @@ class TestSlidingWindowAttention(Refusals, Memory, Numbers, Shapes):
             require_at_least(f"the products of the {name} pass", done, least * seen, message, kind="FLOPs")
 
     @cost
-    @pytest.mark.parametrize("block", [20, 30])
-    def test_blocks_of_the_size_asked_for(self, block):
-        shapes = measured(60, 37, block)["shapes"]
+    @pytest.mark.parametrize(("n", "block"), [(60, 20), (60, 30), (300, 96)])
+    def test_blocks_of_the_size_asked_for(self, n, block):
+        shapes = measured(n, 37, block)["shapes"]
         fitting = [shape for shape in shapes if block in shape]
         others = sorted(set(shapes) - set(fitting))
-        message = f"of {len(shapes)} products (N=60, window=37, {block=}) {len(fitting)} have {block} rows or columns; "
-        message += f"others are {', '.join(f'{m} × {n}' for m, n in others[:4])}"
+        message = (
+            f"of {len(shapes)} products (N={n}, window=37, {block=}) {len(fitting)} have {block} rows or columns; "
+        )
+        message += f"others are {', '.join(f'{rows} × {columns}' for rows, columns in others[:4])}"
         message += "\nUsual cause: `block` is checked and not used: queries are taken a block at a time"
         least = max(1, len(shapes)) / 2
         require_at_least("the products of a block's size", len(fitting), least, message, kind="products")
@@ -256,6 +299,11 @@ class TestSlidingWindowAttention(Refusals, Memory, Numbers, Shapes):
         inputs = torch.zeros(10, 6), torch.zeros(10, 6), torch.zeros(10, 3)
         call = partial(sliding_window_attention, *inputs, window, block)
         assert_raises(ValueError, call, when=f"for {named} below 1", mentions={named: 0})
+
+    @refuses
+    def test_shapes_that_do_not_fit(self, rng):
+        q, k, v = WindowCase(rng, 10, 3, 4).inputs
+        assert_refused(sliding_window_attention, misfits(q, k, v, 3, 4))
 
     @refuses
     def test_more_keys_than_queries(self):

@@ -1,10 +1,12 @@
 """Lab 11's cases, references and known mistakes: attention shared by ranks, its traffic, memory and closed forms."""
 
+import math
 from functools import cached_property, partial
 
 import numpy as np
 import torch
 
+from labkit.testing.attention.table import strided
 from labkit.testing.attention.tensor_cases import Case
 from labkit.testing.attention.tensor_mistakes import gradients_by_formulas, lse_mistakes_of
 from labkit.testing.compare import (
@@ -13,19 +15,29 @@ from labkit.testing.compare import (
     assert_close,
     assert_dtype,
     assert_equal,
+    assert_raises,
     assert_tuple,
     assert_type,
     compare_each,
     require,
     require_own_work,
 )
-from labkit.testing.contracts.attention import strided
 from labkit.testing.rings import LAYOUTS, Sizes, cut, owners, positions, sent_bytes, work
+from labkit.testing.unchanged import changes_first, left_alone
+from labkit.testing.wording import dtype_name
+
+from .probes import on_ranks, on_silent_rank
 
 # Attention
 
 FORWARD, BACKWARD = ("o", "lse"), ("dq", "dk", "dv")
 IN_ONE_CASE = {"o": "O", "lse": "L", "dq": "dQ", "dk": "dK", "dv": "dV"}
+QKV, OF_BACKWARD = ("q", "k", "v"), ("dO", "q", "k", "v", "o", "lse")
+"""What a rank is given in the forward passes, and in the backward pass."""
+POISON = (
+    "a buffer holds NaN until its wait() has returned: it was read before; or a row saw nothing in a block, and "
+    "−inf − (−inf) is NaN"
+)
 
 
 class RingCase:
@@ -41,16 +53,26 @@ class RingCase:
         self.owner = owners(self.n_tokens, world_size, layout)
 
     @classmethod
-    def drawn(cls, rng, *, n_tokens, world_size, layout=None, kv_heads=None, group=None, d=8, d_v=None, batch=(),
-              causal=False, logit_scale=1.0, dtype="float32"):  # fmt: skip
-        """A case with standard-normal inputs; the layout and the numbers of heads are drawn too, unless given."""
-        kv_heads, group = kv_heads or int(rng.integers(1, 4)), group or int(rng.integers(1, 4))
+    def drawn(cls, rng, *, n=0, n_queries=0, n_keys=0, world_size=None, layout=None, kv_heads=None, group=None, d=8,
+              d_v=None, batch=(), causal=False, logit_scale=1.0, dtype="float32", by_heads=False):  # fmt: skip
+        """A case with standard-normal inputs; ranks, layout and numbers of heads are drawn too, unless given.
+
+        The largest of the lengths is rounded up to what the ranks can share. `by_heads` gives each rank a key head at
+        least.
+        """
+        if batch:
+            world_size, kv_heads, group = world_size or 2, kv_heads or 2, group or 2
+        world_size, layout = world_size or int(rng.integers(2, 5)), layout or str(rng.choice(LAYOUTS))
+        kv_heads = kv_heads or (world_size if by_heads else int(rng.integers(1, 4)))
+        group = group or int(rng.integers(1, 4))
+        n_runs = world_size * (2 if layout == "zigzag" else 1)
+        n_tokens = math.ceil(max(n, n_queries, n_keys) / n_runs) * n_runs
         d_v = d if d_v is None else d_v
         shapes = [(kv_heads * group, d), (kv_heads, d), (kv_heads, d_v), (kv_heads * group, d_v)]
         arrays = [rng.standard_normal((*batch, heads, n_tokens, width)) for heads, width in shapes]
         arrays[0] *= logit_scale
         tensors = [torch.from_numpy(x).to(getattr(torch, dtype)) for x in arrays]
-        return cls(*tensors, world_size=world_size, layout=layout or str(rng.choice(LAYOUTS)), causal=causal)
+        return cls(*tensors, world_size=world_size, layout=layout, causal=causal)
 
     @property
     def options(self):
@@ -92,12 +114,13 @@ class RingCase:
             assert_tuple(f"rank {rank}'s result", tuple(result) if isinstance(result, list) else result, names)
             for rank, result in enumerate(found["results"])
         ]
-        known = self.forward_mistakes() if names == FORWARD else self.backward_mistakes()
+
+        def mistakes(name):
+            known = self.forward_mistakes() if names == FORWARD else self.backward_mistakes()
+            found = {text: partial(self._result_of, made, name) for text, made in known.items()}
+            return found | (lse_mistakes_of(self.whole) if name == "lse" else {})
 
         def check(name):
-            mistakes = {text: partial(self._result_of, made, name) for text, made in known.items()}
-            if name == "lse":
-                mistakes |= lse_mistakes_of(self.whole)
             with np.errstate(all="ignore"):
                 assert_close(
                     f"{name} of all ranks, in the order of the sequence,",
@@ -105,7 +128,7 @@ class RingCase:
                     self.result(name, self.whole.want),
                     plain=self.result(name, self.whole.plain),
                     roundings=self.whole.roundings,
-                    mistakes=mistakes,
+                    mistakes=partial(mistakes, name),
                     hint=hint,
                     nan_hint=nan_hint or NAN_HINT,
                 )
@@ -123,7 +146,9 @@ class RingCase:
             assert_type(about, part, torch.Tensor, "a tensor")
             shapes = f"{about} has shape {tuple(part.shape)}, expected {tuple(want.shape)}"
             require(part.shape == want.shape, shapes)
-            assert_dtype(about, part, self.whole.precise if name == "lse" else self.Q.dtype)
+            dtype = self.whole.precise if name == "lse" else self.Q.dtype
+            dtypes = f"{dtype_name(part.dtype)}, expected {dtype_name(dtype)} for inputs in {dtype_name(self.Q.dtype)}"
+            require(part.dtype == dtype, f"{about} is {dtypes}")
         order = torch.from_numpy(np.concatenate(self.places).argsort())
         return torch.cat(parts, token_axis(name)).index_select(token_axis(name), order)
 
@@ -132,8 +157,19 @@ class RingCase:
         found = {text: partial(self.whole.results, hidden=hidden) for text, hidden in self._hidden().items()}
         modulo = self._reading(torch.arange(self.Q.shape[-3]) % self.K.shape[-3])
         found["query head h reads key head h % H_kv instead of h // group"] = modulo.results
-        found["the outputs of the blocks are averaged: each weighs as much as its keys do"] = self._averaged
+        found["the outputs of the blocks are averaged, each with the same weight"] = self._averaged
+        found["what was summed before is not rescaled when the next block comes"] = self._not_rescaled
+        n_heads, n_key_heads, P = self.Q.shape[-3], self.K.shape[-3], self.world_size
+        if P > 1 and n_key_heads % P == 0:
+            mine = torch.arange(n_heads).view(-1, P).T.flatten()
+            text = f"each rank attends with every P-th head, and {OF_NEIGHBOURS}"
+            found[text] = partial(self._heads, mine, mine % P + P * (mine // P // (n_heads // n_key_heads)))
         return found
+
+    def _heads(self, queries, keys):
+        """The results where place h has those of the query head queries[h] on the key head keys[h]."""
+        Q, K, V, dO = self.Q[..., queries, :, :], self.K[..., keys, :, :], self.V[..., keys, :, :], self.dO
+        return Case.of(Q, K, V, dO, causal=self.causal).want
 
     def backward_mistakes(self):
         """Usual mistakes of a backward pass that is given the right o and lse, and what computes the results."""
@@ -168,6 +204,8 @@ class RingCase:
             found["positions are compared inside the shards, not in the whole sequence"] = local > local[:, None]
             text = "after t hops the keys are taken for rank r + t's: a block that comes from r − 1 was rank r − t's"
             found[text] = held[(2 * mine - owner) % P, local] > token[:, None]
+            text = "the block of rank s is masked as that of rank r − s: a step's number is taken for a rank's"
+            found[text] = held[(mine - owner) % P, local] > token[:, None]
             for other in LAYOUTS:
                 if other != self.layout and self.n_tokens % (2 * P) == 0:
                     theirs = np.stack(positions(self.n_tokens, P, other))[owner, local]
@@ -179,6 +217,18 @@ class RingCase:
         """For each rank, what is hidden where its keys alone are seen, and the results then."""
         others = [self.whole.hidden | torch.from_numpy(self.owner != rank) for rank in range(self.world_size)]
         return [(hidden, self.whole.results(hidden=hidden)) for hidden in others]
+
+    def _not_rescaled(self):
+        """Block by block in the order of the steps: each output weighs exp(its lse − the lse so far), for good."""
+        blocks, P = self._blocks(), self.world_size
+        so_far, total = -np.inf, 0.0
+        for step in range(P):
+            sources = (self.owner - step) % P
+            lse = np.choose(sources, [results["L"] for _, results in blocks])
+            output = np.choose(sources[:, None], [results["O"] for _, results in blocks])
+            so_far = np.logaddexp(so_far, lse)
+            total = total + np.nan_to_num(output * np.exp(lse - so_far)[..., None])
+        return {"O": total, "L": self.whole.want["L"]}
 
     def _averaged(self):
         outputs = [results["O"] for _, results in self._blocks()]
@@ -199,6 +249,9 @@ class RingCase:
         return want | {name: want[name][..., others, :] for name in ("dK", "dV")}
 
 
+OF_NEIGHBOURS = "what comes back is taken for that of heads r · H / P and those that follow"
+
+
 def token_axis(name):
     return -1 if name == "lse" else -2
 
@@ -209,6 +262,37 @@ def alike_on_ranks(names, n, world_size, width):
     given = {name: torch.randn(1, n, width, generator=generator) for name in ("q", "k", "v", "dO", "o")}
     given["lse"] = torch.full((1, n), 8.0)
     return [[given[name] for name in names]] * world_size
+
+
+def attend(task, case, names=QKV, hint="", nan_hint=""):
+    """Run a task on ranks, compare its results with attention over the whole sequence; returns what it took."""
+    shards = case.shards(names)
+    with changes_first(_by_rank(names, shards)):
+        found = on_ranks(task, shards, **case.options)
+        case.check(found, BACKWARD if names == OF_BACKWARD else FORWARD, hint=hint, nan_hint=nan_hint or POISON)
+    return found
+
+
+def assert_arguments_left_alone(task, case, names=QKV):
+    """Fail if a rank changes what it is given."""
+    shards = case.shards(names)
+    given = _by_rank(names, shards)
+    with left_alone(given, given.values()):
+        on_ranks(task, shards, **case.options)
+
+
+def _by_rank(names, shards):
+    return {f"rank {rank}'s {name}": x for rank, mine in enumerate(shards) for name, x in zip(names, mine, strict=True)}
+
+
+def assert_refuses(task, table, names=QKV):
+    """Fail unless a rank raises a ValueError before it sends anything: what differs, when that is, what is named."""
+    fitting = {"q": torch.zeros(4, 6, 5), "k": torch.zeros(2, 6, 5), "v": torch.zeros(2, 6, 3)}
+    fitting |= {"dO": torch.zeros(4, 6, 3), "o": torch.zeros(4, 6, 3), "lse": torch.zeros(4, 6)}
+    for change, when, mentions in table:
+        given = {**fitting, "layout": "zigzag", **change}
+        call = partial(on_silent_rank, task, [given[name] for name in names], layout=given["layout"])
+        assert_raises(ValueError, call, when=f"{when}, before anything is sent,", mentions=mentions)
 
 
 # What attention sends and computes
@@ -259,6 +343,42 @@ def assert_no_hidden_pair(case, found, name, numbers_a_pair):
         require(pairs >= seen[rank] - 1e-6, told)
 
 
+def assert_transfers_overlap(found):
+    """Fail unless each of four ranks computes while blocks of keys and values are sent."""
+    cause = "the next block is waited for before the one at hand is computed: ask, compute, wait"
+    for rank, (hidden, asked) in enumerate(zip(found["hidden_transfers"], found["messages_asked"], strict=True)):
+        message = f"rank {rank} computes during {hidden} of its {asked} transfers, expected 3 at least"
+        require(hidden >= 3, f"{message}\nUsual cause: {cause}")
+
+
+def assert_blocks_let_go(case, found, blocks_held):
+    """Fail where a rank holds more received blocks at once than it may."""
+    block = (case.K.nbytes + case.V.nbytes) // case.world_size
+    hint = "every block that passed by is kept: the ring needs the one at hand and the one that comes"
+    hint += " (a third may still have a name)"
+    what = f"what is held of what was received, a block is {block:,} bytes"
+    assert_each_rank_at_most(what, found["held_bytes"], blocks_held * block, hint=hint)
+
+
+def assert_strips(task, n, causal, names=QKV):
+    """Fail where a tensor has more numbers than n · 512, with n tokens on each of two ranks."""
+    found = on_ranks(task, alike_on_ranks(names, n, 2, 4), causal=causal, layout="zigzag")
+    require(not found["trouble"], found["trouble"])
+    hint = "a rank's own n × n scores grow with n²: let its queries meet the keys of a block in strips"
+    what = f"the largest tensor of {task}, {n} tokens and one head"
+    assert_each_rank_at_most(what, found["largest_bytes"], 4 * (n * 512 + 4096), hint=hint)
+
+
+def assert_peak(task, world_size, n_rows, n_strips, names=QKV):
+    """Fail where a rank's peak memory is more than `n_rows` tensors of its tokens and `n_strips` strips of scores."""
+    n = 1536 // world_size
+    found = on_ranks(task, alike_on_ranks(names, n, world_size, 64), causal=False, layout="zigzag")
+    require(not found["trouble"], found["trouble"])
+    hint = "what a rank holds must be its own rows, the two blocks at hand, and strips of scores, whatever P is"
+    limit = 4 * (n * (64 * n_rows + n_strips * min(n, 512)) + 4096)
+    assert_each_rank_at_most(f"the peak memory, {n} tokens", found["peak_bytes"], limit, hint=hint)
+
+
 # Layouts
 
 
@@ -306,11 +426,38 @@ def assert_whole(got, n_tokens, world_size, layout):
     assert_equal(about, [int(row) for row in got[:, 0]], list(range(n_tokens)), mistakes=mistakes)
 
 
+def splits(rng, layout):
+    """Tokens and ranks: from one rank to six, each with one token in a run and with several."""
+    for world_size in range(1, 7):
+        n_runs = world_size * (2 if layout == "zigzag" else 1)
+        for tokens_of_a_run in (1, int(rng.integers(2, 9))):
+            yield n_runs * tokens_of_a_run, world_size
+
+
+def assert_cut(shards, x, dim, layout):
+    """Fail unless `shards` are those of three ranks, cut from `x` along `dim`."""
+    for rank, (got, want) in enumerate(zip(shards, cut(x, positions(x.shape[dim], 3, layout), dim), strict=True)):
+        assert_same(f"rank {rank}'s shard along axis {dim} of {tuple(x.shape)}, {layout!r},", got, want)
+
+
+def shards_of(x, dim, layout):
+    """The shards of three ranks, and how a message calls what is put together from them."""
+    whole = f"the tensor put together along axis {dim} of {tuple(x.shape)}, {layout!r},"
+    return cut(x, positions(x.shape[dim], 3, layout), dim), whole
+
+
+def assert_same(name, got, want):
+    """Fail unless a tensor has the shape, the dtype and the numbers of another."""
+    require(got.shape == want.shape, f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}")
+    assert_dtype(name, got, want.dtype)
+    require(torch.equal(got, want), f"{name} does not hold the tokens that it should, in their order")
+
+
 def assert_work(got, seq_len, world_size, layout):
     """Compare what `causal_work` returned with the pairs counted."""
     about, want = f"causal_work({seq_len}, {world_size}, {layout!r})", work(seq_len, world_size, layout)
     assert_type(about, got, torch.Tensor, "a tensor")
-    assert_dtype(about, got, torch.int64)
+    require(got.dtype == torch.int64, f"{about} is {dtype_name(got.dtype)}, expected int64")
     n, ranks = seq_len // world_size, np.arange(world_size)
     by_source = want[ranks[:, None], (ranks[:, None] - ranks) % world_size]
     own_keys = np.where(ranks == 0, n, 0)  # in step 0
@@ -356,6 +503,11 @@ def assert_bytes(function, *given, backward=False):
         mistakes["dK and dV are counted for P − 1 hops: they make P, and the last brings them home"] = (
             want - block * sums
         )
+    if e > 4:
+        n_sums = hops * n * heads // P * (2 if backward else 1)
+        if method != "ulysses":
+            n_sums = block * (P if method == "ring" else hops) if backward else 0
+        mistakes["sums are counted with 4 bytes a number, where the inputs have 8"] = want - n_sums * (e - 4)
     call = f"communication_bytes({', '.join(map(repr, given))}{', backward=True' if backward else ''})"
     assert_equal(call, function(*given, backward=backward), want, mistakes=mistakes)
 
