@@ -18,6 +18,8 @@ from typing import Any
 from labkit.meters.arrays import measure_arrays
 
 NEEDS_MORE = "needs more than"
+SLACK_BYTES = 4 << 20
+"""Beside the limit: loading an ordinary file in a process of its own takes as much. The meters leave it too."""
 
 
 def stays_within(mib: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +42,7 @@ def stays_within(mib: float, function: Callable[..., Any], *args: Any, **kwargs:
         of_tensors = measured.result
         n_bytes = measured.peak_bytes + of_tensors.peak_bytes
         measured = measured._replace(result=of_tensors.result)
-    if n_bytes > mib * 2**20:
+    if n_bytes > mib * 2**20 + SLACK_BYTES:
         raise AssertionError(needs_more(task_name(function, args), mib, args))
     return measured.result
 

@@ -22,7 +22,7 @@ from labkit.suite.finder import Source, Unusable
 from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, seconds_for_another
 from labkit.suite.messages import ProcessEnded
 from labkit.testing import probes
-from labkit.testing.memory_limit import needs_more, task_name
+from labkit.testing.memory_limit import SLACK_BYTES, needs_more, task_name
 from labkit.testing.unchanged import must_return_arguments
 from labstaff.grader import wire, worker
 from labstaff.grader.imports import imported_modules
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 MOST_STARTS = 40
 """How often a submission's worker is started again before the rest of its tests fail."""
-LOADED_BYTES = 4 << 20
-"""What loading an ordinary file may take besides its imports: a measured call may use it too."""
 LOAD_SECONDS = 120.0
 """How long loading a file may take by the clock: behind the limit that the worker itself sets to an import."""
 STOP_SECONDS = 20.0
@@ -122,7 +120,7 @@ class SubmissionProcess:
                 self._request("preload", modules, seconds=LOAD_SECONDS)
             call = wire.for_worker(_call(function, args, kwargs))
             assert self.worker is not None
-            n_bytes = self.worker.data_bytes + sum(map(len, call.buffers)) + LOADED_BYTES + int(mib * 2**20)
+            n_bytes = self.worker.data_bytes + sum(map(len, call.buffers)) + SLACK_BYTES + int(mib * 2**20)
             return self._request("call_within", n_bytes, submission, call.head, call=call)
         except Exception as error:
             if _is_want_of_memory(error):
@@ -309,6 +307,8 @@ def _of_its_kind(raised: wire.Raised) -> Exception:
     if kind is None:
         name = (raised.kinds or ["Exception"])[0].split(":")[-1]
         kind = type(name.replace("\0", "") or "Exception", (SubmissionError,), {})
+    if issubclass(kind, KeyError):  # its text is the key as Python writes it: it would be written twice
+        kind = type(kind.__name__, (kind,), {"__str__": lambda self: self.args[0]})
     try:
         return kind(raised.message)
     except Exception:

@@ -29,7 +29,8 @@ MOST_BUFFERS = 256 << 20
 MOST_NUMBERS = 1 << 20
 """Parts of a message, and elements of an empty array or of a range."""
 MOST_KEYS = 1 << 12
-"""Of all dicts and sets: Python's integers can be chosen so that looking one up takes as long as there are others."""
+"""Of all dicts and sets, without texts: Python's integers can be chosen so that finding one takes as long as there are
+others; the hashes of texts are salted."""
 MOST_AXES = 64
 MOST_META = 1 << 40
 """Elements of a tensor without memory."""
@@ -348,7 +349,7 @@ class Reader:
                 self._count_keys(items)
                 return set(map(self.value, items))
             case ["dict", list(items)]:
-                self._count_keys(items)
+                self._count_keys([key for key, _ in items])
                 return {self.value(key): self.value(value) for key, value in items}
             case ["slice", list(bounds)]:
                 return slice(*map(self.value, bounds))
@@ -375,8 +376,8 @@ class Reader:
                 return tree
         raise TypeError("a value of an unknown kind")
 
-    def _count_keys(self, items: list[Any]) -> None:
-        self._n_keys += len(items)
+    def _count_keys(self, keys: list[Any]) -> None:
+        self._n_keys += sum(type(key) is not str for key in keys)
         if self._n_keys > MOST_KEYS:
             raise ValueError(TOO_MUCH)
 
