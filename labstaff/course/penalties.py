@@ -30,7 +30,7 @@ class LatePenalty(Configurable):
 
 
 def update_penalties(course: Path) -> None:
-    """Compute every penalty anew from the present scores, due dates, extensions and settings. No test is run.
+    """Compute every penalty again from the present scores, due dates, extensions and settings. No test is run.
 
     nbgrader's own step computes them once, when it records a submission: before a person has graded the answers.
 
