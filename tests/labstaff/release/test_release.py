@@ -229,10 +229,11 @@ def test_a_leak_stops_the_release(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_install_with_pip_runs_lab_and_pytest(released, tmp_path):
+def test_an_install_with_pip_runs_lab_and_pytest(tmp_path):
     """The README's way without uv; libraries come from this environment, instead of PyTorch's CPU wheels."""
-    bin_folder = tmp_path / "venv" / "bin"
-    run_command = partial(subprocess.run, cwd=released, capture_output=True, text=True, timeout=300)
+    bin_folder, course = tmp_path / "venv" / "bin", tmp_path / "course"
+    release(ROOT, course, [find_lab("01")])
+    run_command = partial(subprocess.run, cwd=course, capture_output=True, text=True, timeout=300)
     run_command([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
