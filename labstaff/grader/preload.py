@@ -21,7 +21,8 @@ ENDED = struct.Struct("<id")
 def main(modules: str, scratch: str, user: str, is_alone: str, control: str) -> None:
     """Import `modules`; for each socket that comes over `control`, fork a worker that serves it, and report its end.
 
-    Ends when a worker has left anything: a process, or a file that cannot be removed.
+    A message without a socket asks whether this process goes on; it is sent back. It does not go on when a worker has
+    left anything: a process, or a file that cannot be removed.
 
     Args:
         scratch: the folder that a worker may write in; emptied after each.
@@ -44,6 +45,9 @@ def main(modules: str, scratch: str, user: str, is_alone: str, control: str) -> 
         data, files, _, _ = socket.recv_fds(channel, 1, 1)
         if not data:
             return
+        if not files:
+            channel.send(data)
+            continue
         worker = os.fork()
         if worker == 0:
             channel.close()

@@ -184,8 +184,15 @@ class Sandbox(Workers):
             )
 
     def is_usable(self) -> bool:
-        """Whether it lives: it ends when anything is left in it."""
-        return self._process.poll() is None
+        """Whether it goes on, as itself says: it ends, a moment after the worker, when anything is left in it."""
+        self.control.settimeout(END_SECONDS)
+        try:
+            self.control.send(b"?")
+            return self.control.recv(ENDED.size) == b"?"
+        except OSError:
+            return False
+        finally:
+            self.control.settimeout(None)
 
     def last_error(self) -> str:
         """The last line of what went wrong in it, "" for nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -54,6 +55,16 @@ def test_a_worker_that_does_not_end_breaks_the_sandbox(monkeypatch):
         with pytest.raises(sandbox.SandboxBroken, match=r"not gone after 0\.01 s"):
             worker.end()
         assert worker.end() == "it has ended"
+
+
+def test_only_a_sandbox_that_goes_on_is_usable():
+    """It answers itself: its process may be about to end when a run is over."""
+    with sandbox.Sandbox(unsafe=True) as kept:
+        assert kept.is_usable()
+        kept.worker().end()
+        assert kept.is_usable()
+        kept._process.send_signal(signal.SIGKILL)
+        assert not kept.is_usable()
 
 
 def test_a_run_that_raises_closes_its_sandbox(monkeypatch):
