@@ -34,12 +34,16 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 @pytest.fixture(scope="session", autouse=True)
-def suite_runs(request: pytest.FixtureRequest) -> Iterator[SuiteRuns | None]:
-    """The runs of all jobs in the collected tests' parameters, started before the first test."""
+def started_first(request: pytest.FixtureRequest) -> None:
+    """Start the runs before the first test; with `-n`, only in the process that gets the tests which need them."""
+    if not hasattr(request.config, "workerinput") and any("job" in _params(item) for item in request.session.items):
+        request.getfixturevalue("suite_runs")
+
+
+@pytest.fixture(scope="session")
+def suite_runs(request: pytest.FixtureRequest) -> Iterator[SuiteRuns]:
+    """The runs of all jobs in the collected tests' parameters."""
     jobs = [item.callspec.params["job"] for item in request.session.items if "job" in _params(item)]
-    if not jobs:
-        yield None
-        return
     runs = SuiteRuns(list(dict.fromkeys(jobs)), sandboxed=request.config.option.sandboxed)
     request.config.stash[SECONDS] = runs.seconds
     yield runs

@@ -21,6 +21,8 @@ from labstaff.pytest_plugin import variant_text
 from tests.suite_runs import Job, session_folder
 
 LABS = find_labs()
+QUICK = 4
+"""Without `-m slow`, and without `-k` to choose a lab, one known mistake in so many is run."""
 
 
 def stub_folder() -> Path:
@@ -88,11 +90,13 @@ def test_right_code_passes(job, suite_runs):
 
 
 def pytest_generate_tests(metafunc):
-    """In this process every mistake; in sandboxes every tenth, and the alternative solutions, which take longer."""
+    """In this process every mistake, most among the slow tests without `-k`; in sandboxes every tenth, and alternatives."""
     sandboxed = metafunc.config.option.sandboxed
     if metafunc.definition.originalname == "test_mistake_is_found":
         names = list(MISTAKES)[:: 10 if sandboxed else 1]
-        metafunc.parametrize("job", [MISTAKES[name] for name in names], ids=names)
+        quick = names if sandboxed or metafunc.config.option.keyword else names[::QUICK]
+        marks = {name: pytest.mark.slow for name in names} | dict.fromkeys(quick, ())
+        metafunc.parametrize("job", [pytest.param(MISTAKES[name], marks=marks[name], id=name) for name in names])
     elif metafunc.definition.originalname == "test_right_code_passes":
         jobs = SOLVED | alternatives() if sandboxed else SOLVED
         metafunc.parametrize("job", jobs.values(), ids=jobs)

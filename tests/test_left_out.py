@@ -12,6 +12,7 @@ import pytest
 from labkit.labs.catalog import ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["-n1"]], ids=["one process", "xdist"])
 def test_without_namespaces_sandbox_tests_are_counted(tmp_path, options):
     """The system's bwrap is used first; here it is one that may do nothing."""

@@ -21,6 +21,7 @@ BOARD = json.loads((LAB.folder / BOARD_FILE).read_text(encoding="utf-8"))
 FIRST, SHARED, PREEMPTING = (each["counts"] for each in BOARD["references"])
 
 
+@pytest.mark.slow
 def test_the_file_has_the_current_counts():
     saved = (LAB.folder / BOARD_FILE).read_text(encoding="utf-8")
     assert saved == board_text(LAB), "uv run python -m labstaff.authoring.board"

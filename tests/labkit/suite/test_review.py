@@ -52,6 +52,7 @@ def test_few_ordinary_styles_are_listed() -> None:
     assert len(listed) <= MOST_STYLES_LISTED
 
 
+@pytest.mark.slow
 def test_few_mistakes_are_listed() -> None:
     mistakes = [(lab, mistake) for lab in find_labs() for mistake in mistakes_of(lab)[::12]]
     listed = [found for lab, mistake in mistakes if (found := review(mistake.source(), lab))]

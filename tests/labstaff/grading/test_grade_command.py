@@ -72,6 +72,7 @@ def test_ordinary_style_costs_no_points(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_nothing_runs_on_after_a_kill(tmp_path):
     """Not even a suite that is busy: it is stopped here, and so cannot end by itself."""
     lab = find_lab("01")
@@ -121,6 +122,7 @@ def wait_for(condition) -> None:
     raise AssertionError("it did not happen in time")
 
 
+@pytest.mark.slow
 def test_in_the_submissions_folder_outside_a_course_as_in_gradescopes_container(tmp_path):
     """No file of a submission is imported outside the sandbox."""
     lab = find_lab("01")
