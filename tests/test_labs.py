@@ -90,12 +90,12 @@ def test_right_code_passes(job, suite_runs):
 
 
 def pytest_generate_tests(metafunc):
-    """In this process every mistake, most among the slow tests without `-k`; in sandboxes every tenth, and alternatives."""
+    """In this process every mistake, most of them slow unless `-k` chooses; in sandboxes every tenth, and alternatives."""
     sandboxed = metafunc.config.option.sandboxed
     if metafunc.definition.originalname == "test_mistake_is_found":
         names = list(MISTAKES)[:: 10 if sandboxed else 1]
         quick = names if sandboxed or metafunc.config.option.keyword else names[::QUICK]
-        marks = {name: pytest.mark.slow for name in names} | dict.fromkeys(quick, ())
+        marks = dict.fromkeys(names, pytest.mark.slow) | dict.fromkeys(quick, ())
         metafunc.parametrize("job", [pytest.param(MISTAKES[name], marks=marks[name], id=name) for name in names])
     elif metafunc.definition.originalname == "test_right_code_passes":
         jobs = SOLVED | alternatives() if sandboxed else SOLVED
