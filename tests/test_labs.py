@@ -90,7 +90,7 @@ def test_right_code_passes(job, suite_runs):
 
 
 def pytest_generate_tests(metafunc):
-    """In this process every mistake, most of them slow unless `-k` chooses; in sandboxes every tenth, and alternatives."""
+    """All mistakes, most of them slow unless `-k` chooses; in sandboxes one in ten, and the alternative solutions."""
     sandboxed = metafunc.config.option.sandboxed
     if metafunc.definition.originalname == "test_mistake_is_found":
         names = list(MISTAKES)[:: 10 if sandboxed else 1]
