@@ -115,7 +115,7 @@ def test_mistake_is_found(job, suite_runs):
 
 @pytest.mark.parametrize("job", [SOLVED[lab.label] for lab in LABS], ids=[lab.label for lab in LABS])
 def test_every_task_draws_inputs_at_random(job, suite_runs):
-    """What is fixed in a suite can be read there and written down: see `labstaff.grader.grade.graded_run`."""
+    """What is fixed in a suite can be read there and written down: see `labkit.suite.results.task_points`."""
     drawn = {result.task for result in suite_runs(job).results if result.drawn}
     lab = next(lab for lab in LABS if lab.label == job.lab)
     assert drawn == {task.name for task in lab.tasks}

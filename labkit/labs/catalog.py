@@ -1,4 +1,4 @@
-"""Finds labs, tasks and their files: the only module that knows where they are."""
+"""Finds labs, tasks and their files."""
 
 from __future__ import annotations
 

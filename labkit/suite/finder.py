@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 from packaging.version import Version
 
 from labkit.labs.manifest import Lab
-from labkit.suite.limits import GIVEN_SECONDS, TookTooLong, time_limit
+from labkit.suite.limits import MAX_TEST_SECONDS, TookTooLong, time_limit
 
-IMPORT_SECONDS = min(30.0, GIVEN_SECONDS)
+IMPORT_SECONDS = min(30.0, MAX_TEST_SECONDS)
 """CPU seconds that importing a lab's module may take."""
 IMPORTABLE = {"labkit.simulated_memory", "labkit.ranks.comm", "labkit.ranks.threads"}
 """The modules of labkit that a student's file may import."""

@@ -24,18 +24,15 @@ from labkit.labs.manifest import Lab
 from labkit.suite.limits import WALL_SECONDS
 from labkit.suite.messages import how_it_ended
 from labkit.suite.results import State, TestResult
-from labkit.suite.run import OVERTIME, Listener, SuiteRun, run_suite
+from labkit.suite.run import Listener, SuiteRun, run_suite
 
+CLOCK_FACTOR = 10.0
 STOP_SECONDS = 60.0
-"""How long after a test's own limit its process is killed: for a test that its limit cannot stop."""
+"""A test that its limit cannot stop is killed after `CLOCK_FACTOR` times that limit and so long more, by the clock."""
 LEAST_MEMORY_BYTES = 2 << 30
 """A run may have so much even where less is available: every lab's solution needs less."""
-CLOCK_FACTOR = 10.0
-"""How many times its CPU limit such a test may take by the clock: other programs run too."""
 END_SECONDS = 5.0
 """How long a process may take to end after Ctrl-C."""
-DIED = "the run ended without a result"
-"""How `problem` begins for a run whose process died."""
 HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
 """What takes long to import, by the name under which a text mentions it."""
 ALWAYS = ("__main__", "numpy", "pytest", "labkit.suite.plugin", __name__)
@@ -247,12 +244,10 @@ def _followed(
     if is_interrupted:
         raise KeyboardInterrupt
     process.join(END_SECONDS)
-    run.died = how_it_ended(process.exitcode or 0)
-    run.problem = (
-        f"{OVERTIME} within {min(seconds or most_seconds, most_seconds):.0f} s by the clock"
-        if is_late
-        else f"{DIED}: {run.died}"
-    )
+    run.died, run.is_overtime = how_it_ended(process.exitcode or 0), is_late
+    run.problem = f"the run ended without a result: {run.died}"
+    if is_late:
+        run.problem = f"the run did not end within {min(seconds or most_seconds, most_seconds):.0f} s by the clock"
     return run, running
 
 

@@ -13,15 +13,15 @@ from types import FrameType
 WALL_SECONDS = 60.0
 """After so long by the clock a test is stopped if it only waits, for what never comes."""
 WAITING_SHARE = 1 / 30
-"""A test waits if it has used less CPU time than this share of the time by the clock. Others get more, also where many
-programs share a machine; they end when their CPU time does."""
+"""A test that has used less CPU time than this share of the time by the clock is one that waits. The clock stops no
+other: that ends when its CPU time does, however many programs share the machine."""
 WAIT_SECONDS = 3.0
 """By the clock, for a test that only waits, after an earlier test of this process has waited until its limit."""
-GIVEN_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "inf"))
+MAX_TEST_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "inf"))
 """No test and no import may take more CPU seconds: for tests of the limits themselves."""
 REPEAT_SECONDS = 1.0
 
-other_clocks: list[Callable[[], float]] = []
+worker_clocks: list[Callable[[], float]] = []
 """Clocks of CPU seconds that other processes spend for the body, which count as its own."""
 
 
@@ -124,7 +124,7 @@ def not_repeated() -> Iterator[None]:
             _set_timers(REPEAT_SECONDS, REPEAT_SECONDS)
 
 
-def seconds_for_another() -> float | None:
+def worker_seconds_left() -> float | None:
     """CPU seconds that a helper process of the body may use; None if nothing limits the body.
 
     A little less than is left, so that it stops first and can say where it was.
@@ -135,14 +135,14 @@ def seconds_for_another() -> float | None:
     return max(left - max(0.05, left / 20), 0.01)
 
 
-def exceeded_by_another() -> TookTooLong:
-    """The exception to raise when a helper process has used up its `seconds_for_another`."""
+def worker_took_too_long() -> TookTooLong:
+    """The exception to raise when a helper process has used up its `worker_seconds_left`."""
     return TookTooLong(_limit.cpu_seconds if _limit else 0.0)
 
 
 def cpu_seconds_now() -> float:
-    """The CPU seconds that limits count: those of this process and of `other_clocks`."""
-    return time.process_time() + sum(clock() for clock in other_clocks)
+    """The CPU seconds that limits count: those of this process and of `worker_clocks`."""
+    return time.process_time() + sum(clock() for clock in worker_clocks)
 
 
 def cpu_seconds_of(pid: int) -> float:

@@ -18,8 +18,11 @@ from labkit.suite.limits import TookTooLong
 from labkit.suite.results import MOST_SHARE, Kind, State, TaskResult, TestResult, add_up, lab_points
 
 LONGEST_LINE = 160
+"""Characters of a line of a message; what is longer is cut."""
 MOST_LINES = 12
+"""Lines of a message."""
 SHOWN_IN_FULL = 3
+"""Tests of a task whose messages are shown; the others are listed by name."""
 NOT_BROADCAST = re.compile(r"could not be broadcast together with shapes \(([\d,]+)\) \(([\d,]+)\)")
 USUAL_CAUSES = {
     "zero-size array to reduction operation": "there is nothing to reduce, as in an empty block: max takes "
@@ -29,7 +32,6 @@ USUAL_CAUSES = {
     "torch.return_types.m": "max and min along a dim return (values, indices): take .values, or call amax or amin",
 }
 """What an error's text holds → its usual cause."""
-"""In the call that Hypothesis quotes: tells a student nothing, and has another address in each run."""
 
 SIGNALS = {"SIGSEGV": "memory that is not its own", "SIGABRT": "a library gave up", "SIGKILL": "killed"}
 WHY_CAPPED = {

@@ -6,7 +6,7 @@ import math
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from functools import partial
 from importlib.abc import Loader
 from pathlib import Path
@@ -63,7 +63,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Read the manifests, install the import finder, and register the plugins of the run."""
-    config.addinivalue_line("markers", "board: counts that `lab check` shows, under the name of its parameter")
     config.addinivalue_line(
         "markers", "memory_limit(mib): memory is bounded by the kernel, by the fixture of this name"
     )
@@ -87,21 +86,6 @@ def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     import numpy as np
 
     return np.random.default_rng([request.config.option.seed, zlib.crc32(request.node.nodeid.encode())])
-
-
-@pytest.fixture
-def board(request: pytest.FixtureRequest) -> Callable[[Mapping[str, int]], None]:
-    """Receives the counts of a test marked `board`, by name; `lab check` shows them if the test passes.
-
-    Raises ValueError for anything but whole numbers, and when it is called again.
-    """
-
-    def record(counts: Mapping[str, int]) -> None:
-        if not all(type(count) is int for count in counts.values()) or _counts(request.node):
-            raise ValueError(f"a board takes whole numbers, and once from a test: {dict(counts)!r}")
-        request.node.user_properties.append(("counts", dict(counts)))
-
-    return record
 
 
 @pytest.fixture
@@ -201,7 +185,7 @@ class LabResults:
             kind=Kind.BORROWED if error is not None and _is_borrowed(error) else _kind(item),
             n_printed=0 if report.passed else report.capstdout.count("\n"),
             memory_limit=item.get_closest_marker("memory_limit") is not None,
-            counts=_counts(item) if state is State.PASSED else {},
+            counts=dict(item.user_properties).get("counts", {}) if state is State.PASSED else {},
         )
         self.results.setdefault(lab.label, []).append(result)
         report.user_properties.append(("result", result))
@@ -335,7 +319,7 @@ def _seconds(item: pytest.Item, lab: Lab) -> float:
         seconds = marker.args[0]
     else:
         seconds = GPU_SECONDS if item.get_closest_marker("gpu") else lab.test_seconds
-    return min(seconds, limits.GIVEN_SECONDS)
+    return min(seconds, limits.MAX_TEST_SECONDS)
 
 
 def _class_name(item: pytest.Item) -> str:
@@ -357,11 +341,6 @@ def _is_borrowed(error: BaseException) -> bool:
     from labkit.testing.compare import BorrowedWork
 
     return isinstance(error, BorrowedWork)
-
-
-def _counts(item: pytest.Item) -> dict[str, int]:
-    """The counts that the test recorded with the fixture `board`."""
-    return dict(*(value for name, value in item.user_properties if name == "counts"))
 
 
 def _has_cuda() -> bool:

@@ -60,7 +60,7 @@ class TestResult:
         drawn: whether its inputs are drawn at random, so that another seed gives others.
         n_printed: how many lines the code printed that were not shown.
         memory_limit: whether memory is measured by the operating system: see `labkit.testing.memory_limit`.
-        counts: what a test that passed has recorded by the fixture `board`, by name.
+        counts: what a test that passed has recorded as "counts" with pytest's fixture `record_property`, by name.
     """
 
     __test__: ClassVar[bool] = False  # pytest collects classes whose names begin with Test
@@ -117,7 +117,7 @@ class Stored(msgspec.Struct):
 
 
 def task_points(task: Task, results: Iterable[TestResult]) -> float:
-    """The points that the results of all tests of `task` earn: the one rule for students and grading.
+    """The points that the results of all tests of `task` earn, for students and when graded.
 
     A task earns the share of its tests that pass: nothing before a result on inputs drawn at random is right (fixed
     results can be copied from the suite), at most half of its points while a result on ordinary inputs is wrong, at

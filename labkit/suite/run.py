@@ -21,11 +21,8 @@ from labkit.suite.limits import cpu_seconds_now
 from labkit.suite.plugin import LAB_LINES
 from labkit.suite.results import TestResult
 
-OVERTIME = "the run did not end"
-"""How `problem` begins for a run that was stopped when its time was over."""
-
 NOT_NEEDED = (
-    *("cacheprovider", "doctest", "junitxml", "legacypath", "logging", "pastebin"),
+    *("cacheprovider", "doctest", "legacypath", "logging", "pastebin"),
     *("recwarn", "setuponly", "setupplan", "stepwise", "subtests", "unittest"),
 )
 """Plugins of pytest's that cost time in each run."""
@@ -39,6 +36,7 @@ class SuiteRun:
         results: of the tests that were run, in their order.
         n_collected: how many tests there were to run.
         problem: why the suite could not be run at all, or not to its end.
+        is_overtime: whether that is because its time was over.
         died: how its process ended, where it ended before the run.
         interrupted: where Ctrl-C came.
         collected: the names of the tests by task.
@@ -47,6 +45,7 @@ class SuiteRun:
     results: list[TestResult] = field(default_factory=list)
     n_collected: int = 0
     problem: str = ""
+    is_overtime: bool = False
     died: str = ""
     interrupted: str = ""
     collected: dict[str, list[str]] = field(default_factory=dict)
@@ -76,8 +75,7 @@ def run_suite(
         tests: which tests, as `TestClass` or `TestClass::test_name`; all when empty.
         listener: is called before and after each test.
         show_prints: let what the code prints, and a debugger that it opens, have the terminal.
-        cpu_seconds: begin no further test when this run, its worker included, has used so much CPU time; `problem`
-            then begins with `OVERTIME`.
+        cpu_seconds: begin no further test when this run, its worker included, has used so much CPU time.
     """
     recorder = Recorder(lab, listener or Listener(), sys.stdout if show_prints else None, cpu_seconds)
     settings = lab.folder.parent.parent / "pyproject.toml"
@@ -90,7 +88,7 @@ def run_suite(
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         status = pytest.main(arguments, plugins=[recorder, *_plugins(settings)])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        recorder.run.problem = recorder.overtime or output.getvalue().strip() or f"pytest ended with {status!r}"
+        recorder.run.problem = recorder.run.problem or output.getvalue().strip() or f"pytest ended with {status!r}"
     return recorder.run
 
 
@@ -103,7 +101,6 @@ class Recorder:
 
     def __init__(self, lab: Lab, listener: Listener, terminal: TextIO | None, cpu_seconds: float | None) -> None:
         self.run = SuiteRun()
-        self.overtime = ""
         self._lab, self._listener, self._terminal = lab, listener, terminal
         self._cpu_seconds, self._cpu_began = cpu_seconds, cpu_seconds_now()
 
@@ -146,7 +143,8 @@ class Recorder:
         """Begin no further test when the time is up."""
         if self._cpu_seconds is None or nextitem is None or cpu_seconds_now() - self._cpu_began < self._cpu_seconds:
             return
-        self.overtime = item.session.shouldstop = f"{OVERTIME} within {self._cpu_seconds:g} s of CPU time"
+        self.run.problem = item.session.shouldstop = f"the run did not end within {self._cpu_seconds:g} s of CPU time"
+        self.run.is_overtime = True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a result, and report it."""

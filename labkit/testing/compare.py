@@ -159,7 +159,7 @@ def assert_at_most(
 ) -> None:
     """Fail unless `got <= limit`; the message gives both and their ratio, or how many too many.
 
-    `required` is what the handout asks for: the margin is counted from there.
+    What calibration records is `(got - required) / (limit - required)`; `required` is what the handout asks for.
     """
     record_margin(name, got - required, limit - required, unit or "count")
     if got <= limit:
@@ -416,8 +416,8 @@ def _looks_unwritten(values: npt.NDArray, reference: npt.NDArray) -> bool:
 def _not_a_number(computed: npt.NDArray, reference: npt.NDArray, allowed: float, mistakes: Mistakes | None) -> str:
     """The mistakes with NaN at the same places and the same numbers at all others.
 
-    Where every element is NaN, nothing tells one cause from another. A mistake that leaves a row without keys has 0
-    there, or −inf, where 0/0 is as usual: then the numbers of the other rows must be wrong, and the mistake's own.
+    Where every element is NaN, nothing tells one cause from another. A mistake may give 0 or −inf for a row without
+    keys, where NaN is as usual: then the numbers of the other rows must be wrong, and equal to the mistake's.
     """
     is_nan = np.isnan(computed)
     if is_nan.all():

@@ -22,7 +22,7 @@ def copied(*arguments: T) -> tuple[T, ...]:
 
 @contextlib.contextmanager
 def left_alone(names: Iterable[str], arguments: Iterable[Any]) -> Iterator[None]:
-    """Fail unless the arrays or tensors that the block hands to an answer hold, when it has ended, what they held.
+    """Fail if what runs in the block has changed one of the arrays or tensors `arguments`.
 
     `arguments` are the very objects that are handed on, `names` what the handout calls them, in the same order.
     """

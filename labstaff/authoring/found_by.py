@@ -21,7 +21,7 @@ from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import ForkedRunner, heavy_modules
-from labkit.suite.run import OVERTIME, SuiteRun
+from labkit.suite.run import SuiteRun
 from labstaff.authoring.mistakes import Mistake, mistakes_of
 
 CPU_SECONDS = 100.0
@@ -75,7 +75,7 @@ def finding_test(mistake: Mistake, run: SuiteRun) -> str:
     Raises:
         LookupError: there is none, or the suite did not run to its end.
     """
-    if run.problem and not run.died and not run.problem.startswith(OVERTIME):
+    if run.problem and not run.died and not run.is_overtime:
         raise LookupError(f"{mistake.lab.label}: {mistake.name}: {run.problem}")
     for result in run.results:
         says = mistake.says in "\n".join(result.lines)

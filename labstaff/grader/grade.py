@@ -11,12 +11,13 @@ from typing import Literal
 from msgspec.structs import replace
 
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.forked import DIED, HEAVY, heavy_modules
+from labkit.suite.forked import HEAVY, heavy_modules
 from labkit.suite.results import Kind, State, TestResult, task_points
 from labkit.suite.review import Finding
-from labkit.suite.run import OVERTIME, SuiteRun
+from labkit.suite.run import SuiteRun
 from labkit.testing.memory_limit import NEEDS_MORE
 from labstaff.grader.plain_text import lines, one_line
+from labstaff.grader.remote import NOT_GRADED
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.sandbox import BROKEN, SandboxBroken
@@ -32,9 +33,6 @@ SUITE_SHARE = 0.5
 
 TASK_CPU_SECONDS = 60.0
 """CPU time of such a task, its worker included, after which no further test of it is begun."""
-
-NOT_GRADED = "the rest is not graded"
-"""What a test reports that was left out, since the worker had ended too often (`labstaff.grader.remote`)."""
 
 
 class GradingFailed(Exception):
@@ -134,7 +132,7 @@ class Grader:
         options, why = ("--src", folder, "--seed", str(seed)), ""
         for _attempt in range(2):
             run = self._runner.run(lab.label, *options, tests=tests, cpu_seconds=cpu_seconds, most_seconds=seconds)
-            if BROKEN not in run.problem and not run.problem.startswith(DIED):
+            if BROKEN not in run.problem and (run.is_overtime or not run.died):
                 return run
             why = next((line.strip("! ") for line in run.problem.splitlines() if BROKEN in line), run.problem)
         raise GradingFailed(f"grading failed twice on this submission: {why}")
@@ -142,7 +140,7 @@ class Grader:
 
 def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
     """The tasks that a run did not finish: its time was over, or the tasks before had ended the process too often."""
-    if run.problem.startswith(OVERTIME):
+    if run.is_overtime:
         begun = [result.task for result in run.results]
         last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
         return list(lab.tasks[last:])
@@ -153,7 +151,8 @@ def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
 def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = ()) -> GradedSubmission:
     """The result of a suite's run: every test, and each task's points, by the rule that students see too.
 
-    A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing.
+    A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing, where the kernel
+    measured more memory than the meters in the process, or where a finding says that a library does its work.
     """
     classes = {task.name: task.tests for task in lab.tasks}
     tests: dict[str, Literal["passed", "failed"]] = {}

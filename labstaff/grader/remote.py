@@ -19,7 +19,7 @@ import numpy as np
 from labkit.labs.manifest import Lab
 from labkit.suite import finder, limits
 from labkit.suite.finder import Source, Unusable
-from labkit.suite.limits import TookTooLong, exceeded_by_another, not_repeated, seconds_for_another
+from labkit.suite.limits import TookTooLong, not_repeated, worker_seconds_left, worker_took_too_long
 from labkit.suite.messages import ProcessEnded
 from labkit.testing import probes
 from labkit.testing.memory_limit import SLACK_BYTES, needs_more, task_name
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 MOST_STARTS = 40
 """How often a submission's worker is started again before the rest of its tests fail."""
+NOT_GRADED = "the rest is not graded"
+"""What a test reports that was left out, since the worker had ended so often."""
 LOAD_SECONDS = 120.0
 """How long loading a file may take by the clock: behind the limit that the worker itself sets to an import."""
 STOP_SECONDS = 20.0
@@ -139,7 +141,7 @@ class SubmissionProcess:
         if self.unusable:
             raise Unusable(self.unusable)
         if self.n_starts == MOST_STARTS:
-            raise SubmissionError(f"its process ended {MOST_STARTS} times: the rest is not graded")
+            raise SubmissionError(f"its process ended {MOST_STARTS} times: {NOT_GRADED}")
         self.n_starts += 1
         self.worker = self.sandbox.worker()
         return self.source.lab, file.name, source
@@ -185,7 +187,7 @@ class SubmissionProcess:
         return []
 
     def _exception(self, raised: wire.Raised) -> BaseException:
-        error = exceeded_by_another() if raised.kinds[:1] == [TOOK_TOO_LONG] else _of_its_kind(raised)
+        error = worker_took_too_long() if raised.kinds[:1] == [TOOK_TOO_LONG] else _of_its_kind(raised)
         error.__dict__["far_places"] = self._places(raised)
         return error
 
@@ -264,7 +266,7 @@ def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Source],
         suite = source.lab.suite_file.parent
         if suite not in by_suite:
             by_suite[suite] = SubmissionProcess(sandbox, source)
-            limits.other_clocks.append(by_suite[suite].cpu_seconds)
+            limits.worker_clocks.append(by_suite[suite].cpu_seconds)
         return RemoteLoader(by_suite[suite])
 
     def run_there(function: FunctionType) -> RemoteProbe:
@@ -277,7 +279,7 @@ def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Source],
     def end() -> None:
         probes.worker_runner = None
         for remote in by_suite.values():
-            limits.other_clocks.remove(remote.cpu_seconds)
+            limits.worker_clocks.remove(remote.cpu_seconds)
             remote.end()
 
     probes.worker_runner = run_there
@@ -289,7 +291,7 @@ def _call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[A
     """A call as the worker makes it: with the limits and settings that hold here."""
     torch = sys.modules.get("torch")
     grad = bool(torch is not None and torch.is_grad_enabled())
-    return function, tuple(args), kwargs, seconds_for_another(), grad, must_return_arguments()
+    return function, tuple(args), kwargs, worker_seconds_left(), grad, must_return_arguments()
 
 
 def _is_want_of_memory(error: Exception) -> bool:

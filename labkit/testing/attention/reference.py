@@ -103,12 +103,6 @@ def gradients_with_penalty(
     return Gradients(*(g + more for g, more in zip(alone, penalty, strict=True))), alone
 
 
-def orders(width: int) -> list[npt.NDArray[np.intp]]:
-    """Orders in which a sum over `width` numbers may run: as they stand, from the middle, and backwards."""
-    natural = np.arange(width)
-    return [natural, np.roll(natural, width // 2), natural[::-1]]
-
-
 def random_qkv(
     rng: np.random.Generator,
     *,

@@ -6,6 +6,8 @@ A lab's suite runs one test over it:
     def test_results(self, rng, row):
         case = row.draw(Case, rng)  # Q, K and V as the row says, and what comes out of them in float64
         ...
+
+`Case` is that of `tensor_cases`; with arrays, as in Labs 01, 03 and 04, it is `cases.Case.drawn`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ TOP_LEFT = "query i sees the keys j ≤ i, whatever the lengths"
 HALF = ("float16", "bfloat16")
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {"full": {}, "causal": {"causal": True}, "masked": {"masked": True}}
-"""What hides keys → the option that says so."""
+"""Variant → the arguments of a case that it adds."""
 
 
 @dataclass(frozen=True)

@@ -191,11 +191,6 @@ def scaled_down(found: Results, exact: Results) -> Results:
     return {name: np.where(np.isfinite(x), x + (found[name] - x) * shrink, x) for name, x in exact.items()}
 
 
-def strided(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The same numbers, laid out as (batch, N, heads, d) tensors that are seen as (batch, heads, N, d)."""
-    return [x.transpose(-3, -2).contiguous().transpose(-3, -2) for x in tensors]
-
-
 def _named(value: Any, name: str) -> Any:
     def made() -> Any:
         result = value() if callable(value) else value

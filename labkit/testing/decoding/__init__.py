@@ -1,1 +1,1 @@
-"""Decoding: caches and their bytes, shared heads, splits, pages and the slots of a server."""
+"""Decoding: heads that share keys, splits, paged caches, block managers."""

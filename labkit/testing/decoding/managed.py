@@ -36,7 +36,7 @@ class Managed:
         self.refused: set[Any] = set()
 
     def after(self, *, gone: str = "", **prompts: list[int]) -> Managed:
-        """This manager, after sequences came with these prompts, in order, and those named by `gone` went, likewise."""
+        """This manager, after `prompts` were allocated in order, and the sequences in `gone`, a letter each, freed."""
         for seq_id, token_ids in prompts.items():
             self.allocate(seq_id, token_ids)
         for seq_id in gone:

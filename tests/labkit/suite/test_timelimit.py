@@ -74,7 +74,7 @@ def test_a_signal_as_the_body_ends_leaves_no_limit_behind(monkeypatch):
 
 def test_a_slow_machine_is_not_taken_for_waiting(monkeypatch):
     spent = itertools.count(0.0, 30.0)
-    monkeypatch.setattr(limits, "other_clocks", [lambda: next(spent)])
+    monkeypatch.setattr(limits, "worker_clocks", [lambda: next(spent)])
     monkeypatch.setattr(limits, "REPEAT_SECONDS", 0.05)
     with time_limit(1000, 0.1):
         time.sleep(0.3)
@@ -82,7 +82,7 @@ def test_a_slow_machine_is_not_taken_for_waiting(monkeypatch):
 
 def test_what_waits_after_it_has_computed_is_stopped(monkeypatch):
     n_asked = itertools.count()
-    monkeypatch.setattr(limits, "other_clocks", [lambda: 0.02 * (next(n_asked) > 0)])
+    monkeypatch.setattr(limits, "worker_clocks", [lambda: 0.02 * (next(n_asked) > 0)])
     with pytest.raises(TookTooLong, match="by the clock"), time_limit(60, 0.1):
         time.sleep(20)
     assert next(n_asked) > 2
@@ -96,7 +96,7 @@ def test_after_one_wait_the_next_is_stopped_sooner(monkeypatch):
         with pytest.raises(TookTooLong, match=rf"after {seen} s by the clock"), time_limit(60, allowed):
             time.sleep(60)
     spent = itertools.count(0.0, 30.0)
-    monkeypatch.setattr(limits, "other_clocks", [lambda: next(spent)])
+    monkeypatch.setattr(limits, "worker_clocks", [lambda: next(spent)])
     with time_limit(60, 30):
         time.sleep(0.3)
 
@@ -160,13 +160,13 @@ def test_a_stopped_clock_counts_nothing_and_goes_on_afterwards():
 
 def test_a_process_that_works_for_the_body_gets_what_is_left(monkeypatch):
     spent = 0.0
-    monkeypatch.setattr(limits, "other_clocks", [lambda: spent])
-    assert limits.seconds_for_another() is None
+    monkeypatch.setattr(limits, "worker_clocks", [lambda: spent])
+    assert limits.worker_seconds_left() is None
     with time_limit(60):
-        before = limits.seconds_for_another()
+        before = limits.worker_seconds_left()
         spent = 40.0
-        after = limits.seconds_for_another()
-        assert limits.exceeded_by_another().seconds == 60
+        after = limits.worker_seconds_left()
+        assert limits.worker_took_too_long().seconds == 60
     assert 55 < before < 60
     assert 15 < after < 20
 

@@ -7,8 +7,9 @@ import pytest
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.forked import ForkedRunner
 from labkit.suite.results import State, TestResult
-from labkit.suite.run import OVERTIME, SuiteRun
-from labstaff.grader.grade import MOST_SECONDS, NOT_GRADED, TASK_CPU_SECONDS, Grader, GradingFailed
+from labkit.suite.run import SuiteRun
+from labstaff.grader.grade import MOST_SECONDS, TASK_CPU_SECONDS, Grader, GradingFailed
+from labstaff.grader.remote import NOT_GRADED
 from labstaff.grader.sandbox import SandboxBroken
 from labstaff.grader.submission import Submission
 
@@ -34,10 +35,15 @@ class CutShort:
         first, second, *_ = LAB.tasks
         results = {task.name: [TestResult("test_it", task.name, State.PASSED, drawn=True)] for task in LAB.tasks}
         if not tests:
-            return SuiteRun(results[first.name] + results[second.name], 20, f"{OVERTIME} within 300 s of CPU time")
+            return SuiteRun(
+                results[first.name] + results[second.name],
+                20,
+                "the run did not end within 300 s of CPU time",
+                is_overtime=True,
+            )
         (task,) = [task for task in LAB.tasks if (task.tests,) == tests]
         if task is second:
-            return SuiteRun(results[second.name], 4, f"{OVERTIME} within 60 s of CPU time")
+            return SuiteRun(results[second.name], 4, "the run did not end within 60 s of CPU time", is_overtime=True)
         return SuiteRun(results[task.name], 1)
 
     def close(self):
@@ -68,7 +74,7 @@ def test_an_endless_submission_ends_by_its_cpu_time(tmp_path):
     (tmp_path / "profiling.py").write_text(f"{SOLUTION}\n\ndef standard_attention(*_):\n    while True: pass\n")
     with ForkedRunner() as warm:
         run = warm.run("lab01", "--src", str(tmp_path), cpu_seconds=0.75)
-    assert run.problem == f"{OVERTIME} within 0.75 s of CPU time"
+    assert run.problem == "the run did not end within 0.75 s of CPU time"
     assert 1 <= len(run.results) <= 10 < run.n_collected
     assert {result.state for result in run.results} <= {State.TOO_SLOW, State.PASSED}
 
@@ -101,7 +107,7 @@ def test_a_run_is_ended_by_the_clock_and_keeps_what_it_has(tmp_path):
     (tmp_path / "profiling.py").write_text(f"{SOLUTION}\n{slow}standard_attention = slowly(standard_attention)\n")
     with ForkedRunner() as warm:
         run = warm.run("lab01", "--src", str(tmp_path), most_seconds=4.0)
-    assert run.problem == f"{OVERTIME} within 4 s by the clock"
+    assert run.problem == "the run did not end within 4 s by the clock"
     assert 1 <= len(run.results) < run.n_collected
 
 
@@ -111,7 +117,7 @@ class Dies(CutShort):
     broken = False
 
     def run(self, lab, *options, **_):
-        return SuiteRun(problem="the run ended without a result: killed by SIGKILL")
+        return SuiteRun(problem="the run ended without a result: killed by SIGKILL", died="killed by SIGKILL")
 
     def require_worker(self):
         if self.broken:
