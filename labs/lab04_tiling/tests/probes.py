@@ -68,13 +68,14 @@ def attention_and_tiles(Q, K, V, *args, **options):
 def exponents_of_stand_ins(seed, Ns, ds, sram_sizes):
     """io_exponents with stand-ins for the two functions it calls: the result, and each call of tiled_traffic.
 
-    The stand-in for tiled_traffic moves a random number of bytes. That for choose_blocks returns blocks that mean
-    nothing: `sram_bytes % 7 + 1` and `d % 5 + 1`, or (0, 0) where an element has not 4 bytes.
+    The stand-in for tiled_traffic moves a random number of bytes, fewer where the SRAM is larger. That for
+    choose_blocks returns blocks that mean nothing: `sram_bytes % 7 + 1` and `d % 5 + 1`, or (0, 0) where an element has
+    not 4 bytes.
     """
     rng, calls = np.random.default_rng(seed), []
 
     def tiled_traffic(machine, Q, K, V, block_q, block_k):
-        before, n_loads = machine.traffic, int(rng.integers(2, 60))
+        before, n_loads = machine.traffic, int(rng.integers(40, 60)) * 2048 // machine.sram_bytes
         O = machine.allocate((1, Q.shape[-1]), np.float32)
         for n in range(n_loads):
             tile = machine.load(Q, np.s_[:1])

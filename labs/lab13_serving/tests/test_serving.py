@@ -391,8 +391,10 @@ class TestScheduler:
             assert_served(trace, 40, 4, 16)
         for n in range(20, 40, 2):  # some of them give way in the middle of their prompt
             for max_tokens in (3, 5, 8):
-                trace = [Request(0, 0, tuple(range(8)), 8), Request(1, 0, text[:n], 4)]
+                trace = [Request(1, 20, tuple(range(8)), 8), Request(2, 20, text[:n], 4)]
                 assert_served(trace, 12, 4, max_tokens)
+                # likewise, in blocks that were full before
+                assert_served([Request(0, 0, tuple(range(43)), 2), *trace], 12, 4, max_tokens)
 
     def test_the_request_that_came_last_gives_way(self):
         scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
