@@ -28,6 +28,8 @@ def step(
 ) -> tuple[Any, Any, list[Any]]:
     """The output before the backward pass and after it, and the gradients.
 
+    An output that is no tensor, or has not the shape of `d_out`, comes alone: None and no gradients follow.
+
     Args:
         d_out: the output's gradient; None for that of its sum, one number that is expanded.
         on_nan: `empty` hands out NaN.
@@ -39,7 +41,7 @@ def step(
         leaf.requires_grad_(needed)
     with UninitialisedIsNaN() if on_nan else contextlib.nullcontext():
         out = fn(*leaves)
-        if not isinstance(out, torch.Tensor):
+        if not isinstance(out, torch.Tensor) or (d_out is not None and out.shape != d_out.shape):
             return out, None, []
         before = out.detach().clone()
         for _ in range(n_backward):

@@ -416,14 +416,15 @@ def _looks_unwritten(values: npt.NDArray, reference: npt.NDArray) -> bool:
 def _not_a_number(computed: npt.NDArray, reference: npt.NDArray, allowed: float, mistakes: Mistakes | None) -> str:
     """The mistakes with NaN at the same places and the same numbers at all others.
 
-    Where every element is NaN, nothing tells one cause from another. A mistake may give 0 or −inf for a row without
-    keys, where NaN is as usual: then the numbers of the other rows must be wrong, and equal to the mistake's.
+    Where every element is NaN, nothing tells one cause from another. Where the numbers are wrong, and all are those of
+    a mistake, it is named even if it does not explain the NaN: a row without keys has 0 there, or −inf, where 0/0 is as
+    usual, and a block without keys may give NaN.
     """
     is_nan = np.isnan(computed)
     if is_nan.all():
         return ""
     worst = float(np.abs(computed - reference)[np.isfinite(computed) & np.isfinite(reference)].max(initial=0))
-    found = []
+    found, apart = [], []
     for text, value in as_mapping(mistakes).items():
         with np.errstate(all="ignore"):
             mistake = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), computed.shape)
@@ -433,7 +434,9 @@ def _not_a_number(computed: npt.NDArray, reference: npt.NDArray, allowed: float,
             without_keys = is_nan & ((mistake == 0) | np.isneginf(mistake))
             if _apart(computed, np.where(without_keys, np.nan, mistake)) <= NEAR * allowed:
                 found.append(f"{text}; a row that is left without keys is 0/0")
-    return _either(found)
+            elif _apart(computed[~is_nan], mistake[~is_nan]) <= NEAR * allowed:
+                apart.append(f"{text}; NaN apart")
+    return _either(found or apart)
 
 
 def _fitting(

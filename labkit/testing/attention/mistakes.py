@@ -14,6 +14,8 @@ import numpy.typing as npt
 from labkit.testing.attention.cases import Case, later_keys
 from labkit.testing.attention.reference import Attention, attention
 
+LEAST_LOG = -104
+"""Below it, exp of a number is 0 in float32."""
 Made = dict[str, Callable[[], Attention]]
 Hidden = dict[str, npt.NDArray[np.bool_]]
 
@@ -106,6 +108,8 @@ def tile_mistakes(case: Case, block_q: int, block_k: int) -> Hidden:
         "the queries' positions alone are counted within the tile": j > i % block_q,
         "the keys' positions alone are counted within the tile": j % block_k > i,
         "tiles that the diagonal crosses are taken whole": above,
+        "a tile that begins left of the diagonal is taken whole, even where the diagonal crosses it": above
+        | (later & (first_key > first_query)),
         "only tiles (I, J) with I = J are masked, which is right for square tiles only": above
         | (later & (row == column)),
         "only tiles (I, J) with I = J are masked, and no tile is left out": later & (row == column),
@@ -176,6 +180,10 @@ def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
             f"{text}, in the tiles that are computed": made for text, made in _large_numbers(case, skipped).items()
         }
     found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
+    if (case.scores.max(-1, initial=-np.inf) < LEAST_LOG).any():
+        found["m starts at 0, far above all scores of a row: its powers and l are 0, and 0/0 is NaN"] = lambda: (
+            _from_zero(case, divided=True)
+        )
     if case.n_keys % block_k:
         found["keys behind the end of the last block score 0 instead of −inf, and weigh something"] = lambda: _padded(
             case, block_k
@@ -214,10 +222,14 @@ def pass_mistakes(case: Case, parts: Sequence[slice]) -> Made:
         "l is not rescaled when the maximum moves": summed(rescale_l=False),
         "the output so far is not rescaled when the maximum moves (l is)": summed(rescale_o=False),
         "the output is not divided by l at the end": summed(divide=False),
+        "the output of each block replaces those before, instead of being added": summed(add_o=False),
         "each block is divided by the l known at its time": summed(divide_each=True, divide=False),
         "each block is divided by the l known at its time, and the whole by l once more": summed(divide_each=True),
         "the factor that rescales is upside down: exp(m_new − m_old)": summed(upside_down=True),
         "each block of keys has a softmax of its own, and their outputs are averaged": lambda: _averaged(case, parts),
+        "each block of keys has a softmax of its own, and their outputs are added": lambda: _averaged(
+            case, parts, times=len(parts)
+        ),
     }
     if case.hidden.any():
         found["a block without a key that the row sees gives −inf − (−inf)"] = summed(guarded=False)
@@ -230,6 +242,7 @@ def blockwise(
     *,
     rescale_l: bool = True,
     rescale_o: bool = True,
+    add_o: bool = True,
     divide: bool = True,
     divide_each: bool = False,
     guarded: bool = True,
@@ -250,7 +263,7 @@ def blockwise(
             alpha = np.where(m > -np.inf, 1 / alpha, 0) if upside_down else alpha
             l = (alpha * l if rescale_l else l) + powers.sum(-1, keepdims=True)
             share = powers / np.where(l == 0, 1, l) if divide_each else powers
-            o = (alpha * o if rescale_o else o) + share @ V
+            o = share @ V + ((alpha * o if rescale_o else o) if add_o else 0)
             m = m_new
         output = o / np.where(l == 0, 1, l) if divide else o
         return Attention(output, np.full((*m.shape[:-1], 1), np.nan), (m + np.log(l))[..., 0])
@@ -310,13 +323,13 @@ def _softmax_without_keepdims(scores: npt.NDArray, where: str) -> npt.NDArray:
     return powers / np.where(total == 0, 1, total)
 
 
-def _averaged(case: Case, parts: Sequence[slice]) -> Attention:
+def _averaged(case: Case, parts: Sequence[slice], times: int = 1) -> Attention:
     hidden = np.broadcast_to(case.hidden, (*case.hidden.shape[:-2], case.n_queries, case.n_keys))
     each = [
         attention(case.Q, case.K[..., p, :], case.V[..., p, :], mask=hidden[..., p], scale=case.used_scale).output
         for p in parts
     ]
-    return case.want._replace(output=np.mean(each, axis=0))
+    return case.want._replace(output=np.mean(each, axis=0) * times)
 
 
 def _twice(case: Case, block_k: int) -> Attention:
@@ -334,12 +347,12 @@ def _padded(case: Case, block_k: int) -> Attention:
     return Attention(case.want.output * share, case.want.weights * share, lse)
 
 
-def _from_zero(case: Case) -> Attention:
+def _from_zero(case: Case, divided: bool = False) -> Attention:
     top = np.maximum(case.scores.max(-1, keepdims=True, initial=0), 0)
     powers = np.exp(case.scores - top).astype(np.float32).astype(float)  # what underflows in float32 is lost
     total = powers.sum(-1, keepdims=True)
-    weights = powers / np.where(total == 0, 1, total)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        weights = powers / (total if divided else np.where(total == 0, 1, total))
         return Attention(weights @ case.V.astype(float), weights, (top + np.log(total))[..., 0])
 
 

@@ -1,6 +1,7 @@
 """Assertions of Lab 02: bytes read from trackers, bytes of a training step, and rows of the benchmark."""
 
 import contextlib
+import math
 import statistics
 from typing import NamedTuple
 
@@ -13,12 +14,7 @@ from .probes import left_on
 EXACT = {"round_to": 1, "workspace_bytes": 0}
 """How the CPU counts: nothing rounded, and no workspace."""
 NOT_LEFT = "the way out is taken only when all goes well: `with`, or `try … finally`, leaves in every case"
-HINTS = {
-    "saved": "saved_for_backward shows which parts these are: two (B, N, N) arrays and two columns",
-    "forward_peak": "the larger of two moments of the forward pass, as the handout lists them",
-    "step_peak": "the largest of five moments, as the handout lists them",
-}
-IN_MIB = "in MiB: mem_max_MB is the peak of the second step up to the loss, add_mem_MB its growth from the step's start"
+TOTALS = ("saved", "forward_peak", "step_peak")
 
 
 class After(NamedTuple):
@@ -75,11 +71,15 @@ def assert_prediction(got, shape, itemsize=4):
     """Compare parts and totals of a training step, as `attention_training_memory` returns them."""
     batch, n, d = shape
     parts, of_one_entry = _parts(batch, n, d, itemsize), _parts(1, n, d, itemsize)
-    want = parts | {total: step_memory(shape, total, dtype_bytes=itemsize) for total in HINTS}
+    want = parts | {total: step_memory(shape, total, dtype_bytes=itemsize) for total in TOTALS}
     assert_keys("the result", got, want)
+    exact = dict.fromkeys(("scores", "shifted", "exponentials", "weights"), batch * n * n * itemsize)
+    exact |= dict.fromkeys(("inputs", "gradients"), 3 * batch * n * d * itemsize)
+    exact |= {"argmax": 8 * batch * n, "row_sums": batch * n * itemsize, "loss": itemsize}
     for name, nbytes in want.items():
-        if name in HINTS:
+        if name in TOTALS:
             mistakes = {"the gradients, as large as the inputs, or the inputs are left out": nbytes - parts["inputs"]}
+            mistakes |= _left_out(name, parts)
         else:
             mistakes = {
                 "the batch is left out": of_one_entry[name],
@@ -90,8 +90,44 @@ def assert_prediction(got, shape, itemsize=4):
             two_elements = _rounded(2 * batch * n * itemsize)
             mistakes["positions are given two elements of the rest: they are int64"] = two_elements
         where = f"of batch {batch}, seq_len {n}, d_model {d}, {itemsize} bytes an element,"
-        hint = HINTS.get(name, "each tensor is rounded up to 512 bytes by itself, even one number")
-        assert_bytes(f"{name} {where}", got[name], nbytes, mistakes, hint)
+        if name in exact:
+            mistakes["it is not rounded up to a multiple of 512 bytes"] = exact[name]
+            mistakes["three tensors are rounded up together, not each by itself"] = _rounded(exact[name])
+        wrong = {text: value for text, value in mistakes.items() if value != nbytes}
+        assert_bytes(f"{name} {where}", got[name], nbytes, wrong)
+
+
+def _left_out(name, parts):
+    """What a total comes to where one of its parts or moments is left out."""
+    square, tall, scalar = parts["scores"], parts["inputs"] // 3, parts["loss"]
+    columns = parts["argmax"] + parts["row_sums"]
+    saved = 2 * square + columns
+    if name == "saved":
+        return {
+            "the exponentials or the weights are left out": saved - square,
+            "the argmax is left out": saved - parts["argmax"],
+            "the row sums are left out": saved - parts["row_sums"],
+            "the argmax and the row sums are left out": saved - columns,
+            "the scores or the shifted scores are counted too": saved + square,
+        }
+    moments = {
+        "in which the quotient has just been made": saved + 2 * square,
+        "in which the new loss has just been made": saved + tall + scalar,
+    }
+    if name == "step_peak":
+        moments |= {
+            "of the backward pass through weights @ v": scalar + saved + square + tall,
+            "of the backward pass through the quotient": scalar + columns + 6 * square,
+            "of the backward pass through q @ kᵀ": scalar + square + 2 * tall,
+        }
+    always = sum(parts[part] for part in ("inputs", "gradients", "loss", "workspace"))
+    found = {
+        f"the moment {text} is left out": always + max(most for other, most in moments.items() if other != text)
+        for text in moments
+    }
+    if name == "step_peak":
+        found["the moments of the backward pass are left out"] = always + max(list(moments.values())[:2])
+    return {text: most for text, most in found.items() if most != always + max(moments.values())}
 
 
 def _parts(batch, n, d, itemsize):
@@ -119,10 +155,17 @@ def assert_longest(got, capacity, batch, d, itemsize, definition):
     mistakes = {
         "dtype_bytes is ignored": lambda: longest_that_fits(capacity, batch, d, definition=definition),
         "the first length that does not fit is returned": want + 1,
+        "powers of two alone are tried": 1 << max(want.bit_length() - 1, 0),
     }
-    hint = "the result is exact: it fits, and one more token does not"
+    if definition == "forward_peak":
+        of_squares = math.isqrt(capacity // (4 * batch * itemsize))
+        mistakes["the (B, N, N) arrays alone are counted: the other parts take memory too"] = of_squares
     assert_type(name, got, int, "an int")
-    assert_equal(name, got, want, mistakes=mistakes, hint=hint)
+    if got != want and 0 <= got < 10**9:
+        n = max(got, want)
+        needed = step_memory((batch, n, d), definition, dtype_bytes=itemsize)
+        name = f"{n:,} tokens need {needed:,} bytes. {name[0].upper()}{name[1:]}"
+    assert_equal(name, got, want, mistakes=mistakes)
 
 
 def requested(rows, d_models, seq_lens, **asked):
@@ -130,10 +173,11 @@ def requested(rows, d_models, seq_lens, **asked):
     assert_type("benchmark_attention's result", rows, list, "a list of rows")
     pairs = [(d, n) for d in d_models for n in seq_lens]
     assert_equal("the number of rows", len(rows), len(pairs), hint="a row for every d_model and every seq_len")
+    turned = [(d, n) for n in seq_lens for d in d_models]
     for number, (row, pair) in enumerate(zip(rows, pairs, strict=True)):
         assert_keys(f"row {number}", row, COLUMNS)
-        hint = "every d_model in turn, and for each of them every seq_len"
-        assert_equal(f"(d_model, seq_len) of row {number}", (row["d_model"], row["seq_len"]), pair, hint=hint)
+        mistakes = {"the lengths are the outer loop: for each d_model come all seq_lens": turned[number]}
+        assert_equal(f"(d_model, seq_len) of row {number}", (row["d_model"], row["seq_len"]), pair, mistakes=mistakes)
         for name, value in {"batch_size": 8, "warmup_steps": 5, "steps": 100, "device": "cpu", **asked}.items():
             assert_equal(
                 f"{name} of row {number}",
@@ -151,9 +195,22 @@ def assert_memory_columns(row):
     for column, definition in (("mem_max_MB", "forward_peak"), ("add_mem_MB", "saved")):
         name = "{} on {} for batch {}, seq_len {}, d_model {}".format(column, device, *shape)
         assert_type(name, row[column], float, "a float: MiB")
-        want = step_memory(shape, definition, **({} if device == "meta" else EXACT)) / MIB
-        mistakes = {"the workspace of 64 MiB is left out": want - CUDA_WORKSPACE_BYTES / MIB}
-        assert_equal(name, row[column], want, mistakes=mistakes, hint=IN_MIB)
+        exact, round_to = ({}, CUDA_ROUNDING_BYTES) if device == "meta" else (EXACT, 1)
+        want = step_memory(shape, definition, **exact) / MIB
+        tall, loss = (-(-4 * numbers // round_to) * round_to for numbers in (math.prod(shape), 1))
+        mistakes = {"it is in MB, 10⁶ bytes, and not in MiB": want * MIB / 1e6}
+        first = "the first step is read, where no gradients and no loss are there yet"
+        if definition == "saved":
+            mistakes |= {first: want + loss / MIB, "it is read after backward()": 0.0}
+        else:
+            of_the_step = step_memory(shape, "step_peak", **exact) / MIB
+            mistakes |= {
+                "the workspace of 64 MiB is left out": want - CUDA_WORKSPACE_BYTES / MIB,
+                first: want - (3 * tall + loss) / MIB,
+                "it is read after backward(): the peak is that of both passes": of_the_step,
+            }
+        mistakes = {text: value for text, value in mistakes.items() if value != want}
+        assert_equal(name, row[column], want, mistakes=mistakes)
 
 
 def assert_time_columns(row, taken_ms):

@@ -268,7 +268,8 @@ class TestMeasureMemory:
         return result
 
     def test_worked_example(self):
-        result = self.check("(x + 1).sum()", torch.zeros(1000), 4004, {"the arguments are counted": 8004})
+        mistakes = {"the arguments are counted": 8004, "what is alive afterwards is returned, not the peak": 4}
+        result = self.check("(x + 1).sum()", torch.zeros(1000), 4004, mistakes)
         assert_equal("the result of (x + 1).sum()", float(result), 1000.0)
 
     def test_random_sizes(self, rng):

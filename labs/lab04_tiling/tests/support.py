@@ -26,6 +26,7 @@ def count_mistakes(N_q, N_k, block_q, block_k, causal):
         "the number of blocks of queries is rounded down": len(
             tiles_with_an_entry(N_q // block_q * block_q, N_k, block_q, block_k, causal)
         ),
+        "both numbers of blocks are rounded down": (N_q // block_q) * (N_k // block_k),
     }
     if not causal:
         return found
@@ -47,6 +48,12 @@ def count_mistakes(N_q, N_k, block_q, block_k, causal):
             lambda first, last, key: key < first + block_q
         ),
         "the diagonal is counted from the bottom right": tiles_where(lambda first, last, key: key <= last + N_k - N_q),
+        "tile (I, J) is counted when J ≤ I, which is right for square tiles only": tiles_where(
+            lambda first, last, key: key // block_k <= first // block_q
+        ),
+        "tiles are counted up to the diagonal, even beyond the last key": len(
+            tiles_with_an_entry(N_q, max(N_q, N_k), block_q, block_k, True)
+        ),
     } | found
 
 
@@ -83,11 +90,14 @@ class Run:
         self.q, self.k, self.v = (found[name] for name in "qkv")
         self.in_use, self.high_water = found["in_use"], found["high_water"]
         message = f"the result is {found['result']}, expected what machine.allocate returned: the output is in HBM"
-        require(self.output is not None, message)
+        no_result = "\nUsual cause: a path through the function ends without `return`"
+        require(self.output is not None, message + no_result * (found["result"] == "NoneType"))
         message = f"{found['host_read']:,} bytes were read out of HBM past the machine (np.asarray or .numpy())"
         require(found["host_read"] == 0, f"{message}: data comes by machine.load alone")
         message = "nothing was loaded from Q, K and V: the bytes are to be moved, not calculated"
         require(self.q + self.k + self.v > 0, message)
+        message = "nothing was stored: what machine.allocate returned holds NaN until machine.store writes to it"
+        require(self.stored > 0, message)
 
     @property
     def summary(self):
@@ -121,14 +131,21 @@ def assert_tiled_bytes(run):
     usual = ""
     if (run.k, run.v) == (K.nbytes, V.nbytes):
         usual = "\nUsual cause: all of K and V is loaded at once, whatever the blocks are"
+    if run.q >= T_k * Q.nbytes and (run.k, run.v) == (T_q * K.nbytes, T_q * V.nbytes):
+        usual = "\nUsual cause: a block of queries is loaded again for each block of keys"
     message = f"{run.summary}\nExpected Q once, K and V {T_q} times (queries in the outer loop), or K and V once, "
     message += f"Q {T_k} times"
     require((run.q, run.k, run.v) == (Q.nbytes, T_q * K.nbytes, T_q * V.nbytes), message + usual)
     want = queries_outside_traffic(N_q, N_k, d, d_v, block_q, block_k, size)
     hint = "something besides Q, K and V is loaded: a state in HBM?"
     assert_equal("the bytes loaded", run.loaded, want.loaded, hint=hint)
-    hint = "with queries in the outer loop each row of the output is stored once, and nothing else"
-    assert_equal("the bytes stored", run.stored, want.stored, hint=hint)
+    output = N_q * d_v * size
+    mistakes = {
+        "the output is stored after every block of keys": T_k * output,
+        "the output is stored after every block of keys, and at the end": (T_k + 1) * output,
+        "the output is filled in HBM before it is written": 2 * output,
+    }
+    assert_equal("the bytes stored (queries in the outer loop)", run.stored, want.stored, mistakes=mistakes)
 
 
 def assert_naive_bytes(run):
@@ -144,14 +161,18 @@ def assert_naive_bytes(run):
         "S never went to HBM: softmax was computed from tiles in SRAM": matrix,
     }
     of_both = run.loaded - run.q - run.k - run.v - again
-    hint = f"each is {matrix:,} B and is loaded once"
-    assert_equal("the bytes loaded of S and P", of_both, 2 * matrix, mistakes=usual, hint=hint)
+    usual |= {
+        "a row of S is loaded twice": 3 * matrix,
+        "a row of S is loaded three times": 4 * matrix,
+    }
+    about = f"the bytes loaded of S and P, {matrix:,} each,"
+    assert_equal(about, of_both, 2 * matrix, mistakes=usual)
     usual = {
         "S never went to HBM": matrix + output,
         "an array is filled in HBM before it is written": 2 * matrix + 2 * output,
     }
-    hint = "S, P and the output"
-    assert_equal("the bytes stored", run.stored - again, 2 * matrix + output, mistakes=usual, hint=hint)
+    about = f"the bytes stored of S, P and the output, {matrix:,}, {matrix:,} and {output:,},"
+    assert_equal(about, run.stored - again, 2 * matrix + output, mistakes=usual)
 
 
 def assert_a_few_tiles(run):
@@ -160,7 +181,7 @@ def assert_a_few_tiles(run):
     name = f"SRAM in use at once with blocks of {block_q} × {block_k}, d = {d}"
     room = 4 * (7 * block_q * d + 4 * block_k * d + 4 * block_q * block_k + 8 * block_q)
     hint = f"That is room for 7 tiles of {block_q} × {d}, 4 of {block_k} × {d}, 4 of scores and 8 columns\n"
-    hint += "Usual cause: names of the last round keep its tiles alive beside this round's: del them"
+    hint += "Usual cause: all keys are loaded at once; or names of the last round keep its tiles alive: del them"
     assert_at_most(name, run.high_water, room, hint=hint)
     least = 4 * (block_q * d + block_k * d + block_q * block_k)
     message = f"SRAM held {run.high_water:,} bytes at most; Q's tile of {block_q} × {d}, K's of {block_k} × {d}"
@@ -170,15 +191,18 @@ def assert_a_few_tiles(run):
 # Blocks that fit: what no order of the steps can do without, and how much a long sequence then moves
 
 
-def assert_fits(blocks, sram_bytes, d, dtype_bytes=4):
-    """Q, the output, a block of keys or values, the scores, m and l must all be in SRAM at once."""
+def assert_fits(blocks, sram_bytes, d, dtype_bytes=4, cause=""):
+    """Q, the output, a block of keys or values, the scores, m and l must all be in SRAM at once.
+
+    `cause` is the usual one, if it is known.
+    """
     block_q, block_k = blocks
     least = dtype_bytes * (2 * block_q * d + block_k * d + block_q * block_k + 2 * block_q)
     name = f"what blocks of {block_q} × {block_k} need at the very least, d = {d}, {dtype_bytes} B each"
-    hint = (
-        f"Q, the output, one block of keys, the scores ({dtype_bytes * block_q * block_k:,} B), m and l. Usual cause: "
-    )
-    hint += "the scores or d are left out, or elements are taken for bytes"
+    hint = f"Q, the output, one block of keys, the scores ({dtype_bytes * block_q * block_k:,} B), m and l"
+    if (block_q, block_k) == (1, 1):
+        cause = "a ValueError is expected where not even 1 × 1 fits"
+    hint += f". Usual cause: {cause or 'the scores or d are left out, or elements are taken for bytes'}"
     assert_at_most(name, least, sram_bytes, unit="bytes of SRAM", hint=hint)
 
 
@@ -208,11 +232,12 @@ def assert_calls(calls, grid):
     """The calls that io_exponents made of tiled_traffic must be as the handout says; {(N, d, M): bytes moved}."""
     message = "tiled_traffic was never called: the exponents are to be measured on machines, not known beforehand"
     require(calls, message)
+    used = any(call["before"] for call in calls)
+    require(not used, "tiled_traffic was called on a machine already used: each run needs a fresh one")
     counted = {}
     for call in calls:
         N, d = (*call["shapes"][0], 1, 1)[:2]
         M, shapes = call["sram_bytes"], ", ".join(map(str, call["shapes"]))
-        require(not call["before"], "tiled_traffic was called on a machine already used: each run needs a fresh one")
         as_expected = set(call["shapes"]) == {(N, d)} and call["dtype"] == "float32"
         require(as_expected, f"Q, K, V are {shapes} of {call['dtype']}: expected (N, d), float32")
         message = "blocks of {} × {} are not those of choose_blocks({}, {})".format(*call["blocks"], M, d)
@@ -224,6 +249,19 @@ def assert_calls(calls, grid):
     return counted
 
 
+def _other_fits(settings, moved):
+    """Usual mistakes in the fit → the exponents that each leads to."""
+
+    def fit(columns, values):
+        return np.linalg.lstsq(columns, values, rcond=None)[0][:3]
+
+    with_constant = np.c_[settings, np.ones(len(settings))]
+    return {
+        "the fit has no constant: traffic ≈ constant · N^a · d^b · M^c": fit(settings, moved),
+        "the traffic itself is fitted, and not its logarithm": fit(with_constant, np.exp(moved)),
+    }
+
+
 def assert_exponents(got, counted, why):
     """The exponents are those of least squares: what they leave of the logarithms is level along each of N, d and M.
 
@@ -233,6 +271,9 @@ def assert_exponents(got, counted, why):
     for name in "NdM":
         assert_type(f"the exponent of {name}", got[name], (float, np.floating), "a float")
     settings, moved = np.log(list(counted)), np.log(list(counted.values()))
+    for text, fitted in _other_fits(settings, moved).items():
+        alike = np.allclose([float(got[name]) for name in "NdM"], fitted, rtol=1e-6, atol=1e-9)
+        require(not alike, f"the exponents are off\nThat is exactly what comes out when {text}")
     left = moved - settings @ [float(got[name]) for name in "NdM"]
     for name, values in zip("NdM", settings.T - settings.mean(0)[:, None], strict=True):
         slope = float(values @ left / (values @ values))

@@ -208,7 +208,8 @@ class TestTiledAttention:
             K_trap, V_trap = K.copy(), V.copy()
             K_trap[unseen:] = V_trap[unseen:] = np.nan
             with np.errstate(all="ignore"):
-                got = as_array("the output", tiled_attention(Q, K_trap, V_trap, block_q, block_k, causal=True))
+                trapped = copied(Q, K_trap, V_trap)
+                got = as_array("the output", tiled_attention(*trapped, block_q, block_k, causal=True))
             n_spoilt = int(np.isnan(got[:stop]).any(axis=-1).sum())
             message = (
                 f"NaN laid into keys {unseen} and up reaches {n_spoilt} of the queries 0 to {stop - 1}, whose tiles of "
@@ -333,7 +334,20 @@ class EitherTraffic:
             powers = np.exp(swapped.lse)[:, None] * swapped.weights
             return (powers / powers.max(0)).T @ V
 
-        usual = {"the weights are not divided by their sum": divided_along_the_queries}
+        def of_weights(make):
+            return lambda: case.want._replace(output=make(case.want.weights))
+
+        last = len(K) - (len(K) - 1) // blocks[1] * blocks[1]
+        usual = {
+            "the weights are not divided by their sum": divided_along_the_queries,
+            "the scores weigh the values: the softmax is left out": of_weights(lambda _: case.scores @ V),
+            "every weight is 1: sums of a row run over axis 0, where it has one entry": of_weights(
+                lambda weights: np.ones_like(weights) @ V
+            ),
+            "the product of each block of keys replaces those before, instead of being added": of_weights(
+                lambda weights: weights[:, -last:] @ V[-last:]
+            ),
+        }
         assert_output(case, self.run(case, blocks).output, blocks, usual=usual)
 
     @pytest.mark.parametrize("logit_scale", [30, -100])
@@ -431,7 +445,9 @@ class TestChooseBlocks:
     def test_fits_with_every_temporary(self, sram_bytes, d, dtype):
         size = np.dtype(dtype).itemsize
         block_q, block_k = blocks = blocks_of(sram_bytes, d, size)
-        assert_fits(blocks, sram_bytes, d, size)
+        ignored = size != 4 and tuple(blocks) == tuple(blocks_of(sram_bytes, d))
+        cause = "dtype_bytes is ignored: the blocks are those for 4 bytes an element" if ignored else ""
+        assert_fits(blocks, sram_bytes, d, size, cause)
         if sram_bytes == SRAMS[-1][0]:
             return  # the loop over blocks as large as these takes long
         try:

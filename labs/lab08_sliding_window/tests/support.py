@@ -10,6 +10,7 @@ import torch
 
 from labkit.testing.attention.mistakes import scale_mistakes
 from labkit.testing.attention.tensor_cases import Case, numbers
+from labkit.testing.attention.tensor_mistakes import gradients_by_formulas
 from labkit.testing.attention.tensor_reference import attention, gradients_with_penalty
 from labkit.testing.compare import assert_at_most, assert_close, assert_dtype, assert_equal, assert_type, require
 from labkit.testing.unchanged import copied
@@ -68,14 +69,34 @@ def kinds_of_tiles(hidden, block):
 def assert_tiles(got, seq_len, window, block):
     """Fail unless `got` is what `classify_tiles(seq_len, window, block)` must return."""
     assert_type("classify_tiles's result", got, np.ndarray, "a NumPy array")
-    want = kinds_of_tiles(hidden_pairs(seq_len, window), block)
+    masked = hidden_pairs(seq_len, window)
+    want = kinds_of_tiles(masked, block)
     mistakes = {
         "every partial tile is called full": np.where(want == "partial", "full", want),
         "every full tile is called partial": np.where(want == "full", "partial", want),
     }
     hidden = window_mistakes(seq_len, window)
     mistakes |= {text: kinds_of_tiles(mask, block) for text, mask in hidden.items()}
-    _assert_entries(f"classify_tiles({seq_len}, {window}, {block})", got, want, None, mistakes)
+
+    def witness(at, kind):
+        """A pair of a query and a key that shows what the tile `at` is, where it is called a `kind`."""
+        if kind not in ("empty", "partial", "full"):
+            cut = want[at].startswith(str(kind)) and got.dtype.kind == "U"
+            letters = f"the array holds {got.dtype.itemsize // 4} letters an entry: give it dtype=object or '<U7'"
+            return f"\nUsual cause: {letters}" if cut else ""
+        queries, keys = (np.arange(n * block, min((n + 1) * block, seq_len)) for n in at)
+        first, last = f"query {queries[0]} {{}} key {keys[-1]}", f"query {queries[-1]} {{}} key {keys[0]}"
+        if want[at] == "full":
+            pairs = dict.fromkeys((first.format("sees"), last.format("sees")))
+            return f"\nIn this tile {', '.join(pairs)}, and no pair is masked out"
+        if want[at] == "empty":
+            nearest = last if keys[0] > queries[-1] else first
+            return f"\nIn this tile {nearest.format('does not see')}, and no other pair is nearer"
+        seen = kind == "empty"
+        i, j = np.argwhere(masked[np.ix_(queries, keys)] != seen)[0]
+        return f"\nIn this tile query {queries[i]} {'sees' if seen else 'does not see'} key {keys[j]}"
+
+    _assert_entries(f"classify_tiles({seq_len}, {window}, {block})", got, want, None, mistakes, witness=witness)
 
 
 def assert_codes(name, got, arguments):
@@ -87,8 +108,11 @@ def assert_codes(name, got, arguments):
     _assert_entries(name, got, want, torch.int8, hint="it is another mask's", why=why)
 
 
-def _assert_entries(name, got, want, dtype, mistakes=None, hint="", why=""):
-    """Compare a table, a tensor of `dtype` or a NumPy array, entry by entry."""
+def _assert_entries(name, got, want, dtype, mistakes=None, hint="", why="", witness=None):
+    """Compare a table, a tensor of `dtype` or a NumPy array, entry by entry.
+
+    `witness` tells more of the first wrong entry: its place and what is there give a line of the message.
+    """
     if dtype:
         assert_type(name, got, torch.Tensor, "a tensor")
         require(got.dtype == dtype, f"{name} is {dtype_name(got.dtype)}, expected {dtype_name(dtype)}")
@@ -99,7 +123,8 @@ def _assert_entries(name, got, want, dtype, mistakes=None, hint="", why=""):
         at = tuple(wrong[0].tolist())
         message = f"{name} is {found[at]} at {list(at)}, expected {want[at]}; {len(wrong):,} of {want.size:,} are wrong"
         usual = f"\nUsual cause: {hint}" if hint else ""
-        require(False, message + (_cause(found, mistakes or {}) or usual))
+        shown = witness(at, found[at]) if witness else ""
+        require(False, message + shown + (_cause(found, mistakes or {}) or usual))
 
 
 def _cause(found, mistakes):
@@ -144,14 +169,67 @@ class WindowCase(Case):
             if a != b:
                 left_edge[a * block : (a + 1) * block, b * block : (b + 1) * block] = False
         hidden["tiles that the left edge of the window cuts are taken as full"] = left_edge
+        hidden |= self._in_what_is_computed(hidden)
         scales = scale_mistakes(self.arrays)
-        return {text: partial(self.results, hidden=value) for text, value in hidden.items()} | {
-            text: partial(self.results, scale=value) for text, value in scales.items()
+        largest = np.finfo(np.float64 if self.Q.dtype == torch.float64 else np.float32).max
+        too_large = (self.want["L"] > np.log(largest))[..., None]
+        overflown = {"O": np.where(too_large, 0.0, self.want["O"])}
+        others = {
+            "exp overflows where no maximum is taken off: L is inf there, and every weight 0": self.want | overflown,
+            "the softmax runs over the queries (dim −2) instead of the keys": self._over_queries,
+            "the sums of one block of queries replace those before, instead of being added": self._replaced,
         }
+        return (
+            others
+            | {text: partial(self.results, hidden=value) for text, value in hidden.items()}
+            | {text: partial(self.results, scale=value) for text, value in scales.items()}
+        )
+
+    def _in_what_is_computed(self, hidden):
+        """The same mistakes where keys outside a block's strip or its tiles are left out, and mistakes of strips."""
+        i, j = np.arange(len(self.mask))[:, None], np.arange(len(self.mask))
+        start = i // self.block * self.block
+        first = np.maximum(0, start - self.window + 1)
+        after = j >= start + self.block
+        outside = {"strip": (j < first) | after, "tiles": (j < first // self.block * self.block) | after}
+        found = {}
+        for text, mask in hidden.items():
+            for where, left_out in outside.items():
+                made = mask | left_out
+                if not any(np.array_equal(made, other) for other in (*hidden.values(), *found.values(), self.mask)):
+                    found[f"{text} (in a block's {where})"] = made
+        row, column = i - start, j - first
+        local = (column > row) | (column <= row - self.window)
+        return found | {
+            "a block of queries sees its own block of keys alone": self.mask | (j < start),
+            "queries and keys of a strip are counted from its beginning, not from the sequence's": local
+            | outside["strip"],
+        }
+
+    def _over_queries(self):
+        """The output where a block's softmax runs over its queries."""
+        scores, weights = self.arrays.scores, np.zeros_like(self.want["O"][..., :1] * self.arrays.scores)
+        for start in range(0, len(self.mask), self.block):
+            rows = np.s_[..., start : start + self.block, :]
+            powers = np.exp(scores[rows] - scores[rows].max())
+            weights[rows] = powers / np.maximum(powers.sum(-2, keepdims=True), 1e-300)
+        return self.want | {"O": weights @ self.arrays.V.astype(float)}
+
+    def _replaced(self):
+        """dK and dV of each key from the last block of queries in which one sees it."""
+        block_of = np.arange(len(self.mask))[:, None] // self.block
+        last = np.where(self.mask, -1, block_of).max(0)
+        found = gradients_by_formulas(self, hidden=torch.from_numpy(self.mask | (block_of < last)))
+        return self.want | {name: found[name] for name in ("dK", "dV")}
 
     def compare(self, name, got, hint="", nan_hint=NOTHING_SEEN):
         """Compare one result with the reference, and name a usual mistake where one fits."""
-        require(got is not None, f"{name} never arrived: what autograd was to follow was cut by a detach")
+        cut = got is None and name != "out"
+        require(not cut, f"{name} never arrived: what autograd was to follow was cut by a detach")
+        shape = tuple(getattr(got, "shape", ()))
+        if shape[-2:-1] == (len(self.mask) // self.block * self.block,) != (len(self.mask),):
+            message = f"{name} has shape {shape}, expected {self.want[self.names[name]].shape}"
+            require(False, f"{message}\nUsual cause: the last, smaller block of queries is left out")
         self.check(self.names[name], got, self.mistakes, hint=hint, nan_hint=nan_hint, called=name)
         assert_dtype(name, got, self.Q.dtype)
 
@@ -214,6 +292,9 @@ def assert_cache_follows(maxsize, operations, session, hint=""):
     """
     held = {}  # key → the operation that made the mask; the least recently used first
     kept = set()  # by callers
+    message = f"after its first operation a new cache with maxsize {maxsize} has {session[0]['len']} masks"
+    cause = "masks of another cache are among them: an attribute of the class is common to all caches"
+    require(session[0]["len"] <= 1, f"{message}\nUsual cause: {cause}")
     for number, ((kind, *given), one) in enumerate(zip(operations, session, strict=True)):
         call = {"clear": "clear()"}.get(kind) or f"get{given[0]}"
         after = f"{call}, operation {number + 1} of a cache with maxsize {maxsize},"
@@ -252,7 +333,8 @@ def _assert_mask_of(after, one, arguments, want, number, hint):
     if device.type == "cpu":
         assert_codes(f"the result of {after}", got, arguments)
     if want < number:
-        assert_at_most(f"the memory that {after} takes", one["peak_bytes"], 0, hint=hint)
+        a_number_or_two = 16  # of a tensor that only tells which device is meant
+        assert_at_most(f"the memory that {after} takes", one["peak_bytes"], a_number_or_two, hint=hint)
 
 
 # memory_breakdown

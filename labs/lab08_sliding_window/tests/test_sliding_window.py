@@ -97,7 +97,9 @@ class TestWindowMask:
 class TestClassifyTiles:
     """Which tiles of a mask are empty, partial and full."""
 
-    @pytest.mark.parametrize(("seq_len", "window", "block"), [(6, 4, 2), (64, 16, 16), (70, 200, 32), (70, 7, 100)])
+    @pytest.mark.parametrize(
+        ("seq_len", "window", "block"), [(6, 4, 2), (9, 3, 2), (64, 16, 16), (70, 200, 32), (70, 7, 100)]
+    )
     def test_kinds(self, seq_len, window, block):
         assert_tiles(classify_tiles(seq_len, window, block), seq_len, window, block)
 
@@ -367,7 +369,7 @@ class TestBlockMaskCache:
     @cost
     @pytest.mark.memory_limit(mib=10)
     def test_masks_seen_from_outside(self, memory_limit):
-        assert_equal("len(cache), maxsize 2, after 40 masks", memory_limit(number_held, 2, 40), 2)
+        assert_equal("len(cache), maxsize 2, after 12 masks", memory_limit(number_held, 2, 12), 2)
 
     @robust
     def test_two_caches_are_apart(self):
@@ -386,8 +388,8 @@ class TestBlockMaskCache:
 
 CHECKPOINTED = pytest.mark.parametrize("checkpointed", [False, True])
 VARIANTS = pytest.mark.parametrize("variant", TRAINED)
-STATE = 16 * 1024
-"""Bytes: the state of the CPU's random generator, which checkpoint keeps, is 5,056."""
+STATE = {"naive_mask": 16 * 1024, "causal_sdpa": 16 * 1024, "tiled_window": 64 * 1024}
+"""Bytes: the state of the CPU's random generator, which checkpoint keeps, is 5,056; strips may be checkpointed too."""
 
 
 @cache
@@ -403,7 +405,8 @@ def breakdown(variant, dtype=torch.float32, checkpointed=False, **sizes):
 def assert_own_bytes(got, text, q_bytes, hint=""):
     """Fail unless the output is as large as q, and the gradients as large as q, k and v."""
     assert_equal(f"output {text}", got["output"], q_bytes, hint=hint)
-    assert_equal(f"gradients {text}", got["gradients"], 3 * q_bytes, hint=hint)
+    mistakes = {"the gradient of one of q, k and v is counted": q_bytes}
+    assert_equal(f"gradients {text}", got["gradients"], 3 * q_bytes, mistakes=mistakes, hint=hint)
 
 
 def assert_at_least(name, got, least, why):
@@ -490,7 +493,10 @@ class TestMemoryBreakdown:
     def test_checkpointed(self, variant):
         plain, again = (breakdown(variant, checkpointed=checkpointed) for checkpointed in (False, True))
         hint = "is attention called through torch.utils.checkpoint.checkpoint, and the mask made before, outside of it?"
-        assert_at_most(f"saved of {variant!r} with checkpointed=True", again["saved"], STATE, hint=hint)
+        for part in ("mask", "output"):
+            if again[part] <= again["saved"] - 1024 <= again[part] + STATE[variant]:
+                hint = f"{part} has a key of its own, and is counted in saved too"
+        assert_at_most(f"saved of {variant!r} with checkpointed=True", again["saved"], STATE[variant], hint=hint)
         why = "checkpoint keeps a state of 5,056 bytes\nUsual cause: it is not measured"
         assert_at_least(f"saved of {variant!r} with checkpointed=True", again["saved"], 1024, why)
         assert_equal(f"mask of {variant!r} with checkpointed=True", again["mask"], plain["mask"], hint=hint)
@@ -505,9 +511,13 @@ class TestMemoryBreakdown:
         hint = "a BlockMask is no tensor; what it holds are eight small ones, kept until attention has run"
         assert_equal("mask of 'flex_block_mask'", got["mask"], want, hint=hint)
         why = f"on the way create_block_mask makes several bytes a pair, {n * n:,} pairs"
+        if got["mask_building"] == got["mask"]:
+            why += "\nUsual cause: it is what is alive afterwards, instead of the peak while the mask is made"
         assert_at_least("mask_building of 'flex_block_mask'", got["mask_building"], 2 * n * n, why)
         hint = "on the CPU it runs forward only"
         assert_equal("gradients of 'flex_block_mask'", got["gradients"], 0, hint=hint)
+        if got["saved"] in (got["mask"], got["output"]):
+            hint = "mask or output has a key of its own, and is counted in saved too"
         assert_at_most("saved of 'flex_block_mask'", got["saved"], 64, hint=hint)
         why = f"without the compiler it makes all scores, {bytes_of_scores():,}"
         assert_at_least("total of 'flex_block_mask'", got["total"], bytes_of_scores(), why)
