@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file
+from labkit.labs.catalog import find_lab, find_labs, solution_file
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import ForkedRunner, heavy_modules
@@ -115,10 +115,9 @@ def affected_classes(lab: Lab, source: str) -> tuple[str, ...]:
 
 
 def _suite_definitions(lab: Lab) -> dict[str, ast.AST | None]:
-    """The top-level statements of the lab's tests, and of the contracts that its test classes inherit."""
-    contracts = sorted((ROOT / "labkit/testing/contracts").glob("*.py"))
+    """The top-level statements of the lab's tests."""
     found: dict[str, ast.AST | None] = {}
-    for file in (*contracts, *lab.suite_files):
+    for file in lab.suite_files:
         found |= _definitions(file.read_text(encoding="utf-8"))
     return found
 

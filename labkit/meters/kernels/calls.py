@@ -51,10 +51,11 @@ def kernel_call(
 ) -> tuple[Any, dict[str, Any]]:
     """The result of `function(*given.values(), *more)`, and what its kernels did.
 
-    `loaded` and `stored` bytes by tensor, `products`, [rows, inner, columns, how often], `problems` as `Watch` finds
-    them, `launches`, and `outside_kernels`: the products, exponentials and kernels of attention that torch computed.
-    `outside_numbers` are those that torch computed besides, of any floating-point type, and `numbers` how many
-    the arguments and the result hold. Memory that nobody has written holds NaN.
+    `loaded` and `stored` bytes and `readers`, the number of programs that load, by tensor; `products`, [rows, inner,
+    columns, how often]; `problems` as `Watch` finds them; `launches`; and `outside_kernels`: the products, exponentials
+    and kernels of attention that torch computed. `outside_numbers` are those that torch computed besides, of any
+    floating-point type, and `numbers` how many the arguments and the result hold. Memory that nobody has written holds
+    NaN.
     """
     seeing = NumbersComputed(), ProductMeter(), OperatorsSeen()
     with UninitialisedIsNaN(), seeing[0] as numbers, seeing[1] as products, seeing[2] as seen_outside:
@@ -62,6 +63,7 @@ def kernel_call(
     return result, {
         "loaded": dict(seen.loaded),
         "stored": dict(seen.stored),
+        "readers": {name: len(programs) for name, programs in seen.readers.items()},
         "products": [[*shape, times] for shape, times in seen.products.items()],
         "problems": seen.problems,
         "launches": len(seen.launches),

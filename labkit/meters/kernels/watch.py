@@ -86,8 +86,9 @@ class Watch:
     """Receives from the interpreter what kernels do; `problems` holds the first of each kind, as plain data.
 
     `loaded` and `stored` are bytes by the name of the tensor, each address counted once an operation; `products` the
-    tiles multiplied, (rows, inner, columns), and how often. A problem has a `kind`: "outside" (an address that belongs
-    to no argument), "meets" (an address that another program of the launch uses too), and what is known of it.
+    tiles multiplied, (rows, inner, columns), and how often; `readers` the programs that load from a tensor, each with
+    the number of its launch. A problem has a `kind`: "outside" (an address that belongs to no argument), "meets" (an
+    address that another program of the launch uses too), and what is known of it.
 
     Args:
         given: guarded tensors by their names, with what `guarded` gave.
@@ -102,6 +103,7 @@ class Watch:
         self.loaded: Counter[str] = Counter()
         self.stored: Counter[str] = Counter()
         self.products: Counter[tuple[int, ...]] = Counter()
+        self.readers: dict[str, set[tuple[int, ...]]] = {}
         self.problems: list[dict[str, Any]] = []
 
     def launched(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> None:
@@ -158,6 +160,8 @@ class Watch:
             for what, counted in (("load", self.loaded), ("store", self.stored)):
                 if use in (what, "update"):
                     counted[region.name] += len(elements) * itemsize
+            if use == "load":
+                self.readers.setdefault(region.name, set()).add((len(self.launches), *program))
             if met := region.shared(use, elements, _number(program)):
                 self._problem(kind="meets", use=use, other=met, tensor=region.name, program=list(program))
             if region.own is not None and use != "load":

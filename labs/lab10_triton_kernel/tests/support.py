@@ -3,20 +3,32 @@
 The interpreter hides errors that a GPU does not forgive; the messages say why it did not show them.
 """
 
+import functools
+
 import numpy as np
 import torch
 
 from labkit.kernels.resources import MOST_REGISTERS, SHARED_BYTES, resources
+from labkit.testing.attention.tensor_cases import Case
+from labkit.testing.attention.tensor_mistakes import backward_mistakes, forward_mistakes, lse_mistakes_of
 from labkit.testing.compare import (
     NAN_HINT,
     assert_at_most,
     assert_close,
     assert_dtype,
     assert_equal,
+    assert_refused,
+    assert_tuple,
     assert_type,
+    compare_each,
     require,
 )
+from labkit.testing.tiles.counts import tiles_with_an_entry
+from labkit.testing.unchanged import copied
 
+from .probes import called
+
+GRADIENTS = ("dQ", "dK", "dV")
 USES = {"load": "loads", "store": "stores", "update": "updates, atomically,"}
 
 GARBAGE = (
@@ -25,6 +37,8 @@ GARBAGE = (
 )
 """For `nan_hint`: what usually causes NaN in a kernel's result."""
 
+SHORT_SUMS = "a sum is kept in float16: sums belong in float32, in tl.float32 accumulators, with one .to(…) at the end"
+SHORT_SCORES = "scores are rounded to half precision: tl.dot gives float32, which exp needs"
 ONE_AFTER_THE_OTHER = "the interpreter runs one program after the other, and its sums come out right"
 WHAT_LIES_THERE = "the interpreter reads what lies there and goes on"
 
@@ -157,6 +171,80 @@ def _spilled(kernel, arch, taken, made):
         "The interpreter has no registers: results are right, and on a GPU every use of what was put away is slow\n"
         f"Usual cause: tiles too large for {made['num_warps']} warps, or one more tile alive than is needed"
     )
+
+
+# Both passes of attention
+
+
+def worked_case():
+    """The handout's worked example."""
+    return Case.of([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0], [0.0]], [[1.0]])
+
+
+def forward_arguments(case):
+    """Copies of what `flash_forward` is given, by their names."""
+    return dict(zip("QKV", case.inputs, strict=True))
+
+
+def backward_arguments(case):
+    """Copies of what `flash_backward` is given, by their names."""
+    return forward_arguments(case) | dict(zip(("O", "L", "dO"), copied(*case.forward_result, case.dO), strict=True))
+
+
+def assert_forward(case, result, *blocks, hint="", nan_hint=""):
+    """Compare (O, L) with the reference, and their dtypes; name a known mistake where one fits."""
+    got = dict(zip("OL", assert_tuple("flash_forward's result", result, "OL"), strict=True))
+
+    def known():
+        return forward_mistakes(case, *blocks)
+
+    def check(name):
+        found = (lambda: known() | lse_mistakes_of(case)) if name == "L" else known
+        case.check(name, got[name], found, hint=hint, nan_hint=nan_hint or GARBAGE)
+        if name == "O":
+            assert_dtype("O", got["O"], case.Q.dtype)
+
+    assert_type("L", got["L"], torch.Tensor, "a tensor")
+    assert_dtype("L", got["L"], torch.float32, because="whatever the inputs' dtype")
+    compare_each("OL", check)
+
+
+def assert_backward(case, result, *blocks, hint="", nan_hint=""):
+    """Compare (dQ, dK, dV) with the reference, and their dtypes; name a known mistake where one fits."""
+    got = dict(zip(GRADIENTS, assert_tuple("flash_backward's result", result, GRADIENTS), strict=True))
+
+    def check(name):
+        known = functools.partial(backward_mistakes, case, *blocks)
+        case.check(name, got[name], known, hint=hint, nan_hint=nan_hint or GARBAGE)
+        assert_dtype(name, got[name], case.Q.dtype)
+
+    compare_each(GRADIENTS, check)
+
+
+def measure(task, case, block_q=32, block_k=32, *, hint=""):
+    """What the kernels of a call of a pass did, which is sound and whose results are right."""
+    arguments, compare = PASSES[task]
+    result, seen = called(task, arguments(case), case.causal, block_q, block_k)
+    assert_sound(seen)
+    compare(case, result, block_q, block_k, hint=hint)
+    return seen
+
+
+PASSES = {"flash_forward": (forward_arguments, assert_forward), "flash_backward": (backward_arguments, assert_backward)}
+
+
+def tiles_seen(case, block_q, block_k):
+    """Row and column of each tile in which some query sees a key."""
+    return tiles_with_an_entry(case.Q.shape[-2], case.K.shape[-2], block_q, block_k, case.causal)
+
+
+def assert_blocks_refused(function, *inputs):
+    """Fail unless `function(*inputs, …)` raises a ValueError for blocks below 16 and for those of no power of two."""
+    for bad in ({"block_q": 8}, {"block_q": 24}, {"block_k": 0}, {"block_k": 48}):
+        assert_refused(functools.partial(function, **bad), [(inputs, f"for {bad}", bad)])
+
+
+# Softmax
 
 
 def assert_softmax(got, x, *, hint="", nan_hint=NAN_HINT):

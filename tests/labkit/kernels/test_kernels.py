@@ -89,6 +89,11 @@ def test_bytes(shift):
     assert (seen["loaded"], seen["stored"], seen["launches"]) == ({"x": 148}, {"out": 148}, 1)
 
 
+def test_programs_that_load(shift):
+    assert shift()[1]["readers"] == {"x": 3}
+    assert shift("(triton.cdiv(x.numel(), 16),)", "(1,)")[1]["readers"] == {"x": 1}
+
+
 def test_a_load_past_the_end(shift):
     got, seen = shift("tl.load(x + places, mask=inside, other=0.0)", "tl.load(x + places)")
     assert got.tolist() == [x + 1 for x in range(37)]

@@ -1,1 +1,0 @@
-"""What every attention owes, written once: a lab's test class inherits it and says how its function is called."""
