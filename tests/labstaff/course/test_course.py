@@ -121,6 +121,8 @@ def test_points_come_from_the_tests_alone_and_nothing_acts_in_the_page(cycle, st
     points = 0.8 * sum(CHECKS.values()) if student == "late" else 0.0  # two days begun
     page = cycle.feedback(student)
     assert f"(Score: {points} / {MOST})" in page
+    for name in (*CHECKS, *ANSWERS):
+        assert f'<a href="#{name}">{name}</a>' in page, "named in the table of contents"
     for acting in (EVIL, 'href="javascript:', "/logout", "example.org/x.png"):
         assert acting not in page
 
