@@ -162,8 +162,6 @@ def extend(
             lines = extension_lines(course) or ["no late submissions, no extensions"]
         else:
             lines = extend_all(course, labs, students or [], days)
-            chosen = " ".join(f"--lab {each.number}" for each in labs)
-            lines.append(f"lab grade {course / 'submitted'} {chosen} records it")
     except (CannotExtend, NoGradebook) as error:
         sys.exit(f"lab extend: {error}")
     for line in lines:
