@@ -47,6 +47,7 @@ def release(
     from labstaff.release.tree import Assistants, ReleaseError
     from labstaff.release.tree import release as release_tree
 
+    typer.echo("copying the files, then searching each for passages of the solutions: up to a minute")
     try:
         written = release_tree(ROOT, out, [find_lab(name) for name in labs or []], Assistants(assistants))
     except ReleaseError as error:
@@ -59,6 +60,7 @@ def course(out: NewFolder, labs: LabArguments = None) -> None:
     from labstaff.course.make import CourseError, make_course
 
     chosen = _chosen(labs)
+    typer.echo("nbgrader makes each assignment, which is then searched for passages of the solutions: ten seconds each")
     try:
         make_course(chosen, out.resolve())
     except CourseError as error:
@@ -160,8 +162,6 @@ def extend(
             lines = extension_lines(course) or ["no late submissions, no extensions"]
         else:
             lines = extend_all(course, labs, students or [], days)
-            chosen = " ".join(f"--lab {each.number}" for each in labs)
-            lines.append(f"lab grade {course / 'submitted'} {chosen} records it")
     except (CannotExtend, NoGradebook) as error:
         sys.exit(f"lab extend: {error}")
     for line in lines:

@@ -24,7 +24,7 @@ from labkit.labs.manifest import Lab
 ALLOWANCES = Path(__file__).with_name("allowances.json")
 """What each lab's solution and alternative solutions do that is a finding elsewhere. Derived by `lab build`."""
 
-LIBRARIES = frozenset("numpy matplotlib typing_extensions".split())
+LIBRARIES = frozenset("numpy matplotlib tqdm typing_extensions".split())
 """Packages that any submission may import."""
 COURSE = frozenset("labkit torch triton".split())
 """Those that are in the allowances of the labs that need them."""
@@ -50,8 +50,8 @@ PARTS = frozenset(
     "inspect.trace numpy.core numpy.ctypeslib numpy.f2py numpy.fromfile numpy.load numpy.memmap sys.meta_path "
     "sys.modules sys.path_hooks torch.classes torch.distributed torch.from_file torch.frombuffer torch.hub torch.jit "
     "torch.library torch.load torch.multiprocessing torch.ops torch.overrides torch.package "
-    "torch.utils.cpp_extension types.CellType types.CodeType types.FunctionType types.GenericAlias types.MethodType "
-    "weakref.finalize weakref.proxy".split()
+    "torch.utils.cpp_extension tqdm.* tqdm.TMonitor types.CellType types.CodeType types.FunctionType "
+    "types.GenericAlias types.MethodType weakref.finalize weakref.proxy".split()
 )
 
 ATTRIBUTES = frozenset(
@@ -85,10 +85,10 @@ TAMPERING = frozenset(
 SLOTS = frozenset("__dict__ __weakref__".split())
 """Names that a string may be: `__slots__` and `hasattr` have them."""
 PRIVATE = frozenset(
-    "_asdict _base _fields _generate_next_value_ _ignore_ _make _member_map_ _member_names_ _missing_ _name_ _order_ "
-    "_replace _value2member_map_ _value_ _version".split()
+    "_asdict _base _fields _generate_next_value_ _ignore_ _is_profiler_enabled _make _member_map_ _member_names_ "
+    "_missing_ _name_ _order_ _replace _value2member_map_ _value_ _version".split()
 )
-"""Names with an underscore that NumPy, `collections` and `enum` document."""
+"""Names with an underscore that NumPy, `collections` and `enum` document, and a flag of torch's profiler."""
 SETTINGS = frozenset("allow_tf32 benchmark deterministic enabled".split())
 """What code may set of `torch.backends`."""
 BUILTINS = frozenset("compile eval exec open".split())
@@ -331,6 +331,8 @@ class _Review:
                 yield f"imports {path if top == 'labkit' else top}"
         elif top not in LIBRARIES and path != self.lab.module:
             yield f"imports {top or path}, which may be missing where it is graded"
+        elif path.startswith("tqdm."):
+            yield f"imports {path}"
         if "._" in path:
             yield f"imports {path}"
 
@@ -473,7 +475,7 @@ def _defined(statement: ast.stmt) -> set[str]:
 
 
 def _is_self(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("cls", "ctx", "self")
+    return isinstance(node, ast.Name) and node.id in ("cls", "ctx", "instance", "self")
 
 
 def _bound_once(tree: ast.Module) -> dict[str, ast.expr]:

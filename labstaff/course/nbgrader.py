@@ -30,6 +30,7 @@ def nbgrader(course: Path) -> Any:
         event.listen(Engine, "connect", _set_journal)
 
     warnings.filterwarnings("ignore", module="nbgrader")  # SQLAlchemy's, on how nbgrader puts submissions together
+    warnings.filterwarnings("ignore", module="nbformat")  # a deleted check cell that nbgrader puts back has no id yet
     programs = str(Path(sys.executable).parent)  # nbgrader calls alembic by name
     os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
     return NbGraderAPI(config=PyFileConfigLoader(CONFIG_FILE, path=str(course)).load_config())

@@ -14,8 +14,9 @@ from typing import Any
 
 from jinja2 import pass_context
 
+from labkit.suite.finder import MOST_BYTES
 from labkit.suite.limits import TookTooLong, time_limit
-from labstaff.grader.submission import MOST_BYTES, read_regular
+from labstaff.grader.submission import read_regular
 
 LONGEST = 50_000
 RENDER_SECONDS = 5.0

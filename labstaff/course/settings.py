@@ -11,6 +11,9 @@ from labkit.labs.catalog import find_labs
 from labstaff.course.paths import ACCEPTED, SUBMITTED
 from labstaff.grader.submission import NOTES_FILE
 
+COLLECTED = ".7z .docx .gz .ipynb .md .pdf .py .rar .tar .tgz .txt .xz .zip"
+"""What zip_collect takes. Most of it cannot be graded, and `lab grade` names the student; left out, nobody would."""
+
 STEPS = "labstaff.course.preprocessors"
 CONFIG = '''\
 """The course's nbgrader settings. What belongs to the labs is in labstaff; what you may change is below it."""
@@ -29,7 +32,7 @@ c.LatePenalty.percent_per_day = 0
 c.LatePenalty.grace_minutes = 10
 
 # `nbgrader zip_collect`: how a learning platform names what it lets you download. Choose one, or write your own.
-MOODLE = r".*/extracted/(?:[^/]*/)?(?P<student_id>[^/]+_\\d+)_assignsubmission_file_?/?(?P<file_id>[^/]+)\\.\\w+$"
+MOODLE = r".*/extracted/(?:[^/]*/)?(?P<student_id>[^/]+_\\d+)_assignsubmission_file_?(?:.*/)?(?P<file_id>[^/]+)\\.\\w+$"
 CANVAS = r".*/extracted/(?:[^/]*/)?[^/_]+_(?:LATE_)?(?P<student_id>\\d+)_\\d+_(?P<file_id>[^/]+?)(?:-\\d+)?\\.\\w+$"
 c.FileNameCollectorPlugin.named_regexp = MOODLE
 '''
@@ -53,7 +56,8 @@ def apply(c: Any, course: Path) -> None:
         "nbgrader.preprocessors.SaveAutoGrades",
     ]
     c.GenerateFeedback.preprocessors.insert(0, f"{STEPS}.WithoutNotes")
+    c.GenerateFeedback.HTMLExporter.template_file = str(Path(__file__).with_name("feedback.html.j2"))
     c.HTMLExporter.filters = {"markdown2html": "labstaff.course.sanitize.markdown2html"}
     c.ZipCollectApp.force = True  # a second run replaces what the first has collected
     c.ExtractorPlugin.zip_ext = []  # students' archives stay packed: `lab grade` takes two files from each
-    c.FileNameCollectorPlugin.valid_ext = [".ipynb", ".py", ".zip"]
+    c.FileNameCollectorPlugin.valid_ext = COLLECTED.split()

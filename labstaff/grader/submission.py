@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from labkit.labs.manifest import FOLDER_PATTERN, Lab
+from labkit.suite.finder import MOST_BYTES
 from labstaff.grader.plain_text import one_line
 
-MOST_BYTES = 1 << 20
 MOST_ARCHIVE_BYTES = 32 << 20
 LONGEST_NOTES = 10_000
 NOTES_FILE = "for_the_grader.txt"

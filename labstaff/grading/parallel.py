@@ -21,9 +21,6 @@ from labstaff.grader.results import GradedSubmission, load, save
 from labstaff.grader.submission import Submission, read_submission
 from labstaff.grading.submitted import Submitted
 
-WAIT_SECONDS = 10.0
-"""How often it is said which submissions are under way."""
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -48,7 +45,7 @@ def grade_all(
     scheduler: str = "",
     unsafe: bool = False,
     force: bool = False,
-    on_wait: Callable[[int, list[UnderWay]], None] = lambda _n_done, _under_way: None,
+    on_wait: Callable[[list[UnderWay]], None] = lambda _under_way: None,
 ) -> Iterator[Outcome]:
     """The outcome of each submission, in the order of completion; its result is in `results` by then.
 
@@ -63,7 +60,7 @@ def grade_all(
         scheduler: the address of a Dask scheduler, whose workers grade instead; each needs this course installed.
         unsafe: grade without bubblewrap.
         force: grade again what was graded before.
-        on_wait: called now and then while nothing ends: how many have ended, and which are graded now.
+        on_wait: called about once a second, with those that are graded now.
 
     Raises:
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
@@ -87,7 +84,7 @@ def grade_all(
         for path, ((_, submission), *_) in waiting.items():
             arguments = (submission.lab.folder.name, submission.source, submission.problem)
             futures[executor.submit(grade, *arguments, seed_of(secret, submission.key))] = path
-        for future in _as_they_end(futures, began, lambda n: on_wait(n, _under_way(futures, began, waiting))):
+        for future in _as_they_end(futures, began, lambda: on_wait(_under_way(futures, began, waiting))):
             path = futures[future]
             try:
                 result = future.result()
@@ -112,10 +109,10 @@ class UnderWay(NamedTuple):
 def _as_they_end(
     futures: Collection[Future[GradedSubmission]],
     began: dict[Future[GradedSubmission], float],
-    on_wait: Callable[[int], None],
+    on_wait: Callable[[], None],
 ) -> Iterator[Future[GradedSubmission]]:
     """The futures in the order of their ends; `began` gets when each was seen running first."""
-    pending, looked = set(futures), time.monotonic()
+    pending = set(futures)
     while pending:
         done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
         now = time.monotonic()
@@ -123,9 +120,7 @@ def _as_they_end(
             if future.running():
                 began.setdefault(future, now)
         yield from done
-        if now - looked >= WAIT_SECONDS:
-            looked = now
-            on_wait(len(futures) - len(pending))
+        on_wait()
 
 
 def _under_way(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +22,29 @@ from labstaff.grading.summary import summary_lines, write_table
 RESULTS = "results"
 """The folder of results, next to that of submissions."""
 
+WAIT_SECONDS = 10.0
+"""How often it is said how far grading is."""
+
 
 class NothingToGrade(Exception):
     """There is no submission of the kind that was asked for; the message says where."""
+
+
+class _Progress:
+    """Says now and then how many of `n` submissions have ended, and about how long the rest may take."""
+
+    def __init__(self, n: int, say: Callable[[str], None]) -> None:
+        self._n, self._say = n, say
+        self._began = self._said = time.monotonic()
+
+    def show(self, outcomes: list[Outcome], more: str = "") -> None:
+        """Say it, with `more`, unless it was said a moment ago."""
+        now = time.monotonic()
+        if now - self._said >= WAIT_SECONDS:
+            self._said = now
+            n_now = sum(not outcome.is_stored for outcome in outcomes) or len(outcomes)
+            left = (now - self._began) / n_now * (self._n - len(outcomes)) / 60 if n_now else 0
+            self._say(f"{len(outcomes)} of {self._n} graded{f', about {left:.0f} min left' if left >= 1 else ''}{more}")
 
 
 def grade_submitted(
@@ -67,12 +88,15 @@ def grade_submitted(
         raise NothingToGrade(f"a platform's file takes a single submission, and there are {len(found)}")
     course = submitted.parent
 
-    def show_under_way(n_done: int, under_way: list[UnderWay]) -> None:
+    outcomes: list[Outcome] = []
+    progress = _Progress(len(found), say)
+
+    def show_under_way(under_way: list[UnderWay]) -> None:
         names = [
             f"{one_line(each.submitted.student)} {each.submitted.lab.label} ({each.seconds:.0f} s)"
             for each in under_way
         ]
-        say(f"{n_done} of {len(found)} graded; under way: {', '.join(names)}")
+        progress.show(outcomes, f"; under way: {', '.join(names)}")
 
     grading = grade_all(
         found,
@@ -84,10 +108,11 @@ def grade_submitted(
         force=force,
         on_wait=show_under_way,
     )
-    outcomes = []
     for outcome in track(grading, "grading", len(found), transient=True, disable=not sys.stdout.isatty()):
         on_outcome(outcome)
         outcomes.append(outcome)
+        if not sys.stdout.isatty():
+            progress.show(outcomes)
     n_stored = sum(outcome.is_stored for outcome in outcomes)
     say(f"{len(outcomes)} submissions: {len(outcomes) - n_stored} graded now, {n_stored} were graded before")
     outcomes.sort(key=lambda outcome: (outcome.submitted.lab.number, outcome.submitted.student))

@@ -16,7 +16,7 @@ from labstaff.pytest_plugin import variant_text
 from tests.labkit.suite.forgeries import FORGERIES
 from tests.labkit.suite.honest_styles import HONEST
 
-MOST_STYLES_LISTED = 7
+MOST_STYLES_LISTED = 4
 MOST_MISTAKES_LISTED = 4
 
 
@@ -73,7 +73,26 @@ def test_what_a_lab_allows_is_a_finding_in_another() -> None:
 
 def test_packages_that_may_be_missing_are_a_finding() -> None:
     assert all(map(importlib.util.find_spec, LIBRARIES))
-    assert of("import tqdm") == ["imports tqdm, which may be missing where it is graded"]
+    assert of("import pandas") == ["imports pandas, which may be missing where it is graded"]
+
+
+def test_tqdm_is_ordinary_and_its_threads_are_not() -> None:
+    assert of("from tqdm import tqdm, trange") == []
+    threads = (
+        "from tqdm import TMonitor",
+        "from tqdm import *",
+        "import tqdm\ntqdm.TMonitor",
+        "import tqdm.contrib.concurrent",
+    )
+    assert all(map(of, (*threads, "from tqdm.contrib.concurrent import thread_map", "from tqdm.std import TMonitor")))
+
+
+def test_a_flag_of_torchs_may_be_read_and_not_set() -> None:
+    flag = "import torch\ntorch.autograd.profiler._is_profiler_enabled"
+    assert (of(flag, "05"), of(f"{flag} = False", "05")) == (
+        [],
+        ["changes torch.autograd.profiler._is_profiler_enabled"],
+    )
 
 
 ATTEND = "import torch\nattend = torch.nn.functional.scaled_dot_product_attention\n"

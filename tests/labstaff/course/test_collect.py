@@ -10,6 +10,7 @@ import zipfile
 import pytest
 
 from labstaff.course.accept import accept_all
+from labstaff.grader.submission import NOTES_FILE
 from tests.labstaff.course.submissions import CODE, NAME
 from tests.student import LAB
 
@@ -22,6 +23,8 @@ MOODLE = {
     f"Bob Bee_102_assignsubmission_file/{FILE}": "bob",
     "Cec_103_assignsubmission_file_/lab.zip": None,
     f"Dan_104_assignsubmission_file_{FILE}": "dan",
+    f"Eve_105_assignsubmission_file_/mine/{CODE}": "eve",
+    "Fay_106_assignsubmission_file_/lab.tar.gz": "fay",
     "grades.txt": "",
 }
 CANVAS = {
@@ -29,19 +32,25 @@ CANVAS = {
     "angstromann_101_9002_report.ipynb": "{}",
     f"beebob_LATE_102_9003_{LAB.module}-1.py": "bob",
     "cec_103_9004_lab.zip": None,
+    "fay_106_9005_lab.tar.gz": "fay",
     "notes.txt": "",
 }
 
 
 @pytest.mark.parametrize(
-    ("platform", "files", "students"),
+    ("platform", "files", "students", "without_code"),
     [
-        ("MOODLE", MOODLE, {"Ann Ångström_101": "ann", "Bob Bee_102": "bob", "Cec_103": "cec", "Dan_104": "dan"}),
-        ("CANVAS", CANVAS, {"101": "ann", "102": "bob", "103": "cec"}),
+        (
+            "MOODLE",
+            MOODLE,
+            {"Ann Ångström_101": "ann", "Bob Bee_102": "bob", "Cec_103": "cec", "Dan_104": "dan", "Eve_105": "eve"},
+            "Fay_106",
+        ),
+        ("CANVAS", CANVAS, {"101": "ann", "102": "bob", "103": "cec"}, "106"),
     ],
     ids=["moodle", "canvas"],
 )
-def test_downloads_are_collected(made_course, tmp_path, platform, files, students):
+def test_downloads_are_collected(made_course, tmp_path, platform, files, students, without_code):
     course = tmp_path / "course"
     shutil.copytree(made_course, course)
     config = course / "nbgrader_config.py"
@@ -59,3 +68,4 @@ def test_downloads_are_collected(made_course, tmp_path, platform, files, student
     assert accept_all(course, [LAB]) == {}
     found = {place.parents[2].name: place.read_text() for place in course.glob(f"accepted/*/{NAME}/{CODE}")}
     assert found == students
+    assert "there is no src" in (course / "accepted" / without_code / NAME / NOTES_FILE).read_text()

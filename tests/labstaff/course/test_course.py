@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,7 +98,9 @@ def cycle(made_course, tmp_path_factory):
     (hand_in(course, "no_json", stub_text()) / "report.ipynb").write_text("\x00 this is no notebook {")
     with opened_gradebook(course) as gradebook:
         gradebook.update_or_create_assignment(NAME, duedate="2026-01-01 12:00:00 UTC")
-    printed = graded(course, status=3, unsafe=False)
+    with warnings.catch_warnings(record=True) as warned:
+        printed = graded(course, status=3, unsafe=False)
+    assert not warned, "nobody can do anything about it"
     done = nbgrader(course).generate_feedback(NAME)
     assert done["success"], done
     return Cycle(course, printed)
@@ -121,6 +124,8 @@ def test_points_come_from_the_tests_alone_and_nothing_acts_in_the_page(cycle, st
     points = 0.8 * sum(CHECKS.values()) if student == "late" else 0.0  # two days begun
     page = cycle.feedback(student)
     assert f"(Score: {points} / {MOST})" in page
+    for name in (*CHECKS, *ANSWERS):
+        assert f'<a href="#{name}">{name}</a>' in page, "named in the table of contents"
     for acting in (EVIL, 'href="javascript:', "/logout", "example.org/x.png"):
         assert acting not in page
 

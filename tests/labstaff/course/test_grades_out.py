@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from labkit.labs.catalog import ROOT
+from labstaff import commands
 from labstaff.course.export import export_grades
 from labstaff.course.extensions import CannotExtend, extend_all, extension_lines
 from labstaff.course.nbgrader import NoGradebook, opened_gradebook
@@ -92,7 +93,7 @@ def test_tables_are_sorted_less_penalties_and_hold_no_formula(late_course, tmp_p
         assert list(csv.reader(file)) == expected
 
 
-def test_an_extension_moves_the_due_date_and_is_recorded(late_course):
+def test_an_extension_moves_the_due_date_and_is_recorded(late_course, capsys):
     course = late_course
     assert penalties(course) == {"ann": (20, 0), "bob": (10, 2), "4711": (5, 2.5)}
     with pytest.raises(CannotExtend, match="no student 'nobody'"):
@@ -107,6 +108,9 @@ def test_an_extension_moves_the_due_date_and_is_recorded(late_course):
     assert f"bob: {NAME}: 1.50 days late, extension of 1 days" in extension_lines(course)
     assert extend_all(course, [LAB], ["bob"], 0) == ["bob: lab01: due as for everybody"]
     assert penalties(course)["bob"] == (10, 2)
+    capsys.readouterr()
+    commands.extend(course, ["bob"], ["01"], 2)
+    assert capsys.readouterr().out == "bob: lab01: due 2 days later\n", "there is nothing else to do"
 
 
 def test_penalties_follow_what_a_person_graded(late_course, tmp_path):

@@ -61,6 +61,12 @@ def test_a_resubmission_is_recorded_and_nobody_else_unless_forced(course, monkey
     assert first_scores(course) == {"ann": 0, "bob": 5, "4711": 5}, "graded again too"
 
 
+def test_it_is_said_how_far_it_is_where_nothing_is_graded_any_more(course, monkeypatch):
+    monkeypatch.setattr("labstaff.grading.run.WAIT_SECONDS", 0.0)
+    assert "2 of 3 graded" in graded(course)
+    assert [line for line in graded(course) if " of 3 graded" in line] == [f"{n} of 3 graded" for n in (1, 2, 3)]
+
+
 def test_each_that_fails_has_one_reason_and_stops_nobody(course, monkeypatch):
     """One that the grader fails on, one that nbgrader fails on, one whose name nbgrader cannot use."""
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.finder import Source, Unusable
+from labkit.suite.finder import MOST_BYTES, Source, Unusable
 from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.grader import wire
 from labstaff.grader.confine import MEMORY_BYTES
 from labstaff.grader.remote import RemoteFunction, SubmissionError, SubmissionProcess
 from labstaff.grader.sandbox import Sandbox
-from labstaff.grader.submission import MOST_BYTES, read_submission
+from labstaff.grader.submission import read_submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.sandbox]
 

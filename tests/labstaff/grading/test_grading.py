@@ -142,12 +142,11 @@ HOSTILE = {
 def test_hostile_submissions_hold_up_nobody(monkeypatch, tmp_path):
     """Each has a result within its time, those behind it are graded, and it is said which are under way."""
     monkeypatch.setattr("labstaff.grader.grade.MOST_SECONDS", 60.0)
-    monkeypatch.setattr(parallel, "WAIT_SECONDS", 1.0)
     texts = {name: f"{SOLUTION}\n\ndef analyze_scaling(*_, **__):\n    {body}\n" for name, body in HOSTILE.items()}
     submissions = submit(tmp_path, {**texts, "x": SOLUTION, "y": SOLUTION + "\n", "z": SOLUTION + "\n\n"})
     seen = set()
     grading = grade_all(
-        submissions, tmp_path, SECRET, on_wait=lambda _n, under_way: seen.update(e.submitted.student for e in under_way)
+        submissions, tmp_path, SECRET, on_wait=lambda under_way: seen.update(e.submitted.student for e in under_way)
     )
     outcomes = {each.submitted.student: each for each in grading}
     assert {name: each.problem for name, each in outcomes.items() if not each.result} == {}
