@@ -13,7 +13,7 @@ from labkit.bench.layer_rules import RULES, Config, linear_sizes, whole
 PUBLISHED = Path(__file__).with_name("configs")
 """Facts of published configurations, one file a model; README.md names the sources."""
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 UNREAD = ("compress_ratios", "sparse_attention_config", "block_configs", "hybrid_layer_pattern", "index_topk_freq")
 """Keys that change the cache in ways that are not counted here; a config with one of them is refused."""
 
@@ -58,8 +58,8 @@ def kinds_of(config: Config) -> list[str]:
     Raises ValueError if the list and the number of layers disagree, and for a model without a list and without a rule.
     """
     count = whole(config, "num_hidden_layers")
-    if count > MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers is {count}: more than {MOST_LAYERS:,} are not read")
+    if count > MAX_LAYERS:
+        raise ValueError(f"num_hidden_layers is {count}: more than {MAX_LAYERS:,} are not read")
     names = config.get("layer_types") or config.get("layers_block_type")
     if names is None:
         model_type = str(config.get("model_type")).removesuffix("_text")

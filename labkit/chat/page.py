@@ -16,13 +16,13 @@ from labkit.chat.adapters import per_query_head
 from labkit.model.weights import Model
 
 FOLDER = Path("plots")
-MOST_TOKENS = 96
+MAX_TOKENS = 96
 """Of the prompt: a page for so many has 3 MB."""
 
 
 def write_page(student: Any, model: Model, prompt: Sequence[int], file: Path = FOLDER / "attention.html") -> Path:
     """Run the model once over the prompt's last tokens, and write the weights of all heads as a page."""
-    tokens = list(prompt)[-MOST_TOKENS:]
+    tokens = list(prompt)[-MAX_TOKENS:]
     weights: list[torch.Tensor] = []
 
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,7 @@ PROMPTS = (
 CACHE_BYTES = 3 * 2**20
 MAX_TOKENS = 64
 """Tokens that a step may compute."""
-MOST_WAITING = 1_000
+MAX_WAITING = 1_000
 """Nobody is overtaken so often: all come at once, and the shortest may end first."""
 
 
@@ -50,7 +50,7 @@ def serve(module: Any, llama: Llama, prompts: Sequence[Sequence[int]], max_new: 
     server = module.Server(spec, nbytes, MAX_TOKENS)
     _, block_size, num_blocks = settings_of(server, spec, nbytes)
     requests = [Request(number, 0, tuple(prompt), max_new) for number, prompt in enumerate(prompts)]
-    run = Together(server, requests, Locations(num_blocks, block_size), MAX_TOKENS, MOST_WAITING)
+    run = Together(server, requests, Locations(num_blocks, block_size), MAX_TOKENS, MAX_WAITING)
     run.llama = llama
     with torch.no_grad():
         run.run(probe=False)

@@ -26,7 +26,7 @@ from labkit.trace.offer import can_be_traced
 LONG_SECONDS = 15.0
 REPORT_SECONDS = 10.0
 """How often progress is printed where it cannot be shown in place."""
-MOST_FINDINGS = 10
+MAX_FINDINGS = 10
 
 
 def check_lab(
@@ -103,9 +103,9 @@ def review_lines(lab: Lab) -> list[str]:
     found = review(lab.student_file.read_text(encoding="utf-8-sig"), lab)
     if not found:
         return []
-    lines = [f"  {each}" for each in found[:MOST_FINDINGS]]
-    if len(found) > MOST_FINDINGS:
-        lines.append(f"  and {len(found) - MOST_FINDINGS} more")
+    lines = [f"  {each}" for each in found[:MAX_FINDINGS]]
+    if len(found) > MAX_FINDINGS:
+        lines.append(f"  and {len(found) - MAX_FINDINGS} more")
     return [f"When {lab.student_file.name} is graded, your instructor will see:", *lines, ""]
 
 

@@ -21,7 +21,7 @@ from labkit.endpoint.jobs import Job, Jobs
 from labkit.model.tokenizer import Stream, Text
 
 PAGE = Path(__file__).with_name("page.html")
-MOST_BODY = 1 << 20
+MAX_BODY = 1 << 20
 """Bytes of a request."""
 DEFAULT_NEW = 64
 IGNORED = {"temperature", "top_p", "seed", "user", "stream_options", "presence_penalty", "frequency_penalty"}
@@ -216,8 +216,8 @@ async def _body(request: Request) -> dict[str, Any]:
     data = bytearray()
     async for part in request.stream():
         data += part
-        if len(data) > MOST_BODY:
-            raise ApiError(f"a request has at most {MOST_BODY:,} bytes", status=413)
+        if len(data) > MAX_BODY:
+            raise ApiError(f"a request has at most {MAX_BODY:,} bytes", status=413)
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from labkit.chat.together import MAX_TOKENS, MOST_WAITING, Together, spec_of
+from labkit.chat.together import MAX_TOKENS, MAX_WAITING, Together, spec_of
 from labkit.model.attention import CachedAttention
 from labkit.model.generate import generate
 from labkit.model.llama import Llama
@@ -24,7 +24,7 @@ from labkit.serving.requests import Request
 PIECE = 16
 """New tokens asked of the server at a time. Lab 13's server cannot be told that a request has ended: it is submitted
 again after each piece, and finds its blocks in the cache. Blocks of a client that has left are free after a piece."""
-MOST_TRIES = 3
+MAX_TRIES = 3
 """How often a request begins again, after a wrong plan of which another request was the cause."""
 ENDINGS = {"stop": "done", "length": "done: as long as asked for", "left": "its client has left", "error": "failed"}
 RATE_SECONDS = 5.0
@@ -228,7 +228,7 @@ class TogetherJobs(Jobs):
             return
         for job in jobs.values():
             job.tries += 1
-            if job.tries > MOST_TRIES:
+            if job.tries > MAX_TRIES:
                 job.end("error", message)
         with self._changed:
             self._new.extendleft(job for job in jobs.values() if not job.ended)
@@ -249,7 +249,7 @@ class LiveDrive(Together):
     """A drive whose requests come while it runs; `tables` are the blocks of the last plan, by request."""
 
     def __init__(self, server: Any, llama: Llama, locations: Locations, pieces: dict[int, Job]) -> None:
-        super().__init__(server, [], locations, MAX_TOKENS, MOST_WAITING, horizon=0)
+        super().__init__(server, [], locations, MAX_TOKENS, MAX_WAITING, horizon=0)
         self.llama, self._jobs = llama, pieces
         self.tables: dict[int, list[int]] = {}
 

@@ -20,7 +20,7 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """Shared memory that one thread block may ask for, by architecture (CUDA C++ Programming Guide, compute capabilities).
 """
 
-MOST_REGISTERS = 255
+MAX_REGISTERS = 255
 """32-bit registers that a thread can have, on both."""
 
 TARGETS = {80: "sm_80", 90: "sm_90a"}

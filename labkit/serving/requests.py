@@ -16,7 +16,7 @@ MARGIN = 0.01
 """By how much, in spreads of the scores, every token of a completion must lead: a request that is nearer to a tie, with
 whole keys and values or with 8 bits a number, is drawn again."""
 
-MOST_DRAWS = 200
+MAX_DRAWS = 200
 
 REAL = "real"
 REAL_FILE = Path(__file__).with_name("conversations.csv")
@@ -61,11 +61,11 @@ def clear_prompt(
         more: the least number of tokens that follow the beginning, and the first that is too large.
         max_new: the tokens of the completion.
     """
-    for _ in range(MOST_DRAWS):
+    for _ in range(MAX_DRAWS):
         prompt = (*beginning, *_text(rng, *more))
         if least_margin(prompt, max_new) > MARGIN:
             return prompt
-    raise RuntimeError(f"no prompt among {MOST_DRAWS} leads to a completion that is clear")
+    raise RuntimeError(f"no prompt among {MAX_DRAWS} leads to a completion that is clear")
 
 
 def any_requests(

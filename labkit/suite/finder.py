@@ -21,7 +21,7 @@ from packaging.version import Version
 from labkit.labs.manifest import Lab
 from labkit.suite.limits import MAX_TEST_SECONDS, TookTooLong, time_limit
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """How large a student's file may be, also where it is graded."""
 IMPORT_SECONDS = min(30.0, MAX_TEST_SECONDS)
 """CPU seconds that importing a lab's module may take."""
@@ -174,8 +174,8 @@ def _run(file: Path, namespace: dict[str, Any]) -> str | None:
 def _parsed(file: Path) -> ast.Module | str:
     """The syntax tree of `file`, or why there is none. A byte-order mark at its start is skipped."""
     try:
-        if file.stat().st_size > MOST_BYTES:
-            return f"{file.name} is larger than {MOST_BYTES >> 20} MiB: remove what your code does not need"
+        if file.stat().st_size > MAX_BYTES:
+            return f"{file.name} is larger than {MAX_BYTES >> 20} MiB: remove what your code does not need"
         return ast.parse(file.read_text(encoding="utf-8-sig"), str(file))
     except OSError as error:
         return f"{file.name} cannot be read: {error.strerror}"

@@ -29,7 +29,7 @@ from labkit.suite.run import Listener, SuiteRun, run_suite
 CLOCK_FACTOR = 10.0
 STOP_SECONDS = 60.0
 """A test that its limit cannot stop is killed after `CLOCK_FACTOR` times that limit and so long more, by the clock."""
-LEAST_MEMORY_BYTES = 2 << 30
+MIN_MEMORY_BYTES = 2 << 30
 """A run may have so much even where less is available: every lab's solution needs less."""
 END_SECONDS = 5.0
 """How long a process may take to end after Ctrl-C."""
@@ -145,7 +145,7 @@ def limit_memory() -> None:
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = max(int(available[1]) << 10, LEAST_MEMORY_BYTES)
+        limit = max(int(available[1]) << 10, MIN_MEMORY_BYTES)
         if soft == resource.RLIM_INFINITY or limit < soft:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 

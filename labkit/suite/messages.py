@@ -15,11 +15,11 @@ from typing import NamedTuple
 from labkit.labs.manifest import Lab
 from labkit.suite.finder import TaskMissing, Unusable
 from labkit.suite.limits import TookTooLong
-from labkit.suite.results import MOST_SHARE, Kind, State, TaskResult, TestResult, add_up, lab_points
+from labkit.suite.results import MAX_SHARE, Kind, State, TaskResult, TestResult, add_up, lab_points
 
 LONGEST_LINE = 160
 """Characters of a line of a message; what is longer is cut."""
-MOST_LINES = 12
+MAX_LINES = 12
 """Lines of a message."""
 SHOWN_IN_FULL = 3
 """Tests of a task whose messages are shown; the others are listed by name."""
@@ -149,8 +149,8 @@ def _why_too_long(error: TookTooLong) -> str:
 
 def _clip(text: str) -> tuple[str, ...]:
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    if len(lines) > MOST_LINES:
-        lines = [*lines[: MOST_LINES - 1], f"… and {len(lines) - MOST_LINES + 1} more lines"]
+    if len(lines) > MAX_LINES:
+        lines = [*lines[: MAX_LINES - 1], f"… and {len(lines) - MAX_LINES + 1} more lines"]
     return tuple(part for line in lines for part in _folded(line))
 
 
@@ -335,7 +335,7 @@ def _capped(lab: Lab, task_result: TaskResult, results: Sequence[TestResult]) ->
         most = f"{points_text(task.points * task_result.most_share)} of its {points_text(task.points)} points"
         failed = {result.kind for result in results if not result.passed}
         share = task_result.most_share
-        why = [text for kind, text in WHY_CAPPED.items() if kind in failed and MOST_SHARE[kind] == share]
+        why = [text for kind, text in WHY_CAPPED.items() if kind in failed and MAX_SHARE[kind] == share]
         yield f"  at most {most} while {' and '.join(why)}"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from importlib.abc import Loader
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,10 +64,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Read the manifests, install the import finder, and register the plugins of the run."""
-    config.addinivalue_line(
-        "markers", "memory_limit(mib): memory is bounded by the kernel, by the fixture of this name"
-    )
-    config.addinivalue_line("markers", f"kind(name): what a test requires: {', '.join(Kind)}")
     try:
         labs = find_labs(ROOT)
     except ManifestError as error:
@@ -176,6 +173,7 @@ class LabResults:
             return report
         error = call.excinfo.value if report.failed and call.excinfo else None
         state, lines = self._explained(item, lab, error) if error is not None else (State.PASSED, ())
+        properties: dict[str, Any] = dict(item.user_properties)
         result = TestResult(
             item.name,
             _task_name(item, lab),
@@ -185,7 +183,7 @@ class LabResults:
             kind=Kind.BORROWED if error is not None and _is_borrowed(error) else _kind(item),
             n_printed=0 if report.passed else report.capstdout.count("\n"),
             memory_limit=item.get_closest_marker("memory_limit") is not None,
-            counts=dict(item.user_properties).get("counts", {}) if state is State.PASSED else {},
+            counts=properties.get("counts", {}),
         )
         self.results.setdefault(lab.label, []).append(result)
         report.user_properties.append(("result", result))
@@ -332,8 +330,7 @@ def _task_name(item: pytest.Item, lab: Lab) -> str:
 
 
 def _kind(item: pytest.Item) -> Kind:
-    marker = item.get_closest_marker("kind")
-    return Kind(marker.args[0]) if marker else Kind.EXACT
+    return next((kind for kind in Kind if item.get_closest_marker(kind)), Kind.EXACT)
 
 
 def _is_borrowed(error: BaseException) -> bool:

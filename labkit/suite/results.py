@@ -30,7 +30,7 @@ class State(StrEnum):
 class Kind(StrEnum):
     """What a test requires; `task_points` defines its effect on a task's points.
 
-    A suite marks its tests, `@pytest.mark.kind("robust")`; one without a mark is `EXACT`.
+    A suite marks its tests, `@pytest.mark.robust`; one without a mark is `EXACT`.
     """
 
     EXACT = "exact"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
     """The code does the work itself. No test is marked so: it becomes this kind when it finds that a library did it."""
 
 
-MOST_SHARE = {Kind.EXACT: 0.5, Kind.ROBUST: 0.75, Kind.COST: 0.75, Kind.REFUSES: 1.0, Kind.BORROWED: 0.0}
+MAX_SHARE = {Kind.EXACT: 0.5, Kind.ROBUST: 0.75, Kind.COST: 0.75, Kind.REFUSES: 1.0, Kind.BORROWED: 0.0}
 """The most that a task can earn, as a share of its points, while a test of this kind fails."""
 
 
@@ -233,7 +233,7 @@ def _most_share(results: Sequence[TestResult]) -> float:
     on_random_inputs = [result for result in results if result.drawn and result.kind is Kind.EXACT]
     if on_random_inputs and not any(result.passed for result in on_random_inputs):
         return 0.0
-    return min((MOST_SHARE[result.kind] for result in results if not result.passed), default=1.0)
+    return min((MAX_SHARE[result.kind] for result in results if not result.passed), default=1.0)
 
 
 def _path(lab: Lab) -> Path:

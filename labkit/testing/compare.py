@@ -39,7 +39,7 @@ FAR_BELOW = 0.1
 """A mistake is named when it lies within this share of the error: an error just over the tolerance fits many."""
 RIVALS = 4
 """Two mistakes are both named if the distance of one is at most this many times that of the other."""
-MOST_CAUSES = 3
+MAX_CAUSES = 3
 
 Mentions = Iterable[str] | Mapping[str, Any]
 """Texts of which each must be in an error's message, or arguments by name: of each the name or the value."""
@@ -460,7 +460,7 @@ def _fitting(
 
 def _either(causes: Sequence[str]) -> str:
     """Causes that lead to the same values; none where so many do that it says nothing."""
-    return "; or when ".join(causes) if len(causes) <= MOST_CAUSES else ""
+    return "; or when ".join(causes) if len(causes) <= MAX_CAUSES else ""
 
 
 def _apart(first: npt.NDArray, second: npt.NDArray) -> float:

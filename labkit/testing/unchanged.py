@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from labkit.testing.compare import BorrowedWork, assert_unchanged
@@ -21,19 +21,18 @@ def copied(*arguments: T) -> tuple[T, ...]:
 
 
 @contextlib.contextmanager
-def left_alone(names: Iterable[str], arguments: Iterable[Any]) -> Iterator[None]:
+def left_alone(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Fail if what runs in the block has changed one of the arrays or tensors `arguments`.
 
-    `arguments` are the very objects that are handed on, `names` what the handout calls them, in the same order.
+    `arguments` are the very objects that are handed on, by the handout's names.
     """
-    held = list(arguments)
-    before = [each.clone() if hasattr(each, "clone") else each.copy() for each in held]
+    before = [each.clone() if hasattr(each, "clone") else each.copy() for each in arguments.values()]
     _blocks.append(True)
     try:
         yield
     finally:
         _blocks.pop()
-    for name, now, old in zip(names, held, before, strict=True):
+    for (name, now), old in zip(arguments.items(), before, strict=True):
         assert_unchanged(name, now, old)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("traces")
 ENDINGS = (".html", ".json", ".svg", ".png")
-MOST_ROWS = 6
+MAX_ROWS = 6
 
 
 def trace(
@@ -143,9 +143,9 @@ def summary(name: str, trace: Trace, *, default_inputs: bool = False) -> Iterato
     for life in made:
         by_kind[life.kind] += life.nbytes
     yield f"  made by the run: {', '.join(f'{nbytes:,} of {kind}' for kind, nbytes in by_kind.most_common())}"
-    for life in made[:MOST_ROWS]:
+    for life in made[:MAX_ROWS]:
         yield f"  {life.nbytes:>13,} B  {life.kind:<15} {_shape(life):<20} {_where(life, trace)}".rstrip()
-    if rest := made[MOST_ROWS:]:
+    if rest := made[MAX_ROWS:]:
         yield f"  {sum(life.nbytes for life in rest):>13,} B  in {len(rest)} more"
     yield from (f"  {note}" for note in trace.notes)
 
@@ -158,7 +158,7 @@ def comparison(first: tuple[str, Trace], second: tuple[str, Trace]) -> Iterator[
     for by, rows in differences(first[1], second[1]).items():
         if not rows:
             yield f"  by {by}: no difference"
-        for row in rows[:MOST_ROWS]:
+        for row in rows[:MAX_ROWS]:
             yield f"  {row.second_bytes - row.first_bytes:>+17,} B  by {by:<7} {row.name}"
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from labkit.meters.tracing import THERE_BEFORE, Life, Pass, Stack, Trace
 
-MOST_STEPS = 20_000
-MOST_LIVES = 20_000
+MAX_STEPS = 20_000
+MAX_LIVES = 20_000
 
 
-def thinned(trace: Trace, most_steps: int = MOST_STEPS, most_lives: int = MOST_LIVES) -> Trace:
+def thinned(trace: Trace, most_steps: int = MAX_STEPS, most_lives: int = MAX_LIVES) -> Trace:
     """The trace itself if it is short; otherwise one with about as many steps and blocks as given.
 
     Half of the steps are those around the peak. Of all others, cut into intervals, the one with the most bytes stays.

@@ -23,8 +23,8 @@ from labstaff.grader.plain_text import one_line
 from labstaff.grader.submission import NOTES_FILE, read_part, read_regular, read_submission, reason_of
 from labstaff.grading.submitted import Submitted, find_submissions
 
-MOST_NOTEBOOK_BYTES = 24 << 20
-MOST_CELLS = 1000
+MAX_NOTEBOOK_BYTES = 24 << 20
+MAX_CELLS = 1000
 LONGEST_OUTPUT = 20_000
 LONGEST_TIMESTAMP = 1000
 PICTURES = ("image/png", "image/jpeg")
@@ -133,9 +133,9 @@ def _clean_notebook(lab: Lab, place: Path, released: dict, notes: list[str]) -> 
     deleted ones back.
     """
     try:
-        content = read_part(lab, place, NOTEBOOK, "", MOST_NOTEBOOK_BYTES)
+        content = read_part(lab, place, NOTEBOOK, "", MAX_NOTEBOOK_BYTES)
         cells = msgspec.json.decode(content.removeprefix(codecs.BOM_UTF8), type=Notebook).cells
-        if len(cells) > MOST_CELLS:
+        if len(cells) > MAX_CELLS:
             raise ValueError(f"it has {len(cells):,} cells")
         graded = {grade_id: cell for cell in released["cells"] if (grade_id := _grade_id(cell["metadata"]))}
         # of an answer given twice, the last; nbgrader's DeduplicateIds fails where OverwriteCells puts cells back

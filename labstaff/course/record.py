@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from labstaff.course.accept import MOST_NOTEBOOK_BYTES
+from labstaff.course.accept import MAX_NOTEBOOK_BYTES
 from labstaff.course.nbgrader import nbgrader
 from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, TIMESTAMP, SubmissionPaths
 from labstaff.grader.course_state import course_secret, seed_of
@@ -87,7 +87,7 @@ def fingerprint(paths: SubmissionPaths) -> str:
         paths.released / NOTEBOOK,
         paths.course / CONFIG_FILE,
     ):
-        digest.update(hashlib.sha256(read_regular(file, MOST_NOTEBOOK_BYTES) or b"").digest())
+        digest.update(hashlib.sha256(read_regular(file, MAX_NOTEBOOK_BYTES) or b"").digest())
     return digest.hexdigest()
 
 

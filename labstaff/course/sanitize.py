@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import pass_context
 
-from labkit.suite.finder import MOST_BYTES
+from labkit.suite.finder import MAX_BYTES
 from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.grader.submission import read_regular
 
@@ -79,7 +79,7 @@ def listing(path: Path) -> Any:
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import PythonLexer
 
-    text = (read_regular(path, MOST_BYTES) or b"").decode("utf-8", "replace")
+    text = (read_regular(path, MAX_BYTES) or b"").decode("utf-8", "replace")
     formatter = HtmlFormatter(linenos="inline", noclasses=True, style="default")
     shown = highlight(text, PythonLexer(stripnl=False), formatter)
     output = new_output("display_data", {"text/plain": text or f"there is no {path.name}", "text/html": shown})

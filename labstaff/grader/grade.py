@@ -25,7 +25,7 @@ from labstaff.grader.source import read_source
 from labstaff.grader.submission import Submission
 from labstaff.grader.version import version_of
 
-MOST_SECONDS = 300.0
+MAX_SECONDS = 300.0
 """By the clock, for one submission: then it has what it has earned. Solutions take at most a tenth of it."""
 
 SUITE_SHARE = 0.5
@@ -81,10 +81,10 @@ class Grader:
 
     def _grade(self, submission: Submission, seed: int, findings: Sequence[Finding]) -> GradedSubmission:
         lab, key = submission.lab, submission.key
-        flags, give_up = [], time.monotonic() + MOST_SECONDS
+        flags, give_up = [], time.monotonic() + MAX_SECONDS
         with tempfile.TemporaryDirectory(prefix="graded-") as folder:
             Path(folder, f"{lab.module}.py").write_bytes(submission.source)
-            seconds = SUITE_SHARE * MOST_SECONDS
+            seconds = SUITE_SHARE * MAX_SECONDS
             run = self._run(lab, folder, seed, (), seconds, seconds)
             if unfinished := _unfinished(lab, run):
                 why = run.problem.splitlines()[0] if run.problem else "its process ended too often"

@@ -31,7 +31,7 @@ from labstaff.grader.sandbox import Worker, Workers
 if TYPE_CHECKING:
     import pytest
 
-MOST_STARTS = 40
+MAX_STARTS = 40
 """How often a submission's worker is started again before the rest of its tests fail."""
 NOT_GRADED = "the rest is not graded"
 """What a test reports that was left out, since the worker had ended so often."""
@@ -140,8 +140,8 @@ class SubmissionProcess:
             self.unusable = f"{file.name} cannot be read: {error.strerror}"
         if self.unusable:
             raise Unusable(self.unusable)
-        if self.n_starts == MOST_STARTS:
-            raise SubmissionError(f"its process ended {MOST_STARTS} times: {NOT_GRADED}")
+        if self.n_starts == MAX_STARTS:
+            raise SubmissionError(f"its process ended {MAX_STARTS} times: {NOT_GRADED}")
         self.n_starts += 1
         self.worker = self.sandbox.worker()
         return self.source.lab, file.name, source

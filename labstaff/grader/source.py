@@ -18,8 +18,8 @@ from labkit.suite.review import Finding, review
 CPU_SECONDS = 5
 WAIT_SECONDS = 120
 MEMORY_BYTES = 1 << 30
-MOST_FINDINGS = 20
-MOST_RUNS = 20_000
+MAX_FINDINGS = 20
+MAX_RUNS = 20_000
 RUN = 12
 NOT_READ = Finding(1, "is too deep, too large or too slow to be reviewed")
 
@@ -52,10 +52,10 @@ def main(lab_name: str, cpu_seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     text = sys.stdin.buffer.read().decode("utf-8", "replace")
     found = review(text, find_lab(lab_name))
-    if len(found) > MOST_FINDINGS:
+    if len(found) > MAX_FINDINGS:
         tasks = {task for finding in found for task in finding.tasks}
-        rest = Finding(found[MOST_FINDINGS].line, f"and {len(found) - MOST_FINDINGS} more", tuple(sorted(tasks)))
-        found[MOST_FINDINGS:] = [rest]
+        rest = Finding(found[MAX_FINDINGS].line, f"and {len(found) - MAX_FINDINGS} more", tuple(sorted(tasks)))
+        found[MAX_FINDINGS:] = [rest]
     json.dump([found, syntax_runs(text)], sys.stdout)
 
 
@@ -81,7 +81,7 @@ def syntax_runs(text: str) -> list[int]:
     for i in range(len(kinds) - RUN + 1):
         run = " ".join(kinds[i : i + RUN]).encode("utf-8", "replace")
         runs[int.from_bytes(hashlib.blake2b(run, digest_size=6).digest(), "big")] = None
-        if len(runs) == MOST_RUNS:
+        if len(runs) == MAX_RUNS:
             break
     return list(runs)
 

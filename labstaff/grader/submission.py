@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from labkit.labs.manifest import FOLDER_PATTERN, Lab
-from labkit.suite.finder import MOST_BYTES
+from labkit.suite.finder import MAX_BYTES
 from labstaff.grader.plain_text import one_line
 
-MOST_ARCHIVE_BYTES = 32 << 20
+MAX_ARCHIVE_BYTES = 32 << 20
 LONGEST_NOTES = 10_000
 NOTES_FILE = "for_the_grader.txt"
 """Where the course notes what could not be read of a submission, a line each; the code first, if that was it."""
@@ -48,7 +48,7 @@ def read_submission(lab: Lab, place: Path) -> Submission:
     """The submission for `lab` in a folder or a zip archive. Never raises for what students put there."""
     submission = Submission(lab)
     try:
-        source = read_part(lab, place, f"{lab.module}.py", "src", MOST_BYTES)
+        source = read_part(lab, place, f"{lab.module}.py", "src", MAX_BYTES)
         submission.source = source.removeprefix(codecs.BOM_UTF8)  # some editors on Windows write it first
     except Exception as error:  # a made-up archive can have zipfile raise nearly anything
         submission.problem = f"cannot be read: {reason_of(error)}"
@@ -112,11 +112,11 @@ def read_regular(path: Path, most_bytes: int) -> bytes | None:
 
 def _unpacked(lab: Lab, place: Path, name: str, parent: str, most_bytes: int) -> bytes | None:
     """At most `most_bytes` + 1 bytes of the outermost such entry of an archive."""
-    archive = read_regular(place, MOST_ARCHIVE_BYTES)
+    archive = read_regular(place, MAX_ARCHIVE_BYTES)
     if archive is None:
         raise ValueError(f"{place.name} is neither a folder nor a zip archive")
-    if len(archive) > MOST_ARCHIVE_BYTES:
-        raise ValueError(f"larger than {MOST_ARCHIVE_BYTES >> 20} MiB")
+    if len(archive) > MAX_ARCHIVE_BYTES:
+        raise ValueError(f"larger than {MAX_ARCHIVE_BYTES >> 20} MiB")
     with zipfile.ZipFile(io.BytesIO(archive)) as content:
         found = []
         for entry in content.infolist():

@@ -24,17 +24,17 @@ import numpy as np
 HEADER = struct.Struct("<IH")
 """Bytes of the head, and the number of buffers that follow it."""
 SIZE = struct.Struct("<Q")
-MOST_HEAD = 4 << 20
-MOST_BUFFERS = 256 << 20
-MOST_NUMBERS = 1 << 20
+MAX_HEAD = 4 << 20
+MAX_BUFFERS = 256 << 20
+MAX_NUMBERS = 1 << 20
 """Parts of a message, and elements of an empty array or of a range."""
-MOST_KEYS = 1 << 12
+MAX_KEYS = 1 << 12
 """Of all dicts and sets, without texts: Python's integers can be chosen so that finding one takes as long as there are
 others; the hashes of texts are salted."""
-MOST_AXES = 64
-MOST_META = 1 << 40
+MAX_AXES = 64
+MAX_META = 1 << 40
 """Elements of a tensor without memory."""
-MOST_TEXT, MOST_KINDS, MOST_PLACES = 2000, 8, 40
+MAX_TEXT, MAX_KINDS, MAX_PLACES = 2000, 8, 40
 """Of an exception: characters of its message, classes, and places that it passed through."""
 ARRAY_KINDS = "biufcUS"
 TOO_MUCH = "it is nested too deep, or has too many parts, or too much text"
@@ -53,7 +53,7 @@ def send(channel: socket.socket, head: bytes, buffers: Sequence[memoryview] = ()
     Raises:
         WireError: it is longer than a message may be; nothing was sent.
     """
-    if len(head) > MOST_HEAD or len(buffers) > 0xFFFF:
+    if len(head) > MAX_HEAD or len(buffers) > 0xFFFF:
         raise WireError(TOO_MUCH)
     _require_room(sum(map(len, buffers)))
     channel.sendall(HEADER.pack(len(head), len(buffers)) + head)
@@ -75,13 +75,13 @@ def receive(channel: socket.socket, seconds: float | None = None) -> tuple[memor
     """
     channel.settimeout(seconds)
     length, n_buffers = HEADER.unpack(_exactly(channel, bytearray(HEADER.size)))
-    if length > MOST_HEAD:
-        raise WireError(f"a head of {length:,} bytes; {MOST_HEAD:,} are allowed")
-    head, buffers, left = _exactly(channel, bytearray(length)), [], MOST_BUFFERS
+    if length > MAX_HEAD:
+        raise WireError(f"a head of {length:,} bytes; {MAX_HEAD:,} are allowed")
+    head, buffers, left = _exactly(channel, bytearray(length)), [], MAX_BUFFERS
     for _ in range(n_buffers):
         (size,) = SIZE.unpack(_exactly(channel, bytearray(SIZE.size)))
         if size > left:
-            raise WireError(f"a buffer of {size:,} bytes; a message holds {MOST_BUFFERS:,} at most")
+            raise WireError(f"a buffer of {size:,} bytes; a message holds {MAX_BUFFERS:,} at most")
         left -= size
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if size else bytearray()
         buffers.append(_exactly(channel, pages))
@@ -218,9 +218,9 @@ class Returned(msgspec.Struct, tag=True, array_like=True):
 class Raised(msgspec.Struct, tag=True, array_like=True):
     """An exception: its classes (nearest first), its message, and the places it passed through."""
 
-    kinds: Annotated[list[str], msgspec.Meta(max_length=MOST_KINDS)]
-    message: Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
-    places: Annotated[list[tuple[str, int, str]], msgspec.Meta(max_length=MOST_PLACES)]
+    kinds: Annotated[list[str], msgspec.Meta(max_length=MAX_KINDS)]
+    message: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+    places: Annotated[list[tuple[str, int, str]], msgspec.Meta(max_length=MAX_PLACES)]
 
 
 class Opaque:
@@ -297,7 +297,7 @@ class Writer:
             return self._array("array" if isinstance(x, np.ndarray) else "number", np.asarray(x))
         for kind, base in (*SEQUENCES.items(), ("set", frozenset)):
             if isinstance(x, base):
-                if base.__len__(x) > MOST_NUMBERS:
+                if base.__len__(x) > MAX_NUMBERS:
                     raise WireError(TOO_MUCH)
                 return [kind, [*map(self.value, base.__iter__(x))]]
         if isinstance(x, dict):
@@ -340,7 +340,7 @@ class Reader:
     def value(self, tree: Any) -> Any:
         """The value."""
         self._n_parts += 1
-        if self._n_parts > MOST_NUMBERS:
+        if self._n_parts > MAX_NUMBERS:
             raise ValueError(TOO_MUCH)
         match tree:
             case ["tuple" | "list" as kind, list(items)]:
@@ -354,7 +354,7 @@ class Reader:
             case ["slice", list(bounds)]:
                 return slice(*map(self.value, bounds))
             case ["range", list(bounds)]:
-                if len(numbers := range(*bounds)) > MOST_NUMBERS:
+                if len(numbers := range(*bounds)) > MAX_NUMBERS:
                     raise ValueError(TOO_MUCH)
                 return numbers
             case ["integer", str(digits)]:
@@ -370,7 +370,7 @@ class Reader:
             case ["dtype", str(name)]:
                 return _numpy_dtype(name)
             case ["opaque", str(name)]:
-                self._n_parts += MOST_NUMBERS >> 10  # a class is large: a thousand are enough
+                self._n_parts += MAX_NUMBERS >> 10  # a class is large: a thousand are enough
                 return opaque(name)
             case None | bool() | int() | float() | str() | bytes():
                 return tree
@@ -378,7 +378,7 @@ class Reader:
 
     def _count_keys(self, keys: list[Any]) -> None:
         self._n_keys += sum(type(key) is not str for key in keys)
-        if self._n_keys > MOST_KEYS:
+        if self._n_keys > MAX_KEYS:
             raise ValueError(TOO_MUCH)
 
     def _tensor(self, kind: str, name: str, shape: list[int], grad: bool) -> Any:
@@ -389,7 +389,7 @@ class Reader:
         dtype = getattr(torch, name)
         with torch.utils._python_dispatch._disable_current_modes():
             if kind == "meta":
-                _bounded(shape, 0, MOST_META)
+                _bounded(shape, 0, MAX_META)
                 return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
             memory = next(self._buffers)
             tensor = torch.frombuffer(memory, dtype=dtype) if len(memory) else torch.empty(0, dtype=dtype)
@@ -411,9 +411,9 @@ def _numpy_dtype(name: str) -> np.dtype:
     return dtype
 
 
-def _bounded(shape: list[int], n_bytes_of_each: int, most: int = MOST_NUMBERS) -> list[int]:
+def _bounded(shape: list[int], n_bytes_of_each: int, most: int = MAX_NUMBERS) -> list[int]:
     """`shape`, if no array of it is large without having bytes: each axis of an empty one counts."""
-    if len(shape) > MOST_AXES or any(type(n) is not int or n < 0 for n in shape):
+    if len(shape) > MAX_AXES or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError("the axes of no array")
     if (0 in shape or not n_bytes_of_each) and math.prod(n or 1 for n in shape) > most:
         raise ValueError(f"an array of {shape} elements")
@@ -421,5 +421,5 @@ def _bounded(shape: list[int], n_bytes_of_each: int, most: int = MOST_NUMBERS) -
 
 
 def _require_room(n_bytes: int) -> None:
-    if n_bytes > MOST_BUFFERS:
-        raise WireError(f"{n_bytes:,} bytes of arrays; a message holds {MOST_BUFFERS:,} at most")
+    if n_bytes > MAX_BUFFERS:
+        raise WireError(f"{n_bytes:,} bytes of arrays; a message holds {MAX_BUFFERS:,} at most")

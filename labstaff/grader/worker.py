@@ -106,12 +106,12 @@ def described(error: BaseException) -> wire.Raised:
     passed = traceback.walk_tb(error.__traceback__)
     places = [(str(f.f_code.co_filename)[:200], line or 0, str(f.f_code.co_name)[:200]) for f, line in passed]
     try:
-        message = str.__str__(str(error))[: wire.MOST_TEXT]
+        message = str.__str__(str(error))[: wire.MAX_TEXT]
         message.encode()
     except BaseException:
         message = ""
-    kinds = [f"{kind.__module__}:{kind.__name__}"[:200] for kind in type(error).__mro__[: wire.MOST_KINDS]]
-    return wire.Raised(kinds, message, places[-wire.MOST_PLACES :])
+    kinds = [f"{kind.__module__}:{kind.__name__}"[:200] for kind in type(error).__mro__[: wire.MAX_KINDS]]
+    return wire.Raised(kinds, message, places[-wire.MAX_PLACES :])
 
 
 @contextlib.contextmanager

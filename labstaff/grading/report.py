@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from labkit.labs.manifest import Task
 from labstaff.grader.results import GradedSubmission
 
-MOST_MESSAGES = 5
+MAX_MESSAGES = 5
 
 
 def earned(result: GradedSubmission, task: str, max_points: float) -> float:
@@ -15,7 +15,7 @@ def earned(result: GradedSubmission, task: str, max_points: float) -> float:
     return min(round(result.tasks.get(task, 0.0), 2), max_points)
 
 
-def finding_line(result: GradedSubmission, most: int = MOST_MESSAGES) -> str:
+def finding_line(result: GradedSubmission, most: int = MAX_MESSAGES) -> str:
     """The first of the review's findings, in one line."""
     more = [f"and {len(result.findings) - most} more"] if len(result.findings) > most else []
     return "; ".join([*result.findings[:most], *more])
@@ -32,7 +32,7 @@ def task_lines(task: Task, result: GradedSubmission) -> Iterator[str]:
     printed: set[str] = set()
     for name in failed:
         message = result.messages.get(name, "") or f"the test is {tests[name]}"
-        if message not in printed and len(printed) < MOST_MESSAGES:
+        if message not in printed and len(printed) < MAX_MESSAGES:
             printed.add(message)
             yield f"✗ {name.split('::')[-1]}"
             yield from (f"    {line}" for line in message.splitlines())

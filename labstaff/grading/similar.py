@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from itertools import combinations
 from typing import NamedTuple
 
-LEAST_RUNS = 60
+MIN_RUNS = 60
 NEAR = 0.9
 
 
@@ -28,7 +28,7 @@ def similar_groups(syntax: Mapping[str, Collection[int]], stub: Collection[int])
         stub: those of the released file, which do not count.
     """
     runs = {student: frozenset(mine) - frozenset(stub) for student, mine in sorted(syntax.items())}
-    groups = {student: Group((student,), 1.0) for student, mine in runs.items() if len(mine) >= LEAST_RUNS}
+    groups = {student: Group((student,), 1.0) for student, mine in runs.items() if len(mine) >= MIN_RUNS}
     for a, b in combinations(groups, 2):
         shared = len(runs[a] & runs[b])
         share = shared / (len(runs[a]) + len(runs[b]) - shared)

@@ -20,9 +20,9 @@ from labstaff.grading.report import finding_line
 from labstaff.grading.similar import similar_groups
 
 N_BINS = 5
-MOST_CAUSES = 8
-MOST_TESTS = 5
-MOST_FINDINGS = 3
+MAX_CAUSES = 8
+MAX_TESTS = 5
+MAX_FINDINGS = 3
 COLUMNS = ("student", "lab", "task", "points", "max_points", "passed", "tests", "status", "flags")
 CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)")
 """How a message names the cause of a failure."""
@@ -44,8 +44,8 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
             f"mean {mean:.1f} of {task.points:g} points"
         )
     begun = [result for result in results if "passed" in result.tests.values()]
-    yield from _frequent("most frequent causes:", frequent_causes(lab, begun), MOST_CAUSES)
-    yield from _frequent("most failed tests:", Counter(t for r in begun for t in _failed_tests(r)), MOST_TESTS)
+    yield from _frequent("most frequent causes:", frequent_causes(lab, begun), MAX_CAUSES)
+    yield from _frequent("most failed tests:", Counter(t for r in begun for t in _failed_tests(r)), MAX_TESTS)
     for student, result in graded:
         if result.status != "graded":
             yield f"not graded: {student}: {one_line(result.reason)}"
@@ -53,7 +53,7 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
         for flag in result.flags:
             yield f"look at: {student}: {one_line(flag)}"
         if result.findings:
-            yield f"look at: {student}: {finding_line(result, MOST_FINDINGS)}"
+            yield f"look at: {student}: {finding_line(result, MAX_FINDINGS)}"
     for outcome in outcomes:
         if outcome.result is None:
             yield f"FAILED: {one_line(outcome.submitted.student)}: {one_line(outcome.problem)}"

@@ -19,7 +19,7 @@ CHAPTERS = sorted((ROOT / "docs").glob("[0-9][0-9]_*.md"))
 FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.DOTALL | re.MULTILINE)
 TABLE_ROW = re.compile(r"^\|.*$", re.MULTILINE)
 BOLD = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
-MOST_WORDS = 4
+MAX_WORDS = 4
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.stem)
@@ -50,7 +50,7 @@ def terms(markdown: str) -> list[str]:
 
 def is_term(bold: str) -> bool:
     """Whether a bold text is a term, by the rule in this module's docstring."""
-    return len(bold.split()) <= MOST_WORDS and not re.search(r"[0-9²$`]|[.?!:]$", bold)
+    return len(bold.split()) <= MAX_WORDS and not re.search(r"[0-9²$`]|[.?!:]$", bold)
 
 
 def entries(glossary: str) -> set[str]:

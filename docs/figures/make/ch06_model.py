@@ -25,7 +25,7 @@ LOOKS = {
     "attention": (ORANGE, "xx"),
     "logits": (PAPER, ".."),
 }
-LEAST_FOR_A_NAME_GIB, LEAST_FOR_A_LABEL_GIB = 1.2, 0.1
+MIN_FOR_A_NAME_GIB, MIN_FOR_A_LABEL_GIB = 1.2, 0.1
 """A part from the first size on holds its name; a thinner one is pointed at; one below the second has no height."""
 
 
@@ -57,10 +57,10 @@ def draw_whole_model(data: dict[str, Any]) -> Figure:
                 hatch=hatch,
                 linewidth=0.9,
             )
-            if size >= LEAST_FOR_A_NAME_GIB:
+            if size >= MIN_FOR_A_NAME_GIB:
                 under = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.2, "alpha": 0.85} if hatch else None
                 ax.text(at, height + size / 2, f"{part} {size:.1f}", ha="center", va="center", size=8.5, bbox=under)
-            elif size >= LEAST_FOR_A_LABEL_GIB:
+            elif size >= MIN_FOR_A_LABEL_GIB:
                 ax.annotate(
                     f"{part} {size:.1f}",
                     (at, height + size / 2),

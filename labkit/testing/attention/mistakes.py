@@ -14,7 +14,7 @@ import numpy.typing as npt
 from labkit.testing.attention.cases import Case, later_keys
 from labkit.testing.attention.reference import Attention, attention
 
-LEAST_LOG = -104
+MIN_LOG = -104
 """Below it, exp of a number is 0 in float32."""
 Made = dict[str, Callable[[], Attention]]
 Hidden = dict[str, npt.NDArray[np.bool_]]
@@ -180,7 +180,7 @@ def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
             f"{text}, in the tiles that are computed": made for text, made in _large_numbers(case, skipped).items()
         }
     found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
-    if (case.scores.max(-1, initial=-np.inf) < LEAST_LOG).any():
+    if (case.scores.max(-1, initial=-np.inf) < MIN_LOG).any():
         found["m starts at 0, far above all scores of a row: its powers and l are 0, and 0/0 is NaN"] = lambda: (
             _from_zero(case, divided=True)
         )

@@ -83,7 +83,7 @@ def attention_cases(
     if absent := set(only) - {name for name, _ in rows}:
         raise ValueError(f"no rows {', '.join(sorted(absent))}: there are {', '.join(name for name, _ in rows)}")
     return [
-        pytest.param(row, id=name, marks=[] if row.kind == "exact" else pytest.mark.kind(row.kind))
+        pytest.param(row, id=name, marks=[] if row.kind == "exact" else getattr(pytest.mark, row.kind))
         for name, row in rows
         if not only or name in only
     ]

@@ -35,8 +35,6 @@ from labkit.testing.unchanged import changes_first, left_alone
 from .probes import drawn, measured_in_turn, profile_of_a_generator, result_and_weights, results_once_analyzed
 from .support import ESTIMATED, MEASURED, assert_bytes, assert_factor, assert_really_run, made_up, true_bytes
 
-robust, cost, refuses = (pytest.mark.kind(name) for name in ("robust", "cost", "refuses"))
-
 NO_KEY = "a query that may look at no key gets weights and output 0: −inf − (−inf) and 0/0 are NaN"
 OTHER_ENTRIES = f"{NO_KEY}; the same query of another batch entry keeps its own"
 OTHER_QUERIES = "a query without keys must leave the others theirs: every row takes its own maximum before exp"
@@ -96,17 +94,17 @@ class TestStandardAttention:
         hint = f"the mask has shape {shape} and broadcasts over (..., N_q, N_k)"
         assert_attention(case, attend(*case.arguments.values()), hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = Case.drawn(rng, n=20, d=8, masked=True).arguments
-        with left_alone(given, given.values()):
+        with left_alone(given):
             attend(*given.values())
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         assert_refused(standard_attention, misfits(*Case.drawn(rng, n_queries=6, n_keys=5, d=8).inputs))
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("logit_scale", [1e3, 1e12])
     def test_masked_keys_do_not_leak(self, rng, logit_scale):
         Q, K, V = Case.drawn(rng, n_queries=12, n_keys=10, d=8).inputs
@@ -122,7 +120,7 @@ class TestStandardAttention:
         leaked = float(np.abs(result[1][:, 4:]).max())
         require(leaked == 0, f"a masked key has the weight {leaked:.3g}, expected 0\nUsual cause: {hint}")
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize(
         ("batch", "without_keys", "logit_scale", "hint"),
         [
@@ -139,7 +137,7 @@ class TestStandardAttention:
         case.mask[without_keys] = True
         assert_attention(case, attend(*case.arguments.values()), hint=hint, nan_hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_rows_far_apart(self, rng):
         Q, K, V = Case.drawn(rng, n_queries=5, n_keys=12, d=8).inputs
         Q *= np.array([[1], [1e4], [10], [1e3], [100]], np.float32)
@@ -154,7 +152,7 @@ class TestStandardAttention:
 
         assert_attention(case, attend(*case.arguments.values()), nan_hint=cause, usual={cause: one_maximum})
 
-    @cost
+    @pytest.mark.cost
     def test_weights_are_the_full_matrix(self, rng):
         case = Case.drawn(rng, n_queries=128, n_keys=192, d=32)
         assert_attention(case, attend(*case.arguments.values()))
@@ -198,7 +196,7 @@ class TestMeasureAttentionMemory:
         assert_bytes(MEASURED, self.with_all_keys(stats), 64, 8, batch_size)
         assert_really_run(weights, 64, batch_size)
 
-    @cost
+    @pytest.mark.cost
     def test_the_weights_are_really_there(self):
         peak = measure_arrays(measure_attention_memory, 256, 8).peak_bytes
         weights = 256 * 256 * 4
@@ -208,7 +206,7 @@ class TestMeasureAttentionMemory:
             "Usual cause: sizes computed by formula; this task measures arrays, the estimate comes later",
         )
 
-    @robust
+    @pytest.mark.robust
     def test_measurements_are_of_this_call(self):
         (first, second), n_dicts = measured_in_turn([(64, 8), (32, 8)])
         require(n_dicts == 2, "two calls returned the same dict: what the second writes, the first shows too")
@@ -253,7 +251,7 @@ class TestProfileMemoryScaling:
         usual = {"the lengths are sorted: they stay in the order given": [16, 32, 64]}
         assert_equal("the keys, in order", list(self.profile([64, 16, 32])), [64, 16, 32], mistakes=usual)
 
-    @robust
+    @pytest.mark.robust
     def test_any_iterable_of_lengths(self):
         self.of_lengths(profile_of_a_generator([16, 32]), [16, 32])
         assert_equal("the number of lengths for an empty list", len(self.profile([])), 0)
@@ -295,12 +293,12 @@ class TestEstimateAttentionMemory:
         for key, value in self.estimate(3, 5).items():
             assert_type(key, value, (int, np.integer), "a whole number of bytes")
 
-    @robust
+    @pytest.mark.robust
     def test_large_sizes_do_not_overflow(self):
         sizes = {"seq_len": 1_000_003, "d_model": 129, "batch_size": 63_001}
         assert_bytes(ESTIMATED, self.estimate(**sizes), **sizes)
 
-    @cost
+    @pytest.mark.cost
     def test_nothing_is_allocated(self):
         peak = measure_arrays(estimate_attention_memory, 1500, 64).peak_bytes
         hint = "An estimate needs shapes, not arrays: nothing is made"
@@ -373,12 +371,12 @@ class TestAnalyzeScaling:
             assert_equal(key, list(analysis[key]), want, mistakes=usual, hint="in the order of seq_lengths")
         self.assert_factor(results, 4.0)
 
-    @refuses
+    @pytest.mark.refuses
     def test_one_length_is_too_few(self):
         for results, when in (({}, "for empty results"), (made_up([64]), "for results of a single length")):
             assert_raises(ValueError, lambda results=results: analyze_scaling(results), when=when)
 
-    @robust
+    @pytest.mark.robust
     def test_results_are_left_alone(self):
         results = results_once_analyzed(made_up([64, 32]))
         require(list(results.items()) == list(made_up([64, 32]).items()), "results, the argument, was changed")
@@ -470,7 +468,7 @@ class TestPlotMemoryScaling:
         require(n_lines >= 2, f"the new Axes hold {n_lines} lines, expected 2")
         self.assert_scales(axes)
 
-    @robust
+    @pytest.mark.robust
     def test_leaves_other_axes_alone(self):
         axes = drawn_once(others_current=True)
         others = axes["others"]

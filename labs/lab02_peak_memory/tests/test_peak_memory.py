@@ -44,7 +44,6 @@ MIB, GIB = 2**20, 2**30
 
 pytestmark = pytest.mark.seconds(30)  # a dispatch mode that does not decline dynamo imports it at its first operator
 simulated = pytest.mark.seconds(90)  # so does the first arithmetic on meta tensors, with a computer algebra system
-robust, refuses, cost = (pytest.mark.kind(name) for name in ("robust", "refuses", "cost"))
 
 
 @probe
@@ -158,7 +157,7 @@ class TestMemoryTracker:
                 afterwards=[After("y = torch.zeros(1000)  # after the block", 400, 400, hint)],
             )
 
-    @robust
+    @pytest.mark.robust
     def test_an_exception_passes(self):
         @probe
         def raise_inside():
@@ -211,7 +210,7 @@ class TestMemoryTracker:
         code = "kept = [torch.empty(2**20, 2**20, device='meta'), torch.zeros(5)]"
         self.check(After(code, 2**42 + 20, 2**42 + 20, hint), device="meta")
 
-    @refuses
+    @pytest.mark.refuses
     def test_devices_that_are_not_there(self):
         @probe
         def tracker_without_a_gpu():
@@ -305,7 +304,7 @@ class TestMeasureMemory:
         self.check("x.view(10, 100).T", torch.zeros(1000), 0, hint="a view takes nothing")
         self.check("x.add_(1)", torch.zeros(1000), 0, hint="an operator in place takes nothing")
 
-    @robust
+    @pytest.mark.robust
     def test_an_exception_passes(self):
         call = partial(measure_memory, function("[x.exp().sum(), {}['inside']]", "x"), torch.zeros(100))
         assert_passes_on(call, "where fn raised one")
@@ -442,7 +441,7 @@ class TestSavedForBackward:
             not has_gradient(), "x.grad is there after saved_for_backward: a backward pass was run, and none is to be"
         )
 
-    @cost
+    @pytest.mark.cost
     def test_nothing_stays_saved(self):
         cause = "pack returns the very tensor it was given; where that is the output, the graph holds itself "
         cause += "(return tensor.detach()). Or storages are collected in a global"
@@ -451,7 +450,7 @@ class TestSavedForBackward:
             message = f"{alive:,} bytes are still alive after saved_for_backward of {expression}\nUsual cause: {cause}"
             require(alive == 0, message)
 
-    @robust
+    @pytest.mark.robust
     def test_an_exception_passes(self):
         call = partial(saved_for_backward, function("[x.exp().sum(), {}['inside']]", "x"), torch.ones(10))
         assert_passes_on(call, "where fn raised one")
@@ -485,7 +484,7 @@ class TestAttentionTrainingMemory:
             self.check(batch, n, d, itemsize=int(rng.choice([2, 4, 8])))
 
     @pytest.mark.parametrize("name", ["batch", "seq_len", "d_model", "dtype_bytes"])
-    @refuses
+    @pytest.mark.refuses
     def test_sizes_below_one_are_refused(self, name):
         for value in (0, -3):
             sizes = {"batch": 2, "seq_len": 3, "d_model": 4, "dtype_bytes": 4, name: value}
@@ -523,12 +522,12 @@ class TestLargestSeqLen:
                 self.check(total - 1, batch, d, peak=peak)
 
     @pytest.mark.seconds(15)
-    @robust
+    @pytest.mark.robust
     def test_devices_of_the_far_future(self):
         for capacity in (10**15, 10**33):
             self.check(capacity, 1, 3)
 
-    @refuses
+    @pytest.mark.refuses
     @pytest.mark.parametrize("peak", ["peek", "weights"])
     def test_an_unknown_peak_is_refused(self, peak):
         call = partial(largest_seq_len, 10**9, 1, 1, peak=peak)
@@ -610,7 +609,7 @@ class TestBenchmarkAttention:
         assert_time_columns(row, taken_ms)
 
     @pytest.mark.parametrize("where", ["CUDA", "CPU", "CPU_on_Windows"])
-    @robust
+    @pytest.mark.robust
     def test_rows_that_run_out_of_memory(self, where):
         @probe
         def rows_on_a_small_device():
@@ -637,7 +636,7 @@ class TestBenchmarkAttention:
         ],
         ids=["RuntimeError", "illegal_memory_access", "TypeError"],
     )
-    @robust
+    @pytest.mark.robust
     def test_other_errors_pass(self, kind, text):
         @probe
         def statuses_where_attention_fails():
@@ -648,12 +647,12 @@ class TestBenchmarkAttention:
             when = f"where attention raised {text!r}, which is not out of memory"
             assert_raises(kind, statuses_where_attention_fails, when=when)
 
-    @cost
+    @pytest.mark.cost
     def test_nothing_stays_alive(self):
         alive = alive_after(lambda: benchmark_attention([8], [64, 65], batch_size=2, warmup_steps=0, steps=1))
         require(alive == 0, f"{alive:,} bytes are still alive after the benchmark: rows hold numbers, not tensors")
 
-    @refuses
+    @pytest.mark.refuses
     def test_other_devices_are_refused(self):
         rows = partial(benchmark_attention, [4], [8], steps=1, device="mps")
         assert_raises(ValueError, rows, when="for device='mps'", mentions=["mps"])

@@ -96,7 +96,7 @@ def block_rows():
         },
     }
     rows = [pytest.param(row, id=name) for name, row in exact.items()]
-    return rows + [pytest.param(row, id=name, marks=pytest.mark.kind("robust")) for name, row in robust.items()]
+    return rows + [pytest.param(row, id=name, marks=pytest.mark.robust) for name, row in robust.items()]
 
 
 def blocks_by_name(blocks, name="x_blocks"):

@@ -55,7 +55,6 @@ def sizes(cut):
     return "N{}x{}-blocks{}x{}".format(*cut)
 
 
-robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 by_bad_block = pytest.mark.parametrize(
     "blocks", [(0, 4), (-2, 4), (4, 0), (4, -2)], ids=["block_q0", "block_q-2", "block_k0", "block_k-2"]
@@ -86,13 +85,13 @@ class TestCountTiles:
             self.check(tuple(int(n) for n in (*rng.integers(1, 40, 2), *rng.integers(1, 14, 2))), causal)
 
     @causal_or_not
-    @robust
+    @pytest.mark.robust
     def test_no_queries_or_no_keys(self, causal):
         for lengths in ((0, 8), (8, 0)):
             self.check((*lengths, 4, 4), causal, 0)
 
     @by_bad_block
-    @refuses
+    @pytest.mark.refuses
     def test_block_sizes_below_one(self, blocks):
         assert_blocks_refused(functools.partial(count_tiles, 8, 8), blocks)
 
@@ -139,19 +138,19 @@ class TestTiledAttention:
         case.mask = rng.random(shape) < 0.4
         attend(case, (8, 5), hint=f"the mask has shape {shape} and broadcasts over (..., N_q, N_k)")
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = Case.drawn(rng, n=20, d=8, masked=True).arguments
-        with left_alone(given, given.values()):
+        with left_alone(given):
             tiled_attention(*(given[name] for name in "QKV"), 8, 5, mask=given["mask"])
 
     @masked_or_not
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng, options):
         case = Case.drawn(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,), **options)
         attend(case, (8, 5), nan_hint=NAN_FROM_EMPTY, function=attention_on_nan)
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         Q, K, V = Case.drawn(rng, n_queries=6, n_keys=5, d=8).inputs
         assert_refused(functools.partial(tiled_attention, block_q=8, block_k=5), misfits(Q, K, V))
@@ -179,7 +178,7 @@ class TestTiledAttention:
         [np.s_[:, :8], np.s_[:, 8:16], np.s_[:, 16:], np.s_[:], np.s_[[3, 7, 8]]],
         ids=["first_tiles", "middle_tiles", "last_tiles", "everything", "some_queries"],
     )
-    @robust
+    @pytest.mark.robust
     def test_whole_tiles_masked(self, rng, masked, logit_scale):
         case = Case.drawn(rng, n_queries=12, n_keys=24, d_v=5, logit_scale=logit_scale)
         case.mask = np.zeros((12, 24), bool)
@@ -189,7 +188,7 @@ class TestTiledAttention:
             hint = "a query without keys must leave the others of its tile theirs: every row takes its own maximum"
         attend(case, (4, 8), hint=hint, nan_hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_no_keys_and_no_queries(self, rng):
         Q, K, V = Case.drawn(rng, n_queries=5, n_keys=6, d=4, d_v=3).inputs
         got = as_array("the output", tiled_attention(Q, K[:0], V[:0], 4, 4))
@@ -198,7 +197,7 @@ class TestTiledAttention:
 
     @pytest.mark.parametrize("blocks", [(6, 10), (16, 4), (4, 16)], ids=["6x10", "16x4", "4x16"])
     @pytest.mark.parametrize("lengths", [(40, 40), (23, 50), (50, 23)], ids=["N40", "N23x50", "N50x23"])
-    @cost
+    @pytest.mark.cost
     def test_causal_tiles_are_skipped(self, rng, blocks, lengths):
         (block_q, block_k), (N_q, N_k) = blocks, lengths
         Q, K, V = Case.drawn(rng, n_queries=N_q, n_keys=N_k, d=4).inputs
@@ -222,7 +221,7 @@ class TestTiledAttention:
 
     @pytest.mark.parametrize("mode", ["", "causal", "mask", "causal and mask"])
     @pytest.mark.parametrize("cut", [(40, 40, 6, 10), (23, 50, 16, 4), (9, 300, 4, 16), (300, 9, 16, 4)], ids=sizes)
-    @cost
+    @pytest.mark.cost
     def test_tiles_are_those_asked_for(self, rng, cut, mode):
         N_q, N_k, *blocks = cut
         case = Case.drawn(rng, n_queries=N_q, n_keys=N_k, d=11, d_v=5, causal="causal" in mode)
@@ -247,7 +246,7 @@ class TestTiledAttention:
         ],
         ids=["N1024-causal", "N1024-causal-mask", "N2048", "B2x3-N512"],
     )
-    @cost
+    @pytest.mark.cost
     def test_memory(self, rng, N, d, batch, blocks, mode):
         Q, K, V = (rng.standard_normal((*batch, N, d), dtype=np.float32) for _ in "QKV")
         options = {"causal": "causal" in mode} | ({"mask": rng.random(N) < 0.1} if "mask" in mode else {})
@@ -262,7 +261,7 @@ class TestTiledAttention:
         assert_large_output(measured.result, Q, K, V, **options)
 
     @pytest.mark.parametrize("cut", [(256, 256, 8, 256), (256, 256, 256, 8), (2048, 64, 16, 64)], ids=sizes)
-    @cost
+    @pytest.mark.cost
     def test_small_blocks_need_little(self, rng, cut):
         N_q, N_k, *blocks = cut
         case = Case.drawn(rng, n_queries=N_q, n_keys=N_k, d=2, dtype=np.float64)
@@ -275,19 +274,19 @@ class TestTiledAttention:
         hint = f"A tile of scores has {tile:,} bytes\nUsual cause: {cause}"
         assert_at_most(name, peak, 6 * tile + copies + BOOKKEEPING_BYTES, hint=hint)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.memory_limit(mib=16)
     def test_no_matrix_seen_from_outside(self, rng, memory_limit):
         Q, K, V = (rng.standard_normal((4096, 64), dtype=np.float32) for _ in "QKV")
         assert_large_output(memory_limit(tiled_attention, *copied(Q, K, V), 256, 256), Q, K, V)
 
     @by_bad_block
-    @refuses
+    @pytest.mark.refuses
     def test_block_sizes_below_one(self, rng, blocks):
         assert_blocks_refused(functools.partial(tiled_attention, *Case.drawn(rng, n=6).inputs), blocks)
 
     @pytest.mark.parametrize("mask", [(6, 7), (5, 8), (2,), (9, 8)], ids=str)
-    @refuses
+    @pytest.mark.refuses
     def test_masks_that_do_not_fit(self, rng, mask):
         inputs = Case.drawn(rng, n_queries=6, n_keys=8).inputs
         when = f"for a mask of {mask} and scores of (6, 8)"
@@ -351,12 +350,12 @@ class EitherTraffic:
         assert_output(case, self.run(case, blocks).output, blocks, usual=usual)
 
     @pytest.mark.parametrize("logit_scale", [30, -100])
-    @robust
+    @pytest.mark.robust
     def test_large_logits(self, rng, logit_scale):
         case = trip_case(rng, (23, 31, 16, 5), logit_scale=logit_scale)
         assert_output(case, self.run(case, (6, 4)).output, (6, 4), hint="the maximum comes first")
 
-    @cost
+    @pytest.mark.cost
     def test_worked_example(self, rng):
         run = self.run(trip_case(rng, (8, 8, 4, 4)), (4, 2))
         self.assert_bytes(run)
@@ -365,12 +364,12 @@ class EitherTraffic:
             assert_equal(message, run.loaded + run.stored, self.example_bytes)
 
     @by_trip
-    @cost
+    @pytest.mark.cost
     def test_bytes(self, rng, trip):
         for dtype in (np.float32, np.float64):
             self.assert_bytes(self.run(trip_case(rng, trip, dtype=dtype), trip[4:]))
 
-    @cost
+    @pytest.mark.cost
     def test_blocks_too_large_overflow(self, rng):
         case = trip_case(rng, (64, 64, 8, 8))
         self.run(case, (4, 4), sram_bytes=8192)
@@ -378,7 +377,7 @@ class EitherTraffic:
         assert_raises(SRAMOverflow, lambda: self.run(case, (64, 64), sram_bytes=8192).output, when=when)
 
     @by_bad_block
-    @refuses
+    @pytest.mark.refuses
     def test_block_sizes_below_one(self, rng, blocks):
         case = trip_case(rng, (6, 6, 4, 4))
         call = functools.partial(on_machine, self.task, case.inputs, sealed=False)
@@ -388,13 +387,13 @@ class EitherTraffic:
 class TestTiledTraffic(EitherTraffic):
     task, assert_bytes, example_bytes = "tiled_traffic", staticmethod(assert_tiled_bytes), 768
 
-    @cost
+    @pytest.mark.cost
     def test_sram_is_empty_afterwards(self, rng):
         run = self.run(trip_case(rng, TRIPS["ragged"]), (6, 4))
         assert_equal("the bytes of SRAM still in use after the call", run.in_use, 0, hint="a tile is kept somewhere")
 
     @pytest.mark.parametrize("blocks", [(16, 16), (16, 4), (4, 16)], ids=["16x16", "16x4", "4x16"])
-    @cost
+    @pytest.mark.cost
     def test_a_few_tiles_at_a_time(self, rng, blocks):
         assert_a_few_tiles(self.run(trip_case(rng, (64, 64, 8, 8)), blocks))
 
@@ -430,13 +429,13 @@ class TestChooseBlocks:
             sram_bytes, d = int(rng.integers(1 << 15, 1 << 20)), int(rng.integers(12, 96))
             assert_fits(blocks_of(sram_bytes, d, dtype_bytes), sram_bytes, d, dtype_bytes)
 
-    @cost
+    @pytest.mark.cost
     def test_makes_use_of_sram(self, rng):
         for dtype_bytes in (2, 4) * 4:
             sram_bytes, d = int(rng.integers(1 << 15, 1 << 20)), int(rng.integers(12, 96))
             assert_makes_use(blocks_of(sram_bytes, d, dtype_bytes), sram_bytes, d, dtype_bytes)
 
-    @robust
+    @pytest.mark.robust
     def test_float32_is_the_default(self):
         assert_equal("choose_blocks(65536, 64)", choose_blocks(65_536, 64), choose_blocks(65_536, 64, 4))
 
@@ -457,7 +456,7 @@ class TestChooseBlocks:
             cause = "a temporary is not counted, like the product of weights and values before it is added"
             require(False, f"{message}\nUsual cause: {cause}")
 
-    @cost
+    @pytest.mark.cost
     def test_serves_your_own_loop(self):
         sram_bytes, d, N = 65_536, 32, 1024
         blocks = blocks_of(sram_bytes, d)
@@ -470,7 +469,7 @@ class TestChooseBlocks:
         assert_at_most(name, traffic_of_ones(blocks, N, N, d, sram_bytes), limit, hint=hint)
 
     @pytest.mark.parametrize("d", [8, 64, 128], ids=["d8", "d64", "d128"])
-    @robust
+    @pytest.mark.robust
     def test_small_srams(self, d):
         """Too little for 1 × 1 is an error, twelve rows of d are enough; between, either, but blocks must fit."""
         for sram_bytes in range(4, 4 * 12 * d + 64, 52):
@@ -483,7 +482,7 @@ class TestChooseBlocks:
                 assert_fits(blocks, sram_bytes, d)
 
     @pytest.mark.parametrize(("sram_bytes", "dtype_bytes"), [(768, 4), (1, 4), (256, 4), (1024, 8)])
-    @refuses
+    @pytest.mark.refuses
     def test_not_even_one_by_one(self, sram_bytes, dtype_bytes):
         when = f"for {sram_bytes=}, d=64, {dtype_bytes=}, which leaves no room for a temporary"
         call = functools.partial(choose_blocks, sram_bytes, 64, dtype_bytes)
@@ -499,7 +498,7 @@ class TestIoExponents:
         got, calls = exponents_of_stand_ins(int(rng.integers(2**32)), *grid)
         assert_exponents(got, assert_calls(calls, grid), "least squares on the logarithms of what was counted")
 
-    @cost
+    @pytest.mark.cost
     def test_every_combination_once(self, rng):
         _, calls = exponents_of_stand_ins(int(rng.integers(2**32)), *GRID)
         seen = sorted((*call["shapes"][0], call["sram_bytes"]) for call in calls)
@@ -508,7 +507,7 @@ class TestIoExponents:
 
     @pytest.mark.parametrize("name", ["Ns", "ds", "sram_sizes"])
     @pytest.mark.parametrize("values", [[64], [64, 64], []], ids=["one", "equal", "none"])
-    @refuses
+    @pytest.mark.refuses
     def test_fewer_than_two_different_values(self, name, values):
         grid = {"Ns": [32, 64], "ds": [4, 8], "sram_sizes": [1024, 2048]} | {name: values}
         when = f"for {name}={values}: no line through one point"

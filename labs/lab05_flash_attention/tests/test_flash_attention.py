@@ -59,7 +59,6 @@ from .support import (
     worked_case,
 )
 
-robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 every_case = pytest.mark.parametrize("row", attention_cases("full", "causal"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 half_or_not = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -93,56 +92,56 @@ class TestFlashForward:
             assert_forward(case, result, *blocks, hint="the last block may be smaller")
 
     @causal_or_not
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng, causal):
         case = Case(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,), causal=causal)
         result = call_on_nan("flash_forward", *case.inputs, causal, 16, 8)
         assert_forward(case, result, 16, 8, nan_hint=NAN_FROM_EMPTY)
 
     @pytest.mark.parametrize("far", [1e3, 1e7, 1e10])
-    @robust
+    @pytest.mark.robust
     def test_hidden_keys_do_not_leak(self, rng, far):
         case = Case(rng, n=24, d=8, causal=True, dtype=torch.float64)
         case.Q[:, 0], case.K[:, 0] = far, -1  # every score is far below 0, by nearly the same amount
         assert_hidden_keys_do_not_leak(case, "OL", flash_forward(*case.inputs, True, 8, 8), far)
 
-    @robust
+    @pytest.mark.robust
     def test_without_keys(self, rng):
         case = Case(rng, n_queries=5, n_keys=1, batch=(2,))
         O, L = flash_forward(case.Q, case.K[:, :0], case.V[:, :0])
         require(O.shape == (2, 5, 16) and bool((O == 0).all()), "without keys (N_k = 0) O must be 0")
         require(L.shape == (2, 5) and bool(L.isneginf().all()), "without keys (N_k = 0) L must be −inf")
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = forward_arguments(Case(rng, n=20, d=8))
-        with left_alone(given, given.values()):
+        with left_alone(given):
             flash_forward(*given.values())
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         assert_refused(flash_forward, misfits(*Case(rng, n_queries=6, n_keys=5, d=8).inputs))
 
     @bad_blocks
-    @refuses
+    @pytest.mark.refuses
     def test_block_sizes_below_one(self, rng, bad):
         given = Case(rng, n=6, d=8).inputs
         assert_raises(ValueError, lambda: flash_forward(*given, **bad), when=f"for {bad}", mentions=bad)
 
     @causal_or_not
-    @cost
+    @pytest.mark.cost
     def test_memory_grows_with_n_only(self, rng, causal):
         case = Case(rng, n=576, causal=causal)
         counts = measure("flash_forward", case, 64, 64)
         assert_small("flash_forward", counts, largest=4 * 64 * 64 + 576 * 17, peak=16 * 64 * 64 + 6 * 576 * 16)
 
     @narrow_blocks
-    @cost
+    @pytest.mark.cost
     def test_blocks_are_those_asked_for(self, rng, blocks):
         assert_tiles("flash_forward", rng, blocks)
 
     @narrow_blocks
-    @cost
+    @pytest.mark.cost
     def test_memory_of_blocks(self, rng, blocks):
         counts = measure("flash_forward", Case(rng, n=128, d=2), *blocks)
         square = blocks[0] ** 2  # diag_embed(alpha), a square of block_q, may rescale the rows of a tile
@@ -150,17 +149,17 @@ class TestFlashForward:
         assert_small("flash_forward", counts, **limits, hint="the tiles are not those asked for")
 
     @few_blocks
-    @cost
+    @pytest.mark.cost
     def test_causal_leaves_tiles_out(self, rng, blocks):
         assert_causal_tiles_left_out("flash_forward", rng, blocks)
 
-    @cost
+    @pytest.mark.cost
     def test_every_score_is_computed_once(self, rng):
         n_computed = entries(tiles("flash_forward", signed_case(rng, 250, 120), 64, 32))
         hint = "Q_i times K_j transposed is computed once for each tile. One pass, no second"
         assert_at_most("the scores computed for N_q = 250, N_k = 120", n_computed, 250 * 120, unit="entries", hint=hint)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.memory_limit(mib=22)
     def test_no_matrix_seen_from_outside(self, memory_limit):
         Q, K, V, _ = large_inputs()
@@ -190,21 +189,21 @@ class TestFlashBackward:
             assert_backward(case, result, *blocks, hint=hint)
 
     @causal_or_not
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng, causal):
         case = Case(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,), causal=causal)
         result = call_on_nan("flash_backward", *backward_arguments(case).values(), causal, 16, 8)
         assert_backward(case, result, 16, 8, nan_hint=NAN_FROM_EMPTY)
 
     @pytest.mark.parametrize("far", [1e3, 1e7, 1e10])
-    @robust
+    @pytest.mark.robust
     def test_hidden_keys_do_not_leak(self, rng, far):
         case = Case(rng, n=24, d=8, causal=True, dtype=torch.float64)
         case.Q[:, 0], case.K[:, 0] = far, -1  # every score is far below 0, by nearly the same amount
         result = flash_backward(*backward_arguments(case).values(), True, 8, 8)
         assert_hidden_keys_do_not_leak(case, GRADIENTS, result, far)
 
-    @robust
+    @pytest.mark.robust
     def test_keys_that_no_query_sees(self, rng):
         case = Case(rng, n_queries=20, n_keys=65, d=8, causal=True)
         _, dK, dV = call_on_nan("flash_backward", *backward_arguments(case).values(), True, 8, 16)
@@ -239,14 +238,14 @@ class TestFlashBackward:
         cause = "D is not taken from dO and O (one number a row), or O is computed once more"
         require_at_most("the error of dQ's change", off, 1e-4, f"{message}\nUsual cause: {cause}", kind="tolerance")
 
-    @robust
+    @pytest.mark.robust
     def test_gradient_of_a_sum(self, rng):
         case = Case(rng, n=30, d=8, batch=(2,))
         case.dO = torch.ones(()).expand(2, 30, 8)
         given = backward_arguments(case) | {"dO": case.dO}
         assert_backward(case, flash_backward(*given.values(), False, 16, 16), 16, 16, hint=SUM_OF_O)
 
-    @robust
+    @pytest.mark.robust
     def test_without_keys(self, rng):
         case = Case(rng, n_queries=5, n_keys=1, batch=(2,))
         empty = [x[:, :0] for x in (case.K, case.V)]
@@ -255,37 +254,37 @@ class TestFlashBackward:
         require(dQ.shape == (2, 5, 16) and bool((dQ == 0).all()), "without keys (N_k = 0) dQ must be 0")
         require(dK.shape == dV.shape == (2, 0, 16), f"dK is {tuple(dK.shape)}, dV {tuple(dV.shape)}, K (2, 0, 16)")
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = backward_arguments(Case(rng, n=20, d=8))
-        with left_alone(given, given.values()):
+        with left_alone(given):
             flash_backward(*given.values())
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         given = backward_arguments(Case(rng, n_queries=6, n_keys=5, d=8))
         assert_refused(flash_backward, misfits(*given.values()))
 
     @bad_blocks
-    @refuses
+    @pytest.mark.refuses
     def test_block_sizes_below_one(self, rng, bad):
         given = backward_arguments(Case(rng, n=6, d=8)).values()
         assert_raises(ValueError, lambda: flash_backward(*given, **bad), when=f"for {bad}", mentions=bad)
 
     @causal_or_not
-    @cost
+    @pytest.mark.cost
     def test_memory_grows_with_n_only(self, rng, causal):
         case = Case(rng, n=576, causal=causal)
         counts = measure("flash_backward", case, 64, 64)
         assert_small("flash_backward", counts, largest=4 * 64 * 64 + 576 * 17, peak=24 * 64 * 64 + 12 * 576 * 16)
 
     @narrow_blocks
-    @cost
+    @pytest.mark.cost
     def test_blocks_are_those_asked_for(self, rng, blocks):
         assert_tiles("flash_backward", rng, blocks)
 
     @narrow_blocks
-    @cost
+    @pytest.mark.cost
     def test_memory_of_blocks(self, rng, blocks):
         counts = measure("flash_backward", Case(rng, n=128, d=2), *blocks)
         square = blocks[0] ** 2
@@ -293,18 +292,18 @@ class TestFlashBackward:
         assert_small("flash_backward", counts, **limits, hint="the tiles are not those asked for")
 
     @few_blocks
-    @cost
+    @pytest.mark.cost
     def test_causal_leaves_tiles_out(self, rng, blocks):
         assert_causal_tiles_left_out("flash_backward", rng, blocks)
 
-    @cost
+    @pytest.mark.cost
     def test_work_of_a_tile(self, rng):
         n_computed = entries(tiles("flash_backward", signed_case(rng, 250, 120), 64, 32))
         hint = "once for each tile, twice where dQ has a loop of its own. P is exp(S − L): nothing else is made anew"
         name = "the scores computed for N_q = 250, N_k = 120"
         assert_at_most(name, n_computed, 2 * 250 * 120, unit="entries", hint=hint)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.memory_limit(mib=30)
     def test_no_matrix_seen_from_outside(self, memory_limit):
         Q, K, V, dO = large_inputs()
@@ -327,7 +326,7 @@ class TestFlashAttention:
             assert_gradients(case, arrived(found), hint=row.hint, nan_hint=row.nan_hint)
 
     @causal_or_not
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng, causal):
         case = Case(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,), causal=causal)
         O, _, found = step_of_apply("step", *case.inputs, case.dO, causal, on_nan=True)
@@ -354,7 +353,7 @@ class TestFlashAttention:
             )
             require(right, f"torch.autograd.gradcheck, {causal=}: the gradients are not those of the output")
 
-    @robust
+    @pytest.mark.robust
     def test_second_derivatives_are_right_or_refused(self, rng):
         case = Case(rng, n_queries=6, n_keys=9, d=4, d_v=3, dtype=torch.float64)
         second = step_of_apply("penalised_gradients", *case.inputs, case.dO)
@@ -367,7 +366,7 @@ class TestFlashAttention:
             left_out = "the penalty is left out: backward's results come without a graph, and without an error"
             assert_close(name, got, exact, plain=plain, mistakes={left_out: first}, hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_one_input_in_three_places(self, rng):
         case = Case(rng, n=40, d=8)
         case.K = case.V = case.Q
@@ -377,7 +376,7 @@ class TestFlashAttention:
         alone = {f"only {name} arrives": case.want[name] for name in GRADIENTS}
         case.check("dX", gradient, alone, hint="X is query, key and value: its gradient is dQ + dK + dV")
 
-    @robust
+    @pytest.mark.robust
     def test_gradient_of_a_sum(self, rng):
         case = Case(rng, n=70, d=8, batch=(2,))
         case.dO = torch.ones_like(case.dO)
@@ -397,7 +396,7 @@ class TestFlashAttention:
             else:
                 require(gradient is None, f"{name} arrived, though its input needs no gradient")
 
-    @robust
+    @pytest.mark.robust
     def test_without_any_gradient(self, rng):
         case = Case(rng, n=40, d=8)
         O = apply(case, False)
@@ -407,7 +406,7 @@ class TestFlashAttention:
         require(not O.requires_grad, "under torch.no_grad() O must not need a gradient")
         case.check("O", O)
 
-    @robust
+    @pytest.mark.robust
     def test_backward_twice(self, rng):
         case = Case(rng, n=40, d=8, causal=True)
         _, _, once = step_of_apply("step", *case.inputs, case.dO, case.causal)
@@ -420,16 +419,16 @@ class TestFlashAttention:
             largest = 1e-6 * float(twice.abs().max())
             require_at_most(f"{name}'s change", off, largest, f"{message}\nUsual cause: {cause}", kind="tolerance")
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         case = Case(rng, n=40, d=8)
-        with left_alone(("Q", "K", "V", "dO"), (*case.inputs, case.dO)):
+        with left_alone({"Q": case.Q, "K": case.K, "V": case.V, "dO": case.dO}):
             output, O_now, _ = step_of_apply("step", *case.inputs, case.dO, case.causal)
             assert_output(case, output)
         assert_unchanged("O", O_now, output)
 
     @half_or_not
-    @cost
+    @pytest.mark.cost
     def test_saved_are_q_k_v_o_and_one_l(self, rng, dtype):
         for batch in ((2, 3), ()):
             case = Case(rng, n_queries=70, n_keys=80, d=8, d_v=6, batch=batch, dtype=dtype)
@@ -438,7 +437,7 @@ class TestFlashAttention:
             assert_saved(case, saved)
 
     @half_or_not
-    @cost
+    @pytest.mark.cost
     def test_forward_leaves_nothing_else_behind(self, rng, dtype):
         case = Case(rng, n_queries=256, n_keys=192, d=8, batch=(2,), dtype=dtype)
         (kept, O), _ = kept_by_apply(*case.inputs)
@@ -446,7 +445,7 @@ class TestFlashAttention:
         hint = "between the passes only L may take memory: is a tensor kept as an attribute of ctx, or a copy saved?"
         assert_at_most("what the forward pass keeps, besides Q, K, V and O,", kept, 2 * 256 * 4, hint=hint)
 
-    @cost
+    @pytest.mark.cost
     def test_memory_goes_when_the_output_goes(self, rng):
         case = Case(rng, n=64)
         _, (left, O) = kept_by_apply(*case.inputs)
@@ -455,7 +454,7 @@ class TestFlashAttention:
         assert_at_most("what is still alive when the output is gone", left, 0, hint=hint)
 
     @causal_or_not
-    @cost
+    @pytest.mark.cost
     def test_no_pass_makes_an_n_by_n_tensor(self, causal):
         # Where 512 tokens show already that tiles are small, 1024 of them would take many tiles and tell no more.
         small_enough = {"largest_bytes": 4 * 2**14, "peak_bytes": 4 * 512 * 512 // 2}
@@ -474,12 +473,12 @@ class TestFlashAttention:
         ],
         ids=["keys", "queries", "causal"],
     )
-    @cost
+    @pytest.mark.cost
     def test_tiles_do_not_grow_with_n(self, rng, sizes, causal, side):
         cases = [Case(rng, d=2, n_queries=n_queries, n_keys=n_keys, causal=causal) for n_queries, n_keys in sizes]
         assert_largest_stays(side, sizes, *map(measure_step, cases))
 
-    @cost
+    @pytest.mark.cost
     def test_causal_leaves_tiles_out_in_both_passes(self):
         for n in (512, 1024, 2048):  # of few large tiles a larger share holds a key that some query sees
             full, half = long_step(n, False), long_step(n, True)

@@ -179,7 +179,7 @@ class Recomputation:
         require(torch.equal(results[2], plain[2]), "the third result, of integers, is not what fn returns")
         require(made.gradients[-1][4] is None, "an argument that needs no gradient was given one")
 
-    @pytest.mark.kind("robust")
+    @pytest.mark.robust
     def test_tuple_of_one_result(self, rng):
         made = self.passes(lambda run, x: run(lambda x: (torch.sin(x),), x), x=random(rng, 5))
         assert_tuple("the result of an fn that returns a tuple of one tensor", made.results, ("sine",))
@@ -201,7 +201,7 @@ class Recomputation:
 
     def test_arguments_are_left_alone(self, rng):
         args = {"x": random(rng, 5), "data": random(rng, 5, grad=False)}
-        with left_alone(args, args.values()):
+        with left_alone(args):
             made = self.passes(lambda run, x, data: run(lambda x, data: torch.sin(x) * data, x, data), **args)
         for name, needs, needs_now in zip(args, (True, False), made.needs, strict=True):
             message = f"requires_grad of {name}, an argument, was changed to {not needs}"
@@ -214,7 +214,7 @@ class Recomputation:
         assert_ran(made.calls, 1, "in the forward pass")
         assert_ran(made.all_calls, 2, "in both passes together")
 
-    @pytest.mark.kind("cost")
+    @pytest.mark.cost
     def test_keeps_its_arguments_only(self, rng):
         def fn(run, **args):
             return run(lambda *args: deep(sum(torch.sin(arg) for arg in args)), *args.values())
@@ -227,14 +227,14 @@ class Recomputation:
         name = "what the forward pass keeps, besides arguments and result,"
         assert_at_most(name, kept_bytes, ROOM_FOR_STATE, hint=why)
 
-    @pytest.mark.kind("cost")
+    @pytest.mark.cost
     def test_does_not_keep_its_result(self, rng):
         kept_bytes, _ = kept(self.TASK, lambda run, x: run(deep, x).sum(), {"x": random(rng, 64, 256)})
         hint = "the sum of a result of 65,536 bytes needs none of it, but it stays: backward computes it again"
         name = "what the forward pass keeps, besides the argument, of a result that is summed up,"
         assert_at_most(name, kept_bytes, ROOM_FOR_STATE, hint=hint)
 
-    @pytest.mark.kind("cost")
+    @pytest.mark.cost
     def test_recomputed_activations_are_released(self, rng):
         def fn(run, x):
             for _ in range(6):
@@ -247,7 +247,7 @@ class Recomputation:
         peak = math.ceil(made.peak_bytes / (64 * 256 * 4))
         assert_at_most("the peak of both passes", peak, with_room(6 + 8), unit="activations", hint=hint)
 
-    @pytest.mark.kind("cost")
+    @pytest.mark.cost
     @pytest.mark.memory_limit(mib=16)
     def test_step_seen_from_outside(self, memory_limit):
         assert_right_within(memory_limit, large_step, self.TASK)
@@ -291,7 +291,7 @@ class Recomputation:
         cause = "the state set for the second run is not put back"
         require(same_states(made.before, made.after), f"{message}\nUsual cause: {cause}")
 
-    @pytest.mark.kind("robust")
+    @pytest.mark.robust
     def test_generator_after_an_error(self, rng):
         def raises_in_the_second_run(run, x):
             calls = []
@@ -386,8 +386,8 @@ class Recomputation:
         ("dtype", "forward_under", "backward_under"),
         [
             pytest.param("bfloat16", True, False, id="forward"),
-            pytest.param("float16", True, False, id="forward-float16", marks=pytest.mark.kind("robust")),
-            pytest.param("bfloat16", False, True, id="backward", marks=pytest.mark.kind("robust")),
+            pytest.param("float16", True, False, id="forward-float16", marks=pytest.mark.robust),
+            pytest.param("bfloat16", False, True, id="backward", marks=pytest.mark.robust),
         ],
     )
     def test_autocast(self, rng, dtype, forward_under, backward_under):
@@ -424,7 +424,7 @@ class TestCheckpointFunction(Recomputation):
         require(name == "CheckpointBackward", f"{message}: the gradient is to come from Checkpoint's own backward")
         require(not is_torchs, "Checkpoint is PyTorch's own: write the two passes yourself")
 
-    @pytest.mark.kind("cost")
+    @pytest.mark.cost
     def test_first_run_makes_no_graph(self, rng):
         modes = call(self.TASK, grad_modes, random(rng, 3))
         hint = "in the first run a graph, made for nothing, holds all activations until fn returns"
@@ -461,7 +461,7 @@ class TestCheckpoint(Recomputation):
         hint = "two forward, one for the gradient of the weight: data, which requires no grad, was made to require one"
         assert_three_products("data @ weight", made.flops, hint=hint)
 
-    @pytest.mark.kind("cost")
+    @pytest.mark.cost
     def test_keeps_nothing_when_no_argument_requires_grad(self, rng):
         def fn(run, data, weight):
             return run(lambda data: deep(data * weight), data)
@@ -582,7 +582,7 @@ class TestCheckpointSequential:
         assert_close("the result of a torch.nn.Sequential", result, numbers(want), plain=numbers(want))
         assert_close("the gradient of x", gradient, numbers(of_x), plain=numbers(of_x))
 
-    @pytest.mark.kind("cost")
+    @pytest.mark.cost
     @pytest.mark.parametrize(("n", "segments"), [(64, 8), (36, 12)])
     def test_peak_is_the_model_s(self, rng, n, segments):
         chain, x = Chain(rng, n, width=1), random(rng, 64, 256)
@@ -593,12 +593,12 @@ class TestCheckpointSequential:
         name = f"the peak of {n} functions in {segments} segments"
         assert_at_most(name, peak, with_room(segments + -(-n // segments)), unit="activations", hint=hint)
 
-    @pytest.mark.kind("cost")
+    @pytest.mark.cost
     @pytest.mark.memory_limit(mib=16)
     def test_step_seen_from_outside(self, memory_limit):
         assert_right_within(memory_limit, large_sequence, [torch.tanh] * 48, 6)
 
-    @pytest.mark.kind("refuses")
+    @pytest.mark.refuses
     @pytest.mark.parametrize(("n", "segments"), [(4, 0), (4, 5)])
     def test_impossible_segments(self, rng, n, segments):
         refused = partial(checkpoint_sequential, [torch.tanh] * n, segments, random(rng, 5, 6))
@@ -628,7 +628,7 @@ class TestPlanSegments:
         for layers in (23, *range(1, 150), *rng.integers(400, 1_000_000, 20).tolist()):
             self.check(layers)
 
-    @pytest.mark.kind("refuses")
+    @pytest.mark.refuses
     @pytest.mark.parametrize("layers", [0, -4])
     def test_no_layers(self, layers):
         assert_raises(
@@ -665,7 +665,7 @@ class TestCheckpointCost:
         for layers, segments in chains:
             self.check(layers, segments)
 
-    @pytest.mark.kind("refuses")
+    @pytest.mark.refuses
     @pytest.mark.parametrize(("layers", "segments"), [(0, 1), (5, 0), (5, 6)])
     def test_impossible(self, layers, segments):
         named = {"layers": layers} if layers < 1 else {"segments": segments}

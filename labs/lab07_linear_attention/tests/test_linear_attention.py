@@ -62,7 +62,6 @@ from .support import (
     standard_attention,
 )
 
-robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 every_shape = pytest.mark.parametrize("row", SHAPES)
 chunks = pytest.mark.parametrize(
     ("n", "chunk"), [(64, 16), (61, 16), (50, 7), (30, 64), (9, 1), (12, 12), (24, 8), (40, 8), (33, 3)]
@@ -94,27 +93,27 @@ class TestFeatureMap:
     def test_every_shape(self, rng, shape):
         self.check(torch.from_numpy(np.asarray(rng.normal(0, 2, shape), dtype=np.float32)))
 
-    @robust
+    @pytest.mark.robust
     def test_large_arguments(self):
         x = torch.tensor([-3e4, -200.0, 200.0, 3e4])
         got = feature_map(x.clone())
         require(bool(got.isfinite().all()), f"φ of ±200 and ±30,000 is {got.tolist()}: exp overflows above 88")
         self.check(x)
 
-    @robust
+    @pytest.mark.robust
     def test_small_results(self):
         self.check(torch.tensor([-30.0, -12.0, -10.0]))
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
     def test_dtype_stays(self, dtype):
         got = feature_map(torch.tensor([-1.0, 2.0], dtype=dtype))
         require(got.dtype == dtype, f"φ of {dtype} is {got.dtype}, expected the dtype of x")
 
-    @robust
+    @pytest.mark.robust
     def test_x_is_left_alone(self):
         x = torch.tensor([-1.0, 0.0, 2.0])
-        with left_alone("x", [x]):
+        with left_alone({"x": x}):
             feature_map(x)
 
     def test_gradient(self):
@@ -155,23 +154,23 @@ class TestLinearAttention:
         case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64, causal=False)
         assert_gradients("linear_attention", linear_attention, case)
 
-    @robust
+    @pytest.mark.robust
     def test_bfloat16_stays(self, rng):
         short = linear_attention(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16, causal=False).inputs)
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
 
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng):
         case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,), causal=False)
         case.check("out", call_on_nan("linear_attention", *case.inputs), nan_hint=NAN_FROM_EMPTY)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = LinearCase.drawn(rng, n=20, d=8, causal=False).given
-        with left_alone(given, given.values()):
+        with left_alone(given):
             linear_attention(*given.values())
 
-    @cost
+    @pytest.mark.cost
     def test_memory_is_linear(self, rng):
         n, d, d_v = 600, 24, 20
         peak = peak_of("linear_attention", LinearCase.drawn(rng, n=n, d=d, d_v=d_v, causal=False))
@@ -184,7 +183,7 @@ class TestLinearAttention:
         name, limit = f"the peak over the inputs for N = {n:,}, d = {d}, d_v = {d_v}", 6 * n * d + 4 * d * d_v
         assert_at_most(name, peak, limit, unit="elements", hint=usual)
 
-    @cost
+    @pytest.mark.cost
     def test_work_is_linear(self, rng):
         work = [
             counts_of("linear_attention", LinearCase.drawn(rng, n=n, d=16, causal=False))["flops"] for n in (100, 400)
@@ -193,7 +192,7 @@ class TestLinearAttention:
         told = f"4 times as many tokens take {ratio:.3g} times the arithmetic, expected 4"
         require_at_most("the arithmetic of 4 times the tokens", ratio, 6, told, hint="φ(q) φ(k)ᵀ is multiplied first")
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.memory_limit(mib=24)
     def test_memory_seen_from_outside(self, rng, memory_limit):
         assert_within(memory_limit, linear_attention, rng, 4096, 64, causal=False)
@@ -224,23 +223,23 @@ class TestCumsum:
         case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
         assert_gradients("causal_linear_attention_cumsum", causal_linear_attention_cumsum, case)
 
-    @robust
+    @pytest.mark.robust
     def test_bfloat16_stays(self, rng):
         short = causal_linear_attention_cumsum(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
 
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng):
         case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
         case.check("out", call_on_nan("causal_linear_attention_cumsum", *case.inputs), nan_hint=NAN_FROM_EMPTY)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = LinearCase.drawn(rng, n=20, d=8).given
-        with left_alone(given, given.values()):
+        with left_alone(given):
             causal_linear_attention_cumsum(*given.values())
 
-    @cost
+    @pytest.mark.cost
     def test_no_loop(self, rng):
         counts = [
             len(counts_of("causal_linear_attention_cumsum", LinearCase.drawn(rng, n=n, d=4, d_v=5))["operators"])
@@ -250,7 +249,7 @@ class TestCumsum:
         hint = "a loop over positions: cumsum takes them all at once"
         require_at_most("the operators that 48 more positions take", counts[1] - counts[0], 5, told, hint=hint)
 
-    @cost
+    @pytest.mark.cost
     def test_two_arrays_of_states(self, rng):
         n, d, d_v = 200, 8, 24
         peak = peak_of("causal_linear_attention_cumsum", LinearCase.drawn(rng, n=n, d=d, d_v=d_v))
@@ -262,7 +261,7 @@ class TestCumsum:
         limit = 8 * n * max(d, d_v)
         assert_at_most(name, peak - 2 * n * d * d_v, limit, unit="elements", hint=f"Usual cause: {usual}")
 
-    @cost
+    @pytest.mark.cost
     def test_no_weights(self, rng):
         n, d = 400, 4
         hint = "Usual cause: N × N weights: this route sums φ(k) vᵀ over the positions"
@@ -275,7 +274,7 @@ class TestCumsum:
             hint=hint,
         )
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.memory_limit(mib=50)
     def test_memory_seen_from_outside(self, rng, memory_limit):
         assert_within(memory_limit, causal_linear_attention_cumsum, rng, 1024, 64)
@@ -306,23 +305,23 @@ class TestRecurrent:
         case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
         assert_gradients("causal_linear_attention_recurrent", causal_linear_attention_recurrent, case)
 
-    @robust
+    @pytest.mark.robust
     def test_bfloat16_stays(self, rng):
         short = causal_linear_attention_recurrent(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
 
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng):
         case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
         case.check("out", call_on_nan("causal_linear_attention_recurrent", *case.inputs), nan_hint=NAN_FROM_EMPTY)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = LinearCase.drawn(rng, n=20, d=8).given
-        with left_alone(given, given.values()):
+        with left_alone(given):
             causal_linear_attention_recurrent(*given.values())
 
-    @cost
+    @pytest.mark.cost
     def test_one_state(self, rng):
         peaks = assert_grows_by_the_output_only(
             "causal_linear_attention_recurrent", "the recurrence", rng, 40, 8, (24, 120)
@@ -331,7 +330,7 @@ class TestRecurrent:
         hint = "besides the output: one state of d·d_v, while it is replaced two or three"
         assert_at_most("its peak for 24 positions, d = 40, d_v = 8", peaks[0], limit, unit="elements", hint=hint)
 
-    @cost
+    @pytest.mark.cost
     def test_work_of_a_step_stays(self, rng):
         counts = [counts_of("causal_linear_attention_recurrent", LinearCase.drawn(rng, n=n, d=8)) for n in (24, 96)]
         products, steps = [run["flops"] for run in counts], [len(run["operators"]) for run in counts]
@@ -342,7 +341,7 @@ class TestRecurrent:
         told = "no loop over the positions runs: this route goes one by one"
         require_at_least("the operators that 72 more positions take", steps[1] - steps[0], 72, told)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.memory_limit(mib=10)
     def test_memory_seen_from_outside(self, rng, memory_limit):
         assert_within(memory_limit, causal_linear_attention_recurrent, rng, 128, 192)
@@ -383,23 +382,23 @@ class TestChunked:
         case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
         assert_gradients("causal_linear_attention_chunked", causal_linear_attention_chunked, case, chunk)
 
-    @robust
+    @pytest.mark.robust
     def test_bfloat16_stays(self, rng):
         short = causal_linear_attention_chunked(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
 
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng):
         case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
         case.check("out", call_on_nan("causal_linear_attention_chunked", *case.inputs, 8), nan_hint=NAN_FROM_EMPTY)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = LinearCase.drawn(rng, n=20, d=8).given
-        with left_alone(given, given.values()):
+        with left_alone(given):
             causal_linear_attention_chunked(*given.values())
 
-    @cost
+    @pytest.mark.cost
     def test_work_is_linear(self, rng):
         """In chunks of 4, a product over all pairs of chunks would show."""
         cases = [LinearCase.drawn(rng, n=n, d=16) for n in (256, 1024)]
@@ -411,13 +410,13 @@ class TestChunked:
         hint = "each chunk, or each state, goes back to all the keys before it"
         require_at_most("the arithmetic of 4 times the positions", ratio, 6, told, hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_impossible_chunk(self, rng):
         given = LinearCase.drawn(rng, n=5, d=6).inputs
         table = [((*given, chunk), f"for chunk = {chunk}", {"chunk": chunk}) for chunk in (0, -3)]
         assert_refused(causal_linear_attention_chunked, table)
 
-    @cost
+    @pytest.mark.cost
     def test_one_state_and_one_chunk(self, rng):
         d, d_v, c = 24, 8, 16
         peaks = assert_grows_by_the_output_only(
@@ -430,7 +429,7 @@ class TestChunked:
         name = f"its peak for 64 positions in chunks of {c}, d = {d}, d_v = {d_v}"
         assert_at_most(name, peaks[0], limit, unit="elements", hint=f"Usual cause: {usual}")
 
-    @cost
+    @pytest.mark.cost
     def test_chunk_is_used(self, rng):
         counts = [
             len(counts_of("causal_linear_attention_chunked", LinearCase.drawn(rng, n=128, d=4), c)["operators"])
@@ -443,7 +442,7 @@ class TestChunked:
         limit, hint = 60 * (128 // 16) + 60, "Usual cause: a loop over positions: a chunk is four matrix products"
         assert_at_most("the number of operators for 8 chunks", counts[1], limit, unit="operators", hint=hint)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.memory_limit(mib=10)
     def test_memory_seen_from_outside(self, rng, memory_limit):
         assert_within(memory_limit, causal_linear_attention_chunked, rng, 1024, 192, 8)
@@ -484,23 +483,23 @@ class TestScan:
         case = LinearCase.drawn(rng, n=41, d=5, d_v=7, batch=(2,), dtype=torch.float64)
         assert_gradients("causal_linear_attention_scan", causal_linear_attention_scan, case, chunk)
 
-    @robust
+    @pytest.mark.robust
     def test_bfloat16_stays(self, rng):
         short = causal_linear_attention_scan(*LinearCase.drawn(rng, n=33, d=6, dtype=torch.bfloat16).inputs)
         require(short.dtype == torch.bfloat16, f"out is {short.dtype} for bfloat16 inputs, expected their dtype")
 
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng):
         case = LinearCase.drawn(rng, n=37, d=8, d_v=5, batch=(2,))
         case.check("out", call_on_nan("causal_linear_attention_scan", *case.inputs, 8), nan_hint=NAN_FROM_EMPTY)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = LinearCase.drawn(rng, n=20, d=8).given
-        with left_alone(given, given.values()):
+        with left_alone(given):
             causal_linear_attention_scan(*given.values())
 
-    @cost
+    @pytest.mark.cost
     def test_work_is_linear(self, rng):
         """In chunks of 4, a product over all pairs of chunks would show."""
         cases = [LinearCase.drawn(rng, n=n, d=16) for n in (256, 1024)]
@@ -512,13 +511,13 @@ class TestScan:
         hint = "each chunk, or each state, goes back to all the keys before it"
         require_at_most("the arithmetic of 4 times the positions", ratio, 6, told, hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_impossible_chunk(self, rng):
         given = LinearCase.drawn(rng, n=5, d=6).inputs
         table = [((*given, chunk), f"for chunk = {chunk}", {"chunk": chunk}) for chunk in (0, -3)]
         assert_refused(causal_linear_attention_scan, table)
 
-    @cost
+    @pytest.mark.cost
     def test_steps_grow_with_the_logarithm(self, rng):
         runs = [
             counts_of("causal_linear_attention_scan", LinearCase.drawn(rng, n=n, d=4), 2)["operators"]
@@ -533,7 +532,7 @@ class TestScan:
         name = "the operators that 496 more chunks take"
         require_at_most(name, more, 5 * 45, told, kind="operators", hint=hint)
 
-    @cost
+    @pytest.mark.cost
     def test_states_of_chunks_only(self, rng):
         n, d, c = 512, 24, 16
         peak, limit = peak_of("causal_linear_attention_scan", LinearCase.drawn(rng, n=n, d=d), c), self.limit(n, d, c)
@@ -543,7 +542,7 @@ class TestScan:
         name = f"the peak over the inputs for N = {n} in chunks of {c}, d = {d}"
         assert_at_most(name, peak, limit, unit="elements", hint=f"Usual cause: {usual}")
 
-    @cost
+    @pytest.mark.cost
     def test_keeps_states_of_chunks_only(self, rng):
         n, d, c = 512, 24, 16
         q, k, v = (x.requires_grad_() for x in LinearCase.drawn(rng, n=n, d=d).inputs)
@@ -559,7 +558,7 @@ class TestScan:
         """Ten arrays of N·d, three of N·C and six of states, in elements."""
         return 10 * n * d + 3 * n * c + 6 * n // c * d * (d + 1)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.memory_limit(mib=32)
     def test_memory_seen_from_outside(self, rng, memory_limit):
         assert_within(memory_limit, causal_linear_attention_scan, rng, 4096, 64)
@@ -585,7 +584,7 @@ class TestMemoryModel:
         for part, got in linear_attention_memory(2, 3, 100, 16, 2).items():
             assert_type(f"{part} of linear_attention_memory(2, 3, 100, 16, 2)", got, int, "an int: bytes are whole")
 
-    @cost
+    @pytest.mark.cost
     def test_makes_no_tensor(self):
         operators = measured_call("linear_attention_memory", 1, 2, 128, 16, 4)[1]["operators"]
         require(not operators, f"{len(operators)} operators run: the model is arithmetic, not a measurement")
@@ -622,7 +621,7 @@ class TestProfile:
         hint = "the device asked for is not used"
         assert_equal("the devices of the tensors made with device='cpu'", devices, ["cpu"], hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_any_iterable_of_lengths(self):
         lengths, options = [16, 8, 16], (1, 2, 4, torch.float32, "cpu")
         for kind, rows, want in (
@@ -654,7 +653,7 @@ class TestProfile:
             told = f"savings_bidir is {row['savings_bidir']} where the standard form is out of memory, expected nan"
             require(math.isnan(row["savings_bidir"]), told)
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("where", ["CUDA", "CPU", "CPU_on_Windows"])
     def test_out_of_memory_is_a_value(self, where):
         try:
@@ -669,7 +668,7 @@ class TestProfile:
         name = "whether (standard, bidirectional) are nan in three rows, where N × N of the second is too much,"
         assert_equal(name, found, [[False, False], [True, False], [False, False]])
 
-    @robust
+    @pytest.mark.robust
     def test_other_errors_pass(self):
         arguments = (4 * 100 * 100, "", [128], 1, 1, 4, torch.float32, "cpu")
         when = "where an attention raised one that is not about memory"

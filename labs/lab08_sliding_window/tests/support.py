@@ -16,7 +16,7 @@ from labkit.testing.compare import assert_at_most, assert_close, assert_dtype, a
 from labkit.testing.unchanged import copied
 from labkit.testing.wording import dtype_name
 
-MOST_SCATTER = 1.35
+MAX_SCATTER = 1.35
 """How much more than one rounding at the end may scatter the errors of half precision: the handout's number."""
 NOTHING_SEEN = (
     "a query that sees no key of the first tile it looks at: its maximum is −inf, and −inf − (−inf) is NaN; "
@@ -244,7 +244,7 @@ class WindowCase(Case):
             want, plain = (each[self.names[name]] for each in (self.want, self.plain))
             scatter = round(_spread(numbers(got) - want) / _spread(plain - want), 3)
             what = f"the scatter of {name}'s errors, by one rounding at the end,"
-            assert_at_most(what, scatter, MOST_SCATTER, unit="times", hint=f"Usual cause: {hint}")
+            assert_at_most(what, scatter, MAX_SCATTER, unit="times", hint=f"Usual cause: {hint}")
 
     def compare_penalised(self, got):
         """Compare the gradients of a loss and the squares of its own gradients with those of the reference."""

@@ -61,7 +61,6 @@ from .support import (
     worked_case,
 )
 
-robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 by_dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 HEADS = [(2, 3), (3, 2), (1, 4), (4, 1)]
@@ -99,7 +98,7 @@ class TestKvCacheBytes:
             assert_cache_bytes(kv_cache_bytes, *sizes, tokens=n_tokens, latent_dim=latent, rope_dim=rope)
             assert_cache_bytes(kv_cache_bytes, *sizes, tokens=n_tokens, latent_dim=latent, window=window)
 
-    @refuses
+    @pytest.mark.refuses
     @pytest.mark.parametrize("bad", BAD_SIZES)
     def test_bad_arguments(self, bad):
         (name, value), *_ = bad.items()
@@ -139,26 +138,26 @@ class TestGroupedQueryAttention:
         case.Q = 4 * scale * case.Q  # the usual scale is 1/4
         case.check_results(two_results("grouped_query_attention", got), hint=hint)
 
-    @robust
+    @pytest.mark.robust
     @causal_or_not
     def test_uninitialised_memory_is_written_over(self, rng, causal):
         case = GroupedCase(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,), causal=causal)
         attend_grouped(case, nan_hint=NAN_FROM_EMPTY, attend=partial(call_on_nan, "grouped_query_attention"))
 
-    @robust
+    @pytest.mark.robust
     def test_queries_that_see_nothing_beside_large_logits(self, rng):
         case = GroupedCase(rng, n_queries=43, n_keys=40, d=8, logit_scale=1000, causal=True)
         hint = "a query that sees nothing must leave the others theirs: each takes its own maximum before exp"
         attend_grouped(case, hint, hint)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         case = GroupedCase(rng, n=20, d=8)
         given = dict(zip("qkv", copied(case.Q, case.K, case.V), strict=True))
-        with left_alone(given, given.values()):
+        with left_alone(given):
             grouped_query_attention(*given.values())
 
-    @cost
+    @pytest.mark.cost
     def test_keys_are_read_once_and_never_expanded(self, rng):
         case = GroupedCase(rng, kv_heads=2, group=4, n_queries=1, n_keys=1024, d=128)
         got, counts = counted("grouped_query_attention", *copied(case.Q, case.K, case.V))
@@ -172,7 +171,7 @@ class TestGroupedQueryAttention:
         assert_read_once(name, counts, case.K, case.V, hint)
 
     @pytest.mark.memory_limit(mib=40)
-    @cost
+    @pytest.mark.cost
     def test_far_from_expanded(self, rng, memory_limit):
         """Keys and values so long that nobody can hold them once for each head of q."""
         shapes = (16, 1, 64), (1, 65_536, 64), (1, 65_536, 64)
@@ -181,12 +180,12 @@ class TestGroupedQueryAttention:
         want = (q[:, 0] @ k[0].T / 8).softmax(-1) @ v[0]
         assert_close("o", o[:, 0], want, plain=want, roundings=1000)
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         case = GroupedCase(rng, n_queries=6, n_keys=5, d=8)
         assert_refused(grouped_query_attention, misfits(case.Q, case.K, case.V))
 
-    @refuses
+    @pytest.mark.refuses
     def test_heads_that_do_not_fit(self):
         q, k, v = torch.zeros(4, 2, 6), torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
         table = [
@@ -248,24 +247,24 @@ class TestKVCache:
                     calls += appends(rng, [n])
             follow("KVCache", capacity, calls)
 
-    @robust
+    @pytest.mark.robust
     @by_dtype
     def test_precisions(self, rng, dtype):
         dtype = getattr(torch, dtype)
         follow("KVCache", 10, appends(rng, [2, 1, 1, 5], dtype=dtype), dtype=dtype)
 
-    @robust
+    @pytest.mark.robust
     def test_the_last_place(self, rng):
         follow("KVCache", 4, [*appends(rng, [3, 1, 0]), ("truncate", 0), *appends(rng, [4])])
 
-    @cost
+    @pytest.mark.cost
     def test_an_append_writes_its_tokens_and_nothing_else(self, rng):
         sizes, token_bytes = [500, 1, 1, 7], 2 * 2 * 32 * 4
         session, _ = follow("KVCache", 600, appends(rng, sizes, head_dim=32), head_dim=32)
         hint = "the history is written again, as torch.cat does: write into one storage that is made once"
         assert_appends_write(session, sizes, lambda n: n * token_bytes, lambda n: 0, hint)
 
-    @cost
+    @pytest.mark.cost
     def test_one_storage_for_life(self, rng):
         session, life = follow("KVCache", 64, [*appends(rng, [3, 1, 1]), ("truncate", 2), *appends(rng, [50])])
         moved = "keys or values lie in other memory than before: the storage is made once, and a view of it is returned"
@@ -276,7 +275,7 @@ class TestKVCache:
         what = "the bytes a cache holds, 64 tokens of 2 heads and 3 numbers, keys and values"
         assert_at_most(what, life, 2 * 64 * 2 * 3 * 4)
 
-    @refuses
+    @pytest.mark.refuses
     def test_no_room(self, rng):
         calls = appends(rng, [5, 4, 3])
         session, _ = run_cache("KVCache", 8, calls)
@@ -287,7 +286,7 @@ class TestKVCache:
         kept = [torch.cat([calls[0][i], calls[2][i]], 1) for i in (1, 2)]
         assert_held("after 5 tokens, 4 that do not fit, and 3", session[2], *kept)
 
-    @refuses
+    @pytest.mark.refuses
     @pytest.mark.parametrize("n", [-1, 4])
     def test_truncating_to_what_is_not_there(self, rng, n):
         calls = [*appends(rng, [3]), ("truncate", n)]
@@ -295,7 +294,7 @@ class TestKVCache:
         require(session[1]["error"] is not None, f"no ValueError for truncate({n}) of 3 tokens")
         assert_held(f"after a truncate({n}) that failed", session[1] | {"error": None}, *calls[0][1:])
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self, rng):
         assert_sizes_refused("KVCache", "max_len")
         assert_appends_refused("KVCache", rng)
@@ -312,7 +311,7 @@ class TestRollingKVCache:
         calls = [*appends(rng, [4, 1]), ("truncate", 3), *appends(rng, [2, 1]), ("truncate", 6), ("truncate", 0)]
         follow("RollingKVCache", 6, [*calls, *appends(rng, [7, 1])])
 
-    @cost
+    @pytest.mark.cost
     def test_an_append_writes_its_tokens_and_nothing_else(self, rng):
         sizes, window, token_bytes = [100, 400, 1, 1, 7], 256, 2 * 2 * 32 * 4
         session, life = follow("RollingKVCache", window, appends(rng, sizes, head_dim=32), head_dim=32)
@@ -325,7 +324,7 @@ class TestRollingKVCache:
         what = f"the bytes a cache with window {window} holds after {sum(sizes)} tokens"
         assert_at_most(what, life, 2 * window * token_bytes, hint="tokens that have left the window are kept")
 
-    @refuses
+    @pytest.mark.refuses
     @pytest.mark.parametrize("sizes", [[6], [3, 1, 1, 1]])
     def test_truncating_what_has_wrapped(self, rng, sizes):
         numbers = (2, 4, 5)
@@ -336,7 +335,7 @@ class TestRollingKVCache:
             require(one["error"] is not None, done + why)
             assert_equal("len after a truncate that failed", one["len"], 5)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self, rng):
         assert_sizes_refused("RollingKVCache", "window")
         assert_appends_refused("RollingKVCache", rng)
@@ -382,32 +381,32 @@ class TestSplitKvDecode:
         at_most = case.K.shape[-2]  # more splits than keys have a test of their own
         attend_split(case, min(num_splits, at_most), row.hint, row.nan_hint)
 
-    @robust
+    @pytest.mark.robust
     @by_splits
     def test_uninitialised_memory_is_written_over(self, rng, num_splits):
         case = split_case(rng, n_keys=21, d=8, d_v=5, batch=(2,))
         attend_split(case, num_splits, nan_hint=NAN_FROM_EMPTY, decode=partial(call_on_nan, "split_kv_decode"))
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         case = split_case(rng, n_keys=20, d=8)
         given = dict(zip("qkv", copied(case.Q[..., 0, :], case.K, case.V), strict=True))
-        with left_alone(given, given.values()):
+        with left_alone(given):
             split_kv_decode(*given.values(), 3)
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize(("n_keys", "num_splits"), [(3, 8), (5, 128), (0, 3)])
     def test_more_splits_than_keys(self, rng, n_keys, num_splits):
         hint = "a split without keys must weigh nothing: " + NO_KEYS
         attend_split(split_case(rng, n_keys=n_keys, d=8), num_splits, hint, hint)
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     def test_parts_that_cancel(self, rng, dtype):
         hint = "partial outputs and log-sum-exps of half-precision inputs are float32, rounded once, when merged"
         attend_split(cancelling(split_case(rng, n_keys=64, d=8, dtype=dtype)), 2, hint)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize("num_splits", [4, 7])
     def test_keys_are_read_once_a_split_at_a_time(self, rng, num_splits):
         case = split_case(rng, group=4, n_keys=1000, d=64, d_v=64)
@@ -423,12 +422,12 @@ class TestSplitKvDecode:
         hint = "K or V is copied: a split is a slice; beyond scores there are splits · H_q · (d_v + 1) numbers"
         assert_at_most(f"the peak of {name}", counts["peak_bytes"], 4 * partials + 4 * scores, hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         case = split_case(rng, n_keys=5, d=8)
         assert_refused(split_kv_decode, misfits(case.Q[..., 0, :], case.K, case.V, 3))
 
-    @refuses
+    @pytest.mark.refuses
     def test_numbers_that_do_not_fit(self):
         q, k, v = torch.zeros(4, 6), torch.zeros(2, 5, 6), torch.zeros(2, 5, 3)
         table = [
@@ -460,7 +459,7 @@ class TestNumSplitsHeuristic:
             total, sms, blocks, most = rng.integers((1, 8, 1, 1), (150, 140, 200, 140)).tolist()
             assert_heuristic(num_splits_heuristic, total, sms, blocks, most)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         given = {"total_mblocks": 48, "num_sms": 108, "num_n_blocks": 64, "max_splits": 128}
         table = [((given | {name: 0}).values(), f"for {name}=0", {name: 0}) for name in given]
@@ -528,7 +527,7 @@ class TestBlockManager:
     def test_random_operations(self, rng):
         run_random_operations(manager_calls, random_operations, rng)
 
-    @robust
+    @pytest.mark.robust
     def test_equal_hashes_are_not_equal_tokens(self):
         managed = Managed(manager_calls, 12, 2).after(a=[1, 2, 3, 4, 5])
         for token, place, want in ((1, 0, 0), (3, 2, 2)):
@@ -538,11 +537,11 @@ class TestBlockManager:
             hint = f"{same}: equal hashes say that tokens may be equal, and then they must be compared"
             managed.assert_finds(token, text, want, hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_unknown_and_known_names(self):
         assert_names_are_known(manager_calls)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_sizes(self):
         table = [
             ((0, 2), "for num_blocks=0", {"num_blocks": 0}),
@@ -575,34 +574,34 @@ class TestPagedAttention:
             size, kv_heads, group, d, d_v, *lengths = rng.integers(1, (9, 4, 4, 20, 20, 40, 40, 40)).tolist()
             assert_paged(PagedBatch(rng, lengths, block_size=size, kv_heads=kv_heads, group=group, d=d, d_v=d_v))
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("lengths", [(5, 0, 9), (0, 0)])
     def test_sequences_without_tokens(self, rng, lengths):
         assert_paged(PagedBatch(rng, lengths, block_size=4), "without tokens the output is 0")
 
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng):
         batch = PagedBatch(rng, (5, 0, 9), block_size=4)
         batch.check(call_on_nan("paged_attention", *batch.arguments), "", NAN_FROM_EMPTY, NAN_FROM_EMPTY)
 
-    @robust
+    @pytest.mark.robust
     @by_dtype
     def test_precisions(self, rng, dtype):
         for logit_scale in (1, 30):
             batch = PagedBatch(rng, (100, 7), block_size=8, dtype=getattr(torch, dtype), logit_scale=logit_scale)
             assert_paged(batch, SHORT_SUMS)
 
-    @robust
+    @pytest.mark.robust
     def test_integers_of_another_width(self, rng):
         batch = PagedBatch(rng, (9, 4), block_size=4)
         batch.block_table, batch.context_lens = batch.block_table.int(), batch.context_lens.int()
         assert_paged(batch)
 
-    @robust
+    @pytest.mark.robust
     def test_large_logits(self, rng):
         assert_paged(PagedBatch(rng, (30, 9), block_size=4, logit_scale=1000), nan_hint=OVERFLOW)
 
-    @cost
+    @pytest.mark.cost
     def test_bytes_read_and_held(self, rng):
         batch = PagedBatch(rng, (128, 120, 128, 97, 128, 128, 3, 128), block_size=8, kv_heads=2, group=4, d=32)
         got, counts = counted("paged_attention", *batch.arguments)
@@ -620,7 +619,7 @@ class TestPagedAttention:
         for which in "kv":
             assert_at_most(f"what paged_attention reads of {which}_cache", counts["read"][which], whole, hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self, rng):
         q, k_cache, v_cache, table, lens = PagedBatch(rng, (9, 4), block_size=4).arguments
         places = table.shape[1] * 4
@@ -670,7 +669,7 @@ class TestSimulateServing:
         for policy in policies:
             assert_shares(simulate_serving, requests, num_slots, policy, block_size)
 
-    @refuses
+    @pytest.mark.refuses
     @by_policy
     def test_what_can_never_be_served(self, policy):
         never = [(0, 2, 8), (2, 0, 8), (5, 4, 8), (9, 8, 20)]
@@ -680,7 +679,7 @@ class TestSimulateServing:
         ]
         assert_refused(simulate_serving, table)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         request = [(2, 2, 8)]
         table = [

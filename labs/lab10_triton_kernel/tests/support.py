@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import torch
 
-from labkit.kernels.resources import MOST_REGISTERS, SHARED_BYTES, resources
+from labkit.kernels.resources import MAX_REGISTERS, SHARED_BYTES, resources
 from labkit.testing.attention.tensor_cases import Case
 from labkit.testing.attention.tensor_mistakes import backward_mistakes, forward_mistakes, lse_mistakes_of
 from labkit.testing.compare import (
@@ -167,7 +167,7 @@ def _spilled(kernel, arch, taken, made):
     """What to say where registers do not suffice."""
     return (
         f"{kernel}, compiled for sm_{arch}, keeps {taken.stack} B a thread on the stack, in memory: its tiles do not "
-        f"fit into the {MOST_REGISTERS} registers that a thread can have\n"
+        f"fit into the {MAX_REGISTERS} registers that a thread can have\n"
         "The interpreter has no registers: results are right, and on a GPU every use of what was put away is slow\n"
         f"Usual cause: tiles too large for {made['num_warps']} warps, or one more tile alive than is needed"
     )

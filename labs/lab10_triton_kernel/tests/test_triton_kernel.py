@@ -53,7 +53,6 @@ from .support import (
     worked_case,
 )
 
-robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 odd_blocks = pytest.mark.parametrize("blocks", [(16, 32), (32, 16)], ids=["16x32", "32x16"])
 every_case = pytest.mark.parametrize("row", attention_cases("full", "causal", dtypes=("float16",), only=(
@@ -89,23 +88,23 @@ class TestSoftmaxRows:
         x = torch.from_numpy(rng.standard_normal(shape)).float() * 3
         self.check(x, "the lanes behind a row's end weigh something: −inf weighs nothing")
 
-    @robust
+    @pytest.mark.robust
     def test_half_precision_is_summed_in_float32(self, rng):
         x = torch.from_numpy(rng.uniform(0, 0.1, (2, 70_000))).half()
         self.check(x, "70,000 powers near 1 are summed in float16, which ends at 65,504: convert what was loaded")
 
-    @robust
+    @pytest.mark.robust
     def test_large_numbers(self, rng):
         self.check(torch.from_numpy(rng.standard_normal((5, 70)) * 10_000).float(), OVERFLOW, OVERFLOW)
 
-    @robust
+    @pytest.mark.robust
     def test_numbers_left_out(self, rng):
         x = torch.from_numpy(rng.standard_normal((4, 33))).float()
         x[0, 3:], x[1, :], x[2, -1] = -math.inf, -math.inf, -math.inf
         hint = "in a row of −inf alone −inf − (−inf) is NaN, and so is 0 / 0: it gives zeros"
         self.check(x, hint, hint)
 
-    @robust
+    @pytest.mark.robust
     def test_any_strides(self, rng):
         wide = torch.from_numpy(rng.standard_normal((9, 90))).float()
         for x in (wide[::2, :41], wide.T, wide[:, ::3]):
@@ -113,7 +112,7 @@ class TestSoftmaxRows:
                 x, "rows or columns are taken to be adjacent: column j of row i is at stride(0) · i + stride(1) · j"
             )
 
-    @robust
+    @pytest.mark.robust
     def test_rows_far_apart(self, rng):
         x = torch.from_numpy(rng.standard_normal((3, 50))).half()
         got, outside = softmax_of_far_rows(x)
@@ -125,13 +124,13 @@ class TestSoftmaxRows:
         )
         assert_softmax(got, x)
 
-    @robust
+    @pytest.mark.robust
     def test_argument_is_left_alone(self, rng):
         x = torch.from_numpy(rng.standard_normal((3, 20))).float()
-        with left_alone(["x"], [x]):
+        with left_alone({"x": x}):
             softmax_rows(x)
 
-    @cost
+    @pytest.mark.cost
     def test_each_number_moves_once(self, rng):
         x = torch.from_numpy(rng.standard_normal((6, 100))).half()
         seen = self.check(x)
@@ -139,12 +138,12 @@ class TestSoftmaxRows:
             hint = "a row does not stay in registers between its maximum, its sum and its division"
             assert_bytes(what, seen[what], 600 * x.itemsize, hint=hint)
 
-    @cost
+    @pytest.mark.cost
     def test_compiles(self, rng):
         x = torch.from_numpy(rng.standard_normal((2, 500))).half()
         assert_compiles(compiled_for("softmax_rows", 80, {}, {"x": x}), 80, products=False)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         assert_raises(ValueError, lambda: softmax_rows(torch.ones(3)), when="for x of one axis", mentions=("(3,)",))
         x = torch.ones(2, 3, dtype=torch.bfloat16)
@@ -175,7 +174,7 @@ class TestFlashForward:
         assert_sound(seen)
         assert_forward(case, result, 32, 32, hint=row.hint, nan_hint=row.nan_hint)
 
-    @robust
+    @pytest.mark.robust
     def test_long_sums_in_half_precision(self, rng):
         """16 tiles of weight 1 a key, then 30 of weight exp(−5.2): a sum in float16 has no room for the latter."""
         case = Case(rng, n_queries=16, n_keys=16 * (16 + N_SMALL), d=16, dtype=torch.float16)
@@ -185,38 +184,38 @@ class TestFlashForward:
         case.V[256:] += 0.3
         measure("flash_forward", case, 16, 16, hint=SHORT_SUMS)
 
-    @robust
+    @pytest.mark.robust
     def test_scores_of_half_precision_are_kept_in_float32(self, rng):
         case = Case(rng, n=40, d=16, dtype=torch.float16)
         case.Q[..., 0] = case.K[..., 0] = 32  # all scores are 256 and a little, which float16 would lose
         (O, _), _ = called("flash_forward", forward_arguments(case), False, 16, 16)
         assert_close("O", O.double(), case.want["O"], plain=case.plain["O"].astype(np.float16), hint=SHORT_SCORES)
 
-    @robust
+    @pytest.mark.robust
     def test_without_keys(self, rng):
         case = Case(rng, n_queries=5, n_keys=1, batch=(2,))
         (O, L), _ = called("flash_forward", {"Q": case.Q, "K": case.K[:, :0], "V": case.V[:, :0]})
         require(O.shape == (2, 5, 16) and bool((O == 0).all()), "without keys (N_k = 0) O must be 0")
         require(L.shape == (2, 5) and bool(L.isneginf().all()), "without keys (N_k = 0) L must be −inf")
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = forward_arguments(Case(rng, n=20, d=8))
-        with left_alone(given, given.values()):
+        with left_alone(given):
             flash_forward(*given.values())
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         assert_refused(flash_forward, misfits(*Case(rng, n_queries=6, n_keys=5, d=8).inputs))
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_blocks_and_dtypes(self, rng):
         case = Case(rng, n=6, d=8)
         assert_blocks_refused(flash_forward, *case.inputs)
         wide = [x.double() for x in case.inputs]
         assert_raises(TypeError, lambda: flash_forward(*wide), when="for float64", mentions=("float64",))
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize(
         ("block_q", "block_k", "precision"), [(16, 16, "float32"), (32, 64, "float16")], ids=["16x16", "32x64-float16"]
     )
@@ -231,7 +230,7 @@ class TestFlashForward:
         hint = "a program goes through several blocks of queries: each has a program of its own, at the same time"
         assert_equal("the programs that load Q", seen["readers"].get("Q", 0), -(-63 // block_q), hint=hint)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize(("block_q", "block_k"), [(16, 16), (16, 32)])
     def test_hidden_tiles_are_not_loaded(self, rng, block_q, block_k):
         case = Case(rng, n_queries=80, n_keys=112, d=32, causal=True)
@@ -246,17 +245,17 @@ class TestFlashForward:
         assert_at_most("causal, the bytes loaded", sum(seen["loaded"].values()), most, hint=hint)
         assert_multiplied(seen, len(tiles) * block_q * block_k * 64, hint="each tile takes two products: Q Kᵀ and P V")
 
-    @cost
+    @pytest.mark.cost
     def test_float32_is_multiplied_exactly(self, rng):
         made = compiled_for("flash_forward", 80, {}, forward_arguments(Case(rng, n=16)), False, 16, 16)
         assert_compiles(made, 80, products=False, spills=True, exact=True)
 
-    @cost
+    @pytest.mark.cost
     def test_compiles_without_spilling(self, rng):
         case = Case(rng, n=16, d=64, dtype=torch.float16)
         assert_compiles(compiled_for("flash_forward", 80, {}, forward_arguments(case), True, 64, 64), 80)
 
-    @cost
+    @pytest.mark.cost
     def test_smallest_tiles_compile(self, rng):
         case = Case(rng, n=16, d=5, d_v=3, dtype=torch.float16)
         assert_compiles(compiled_for("flash_forward", 80, {}, forward_arguments(case), False, 16, 16), 80)
@@ -292,7 +291,7 @@ class TestFlashBackward:
         assert_sound(seen)
         assert_backward(case, result, 32, 32, hint=row.hint, nan_hint=row.nan_hint)
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("along", ["queries", "keys"])
     def test_long_sums_in_half_precision(self, rng, along):
         """All weights are equal. One tile adds 8, the other 30 add 0.0035: a sum in float16 has no room for these."""
@@ -307,7 +306,7 @@ class TestFlashBackward:
         part[:16], part[16:] = part[:16] / part[:16].abs().max() * 8, part[16:] / part[16:].abs().max() * 0.0035
         measure("flash_backward", case, 16, 16, hint=SHORT_SUMS)
 
-    @robust
+    @pytest.mark.robust
     def test_scores_of_half_precision_are_kept_in_float32(self, rng):
         case = Case(rng, n_queries=8, n_keys=40, d=16, dtype=torch.float16)
         case.Q[..., 0] = case.K[..., 0] = 32  # all scores are 256 and a little, which float16 would lose
@@ -325,13 +324,13 @@ class TestFlashBackward:
         name = "dV with log 2 added to L"
         assert_close(name, dV, case.want["dV"] / 2, plain=case.plain["dV"] / 2, hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_gradient_of_a_sum(self, rng):
         case = Case(rng, n=30, d=8, batch=(2,))
         case.dO = torch.ones(()).expand(2, 30, 8)
         measure("flash_backward", case, 16, 16, hint="dO of O.sum() is one number, expanded: a view with strides of 0")
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("without", ["queries", "keys"])
     def test_without_queries_or_keys(self, rng, without):
         given = backward_arguments(Case(rng, n_queries=5, n_keys=6, batch=(2,)))
@@ -343,25 +342,25 @@ class TestFlashBackward:
             right = got.shape == given[like].shape and bool((got == 0).all())
             require(right, f"without {without} {name} must be 0, of {like}'s shape")
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = backward_arguments(Case(rng, n=20, d=8))
-        with left_alone(given, given.values()):
+        with left_alone(given):
             flash_backward(*given.values())
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         given = backward_arguments(Case(rng, n_queries=6, n_keys=5, d=8))
         assert_refused(flash_backward, misfits(*given.values()))
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_blocks_and_dtypes(self, rng):
         given = backward_arguments(Case(rng, n=6, d=8))
         assert_blocks_refused(flash_backward, *given.values())
         wide = (given | {name: given[name].double() for name in "QKV"}).values()
         assert_raises(TypeError, lambda: flash_backward(*wide), when="for float64", mentions=("float64",))
 
-    @cost
+    @pytest.mark.cost
     def test_bytes_of_both_loops(self, rng):
         case, block = Case(rng, n=64, d=32, causal=True), 16
         seen = measure("flash_backward", case, block, block)
@@ -373,12 +372,12 @@ class TestFlashBackward:
         hint = "two loops of three and four products a tile, the scores among them twice, are the most that is needed"
         assert_multiplied(seen, tiles * block * block * 7 * 32, hint=hint + cause)
 
-    @cost
+    @pytest.mark.cost
     def test_float32_is_multiplied_exactly(self, rng):
         made = compiled_for("flash_backward", 80, {}, backward_arguments(Case(rng, n=16)), False, 16, 16)
         assert_compiles(made, 80, products=False, spills=True, exact=True)
 
-    @cost
+    @pytest.mark.cost
     def test_compiles_without_spilling(self, rng):
         case = Case(rng, n=16, d=64, dtype=torch.float16, causal=True)
         assert_compiles(compiled_for("flash_backward", 90, {}, backward_arguments(case), True, 32, 32), 90)
@@ -462,21 +461,21 @@ class TestPagedDecode:
             sizes = {"block_size": size, "kv_heads": kv_heads, "group": group, "d": d, "d_v": d_v}
             self.check(PagedBatch(rng, lengths, **sizes), int(rng.integers(1, 5)))
 
-    @robust
+    @pytest.mark.robust
     def test_more_splits_than_tokens(self, rng):
         hint = "a part without tokens weighs something: its log-sum-exp is −inf; −inf − (−inf) is NaN, and so is 0 / 0"
         self.check(PagedBatch(rng, (2, 9, 1), block_size=4), 5, hint, hint)
 
-    @robust
+    @pytest.mark.robust
     def test_sequences_without_tokens(self, rng):
         self.check(PagedBatch(rng, (5, 0, 9), block_size=4))
 
-    @robust
+    @pytest.mark.robust
     def test_large_logits(self, rng):
         batch = PagedBatch(rng, (30, 9), block_size=4, logit_scale=1000)
         self.check(batch, hint=OVERFLOW, nan_hint=OVERFLOW)
 
-    @robust
+    @pytest.mark.robust
     def test_scores_and_log_sum_exps_are_kept_in_float32(self, rng):
         """All scores are 256 and a little, which float16 would lose."""
         batch = PagedBatch(rng, (200, 64), block_size=16, d=16, dtype=torch.float16)
@@ -490,7 +489,7 @@ class TestPagedDecode:
             plain = case.plain["O"].astype(np.float16)
             assert_close("o", o[:, None].double(), case.want["O"], plain=plain, hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_long_sums_in_half_precision(self, rng):
         """512 tokens of weight 1, then tiles of weight exp(−5.2) a token: a sum in float16 has no room for these."""
         n = 512 + 32 * 75
@@ -498,7 +497,7 @@ class TestPagedDecode:
         q[0], k[:512, 0], k[512:, 0], v[512:] = 4, 2.6, -2.6, 1.3
         self.check(one_sequence(rng, q.half(), k.half(), v.half()), 1, SHORT_SUMS)
 
-    @robust
+    @pytest.mark.robust
     def test_parts_are_kept_in_float32(self, rng):
         """All tokens weigh the same: means near 1000 and −1000 nearly cancel, and float16 has steps of 0.5 there."""
         v = torch.full((128, 16), 1000.0)
@@ -507,13 +506,13 @@ class TestPagedDecode:
         batch = one_sequence(rng, torch.zeros(16).half(), torch.ones(128, 16).half(), v.half())
         self.check(batch, 2, "a part's output is rounded to half precision before the parts are merged")
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = PagedBatch(rng, (9, 4), block_size=4).arguments
-        with left_alone(CACHE, given):
+        with left_alone(dict(zip(CACHE, given, strict=True))):
             paged_decode(*given, 2)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize("num_splits", [1, 3])
     def test_bytes_are_the_contexts(self, rng, num_splits):
         lengths, d = (41, 19, 5), 32
@@ -532,7 +531,7 @@ class TestPagedDecode:
         hint = "a part stores an output and a log-sum-exp of each query head: splits · H_q · (d_v + 1) a sequence"
         assert_at_most("the bytes stored", sum(seen["stored"].values()), most, hint=hint)
 
-    @cost
+    @pytest.mark.cost
     def test_parts_have_programs_of_their_own(self, rng):
         seen = self.check(PagedBatch(rng, (41, 19), block_size=8, kv_heads=1), 3)
         found = seen["readers"].get("k_cache", 0)
@@ -540,13 +539,13 @@ class TestPagedDecode:
         cause = "one program goes through several parts: each part has programs of its own, which run at the same time"
         require(found >= 6, f"{message}\nUsual cause: {cause}")
 
-    @cost
+    @pytest.mark.cost
     def test_compiles_without_spilling(self, rng):
         batch = PagedBatch(rng, (40,), block_size=16, d=64, d_v=64, group=4, dtype=torch.float16)
         tensors = dict(zip(CACHE, batch.arguments, strict=True))
         assert_compiles(compiled_for("paged_decode", 80, {}, tensors, 2), 80)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self, rng):
         q, *rest = PagedBatch(rng, (9, 4), block_size=4).arguments
         call = functools.partial(paged_decode, q[:, :3], *rest, 2)
@@ -623,7 +622,7 @@ class TestChooseConfig:
             "Usual cause: four warps work as one on 64 rows: block_q below 16 rows a warp leaves none for them",
         )
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         for changed in ({"head_dim": 48}, {"dtype_bytes": 3}, {"arch": 75}):
             given = {"head_dim": 64, "dtype_bytes": 2, "arch": 80} | changed

@@ -37,7 +37,6 @@ from .support import (
     splits,
 )
 
-robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 by_layout = pytest.mark.parametrize("layout", LAYOUTS)
 by_dtype = pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16], ids=str)
 worked_splits = pytest.mark.parametrize(("n_tokens", "world_size"), [(8, 2), (32, 4)], ids=["N8-P2", "N32-P4"])
@@ -78,13 +77,13 @@ class TestShard:
         x = torch.from_numpy(rng.standard_normal((4, 6, 8)))
         assert_cut(shard(x, 3), x, -2, "contiguous")
 
-    @robust
+    @pytest.mark.robust
     @by_dtype
     def test_any_dtype(self, dtype):
         x = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 1, 1])[:, None].to(dtype)
         assert_cut(shard(x, 3, "zigzag", 0), x, 0, "zigzag")
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         assert_refused(lambda n_tokens, *others: shard(numbered(n_tokens), *others), BAD_SPLITS)
 
@@ -102,7 +101,7 @@ class TestUnshard:
     def test_random_sizes(self, rng, layout):
         for n_tokens, world_size in splits(rng, layout):
             shards = cut(numbered(n_tokens), positions(n_tokens, world_size, layout))
-            with left_alone((f"shard {rank}" for rank in range(world_size)), shards):
+            with left_alone({f"shard {rank}": shard for rank, shard in enumerate(shards)}):
                 assert_whole(unshard(shards, layout), n_tokens, world_size, layout)
 
     @by_layout
@@ -117,14 +116,14 @@ class TestUnshard:
         shards, name = shards_of(x, -2, "contiguous")
         assert_same(name, unshard(shards), x)
 
-    @robust
+    @pytest.mark.robust
     @by_dtype
     def test_any_dtype(self, dtype):
         x = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 1, 1])[:, None].to(dtype)
         shards, name = shards_of(x, 0, "zigzag")
         assert_same(name, unshard(shards, "zigzag", 0), x)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         wide, tall = torch.zeros(2, 4), torch.zeros(4, 2)
         table = [
@@ -150,7 +149,7 @@ class TestCausalWork:
         for n_tokens, world_size in splits(rng, layout):
             assert_work(causal_work(n_tokens, world_size, layout), n_tokens, world_size, layout)
 
-    @cost
+    @pytest.mark.cost
     @by_layout
     def test_no_table_of_pairs(self, layout):
         n_tokens = 2**12
@@ -158,13 +157,13 @@ class TestCausalWork:
         peak = peak_of_work(n_tokens, 2, layout)
         assert_at_most(f"causal_work's peak memory at {n_tokens:,} tokens", peak, 64 * 8 * n_tokens, hint=hint)
 
-    @robust
+    @pytest.mark.robust
     @by_layout
     def test_many_tokens(self, layout):
         n_tokens = 8 * 32_775  # the pairs of a rank's own tokens are more than 24 bits say
         assert_work(causal_work(n_tokens, 4, layout), n_tokens, 4, layout)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         assert_refused(causal_work, BAD_SPLITS)
 
@@ -195,7 +194,7 @@ def ring_cases(layouts_in_strips):
     sizes = {"n": 8, "world_size": 2, "kv_heads": 4, "group": 1, "d": 4, "batch": (4,)}
     yield pytest.param(Row(sizes, hint=ALL_AXES), id="every_axis_4")
     long_sums = Row({"n": 300, "dtype": "bfloat16"}, growing_then_shrinking, SHORT_SUMS)
-    yield pytest.param(long_sums, id="long_sums", marks=robust)
+    yield pytest.param(long_sums, id="long_sums", marks=pytest.mark.robust)
 
 
 every_case_of_a_ring = pytest.mark.parametrize("row", [*ring_cases(LAYOUTS)])
@@ -241,55 +240,55 @@ class TestRingAttentionForward:
         case = row.draw(RingCase.drawn, rng)
         attend("ring_attention_forward", case, hint=row.hint, nan_hint=row.nan_hint)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         case = RingCase.drawn(rng, n=20, layout="striped")
         assert_arguments_left_alone("ring_attention_forward", case)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         assert_refuses("ring_attention_forward", BAD_SHARDS)
 
-    @cost
+    @pytest.mark.cost
     @traffic
     def test_what_is_sent(self, rng, world_size, dtype):
         case = traffic_case(rng, world_size, dtype)
         assert_traffic(case, attend("ring_attention_forward", case), "ring", False)
 
-    @cost
+    @pytest.mark.cost
     @by_layout
     def test_no_hidden_pair_is_computed(self, rng, layout):
         case = hidden_case(rng, layout)
         assert_no_hidden_pair(case, attend("ring_attention_forward", case), "ring_attention_forward", 8 + 5)
 
-    @cost
+    @pytest.mark.cost
     def test_blocks_travel_while_others_are_computed(self, rng):
         case = RingCase.drawn(rng, n=32, world_size=4, layout="zigzag")
         assert_transfers_overlap(attend("ring_attention_forward", case))
 
-    @cost
+    @pytest.mark.cost
     def test_blocks_that_passed_are_let_go(self, rng):
         case = RingCase.drawn(rng, n=64, world_size=8, d=16, kv_heads=2, group=2, layout="zigzag")
         assert_blocks_let_go(case, attend("ring_attention_forward", case), blocks_held=3)
 
-    @cost
+    @pytest.mark.cost
     @strips
     def test_scores_are_never_there_all_at_once(self, n, causal):
         assert_strips("ring_attention_forward", n, causal)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize("world_size", [2, 6], ids="P{}".format)
     def test_memory_falls_as_there_are_more_ranks(self, world_size):
         assert_peak("ring_attention_forward", world_size, n_rows=10, n_strips=3)
 
-    @cost
+    @pytest.mark.cost
     def test_keys_and_values_travel_whole(self, rng):
         found = attend("ring_attention_forward", RingCase.drawn(rng, n=40, world_size=5, causal=True))
         hint = "in each hop one tensor of keys and one of values, or both in one"
         assert_each_rank_at_most("the tensors that are sent", found["messages"], 2 * 4, unit="", hint=hint)
 
     @pytest.mark.memory_limit(mib=160)
-    @cost
+    @pytest.mark.cost
     def test_far_from_whole(self, memory_limit):
         generator = torch.Generator().manual_seed(11)
         q, k, v = (torch.randn(1, 8192, 4, generator=generator) for _ in range(3))
@@ -319,22 +318,22 @@ class TestRingAttentionBackward:
         case = row.draw(RingCase.drawn, rng)
         attend("ring_attention_backward", case, names=OF_BACKWARD, hint=row.hint, nan_hint=row.nan_hint)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         case = RingCase.drawn(rng, n=20, layout="striped")
         assert_arguments_left_alone("ring_attention_backward", case, names=OF_BACKWARD)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         assert_refuses("ring_attention_backward", BAD_SHARDS, names=OF_BACKWARD)
 
-    @cost
+    @pytest.mark.cost
     @traffic
     def test_what_is_sent(self, rng, world_size, dtype):
         case = traffic_case(rng, world_size, dtype)
         assert_traffic(case, attend("ring_attention_backward", case, names=OF_BACKWARD), "ring", True)
 
-    @cost
+    @pytest.mark.cost
     @by_layout
     def test_no_hidden_pair_is_computed(self, rng, layout):
         case = hidden_case(rng, layout)
@@ -342,27 +341,27 @@ class TestRingAttentionBackward:
             case, attend("ring_attention_backward", case, names=OF_BACKWARD), "ring_attention_backward", 3 * 8 + 2 * 5
         )
 
-    @cost
+    @pytest.mark.cost
     def test_blocks_travel_while_others_are_computed(self, rng):
         case = RingCase.drawn(rng, n=32, world_size=4, layout="zigzag")
         assert_transfers_overlap(attend("ring_attention_backward", case, names=OF_BACKWARD))
 
-    @cost
+    @pytest.mark.cost
     def test_blocks_that_passed_are_let_go(self, rng):
         case = RingCase.drawn(rng, n=64, world_size=8, d=16, kv_heads=2, group=2, layout="zigzag")
         assert_blocks_let_go(case, attend("ring_attention_backward", case, names=OF_BACKWARD), blocks_held=6)
 
-    @cost
+    @pytest.mark.cost
     @strips
     def test_scores_are_never_there_all_at_once(self, n, causal):
         assert_strips("ring_attention_backward", n, causal, names=OF_BACKWARD)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize("world_size", [2, 6], ids="P{}".format)
     def test_memory_falls_as_there_are_more_ranks(self, world_size):
         assert_peak("ring_attention_backward", world_size, n_rows=20, n_strips=6, names=OF_BACKWARD)
 
-    @robust
+    @pytest.mark.robust
     def test_row_sums_of_half_precision_are_kept_in_float32(self, rng):
         """All scores are 0 and values are 64 ± 1/2, so that o is exactly 64 and D is far above every dP − D."""
         case = RingCase.drawn(rng, n=32, world_size=2, dtype="bfloat16")
@@ -383,28 +382,28 @@ class TestAllGatherAttention:
         case = row.draw(RingCase.drawn, rng)
         attend("all_gather_attention", case, hint=row.hint, nan_hint=row.nan_hint)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         case = RingCase.drawn(rng, n=20, layout="striped")
         assert_arguments_left_alone("all_gather_attention", case)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         assert_refuses("all_gather_attention", BAD_SHARDS)
 
-    @cost
+    @pytest.mark.cost
     @traffic
     def test_what_is_sent(self, rng, world_size, dtype):
         case = traffic_case(rng, world_size, dtype)
         assert_traffic(case, attend("all_gather_attention", case), "all_gather", False)
 
-    @cost
+    @pytest.mark.cost
     @by_layout
     def test_no_hidden_pair_is_computed(self, rng, layout):
         case = hidden_case(rng, layout)
         assert_no_hidden_pair(case, attend("all_gather_attention", case), "all_gather_attention", 8 + 5)
 
-    @cost
+    @pytest.mark.cost
     def test_keys_are_gathered(self, rng):
         found = attend("all_gather_attention", RingCase.drawn(rng, n=8, world_size=2))
         require(all(found["collective_calls"]), "keys and values are to be gathered by comm.all_gather: this is a ring")
@@ -421,29 +420,29 @@ class TestUlyssesAttention:
         case = row.draw(partial(RingCase.drawn, by_heads=True), rng)
         attend("ulysses_attention", case, hint=row.hint, nan_hint=row.nan_hint)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         case = RingCase.drawn(rng, n=20, layout="striped", by_heads=True)
         assert_arguments_left_alone("ulysses_attention", case)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         assert_refuses("ulysses_attention", BAD_SHARDS)
 
-    @cost
+    @pytest.mark.cost
     @traffic
     def test_what_is_sent(self, rng, world_size, dtype):
         case = traffic_case(rng, world_size, dtype)
         assert_traffic(case, attend("ulysses_attention", case), "ulysses", False)
 
-    @cost
+    @pytest.mark.cost
     def test_every_rank_computes_its_heads_alone(self, rng):
         found = attend("ulysses_attention", RingCase.drawn(rng, n=32, world_size=4, kv_heads=4, group=2))
         pairs = [flops // (4 * 8) for flops in found["flops"]]
         hint = "a rank computes heads of other ranks too"
         assert_each_rank_at_most("the pairs computed with 2 of 8 heads", pairs, 32 * 32 * 2, unit="pairs", hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     @pytest.mark.parametrize(("heads", "kv_heads"), [(7, 7), (14, 7)])
     def test_heads_that_cannot_be_shared_out(self, heads, kv_heads):
         q, k = torch.zeros(heads, 6, 5), torch.zeros(kv_heads, 6, 5)
@@ -473,7 +472,7 @@ class TestCommunicationBytes:
             sizes = (world_size, world_size * n, kv_heads * group, kv_heads, d, int(rng.choice([2, 4, 8])))
             assert_bytes(communication_bytes, method, *sizes, backward=backward)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         table = [
             (("star", 2, 8, 4, 2, 8, 2), "for the method 'star'", ["star"]),
@@ -498,7 +497,7 @@ class TestMinimalBlock:
             bandwidth = int(rng.integers(10**9, 10**12))
             assert_block(minimal_block, int(rng.integers(10**13, 10**15)), bandwidth)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         table = [((0, 1), "for 0 FLOPs", {"flops": 0}), ((1, 0), "for bandwidth 0", {"bandwidth": 0})]
         assert_refused(minimal_block, [*table, ((-5, 1), "for −5 FLOPs", {"flops": -5})])

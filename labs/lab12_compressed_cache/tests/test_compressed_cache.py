@@ -47,7 +47,6 @@ from .support import (
 
 NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, and so is 0 / 0"
 
-robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 by_bits = pytest.mark.parametrize("bits", [2, 4, 8])
 halves = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 
@@ -81,7 +80,7 @@ class TestMlaDecode:
         hint = "blocks of tokens do not fit together: l and o are rescaled when the maximum moves, and the last block"
         case.check(mla_decode(*case.arguments.values()), hint=f"{hint} is smaller")
 
-    @robust
+    @pytest.mark.robust
     @halves
     def test_long_sums_in_half_precision(self, rng, dtype):
         """Scores of which the parts with positions are large, and the same for every token."""
@@ -89,7 +88,7 @@ class TestMlaDecode:
         case.q_rope, case.k_rope = torch.full_like(case.q_rope, 10), torch.full_like(case.k_rope, 10)
         case.check(mla_decode(*case.arguments.values()), hint=SHORT_SUMS)
 
-    @robust
+    @pytest.mark.robust
     @halves
     def test_sums_over_many_blocks(self, rng, dtype):
         """Sums that grow all the time, so that what a block loses stays lost; rounded once, o is within half a unit."""
@@ -97,23 +96,23 @@ class TestMlaDecode:
         case.K = case.K / 4 + 2
         case.check(mla_decode(*case.arguments.values()), hint=SHORT_SUMS, slack=2)
 
-    @robust
+    @pytest.mark.robust
     def test_without_tokens(self, rng):
         case = LatentCase.drawn(rng, n_keys=0)
         case.check(mla_decode(*case.arguments.values()), hint="without a token o is 0", nan_hint=NO_KEYS)
 
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng):
         case = LatentCase.drawn(rng, n_queries=37, n_keys=21, batch=(2,))
         case.check(call_on_nan("mla_decode", *case.arguments.values()), nan_hint=NAN_FROM_EMPTY)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = LatentCase.drawn(rng).arguments
-        with left_alone(given, given.values()):
+        with left_alone(given):
             mla_decode(*given.values())
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
     def test_the_cache_is_read_once_and_never_expanded(self, rng, dtype):
         case = LatentCase.drawn(rng, n_queries=8, n_keys=4096, d=32, d_r=16, d_c=64, d_v=32, dtype=dtype)
@@ -132,7 +131,7 @@ class TestMlaDecode:
             assert_at_most(f"what {name} reads of {which}, which holds {size:,} bytes,", read, size, hint=hint)
             require(read >= size, f"{name} reads {read:,} of {size:,} bytes of {which}: every token counts")
 
-    @cost
+    @pytest.mark.cost
     def test_memory_does_not_grow_with_the_tokens(self, rng):
         peaks = []
         for n_keys in (4096, 16_384):
@@ -143,12 +142,12 @@ class TestMlaDecode:
         require_at_most("the growth of the peak", peaks[1] / peaks[0], 1.5, message)
 
     @pytest.mark.memory_limit(mib=16)
-    @cost
+    @pytest.mark.cost
     def test_far_from_expanded(self, rng, memory_limit):
         case = LatentCase.drawn(rng, n_queries=4, n_keys=32_768, d=64, d_r=16, d_c=32, d_v=64)
         case.check(memory_limit(mla_decode, *case.arguments.values()))
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         fitting = LatentCase.drawn(rng, n_keys=5).arguments
         wrong = [("q_rope", (2, 4)), ("k_rope", (6, 4)), ("k_rope", (5, 3)), ("W_UK", (3, 8, 7)), ("W_UV", (2, 6, 12))]
@@ -184,7 +183,7 @@ class TestAttentionWithSinks:
         case = SinkCase.drawn(rng, n_queries=n_queries, n_keys=n_keys, window=window, num_sinks=num_sinks)
         case.check(attention_with_sinks(*case.arguments.values(), window, num_sinks))
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize(("window", "num_sinks"), [(4, 2), (7, 0)])
     @pytest.mark.parametrize(("n_queries", "n_keys"), [(129, 7), (65, 20)])
     def test_queries_before_all_tokens(self, rng, n_queries, n_keys, window, num_sinks):
@@ -193,18 +192,18 @@ class TestAttentionWithSinks:
         got = attention_with_sinks(*case.arguments.values(), window, num_sinks)
         case.check(got, hint=f"{hint} from the end", nan_hint=NO_KEYS)
 
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng):
         case = SinkCase.drawn(rng, n_queries=37, n_keys=21, batch=(2,), window=4, num_sinks=2)
         case.check(call_on_nan("attention_with_sinks", *case.arguments.values(), 4, 2), nan_hint=NAN_FROM_EMPTY)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = SinkCase.drawn(rng).arguments
-        with left_alone(given, given.values()):
+        with left_alone(given):
             attention_with_sinks(*given.values(), 4, 2)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize("n_queries", [1, 4])
     def test_nothing_that_was_forgotten_is_read(self, rng, n_queries):
         case = SinkCase.drawn(rng, batch=(2,), window=60, num_sinks=4, n_queries=n_queries, n_keys=2048, d=32, d_v=32)
@@ -225,11 +224,11 @@ class TestAttentionWithSinks:
         kept = (4 + 60 + n_queries - 1) * 2 * 32 * 4
         assert_at_most(f"the peak of {name}", counts["peak_bytes"], 16 * kept, hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         assert_refused(attention_with_sinks, misfits(*drawn_qkv(rng, n_queries=6, n_keys=5), 4, 2))
 
-    @refuses
+    @pytest.mark.refuses
     def test_numbers_that_do_not_fit(self):
         q, k, v = torch.zeros(2, 6), torch.zeros(5, 6), torch.zeros(5, 3)
         table = [
@@ -258,34 +257,34 @@ class TestAttentionSinkLogit:
         hint = IN_HALF if row.hint == SHORT_SUMS else row.hint
         self.check(row.draw(LogitCase.drawn, rng), hint=hint, nan_hint=row.nan_hint)
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("n_keys", [0, 20])
     @pytest.mark.parametrize("sink", [-torch.inf, 1.0])
     def test_without_keys_or_a_sink(self, rng, sink, n_keys):
         hint = "a sink of −inf is attention as it was; without a key o is 0"
         self.check(LogitCase.drawn(rng, n_keys=n_keys, sink=sink), hint=hint, nan_hint=NO_KEYS)
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("sink", [-torch.inf, 1.0])
     def test_scores_of_minus_infinity(self, rng, sink):
         case = LogitCase.drawn(rng, sink=sink)
         case.Q, case.K = abs(case.Q) + 1, torch.full_like(case.K, -torch.inf)
         self.check(case, hint="without a score above −inf o is 0, and lse is the sink", nan_hint=NO_KEYS)
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize(("sink", "logit_scale"), [(1000.0, 1.0), (-1000.0, 1.0), (500.0, 300.0)])
     def test_large_sinks(self, rng, sink, logit_scale):
         hint = "exp overflows: the maximum that is taken from the scores and the sink is that of all of them"
         self.check(LogitCase.drawn(rng, sink=sink, logit_scale=logit_scale), hint=hint, nan_hint=hint)
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("sink", [0.0, -500.0, -torch.inf])
     def test_scores_far_below_zero(self, rng, sink):
         case = LogitCase.drawn(rng, sink=sink, n=40, d=16)
         case.Q, case.K = abs(case.Q) * 300, -abs(case.K) - 1
         self.check(case, hint=TOP_OF_ALL, nan_hint=TOP_OF_ALL)
 
-    @robust
+    @pytest.mark.robust
     @halves
     def test_sinks_of_another_dtype(self, rng, dtype):
         """A parameter may be stored in more bits than activations."""
@@ -293,22 +292,22 @@ class TestAttentionSinkLogit:
         case.sink = case.sink.double() + 1 / 3
         self.check(case, hint="the sink is rounded to q's dtype: it is used as it is given")
 
-    @robust
+    @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng):
         case = LogitCase.drawn(rng, n_queries=37, n_keys=21)
         case.check(call_on_nan("attention_sink_logit", *case.arguments.values()), nan_hint=NAN_FROM_EMPTY)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = LogitCase.drawn(rng).arguments
-        with left_alone(given, given.values()):
+        with left_alone(given):
             attention_sink_logit(*given.values())
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         assert_refused(attention_sink_logit, misfits(*LogitCase.drawn(rng, n_queries=6, n_keys=5).arguments.values()))
 
-    @refuses
+    @pytest.mark.refuses
     def test_sinks_that_do_not_fit(self):
         q, k, v, sink = torch.zeros(3, 2, 6), torch.zeros(3, 5, 6), torch.zeros(3, 5, 3), torch.zeros(3)
         table = [
@@ -345,12 +344,12 @@ class TestQuantizeKv:
             group, sizes = random_sizes(rng)
             self.check(*keys_and_values(rng, **sizes), bits, group)
 
-    @robust
+    @pytest.mark.robust
     @by_bits
     def test_numbers_far_from_zero(self, rng, bits):
         self.check(*keys_and_values(rng, offset=100), bits, 4)
 
-    @robust
+    @pytest.mark.robust
     def test_groups_of_equal_numbers(self, rng):
         k, v = keys_and_values(rng)
         k[..., 3], v[..., 5, :] = 2.5, 0.0
@@ -359,21 +358,21 @@ class TestQuantizeKv:
         hint = "the range is 0, or rounded to 0: there 0 / 0 is NaN, which is any code, and the rounded zero is not x"
         self.check(k, v, 8, 16, hint)
 
-    @robust
+    @pytest.mark.robust
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
     def test_precisions(self, rng, dtype):
         k, v = keys_and_values(rng, dtype=dtype)
         self.check(k, v, 4, 8, "steps are computed in float32 at least")
 
-    @robust
+    @pytest.mark.robust
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
         k, v = (strided(x) for x in keys_and_values(rng, batch=(2, 3)))
-        with left_alone("kv", (k, v)):
+        with left_alone({"k": k, "v": v}):
             got = quantize_kv(k, v, 4, 8)
         hint = "a (batch, N, heads, d) tensor seen as (batch, heads, N, d): its rows are not adjacent"
         assert_quantized(got, k, v, 4, 8, hint)
 
-    @cost
+    @pytest.mark.cost
     @by_bits
     @pytest.mark.parametrize("group", [8, 32])
     def test_exact_bytes(self, rng, bits, group):
@@ -386,7 +385,7 @@ class TestQuantizeKv:
             hint = f"{name} is a view of something larger, which stays alive with it: keep a tensor of its own"
             assert_at_most(f"the memory that {name} keeps alive", alive, own, hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_what_does_not_fit(self, rng):
         k, v = keys_and_values(rng)
         one_large = k * 0 + 1e6 * (torch.arange(16.0)[:, None] == 3)
@@ -422,11 +421,11 @@ class TestDequantizeKv:
             group, sizes = random_sizes(rng)
             self.check(quantized(*keys_and_values(rng, **sizes), bits, group))
 
-    @robust
+    @pytest.mark.robust
     def test_the_cache_stays(self, rng):
         cache = quantized(*keys_and_values(rng), 4, 8)
         tensors = {name: x for name, x in cache.items() if isinstance(x, torch.Tensor)}
-        with left_alone(tensors, tensors.values()):
+        with left_alone(tensors):
             restored = dequantize_kv(cache)
         assert_restored(restored, cache)
 
@@ -497,7 +496,7 @@ class TestCacheUnderBudget:
             error = cache_under_budget(random_model(rng, [scheme]), UNLIMITED, 32)["error"]
             require(error == round(error, 9), f"the error of {scheme} is {error}: it is not rounded to nine decimals")
 
-    @robust
+    @pytest.mark.robust
     def test_the_model_stays(self, rng):
         model = random_model(rng, SCHEMES)
         sample = {name: model[name].clone() for name in "qkv"}
@@ -507,7 +506,7 @@ class TestCacheUnderBudget:
         for name in "qkv":
             require(torch.equal(after[name], sample[name]), f"the sample's {name} was changed in place")
 
-    @refuses
+    @pytest.mark.refuses
     def test_what_is_refused(self, rng):
         model = random_model(rng, SCHEMES)
         unknown = random_model(rng, [{"kind": "full"}, {"kind": "pruned", "share": 0.5}])

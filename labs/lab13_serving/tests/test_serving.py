@@ -47,7 +47,6 @@ from .support import (
     trace_of,
 )
 
-robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 by_bits = pytest.mark.parametrize("bits", [2, 4, 8])
 by_kind = pytest.mark.parametrize("kind", KINDS)
 GENEROUS = 200_000
@@ -67,13 +66,13 @@ class TestCachePlan:
             spec = {"layers": layers, "heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": 4 * width}
             assert_plan(cache_plan, spec | {"vocab": 64}, int(rng.integers(10**6, 10**8)), block_size, bits)
 
-    @robust
+    @pytest.mark.robust
     def test_exactly_one_block_and_very_many(self):
         block = 16 * token_bytes(SPEC, 4)
         for nbytes in (block, 2 * block - 1, 2 * block, 10**15):
             assert_plan(cache_plan, SPEC, nbytes, 16, 4)
 
-    @refuses
+    @pytest.mark.refuses
     @pytest.mark.parametrize(
         ("change", "name"),
         [
@@ -143,7 +142,7 @@ class TestBlockManager:
     def test_a_fork_has_found_all_of_its_parent(self):
         Managed(manager_calls, 6, 2).after(a=[1, 2, 3]).fork("a", "b")
 
-    @robust
+    @pytest.mark.robust
     def test_equal_hashes_are_not_equal_tokens(self):
         managed = Managed(manager_calls, 8, 2).after(a=[1, 2, 3])
         hint = f"hash({of_equal_hash(1)}) is hash(1) in Python: where hashes are equal, tokens must be compared"
@@ -155,7 +154,7 @@ class TestBlockManager:
         hint = "a block that is found, and free, counts as found and as free"
         assert_equal(what, managed.manager.can_allocate([1, 2, 3]), False, hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_what_was_found_remains_findable(self):
         managed = Managed(manager_calls, 6, 2).after(a=[1], b=[1])
         for seq_id in "ab":
@@ -166,23 +165,23 @@ class TestBlockManager:
         hint = "a block with the same content was taken anew, and the content of the one that was found is forgotten"
         managed.assert_finds("e", [1, 2, 6], 2, hint)
 
-    @robust
+    @pytest.mark.robust
     def test_a_table_is_a_new_list(self):
         got = table_after_a_change()
         assert_equal("the table of 'a' when the caller has changed the list that it got", got, [0, 1])
 
-    @robust
+    @pytest.mark.robust
     def test_no_block_for_a_token(self):
         managed = Managed(manager_calls, 3, 2).after(a=[1, 2], b=[3, 4, 5])
         require(managed.append("a", 6) is False, "append gave a block, and all are in use")
         managed.free("b")
         managed.append("a", 6)
 
-    @refuses
+    @pytest.mark.refuses
     def test_unknown_and_known_names(self):
         assert_names_are_known(manager_calls)
 
-    @refuses
+    @pytest.mark.refuses
     @pytest.mark.parametrize("name", ["num_blocks", "block_size"])
     def test_bad_sizes(self, name):
         given = {"num_blocks": 4, "block_size": 2} | {name: 0}
@@ -244,7 +243,7 @@ class TestQuantizedBlocks:
         blocks.check(text, 9, hint=hint)
         blocks.check(other, 3, hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_small_and_equal_numbers(self, rng):
         blocks = WrittenCache(rng)
         text = blocks.sequence(9, spread=1e-3)
@@ -253,14 +252,14 @@ class TestQuantizedBlocks:
         hint = "a small scale is taken for another: it is what the range gives, and only where it is 0 all codes are"
         blocks.check(text, 8, hint=hint, nan_hint="0 / 0: where a vector's numbers are all equal its scale is 0")
 
-    @robust
+    @pytest.mark.robust
     def test_numbers_far_from_zero(self, rng):
         blocks = WrittenCache(rng)
         text = blocks.sequence(9, offset=100.0, spread=3.0)
         blocks.write(text)
         blocks.check(text, 8)
 
-    @robust
+    @pytest.mark.robust
     def test_large_logits(self, rng):
         blocks = WrittenCache(rng, num_blocks=90)
         text = blocks.sequence(330)
@@ -269,7 +268,7 @@ class TestQuantizedBlocks:
         blocks.check(text, 329, sharp=200.0, nan_hint=hint)
         blocks.check(text, 200, 40, sharp=200.0, nan_hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_all_scores_far_below_0(self, rng):
         blocks = WrittenCache(rng)
         text = blocks.sequence(9, offset=5.0)
@@ -277,14 +276,14 @@ class TestQuantizedBlocks:
         hint = "the running maximum begins at 0: no score lies below −∞, many lie below 0, where every exp is 0"
         blocks.check(text, 8, sharp=-40.0, hint=hint, nan_hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         k, v, q = (torch.from_numpy(rng.standard_normal((6, 2, 8))).float() for _ in range(3))
         after = arguments_of_a_cache((3, 2, 1, 2, 8, 8), k.clone(), v.clone(), q.clone())
         for name, now, before in zip("kvq", after, (k, v, q), strict=True):
             assert_unchanged(name, now, before)
 
-    @robust
+    @pytest.mark.robust
     def test_places_of_others_may_hold_anything(self, rng):
         blocks = WrittenCache(rng)
         text, other = blocks.sequence(6), blocks.sequence(8)
@@ -294,7 +293,7 @@ class TestQuantizedBlocks:
         blocks.check(text, 5, table=[*text.table, *other.table])
         blocks.check(text, 2, 2)
 
-    @cost
+    @pytest.mark.cost
     @by_bits
     def test_exact_bytes(self, rng, bits):
         k, v = torch.from_numpy(rng.standard_normal((2, 64, 2, 32))).float()
@@ -311,7 +310,7 @@ class TestQuantizedBlocks:
         hint = "something is kept besides: the memory is made once, and keys and values live nowhere else"
         assert_at_most(f"{name} when it is full", told["full"], want, hint=hint)
 
-    @cost
+    @pytest.mark.cost
     def test_a_block_is_read_once_and_few_at_a_time(self, rng):
         num_blocks, size, heads, d = 512, 8, 2, 32
         k, v = torch.from_numpy(rng.standard_normal((2, num_blocks * size, heads, d))).float()
@@ -334,7 +333,7 @@ class TestQuantizedBlocks:
         assert_at_most(name, told["early"], kept // 4, hint=hint)
 
     @pytest.mark.memory_limit(mib=44)
-    @cost
+    @pytest.mark.cost
     def test_far_from_float32(self, memory_limit):
         sizes, n_tokens = (128, 16, 1, 16, 256, 4), 2048
         got = memory_limit(full_cache, sizes, n_tokens, 13)
@@ -345,7 +344,7 @@ class TestQuantizedBlocks:
         off = float((got - want).abs().max())
         require(off < 1e-3, f"o is off by {off:.3g} with the cache full")
 
-    @refuses
+    @pytest.mark.refuses
     @pytest.mark.parametrize(("bits", "d"), [(3, 8), (32, 8), (2, 6)])
     def test_bad_bits(self, bits, d):
         call = partial(QuantizedBlocks, 4, 2, 1, 1, d, bits)
@@ -407,14 +406,14 @@ class TestScheduler:
         hint = "the request in need gives way itself: the one that came last does, so that the first is always served"
         assert_equal("the requests served when both need a block and none is free", served, ["first"], hint=hint)
 
-    @robust
+    @pytest.mark.robust
     def test_nobody_starves(self):
         little = [Request(i, i // 2, (i % 64, (7 * i) % 64, 3), 3) for i in range(1, 41)]
         assert_served([Request(0, 0, tuple(range(50)), 6), *little], 16, 4, 8)
         late = sorted([Request(100, 3, tuple(range(56)), 6), *little], key=lambda request: request.arrival)
         assert_served(late, 16, 4, 16)
 
-    @refuses
+    @pytest.mark.refuses
     def test_what_can_never_fit(self):
         scheduler = Session(partial(scheduler_calls, (4, 4, 16)))
         for prompt, max_new in ((16, 1), (10, 7), (1, 16)):
@@ -423,7 +422,7 @@ class TestScheduler:
             assert_raises(ValueError, call, when=when, mentions=["long"])
         serve_plans(scheduler, [Request(0, 0, tuple(range(10)), 6)], 4, 4, 16)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_requests(self):
         scheduler = Session(partial(scheduler_calls, (8, 4, 16)))
         scheduler.submit("a", [1, 2], 3)
@@ -438,7 +437,7 @@ class TestScheduler:
         again = partial(scheduler.submit, "a", [3], 1)
         assert_raises(ValueError, again, when="for the name of one whose prompt was computed", mentions=["a"])
 
-    @refuses
+    @pytest.mark.refuses
     def test_a_name_is_free_after_a_refusal_and_at_the_end(self):
         scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
         assert_raises(ValueError, partial(scheduler.submit, "a", [], 1), when="for no tokens", mentions=["a"])
@@ -448,14 +447,14 @@ class TestScheduler:
             assert_equal("the requests served when 'a' has been submitted", served, ["a"])
             scheduler.advance({"a": 9})
 
-    @refuses
+    @pytest.mark.refuses
     @pytest.mark.parametrize("name", ["num_blocks", "block_size", "max_tokens"])
     def test_bad_sizes(self, name):
         given = {"num_blocks": 4, "block_size": 2, "max_tokens": 8} | {name: 0}
         call = partial(scheduler_calls, tuple(given.values()), [])
         assert_raises(ValueError, call, when=f"for {name}=0", mentions={name: 0})
 
-    @robust
+    @pytest.mark.robust
     def test_the_callers_prompt_is_left_alone(self):
         hint = "what is generated goes into a list of the scheduler's own"
         assert_equal("the caller's prompt after a step", prompt_after_a_step([5, 6, 7]), [5, 6, 7], hint=hint)
@@ -490,14 +489,14 @@ class TestServer:
         trace = make_trace(kind, int(rng.integers(10**6)))
         serve_recorded(trace, GENEROUS, 48)
 
-    @cost
+    @pytest.mark.cost
     @by_kind
     def test_traces_under_the_budget(self, request, record_property, kind):
         """The traces of the board, whose seed is the run's: grading draws others."""
         counts = assert_trace(trace_of(kind, request.config.option.seed), **LIMITS[kind]).counts
         record_property("counts", counts)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize("kind", [REAL])
     def test_a_real_trace_under_the_budget(self, request, record_property, kind):
         """Plans alone: no keys and values are written. In 32 bits a number the longest prompt does not fit."""
@@ -508,7 +507,7 @@ class TestServer:
         counts = serve_plans(server, trace, num_blocks, block_size, sizes[-1], token_bytes=token).counts
         record_property("counts", counts)
 
-    @cost
+    @pytest.mark.cost
     @by_kind
     def test_beginnings_are_shared(self, request, kind):
         trace = trace_of(kind, request.config.option.seed)
@@ -524,7 +523,7 @@ class TestServer:
         )
         require(served.prefix_tokens >= least, f"{told}: at least {least}\nUsual cause: {hint}")
 
-    @cost
+    @pytest.mark.cost
     def test_the_budget_is_held_at_every_step(self):
         requests = [(list(range(n, n + 40)), 5) for n in range(3)]
         for nbytes in (GENEROUS, 3 * GENEROUS):
@@ -535,21 +534,21 @@ class TestServer:
             settings_of(Session(partial(server_calls, (WIDE, nbytes, 32))), WIDE, nbytes)
 
     @pytest.mark.memory_limit(mib=40)
-    @cost
+    @pytest.mark.cost
     def test_far_from_float32(self, memory_limit):
         spec = {"layers": 2, "heads": 8, "kv_heads": 8, "head_dim": 256, "vocab": 64}
         prompt = [number * 7 % 61 for number in range(1400)]
         n_tokens = memory_limit(served_from_outside, spec, 12 << 20, 128, [(prompt, 2)])
         assert_equal("the tokens computed for a prompt of 1,400 and one that follows", n_tokens, 1401)
 
-    @refuses
+    @pytest.mark.refuses
     def test_what_can_never_fit(self):
         server = Session(partial(server_calls, (SPEC, GENEROUS, 16)))
         _, block_size, num_blocks = settings_of(server, SPEC, GENEROUS)
         call = partial(server.submit, 7, [1] * (block_size * num_blocks), 1)
         assert_raises(ValueError, call, when="for a request that needs more than all blocks", mentions=["7"])
 
-    @refuses
+    @pytest.mark.refuses
     def test_a_budget_too_small(self):
         call = partial(server_calls, (SPEC, 30, 16), [])
         assert_raises(ValueError, call, when="for nbytes=30, less than a token takes", mentions={"nbytes": 30})

@@ -41,7 +41,6 @@ from .support import (
     tokens_case,
 )
 
-robust, cost, refuses = (pytest.mark.kind(kind) for kind in ("robust", "cost", "refuses"))
 HALVES = [torch.float16, torch.bfloat16]
 NOTHING = "nothing is read: a maximum over no scores, −inf − (−inf), or 0 / 0"
 
@@ -50,15 +49,19 @@ BOUNDS = [
     pytest.param({"sizes": (4, 4, 4), "page": 4}, id="full pages"),
     pytest.param({"sizes": (3, 3), "page": 3, "batch": (2, 3)}, id="batch"),
     pytest.param({"sizes": (2, 2), "page": 2, "offset": 9.0}, id="all above zero"),
-    pytest.param({"sizes": (5, 5, 2), "page": 5, "offset": 9.0}, marks=robust, id="short last page above zero"),
-    pytest.param({"sizes": (5, 5, 1), "page": 5, "offset": -9.0}, marks=robust, id="short last page below zero"),
-    pytest.param({"sizes": (4, 3), "page": 4, "offset": 9.0, "scale": 1e30}, marks=robust, id="very large"),
-    pytest.param({"sizes": (3,), "page": 8}, marks=robust, id="fewer keys than a page"),
-    pytest.param({"sizes": (1, 1, 1), "page": 1}, marks=robust, id="pages of one key"),
-    pytest.param({"sizes": (), "page": 4}, marks=robust, id="no keys"),
-    pytest.param({"sizes": (4, 4), "page": 4, "strided": True}, marks=robust, id="strided"),
-    pytest.param({"sizes": (4, 4), "page": 4, "dtype": torch.bfloat16}, marks=robust, id="bfloat16"),
-    pytest.param({"sizes": (4, 3), "page": 4, "dtype": torch.float64}, marks=robust, id="float64"),
+    pytest.param(
+        {"sizes": (5, 5, 2), "page": 5, "offset": 9.0}, marks=pytest.mark.robust, id="short last page above zero"
+    ),
+    pytest.param(
+        {"sizes": (5, 5, 1), "page": 5, "offset": -9.0}, marks=pytest.mark.robust, id="short last page below zero"
+    ),
+    pytest.param({"sizes": (4, 3), "page": 4, "offset": 9.0, "scale": 1e30}, marks=pytest.mark.robust, id="very large"),
+    pytest.param({"sizes": (3,), "page": 8}, marks=pytest.mark.robust, id="fewer keys than a page"),
+    pytest.param({"sizes": (1, 1, 1), "page": 1}, marks=pytest.mark.robust, id="pages of one key"),
+    pytest.param({"sizes": (), "page": 4}, marks=pytest.mark.robust, id="no keys"),
+    pytest.param({"sizes": (4, 4), "page": 4, "strided": True}, marks=pytest.mark.robust, id="strided"),
+    pytest.param({"sizes": (4, 4), "page": 4, "dtype": torch.bfloat16}, marks=pytest.mark.robust, id="bfloat16"),
+    pytest.param({"sizes": (4, 3), "page": 4, "dtype": torch.float64}, marks=pytest.mark.robust, id="float64"),
 ]
 
 
@@ -83,7 +86,7 @@ class TestPageBounds:
             plain = case.want[name].float().numpy()
             assert_close(name, x, case.want[name], plain=plain, dtype=case.dtype, mistakes=case.mistakes[name])
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize("n_full", [64, 256])
     def test_keys_are_not_copied(self, rng, n_full):
         case = bounds_case(rng, (16,) * n_full + (5,), 16, d=32)
@@ -95,7 +98,7 @@ class TestPageBounds:
         hint = "read the keys once for the minimum and once for the maximum, and no more"
         assert_at_most(f"what {name} reads of K", counts["read"]["K"], 2 * K.nbytes, hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_pages(self):
         K = torch.zeros(3, 2)
         assert_refused(page_bounds, [((K, page), f"for page={page}", {"page": page}) for page in (0, -1)])
@@ -106,10 +109,13 @@ SCORES = [
     pytest.param({"kv_heads": 3, "group": 2, "batch": (2,)}, id="batch"),
     pytest.param({"kv_heads": 4, "group": 1}, id="a key head per query head"),
     pytest.param({"whole": True}, id="whole numbers"),
-    pytest.param({"size": 1}, marks=robust, id="one key per page"),
-    pytest.param({"n_pages": 1, "kv_heads": 1}, marks=robust, id="one page"),
-    pytest.param({"scale": 300.0}, marks=robust, id="large"),
-    *(pytest.param({"dtype": dtype, "d": 64}, marks=robust, id=str(dtype)[6:]) for dtype in [*HALVES, torch.float64]),
+    pytest.param({"size": 1}, marks=pytest.mark.robust, id="one key per page"),
+    pytest.param({"n_pages": 1, "kv_heads": 1}, marks=pytest.mark.robust, id="one page"),
+    pytest.param({"scale": 300.0}, marks=pytest.mark.robust, id="large"),
+    *(
+        pytest.param({"dtype": dtype, "d": 64}, marks=pytest.mark.robust, id=str(dtype)[6:])
+        for dtype in [*HALVES, torch.float64]
+    ),
 ]
 
 
@@ -132,7 +138,7 @@ class TestPageScores:
         assert_close("scores", got, case.want, plain=case.plain.numpy(), mistakes=case.mistakes)
         assert_dtype("scores", got, case.dtype)
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize("n_pages", [256, 1024])
     def test_no_product_of_channels_for_every_head(self, rng, n_pages):
         case = scores_case(rng, kv_heads=2, group=8, n_pages=n_pages, size=1, d=32)
@@ -145,7 +151,7 @@ class TestPageScores:
             hint = "bounds are read again for each query head, or copied: the heads of a group share one read"
             assert_at_most(f"what {name} reads of {which}", counts["read"][which], nbytes, hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self):
         q, bounds = torch.zeros(4, 6), torch.zeros(2, 5, 6)
         table = [
@@ -159,18 +165,18 @@ PAGES = [
     pytest.param({}, id="groups of 3"),
     pytest.param({"kv_heads": 3, "group": 2, "batch": (2, 2), "budget": 4}, id="batch"),
     pytest.param({"kv_heads": 3, "group": 1, "n_pages": 40, "budget": 17}, id="a key head per query head"),
-    pytest.param({"budget": 2}, marks=robust, id="only the two fixed pages"),
-    pytest.param({"budget": 12}, marks=robust, id="a budget of all pages"),
-    pytest.param({"budget": 20}, marks=robust, id="a budget beyond all pages"),
-    pytest.param({"n_pages": 1}, marks=robust, id="one page"),
-    pytest.param({"n_pages": 2, "budget": 2}, marks=robust, id="two pages"),
-    pytest.param({"current": 7, "after": 100.0}, marks=robust, id="large scores after the current page"),
-    pytest.param({"current": 7, "after": torch.nan}, marks=robust, id="NaN after the current page"),
-    pytest.param({"current": 0, "after": 100.0}, marks=robust, id="the first page is current"),
-    pytest.param({"n_pages": 50, "budget": 20, "levels": 2}, marks=robust, id="equal scores"),
-    pytest.param({"n_pages": 300, "budget": 100, "levels": 0}, marks=robust, id="all scores equal"),
-    pytest.param({"n_pages": 30, "infinite": True}, marks=robust, id="infinite scores"),
-    pytest.param({"dtype": torch.bfloat16, "n_pages": 60}, marks=robust, id="bfloat16"),
+    pytest.param({"budget": 2}, marks=pytest.mark.robust, id="only the two fixed pages"),
+    pytest.param({"budget": 12}, marks=pytest.mark.robust, id="a budget of all pages"),
+    pytest.param({"budget": 20}, marks=pytest.mark.robust, id="a budget beyond all pages"),
+    pytest.param({"n_pages": 1}, marks=pytest.mark.robust, id="one page"),
+    pytest.param({"n_pages": 2, "budget": 2}, marks=pytest.mark.robust, id="two pages"),
+    pytest.param({"current": 7, "after": 100.0}, marks=pytest.mark.robust, id="large scores after the current page"),
+    pytest.param({"current": 7, "after": torch.nan}, marks=pytest.mark.robust, id="NaN after the current page"),
+    pytest.param({"current": 0, "after": 100.0}, marks=pytest.mark.robust, id="the first page is current"),
+    pytest.param({"n_pages": 50, "budget": 20, "levels": 2}, marks=pytest.mark.robust, id="equal scores"),
+    pytest.param({"n_pages": 300, "budget": 100, "levels": 0}, marks=pytest.mark.robust, id="all scores equal"),
+    pytest.param({"n_pages": 30, "infinite": True}, marks=pytest.mark.robust, id="infinite scores"),
+    pytest.param({"dtype": torch.bfloat16, "n_pages": 60}, marks=pytest.mark.robust, id="bfloat16"),
 ]
 
 
@@ -195,7 +201,7 @@ class TestSelectPages:
         require_ascending("pages", got, case.want)
         assert_rows("pages", got, case.want, case.mistakes, hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         scores = torch.zeros(4, 6)
         table = [
@@ -211,15 +217,15 @@ DECODE = [
     pytest.param({"last": False}, id="full pages"),
     pytest.param({"last": False, "kv_heads": 3, "group": 2, "batch": (2,)}, id="batch"),
     pytest.param({"n_tokens": 40}, id="the last page, full"),
-    pytest.param({}, marks=robust, id="the last page, part-filled"),
-    pytest.param({"n_tokens": 36, "n_chosen": 1}, marks=robust, id="a page of one token"),
-    pytest.param({"n_chosen": 8}, marks=robust, id="everything"),
-    pytest.param({"n_tokens": 3, "n_chosen": 1}, marks=robust, id="a cache of less than a page"),
-    pytest.param({"n_chosen": 0}, marks=robust, id="no page"),
-    pytest.param({"page": 1, "n_chosen": 7}, marks=robust, id="pages of one token"),
-    pytest.param({"scale": 300.0}, marks=robust, id="large logits"),
-    pytest.param({"batch": (2,), "strided": True}, marks=robust, id="strided"),
-    *(pytest.param({"dtype": dtype, "n_tokens": 500, "n_chosen": 60}, marks=robust, id=str(dtype)[6:])
+    pytest.param({}, marks=pytest.mark.robust, id="the last page, part-filled"),
+    pytest.param({"n_tokens": 36, "n_chosen": 1}, marks=pytest.mark.robust, id="a page of one token"),
+    pytest.param({"n_chosen": 8}, marks=pytest.mark.robust, id="everything"),
+    pytest.param({"n_tokens": 3, "n_chosen": 1}, marks=pytest.mark.robust, id="a cache of less than a page"),
+    pytest.param({"n_chosen": 0}, marks=pytest.mark.robust, id="no page"),
+    pytest.param({"page": 1, "n_chosen": 7}, marks=pytest.mark.robust, id="pages of one token"),
+    pytest.param({"scale": 300.0}, marks=pytest.mark.robust, id="large logits"),
+    pytest.param({"batch": (2,), "strided": True}, marks=pytest.mark.robust, id="strided"),
+    *(pytest.param({"dtype": dtype, "n_tokens": 500, "n_chosen": 60}, marks=pytest.mark.robust, id=str(dtype)[6:])
       for dtype in [*HALVES, torch.float64]),
 ]  # fmt: skip
 
@@ -248,7 +254,7 @@ class TestSelectedDecode:
         case = decode_case(rng, **sizes)
         self.check(case, call(selected_decode, case.given), OVERFLOW if "scale" in sizes else "")
 
-    @cost
+    @pytest.mark.cost
     def test_nothing_else_is_read(self, rng):
         case = decode_case(rng, n_tokens=40, n_chosen=3)
         self.check(case, call(selected_decode, case.given))
@@ -259,7 +265,7 @@ class TestSelectedDecode:
         o, _ = call(selected_decode, given)
         require_no_nan("o", o, "tokens that were not chosen are read, and masked or given no weight")
 
-    @cost
+    @pytest.mark.cost
     @pytest.mark.parametrize("n_tokens", [1024, 4096])
     def test_bytes_read_and_held(self, rng, n_tokens):
         case = decode_case(rng, n_tokens=n_tokens, page=16, n_chosen=8, group=4, d=64, d_v=64)
@@ -275,7 +281,7 @@ class TestSelectedDecode:
         hint = "at most three times the chosen keys and values: is something held that grows with the cache?"
         assert_at_most(f"the peak of {name}", counts["peak_bytes"], 3 * 2 * chosen, hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         q, K, pages = torch.zeros(4, 6), torch.zeros(2, 9, 6), torch.tensor([[0, 1], [1, 2]])
         table = [
@@ -291,19 +297,19 @@ SPARSE = [
     pytest.param({"n": 28}, id="full blocks"),
     pytest.param({"n": 24, "batch": (2, 3), "block": 3, "top": 1}, id="batch"),
     pytest.param({"n": 48, "block": 6, "top": 4}, id="many blocks"),
-    pytest.param({}, marks=robust, id="a short last block"),
-    pytest.param({"top": 0}, marks=robust, id="the own block alone"),
-    pytest.param({"top": 20}, marks=robust, id="more than there are blocks"),
-    pytest.param({"block": 50}, marks=robust, id="one block"),
-    pytest.param({"block": 1}, marks=robust, id="blocks of one token"),
-    pytest.param({"n": 1}, marks=robust, id="one token"),
-    pytest.param({"n": 0}, marks=robust, id="no tokens"),
-    pytest.param({"n": 64, "equal": True, "top": 3}, marks=robust, id="equal scores"),
-    pytest.param({"scale": 300.0}, marks=robust, id="large logits"),
-    pytest.param({"batch": (2,), "strided": True}, marks=robust, id="strided"),
-    *(pytest.param({"dtype": dtype, "n": 260, "block": 64, "top": 2}, marks=robust, id=str(dtype)[6:])
+    pytest.param({}, marks=pytest.mark.robust, id="a short last block"),
+    pytest.param({"top": 0}, marks=pytest.mark.robust, id="the own block alone"),
+    pytest.param({"top": 20}, marks=pytest.mark.robust, id="more than there are blocks"),
+    pytest.param({"block": 50}, marks=pytest.mark.robust, id="one block"),
+    pytest.param({"block": 1}, marks=pytest.mark.robust, id="blocks of one token"),
+    pytest.param({"n": 1}, marks=pytest.mark.robust, id="one token"),
+    pytest.param({"n": 0}, marks=pytest.mark.robust, id="no tokens"),
+    pytest.param({"n": 64, "equal": True, "top": 3}, marks=pytest.mark.robust, id="equal scores"),
+    pytest.param({"scale": 300.0}, marks=pytest.mark.robust, id="large logits"),
+    pytest.param({"batch": (2,), "strided": True}, marks=pytest.mark.robust, id="strided"),
+    *(pytest.param({"dtype": dtype, "n": 260, "block": 64, "top": 2}, marks=pytest.mark.robust, id=str(dtype)[6:])
       for dtype in [*HALVES, torch.float64]),
-    pytest.param({"dtype": torch.bfloat16, "n": 520, "block": 64, "top": 2, "close": True}, marks=robust,
+    pytest.param({"dtype": torch.bfloat16, "n": 520, "block": 64, "top": 2, "close": True}, marks=pytest.mark.robust,
                  id="means that bfloat16 cannot tell apart"),
 ]  # fmt: skip
 
@@ -343,7 +349,7 @@ class TestBlockSparseAttention:
             require(got[i] is not None, missing)
             assert_close(name, got[i], wanted[torch.float64][i], plain=wanted[torch.float32][i].numpy())
 
-    @cost
+    @pytest.mark.cost
     def test_memory_and_work(self, rng):
         for n in (512, 1024):
             Q, K, V = (drawn(rng, n, 8) for _ in range(3))
@@ -358,7 +364,7 @@ class TestBlockSparseAttention:
             assert_at_most(f"what {name} multiplies", counts["flops"], 2 * needed, unit="FLOPs", hint=hint)
             require(counts["flops"] > 0, f"{name} makes no matrix product: write products with @")
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         Q, V = torch.zeros(8, 4), torch.zeros(8, 3)
         table = [
@@ -374,15 +380,16 @@ TOKENS = [
     pytest.param({"n_queries": 6, "n_keys": 30}, id="a few queries at the end"),
     pytest.param({"n_queries": 4, "n_keys": 40, "batch": (2, 2)}, id="batch"),
     pytest.param({"n_queries": 1, "n_keys": 50, "top": 9}, id="decoding"),
-    pytest.param({"n_queries": 23}, marks=robust, id="a prompt, fewer than top at its start"),
-    pytest.param({"top": 40}, marks=robust, id="more than there are tokens"),
-    pytest.param({"n_queries": 23, "top": 9, "scale": 2.0**40}, marks=robust, id="scores far below 0"),
-    pytest.param({"n_queries": 1, "n_keys": 1}, marks=robust, id="one token"),
-    pytest.param({"n_queries": 70, "n_keys": 130, "heads": 1, "least": -1, "most": 1, "d": 2}, marks=robust,
+    pytest.param({"n_queries": 23}, marks=pytest.mark.robust, id="a prompt, fewer than top at its start"),
+    pytest.param({"top": 40}, marks=pytest.mark.robust, id="more than there are tokens"),
+    pytest.param({"n_queries": 23, "top": 9, "scale": 2.0**40}, marks=pytest.mark.robust, id="scores far below 0"),
+    pytest.param({"n_queries": 1, "n_keys": 1}, marks=pytest.mark.robust, id="one token"),
+    pytest.param({"n_queries": 70, "n_keys": 130, "heads": 1, "least": -1, "most": 1, "d": 2}, marks=pytest.mark.robust,
                  id="equal scores"),
-    pytest.param({"n_queries": 20, "n_keys": 20, "least": 0, "most": 0}, marks=robust, id="all scores equal"),
+    pytest.param({"n_queries": 20, "n_keys": 20, "least": 0, "most": 0}, marks=pytest.mark.robust,
+                 id="all scores equal"),
     *(pytest.param({"n_queries": 60, "n_keys": 300, "top": 20, "d": 32, "heads": 8, "least": -9, "most": 9,
-                    "positive": True, "dtype": dtype}, marks=robust, id=str(dtype)[6:])
+                    "positive": True, "dtype": dtype}, marks=pytest.mark.robust, id=str(dtype)[6:])
       for dtype in [*HALVES, torch.float64]),
 ]  # fmt: skip
 
@@ -413,7 +420,7 @@ class TestIndexTopTokens:
         require_ascending("tokens", got, case.want)
         assert_rows("tokens", got, case.want, case.mistakes, hint)
 
-    @cost
+    @pytest.mark.cost
     def test_memory(self, rng):
         peaks = []
         for n in (512, 1024):
@@ -427,7 +434,7 @@ class TestIndexTopTokens:
         hint = "with twice the tokens N × N grows fourfold: the number of queries at a time grows with N?"
         assert_at_most("the peak at N = 1,024", peaks[1], 3 * peaks[0], hint=hint)
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         q, w, k = torch.zeros(3, 2, 4), torch.zeros(3, 2), torch.zeros(5, 4)
         table = [
@@ -475,7 +482,7 @@ class TestSelectionBytes:
             assert_equal(f"window {window}, 4 sinks, {tokens} tokens of {token_bytes} bytes", tuple(got),
                          (min(tokens, window + 4) * token_bytes,) * 2)  # fmt: skip
 
-    @refuses
+    @pytest.mark.refuses
     def test_bad_arguments(self):
         table = [
             (("h2o", 10, 4), "for the method 'h2o'", ("h2o",)),

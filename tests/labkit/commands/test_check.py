@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.suite.finder import MOST_BYTES
+from labkit.suite.finder import MAX_BYTES
 from tests.student import LAB, StudentTree, pytest_run, solution_text, stub_text, with_function
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_used_is_reported_once(tmp_path):
 
 
 def test_a_file_that_is_too_large_to_be_graded_is_not_tested(tmp_path):
-    run = no_traceback(pytest_run(tmp_path, solution_text() + "#" * MOST_BYTES))
+    run = no_traceback(pytest_run(tmp_path, solution_text() + "#" * MAX_BYTES))
     assert run.returncode == 1
     assert len(lines_with(run, "profiling.py is larger than 1 MiB")) == 1
 

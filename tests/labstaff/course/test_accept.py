@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from labstaff.course.accept import MOST_CELLS, accept_all
+from labstaff.course.accept import MAX_CELLS, accept_all
 from tests.labstaff.course.submissions import CODE, NAME
 from tests.student import LAB
 
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
 SCRIPT = "<script>alert(1)</script>"
 RELEASED = (LAB.folder / "report.ipynb").read_bytes()
-MANY = json.dumps({"cells": [{"cell_type": "code"}] * (MOST_CELLS + 1)})
+MANY = json.dumps({"cells": [{"cell_type": "code"}] * (MAX_CELLS + 1)})
 
 
 @pytest.fixture

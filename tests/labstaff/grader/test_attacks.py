@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
-from labkit.suite.finder import MOST_BYTES, Source, Unusable
+from labkit.suite.finder import MAX_BYTES, Source, Unusable
 from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.grader import wire
 from labstaff.grader.confine import MEMORY_BYTES
@@ -257,7 +257,7 @@ def fifo(folder: Path) -> Path:
 def bomb(folder: Path) -> Path:
     """An archive whose file unpacks to much more than a submission may have."""
     with zipfile.ZipFile(folder / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(f"src/{LAB.module}.py", "#" * (MOST_BYTES + 1))
+        archive.writestr(f"src/{LAB.module}.py", "#" * (MAX_BYTES + 1))
     return folder / "x.zip"
 
 

@@ -8,7 +8,7 @@ from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.forked import ForkedRunner
 from labkit.suite.results import State, TestResult
 from labkit.suite.run import SuiteRun
-from labstaff.grader.grade import MOST_SECONDS, TASK_CPU_SECONDS, Grader, GradingFailed
+from labstaff.grader.grade import MAX_SECONDS, TASK_CPU_SECONDS, Grader, GradingFailed
 from labstaff.grader.remote import NOT_GRADED
 from labstaff.grader.sandbox import SandboxBroken
 from labstaff.grader.submission import Submission
@@ -66,7 +66,7 @@ def test_an_endless_task_costs_its_own_points(monkeypatch):
     assert sum("did not end within 60 s" in message for message in result.messages.values()) == 3
     assert [cpu_seconds for cpu_seconds, _ in asked[1:]] == [TASK_CPU_SECONDS] * (len(LAB.tasks) - 1)
     shares = [1 / 2, *(1 / n_left for n_left in range(len(LAB.tasks) - 1, 0, -1))]  # no time passes here
-    assert [seconds for _, seconds in asked] == pytest.approx([MOST_SECONDS * share for share in shares], rel=0.01)
+    assert [seconds for _, seconds in asked] == pytest.approx([MAX_SECONDS * share for share in shares], rel=0.01)
 
 
 def test_an_endless_submission_ends_by_its_cpu_time(tmp_path):

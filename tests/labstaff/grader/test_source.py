@@ -10,7 +10,7 @@ from labkit.suite.review import Finding
 from labkit.suite.run import SuiteRun
 from labstaff.grader.grade import graded_run
 from labstaff.grader.imports import imported_modules
-from labstaff.grader.source import MOST_FINDINGS, MOST_RUNS, NOT_READ, read_source
+from labstaff.grader.source import MAX_FINDINGS, MAX_RUNS, NOT_READ, read_source
 
 LAB = find_lab("05")
 FORWARD, BACKWARD, FUNCTION = LAB.tasks
@@ -30,8 +30,8 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_any_text_is_read_within_bounds(text):
     found, runs = read_source(text, LAB)
-    assert len(found) <= MOST_FINDINGS + 1
-    assert len(runs) <= MOST_RUNS
+    assert len(found) <= MAX_FINDINGS + 1
+    assert len(runs) <= MAX_RUNS
 
 
 CHAINS = b"import x\n" + (b"x" + b".a" * 900 + b"\n") * 570
@@ -54,7 +54,7 @@ def test_a_solution_is_read_whole():
 
 def test_findings_without_end_are_cut():
     found, _ = read_source(b"import ctypes\n" * 50, LAB)
-    assert [each.line for each in found] == list(range(1, MOST_FINDINGS + 2))
+    assert [each.line for each in found] == list(range(1, MAX_FINDINGS + 2))
     assert found[-1].what == "and 30 more"
 
 
