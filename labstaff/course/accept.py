@@ -93,7 +93,7 @@ def _accept(submitted: Submitted, paths: SubmissionPaths) -> None:
     content = {
         f"src/{lab.module}.py": None if submission.problem else submission.source,
         NOTEBOOK: json.dumps(_clean_notebook(lab, place, released, notes)).encode(),
-        TIMESTAMP: _timestamp(submitted.path / TIMESTAMP, notes),
+        TIMESTAMP: _timestamp(submitted.path.with_suffix("") / TIMESTAMP, notes),  # LAB.zip's is in LAB too
         NOTES_FILE: "".join(f"{one_line(note)}\n" for note in notes).encode() or None,
     }
     for name, wanted in content.items():
@@ -107,7 +107,7 @@ def _timestamp(file: Path, notes: list[str]) -> bytes | None:
     """The file's content if nbgrader can read it: with another one, nbgrader would record nothing."""
     from nbgrader.utils import parse_utc
 
-    content = read_regular(file, LONGEST_TIMESTAMP)
+    content = None if file.parent.is_symlink() else read_regular(file, LONGEST_TIMESTAMP)
     if content is None:
         return None
     try:

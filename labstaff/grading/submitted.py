@@ -21,7 +21,8 @@ class Submitted:
 def find_submissions(folder: Path, labs: Sequence[Lab]) -> list[Submitted]:
     """The submissions in `folder`, sorted: `STUDENT/labNN_name/` or, where there is none, `STUDENT/labNN_name.zip`.
 
-    Symbolic links are ignored: a submission cannot point to another one.
+    A folder that holds notes alone, such as the time of submission, does not hide the archive next to it. Symbolic
+    links are ignored: a submission cannot point to another one.
     """
     found = []
     for student in sorted(folder.iterdir()):
@@ -31,5 +32,11 @@ def find_submissions(folder: Path, labs: Sequence[Lab]) -> list[Submitted]:
             places = [student / lab.folder.name, student / f"{lab.folder.name}.zip"]
             present = [place for place in places if place.exists() and not place.is_symlink()]
             if present:
-                found.append(Submitted(student.name, lab, present[0]))
+                path = present[-1] if _holds_notes_alone(present[0]) else present[0]
+                found.append(Submitted(student.name, lab, path))
     return found
+
+
+def _holds_notes_alone(place: Path) -> bool:
+    """Whether it is a folder of text files and hidden files, or an empty one."""
+    return place.is_dir() and all(path.suffix == ".txt" or path.name.startswith(".") for path in place.iterdir())

@@ -64,6 +64,19 @@ def test_an_archive_of_the_whole_tree(folder, nested):
     assert set(accepted(folder)) == {CODE, "report.ipynb"}
 
 
+@pytest.mark.parametrize("linked", [False, True], ids=["folder", "link"])
+def test_the_time_of_an_archive_is_in_the_folder_next_to_it(folder, linked):
+    with zipfile.ZipFile(folder.with_suffix(".zip"), "w") as packed:
+        for name in (CODE, "report.ipynb"):
+            packed.write(folder / name, name)
+            (folder / name).unlink()
+    (folder / "src").rmdir()
+    (folder / "timestamp.txt").write_text("2027-03-01 20:15:00 UTC\n")
+    if linked:
+        folder.symlink_to(folder.rename(folder.parents[2] / "elsewhere"))
+    assert set(accepted(folder)) == {CODE, "report.ipynb"} | (set() if linked else {"timestamp.txt"})
+
+
 def test_a_tree_that_was_unpacked_into_a_folder_of_its_own_name(folder):
     inner = folder / NAME
     inner.mkdir()

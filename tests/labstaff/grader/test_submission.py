@@ -43,6 +43,26 @@ def test_links_to_other_students_are_passed_over(tmp_path):
     assert [each.student for each in find_submissions(tmp_path, [LAB])] == ["ann"]
 
 
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ([], f"{NAME}.zip"),
+        (["timestamp.txt", "notes.txt", ".DS_Store"], f"{NAME}.zip"),
+        (["timestamp.txt", f"src/{FILE}"], NAME),
+        (["timestamp.txt", FILE], NAME),
+        (["timestamp.txt", "any.zip"], NAME),
+    ],
+)
+def test_a_folder_hides_the_archive_next_to_it_where_it_holds_a_submission(names, found, tmp_path):
+    folder = tmp_path / "ann" / NAME
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    packed(folder.with_suffix(".zip"), [(f"src/{FILE}", "x = 1")])
+    assert [each.path.name for each in find_submissions(tmp_path, [LAB])] == [found]
+
+
 def packed(path: Path, entries, method=zipfile.ZIP_DEFLATED) -> Path:
     with zipfile.ZipFile(path, "w", method) as content:
         for name, text in entries:
