@@ -79,7 +79,7 @@ def assert_prediction(got, shape, itemsize=4):
     for name, nbytes in want.items():
         if name in TOTALS:
             mistakes = {"the gradients, as large as the inputs, or the inputs are left out": nbytes - parts["inputs"]}
-            mistakes |= _left_out(name, parts)
+            mistakes |= _left_out(name, want)
         else:
             mistakes = {
                 "the batch is left out": of_one_entry[name],
@@ -97,37 +97,20 @@ def assert_prediction(got, shape, itemsize=4):
         assert_bytes(f"{name} {where}", got[name], nbytes, wrong)
 
 
-def _left_out(name, parts):
-    """What a total comes to where one of its parts or moments is left out."""
-    square, tall, scalar = parts["scores"], parts["inputs"] // 3, parts["loss"]
-    columns = parts["argmax"] + parts["row_sums"]
-    saved = 2 * square + columns
-    if name == "saved":
-        return {
-            "the exponentials or the weights are left out": saved - square,
-            "the argmax is left out": saved - parts["argmax"],
-            "the row sums are left out": saved - parts["row_sums"],
-            "the argmax and the row sums are left out": saved - columns,
-            "the scores or the shifted scores are counted too": saved + square,
-        }
-    moments = {
-        "in which the quotient has just been made": saved + 2 * square,
-        "in which the new loss has just been made": saved + tall + scalar,
-    }
-    if name == "step_peak":
-        moments |= {
-            "of the backward pass through weights @ v": scalar + saved + square + tall,
-            "of the backward pass through the quotient": scalar + columns + 6 * square,
-            "of the backward pass through q @ kᵀ": scalar + square + 2 * tall,
-        }
-    always = sum(parts[part] for part in ("inputs", "gradients", "loss", "workspace"))
+def _left_out(name, want):
+    """What a total comes to where one of its parts is left out, or counted twice."""
+    square, argmax, sums = (want[part] for part in ("scores", "argmax", "row_sums"))
     found = {
-        f"the moment {text} is left out": always + max(most for other, most in moments.items() if other != text)
-        for text in moments
+        "one (B, N, N) array too few is counted": want[name] - square,
+        "two (B, N, N) arrays too few are counted": want[name] - 2 * square,
+        "one (B, N, N) array too many is counted": want[name] + square,
+        "the argmax is left out": want[name] - argmax,
+        "the row sums are left out": want[name] - sums,
+        "the argmax and the row sums are left out": want[name] - argmax - sums,
     }
     if name == "step_peak":
-        found["the moments of the backward pass are left out"] = always + max(list(moments.values())[:2])
-    return {text: most for text, most in found.items() if most != always + max(moments.values())}
+        found["the moments of the backward pass are left out"] = want["forward_peak"]
+    return found
 
 
 def _parts(batch, n, d, itemsize):
