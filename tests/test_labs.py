@@ -21,7 +21,7 @@ from labstaff.pytest_plugin import variant_text
 from tests.suite_runs import Job, session_folder
 
 LABS = find_labs()
-QUICK = 4
+QUICK = 6
 """Without `-m slow`, and without `-k` to choose a lab, one known mistake in so many is run."""
 
 

@@ -32,6 +32,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_the_printed_kernel(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch for Linux only")
     (listing,) = LISTING.findall(CHAPTER)

@@ -190,7 +190,6 @@ class TestCommand:
         assert (done.exit_code, message in done.output) == (1, True)
 
 
-QUICK = ("gpt-oss-20b",)
 SMALL = {
     key: size
     for size, keys in {
@@ -209,9 +208,8 @@ KERNELS = {
 """Functions for which transformers takes fla-core's Triton kernel if that is installed; it does not run on meta."""
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_bytes_equal_those_of_transformers(name, monkeypatch):
     """The static cache of transformers, filled by its own model of these sizes on the meta device, to the byte."""
     torch, transformers = (pytest.importorskip(module) for module in ("torch", "transformers"))

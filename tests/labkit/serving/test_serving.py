@@ -322,6 +322,7 @@ def never(calls):
 class TestRecords:
     """The player makes the calls of the checks, in their order: what it recorded is all that they ask for."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_served_trace(self, kind):
         trace, sizes = trace_of(kind), (SPEC, *LIMITS[kind].values())

@@ -26,6 +26,7 @@ def house(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_new_lab_passes_its_own_checks(house):
     new_lab(house, "42", "deep_thought")
     lab = find_lab("42", house)
