@@ -42,7 +42,7 @@ class Calls:
 
     def line(self) -> str:
         """The functions, the most frequent first."""
-        return ", ".join(f"{name} {times:,} times" for name, times in self.times.most_common())
+        return ", ".join(f"{name} {times:,} time{'s' * (times != 1)}" for name, times in self.times.most_common())
 
 
 @dataclass

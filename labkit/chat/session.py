@@ -90,7 +90,7 @@ def talk(
 
 
 def meter_prompt(lab: Lab, setting: Setting, n_tokens: int, *, paged: bool = False) -> MeteredCalls:
-    """Run one layer of the lab's attention on random numbers, for a prompt of `n_tokens`, under the course's meters."""
+    """Run the last layer of the lab's attention on random numbers, for a prompt of `n_tokens`, under the course's meters."""
     sizes, draw = setting.sizes, torch.Generator().manual_seed(0)
     heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads)
     q, k, v = (torch.randn(n, n_tokens, sizes.head_dim, generator=draw) for n in heads)
@@ -98,7 +98,7 @@ def meter_prompt(lab: Lab, setting: Setting, n_tokens: int, *, paged: bool = Fal
     adapter = make_adapter(lab, replace(setting, max_tokens=n_tokens), calls, paged=paged)
     calls.is_numpy, calls.function = adapter.is_numpy, adapter.attends
     with torch.no_grad():
-        adapter(0, q[:, -1:] if adapter.asks_one_by_one else q, k, v)
+        adapter(sizes.layers - 1, q[:, -1:] if adapter.asks_one_by_one else q, k, v)
     return calls
 
 

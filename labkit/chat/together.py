@@ -62,7 +62,7 @@ def talk(lab: Lab, model: Model, prompts: Sequence[str], max_new: int) -> None:
     said = prompts or PROMPTS
     tokens = [model.text.chat(each) for each in said]
     calls = Calls()
-    typer.echo(f"{len(said)} prompts at once …\n")
+    typer.echo(f"{len(said)} prompt{'s' * (len(said) != 1)} at once …\n")
     began = time.perf_counter()
     with explained(lab):
         run = serve(Counted(student_module(lab.number), calls), model.llama, tokens, max_new, CACHE_BYTES)
