@@ -90,7 +90,7 @@ def talk(
 
 
 def meter_prompt(lab: Lab, setting: Setting, n_tokens: int, *, paged: bool = False) -> MeteredCalls:
-    """Run the last layer of the lab's attention on random numbers, for a prompt of `n_tokens`, under the course's meters."""
+    """Run the lab's last layer of attention on random numbers, for a prompt of `n_tokens`, under the meters."""
     sizes, draw = setting.sizes, torch.Generator().manual_seed(0)
     heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads)
     q, k, v = (torch.randn(n, n_tokens, sizes.head_dim, generator=draw) for n in heads)
