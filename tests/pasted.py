@@ -12,6 +12,7 @@ import copy
 import functools
 import inspect
 import json
+import resource
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from labkit.suite.limits import TookTooLong, time_limit
 
 TESTS_PER_CLASS = 5
 CALLS_PER_TASK = 12
+MAX_BYTES = 4 << 30
 FOLDERS: list[Path] = []
 N_CALLS: dict[str, int] = defaultdict(int)
 CALLS: dict[str, list[tuple[Any, Any, Any]]] = defaultdict(list)
@@ -63,6 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Repeat the calls with every helper, and write down which helpers give the same."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))  # numbers that mean something else may be sizes
     helpers = list(_helpers(session))
     found = {
         task: [name for name, helper in helpers if _answers(task, helper, calls)]

@@ -32,24 +32,7 @@ def {task}(*args, **kwargs):
 """
 
 
-KNOWN = {
-    "07": "phi and expected_bytes are feature_map and linear_attention_memory",
-    "10": "the run is killed before all helpers have been called",
-    "11": "a quotient rounded up is minimal_block",
-    "12": "quantized is quantize_kv",
-    "13": "the run is killed before all helpers have been called",
-}
-"""What is not as it should be yet, by lab."""
-
-
-@pytest.mark.parametrize(
-    "lab",
-    [
-        pytest.param(lab, marks=pytest.mark.xfail(reason=KNOWN[lab.number]) if lab.number in KNOWN else ())
-        for lab in find_labs()
-    ],
-    ids=lambda lab: lab.label,
-)
+@pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
 def test_no_helper_is_an_answer(lab, tmp_path):
     """Helpers that give a task's results on its first tests' inputs are run against all of its tests."""
     solution = solution_file(lab).read_text(encoding="utf-8")

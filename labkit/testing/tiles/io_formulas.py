@@ -37,7 +37,7 @@ def queries_outside_traffic(
 
     Example: N = 8, d = d_v = 4, float32, blocks 4 × 2: 640 B loaded, 128 B stored.
     """
-    loaded = n_queries * d + _blocks(n_queries, block_q) * n_keys * (d + d_v)
+    loaded = n_queries * d + -(-n_queries // block_q) * n_keys * (d + d_v)
     return Traffic(loaded * dtype_bytes, n_queries * d_v * dtype_bytes)
 
 
@@ -48,7 +48,7 @@ def keys_outside_traffic(
 
     Example: N = 8, d = d_v = 4, float32, blocks 4 × 2: 1344 B loaded, 704 B stored.
     """
-    rounds = _blocks(n_keys, block_k)
+    rounds = -(-n_keys // block_k)
     state = (rounds - 1) * n_queries * (d_v + 2)
     loaded = n_keys * (d + d_v) + rounds * n_queries * d + state
     return Traffic(loaded * dtype_bytes, (n_queries * d_v + state) * dtype_bytes)
@@ -62,9 +62,5 @@ def naive_traffic(
     Example: N = 8, d = d_v = 4, float32, blocks 4 × 2: 1152 B loaded, 640 B stored.
     """
     matrix = n_queries * n_keys
-    loaded = n_queries * d + _blocks(n_queries, block_q) * n_keys * (d + d_v) + 2 * matrix
+    loaded = n_queries * d + -(-n_queries // block_q) * n_keys * (d + d_v) + 2 * matrix
     return Traffic(loaded * dtype_bytes, (2 * matrix + n_queries * d_v) * dtype_bytes)
-
-
-def _blocks(length: int, block: int) -> int:
-    return -(-length // block)

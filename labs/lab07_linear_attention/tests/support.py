@@ -30,9 +30,9 @@ NOT_POSITIVE = "0/0: the weights are above 0 when φ is, and eps belongs in the 
 # Linear attention
 
 
-def phi(x):
-    """The feature map, without overflow in the exponential or in its gradient."""
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+def features(*tensors):
+    """φ of each, without overflow in the exponential or in its gradient."""
+    return [torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in tensors]
 
 
 def attend(weights, v, eps, divisor=None):
@@ -73,7 +73,8 @@ class LinearCase:
 
     def output(self, q, k, v):
         """What is right for such q, k and v, in their precision and with a graph."""
-        return attend(phi(q) @ phi(k).mT * self.seen.to(q.dtype), v, self.eps)
+        phi_q, phi_k = features(q, k)
+        return attend(phi_q @ phi_k.mT * self.seen.to(q.dtype), v, self.eps)
 
     @cached_property
     def want(self):
@@ -92,23 +93,24 @@ class LinearCase:
     def mistakes(self, chunk=None):
         """Usual mistakes and the outputs that they lead to; with those of a route that takes chunks."""
         q, k, v = (x.double() for x in self.inputs)
-        every = phi(q) @ phi(k).mT
+        phi_q, phi_k, phi_scaled = features(q, k, q * q.shape[-1] ** -0.5)
+        every = phi_q @ phi_k.mT
         weights, eps = every * self.seen, self.eps
         sums = weights.sum(-1, keepdim=True)
         found = {
-            "φ is not applied to k": attend(phi(q) @ k.mT * self.seen, v, eps),
-            "φ is not applied to k in the divisor": attend(weights, v, eps, divisor=phi(q) @ k.mT * self.seen),
-            "q is divided by √d before φ": attend(phi(q * q.shape[-1] ** -0.5) @ phi(k).mT * self.seen, v, eps),
+            "φ is not applied to k": attend(phi_q @ k.mT * self.seen, v, eps),
+            "φ is not applied to k in the divisor": attend(weights, v, eps, divisor=phi_q @ k.mT * self.seen),
+            "q is divided by √d before φ": attend(phi_scaled @ phi_k.mT * self.seen, v, eps),
             "the output is not divided by the sum of the weights": weights @ v,
             "eps is left out, or is 1e-6 whatever is asked for": attend(weights, v, 0.0),
             "eps is a floor of the divisor, not added to it": weights @ v / sums.clamp(min=eps),
             "eps is added to each number of Σφ(k), so that it is multiplied by φ(q)": weights
             @ v
-            / (sums + eps * phi(q).sum(-1, keepdim=True)),
+            / (sums + eps * phi_q.sum(-1, keepdim=True)),
         }
         if self.causal:
             own_missing = every * self.all.tril(-1)
-            along_d = (phi(q)[..., None, :] @ (phi(k)[..., None] * v[..., None, :]).cumsum(-2)).squeeze(-2)
+            along_d = (phi_q[..., None, :] @ (phi_k[..., None] * v[..., None, :]).cumsum(-2)).squeeze(-2)
             found |= {
                 "every query sees every key: that is the bidirectional form": attend(every, v, eps),
                 "the sum of the weights is over all keys: the divisor must be causal too": attend(
@@ -202,7 +204,8 @@ def assert_within(memory_limit, route, rng, n, d, *options, causal=True):
     q, k, v = (torch.from_numpy(rng.standard_normal((n, d), dtype=np.float32)) for _ in range(3))
     got = memory_limit(route, q, k, v, *options)
     seen = torch.ones(8, n, dtype=torch.float64).tril(n - 8 if causal else n)
-    want = attend(phi(q[-8:].double()) @ phi(k.double()).mT * seen, v.double(), 1e-6)
+    phi_q, phi_k = features(q[-8:].double(), k.double())
+    want = attend(phi_q @ phi_k.mT * seen, v.double(), 1e-6)
     right = isinstance(got, torch.Tensor) and got.shape == v.shape
     right = right and torch.allclose(got[-8:].double(), want, 1e-3, 1e-3)
     require(right, f"memory stayed within the limit, but the output is wrong, at N = {n}, d = {d}")
@@ -215,8 +218,9 @@ NEAR = 0.02
 """The share by which a prediction may be off."""
 
 
-def expected_bytes(batch, heads, n, d, dtype_bytes):
-    """Bytes of each part, by what the handout's steps hold at their worst moment."""
+def expected_bytes(shape, dtype_bytes):
+    """Bytes of each part for q of a shape, by what the handout's steps hold at their worst moment."""
+    batch, heads, n, d = shape
     state, c = d * d + d, min(64, n)
     moments = ((n - c) * d + state + 5 * c * d + c * c, n * d + state + 2 * c * d + 2 * d * d, 2 * n * d + state)
     counts = (3 * n * d, 2 * n * n + n * d, 4 * n * d + state + 2 * n, (2 * d * d + 5 * d + 2) * n, max(moments))
@@ -226,7 +230,7 @@ def expected_bytes(batch, heads, n, d, dtype_bytes):
 def assert_prediction(part, got, sizes):
     """Fail unless a part of `linear_attention_memory(*sizes)` is an int within 2 % of what is expected."""
     batch, heads, n, d, dtype_bytes = sizes
-    name, want = f"{part} of linear_attention_memory{sizes}", expected_bytes(*sizes)
+    name, want = f"{part} of linear_attention_memory{sizes}", expected_bytes(sizes[:4], dtype_bytes)
     assert_type(name, got, (int, float), "an int: bytes")
     record_margin(name, abs(got - want[part]), NEAR * want[part], "tolerance")
     if abs(got - want[part]) > NEAR * want[part]:
@@ -289,7 +293,7 @@ def assert_row(row, peaks, shape, dtype):
     `peaks` are the bytes that the routes need over their inputs, by the names in `ROUTES`; `shape` is that of q, k
     and v, (batch, heads, seq_len, d).
     """
-    want, n = expected_bytes(*shape, dtype.itemsize), shape[2]
+    want, n = expected_bytes(shape, dtype.itemsize), shape[2]
     inputs = want["inputs"]
     assert_mb(f"input_memory_mb for N = {n}", row["input_memory_mb"], inputs)
     for name, peak in peaks.items():

@@ -268,10 +268,10 @@ def random_sizes(rng):
     return group, {"n_tokens": group * n, "d": 4 * d, "d_v": 4 * group * d_v, "batch": (2, 3)[:n_axes]}
 
 
-def quantized(k, v, bits, group):
-    """The cache that the handout describes, computed in float64."""
+def quantized(keys_and_values, bits, group):
+    """The cache that the handout describes of (k, v), computed in float64."""
     parts = {}
-    for (name, axis), x in zip(PARTS, (k, v), strict=True):
+    for (name, axis), x in zip(PARTS, keys_and_values, strict=True):
         low, high = extremes(x, group, axis)
         scale, zero = ((high - low) / (2**bits - 1)).half(), low.half()
         packed = in_bytes(steps(x, scale, zero, bits, group, axis), bits)
@@ -349,7 +349,7 @@ def assert_restored(got, cache):
 
 def assert_quantized(got, k, v, bits, group, hint=""):
     """Compare what `quantize_kv` made of k and v with what the handout says, part by part."""
-    want = quantized(k, v, bits, group)
+    want = quantized((k, v), bits, group)
     assert_keys("what quantize_kv returns", got, want)
     for name, part in want.items():
         if isinstance(part, int):
@@ -447,7 +447,7 @@ def kept_by(scheme, model):
             rows = low_rank(torch.cat([k, v]).transpose(0, 1).flatten(1), scheme["rank"])
             return rows.unflatten(1, (2 * len(k), -1)).transpose(0, 1).split(len(k))
         case "quantized":
-            cache = quantized(k, v, scheme["bits"], scheme["group"])
+            cache = quantized((k, v), scheme["bits"], scheme["group"])
             return [restored(cache, name, axis) for name, axis in PARTS]
 
 

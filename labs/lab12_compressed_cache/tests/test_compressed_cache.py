@@ -413,17 +413,17 @@ class TestDequantizeKv:
             assert_restored(dequantize_kv(given), cache)
 
     def test_worked_example(self):
-        self.check(quantized(*WORKED, 2, 4))
+        self.check(quantized(WORKED, 2, 4))
 
     @by_bits
     def test_random_sizes(self, rng, bits):
         for _ in range(6):
             group, sizes = random_sizes(rng)
-            self.check(quantized(*keys_and_values(rng, **sizes), bits, group))
+            self.check(quantized(keys_and_values(rng, **sizes), bits, group))
 
     @pytest.mark.robust
     def test_the_cache_stays(self, rng):
-        cache = quantized(*keys_and_values(rng), 4, 8)
+        cache = quantized(keys_and_values(rng), 4, 8)
         tensors = {name: x for name, x in cache.items() if isinstance(x, torch.Tensor)}
         with left_alone(tensors):
             restored = dequantize_kv(cache)
