@@ -25,7 +25,7 @@ def train(
         Path, typer.Option("--out", "-o", metavar="FILE.gguf", help="the weights; the figure is next to them")
     ] = Path("plots/trained.gguf"),
 ) -> None:
-    """Train a small language model on the course's chapters with your attention, in three to four minutes."""
+    """Train a small language model on the course's chapters with your attention, in about four minutes."""
     from labkit.chat.mistakes import explained
     from labkit.labs.catalog import find_lab
     from labkit.model.tokenizer import byte_text
