@@ -90,7 +90,7 @@ def choose_config(head_dim, dtype_bytes, arch):
         if value not in known:
             raise ValueError(f"{name}: {value} is none of {known}")
     if dtype_bytes == 4:
-        return (32, 32, 4, 2) if head_dim == 32 else (32, 16, 8, 2)
+        return (32, 32, 4, 2) if head_dim == 32 else (32, 16, 4, 2)
     if head_dim == 128:
         return (64, 64, 4, 3) if arch == 90 else (128, 64, 8, 2)
     return (128, 64, 4, 3) if arch == 90 else (64, 64, 4, 3)
