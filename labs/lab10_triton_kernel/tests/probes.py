@@ -26,6 +26,13 @@ def called(task, given, *more):
 
 
 @probe
+def called_without_copies(task, *arguments):
+    """What a task returns, run as in `called`, but on the arguments themselves."""
+    with watching(_Offsets(0, 0, 1)):
+        return FUNCTIONS[task](*arguments)
+
+
+@probe
 def compiled_for(task, arch, options, given, *more):
     """The kernels of a call, compiled for sm_`arch`."""
     return compiled_call(FUNCTIONS[task], given, *more, archs=[arch], **options)[arch]
