@@ -174,9 +174,11 @@ def _cause(processes: Sequence[Any], folder: Path) -> str:
     """Why a run failed. A failing rank breaks its neighbours' connections, and one of those may be reported first."""
     causes = []
     for rank, process in enumerate(processes):
+        if process.exitcode in (0, -signal.SIGTERM):  # SIGTERM: ended for another's failure, perhaps while it wrote
+            continue
         message = folder / f"{rank}.txt"
         if message.exists():
             causes.append(f"rank {rank}: {message.read_text(encoding='utf-8')}")
-        elif process.exitcode not in (0, -signal.SIGTERM):
+        else:
             causes.append(f"rank {rank} ended with status {process.exitcode}")
-    return min(causes, key=lambda cause: "gloo" in cause)
+    return min(causes, key=lambda cause: "gloo" in cause, default="the ranks were ended by SIGTERM")

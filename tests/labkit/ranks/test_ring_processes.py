@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from typer.testing import CliRunner
 from labkit.commands.app import app
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.ranks.command import Setting, rows
-from labkit.ranks.processes import RankFailed, load_function, run_processes
+from labkit.ranks.processes import RankFailed, _cause, load_function, run_processes
 from labkit.ranks.threads import run_ranks
 from labkit.testing.rings import cut, positions
 
@@ -91,6 +93,13 @@ def test_a_rank_that_fails_ends_the_run_without_a_warning_of_torchs(tmp_path, ca
     with pytest.raises(RankFailed, match=message):
         run_processes(file, name, {}, shards(2), wait_seconds=2 if name == "waits" else 300)
     assert not caplog.records
+
+
+def test_a_rank_ended_while_it_wrote_is_not_the_cause(tmp_path):
+    (tmp_path / "0.txt").touch()
+    (tmp_path / "1.txt").write_text("ValueError: of rank 1", encoding="utf-8")
+    ended = [SimpleNamespace(exitcode=status) for status in (-signal.SIGTERM, 1)]
+    assert _cause(ended, tmp_path) == "rank 1: ValueError: of rank 1"
 
 
 def test_settings_that_do_not_fit_are_one_line():
