@@ -113,7 +113,7 @@ def whole_sequence(setting: Setting) -> dict[str, torch.Tensor]:
     """Inputs q, k, v and dO, and in float64 o, lse, dq, dk and dv of attention in one process, by their names."""
     import torch
 
-    from labkit.testing.attention.tensor_reference import attention, gradients
+    from labkit.testing.attention.cases import Case
 
     generator = torch.Generator().manual_seed(11)
     n_heads = {"q": setting.heads, "dO": setting.heads, "k": setting.kv_heads, "v": setting.kv_heads}
@@ -124,11 +124,11 @@ def whole_sequence(setting: Setting) -> dict[str, torch.Tensor]:
     found["lse"] = found["o"][..., 0].clone()
     for head in range(setting.heads):  # one at a time: all scores of a head are in memory at once
         group = head * setting.kv_heads // setting.heads
-        given = (found["q"][head], found["k"][group], found["v"][group])
-        found["o"][head], _, found["lse"][head] = attention(*given, causal=setting.causal)
-        found["dq"][head], dk, dv = gradients(*given, found["dO"][head], causal=setting.causal)
-        found["dk"][group] += dk
-        found["dv"][group] += dv
+        given = (found["q"][head], found["k"][group], found["v"][group], found["dO"][head])
+        want = {name: torch.from_numpy(x) for name, x in Case(*given, causal=setting.causal).want.items()}
+        found["o"][head], found["lse"][head], found["dq"][head] = want["O"], want["L"], want["dQ"]
+        found["dk"][group] += want["dK"]
+        found["dv"][group] += want["dV"]
     return found
 
 

@@ -35,7 +35,7 @@ ROUNDINGS = 8
 """Units of rounding of the largest value, allowed besides: a plain computation of few numbers may be exact by luck."""
 NEAR = 8
 """A result is attributed to a mistake if it is within this many tolerances of that mistake's value."""
-FAR_BELOW = 0.1
+NEAR_SHARE = 0.1
 """A mistake is named when it lies within this share of the error: an error just over the tolerance fits many."""
 RIVALS = 4
 """Two mistakes are both named if the distance of one is at most this many times that of the other."""
@@ -54,6 +54,7 @@ def assert_close(
     slack: float = SLACK,
     roundings: float = ROUNDINGS,
     largest: float = 0.0,
+    atol: float = 0.0,
     dtype: Any = None,
     mistakes: Mistakes | None = None,
     hint: str = "",
@@ -72,6 +73,7 @@ def assert_close(
         slack: how often the error of `plain` is allowed.
         roundings: how many units of rounding of the largest value are allowed besides.
         largest: a value to count as the largest where `want` has none as large: of terms that cancel.
+        atol: an error that is allowed besides, where the reference is only so exact or the handout says so.
         dtype: the dtype `got` must have; None leaves it free.
         mistakes: usual mistakes and the value each leads to; one that matches is named as the cause.
         hint: what usually causes an error here, for when no mistake matches.
@@ -86,7 +88,7 @@ def assert_close(
     if dtype is not None:
         assert_dtype(name, got, dtype)
     computed = value.astype(np.float64)
-    allowed = tolerance(reference, plain, slack, roundings, largest)
+    allowed = tolerance(reference, plain, slack, roundings, largest) + atol
     _assert_finite_alike(
         name,
         computed,
@@ -430,7 +432,7 @@ def _not_a_number(computed: npt.NDArray, reference: npt.NDArray, allowed: float,
             mistake = np.broadcast_to(np.asarray(_value(value), dtype=np.float64), computed.shape)
         if _apart(computed, mistake) <= NEAR * allowed:
             found.append(text)
-        elif NEAR * allowed <= FAR_BELOW * worst:
+        elif NEAR * allowed <= NEAR_SHARE * worst:
             without_keys = is_nan & ((mistake == 0) | np.isneginf(mistake))
             if _apart(computed, np.where(without_keys, np.nan, mistake)) <= NEAR * allowed:
                 found.append(f"{text}; a row that is left without keys is 0/0")
@@ -443,7 +445,7 @@ def _fitting(
     computed: npt.NDArray, reference: npt.NDArray, allowed: float, worst: float, mistakes: Mapping[str, Any]
 ) -> str:
     """The known mistakes that fit: near compared with the error, and no other one with other values as near."""
-    near = min(max(NEAR * allowed, 1e-3 * worst), FAR_BELOW * worst)
+    near = min(max(NEAR * allowed, 1e-3 * worst), NEAR_SHARE * worst)
     made: list[tuple[float, str, npt.NDArray]] = []
     for text, value in mistakes.items():
         with np.errstate(all="ignore"):

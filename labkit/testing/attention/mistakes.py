@@ -1,7 +1,7 @@
 """The usual mistakes of attention, each with the value it leads to: scale, causality, masks, blocks, running sums.
 
-What a mistake hides or scales says how to compute it, in NumPy or in torch: `scale_mistakes` gives scales,
-`mask_mistakes` the keys that are then hidden. The others give functions that return an Attention, for `Case.check`.
+`scale_mistakes` gives the scale that each comes to, `mask_mistakes` the keys that are then hidden. The others give
+functions that return results by name, for `Case.check`.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from labkit.testing.attention.cases import Case, later_keys
-from labkit.testing.attention.reference import Attention, attention
+from labkit.testing.attention.cases import Case, Results, later_keys
+from labkit.testing.attention.reference import attention
 
 MIN_LOG = -104
 """Below it, exp of a number is 0 in float32."""
-Made = dict[str, Callable[[], Attention]]
+Made = dict[str, Callable[[], Results]]
 Hidden = dict[str, npt.NDArray[np.bool_]]
 
 
 def attention_mistakes(case: Case, block_q: int = 0, block_k: int = 0) -> Made:
     """All usual mistakes of a forward pass. Without block sizes those of tiles are left out."""
     found: Made = {
-        text: lambda scale=scale: case.other(scale=scale)  # type: ignore[misc]
+        text: lambda scale=scale: case.results(scale=scale)  # type: ignore[misc]
         for text, scale in scale_mistakes(case).items()
     }
     found |= {
-        text: lambda hidden=hidden: case.other(hidden=hidden)  # type: ignore[misc]
+        text: lambda hidden=hidden: case.results(hidden=hidden)  # type: ignore[misc]
         for text, hidden in mask_mistakes(case, block_q, block_k).items()
     }
     return found | row_mistakes(case) | (block_mistakes(case, block_q, block_k) if block_k else {})
@@ -200,11 +200,11 @@ def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
 def matrix_mistakes(case: Case) -> Made:
     """Usual mistakes with a whole matrix of weights, besides those that all forms of attention share."""
 
-    def masked_late() -> Attention:
-        late = np.where(case.hidden, 0.0, case.other(hidden=np.zeros_like(case.hidden)).weights)
-        return Attention(late @ case.V, late, case.want.lse)
+    def masked_late() -> Results:
+        late = np.where(case.hidden, 0.0, case.results(hidden=np.zeros_like(case.hidden))["P"])
+        return _of_weights(case, late)
 
-    found: Made = {"the scores are returned instead of the weights": lambda: case.want._replace(weights=case.scores)}
+    found: Made = {"the scores are returned instead of the weights": lambda: case.want | {"P": case.scores}}
     if case.mask is not None:
         found["the mask is applied after the softmax, so that rows no longer sum to 1"] = masked_late
     return found
@@ -213,8 +213,8 @@ def matrix_mistakes(case: Case) -> Made:
 def pass_mistakes(case: Case, parts: Sequence[slice]) -> Made:
     """Usual mistakes with m, l and o in one pass over these parts of the keys."""
 
-    def summed(**how: bool) -> Callable[[], Attention]:
-        V = case.V.astype(float)
+    def summed(**how: bool) -> Callable[[], Results]:
+        _, _, V = case.exact_inputs
         return lambda: blockwise([case.scores[..., p] for p in parts], [V[..., p, :] for p in parts], **how)
 
     found = {
@@ -247,7 +247,7 @@ def blockwise(
     divide_each: bool = False,
     guarded: bool = True,
     upside_down: bool = False,
-) -> Attention:
+) -> Results:
     """One pass over blocks of keys in float64, with the mistakes that are asked for; its weights mean nothing.
 
     Scores are (..., N_q, length of the block), −inf where hidden, values (..., length of the block, d_v). Without
@@ -266,7 +266,7 @@ def blockwise(
             o = share @ V + ((alpha * o if rescale_o else o) if add_o else 0)
             m = m_new
         output = o / np.where(l == 0, 1, l) if divide else o
-        return Attention(output, np.full((*m.shape[:-1], 1), np.nan), (m + np.log(l))[..., 0])
+        return {"O": output, "P": np.full((*m.shape[:-1], 1), np.nan), "L": (m + np.log(l))[..., 0]}
 
 
 def _without_key(case: Case) -> npt.NDArray:
@@ -274,29 +274,31 @@ def _without_key(case: Case) -> npt.NDArray:
     return np.asarray(np.broadcast_to(case.hidden, shape).all(-1, keepdims=True))
 
 
-def _spread(case: Case, weight: npt.ArrayLike) -> Attention:
-    weights = np.where(_without_key(case), weight, case.want.weights)
+def _spread(case: Case, weight: npt.ArrayLike) -> Results:
+    weights = np.where(_without_key(case), weight, case.want["P"])
     return _of_weights(case, weights)
 
 
-def _first_entry(case: Case) -> Attention:
+def _first_entry(case: Case) -> Results:
     first = (0,) * (case.Q.ndim - 2)
-    output, weights = np.zeros_like(case.want.output), np.zeros_like(case.want.weights)
-    output[first], weights[first] = case.want.output[first], case.want.weights[first]
-    return Attention(output, weights, case.want.lse)
+    O, P = np.zeros_like(case.want["O"]), np.zeros_like(case.want["P"])
+    O[first], P[first] = case.want["O"][first], case.want["P"][first]
+    return case.want | {"O": O, "P": P}
 
 
-def _of_weights(case: Case, weights: npt.NDArray) -> Attention:
-    return Attention(weights @ case.V.astype(float), weights, case.want.lse)
+def _of_weights(case: Case, weights: npt.NDArray) -> Results:
+    _, _, V = case.exact_inputs
+    return case.want | {"O": weights @ V, "P": weights}
 
 
-def _of_scores(case: Case, scores: npt.NDArray) -> Attention:
-    made = _of_weights(case, _softmax(scores, axis=-1))
-    return made._replace(lse=scores.max(-1) + np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)))
+def _of_scores(case: Case, scores: npt.NDArray) -> Results:
+    lse = scores.max(-1) + np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1))
+    return _of_weights(case, _softmax(scores, axis=-1)) | {"L": lse}
 
 
 def _all_scores(case: Case) -> npt.NDArray:
-    return case.used_scale * np.einsum("...id,...jd->...ij", case.Q.astype(float), case.K.astype(float))
+    Q, K, _ = case.exact_inputs
+    return case.used_scale * np.einsum("...id,...jd->...ij", Q, K)
 
 
 def _powers(case: Case) -> npt.NDArray:
@@ -323,37 +325,35 @@ def _softmax_without_keepdims(scores: npt.NDArray, where: str) -> npt.NDArray:
     return powers / np.where(total == 0, 1, total)
 
 
-def _averaged(case: Case, parts: Sequence[slice], times: int = 1) -> Attention:
+def _averaged(case: Case, parts: Sequence[slice], times: int = 1) -> Results:
     hidden = np.broadcast_to(case.hidden, (*case.hidden.shape[:-2], case.n_queries, case.n_keys))
-    each = [
-        attention(case.Q, case.K[..., p, :], case.V[..., p, :], mask=hidden[..., p], scale=case.used_scale).output
-        for p in parts
-    ]
-    return case.want._replace(output=np.mean(each, axis=0) * times)
+    Q, K, V = case.exact_inputs
+    each = [attention(Q, K[..., p, :], V[..., p, :], mask=hidden[..., p], scale=case.used_scale).output for p in parts]
+    return case.want | {"O": np.mean(each, axis=0) * times}
 
 
-def _twice(case: Case, block_k: int) -> Attention:
+def _twice(case: Case, block_k: int) -> Results:
     order = np.r_[: case.n_keys // block_k * block_k, case.n_keys - block_k : case.n_keys]
     hidden = np.broadcast_to(case.hidden, (*case.hidden.shape[:-2], case.n_queries, case.n_keys))
-    return attention(
-        case.Q, case.K[..., order, :], case.V[..., order, :], mask=hidden[..., order], scale=case.used_scale
-    )
+    Q, K, V = case.exact_inputs
+    made = attention(Q, K[..., order, :], V[..., order, :], mask=hidden[..., order], scale=case.used_scale)
+    return {"O": made.output, "P": made.weights, "L": made.lse}
 
 
-def _padded(case: Case, block_k: int) -> Attention:
+def _padded(case: Case, block_k: int) -> Results:
     with np.errstate(all="ignore"):
-        lse = np.logaddexp(case.want.lse, np.log(-case.n_keys % block_k))
-        share = np.exp(case.want.lse - lse)[..., None]
-    return Attention(case.want.output * share, case.want.weights * share, lse)
+        lse = np.logaddexp(case.want["L"], np.log(-case.n_keys % block_k))
+        share = np.exp(case.want["L"] - lse)[..., None]
+    return {"O": case.want["O"] * share, "P": case.want["P"] * share, "L": lse}
 
 
-def _from_zero(case: Case, divided: bool = False) -> Attention:
+def _from_zero(case: Case, divided: bool = False) -> Results:
     top = np.maximum(case.scores.max(-1, keepdims=True, initial=0), 0)
     powers = np.exp(case.scores - top).astype(np.float32).astype(float)  # what underflows in float32 is lost
     total = powers.sum(-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         weights = powers / (total if divided else np.where(total == 0, 1, total))
-        return Attention(weights @ case.V.astype(float), weights, (top + np.log(total))[..., 0])
+        return _of_weights(case, weights) | {"L": (top + np.log(total))[..., 0]}
 
 
 def _large_numbers(case: Case, skipped: npt.NDArray[np.bool_]) -> Made:
@@ -380,9 +380,9 @@ def _overflowed(case: Case) -> npt.NDArray:
     """Weights without a maximum taken from the scores: where float32 overflows, 0 for what is then no number."""
     powers = np.exp(case.scores.astype(np.float32))
     total = powers.sum(-1, keepdims=True)
-    return np.where(np.isinf(total), np.nan_to_num(powers / total), case.want.weights)
+    return np.where(np.isinf(total), np.nan_to_num(powers / total), case.want["P"])
 
 
-def _rows_left(case: Case, block_q: int) -> Attention:
+def _rows_left(case: Case, block_q: int) -> Results:
     written = np.arange(case.n_queries)[:, None] < case.n_queries // block_q * block_q
-    return case.want._replace(output=np.where(written, case.want.output, 0))
+    return case.want | {"O": np.where(written, case.want["O"], 0)}

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from labkit.testing.attention.cases import later_keys
-from labkit.testing.attention.mistakes import scale_mistakes
+from labkit.testing.attention.backward_mistakes import lse_mistakes_of
+from labkit.testing.attention.cases import Case, Results, later_keys, numbers, random_tensors
+from labkit.testing.attention.mistakes import Made, scale_mistakes
 from labkit.testing.attention.reference import attention
-from labkit.testing.attention.tensor_cases import Case, Results, numbers, rounded, scaled_down
-from labkit.testing.attention.tensor_mistakes import lse_mistakes_of
-from labkit.testing.compare import NAN_HINT, as_mapping, assert_close, assert_dtype, assert_type, compare_each
+from labkit.testing.compare import assert_dtype, assert_type, compare_each
 
 RESULTS = {"o": "O", "lse": "L"}
 """What the handout calls a result → what the reference calls it."""
-
-Made = dict[str, Callable[[], Results]]
 
 
 class GroupedCase(Case):
@@ -42,7 +37,8 @@ class GroupedCase(Case):
     ) -> None:
         if n is not None:
             sizes |= {"n_queries": n, "n_keys": n}
-        super().__init__(rng, batch=(*batch, kv_heads * group), **sizes)
+        Q, K, V, _ = random_tensors(rng, batch=(*batch, kv_heads * group), **sizes)
+        super().__init__(Q, K, V)
         self.share(self.K[..., ::group, :, :], self.V[..., ::group, :, :])
         self.group, self.counted_from_the_end = group, causal
         if causal:
@@ -68,26 +64,6 @@ class GroupedCase(Case):
         """Q, and K and V once more for every query head: what the reference computes with."""
         return self.Q, self.K.repeat_interleave(self.group, -3), self.V.repeat_interleave(self.group, -3)
 
-    @cached_property
-    def want(self) -> Results:
-        """o and lse in float64: nothing here goes back."""
-        return self.results()
-
-    @cached_property
-    def plain(self) -> Results:
-        """The results in float32, a half-precision O rounded at the end; what float64 loses is scaled down from it."""
-        found = attention(*map(numbers, self.inputs), mask=self.hidden, dtype=np.float32)
-        made: Results = {"O": rounded(torch.from_numpy(found.output), self.Q.dtype).numpy(), "L": found.lse}
-        return scaled_down(made, self.want) if self.Q.dtype == torch.float64 else made
-
-    def results(
-        self, *, hidden: npt.NDArray[np.bool_] | torch.Tensor | None = None, scale: float | None = None
-    ) -> Results:
-        """O and L alone, with other keys hidden or with another scale."""
-        mask = self.hidden if hidden is None else hidden
-        made = attention(*map(numbers, self.inputs), mask=mask, scale=scale)
-        return {"O": made.output, "L": made.lse}
-
     def check_results(
         self, got: dict[str, Any], mistakes: Made | None = None, *, hint: str = "", nan_hint: str = ""
     ) -> None:
@@ -95,29 +71,12 @@ class GroupedCase(Case):
         made = grouped_mistakes(self) | (mistakes or {})
 
         def check(name: str) -> None:
-            value, there = got[name], RESULTS[name]
-            assert_type(name, value, torch.Tensor, "a tensor")
-            assert_dtype(name, value, self.precise if name == "lse" else self.Q.dtype)
-            usual: dict[str, Any] = {text: partial(_named, results, there) for text, results in made.items()}
-            if there == "L":
-                usual |= as_mapping(lse_mistakes_of(self))
-            with np.errstate(all="ignore"):
-                assert_close(
-                    name,
-                    value.detach().to(torch.float64),
-                    self.want[there],
-                    plain=self.plain[there],
-                    roundings=self.roundings,
-                    mistakes=usual,
-                    hint=hint,
-                    nan_hint=nan_hint or NAN_HINT,
-                )
+            assert_type(name, got[name], torch.Tensor, "a tensor")
+            assert_dtype(name, got[name], self.precise if name == "lse" else self.Q.dtype)
+            usual = made | (lse_mistakes_of(self) if name == "lse" else {})
+            self.check(RESULTS[name], got[name], usual, called=name, hint=hint, nan_hint=nan_hint)
 
         compare_each(got, check)
-
-
-def _named(results: Callable[[], Results], name: str) -> npt.NDArray[np.floating]:
-    return results()[name]
 
 
 def grouped_mistakes(case: GroupedCase) -> Made:
@@ -139,7 +98,7 @@ def grouped_mistakes(case: GroupedCase) -> Made:
             of_each_head = np.tile(later.reshape(case.group, n_queries, n_keys), (case.K.shape[-3], 1, 1))
             found[text] = partial(case.results, hidden=of_each_head)
     if n_keys:
-        for text, scale in scale_mistakes(case.arrays).items():
+        for text, scale in scale_mistakes(case).items():
             found[text] = partial(case.results, scale=scale)
     return found
 
@@ -160,7 +119,7 @@ def split_mistakes(case: GroupedCase, num_splits: int) -> Made:
     }
     whole = n_keys // num_splits * num_splits
     if whole < n_keys:
-        behind = (torch.arange(n_keys) >= whole)[None].expand(case.Q.shape[-2], -1)
+        behind = np.arange(n_keys) >= whole
         found["the keys behind the last full split are dropped"] = partial(case.results, hidden=behind)
     return found
 
@@ -168,7 +127,6 @@ def split_mistakes(case: GroupedCase, num_splits: int) -> Made:
 def _averaged(case: GroupedCase, num_splits: int) -> Results:
     """The mean of the parts' outputs, and no log-sum-exp."""
     n_keys = case.K.shape[-2]
-    split_of_key = torch.arange(n_keys) // -(-n_keys // num_splits)
-    others = [(split_of_key != split)[None].expand(case.Q.shape[-2], -1) for split in split_of_key.unique()]
-    outputs = [case.results(hidden=hidden)["O"] for hidden in others]
+    split_of_key = np.arange(n_keys) // -(-n_keys // num_splits)
+    outputs = [case.results(hidden=split_of_key != split)["O"] for split in np.unique(split_of_key)]
     return {"O": np.mean(outputs, axis=0), "L": np.full_like(case.want["L"], np.nan)}

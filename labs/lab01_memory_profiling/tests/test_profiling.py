@@ -14,9 +14,8 @@ from profiling import (
 )
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
-from labkit.testing.attention.cases import Case, worked_example
+from labkit.testing.attention.cases import Case, array_case, worked_example
 from labkit.testing.attention.mistakes import attention_mistakes, matrix_mistakes
-from labkit.testing.attention.reference import Attention
 from labkit.testing.attention.table import attention_cases, misfits
 from labkit.testing.compare import (
     assert_at_most,
@@ -58,19 +57,20 @@ def attend(*arguments):
 
 def assert_attention(case, result, hint="", nan_hint="", usual=None):
     """Compare (output, weights) with the reference, in float64; name a known mistake where one fits."""
-    results = dict(zip(("output", "weights"), result, strict=True))
+    results = dict(zip("OP", result, strict=True))
     shapes = [getattr(array, "shape", None) for array in result]
-    matrix, output = case.want.weights.shape, case.want.output.shape
+    matrix, output = case.want["P"].shape, case.want["O"].shape
     require(shapes != [matrix, output] or matrix == output, "the weights came first: the result is (output, weights)")
 
     def known_mistakes():
         return (usual or {}) | attention_mistakes(case) | matrix_mistakes(case)
 
     def check(name):
-        options = {"mistakes": known_mistakes, "hint": hint, "nan_hint": nan_hint, "dtype": case.Q.dtype}
-        case.check(name, results[name], name, **options)
+        called = {"O": "output", "P": "weights"}[name]
+        options = {"called": called, "dtype": case.Q.dtype, "hint": hint, "nan_hint": nan_hint}
+        case.check(name, results[name], known_mistakes, **options)
 
-    compare_each(("weights", "output"), check)
+    compare_each("PO", check)
 
 
 class TestStandardAttention:
@@ -82,32 +82,32 @@ class TestStandardAttention:
 
     @pytest.mark.parametrize("row", CASES)
     def test_results(self, rng, row):
-        case = row.draw(Case.drawn, rng)
+        case = row.draw(array_case, rng)
         given = case.arguments
         with changes_first(given):
             assert_attention(case, attend(*given.values()), hint=row.hint, nan_hint=row.nan_hint)
 
     @pytest.mark.parametrize("shape", [(12,), (9, 1), (3, 1, 12), (3, 9, 12)], ids=str)
     def test_mask_broadcasts(self, rng, shape):
-        case = Case.drawn(rng, n_queries=9, n_keys=12, d=8, batch=(3,))
+        case = array_case(rng, n_queries=9, n_keys=12, d=8, batch=(3,))
         case.mask = rng.random(shape) < 0.4
         hint = f"the mask has shape {shape} and broadcasts over (..., N_q, N_k)"
         assert_attention(case, attend(*case.arguments.values()), hint=hint)
 
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
-        given = Case.drawn(rng, n=20, d=8, masked=True).arguments
+        given = array_case(rng, n=20, d=8, masked=True).arguments
         with left_alone(given):
             attend(*given.values())
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
-        assert_refused(standard_attention, misfits(*Case.drawn(rng, n_queries=6, n_keys=5, d=8).inputs))
+        assert_refused(standard_attention, misfits(*array_case(rng, n_queries=6, n_keys=5, d=8).inputs))
 
     @pytest.mark.robust
     @pytest.mark.parametrize("logit_scale", [1e3, 1e12])
     def test_masked_keys_do_not_leak(self, rng, logit_scale):
-        Q, K, V = Case.drawn(rng, n_queries=12, n_keys=10, d=8).inputs
+        Q, K, V = array_case(rng, n_queries=12, n_keys=10, d=8).inputs
         Q, K = np.float32(logit_scale) * (np.abs(Q) + 1), np.abs(K) + 1
         K[:4] *= -1
         mask = np.zeros((12, 10), bool)
@@ -131,7 +131,7 @@ class TestStandardAttention:
         ],
     )
     def test_queries_without_keys(self, rng, batch, without_keys, logit_scale, hint):
-        case = Case.drawn(rng, n_queries=6, n_keys=9, d=8, batch=batch, logit_scale=logit_scale)
+        case = array_case(rng, n_queries=6, n_keys=9, d=8, batch=batch, logit_scale=logit_scale)
         case.mask = rng.random((*batch, 6, 9)) < 0.4
         case.mask[..., 0] = False
         case.mask[without_keys] = True
@@ -139,7 +139,7 @@ class TestStandardAttention:
 
     @pytest.mark.robust
     def test_rows_far_apart(self, rng):
-        Q, K, V = Case.drawn(rng, n_queries=5, n_keys=12, d=8).inputs
+        Q, K, V = array_case(rng, n_queries=5, n_keys=12, d=8).inputs
         Q *= np.array([[1], [1e4], [10], [1e3], [100]], np.float32)
         K[0] = Q[1] / np.linalg.norm(Q[1])
         case = Case(Q, K, V)
@@ -148,13 +148,13 @@ class TestStandardAttention:
         def one_maximum():
             powers = np.exp(case.scores - case.scores.max())
             weights = powers / np.maximum(powers.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
-            return Attention(weights @ V, weights, np.zeros(5))
+            return {"O": weights @ V, "P": weights}
 
         assert_attention(case, attend(*case.arguments.values()), nan_hint=cause, usual={cause: one_maximum})
 
     @pytest.mark.cost
     def test_weights_are_the_full_matrix(self, rng):
-        case = Case.drawn(rng, n_queries=128, n_keys=192, d=32)
+        case = array_case(rng, n_queries=128, n_keys=192, d=32)
         assert_attention(case, attend(*case.arguments.values()))
         memory = measure_arrays(standard_attention, *case.inputs)
         weights = 128 * 192 * 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from labkit.testing.attention.cases import Case
+from labkit.testing.attention.cases import array_case
 from labkit.testing.attention.mistakes import pass_mistakes, scale_mistakes
 from labkit.testing.compare import (
     NAN_HINT,
@@ -244,7 +244,7 @@ def masked_row(rng, hidden):
 
     The query has a last feature of 1, a key one of −inf or 0.
     """
-    case = Case.drawn(rng, n_queries=1, n_keys=12, d=9, d_v=4, batch=(3,))
+    case = array_case(rng, n_queries=1, n_keys=12, d=9, d_v=4, batch=(3,))
     case.mask = np.broadcast_to(hidden, (3, 12))[:, None, :]
     case.Q[..., -1], case.K[..., -1] = 1, np.where(hidden, -np.inf, 0)
     return case
@@ -254,18 +254,18 @@ def output_mistakes(case, lengths):
     """One query's output as known mistakes have it, whose keys come in blocks of these lengths."""
     ends = np.cumsum(lengths)
     found = pass_mistakes(case, [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)])
-    found |= {cause: functools.partial(case.other, scale=scale) for cause, scale in scale_mistakes(case).items()}
+    found |= {cause: functools.partial(case.results, scale=scale) for cause, scale in scale_mistakes(case).items()}
     if len(lengths) > 1:
         last = np.arange(case.n_keys) >= ends[-2]
-        found["the last block is dropped"] = functools.partial(case.other, hidden=case.hidden | last)
-    return {cause: made().output[..., 0, :] for cause, made in found.items()}
+        found["the last block is dropped"] = functools.partial(case.results, hidden=case.hidden | last)
+    return {cause: made()["O"][..., 0, :] for cause, made in found.items()}
 
 
 def assert_output(case, got, lengths=None, hint="", nan_hint=""):
     """Compare the output of one query, whose keys come in blocks of these lengths, and name a known mistake."""
-    want, plain = (made.output[..., 0, :] for made in (case.want, case.plain))
+    want, plain = (made["O"][..., 0, :] for made in (case.want, case.plain))
     usual = functools.partial(output_mistakes, case, lengths or three_lengths(case.n_keys))
-    assert_near("the output", got, want, plain, usual, hint, case.Q.dtype, case.roundings("output"), nan_hint)
+    assert_near("the output", got, want, plain, usual, hint, case.Q.dtype, case.roundings, nan_hint)
 
 
 # States

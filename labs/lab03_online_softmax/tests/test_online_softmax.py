@@ -9,7 +9,7 @@ import pytest
 from online_softmax import merge_states, online_attention, online_softmax, online_softmax_stats, safe_softmax
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES
-from labkit.testing.attention.cases import Case, worked_example
+from labkit.testing.attention.cases import Case, array_case, worked_example
 from labkit.testing.attention.table import attention_cases
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
@@ -238,7 +238,7 @@ class TestOnlineSoftmax:
 
 def one_query(rng, *, n=None, n_queries=1, n_keys=None, **sizes):
     """A case of one query, whatever `n_queries` is."""
-    return Case.drawn(rng, n_queries=1, n_keys=n_keys or n, **sizes)
+    return array_case(rng, n_queries=1, n_keys=n_keys or n, **sizes)
 
 
 def attend(case, lengths=None, hint="", nan_hint="", attention=online_attention):

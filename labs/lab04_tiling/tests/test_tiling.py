@@ -11,7 +11,7 @@ from tiling import choose_blocks, count_tiles, tiled_attention
 
 from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
 from labkit.simulated_memory import SRAMOverflow
-from labkit.testing.attention.cases import Case, worked_example
+from labkit.testing.attention.cases import Case, array_case, worked_example
 from labkit.testing.attention.mistakes import attention_mistakes
 from labkit.testing.attention.reference import attention
 from labkit.testing.attention.table import attention_cases, misfits
@@ -99,9 +99,10 @@ class TestCountTiles:
 def assert_output(case, got, blocks, hint="", nan_hint="", usual=None):
     """Compare an output with attention computed in float64, and name a known mistake where one fits."""
     case.check(
-        "the output",
+        "O",
         got,
-        mistakes=lambda: attention_mistakes(case, *blocks) | (usual or {}),
+        lambda: attention_mistakes(case, *blocks) | (usual or {}),
+        called="the output",
         dtype=case.Q.dtype,
         hint=hint,
         nan_hint=nan_hint,
@@ -130,29 +131,29 @@ class TestTiledAttention:
 
     @pytest.mark.parametrize("row", CASES)
     def test_results(self, rng, row):
-        attend(row.draw(Case.drawn, rng), (8, 5), hint=row.hint, nan_hint=row.nan_hint)
+        attend(row.draw(array_case, rng), (8, 5), hint=row.hint, nan_hint=row.nan_hint)
 
     @pytest.mark.parametrize("shape", [(12,), (9, 1), (3, 1, 12), (3, 9, 12)], ids=str)
     def test_mask_broadcasts(self, rng, shape):
-        case = Case.drawn(rng, n_queries=9, n_keys=12, d=8, batch=(3,))
+        case = array_case(rng, n_queries=9, n_keys=12, d=8, batch=(3,))
         case.mask = rng.random(shape) < 0.4
         attend(case, (8, 5), hint=f"the mask has shape {shape} and broadcasts over (..., N_q, N_k)")
 
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
-        given = Case.drawn(rng, n=20, d=8, masked=True).arguments
+        given = array_case(rng, n=20, d=8, masked=True).arguments
         with left_alone(given):
             tiled_attention(*(given[name] for name in "QKV"), 8, 5, mask=given["mask"])
 
     @masked_or_not
     @pytest.mark.robust
     def test_uninitialised_memory_is_written_over(self, rng, options):
-        case = Case.drawn(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,), **options)
+        case = array_case(rng, n_queries=37, n_keys=21, d=8, d_v=5, batch=(2,), **options)
         attend(case, (8, 5), nan_hint=NAN_FROM_EMPTY, function=attention_on_nan)
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
-        Q, K, V = Case.drawn(rng, n_queries=6, n_keys=5, d=8).inputs
+        Q, K, V = array_case(rng, n_queries=6, n_keys=5, d=8).inputs
         assert_refused(functools.partial(tiled_attention, block_q=8, block_k=5), misfits(Q, K, V))
 
     @causal_or_not
@@ -161,15 +162,15 @@ class TestTiledAttention:
         hint = "the last tiles are smaller: a buffer has block_q or block_k rows, the tile fewer"
         if causal:
             hint = "position i + row of the tile against j + column; the last query of a tile decides what it visits"
-        case = Case.drawn(rng, n_queries=cut[0], n_keys=cut[1], d=5, d_v=3, causal=causal)
+        case = array_case(rng, n_queries=cut[0], n_keys=cut[1], d=5, d_v=3, causal=causal)
         attend(case, cut[2:], hint=hint)
 
     @pytest.mark.parametrize(
         ("of_Q", "of_K"), [((1, 1), (2, 3)), ((2, 3), (2, 1)), ((), (3,))], ids=["B1x1", "B2x3", "none"]
     )
     def test_leading_axes_broadcast(self, rng, of_Q, of_K):
-        Q, _, _ = Case.drawn(rng, n=13, d=4, batch=of_Q).inputs
-        _, K, V = Case.drawn(rng, n=18, d=4, d_v=6, batch=of_K).inputs
+        Q, _, _ = array_case(rng, n=13, d=4, batch=of_Q).inputs
+        _, K, V = array_case(rng, n=18, d=4, d_v=6, batch=of_K).inputs
         attend(Case(Q, K, V), (8, 5), hint="the output has the leading axes of all three, broadcast")
 
     @pytest.mark.parametrize("logit_scale", [1, 1000], ids=["scale1", "scale1000"])
@@ -180,7 +181,7 @@ class TestTiledAttention:
     )
     @pytest.mark.robust
     def test_whole_tiles_masked(self, rng, masked, logit_scale):
-        case = Case.drawn(rng, n_queries=12, n_keys=24, d_v=5, logit_scale=logit_scale)
+        case = array_case(rng, n_queries=12, n_keys=24, d_v=5, logit_scale=logit_scale)
         case.mask = np.zeros((12, 24), bool)
         case.mask[masked] = True
         hint = "−inf − (−inf) or 0/0: a tile of such scores changes nothing, and a query without keys has output 0"
@@ -190,7 +191,7 @@ class TestTiledAttention:
 
     @pytest.mark.robust
     def test_no_keys_and_no_queries(self, rng):
-        Q, K, V = Case.drawn(rng, n_queries=5, n_keys=6, d=4, d_v=3).inputs
+        Q, K, V = array_case(rng, n_queries=5, n_keys=6, d=4, d_v=3).inputs
         got = as_array("the output", tiled_attention(Q, K[:0], V[:0], 4, 4))
         require(got.shape == (5, 3) and not got.any(), f"without keys the output is zeros of (5, 3), got {got.shape}")
         assert_equal("the output's shape without queries", tiled_attention(Q[:0], K, V, 4, 4).shape, (0, 3))
@@ -200,7 +201,7 @@ class TestTiledAttention:
     @pytest.mark.cost
     def test_causal_tiles_are_skipped(self, rng, blocks, lengths):
         (block_q, block_k), (N_q, N_k) = blocks, lengths
-        Q, K, V = Case.drawn(rng, n_queries=N_q, n_keys=N_k, d=4).inputs
+        Q, K, V = array_case(rng, n_queries=N_q, n_keys=N_k, d=4).inputs
         for start in range(0, N_q, block_q):
             stop = min(start + block_q, N_q)
             unseen = -(-stop // block_k) * block_k  # the first key of the first tile that these queries do not visit
@@ -224,7 +225,7 @@ class TestTiledAttention:
     @pytest.mark.cost
     def test_tiles_are_those_asked_for(self, rng, cut, mode):
         N_q, N_k, *blocks = cut
-        case = Case.drawn(rng, n_queries=N_q, n_keys=N_k, d=11, d_v=5, causal="causal" in mode)
+        case = array_case(rng, n_queries=N_q, n_keys=N_k, d=11, d_v=5, causal="causal" in mode)
         case.Q, case.K = np.abs(case.Q) + np.float32(0.1), -np.abs(case.K) - np.float32(0.1)
         if "mask" in mode:
             case.mask = np.arange(N_k) >= 4  # whole tiles of it are hidden, and yet computed
@@ -264,7 +265,7 @@ class TestTiledAttention:
     @pytest.mark.cost
     def test_small_blocks_need_little(self, rng, cut):
         N_q, N_k, *blocks = cut
-        case = Case.drawn(rng, n_queries=N_q, n_keys=N_k, d=2, dtype=np.float64)
+        case = array_case(rng, n_queries=N_q, n_keys=N_k, d=2, dtype=np.float64)
         tiled_attention(*case.inputs, *blocks)
         peak, _, output = measure_arrays(tiled_attention, *case.inputs, *blocks, warm=False)
         assert_output(case, output, blocks)
@@ -283,12 +284,12 @@ class TestTiledAttention:
     @by_bad_block
     @pytest.mark.refuses
     def test_block_sizes_below_one(self, rng, blocks):
-        assert_blocks_refused(functools.partial(tiled_attention, *Case.drawn(rng, n=6).inputs), blocks)
+        assert_blocks_refused(functools.partial(tiled_attention, *array_case(rng, n=6).inputs), blocks)
 
     @pytest.mark.parametrize("mask", [(6, 7), (5, 8), (2,), (9, 8)], ids=str)
     @pytest.mark.refuses
     def test_masks_that_do_not_fit(self, rng, mask):
-        inputs = Case.drawn(rng, n_queries=6, n_keys=8).inputs
+        inputs = array_case(rng, n_queries=6, n_keys=8).inputs
         when = f"for a mask of {mask} and scores of (6, 8)"
         assert_raises(
             ValueError,
@@ -310,7 +311,7 @@ by_trip = pytest.mark.parametrize("trip", TRIPS.values(), ids=TRIPS)
 
 
 def trip_case(rng, trip, **options):
-    return Case.drawn(rng, **dict(zip(("n_queries", "n_keys", "d", "d_v"), trip, strict=False)), **options)
+    return array_case(rng, **dict(zip(("n_queries", "n_keys", "d", "d_v"), trip, strict=False)), **options)
 
 
 class EitherTraffic:
@@ -334,7 +335,7 @@ class EitherTraffic:
             return (powers / powers.max(0)).T @ V
 
         def of_weights(make):
-            return lambda: case.want._replace(output=make(case.want.weights))
+            return lambda: make(case.want["P"])
 
         last = len(K) - (len(K) - 1) // blocks[1] * blocks[1]
         usual = {

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import torch
 
-from labkit.testing.attention.tensor_cases import Case, numbers
-from labkit.testing.attention.tensor_mistakes import backward_mistakes, forward_mistakes, lse_mistakes_of
+from labkit.testing.attention.backward_mistakes import backward_mistakes, lse_mistakes_of
+from labkit.testing.attention.cases import Case, numbers, tensor_case, worked_example
+from labkit.testing.attention.mistakes import attention_mistakes
 from labkit.testing.compare import (
     assert_at_most,
     assert_dtype,
@@ -16,7 +17,7 @@ from labkit.testing.compare import (
     require,
     require_at_most,
 )
-from labkit.testing.unchanged import changes_first, copied
+from labkit.testing.unchanged import changes_first
 from labkit.testing.wording import dtype_name
 from labkit.testing.work import (
     assert_products_seen,
@@ -29,27 +30,14 @@ from labkit.testing.work import (
 from .probes import measured_call, output_of_apply, step_of_apply, tiles_of_call
 
 GRADIENTS = ("dQ", "dK", "dV")
-worked_case = Case.of([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0], [0.0]], [[1.0]])
-
-
-def forward_arguments(case):
-    """Copies of what `flash_forward` is given, by their names."""
-    return dict(zip("QKV", case.inputs, strict=True))
-
-
-def backward_arguments(case):
-    """Copies of what `flash_backward` is given, by their names."""
-    return forward_arguments(case) | dict(zip(("O", "L", "dO"), copied(*case.forward_result, case.dO), strict=True))
-
-
-ARGUMENTS = {"flash_forward": forward_arguments, "flash_backward": backward_arguments}
+worked_case = Case(*map(torch.from_numpy, worked_example()), torch.ones(1, 1))
 
 
 def assert_forward(case, result, *blocks, hint="", nan_hint=""):
     """Compare (O, L) with the reference, and their dtypes; name a known mistake where one fits."""
     O, L = assert_tuple("flash_forward's result", result, "OL")
     assert_in_order(case, {"O": O, "L": L})
-    made, of_lse = forward_mistakes(case, *blocks), lse_mistakes_of(case)
+    made, of_lse = attention_mistakes(case, *blocks), lse_mistakes_of(case)
 
     def check(name):
         got, known = (O, made) if name == "O" else (L, made | of_lse)
@@ -114,7 +102,7 @@ COMPARISONS = {"flash_forward": assert_forward, "flash_backward": assert_backwar
 
 def measure(task, case, *blocks, hint=""):
     """What a call of a task, whose results are right, allocated and computed."""
-    given = ARGUMENTS[task](case)
+    given = case.arguments if task == "flash_forward" else case.backward_arguments
     with changes_first(given):
         result, counts = measured_call(task, *given.values(), case.causal, *blocks)
         require_own_attention(task, counts)
@@ -125,14 +113,14 @@ def measure(task, case, *blocks, hint=""):
 
 def signed_case(rng, n_queries, n_keys, causal=False):
     """A case for `ScoreTiles`: Q above 0, K below, and no block as long as d is wide."""
-    case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=11, d_v=5, causal=causal)
+    case = tensor_case(rng, n_queries=n_queries, n_keys=n_keys, d=11, d_v=5, causal=causal)
     case.Q, case.K = case.Q.abs() + 0.1, -case.K.abs() - 0.1
     return case
 
 
 def tiles(task, case, *blocks):
     """The tiles of scores, (queries, keys), that a call of a task computes, whose results are right."""
-    given = ARGUMENTS[task](case)
+    given = case.arguments if task == "flash_forward" else case.backward_arguments
     with changes_first(given):
         result, found, fused = tiles_of_call(task, case.Q.shape[-1], *given.values(), case.causal, *blocks)
         require_own_attention(task, {"fused": fused})
@@ -218,7 +206,7 @@ def assert_output(case, O, hint="", nan_hint=""):
     """Compare what `apply` returned with the reference."""
     assert_output_alone(O)
     assert_dtype("O", O, case.Q.dtype)
-    known_mistakes = functools.partial(forward_mistakes, case, case.Q.shape[-2], case.K.shape[-2])
+    known_mistakes = functools.partial(attention_mistakes, case, case.n_queries, case.n_keys)
     case.check("O", O, known_mistakes, hint=hint, nan_hint=nan_hint)
 
 
@@ -245,7 +233,7 @@ def measure_step(case, hint=""):
 @functools.cache
 def long_step(n, causal):
     """A step with n tokens, measured once for several tests."""
-    return measure_step(Case(np.random.default_rng(5), n=n, causal=causal))
+    return measure_step(tensor_case(np.random.default_rng(5), n=n, causal=causal))
 
 
 def assert_saved(case, saved):

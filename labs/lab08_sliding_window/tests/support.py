@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from labkit.testing.attention.backward_mistakes import gradients_by_formulas
+from labkit.testing.attention.cases import Case, numbers, random_tensors
 from labkit.testing.attention.mistakes import scale_mistakes
-from labkit.testing.attention.tensor_cases import Case, numbers
-from labkit.testing.attention.tensor_mistakes import gradients_by_formulas
-from labkit.testing.attention.tensor_reference import attention, gradients_with_penalty
+from labkit.testing.attention.reference import attention, gradients, gradients_with_penalty
 from labkit.testing.compare import assert_at_most, assert_close, assert_dtype, assert_equal, assert_type, require
 from labkit.testing.unchanged import copied
 from labkit.testing.wording import dtype_name
@@ -142,7 +142,8 @@ class WindowCase(Case):
     names: ClassVar = {"out": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}
 
     def __init__(self, rng, seq_len, window, block, **sizes):
-        super().__init__(rng, n=seq_len, mask=hidden_pairs(seq_len, window), **({"d": 12, "d_v": 7} | sizes))
+        tensors = random_tensors(rng, n=seq_len, **({"d": 12, "d_v": 7} | sizes))
+        super().__init__(*tensors, mask=hidden_pairs(seq_len, window))
         self.window, self.block = window, block
 
     @classmethod
@@ -170,7 +171,7 @@ class WindowCase(Case):
                 left_edge[a * block : (a + 1) * block, b * block : (b + 1) * block] = False
         hidden["tiles that the left edge of the window cuts are taken as full"] = left_edge
         hidden |= self._in_what_is_computed(hidden)
-        scales = scale_mistakes(self.arrays)
+        scales = scale_mistakes(self)
         largest = np.finfo(np.float64 if self.Q.dtype == torch.float64 else np.float32).max
         too_large = (self.want["L"] > np.log(largest))[..., None]
         overflown = {"O": np.where(too_large, 0.0, self.want["O"])}
@@ -208,18 +209,18 @@ class WindowCase(Case):
 
     def _over_queries(self):
         """The output where a block's softmax runs over its queries."""
-        scores, weights = self.arrays.scores, np.zeros_like(self.want["O"][..., :1] * self.arrays.scores)
+        scores, weights = self.scores, np.zeros_like(self.want["P"])
         for start in range(0, len(self.mask), self.block):
             rows = np.s_[..., start : start + self.block, :]
             powers = np.exp(scores[rows] - scores[rows].max())
             weights[rows] = powers / np.maximum(powers.sum(-2, keepdims=True), 1e-300)
-        return self.want | {"O": weights @ self.arrays.V.astype(float)}
+        return self.want | {"O": weights @ self.exact_inputs[2]}
 
     def _replaced(self):
         """dK and dV of each key from the last block of queries in which one sees it."""
         block_of = np.arange(len(self.mask))[:, None] // self.block
         last = np.where(self.mask, -1, block_of).max(0)
-        found = gradients_by_formulas(self, hidden=torch.from_numpy(self.mask | (block_of < last)))
+        found = gradients_by_formulas(self, hidden=self.mask | (block_of < last))
         return self.want | {name: found[name] for name in ("dK", "dV")}
 
     def compare(self, name, got, hint="", nan_hint=NOTHING_SEEN):
@@ -250,11 +251,12 @@ class WindowCase(Case):
         """Compare the gradients of a loss and the squares of its own gradients with those of the reference."""
         hint = "backward is differentiated too, but what it saved is a constant there: refuse, where is_grad_enabled()"
         left_out = "the penalty is left out: backward's results come without a graph, and without an error"
-        both = gradients_with_penalty(*self.inputs, self.dO, mask=self.hidden)
+        both = gradients_with_penalty(*self.exact_inputs, numbers(self.dO), mask=self.hidden)
         for name, value, want, without in zip("qkv", got, *both, strict=True):
-            name, want = f"d{name} of a loss with a penalty on its own gradients (create_graph=True)", numbers(want)
+            name = f"d{name} of a loss with a penalty on its own gradients (create_graph=True)"
             require(value is not None, f"{name} is None\nUsual cause: {hint}")
-            assert_close(name, value, want, plain=want + 1e-10, mistakes={left_out: numbers(without)}, hint=hint)
+            usual, atol = {left_out: without}, 4e-7 * np.abs(want).max()
+            assert_close(name, value, want, plain=want, atol=atol, mistakes=usual, hint=hint)
 
 
 def _spread(errors):
@@ -274,12 +276,12 @@ def last_queries_are_right(out, dq, inputs, window):
 
     `inputs` are q, k, v and the gradient of out, each (N, d).
     """
-    q, k, v, d_out = (x.double()[1 - 2 * window :].requires_grad_() for x in inputs)
-    hidden = torch.from_numpy(hidden_pairs(2 * window - 1, window))
-    want = attention(q, k, v, mask=hidden).output
-    (want * d_out)[-window:].sum().backward()
-    pairs = ((out, want), (dq, q.grad))
-    return all(torch.allclose(got[-window:].double(), right[-window:], 0, 1e-4) for got, right in pairs)
+    q, k, v, d_out = (numbers(x[1 - 2 * window :]) for x in inputs)
+    d_out[:-window] = 0
+    hidden = hidden_pairs(2 * window - 1, window)
+    want = attention(q, k, v, mask=hidden).output, gradients(q, k, v, d_out, mask=hidden).dQ
+    pairs = zip((out, dq), want, strict=True)
+    return all(np.allclose(numbers(got[-window:]), right[-window:], 0, 1e-4) for got, right in pairs)
 
 
 # BlockMaskCache
@@ -386,8 +388,8 @@ def assert_attends(variant, inputs, arrays, window):
 
 def _is_among(arrays, inputs, hidden, scale=None):
     for q, k, v in permutations(inputs):
-        want = attention(q, k, v, mask=torch.from_numpy(hidden), scale=scale).output
-        if any(torch.allclose(x.double().reshape(want.shape), want, 1e-3, 1e-4) for x in arrays):
+        want = attention(*map(numbers, (q, k, v)), mask=hidden, scale=scale).output
+        if any(np.allclose(numbers(x).reshape(want.shape), want, 1e-3, 1e-4) for x in arrays):
             return True
     return False
 

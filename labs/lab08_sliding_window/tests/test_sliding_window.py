@@ -10,8 +10,8 @@ from sliding_window import BlockMaskCache, classify_tiles, memory_breakdown, sli
 
 from labkit.meters.arrays import measure_arrays
 from labkit.meters.tensors import measure_peak
+from labkit.testing.attention.cases import numbers
 from labkit.testing.attention.table import Row, attention_cases, misfits
-from labkit.testing.attention.tensor_cases import numbers
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     assert_at_most,

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from labkit.kernels.resources import MAX_REGISTERS, SHARED_BYTES, resources
-from labkit.testing.attention.tensor_cases import Case
-from labkit.testing.attention.tensor_mistakes import backward_mistakes, forward_mistakes, lse_mistakes_of
+from labkit.testing.attention.backward_mistakes import backward_mistakes, lse_mistakes_of
+from labkit.testing.attention.cases import Case, worked_example
+from labkit.testing.attention.mistakes import attention_mistakes
 from labkit.testing.compare import (
     NAN_HINT,
     assert_at_most,
@@ -24,7 +25,6 @@ from labkit.testing.compare import (
     require,
 )
 from labkit.testing.tiles.counts import tiles_with_an_entry
-from labkit.testing.unchanged import copied
 
 from .probes import called
 
@@ -178,17 +178,7 @@ def _spilled(kernel, arch, taken, made):
 
 def worked_case():
     """The handout's worked example."""
-    return Case.of([[1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0], [0.0]], [[1.0]])
-
-
-def forward_arguments(case):
-    """Copies of what `flash_forward` is given, by their names."""
-    return dict(zip("QKV", case.inputs, strict=True))
-
-
-def backward_arguments(case):
-    """Copies of what `flash_backward` is given, by their names."""
-    return forward_arguments(case) | dict(zip(("O", "L", "dO"), copied(*case.forward_result, case.dO), strict=True))
+    return Case(*map(torch.from_numpy, worked_example()), torch.ones(1, 1))
 
 
 def assert_forward(case, result, *blocks, hint="", nan_hint=""):
@@ -196,7 +186,7 @@ def assert_forward(case, result, *blocks, hint="", nan_hint=""):
     got = dict(zip("OL", assert_tuple("flash_forward's result", result, "OL"), strict=True))
 
     def known():
-        return forward_mistakes(case, *blocks)
+        return attention_mistakes(case, *blocks)
 
     def check(name):
         found = (lambda: known() | lse_mistakes_of(case)) if name == "L" else known
@@ -223,14 +213,12 @@ def assert_backward(case, result, *blocks, hint="", nan_hint=""):
 
 def measure(task, case, block_q=32, block_k=32, *, hint=""):
     """What the kernels of a call of a pass did, which is sound and whose results are right."""
-    arguments, compare = PASSES[task]
-    result, seen = called(task, arguments(case), case.causal, block_q, block_k)
+    of_forward = task == "flash_forward"
+    given = case.arguments if of_forward else case.backward_arguments
+    result, seen = called(task, given, case.causal, block_q, block_k)
     assert_sound(seen)
-    compare(case, result, block_q, block_k, hint=hint)
+    (assert_forward if of_forward else assert_backward)(case, result, block_q, block_k, hint=hint)
     return seen
-
-
-PASSES = {"flash_forward": (forward_arguments, assert_forward), "flash_backward": (backward_arguments, assert_backward)}
 
 
 def tiles_seen(case, block_q, block_k):

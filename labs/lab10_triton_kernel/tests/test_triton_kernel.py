@@ -15,8 +15,8 @@ from triton_kernel import choose_config, flash_backward, flash_forward, paged_de
 
 from labkit.kernels.device import on_device
 from labkit.kernels.resources import SHARED_BYTES, TARGETS
+from labkit.testing.attention.cases import tensor_case
 from labkit.testing.attention.table import OVERFLOW, attention_cases, misfits
-from labkit.testing.attention.tensor_cases import Case
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -46,8 +46,6 @@ from .support import (
     assert_multiplied,
     assert_softmax,
     assert_sound,
-    backward_arguments,
-    forward_arguments,
     measure,
     tiles_seen,
     worked_case,
@@ -158,20 +156,20 @@ class TestFlashForward:
     @causal_or_not
     @odd_blocks
     def test_blocks_that_do_not_divide(self, rng, blocks, causal):
-        case = Case(rng, n_queries=37, n_keys=43, d=8, causal=causal)
+        case = tensor_case(rng, n_queries=37, n_keys=43, d=8, causal=causal)
         measure("flash_forward", case, *blocks, hint=SHORT_BLOCK)
 
     @every_case
     def test_results(self, rng, row):
-        case = row.draw(Case, rng)
-        result, seen = called("flash_forward", forward_arguments(case), case.causal, 32, 32)
+        case = row.draw(tensor_case, rng)
+        result, seen = called("flash_forward", case.arguments, case.causal, 32, 32)
         assert_sound(seen)
         assert_forward(case, result, 32, 32, hint=row.hint, nan_hint=row.nan_hint)
 
     @pytest.mark.robust
     def test_long_sums_in_half_precision(self, rng):
         """16 tiles of weight 1 a key, then 30 of weight exp(−5.2): a sum in float16 has no room for the latter."""
-        case = Case(rng, n_queries=16, n_keys=16 * (16 + N_SMALL), d=16, dtype=torch.float16)
+        case = tensor_case(rng, n_queries=16, n_keys=16 * (16 + N_SMALL), d=16, dtype=torch.float16)
         case.Q[:], case.K[:] = 0, 0
         case.Q[:, 0], case.K[:256, 0], case.K[256:, 0] = 4, 2.6, -2.6
         case.V.mul_(0.02).add_(1)
@@ -180,31 +178,31 @@ class TestFlashForward:
 
     @pytest.mark.robust
     def test_scores_of_half_precision_are_kept_in_float32(self, rng):
-        case = Case(rng, n=40, d=16, dtype=torch.float16)
+        case = tensor_case(rng, n=40, d=16, dtype=torch.float16)
         case.Q[..., 0] = case.K[..., 0] = 32  # all scores are 256 and a little, which float16 would lose
-        (O, _), _ = called("flash_forward", forward_arguments(case), False, 16, 16)
+        (O, _), _ = called("flash_forward", case.arguments, False, 16, 16)
         assert_close("O", O.double(), case.want["O"], plain=case.plain["O"].astype(np.float16), hint=SHORT_SCORES)
 
     @pytest.mark.robust
     def test_without_keys(self, rng):
-        case = Case(rng, n_queries=5, n_keys=1, batch=(2,))
+        case = tensor_case(rng, n_queries=5, n_keys=1, batch=(2,))
         (O, L), _ = called("flash_forward", {"Q": case.Q, "K": case.K[:, :0], "V": case.V[:, :0]})
         require(O.shape == (2, 5, 16) and bool((O == 0).all()), "without keys (N_k = 0) O must be 0")
         require(L.shape == (2, 5) and bool(L.isneginf().all()), "without keys (N_k = 0) L must be −inf")
 
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
-        given = forward_arguments(Case(rng, n=20, d=8))
+        given = tensor_case(rng, n=20, d=8).arguments
         with left_alone(given):
             called_without_copies("flash_forward", *given.values())
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
-        assert_refused(flash_forward, misfits(*Case(rng, n_queries=6, n_keys=5, d=8).inputs))
+        assert_refused(flash_forward, misfits(*tensor_case(rng, n_queries=6, n_keys=5, d=8).inputs))
 
     @pytest.mark.refuses
     def test_bad_blocks_and_dtypes(self, rng):
-        case = Case(rng, n=6, d=8)
+        case = tensor_case(rng, n=6, d=8)
         assert_blocks_refused(flash_forward, *case.inputs)
         wide = [x.double() for x in case.inputs]
         assert_raises(TypeError, lambda: flash_forward(*wide), when="for float64", mentions=("float64",))
@@ -214,7 +212,7 @@ class TestFlashForward:
         ("block_q", "block_k", "precision"), [(16, 16, "float32"), (32, 64, "float16")], ids=["16x16", "32x64-float16"]
     )
     def test_bytes_are_those_of_lab_04(self, rng, block_q, block_k, precision):
-        case = Case(rng, n_queries=63, n_keys=129, d=32, dtype=precision)
+        case = tensor_case(rng, n_queries=63, n_keys=129, d=32, dtype=precision)
         seen = measure("flash_forward", case, block_q, block_k)
         want = queries_outside_traffic(63, 129, 32, 32, block_q, block_k, case.Q.itemsize)
         hint = "other blocks than those asked for, or a key is read again: Q once, K and V ⌈N_q / block_q⌉ times"
@@ -227,7 +225,7 @@ class TestFlashForward:
     @pytest.mark.cost
     @pytest.mark.parametrize(("block_q", "block_k"), [(16, 16), (16, 32)])
     def test_hidden_tiles_are_not_loaded(self, rng, block_q, block_k):
-        case = Case(rng, n_queries=80, n_keys=112, d=32, causal=True)
+        case = tensor_case(rng, n_queries=80, n_keys=112, d=32, causal=True)
         seen = measure("flash_forward", case, block_q, block_k)
         tiles = tiles_seen(case, block_q, block_k)
         rows = sum(min(block_k, 112 - column * block_k) for _, column in tiles)
@@ -241,23 +239,23 @@ class TestFlashForward:
 
     @pytest.mark.cost
     def test_float32_is_multiplied_exactly(self, rng):
-        made = compiled_for("flash_forward", 80, {}, forward_arguments(Case(rng, n=16)), False, 16, 16)
+        made = compiled_for("flash_forward", 80, {}, tensor_case(rng, n=16).arguments, False, 16, 16)
         assert_compiles(made, 80, products=False, spills=True, exact=True)
 
     @pytest.mark.cost
     def test_compiles_without_spilling(self, rng):
-        case = Case(rng, n=16, d=64, dtype=torch.float16)
-        assert_compiles(compiled_for("flash_forward", 80, {}, forward_arguments(case), True, 64, 64), 80)
+        case = tensor_case(rng, n=16, d=64, dtype=torch.float16)
+        assert_compiles(compiled_for("flash_forward", 80, {}, case.arguments, True, 64, 64), 80)
 
     @pytest.mark.cost
     def test_smallest_tiles_compile(self, rng):
-        case = Case(rng, n=16, d=5, d_v=3, dtype=torch.float16)
-        assert_compiles(compiled_for("flash_forward", 80, {}, forward_arguments(case), False, 16, 16), 80)
+        case = tensor_case(rng, n=16, d=5, d_v=3, dtype=torch.float16)
+        assert_compiles(compiled_for("flash_forward", 80, {}, case.arguments, False, 16, 16), 80)
 
     @pytest.mark.gpu
     @causal_or_not
     def test_on_a_device(self, rng, causal):
-        case = Case(rng, n=500, d=64, batch=(2, 3), dtype=torch.float16, causal=causal)
+        case = tensor_case(rng, n=500, d=64, batch=(2, 3), dtype=torch.float16, causal=causal)
         O, L = on_device(own_file(), "flash_forward", case.inputs, causal, 64, 64)
         case.check("O", O, hint=ON_A_DEVICE)
         case.check("L", L, hint=ON_A_DEVICE)
@@ -275,13 +273,13 @@ class TestFlashBackward:
     @causal_or_not
     @odd_blocks
     def test_blocks_that_do_not_divide(self, rng, blocks, causal):
-        case = Case(rng, n_queries=37, n_keys=43, d=8, causal=causal)
+        case = tensor_case(rng, n_queries=37, n_keys=43, d=8, causal=causal)
         measure("flash_backward", case, *blocks, hint=SHORT_BLOCK)
 
     @every_case
     def test_results(self, rng, row):
-        case = row.draw(Case, rng)
-        result, seen = called("flash_backward", backward_arguments(case), case.causal, 32, 32)
+        case = row.draw(tensor_case, rng)
+        result, seen = called("flash_backward", case.backward_arguments, case.causal, 32, 32)
         assert_sound(seen)
         assert_backward(case, result, 32, 32, hint=row.hint, nan_hint=row.nan_hint)
 
@@ -291,7 +289,7 @@ class TestFlashBackward:
         """All weights are equal. One tile adds 8, the other 30 add 0.0035: a sum in float16 has no room for these."""
         long = 16 * (1 + N_SMALL)
         n_queries, n_keys = (long, 16) if along == "queries" else (16, long)
-        case = Case(rng, n_queries=n_queries, n_keys=n_keys, d=16, dtype=torch.float16)
+        case = tensor_case(rng, n_queries=n_queries, n_keys=n_keys, d=16, dtype=torch.float16)
         sign = 1.0 - 2.0 * (torch.arange(n_keys) % 2)[:, None]
         case.Q[:], case.K[:], case.V[:], case.dO[:] = 0, 0, sign, 1.2
         case.Q[:, 0] = 1
@@ -302,16 +300,16 @@ class TestFlashBackward:
 
     @pytest.mark.robust
     def test_scores_of_half_precision_are_kept_in_float32(self, rng):
-        case = Case(rng, n_queries=8, n_keys=40, d=16, dtype=torch.float16)
+        case = tensor_case(rng, n_queries=8, n_keys=40, d=16, dtype=torch.float16)
         case.Q[..., 0] = case.K[..., 0] = 32  # all scores are 256 and a little, which float16 would lose
-        (dQ, _, dV), _ = called("flash_backward", backward_arguments(case), False, 16, 16)
+        (dQ, _, dV), _ = called("flash_backward", case.backward_arguments, False, 16, 16)
         for name, got, kernel_of in (("dV", dV, "the keys"), ("dQ", dQ, "the queries")):
             want, plain = case.want[name][..., 1:], case.plain[name][..., 1:].astype(np.float16)
             assert_close(name, got.double()[..., 1:], want, plain=plain, hint=f"{SHORT_SCORES} ({kernel_of})")
 
     def test_weights_come_from_the_given_l(self, rng):
-        case = Case(rng, n=40, d=8)
-        given = backward_arguments(case)
+        case = tensor_case(rng, n=40, d=8)
+        given = case.backward_arguments
         given["L"] += math.log(2)
         (_, _, dV), _ = called("flash_backward", given, False, 32, 32)
         hint = "the softmax is computed once more, instead of P = exp(S − L), which is half as large here"
@@ -320,14 +318,14 @@ class TestFlashBackward:
 
     @pytest.mark.robust
     def test_gradient_of_a_sum(self, rng):
-        case = Case(rng, n=30, d=8, batch=(2,))
+        case = tensor_case(rng, n=30, d=8, batch=(2,))
         case.dO = torch.ones(()).expand(2, 30, 8)
         measure("flash_backward", case, 16, 16, hint="dO of O.sum() is one number, expanded: a view with strides of 0")
 
     @pytest.mark.robust
     @pytest.mark.parametrize("without", ["queries", "keys"])
     def test_without_queries_or_keys(self, rng, without):
-        given = backward_arguments(Case(rng, n_queries=5, n_keys=6, batch=(2,)))
+        given = tensor_case(rng, n_queries=5, n_keys=6, batch=(2,)).backward_arguments
         given |= {"O": torch.zeros(2, 5, 16), "L": torch.full((2, 5), -math.inf)} if without == "keys" else {}
         for name in ("K", "V") if without == "keys" else ("Q", "O", "L", "dO"):
             given[name] = given[name][:, :0]
@@ -338,25 +336,25 @@ class TestFlashBackward:
 
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
-        given = backward_arguments(Case(rng, n=20, d=8))
+        given = tensor_case(rng, n=20, d=8).backward_arguments
         with left_alone(given):
             called_without_copies("flash_backward", *given.values())
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
-        given = backward_arguments(Case(rng, n_queries=6, n_keys=5, d=8))
+        given = tensor_case(rng, n_queries=6, n_keys=5, d=8).backward_arguments
         assert_refused(flash_backward, misfits(*given.values()))
 
     @pytest.mark.refuses
     def test_bad_blocks_and_dtypes(self, rng):
-        given = backward_arguments(Case(rng, n=6, d=8))
+        given = tensor_case(rng, n=6, d=8).backward_arguments
         assert_blocks_refused(flash_backward, *given.values())
         wide = (given | {name: given[name].double() for name in "QKV"}).values()
         assert_raises(TypeError, lambda: flash_backward(*wide), when="for float64", mentions=("float64",))
 
     @pytest.mark.cost
     def test_bytes_of_both_loops(self, rng):
-        case, block = Case(rng, n=64, d=32, causal=True), 16
+        case, block = tensor_case(rng, n=64, d=32, causal=True), 16
         seen = measure("flash_backward", case, block, block)
         tiles = len(tiles_seen(case, block, block))
         passes = tiles * block * (2 * 64 + 4 * 64) + 4 * 64 * (64 + 2)  # twice over all tiles, and sums added to
@@ -368,19 +366,19 @@ class TestFlashBackward:
 
     @pytest.mark.cost
     def test_float32_is_multiplied_exactly(self, rng):
-        made = compiled_for("flash_backward", 80, {}, backward_arguments(Case(rng, n=16)), False, 16, 16)
+        made = compiled_for("flash_backward", 80, {}, tensor_case(rng, n=16).backward_arguments, False, 16, 16)
         assert_compiles(made, 80, products=False, spills=True, exact=True)
 
     @pytest.mark.cost
     def test_compiles_without_spilling(self, rng):
-        case = Case(rng, n=16, d=64, dtype=torch.float16, causal=True)
-        assert_compiles(compiled_for("flash_backward", 90, {}, backward_arguments(case), True, 32, 32), 90)
+        case = tensor_case(rng, n=16, d=64, dtype=torch.float16, causal=True)
+        assert_compiles(compiled_for("flash_backward", 90, {}, case.backward_arguments, True, 32, 32), 90)
 
     @pytest.mark.gpu
     @causal_or_not
     def test_on_a_device(self, rng, causal):
-        case = Case(rng, n=300, d=64, batch=(2,), dtype=torch.float16, causal=causal)
-        result = on_device(own_file(), "flash_backward", list(backward_arguments(case).values()), causal, 32, 32)
+        case = tensor_case(rng, n=300, d=64, batch=(2,), dtype=torch.float16, causal=causal)
+        result = on_device(own_file(), "flash_backward", list(case.backward_arguments.values()), causal, 32, 32)
         for name, got in zip(GRADIENTS, result, strict=True):
             case.check(name, got, hint=ON_A_DEVICE)
 
@@ -566,7 +564,7 @@ def configured(head_dim, dtype_bytes, arch):
     chosen = choose_config(head_dim, dtype_bytes, arch)
     block_q, block_k, num_warps, num_stages = assert_tuple("the configuration", chosen, PARTS)
     dtype = torch.float16 if dtype_bytes == 2 else torch.float32
-    inputs = dict(zip("QKV", Case(np.random.default_rng(0), n=16, d=head_dim, dtype=dtype).inputs, strict=True))
+    inputs = tensor_case(np.random.default_rng(0), n=16, d=head_dim, dtype=dtype).arguments
     options = {"num_warps": num_warps, "num_stages": num_stages}
     try:
         made = compiled_for("flash_forward", arch, options, inputs, True, block_q, block_k)

@@ -6,9 +6,9 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
+from labkit.testing.attention.backward_mistakes import gradients_by_formulas, lse_mistakes_of
+from labkit.testing.attention.cases import Case
 from labkit.testing.attention.table import strided
-from labkit.testing.attention.tensor_cases import Case
-from labkit.testing.attention.tensor_mistakes import gradients_by_formulas, lse_mistakes_of
 from labkit.testing.compare import (
     NAN_HINT,
     assert_at_most,
@@ -87,7 +87,7 @@ class RingCase:
 
     def _reading(self, heads):
         """The same, where query head h reads the key head heads[h]."""
-        return Case.of(self.Q, self.K[..., heads, :, :], self.V[..., heads, :, :], self.dO, causal=self.causal)
+        return Case(self.Q, self.K[..., heads, :, :], self.V[..., heads, :, :], self.dO, causal=self.causal)
 
     def result(self, name, found):
         """One result by the handout's name, from those of `whole`: dk and dv are sums over the heads of a group."""
@@ -170,16 +170,16 @@ class RingCase:
     def _heads(self, queries, keys):
         """The results where place h has those of the query head queries[h] on the key head keys[h]."""
         Q, K, V, dO = self.Q[..., queries, :, :], self.K[..., keys, :, :], self.V[..., keys, :, :], self.dO
-        return Case.of(Q, K, V, dO, causal=self.causal).want
+        return Case(Q, K, V, dO, causal=self.causal).want
 
     def backward_mistakes(self):
         """Usual mistakes of a backward pass that is given the right o and lse, and what computes the results."""
         back = partial(gradients_by_formulas, self.whole)
-        others = torch.from_numpy(self.owner != self.owner[:, None]) | self.whole.hidden
+        others = (self.owner != self.owner[:, None]) | self.whole.hidden
         found = {text: partial(back, hidden=hidden) for text, hidden in self._hidden().items()}
         if self.layout == "zigzag" and self.causal:
             n_runs = 2 * self.world_size
-            early = torch.arange(self.n_tokens) // (self.n_tokens // n_runs) < self.world_size
+            early = np.arange(self.n_tokens) // (self.n_tokens // n_runs) < self.world_size
             text = "what a rank's second run of queries gives replaces what the first has given to dK and dV"
             found[text] = lambda: back(hidden=self.whole.hidden | early[:, None]) | {"dQ": self.whole.want["dQ"]}
         if self.Q.shape == self.K.shape == self.V.shape:
@@ -192,7 +192,7 @@ class RingCase:
                 self.whole.want | {name: self.whole.want[name] / group for name in ("dK", "dV")}
             )
         return found | {
-            "D is left out: dS = P ∘ (dP − D)": partial(back, D=torch.zeros(())),
+            "D is left out: dS = P ∘ (dP − D)": partial(back, D=np.zeros(())),
             "dS is not multiplied by 1/√d on its way into it": partial(back, in_dS=1.0),
             "dK and dV come home one hop short: a rank returns those of the next rank's keys": partial(self._moved, 1),
             "dK and dV go one hop too far: a rank returns those of the rank before": partial(self._moved, -1),
@@ -207,7 +207,7 @@ class RingCase:
     def _hidden(self):
         """Usual mistakes with what a query sees: the pairs hidden then, in the order of the sequence."""
         owner, mine, token, P = self.owner, self.owner[:, None], np.arange(self.n_tokens), self.world_size
-        later = self.whole.hidden.numpy()
+        later = self.whole.hidden
         found = {
             "one block is missing: all P blocks count, the own one and those of P − 1 hops": later
             | (owner == (mine + 1) % P),
@@ -226,11 +226,11 @@ class RingCase:
                     theirs = np.stack(positions(self.n_tokens, P, other))[owner, local]
                     text = f"positions are those of the layout {other!r}, and the shards are {self.layout!r}"
                     found[text] = theirs > theirs[:, None]
-        return {text: torch.from_numpy(hidden) for text, hidden in found.items()}
+        return found
 
     def _blocks(self):
         """For each rank, what is hidden where its keys alone are seen, and the results then."""
-        others = [self.whole.hidden | torch.from_numpy(self.owner != rank) for rank in range(self.world_size)]
+        others = [self.whole.hidden | (self.owner != rank) for rank in range(self.world_size)]
         return [(hidden, self.whole.results(hidden=hidden)) for hidden in others]
 
     def _not_rescaled(self):
@@ -253,8 +253,8 @@ class RingCase:
         """The gradients added up over blocks whose weights come from their own log-sum-exp."""
         parts = []
         for hidden, results in self._blocks():
-            lse = torch.from_numpy(results["L"])
-            parts.append(gradients_by_formulas(self.whole, hidden=hidden, L=lse.masked_fill(lse.isneginf(), 0)))
+            lse = np.where(np.isneginf(results["L"]), 0, results["L"])
+            parts.append(gradients_by_formulas(self.whole, hidden=hidden, L=lse))
         return {name: sum(part[name] for part in parts) for name in parts[0]}
 
     def _moved(self, by):

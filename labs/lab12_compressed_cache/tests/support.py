@@ -6,10 +6,10 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from labkit.testing.attention.backward_mistakes import lse_mistakes
+from labkit.testing.attention.cases import rounded
 from labkit.testing.attention.reference import random_qkv
 from labkit.testing.attention.table import attention_cases
-from labkit.testing.attention.tensor_cases import rounded
-from labkit.testing.attention.tensor_mistakes import lse_mistakes
 from labkit.testing.compare import (
     NAN_HINT,
     ROUNDINGS,

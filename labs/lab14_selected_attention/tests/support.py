@@ -10,7 +10,7 @@ from types import SimpleNamespace as Case
 
 import torch
 
-from labkit.testing.attention.tensor_cases import rounded
+from labkit.testing.attention.cases import rounded
 from labkit.testing.compare import assert_equal, assert_type, require
 from labkit.testing.unchanged import left_alone
 

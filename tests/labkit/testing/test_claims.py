@@ -7,7 +7,7 @@ import pytest
 
 from labkit.suite.forked import run_forked
 from labkit.testing import compare
-from labkit.testing.attention.cases import Case
+from labkit.testing.attention.cases import array_case
 from labkit.testing.attention.mistakes import attention_mistakes
 from tests.student import LAB, solution_text
 
@@ -20,13 +20,13 @@ LOGITS = 8
 def drawn(seed, causal):
     """A case whose blocks do not divide its lengths."""
     rng = np.random.default_rng(seed)
-    return Case.drawn(rng, n_queries=21, n_keys=19, d=6, d_v=5, causal=causal, logit_scale=LOGITS)
+    return array_case(rng, n_queries=21, n_keys=19, d=6, d_v=5, causal=causal, logit_scale=LOGITS)
 
 
 def said(case, got):
     """What the assertion says of `got`; nothing when it passes."""
     try:
-        case.check("O", got, mistakes=attention_mistakes(case, *BLOCKS), hint="a hint")
+        case.check("O", got, attention_mistakes(case, *BLOCKS), hint="a hint")
     except AssertionError as error:
         return str(error)
     return ""
@@ -38,32 +38,32 @@ def in_bfloat16(values):
 
 
 def one_element(case, rng, factor):
-    got = case.want.output.copy()
-    allowed = compare.tolerance(case.want.output, case.plain.output, roundings=case.roundings("output"))
+    got = case.want["O"].copy()
+    allowed = compare.tolerance(case.want["O"], case.plain["O"], roundings=case.roundings)
     got[tuple(rng.integers(n) for n in got.shape)] += factor * allowed
     return got
 
 
 def one_element_in_bfloat16(case, rng, _factor):
-    got = case.want.output.astype(np.float32)
+    got = case.want["O"].astype(np.float32)
     at = tuple(rng.integers(n) for n in got.shape)
     got[at] = in_bfloat16(got)[at]
     return got
 
 
 def a_little_in_the_sum(case, _rng, factor):
-    return case.want.output / (1 + factor * 1e-6)
+    return case.want["O"] / (1 + factor * 1e-6)
 
 
 def one_row(case, rng, factor):
-    got = case.want.output.copy()
+    got = case.want["O"].copy()
     got[rng.integers(len(got))] *= 1 + factor * 1e-5
     return got
 
 
 def one_element_is(value):
     def disturb(case, rng, _factor):
-        got = case.want.output.copy()
+        got = case.want["O"].copy()
         got[tuple(rng.integers(n) for n in got.shape)] = value
         return got
 
@@ -72,7 +72,7 @@ def one_element_is(value):
 
 
 def everything_is_nan(case, _rng, _factor):
-    return np.full_like(case.want.output, np.nan)
+    return np.full_like(case.want["O"], np.nan)
 
 
 DISTURBANCES = [
@@ -115,7 +115,7 @@ def test_a_mistake_that_is_merely_near_is_not_named(monkeypatch):
         return str(caught.value)
 
     assert "That is exactly" not in told()
-    monkeypatch.setattr(compare, "FAR_BELOW", 1e9)
+    monkeypatch.setattr(compare, "NEAR_SHARE", 1e9)
     monkeypatch.setattr(compare, "RIVALS", 0)
     assert "That is exactly" in told(), "this is what keeps it out"
 
@@ -126,7 +126,7 @@ def test_every_mistake_that_was_made_is_recognised(causal):
     for cause, value in attention_mistakes(case, *BLOCKS).items():
         with np.errstate(all="ignore"):
             made = value() if callable(value) else value
-        if (text := said(case, made.output.astype(np.float32))) and " is NaN" not in text:
+        if (text := said(case, made["O"].astype(np.float32))) and " is NaN" not in text:
             assert "That is exactly" in text, (cause, text)
 
 
@@ -148,12 +148,12 @@ def test_a_tests_own_hint_is_not_shown_where_plain_tests_fail_too(tmp_path):
 
 def test_results_that_are_right_are_named():
     case = drawn(0, causal=False)
-    got = {"output": case.want.output, "lse": case.want.lse / 2, "weights": case.want.weights}
-    with pytest.raises(AssertionError, match=r"lse is off by .*\noutput and weights are right, only lse is off\ngot"):
-        compare.compare_each(got, lambda name: case.check(name, got[name], name))
-    del got["output"], got["weights"]
+    got = {"O": case.want["O"], "L": case.want["L"] / 2, "P": case.want["P"]}
+    with pytest.raises(AssertionError, match=r"L is off by .*\nO and P are right, only L is off\ngot"):
+        compare.compare_each(got, lambda name: case.check(name, got[name]))
+    del got["O"], got["P"]
     with pytest.raises(AssertionError, match=r"elements are off$"):
-        compare.compare_each(got, lambda name: case.check(name, got[name], name))
+        compare.compare_each(got, lambda name: case.check(name, got[name]))
 
 
 @pytest.mark.parametrize(

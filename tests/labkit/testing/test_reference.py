@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from labkit.testing.attention.reference import attention, random_qkv
+from labkit.testing.attention.reference import attention, gradients, gradients_with_penalty, random_qkv
 
 
 def by_hand(Q, K, V, mask, scale):
@@ -42,13 +43,53 @@ def test_against_sums_by_hand(causal, scale):
         np.testing.assert_allclose(ours, expected, rtol=1e-13, atol=1e-15)
 
 
+def torchs_own(Q, K, V, hidden):
+    """The output by torch's scaled dot-product attention; every row must see a key."""
+    return torch.nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=torch.from_numpy(~hidden))
+
+
+def inputs_and_hidden(causal):
+    rng = np.random.default_rng(2)
+    arrays = random_qkv(rng, n_queries=9, n_keys=13, d=8, d_v=4, batch=(2, 3), dtype=np.float64)
+    hidden = rng.random((9, 13)) < 0.3
+    hidden[:, 0] = False
+    leaves = [torch.from_numpy(x).requires_grad_() for x in arrays]
+    return (arrays, leaves), hidden | (np.arange(13) > np.arange(9)[:, None] if causal else False), rng
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_against_torch(causal):
-    import torch
+    (arrays, leaves), hidden, rng = inputs_and_hidden(causal)
+    dO = rng.standard_normal((2, 3, 9, 4))
+    output = torchs_own(*leaves, hidden)
+    np.testing.assert_allclose(attention(*arrays, mask=hidden).output, output.detach().numpy(), rtol=1e-12, atol=1e-14)
+    theirs = torch.autograd.grad((output * torch.from_numpy(dO)).sum(), leaves)
+    ours = gradients(*arrays, dO, mask=hidden)
+    for name, got, want in zip(ours._fields, ours, theirs, strict=True):
+        np.testing.assert_allclose(got, want.numpy(), atol=1e-13, err_msg=name)
 
-    arrays = random_qkv(np.random.default_rng(2), n_queries=9, n_keys=13, d=8, d_v=4, batch=(2, 3), dtype=np.float64)
-    want = torch.nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, arrays), is_causal=causal).numpy()
-    np.testing.assert_allclose(attention(*arrays, causal=causal).output, want, rtol=1e-12, atol=1e-14)
+
+def test_penalty_on_gradients_against_torch():
+    (arrays, leaves), hidden, rng = inputs_and_hidden(causal=False)
+    dO = rng.standard_normal((2, 3, 9, 4))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        total = (torchs_own(*leaves, hidden) * torch.from_numpy(dO)).sum()
+        alone = torch.autograd.grad(total, leaves, create_graph=True)
+        theirs = torch.autograd.grad(total + sum((x**2).sum() for x in alone), leaves)
+    ours, first = gradients_with_penalty(*arrays, dO, mask=hidden)
+    for got, want in zip((*ours, *first), (*theirs, *alone), strict=True):
+        np.testing.assert_allclose(got, want.detach().numpy(), atol=1e-7)
+
+
+def test_a_row_that_sees_nothing_has_gradients_of_zero():
+    arrays = random_qkv(np.random.default_rng(5), n_queries=4, d=3, dtype=np.float64)
+    found = gradients(*arrays, np.ones((4, 3)), mask=(np.arange(4) == 1)[:, None])
+    assert all(np.isfinite(each).all() for each in found)
+    assert (found.dQ[1] == 0).all()
+    made = attention(np.ones((2, 3)), np.ones((0, 3)), np.ones((0, 4)))
+    assert made.output.shape == (2, 4)
+    assert (made.output == 0).all()
+    assert made.lse.tolist() == [-math.inf, -math.inf]
 
 
 def test_every_step_is_in_the_precision_asked_for():
