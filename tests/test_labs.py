@@ -21,8 +21,10 @@ from labstaff.pytest_plugin import variant_text
 from tests.suite_runs import Job, session_folder
 
 LABS = find_labs()
-QUICK = 6
-"""Without `-m slow`, and without `-k` to choose a lab, one known mistake in so many is run."""
+QUICK = 10
+"""Without `-m slow`, and without `-k` to choose a lab, one known mistake in so many is run; in sandboxes too."""
+LONG = ("lab10", "lab11", "lab13")
+"""Labs whose whole suite takes about half a minute: it too is then left to `-m slow`."""
 
 
 def stub_folder() -> Path:
@@ -87,19 +89,25 @@ def test_right_code_passes(job, suite_runs):
     assert len(run.results) == run.n_collected > 0
     failed = ["\n".join((f"{v.test}: {v.state}", *v.lines)) for v in run.results if not v.passed]
     assert not failed, "\n".join(failed)
+    if not job.tests:  # what is fixed in a suite can be read there and written down: see `task_points`
+        fixed = {result.task for result in run.results} - {result.task for result in run.results if result.drawn}
+        assert not fixed, f"no test of {', '.join(fixed)} draws its inputs at random"
 
 
 def pytest_generate_tests(metafunc):
-    """All mistakes, most of them slow unless `-k` chooses; in sandboxes one in ten, and the alternative solutions."""
-    sandboxed = metafunc.config.option.sandboxed
+    """What takes long is slow unless `-k` chooses; in sandboxes one mistake in ten, and the alternative solutions."""
+    sandboxed, chosen = metafunc.config.option.sandboxed, bool(metafunc.config.option.keyword)
     if metafunc.definition.originalname == "test_mistake_is_found":
-        names = list(MISTAKES)[:: 10 if sandboxed else 1]
-        quick = names if sandboxed or metafunc.config.option.keyword else names[::QUICK]
-        marks = dict.fromkeys(names, pytest.mark.slow) | dict.fromkeys(quick, ())
-        metafunc.parametrize("job", [pytest.param(MISTAKES[name], marks=marks[name], id=name) for name in names])
+        quick = list(MISTAKES)[::QUICK]
+        jobs = {name: MISTAKES[name] for name in quick} if sandboxed else MISTAKES
     elif metafunc.definition.originalname == "test_right_code_passes":
         jobs = SOLVED | alternatives() if sandboxed else SOLVED
-        metafunc.parametrize("job", jobs.values(), ids=jobs)
+        quick = [name for name in jobs if name not in LONG]
+    else:
+        return
+    slow = () if sandboxed or chosen else set(jobs) - set(quick)
+    marks = dict.fromkeys(slow, pytest.mark.slow)
+    metafunc.parametrize("job", [pytest.param(job, marks=marks.get(name, ()), id=name) for name, job in jobs.items()])
 
 
 def test_mistake_is_found(job, suite_runs):
@@ -111,14 +119,6 @@ def test_mistake_is_found(job, suite_runs):
     assert states <= {State.WRONG, State.CRASHED, State.TOO_SLOW}, f"the module does not run: {failed[0].lines}"
     said = "\n".join(line for result in failed for line in result.lines)
     assert mistake.says in said, f"no message says {mistake.says!r}; they say:\n{said}"
-
-
-@pytest.mark.parametrize("job", [SOLVED[lab.label] for lab in LABS], ids=[lab.label for lab in LABS])
-def test_every_task_draws_inputs_at_random(job, suite_runs):
-    """What is fixed in a suite can be read there and written down: see `labkit.suite.results.task_points`."""
-    drawn = {result.task for result in suite_runs(job).results if result.drawn}
-    lab = next(lab for lab in LABS if lab.label == job.lab)
-    assert drawn == {task.name for task in lab.tasks}
 
 
 @by_lab

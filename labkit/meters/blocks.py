@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.meters.sessions import Recorder
+from labkit.meters.sessions import CallLog
 
 RANDOM_SIZES = 8, 2
 """Blocks, and tokens in a block, of a manager that is driven at random: few, so that blocks run out."""
@@ -16,7 +16,7 @@ RANDOM_SIZES = 8, 2
 
 def record_random_operations(make: Callable[[int, int], Any], seed: int) -> list[tuple[str, Any, str | None]]:
     """The record of a new manager's calls; it ends early before one that raises what no manager should."""
-    recorder = Recorder(None)
+    recorder = CallLog(None)
     with contextlib.suppress(Exception):
         recorder.thing = make(*RANDOM_SIZES)
         random_operations(_Unchecked(recorder), np.random.default_rng(seed))

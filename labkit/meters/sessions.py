@@ -24,7 +24,7 @@ def run_calls(thing: Any, calls: Iterable[Call]) -> Any:
     return found
 
 
-class Recorder:
+class CallLog:
     """Stands for an object, and keeps what each call of a method gave.
 
     `record` holds (method, result, refusal) for each call. The refusal is the message of a RuntimeError, and None for a
@@ -49,7 +49,7 @@ class Recorder:
         return call
 
     def note(self, name: str, result: Any) -> None:
-        """Add a call that was made without the recorder."""
+        """Add a call that was made without this."""
         self.record.append((name, as_it_is(result), None))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from labkit.meters.sessions import Recorder
+from labkit.meters.sessions import CallLog
 from labkit.meters.tensors import AllocationMeter
 from labkit.serving.model import Model
 from labkit.serving.player import (
@@ -31,7 +31,7 @@ def record_plans(
     It ends early where a call raises, or a plan cannot be carried out. `sizes` are the number of blocks and their
     tokens, which are otherwise those of the planner's settings.
     """
-    recorder = Recorder(None)
+    recorder = CallLog(None)
     with contextlib.suppress(Exception):
         recorder.thing = make()
         num_blocks, block_size = sizes or _sizes(recorder.settings())
@@ -64,7 +64,7 @@ def record_serving(
         with _meter(metered) as memory:
             server = make(spec, nbytes, max_tokens)
             found["held"] = memory.live_bytes if memory else 0
-        recorder, model = Recorder(server), Model(spec)
+        recorder, model = CallLog(server), Model(spec)
         found["record"] = recorder.record
         num_blocks, block_size = _sizes(recorder.settings())
 

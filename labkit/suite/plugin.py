@@ -26,10 +26,13 @@ LAB_LINES = "lab_lines"
 """The name under which pytest knows the plugin that shows each task's results."""
 GPU_SECONDS = 120.0
 """For a test that starts CUDA and compiles kernels."""
-SHARES = ((0, 1.0), (2, 0.2), (math.inf, 0.04))
+TIME_SHARES = ((0, 1.0), (2, 0.2), (math.inf, 0.04))
 """The share of its time that a test gets when at most so many tests of its task have taken too long."""
-N_PLAIN = 2
-"""How many of a class's tests, its first ones, are plain: they look for nothing in particular."""
+N_GENERAL = 2
+"""How many of a class's tests, its first ones, check that results are right in general.
+
+If one of these fails, later tests leave out the cause that they are there for.
+"""
 EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
 
 
@@ -141,7 +144,7 @@ class LabResults:
             return (yield)
         test_class = _class_name(item)
         n_before = self._timed_out[test_class]
-        share = next(share for most, share in SHARES if n_before <= most)
+        share = next(share for most, share in TIME_SHARES if n_before <= most)
         seconds = _seconds(item, lab) * share
         try:
             with time_limit(seconds, WALL_SECONDS * max(share, 0.2)):
@@ -307,7 +310,7 @@ def _source(config: pytest.Config, lab: Lab) -> Source:
 def _plain_tests(cls: type | None) -> list[str]:
     """The first tests of a class, whichever of them run now. pytest lists those of base classes first."""
     classes = reversed(cls.__mro__) if cls else ()
-    return list(dict.fromkeys(name for each in classes for name in vars(each) if name.startswith("test")))[:N_PLAIN]
+    return list(dict.fromkeys(name for each in classes for name in vars(each) if name.startswith("test")))[:N_GENERAL]
 
 
 def _seconds(item: pytest.Item, lab: Lab) -> float:

@@ -77,7 +77,7 @@ def run_suite(
         show_prints: let what the code prints, and a debugger that it opens, have the terminal.
         cpu_seconds: begin no further test when this run, its worker included, has used so much CPU time.
     """
-    recorder = Recorder(lab, listener or Listener(), sys.stdout if show_prints else None, cpu_seconds)
+    recorder = ResultCollector(lab, listener or Listener(), sys.stdout if show_prints else None, cpu_seconds)
     settings = lab.folder.parent.parent / "pyproject.toml"
     arguments = [f"{lab.suite_file}::{test}" for test in tests] or [str(lab.suite_file)]
     arguments += [*options, "-q", "--disable-plugin-autoload", *(f"-pno:{name}" for name in NOT_NEEDED)]
@@ -96,7 +96,7 @@ class NoDebugger(Exception):
     """A debugger was opened without a terminal; the message names the command that allows it."""
 
 
-class Recorder:
+class ResultCollector:
     """A pytest plugin that collects the results which labkit's plugin makes: see `run_suite`."""
 
     def __init__(self, lab: Lab, listener: Listener, terminal: TextIO | None, cpu_seconds: float | None) -> None:

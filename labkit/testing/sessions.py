@@ -14,7 +14,7 @@ class Session:
 
     Args:
         run: a probe that makes the object, makes a list of calls, and returns what the last one gave.
-        record: what the first calls gave, where a probe has made them before; see `labkit.meters.sessions.Recorder`.
+        record: what the first calls gave, where a probe has made them before; see `labkit.meters.sessions.CallLog`.
             Where it ends, or another method is called, the calls are run.
     """
 

@@ -68,6 +68,7 @@ def assert_same_scores(model: Model, oracle: Any, n_tokens: int) -> None:
     assert (found - want).abs().max() < ROUNDING * want.abs().max()
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_transformers(file: Path) -> None:
     model = read_model(file)
     assert model.llama.sizes == SIZES

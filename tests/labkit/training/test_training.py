@@ -46,6 +46,7 @@ def test_every_way_has_the_same_loss_and_gradients(ways: list[Way]) -> None:
             torch.testing.assert_close(gradient, found[0][1][name], atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_peaks_fall_from_way_to_way(ways: list[Way], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peaks, "ROWS", 1)
     monkeypatch.setattr(peaks, "LENGTH", 512)
