@@ -31,11 +31,9 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
     tracemalloc, so the figures are exact up to a few hundred bytes of Python objects, and equal from run to run.
 
     With `warm`, the function is called once before the measured call: an import inside it would add megabytes.
-    Pass `warm=False` when an argument can be consumed only once. A function that lives in another process says so by a
-    method `run_in_worker`, and is measured there. A trace that is running, as one that a submission has started, ends.
+    Pass `warm=False` when an argument can be consumed only once. A trace that is running, as one that a submission has
+    started, ends.
     """
-    if hasattr(function, "run_in_worker"):
-        return ArrayMemory(*function.run_in_worker(measure_arrays, *args, warm=warm, **kwargs))
     if warm:
         function(*args, **kwargs)
     tracemalloc.stop()

@@ -24,8 +24,6 @@ def measure_peak(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TensorMem
     The first tensor among the arguments decides the device and so the meter (`meter_for`); without one, torch's default
     device does. The result is still held when they are read.
     """
-    if hasattr(fn, "run_in_worker"):  # fn lives in another process, and is measured there
-        return TensorMemory(*fn.run_in_worker(measure_peak, *args, **kwargs))
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     with meter_for(tensors[0].device if tensors else torch.get_default_device()) as meter:
         result = fn(*args, **kwargs)
@@ -95,8 +93,6 @@ def kept_by_forward(fn: Callable[..., Any], *args: Any) -> int:
     hooks as well: a tensor that a custom Function keeps as an attribute of `ctx`, or what `torch.utils.checkpoint`
     holds. On the CPU and on meta tensors only.
     """
-    if hasattr(fn, "run_in_worker"):
-        return fn.run_in_worker(kept_by_forward, *args)
     with AllocationMeter() as meter:
         output = fn(*args)
     blocks = {meter.block_of(tensor) for tensor in _tensors(output)}

@@ -214,10 +214,6 @@ class RemoteFunction:
         """What the real one returns."""
         return self.__dict__["_remote"].call(self, args, kwargs)
 
-    def run_in_worker(self, probe: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `probe(real one, ...)` returns, run in the worker."""
-        return self.__dict__["_remote"].call(probe, (self, *args), kwargs)
-
     def __memory_limit__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the real one returns in a fresh worker that may allocate so many MiB for the call.
 

@@ -6,12 +6,20 @@ import functools
 import math
 
 import numpy as np
+import profiling
 from profiling import analyze_scaling, measure_attention_memory, plot_memory_scaling, profile_memory_scaling
 
+from labkit.meters.arrays import measure_arrays
 from labkit.testing.probes import probe
 
 TASKS = {"measure": measure_attention_memory, "profile": profile_memory_scaling}
 POWERS = (np.exp, np.exp2, np.expm1, np.power, np.float_power)
+
+
+@probe
+def arrays_of_call(task, *args):
+    """The most bytes that a call of a task allocates at one moment, the bytes that stay, and the result."""
+    return measure_arrays(getattr(profiling, task), *args)
 
 
 @probe

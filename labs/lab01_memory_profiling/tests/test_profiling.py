@@ -13,7 +13,7 @@ from profiling import (
     standard_attention,
 )
 
-from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
+from labkit.meters.arrays import BOOKKEEPING_BYTES
 from labkit.testing.attention.cases import Case, array_case, worked_example
 from labkit.testing.attention.mistakes import attention_mistakes, matrix_mistakes
 from labkit.testing.attention.table import attention_cases, misfits
@@ -31,7 +31,14 @@ from labkit.testing.compare import (
 )
 from labkit.testing.unchanged import changes_first, left_alone
 
-from .probes import drawn, measured_in_turn, profile_of_a_generator, result_and_weights, results_once_analyzed
+from .probes import (
+    arrays_of_call,
+    drawn,
+    measured_in_turn,
+    profile_of_a_generator,
+    result_and_weights,
+    results_once_analyzed,
+)
 from .support import ESTIMATED, MEASURED, assert_bytes, assert_factor, assert_really_run, made_up, true_bytes
 
 NO_KEY = "a query that may look at no key gets weights and output 0: −inf − (−inf) and 0/0 are NaN"
@@ -156,11 +163,11 @@ class TestStandardAttention:
     def test_weights_are_the_full_matrix(self, rng):
         case = array_case(rng, n_queries=128, n_keys=192, d=32)
         assert_attention(case, attend(*case.arguments.values()))
-        memory = measure_arrays(standard_attention, *case.inputs)
+        peak, kept, _ = arrays_of_call("standard_attention", *case.inputs)
         weights = 128 * 192 * 4
-        require(memory.kept_bytes >= weights, "the weights returned hold less memory than N_q · N_k elements")
+        require(kept >= weights, "the weights returned hold less memory than N_q · N_k elements")
         hint = "Twelve arrays of N_q × N_k are plenty. Usual cause: products formed by broadcasting, (N_q, N_k, d)"
-        assert_at_most("the peak", memory.peak_bytes, 12 * weights + BOOKKEEPING_BYTES, hint=hint)
+        assert_at_most("the peak", peak, 12 * weights + BOOKKEEPING_BYTES, hint=hint)
 
 
 class TestMeasureAttentionMemory:
@@ -198,7 +205,7 @@ class TestMeasureAttentionMemory:
 
     @pytest.mark.cost
     def test_the_weights_are_really_there(self):
-        peak = measure_arrays(measure_attention_memory, 256, 8).peak_bytes
+        peak, _, _ = arrays_of_call("measure_attention_memory", 256, 8)
         weights = 256 * 256 * 4
         require(
             peak >= weights,
@@ -300,7 +307,7 @@ class TestEstimateAttentionMemory:
 
     @pytest.mark.cost
     def test_nothing_is_allocated(self):
-        peak = measure_arrays(estimate_attention_memory, 1500, 64).peak_bytes
+        peak, _, _ = arrays_of_call("estimate_attention_memory", 1500, 64)
         hint = "An estimate needs shapes, not arrays: nothing is made"
         assert_at_most("the peak of the call", peak, BOOKKEEPING_BYTES, hint=hint)
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import tiling
 
-from labkit.meters.arrays import uninitialised_is_nan
+from labkit.meters.arrays import measure_arrays, uninitialised_is_nan
 from labkit.simulated_memory import HBMArray, Machine
 from labkit.testing.probes import probe
 
@@ -25,6 +25,13 @@ def on_machine(task, arrays, blocks, sram_bytes=1 << 20, sealed=True):
     counts |= dict(zip("qkv", map(machine.loaded_from, given), strict=True))
     output = result.numpy() if isinstance(result, HBMArray) else None
     return counts | {"output": output, "result": type(result).__name__}
+
+
+@probe
+def peak_and_output(*args, **options):
+    """The most bytes that a call of tiled_attention allocates at one moment, and its output."""
+    measured = measure_arrays(tiling.tiled_attention, *args, warm=False, **options)
+    return measured.peak_bytes, measured.result
 
 
 @probe

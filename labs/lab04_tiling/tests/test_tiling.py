@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiling import choose_blocks, count_tiles, tiled_attention
 
-from labkit.meters.arrays import BOOKKEEPING_BYTES, measure_arrays
+from labkit.meters.arrays import BOOKKEEPING_BYTES
 from labkit.simulated_memory import SRAMOverflow
 from labkit.testing.attention.cases import Case, array_case, worked_example
 from labkit.testing.attention.mistakes import attention_mistakes
@@ -30,7 +30,7 @@ from labkit.testing.tiles.counts import tiles_with_an_entry
 from labkit.testing.unchanged import changes_first, copied, left_alone
 from labkit.testing.work import assert_entries, assert_tile_sizes
 
-from .probes import attention_and_tiles, attention_on_nan, exponents_of_stand_ins, on_machine
+from .probes import attention_and_tiles, attention_on_nan, exponents_of_stand_ins, on_machine, peak_and_output
 from .support import (
     WASTE,
     Run,
@@ -253,13 +253,13 @@ class TestTiledAttention:
         options = {"causal": "causal" in mode} | ({"mask": rng.random(N) < 0.1} if "mask" in mode else {})
         short = {name: value[:8] if name == "mask" else value for name, value in options.items()}
         tiled_attention(Q[..., :8, :], K[..., :8, :], V[..., :8, :], 4, 4, **short)
-        measured = measure_arrays(tiled_attention, *copied(Q, K, V), *blocks, warm=False, **options)
+        peak, output = peak_and_output(*copied(Q, K, V), *blocks, **options)
         matrix = 4 * math.prod(batch) * N * N
         name = f"the peak at N = {N}, d = {d}, blocks of {blocks[0]} × {blocks[1]}{mode and ', '}{mode}"
         hint = "The limit is 4·N·d elements, the output included; one N × N array of the scores would be "
         hint += f"{matrix:,} bytes, one of booleans {matrix // 4:,}"
-        assert_at_most(name, measured.peak_bytes, 4 * Q.nbytes, hint=hint)
-        assert_large_output(measured.result, Q, K, V, **options)
+        assert_at_most(name, peak, 4 * Q.nbytes, hint=hint)
+        assert_large_output(output, Q, K, V, **options)
 
     @pytest.mark.parametrize("cut", [(256, 256, 8, 256), (256, 256, 256, 8), (2048, 64, 16, 64)], ids=sizes)
     @pytest.mark.cost
@@ -267,7 +267,7 @@ class TestTiledAttention:
         N_q, N_k, *blocks = cut
         case = array_case(rng, n_queries=N_q, n_keys=N_k, d=2, dtype=np.float64)
         tiled_attention(*case.inputs, *blocks)
-        peak, _, output = measure_arrays(tiled_attention, *case.inputs, *blocks, warm=False)
+        peak, output = peak_and_output(*case.inputs, *blocks)
         assert_output(case, output, blocks)
         tile, copies = 8 * math.prod(blocks), 6 * 8 * 4 * (max(N_q, N_k) + sum(blocks))
         name = f"the peak at N_q = {N_q}, N_k = {N_k}, d = 2, blocks of {blocks[0]} × {blocks[1]}, float64"

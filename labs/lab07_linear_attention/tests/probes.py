@@ -4,6 +4,7 @@ import linear_attention
 
 from labkit.meters.calls import OperatorsSeen, UninitialisedIsNaN, measured
 from labkit.meters.fakes import SmallDevice, out_of_memory
+from labkit.meters.tensors import kept_by_forward, measure_peak
 from labkit.testing.probes import probe
 
 
@@ -13,6 +14,18 @@ def measured_call(task, *args):
     with OperatorsSeen() as seen:
         result, counts = measured(getattr(linear_attention, task), *args)
     return result, counts | {"operators": seen.operators}
+
+
+@probe
+def peaks_of(tasks, *args):
+    """The most bytes that a call of each task allocates at one moment."""
+    return [measure_peak(getattr(linear_attention, task), *args).peak_bytes for task in tasks]
+
+
+@probe
+def kept_bytes_of(task, inputs, *options):
+    """The bytes that autograd keeps for a backward pass through the task's function."""
+    return kept_by_forward(getattr(linear_attention, task), *(x.requires_grad_() for x in inputs), *options)
 
 
 @probe

@@ -17,7 +17,7 @@ from linear_attention import (
     profile_attention_memory,
 )
 
-from labkit.meters.tensors import kept_by_forward, measure_peak
+from labkit.meters.tensors import measure_peak
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     assert_at_most,
@@ -36,7 +36,9 @@ from labkit.testing.unchanged import changes_first, left_alone
 from .probes import (
     call_on_nan,
     gradients_of,
+    kept_bytes_of,
     measured_call,
+    peaks_of,
     profile_of_a_generator,
     profile_on_a_small_device,
     profile_seen,
@@ -546,8 +548,7 @@ class TestScan:
     @pytest.mark.cost
     def test_keeps_states_of_chunks_only(self, rng):
         n, d, c = 512, 24, 16
-        q, k, v = (x.requires_grad_() for x in LinearCase.drawn(rng, n=n, d=d).inputs)
-        kept = kept_by_forward(causal_linear_attention_scan, q, k, v, c) // 4
+        kept = kept_bytes_of("causal_linear_attention_scan", LinearCase.drawn(rng, n=n, d=d).inputs, c) // 4
         name = f"what autograd keeps for N = {n} in chunks of {c}, d = {d}"
         hint = (
             f"Usual cause: a state for each position ({n * d * d:,}) or a copy of the states for each step of the scan "
@@ -597,10 +598,10 @@ class TestProfile:
 
     def own_peaks(self, shape, dtype):
         """The peaks of the functions that a row is about, measured here."""
-        linear = (linear_attention, causal_linear_attention_cumsum, causal_linear_attention_chunked)
-        q, k, v = (torch.ones(shape, dtype=dtype) for _ in range(3))
-        routes = zip(ROUTES, (standard_attention, *linear), strict=True)
-        return {name: measure_peak(route, q, k, v)[0] for name, route in routes}
+        qkv = [torch.ones(shape, dtype=dtype) for _ in range(3)]
+        linear = ("linear_attention", "causal_linear_attention_cumsum", "causal_linear_attention_chunked")
+        peaks = measure_peak(standard_attention, *qkv).peak_bytes, *peaks_of(linear, *qkv)
+        return dict(zip(ROUTES, peaks, strict=True))
 
     def check(self, row, shape, dtype):
         """All columns of one row of nothing out of memory."""

@@ -6,16 +6,28 @@ import math
 import weakref
 from functools import partial
 
+import sliding_window
 import torch
 from sliding_window import BlockMaskCache, memory_breakdown, sliding_window_attention, window_mask
 from torch.utils._pytree import tree_leaves
 
 from labkit.meters.allocation import AllocationMeter
+from labkit.meters.arrays import measure_arrays
 from labkit.meters.products import ProductMeter
 from labkit.meters.steps import penalised_gradients
 from labkit.meters.steps import step as step_of
 from labkit.meters.tensors import kept_by_forward, measure_peak
 from labkit.testing.probes import probe
+
+# Masks and tiles
+
+
+@probe
+def peaks_of_call(task, *args):
+    """The most bytes that a call of a task allocates at one moment: of arrays, and in another call of tensors."""
+    function = getattr(sliding_window, task)
+    return measure_arrays(function, *args).peak_bytes, measure_peak(function, *args).peak_bytes
+
 
 # sliding_window_attention
 

@@ -8,8 +8,6 @@ import pytest
 import torch
 from sliding_window import BlockMaskCache, classify_tiles, memory_breakdown, sliding_window_attention, window_mask
 
-from labkit.meters.arrays import measure_arrays
-from labkit.meters.tensors import measure_peak
 from labkit.testing.attention.cases import numbers
 from labkit.testing.attention.table import Row, attention_cases, misfits
 from labkit.testing.compare import (
@@ -34,6 +32,7 @@ from .probes import (
     masks_of_one_call,
     measured_step,
     number_held,
+    peaks_of_call,
     plain_step,
     step_with_a_penalty,
     watched_breakdown,
@@ -73,7 +72,7 @@ class TestWindowMask:
     @pytest.mark.cost
     def test_is_made_from_bytes(self):
         n = 512
-        peak = measure_peak(window_mask, n, 33).peak_bytes
+        _, peak = peaks_of_call("window_mask", n, 33)
         hint = "i − j for all pairs at once is int64, 8 bytes a pair: compare a column with a row, or cut bytes"
         assert_at_most(f"the peak of window_mask({n}, 33)", peak, 4 * n * n + 64 * n, hint=hint)
 
@@ -108,10 +107,9 @@ class TestClassifyTiles:
 
     @pytest.mark.cost
     def test_without_the_mask(self):
-        arrays = measure_arrays(classify_tiles, 2048, 300, 128)
-        peak = measure_peak(classify_tiles, 2048, 300, 128).peak_bytes
+        peak = sum(peaks_of_call("classify_tiles", 2048, 300, 128))
         hint = "2048² pairs are 4 MiB even as bytes: a tile's first and last row and column tell what it holds"
-        assert_at_most("the peak of classify_tiles(2048, 300, 128)", arrays.peak_bytes + peak, 256 * 1024, hint=hint)
+        assert_at_most("the peak of classify_tiles(2048, 300, 128)", peak, 256 * 1024, hint=hint)
 
     @pytest.mark.cost
     @pytest.mark.memory_limit(mib=10)
