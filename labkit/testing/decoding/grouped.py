@@ -68,12 +68,13 @@ class GroupedCase(Case):
         self, got: dict[str, Any], mistakes: Made | None = None, *, hint: str = "", nan_hint: str = ""
     ) -> None:
         """Compare o and lse, by these names, and name a usual mistake where one fits."""
-        made = grouped_mistakes(self) | (mistakes or {})
 
         def check(name: str) -> None:
+            def usual() -> dict[str, Any]:
+                return grouped_mistakes(self) | (mistakes or {}) | (lse_mistakes_of(self) if name == "lse" else {})
+
             assert_type(name, got[name], torch.Tensor, "a tensor")
             assert_dtype(name, got[name], self.precise if name == "lse" else self.Q.dtype)
-            usual = made | (lse_mistakes_of(self) if name == "lse" else {})
             self.check(RESULTS[name], got[name], usual, called=name, hint=hint, nan_hint=nan_hint)
 
         compare_each(got, check)
