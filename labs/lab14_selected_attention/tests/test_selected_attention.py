@@ -14,6 +14,7 @@ from selected_attention import (
 
 from labkit.testing.attention.table import OVERFLOW
 from labkit.testing.compare import (
+    ROUNDINGS,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -236,7 +237,7 @@ class TestSelectedDecode:
     def check(self, case, got, hint=""):
         got = dict(zip(("o", "lse"), assert_tuple("selected_decode's result", got, ("o", "lse")), strict=True))
         for name, x in got.items():
-            plain, most = case.plain[name].numpy(), 8 + case.largest
+            plain, most = case.plain[name].numpy(), ROUNDINGS + 2 * case.largest  # as `cases.Case` has it
             assert_close(name, x, case.want[name], plain=plain, roundings=most, mistakes=case.mistakes[name],
                          hint=hint, nan_hint=NOTHING)  # fmt: skip
             assert_dtype(name, x, case.dtypes[name])
