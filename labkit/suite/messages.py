@@ -126,6 +126,8 @@ def _usual_cause(text: str, code: str) -> list[str]:
             return [f"Usual cause: {cause}"]
     if "too many values to unpack" in text and ".shape" in code:
         return ["Usual cause: there may be leading axes, for a batch and heads: x.shape[-2:] gives the last two"]
+    if "'function' object is not subscriptable" in text and "](" in code:
+        return ["Usual cause: `@triton.jit` is missing above the kernel: kernel[grid](…) launches what it makes"]
     if shapes := NOT_BROADCAST.search(text):
         rows, one_a_row = (each.rstrip(",") for each in shapes.groups())
         if rows.rpartition(",")[0] == one_a_row:

@@ -22,7 +22,7 @@ def compared(got: float, expected: float) -> str:
     """How many times as much as expected, or what part of it; nothing where that says little."""
     ratio = got / expected if expected else 0.0
     told = f"{ratio:.3g}"
-    if not 1e-6 < ratio < 1e3 or told == "1":
+    if not 1e-6 < ratio < 1e3 or "1" in (told, f"{1 / ratio:.3g}"):
         return ""
     if ratio > 1:
         return f"{told} times as much"

@@ -140,6 +140,8 @@ def assert_longest(got, capacity, batch, d, itemsize, definition):
         "the first length that does not fit is returned": want + 1,
         "powers of two alone are tried": 1 << max(want.bit_length() - 1, 0),
     }
+    if want and step_memory((batch, want, d), definition, dtype_bytes=itemsize) == capacity:
+        mistakes["a total of exactly the capacity is refused: at most so much must fit"] = want - 1
     if definition == "forward_peak":
         of_squares = math.isqrt(capacity // (4 * batch * itemsize))
         mistakes["the (B, N, N) arrays alone are counted: the other parts take memory too"] = of_squares

@@ -354,11 +354,16 @@ class TestSavedForBackward:
     @pytest.mark.parametrize("device", ["cpu", "meta"])
     def test_views_of_one_storage(self, device):
         expression = "((e := x.exp()).T @ e[:, :5]).sum() + (e[2:] * e[:-2]).sum()"
-        self.check(expression, 4800, "data_ptr() differs from view to view", x=leaf(30, 40, device=device))
+        mistakes = {
+            "the elements saved are counted, not the storage that they keep alive": 4480,
+            "storages are told apart by data_ptr(): data_ptr() differs from view to view": 9600,
+        }
+        hint = "a storage counts once and in full, whatever views of it are saved"
+        self.check(expression, 4800, hint, mistakes, x=leaf(30, 40, device=device))
 
     def test_a_view_keeps_the_whole_storage(self):
         hint = "the elements saved are counted, not the storage that they keep alive"
-        self.check("((x * 2)[:10].sin() * 3).sum()", 4000, hint)
+        self.check("(x + x)[:10].sin().sum()", 4000, hint)
 
     def test_views_of_inputs_and_of_the_output(self):
         hint = "a view of an input is the input: its storage was there before"
@@ -398,8 +403,9 @@ class TestSavedForBackward:
         batch, n, d = (int(rng.integers(*bounds)) for bounds in ((1, 4), (20, 60), (5, 30)))
         inputs, want = [leaf(batch, n, d) for _ in range(3)], step_memory((batch, n, d), "saved", **EXACT)
         name = f"what is saved for attention of batch {batch}, seq_len {n}, d_model {d}"
-        hint = "two (B, N, N) arrays, the positions of the maxima, int64, and the row sums"
-        assert_bytes(name, saved_for_backward(attention, *inputs), want, hint=hint)
+        hint = "it is two (B, N, N) arrays, the positions of the maxima, int64, and the row sums"
+        mistakes = {"a Python number, √d, counts: autograd keeps it as a tensor of one element": want + 8}
+        assert_bytes(name, saved_for_backward(attention, *inputs), want, mistakes, hint)
 
         scale = torch.ones(n, d)
         got = saved_for_backward(lambda q, k, v: attention(q * scale, k, v).sum(), *inputs)
@@ -531,7 +537,7 @@ class TestLargestSeqLen:
     @pytest.mark.parametrize("peak", ["peek", "weights"])
     def test_an_unknown_peak_is_refused(self, peak):
         call = partial(largest_seq_len, 10**9, 1, 1, peak=peak)
-        assert_raises(ValueError, call, when=f"for peak={peak!r}", mentions=[peak])
+        assert_raises(ValueError, call, when=f"for peak={peak!r}", mentions={"peak": peak})
 
 
 ADD_MEM = {256: "4.02344", 1024: "64.0938", 4096: "1024.38", 8192: "4096.75", 16384: "16385.5"}

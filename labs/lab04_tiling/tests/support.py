@@ -51,6 +51,9 @@ def count_mistakes(N_q, N_k, block_q, block_k, causal):
         "tile (I, J) is counted when J ≤ I, which is right for square tiles only": tiles_where(
             lambda first, last, key: key // block_k <= first // block_q
         ),
+        "the number of blocks of keys that a block of queries sees is rounded down": sum(
+            min(query + block_q, N_q, N_k) // block_k for query in range(0, N_q, block_q)
+        ),
         "tiles are counted up to the diagonal, even beyond the last key": len(
             tiles_with_an_entry(N_q, max(N_q, N_k), block_q, block_k, True)
         ),
@@ -275,7 +278,8 @@ def assert_exponents(got, counted, why):
         alike = np.allclose([float(got[name]) for name in "NdM"], fitted, rtol=1e-6, atol=1e-9)
         require(not alike, f"the exponents are off\nThat is exactly what comes out when {text}")
     left = moved - settings @ [float(got[name]) for name in "NdM"]
+    runs = "; ".join(f"N = {N}, d = {d}, M = {M}: {counted[N, d, M]:,} bytes" for N, d, M in (*counted,)[:3])
     for name, values in zip("NdM", settings.T - settings.mean(0)[:, None], strict=True):
         slope = float(values @ left / (values @ values))
         message = f"the exponent of {name} is {got[name]:.5f}, expected {got[name] + slope:.5f}: {why}"
-        require(abs(slope) < 1e-6, message)
+        require(abs(slope) < 1e-6, f"{message}\nThe first of {len(counted)} runs: {runs}")

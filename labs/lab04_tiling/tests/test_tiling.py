@@ -25,6 +25,7 @@ from labkit.testing.compare import (
     assert_tuple,
     assert_type,
     require,
+    require_at_most,
 )
 from labkit.testing.tiles.counts import tiles_with_an_entry
 from labkit.testing.unchanged import changes_first, copied, left_alone
@@ -81,8 +82,9 @@ class TestCountTiles:
 
     @causal_or_not
     def test_random_sizes(self, rng, causal):
-        for _ in range(60):
-            self.check(tuple(int(n) for n in (*rng.integers(1, 40, 2), *rng.integers(1, 14, 2))), causal)
+        cuts = [tuple(int(n) for n in (*rng.integers(1, 40, 2), *rng.integers(1, 14, 2))) for _ in range(60)]
+        for cut in sorted(cuts, key=lambda cut: -len(set(count_mistakes(*cut, causal).values()))):
+            self.check(cut, causal)  # those that tell most mistakes apart come first
 
     @causal_or_not
     @pytest.mark.robust
@@ -188,6 +190,19 @@ class TestTiledAttention:
         if logit_scale > 1:
             hint = "a query without keys must leave the others of its tile theirs: every row takes its own maximum"
         attend(case, (4, 8), hint=hint, nan_hint=hint)
+
+    @pytest.mark.parametrize("hidden_by", ["causal", "masked"])
+    @pytest.mark.parametrize("far", [1e3, 1e7, 1e10])
+    @pytest.mark.robust
+    def test_hidden_keys_do_not_leak(self, rng, far, hidden_by):
+        case = array_case(rng, n=24, d=8, dtype=np.float64, **{hidden_by: True})
+        case.Q[:, 0], case.K[:, 0] = far, -1  # every score is far below 0, by nearly the same amount
+        mask = {"mask": case.mask} if hidden_by == "masked" else {}
+        got = as_array("the output", tiled_attention(*case.inputs, 8, 8, causal=case.causal, **mask))
+        off = float(np.nan_to_num(np.abs(got - case.want["O"]), nan=np.inf).max())
+        message = f"the output is off by {off:.3g} where all scores are about {-far / math.sqrt(8):.0e}"
+        cause = "a large negative number stands for −inf; beside scores that are lower still it is large"
+        require_at_most("the output's error", off, 1e-3, message, kind="tolerance", hint=cause)
 
     @pytest.mark.robust
     def test_no_keys_and_no_queries(self, rng):
