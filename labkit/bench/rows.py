@@ -22,6 +22,9 @@ COLUMNS = (
 )
 """The published table's columns: times in milliseconds; its MB are MiB, 2**20 bytes."""
 
+OF_TIMES = ("warmup_steps", "steps", "fwd_ms", "bwd_ms")
+"""Columns that say something only where times were measured."""
+
 EXTRA_COLUMNS = ("impl", "fwd_ms_iqr", "bwd_ms_iqr")
 """Columns that the published table lacks: the form of attention, and the interquartile range of the times."""
 

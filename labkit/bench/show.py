@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from labkit.bench.accounting import DEFINITIONS, MIB, SOFTMAXES, account_for, attention_memory, longest_that_fits
-from labkit.bench.rows import COLUMNS, EXTRA_COLUMNS, Row, format_value
+from labkit.bench.rows import COLUMNS, EXTRA_COLUMNS, OF_TIMES, Row, format_value
 
 SETTINGS = ("impl", "d_model", "batch_size", "warmup_steps", "steps", "device", "status")
 """Columns that can be printed once, above the table, where all rows have the same value."""
@@ -26,12 +26,12 @@ def _console() -> Console:
 
 
 def show_rows(rows: list[Row]) -> None:
-    """The table with the published columns; the extra ones only if there are several forms, or times."""
+    """The table with the published columns, those of times only if there are any; the form if there are several."""
     several_impls = len({row["impl"] for row in rows}) > 1 or any(row["impl"] != "written_out" for row in rows)
     timed = any(row["fwd_ms"] is not None for row in rows)
     extra = [name for name in EXTRA_COLUMNS if (several_impls if name == "impl" else timed)]
     console = _console()
-    names = [*COLUMNS, *extra]
+    names = [*(name for name in COLUMNS if timed or name not in OF_TIMES), *extra]
     table = _table(rows, names)
     if _width(console, table) > console.width:  # no number may be cut off: values that all rows share go first
         same = [name for name in SETTINGS if name in names and len({row[name] for row in rows}) == 1]

@@ -16,6 +16,7 @@ from labkit.testing.attention.reference import attention
 
 MIN_LOG = -104
 """Below it, exp of a number is 0 in float32."""
+MAXIMUM_FIRST = "the maximum is taken before keys are hidden: the powers of those that are seen are lost, or 0/0"
 Made = dict[str, Callable[[], Results]]
 Hidden = dict[str, npt.NDArray[np.bool_]]
 
@@ -107,12 +108,18 @@ def tile_mistakes(case: Case, block_q: int, block_k: int) -> Hidden:
         "positions are compared inside the tile, not in the whole sequence, and no tile is left out": within,
         "the queries' positions alone are counted within the tile": j > i % block_q,
         "the keys' positions alone are counted within the tile": j % block_k > i,
+        "positions are compared inside the tile, not in the whole sequence, where the diagonal crosses it": above
+        | (within & (first_key + block_k - 1 > first_query)),
         "tiles that the diagonal crosses are taken whole": above,
         "a tile that begins left of the diagonal is taken whole, even where the diagonal crosses it": above
         | (later & (first_key > first_query)),
         "only tiles (I, J) with I = J are masked, which is right for square tiles only": above
         | (later & (row == column)),
         "only tiles (I, J) with I = J are masked, and no tile is left out": later & (row == column),
+        "only tiles whose first key and first query have one position are masked": above
+        | (later & (first_key == first_query)),
+        "only tiles whose first key and first query have one position are masked, and no tile is left out": later
+        & (first_key == first_query),
         "tiles that the diagonal crosses are left out": first_key + block_k - 1 > first_query,
         "the first query of a tile decides whether it is skipped, but its last one sees the most": later
         | (first_key > first_query),
@@ -154,7 +161,9 @@ def row_mistakes(case: Case) -> Made:
             found[text] = lambda where=where: _of_weights(case, _softmax_without_keepdims(case.scores, where))  # type: ignore[misc]
     if not _without_key(case).any():  # of rows without any key the mistakes below say more
         found |= _large_numbers(case, np.zeros_like(case.hidden))
-    if not case.hidden.any():
+    if case.hidden.any():
+        found[MAXIMUM_FIRST] = lambda: _of_weights(case, _below_hidden(case, np.zeros_like(case.hidden)))
+    else:
         found = {text: made for text, made in found.items() if not text.startswith("hidden scores")}
     if case.Q.ndim > 2:
         found["only the first entry of the batch is computed, and the others stay 0"] = lambda: _first_entry(case)
@@ -179,6 +188,9 @@ def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
         found |= {
             f"{text}, in the tiles that are computed": made for text, made in _large_numbers(case, skipped).items()
         }
+        found[f"{MAXIMUM_FIRST}, in the tiles that are computed"] = lambda: _of_weights(
+            case, _below_hidden(case, skipped)
+        )
     found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
     if (case.scores.max(-1, initial=-np.inf) < MIN_LOG).any():
         found["m starts at 0, far above all scores of a row: its powers and l are 0, and 0/0 is NaN"] = lambda: (
@@ -374,6 +386,13 @@ def _large_numbers(case: Case, skipped: npt.NDArray[np.bool_]) -> Made:
                 case, np.where(skipped, -np.inf, scores(power))
             )
     return found
+
+
+def _below_hidden(case: Case, skipped: npt.NDArray[np.bool_]) -> npt.NDArray:
+    """Weights from the maximum of hidden scores too, but not of `skipped` ones: what underflows in float32 is lost."""
+    scores = np.where(skipped, -np.inf, _all_scores(case))
+    powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf)).astype(np.float32) * ~case.hidden
+    return powers / powers.sum(-1, keepdims=True)
 
 
 def _overflowed(case: Case) -> npt.NDArray:

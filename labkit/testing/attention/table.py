@@ -71,13 +71,13 @@ def attention_cases(
     for name, row in {**dict(_shapes()), **dict(_numbers()), **dict(_precisions(dtypes, sums))}.items():
         for variant in (each for each in variants if each in row.variants):
             options = VARIANTS[variant]
-            hint = row.hint
+            hint, nan_hint = row.hint, row.nan_hint
             if "causal" in options and "n_queries" in row.sizes and hint:
                 hint = diagonal
-            if options and hint == OVERFLOW:  # a hidden key may have leaked as well
-                hint = ""
+            if options:  # a hidden key may have leaked as well
+                hint, nan_hint = ("" if each == OVERFLOW else each for each in (hint, nan_hint))
             named = f"{name}-{variant}" if len(row.variants) > 1 and len(variants) > 1 else name
-            rows.append((named, replace(row, sizes={**row.sizes, **options}, hint=hint)))
+            rows.append((named, replace(row, sizes={**row.sizes, **options}, hint=hint, nan_hint=nan_hint)))
     if absent := set(only) - {name for name, _ in rows}:
         raise ValueError(f"no rows {', '.join(sorted(absent))}: there are {', '.join(name for name, _ in rows)}")
     return [

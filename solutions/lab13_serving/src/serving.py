@@ -356,8 +356,8 @@ class Scheduler:
 
         Returns:
             "copies": a list of (old, new), blocks to be copied before anything is written. "work": a list of dicts, one
-              per request: its "id"; "tokens", a list of its next tokens that are computed now, the first of them at
-              position "start"; and "blocks", its block table, a list that covers them. All places before "start" hold
+            per request: its "id"; "tokens", a list of its next tokens that are computed now, the first of them at
+            position "start"; and "blocks", its block table, a list that covers them. All places before "start" hold
             this request's tokens after this request's beginning; within a step everything is written before anything
             is read. At most max_tokens tokens in all, at least one for each request in the list, and at least one in
             all while there are requests. A request whose last known token is computed gets its next one by `advance`.
