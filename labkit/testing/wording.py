@@ -27,8 +27,9 @@ def compared(got: float, expected: float) -> str:
     if ratio > 1:
         return f"{told} times as much"
     inverse = 1 / ratio
-    whole = abs(inverse - round(inverse)) < 0.005 * inverse
-    return f"1/{inverse:.3g} of it" if whole or inverse > 10 else f"{told} of it"
+    whole = round(inverse) > 1 and abs(inverse - round(inverse)) < 0.005 * inverse
+    part = f"1/{inverse:.3g}" if inverse < 999 else f"1/{inverse:,.0f}"
+    return f"{part} of it" if whole or inverse > 10 else f"{told} of it"
 
 
 def are(name: str) -> str:
