@@ -348,6 +348,8 @@ def assert_traffic(case, found, method, backward):
     if method == "ulysses":
         text = "all keys and values are sent to every rank, not those of its heads alone"
         mistakes[text] = want + (P - 1) ** 2 * n_numbers * e // P
+    else:
+        mistakes["queries travel too"] = want + (P - 1) * case.Q.nbytes // P
     of_query_heads = sent_bytes(sizes._replace(kv_heads=sizes.heads), backward)
     mistakes["keys and values are repeated for all query heads before they travel"] = batch * of_query_heads
     if backward:
