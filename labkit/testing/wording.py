@@ -22,13 +22,14 @@ def compared(got: float, expected: float) -> str:
     """How many times as much as expected, or what part of it; nothing where that says little."""
     ratio = got / expected if expected else 0.0
     told = f"{ratio:.3g}"
-    if not 1e-6 < ratio < 1e3 or "1" in (told, f"{1 / ratio:.3g}"):
+    if not 1e-6 < ratio < 1e3 or told == "1":
         return ""
     if ratio > 1:
         return f"{told} times as much"
     inverse = 1 / ratio
-    whole = abs(inverse - round(inverse)) < 0.005 * inverse
-    return f"1/{inverse:.3g} of it" if whole or inverse > 10 else f"{told} of it"
+    whole = round(inverse) > 1 and abs(inverse - round(inverse)) < 0.005 * inverse
+    part = f"1/{inverse:.3g}" if inverse < 999 else f"1/{inverse:,.0f}"
+    return f"{part} of it" if whole or inverse > 10 else f"{told} of it"
 
 
 def are(name: str) -> str:

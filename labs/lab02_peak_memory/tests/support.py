@@ -78,8 +78,7 @@ def assert_prediction(got, shape, itemsize=4):
     exact |= {"argmax": 8 * batch * n, "row_sums": batch * n * itemsize, "loss": itemsize}
     for name, nbytes in want.items():
         if name in TOTALS:
-            mistakes = {"the gradients, as large as the inputs, or the inputs are left out": nbytes - parts["inputs"]}
-            mistakes |= _left_out(name, want)
+            mistakes = _left_out(name, want)
         else:
             mistakes = {
                 "the batch is left out": of_one_entry[name],
@@ -108,6 +107,10 @@ def _left_out(name, want):
         "the row sums are left out": want[name] - sums,
         "the argmax and the row sums are left out": want[name] - argmax - sums,
     }
+    if name != "saved":
+        text = "the gradients, as large as the inputs, or the inputs are left out"
+        found[text] = want[name] - want["inputs"]
+        found["a loss, or the gradient of the loss, is left out"] = want[name] - want["loss"]
     if name == "step_peak":
         found["the moments of the backward pass are left out"] = want["forward_peak"]
     return found
@@ -140,7 +143,9 @@ def assert_longest(got, capacity, batch, d, itemsize, definition):
         "the first length that does not fit is returned": want + 1,
         "powers of two alone are tried": 1 << max(want.bit_length() - 1, 0),
     }
-    if want and step_memory((batch, want, d), definition, dtype_bytes=itemsize) == capacity:
+    if want == 0:
+        mistakes = {"1 is returned where not even one token fits": 1}
+    elif step_memory((batch, want, d), definition, dtype_bytes=itemsize) == capacity:
         mistakes["a total of exactly the capacity is refused: at most so much must fit"] = want - 1
     if definition == "forward_peak":
         of_squares = math.isqrt(capacity // (4 * batch * itemsize))
@@ -149,7 +154,7 @@ def assert_longest(got, capacity, batch, d, itemsize, definition):
     if got != want and 0 <= got < 10**9:
         n = max(got, want)
         needed = step_memory((batch, n, d), definition, dtype_bytes=itemsize)
-        name = f"{n:,} tokens need {needed:,} bytes. {name[0].upper()}{name[1:]}"
+        name = f"seq_len {n:,} needs {needed:,} bytes. {name[0].upper()}{name[1:]}"
     assert_equal(name, got, want, mistakes=mistakes)
 
 
@@ -192,7 +197,15 @@ def assert_memory_columns(row):
             mistakes |= {
                 "the workspace of 64 MiB is left out": want - CUDA_WORKSPACE_BYTES / MIB,
                 first: want - (3 * tall + loss) / MIB,
+                "there are no gradients: .grad stays from step to step": want - 3 * tall / MIB,
+                "what is alive at the step's start is subtracted": want - (6 * tall + loss) / MIB,
                 "it is read after backward(): the peak is that of both passes": of_the_step,
+            }
+        if device == "meta":
+            unrounded = step_memory(shape, definition, round_to=1)
+            mistakes |= {
+                "storages are not rounded up to 512 bytes": unrounded / MIB,
+                "the sum is rounded up to 512 bytes, and not each storage": _rounded(unrounded) / MIB,
             }
         mistakes = {text: value for text, value in mistakes.items() if value != want}
         assert_equal(name, row[column], want, mistakes=mistakes)

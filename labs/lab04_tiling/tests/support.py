@@ -165,8 +165,8 @@ def assert_naive_bytes(run):
     }
     of_both = run.loaded - run.q - run.k - run.v - again
     usual |= {
-        "a row of S is loaded twice": 3 * matrix,
-        "a row of S is loaded three times": 4 * matrix,
+        "a row of S, or of P, is loaded twice": 3 * matrix,
+        "a row of S is loaded three times, or one of S and one of P twice": 4 * matrix,
     }
     about = f"the bytes loaded of S and P, {matrix:,} each,"
     assert_equal(about, of_both, 2 * matrix, mistakes=usual)

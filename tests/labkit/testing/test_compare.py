@@ -153,7 +153,9 @@ def test_equal():
     assert_equal("array", np.array([1, 2]), [1, 2])
     assert message(lambda: assert_equal("n", 6_000, 3_000)) == "n is 6,000, expected 3,000 (2 times as much)"
     assert message(lambda: assert_equal("n", 10, 9_000)) == "n is 10, expected 9,000 (1/900 of it)"
+    assert message(lambda: assert_equal("n", 4, 4_004)) == "n is 4, expected 4,004 (1/1,001 of it)"
     assert message(lambda: assert_equal("n", 2, 3)) == "n is 2, expected 3 (0.667 of it)"
+    assert message(lambda: assert_equal("n", 4_000, 4_004)) == "n is 4,000, expected 4,004 (0.999 of it)"
     assert message(lambda: assert_equal("n", -1, 3)) == "n is -1, expected 3"
     assert message(lambda: assert_equal("n", {}.values(), 3)) == "n is dict_values([]), expected 3"
     assert message(lambda: assert_equal("n", iter(()), 3)) == "n is a tuple_iterator, expected 3"
