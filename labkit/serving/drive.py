@@ -251,8 +251,9 @@ class Drive:
                 break
             check_work(work, {last: text}, locations.block_size, self.max_tokens, step + more)
             named.update(work[0].blocks)
-            if work[0].end == len(prompt):
-                self.planner.advance({last: 0})
+            done = work[0].end == len(prompt)
+            self.planner.advance({last: 0} if done else {})
+            if done:
                 return
         require(False, f"{message} is never computed whole: {self._describe_lost(named, len(prompt))}")
 

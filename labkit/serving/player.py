@@ -95,8 +95,9 @@ def _fill(planner: Any, id: int, prompt: list[int], max_tokens: int) -> None:
         _, work = _read(planner.plan())
         if not work:
             return
-        if work[0].end == len(prompt):
-            planner.advance({id: 0})
+        done = work[0].end == len(prompt)
+        planner.advance({id: 0} if done else {})
+        if done:
             return
 
 

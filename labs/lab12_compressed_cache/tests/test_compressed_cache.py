@@ -311,8 +311,8 @@ class TestAttentionSinkLogit:
     def test_sinks_that_do_not_fit(self):
         q, k, v, sink = torch.zeros(3, 2, 6), torch.zeros(3, 5, 6), torch.zeros(3, 5, 3), torch.zeros(3)
         table = [
-            ((q, k, v, sink[:1]), "for one sink and 3 heads", ("sink", "3")),
-            ((q, k, v, torch.zeros(4)), "for 4 sinks and 3 heads", ("sink", "3")),
+            ((q, k, v, sink[:1]), "for one sink and 3 heads", ("sink",)),
+            ((q, k, v, torch.zeros(4)), "for 4 sinks and 3 heads", ("sink",)),
             ((q, k, v, torch.zeros(3, 1)), "for sinks of shape (3, 1)", ("sink",)),
         ]
         assert_refused(attention_sink_logit, table)
