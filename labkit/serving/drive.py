@@ -151,7 +151,7 @@ class Drive:
             require(
                 step <= most,
                 f"after {step} steps {len(self.active)} requests are not done; one after the other, all would be in "
-                f"{most // 2}: {self._describe_active()}",
+                f"{most // 2}: {self._describe_active()}; {self.served.again} tokens were computed more than once",
             )
         self.served.steps = step
         if probe:
@@ -230,8 +230,8 @@ class Drive:
                 other.overtaken <= self.overtaken_allowed,
                 f"step {step}: request {other.request.id!r} has been overtaken by {other.overtaken} that came later "
                 f"and are done, while it got no further ({self.overtaken_allowed} are allowed): it starves\nUsual "
-                "cause: any request that fits is taken first, or the oldest gives way: serve in the order of arrival, "
-                "and let the last that came give way",
+                "cause: any request that fits is taken first, the oldest gives way, or one that gave way waits last: "
+                "serve in the order of arrival, and let the last that came give way",
             )
 
     def _probe(self, step: int) -> None:
