@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from labkit.serving.locations import Locations, Text
 from labkit.serving.plans import check_work, read_plan
-from labkit.serving.player import Piece, Request, filling_prompt, made_up_token, most_steps, steps_to_fill
+from labkit.serving.player import Piece, Request, filling_prompt, made_up_token, most_steps
 from labkit.testing.compare import require
 from labkit.testing.wording import show
 
@@ -245,7 +245,7 @@ class Drive:
             require(False, f"{message}, {len(prompt)} tokens and 1 to follow, is refused: {error}")
         text = Text(locations, prompt)
         named: set[int] = set()
-        for more in range(steps_to_fill(prompt, self.max_tokens)):
+        for more in range(len(prompt)):  # at least one token a step
             _, work = read_plan(self.planner.plan(), locations.num_blocks, step + more)
             if not work:
                 break

@@ -101,6 +101,8 @@ class Scheduler:
                 self.tables[id] = [len(text), self._begins(id)]
             held, start = self.tables[id]
             end = min(len(text), start + room)
+            if end < len(text) and end - end % self.size > start:
+                end -= end % self.size  # a piece ends with a block
             if end == start:
                 continue
             while held < end and id in self.tables:
