@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from labkit.serving.locations import Locations, Text
 from labkit.serving.plans import check_work, read_plan
-from labkit.serving.player import Piece, Request, filling_prompt, made_up_token, most_steps, steps_to_fill
+from labkit.serving.player import Piece, Request, filling_prompt, made_up_token, most_steps
 from labkit.testing.compare import require
 from labkit.testing.wording import show
 
@@ -151,7 +151,7 @@ class Drive:
             require(
                 step <= most,
                 f"after {step} steps {len(self.active)} requests are not done; one after the other, all would be in "
-                f"{most // 2}: {self._describe_active()}",
+                f"{most // 2}: {self._describe_active()}; {self.served.again} tokens were computed more than once",
             )
         self.served.steps = step
         if probe:
@@ -230,8 +230,8 @@ class Drive:
                 other.overtaken <= self.overtaken_allowed,
                 f"step {step}: request {other.request.id!r} has been overtaken by {other.overtaken} that came later "
                 f"and are done, while it got no further ({self.overtaken_allowed} are allowed): it starves\nUsual "
-                "cause: any request that fits is taken first, or the oldest gives way: serve in the order of arrival, "
-                "and let the last that came give way",
+                "cause: any request that fits is taken first, the oldest gives way, or one that gave way waits last: "
+                "serve in the order of arrival, and let the last that came give way",
             )
 
     def _probe(self, step: int) -> None:
@@ -245,14 +245,15 @@ class Drive:
             require(False, f"{message}, {len(prompt)} tokens and 1 to follow, is refused: {error}")
         text = Text(locations, prompt)
         named: set[int] = set()
-        for more in range(steps_to_fill(prompt, self.max_tokens)):
+        for more in range(len(prompt)):  # at least one token a step
             _, work = read_plan(self.planner.plan(), locations.num_blocks, step + more)
             if not work:
                 break
             check_work(work, {last: text}, locations.block_size, self.max_tokens, step + more)
             named.update(work[0].blocks)
-            if work[0].end == len(prompt):
-                self.planner.advance({last: 0})
+            done = work[0].end == len(prompt)
+            self.planner.advance({last: 0} if done else {})
+            if done:
                 return
         require(False, f"{message} is never computed whole: {self._describe_lost(named, len(prompt))}")
 

@@ -12,8 +12,8 @@ NOT_COMPUTED = (
     "the request has not computed this token, and it counts as computed: a block that was found holds its tokens only "
     "when they have been computed, and until it is taken for something new"
 )
-TAKEN = "a request keeps its blocks until it is done or gives all of them up; then it is computed again"
-ANOTHER_BEGINNING = "keys and values depend on all tokens before: a block is known by its own and by those"
+TAKEN = "a block in use was given away, or a request that gave its blocks up goes on as if it had them"
+ANOTHER_BEGINNING = "a block is found by its own tokens alone: keys and values depend on all tokens before, too"
 
 
 class _Held(NamedTuple):

@@ -17,7 +17,7 @@ WORK = "a list of dicts with id, start, tokens and blocks"
 def read_plan(plan: Any, num_blocks: int, step: int) -> tuple[list[tuple[int, int]], list[Piece]]:
     """The copies and the work of a plan; fails unless it has the form in the handout and names existing blocks."""
     where = f"step {step}: plan()"
-    found = assert_keys(f"what {where} returns", plan, ("copies", "work"))
+    found = assert_keys(f"what plan() returns in step {step}", plan, ("copies", "work"))
     copies = [_copy(each, where) for each in _list(f"copies of {where}", found["copies"], COPIES)]
     work = [_piece(each, where) for each in _list(f"work of {where}", found["work"], WORK)]
     named = [block for pair in copies for block in pair] + [block for piece in work for block in piece.blocks]

@@ -86,17 +86,18 @@ def play(
         if not waiting and not active:
             break
     if filling is not None and not waiting and not active:
-        _fill(planner, 1 + max(request.id for request in trace), filling, max_tokens)
+        _fill(planner, 1 + max(request.id for request in trace), filling)
 
 
-def _fill(planner: Any, id: int, prompt: list[int], max_tokens: int) -> None:
+def _fill(planner: Any, id: int, prompt: list[int]) -> None:
     planner.submit(id, list(prompt), 1)
-    for _ in range(steps_to_fill(prompt, max_tokens)):
+    for _ in prompt:  # at least one token a step
         _, work = _read(planner.plan())
         if not work:
             return
-        if work[0].end == len(prompt):
-            planner.advance({id: 0})
+        done = work[0].end == len(prompt)
+        planner.advance({id: 0} if done else {})
+        if done:
             return
 
 
@@ -158,11 +159,6 @@ def most_steps(trace: Sequence[Request], max_tokens: int) -> int:
 def filling_prompt(n_requests: int, n_places: int) -> list[int]:
     """A prompt that needs all places of a cache but one, for the end of a trace of so many requests."""
     return np.random.default_rng([n_requests]).integers(0, VOCAB, n_places - 1).tolist()
-
-
-def steps_to_fill(prompt: Sequence[int], max_tokens: int) -> int:
-    """The steps within which a prompt that is alone must be computed."""
-    return -(-len(prompt) // max_tokens) + 2
 
 
 def _read(plan: Any) -> tuple[Any, list[Piece]]:

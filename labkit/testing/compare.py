@@ -116,7 +116,7 @@ def assert_close(
         lines,
         cause,
         hint,
-        NOT_WRITTEN if (rows or wrong.all()) and _looks_unwritten(computed[wrong], reference) else "",
+        NOT_WRITTEN if (rows or (error.ndim and wrong.all())) and _looks_unwritten(computed[wrong], reference) else "",
     )
 
 

@@ -141,11 +141,15 @@ class LatentCase(Case):
         W_UK, W_UV = (normal(rng, n_queries, width, d_c, dtype=dtype) * d_c**-0.5 for width in (d, d_v))
         return cls(q_nope, q_rope, c_kv, k_rope, W_UK, W_UV)
 
-    def computed(self, dtype, *, width=None, rope=1, k_rope=None):
-        """With the scale of another width, a factor of the scores' part with positions, or other keys for this part."""
+    def computed(self, dtype, *, width=None, rope=1, k_rope=None, n_tokens=None, value=1):
+        """With the scale of another width, a factor of the scores' part with positions, or other keys for this part.
+
+        Or only with the first `n_tokens`, or with another factor of all values.
+        """
         q, q_rope, c_kv, own_rope, W_UK, W_UV = (x.to(dtype) for x in self.arguments.values())
-        keys, values = (torch.einsum("...nc,hwc->...hnw", c_kv, W) for W in (W_UK, W_UV))
-        positions = q_rope @ (own_rope if k_rope is None else k_rope.to(dtype)).mT
+        k_rope = (own_rope if k_rope is None else k_rope.to(dtype))[..., :n_tokens, :]
+        keys, values = (torch.einsum("...nc,hwc->...hnw", c_kv[..., :n_tokens, :], W) for W in (W_UK, value * W_UV))
+        positions = q_rope @ k_rope.mT
         scores = torch.einsum("...hw,...hnw->...hn", q, keys) + rope * positions
         scores = scores * (width or q.shape[-1] + q_rope.shape[-1]) ** -0.5
         made = attend(scores.unsqueeze(-2), values)
@@ -157,11 +161,21 @@ class LatentCase(Case):
         d_n, d_r, d_c = self.Q.shape[-1], self.q_rope.shape[-1], self.K.shape[-1]
         wide = "the scale is taken from d_c + d_r, what the product is wide: the keys are d_n + d_r wide"
         latent = "q_rope meets the latent vectors instead of k_rope: positions are not in them"
+        n = self.K.shape[-2]
+        short = {
+            f"the last {n % block} of {n} tokens are left out: the last block is smaller": {"n_tokens": n - n % block}
+            for block in (16, 32, 64, 100, 128, 256, 512)
+            if block < n and n % block
+        }
+        one = {"W_UV is left out, which belongs to the sum": {"value": 1 / self.W_UV}} if self.W_UV.numel() == 1 else {}
         return {
+            "the scores are not divided by √(d_n + d_r)": {"width": 1},
             "the scale leaves d_r out: a key is d_n + d_r wide": {"width": d_n},
             wide: {"width": d_c + d_r},
             "the part of the scores with positions, q_rope · k_rope, is left out": {"rope": 0},
             latent: {"k_rope": self.K[..., :d_r]},
+            **short,
+            **one,
         }
 
 
@@ -173,18 +187,22 @@ class SinkCase(Case):
         """A case of these sizes; an odd d is made even."""
         return cls(*drawn_qkv(rng, d=d + d % 2, **sizes), window=window, num_sinks=num_sinks)
 
-    def computed(self, dtype, *, window, num_sinks, first=None, places="cache"):
+    def computed(self, dtype, *, window, num_sinks, first=None, places="cache", twice=False):
         """With another position of the first query, or with other places to turn queries and keys to.
 
-        `places` are those of the "cache", those of the "text", or "none": nothing is turned.
+        `places` are those of the "cache", those of the "text", "none" (nothing is turned), or "keys" (queries are not).
+        With `twice` a sink in the window is there twice.
         """
         q, k, v = (x.to(dtype) for x in self.arguments.values())
         n_queries, n_keys = q.shape[-2], k.shape[-2]
         token = torch.arange(n_keys)
+        if twice:
+            token = torch.cat([token[:num_sinks], token])
+        k, v, is_sink = k[..., token, :], v[..., token, :], torch.arange(len(token)) < num_sinks
         position = torch.arange(n_queries)[:, None] + (n_keys - n_queries if first is None else first)
-        seen = (token <= position) & ((token > position - window) | (token < num_sinks))
-        if places == "cache":
-            token, position = seen.cumsum(-1) - 1, seen.sum(-1, keepdim=True) - 1
+        seen = (token <= position) & ((token > position - window) | is_sink)
+        if places in ("cache", "keys"):
+            token, position = seen.cumsum(-1) - 1, (seen.sum(-1, keepdim=True) - 1) * (places == "cache")
         elif places == "none":
             token, position = 0 * token, 0 * position
         scores = (rotate(q, position[:, 0]).unsqueeze(-2) * rotate(k.unsqueeze(-3), token)).sum(-1)
@@ -198,6 +216,8 @@ class SinkCase(Case):
         return {
             text: {"places": "text"},
             "nothing is turned: positions are left out": {"places": "none"},
+            "only keys are turned: the query is turned too, to its own place": {"places": "keys"},
+            "a sink that is in the window too is counted twice": {"twice": True},
             "a query sees one key too many: its own is one of the window": {"window": window + 1},
             "the diagonal is counted from the top left: here the last query sees the last key": {"first": 0},
             "the sinks are evicted: the first tokens stay for good": {"num_sinks": 0},
@@ -244,12 +264,6 @@ class LogitCase(Case):
 PARTS = (("k", -2), ("v", -1))
 """What is stored, and the axis along which a group shares a scale."""
 IN_A_BYTE = "the order of the codes in a byte is another: the first is in the lowest bits"
-WRONG_SHAPE = {
-    "k": "a code takes a byte: 8 / bits of them share one",
-    "v": "a code takes a byte: 8 / bits of them share one",
-    "k_scale": "K is quantized by token: K's numbers share a scale along the tokens",
-    "v_scale": "V is quantized by channel: V's numbers share a scale along the channels",
-}
 TIE = 0.501
 """How far a number may be from its code: half a step, and what rounding in float32 explains."""
 
@@ -347,6 +361,21 @@ def assert_restored(got, cache):
         assert_dtype(name, value, torch.float32)
 
 
+def shape_causes(k, v, bits, group):
+    """Usual wrong shapes of a part, and what leads to each."""
+    (*lead, n, d), d_v = k.shape, v.shape[-1]
+    whole, along = "a code takes a byte: 8 / bits of them share one", "codes of neighbouring tokens share a byte"
+    found = {
+        ("k", (n, d)): whole,
+        ("v", (n, d_v)): whole,
+        ("k", (n * bits // 8, d)): f"{along}: those of neighbouring channels do",
+        ("v", (n * bits // 8, d_v)): f"{along}: those of neighbouring channels do",
+        ("k_scale", (n, d // group)): "K is quantized by token: K's numbers share a scale along the tokens",
+        ("v_scale", (n // group, d_v)): "V is quantized by channel: V's numbers share a scale along the channels",
+    }
+    return {(name, (*lead, *shape)): cause for (name, shape), cause in found.items()}
+
+
 def assert_quantized(got, k, v, bits, group, hint=""):
     """Compare what `quantize_kv` made of k and v with what the handout says, part by part."""
     want = quantized((k, v), bits, group)
@@ -355,16 +384,22 @@ def assert_quantized(got, k, v, bits, group, hint=""):
         if isinstance(part, int):
             assert_equal(name, got[name], part)
             continue
-        cause = f"\nUsual cause: {WRONG_SHAPE[name]}" if name in WRONG_SHAPE else ""
+        assert_type(name, got[name], torch.Tensor, "a tensor")
         found, expected = tuple(got[name].shape), tuple(part.shape)
+        cause = shape_causes(k, v, bits, group).get((name, found), "")
+        cause = cause and f"\nUsual cause: {cause}"
         require(found == expected, f"{name} has shape {found}, expected {expected}{cause}")
         assert_dtype(name, got[name], part.dtype, because="whatever the dtype of k and v")
     for (name, axis), x in zip(PARTS, (k, v), strict=True):
         low, high = extremes(x, group, axis)
-        largest = torch.maximum(low.abs(), high.abs()) / (2 ** (bits - 1) - 1)
+        magnitude = torch.maximum(low.abs(), high.abs())
+        largest = magnitude / (2 ** (bits - 1) - 1)
         usual = {
             "the range is divided by 2^bits: between 2^bits codes there are 2^bits − 1 steps": (high - low) / 2**bits,
             "the scale is taken from the largest magnitude alone: it is (maximum − minimum) / (2^bits − 1)": largest,
+            "the range is taken from −max |x| to max |x|: it is from the minimum to the maximum": 2
+            * magnitude
+            / (2**bits - 1),
         }
         scale, zero = got[f"{name}_scale"], got[f"{name}_zero"]
         for part, found, mistakes in ((f"{name}_scale", scale, usual), (f"{name}_zero", zero, {})):
@@ -381,6 +416,7 @@ def assert_quantized(got, k, v, bits, group, hint=""):
             "codes are not clipped at 2^bits − 1": unpacked(in_bytes(free.clamp(min=0), bits), bits),
             "codes are not clipped at 0": unpacked(in_bytes(free.clamp(max=2**bits - 1), bits), bits),
             "codes are not clipped to 0 … 2^bits − 1, and only their last bits stay": free.round().remainder(2**bits),
+            "codes are not clipped to 0 … 2^bits − 1": unpacked(in_bytes(free, bits), bits),
         }
         codes = unpacked(got[name], bits)
         # each is the nearest to where its number is, under the scale and the zero that are kept with it
@@ -504,11 +540,17 @@ def assert_scheme(got, model, nbytes, tokens):
 def byte_mistakes(scheme, model, tokens):
     """Usual mistakes with the bytes of a scheme, and the number each leads to."""
     size = scheme_bytes(scheme, model, tokens)
-    usual = {"one layer is counted: there are as many caches as layers": size // model["layers"]}
+    usual = {
+        "one layer is counted: there are as many caches as layers": size // model["layers"],
+        "the sample's tokens are counted: the cache holds `tokens`": scheme_bytes(scheme, model, model["k"].shape[1]),
+    }
     match scheme["kind"]:
         case "quantized":
             codes = scheme_bytes({"kind": "full"}, model | {"dtype_bytes": scheme["bits"] / 8}, tokens)
             usual["scales and zeros are left out: they are in the cache, 32 bits a group"] = codes
+            if tokens % scheme["group"]:
+                one = 4 * model["layers"] * model["k"].shape[0] * model["k"].shape[2]
+                usual["the groups of K are rounded down: the last one is kept too, ⌈tokens / group⌉"] = size - one
         case "latent":
             usual["the latent vector is counted twice: keys and values are both made from one"] = 2 * size
         case "window":
@@ -535,6 +577,9 @@ def error_mistakes(scheme, model):
         case "latent":
             by_head = [low_rank(x, scheme["rank"]) for x in (k, v)]
             usual["every head has a latent vector of its own: all heads share one"] = output_error(model, *by_head)
+            tokens = [low_rank(x.transpose(0, 1).flatten(1), scheme["rank"]) for x in (k, v)]
+            apart = [x.unflatten(1, (len(k), -1)).transpose(0, 1) for x in tokens]
+            usual["K and V have latent vectors of their own: they share one"] = output_error(model, *apart)
     if scheme["kind"] != "window":
         compared = distance(torch.cat([*kept]), torch.cat([k, v]))
         usual["K and V are compared instead of attention's output"] = compared

@@ -45,35 +45,41 @@ def server_calls(sizes, calls):
 
 
 @probe
-def bytes_of_blocks(sizes, k, v, q):
-    """The bytes alive when such a cache is made, and when it is full; attention's result, its peak, what it reads."""
-    num_blocks, block_size, layers = sizes[:3]
-    places = [(block, place) for block in range(num_blocks) for place in range(block_size)]
-    blocks, within = [block for block, _ in places], [place for _, place in places]
+def bytes_of_blocks(sizes, k, v):
+    """The bytes alive when such a cache is made, and when it is full."""
     with AllocationMeter() as life:
         cache = QuantizedBlocks(*sizes)
         when_made = life.live_bytes
-        for layer in range(layers):
-            cache.write(layer, blocks, within, k, v)
-        when_full = life.live_bytes
+        fill(cache, sizes, k, v)
+        return {"made": when_made, "full": life.live_bytes}
+
+
+@probe
+def bytes_of_attention(sizes, k, v, q):
+    """Attention's result over such a cache, full of k and v; its peak over half of it and all, and what it reads."""
     with MadeTensors() as made:
-        again = QuantizedBlocks(*sizes)
-    for layer in range(layers):
-        again.write(layer, blocks, within, k, v)
-    table = list(range(num_blocks))
+        cache = QuantizedBlocks(*sizes)
+    fill(cache, sizes, k, v)
+    table = list(range(sizes[0]))
 
     def attend(n_tokens):
-        return again.attend(layers - 1, q, table, n_tokens - len(q))
+        return cache.attend(sizes[2] - 1, q, table, n_tokens - len(q))
 
     peaks = []
-    for n_tokens in (len(blocks) // 2, len(blocks)):
+    for n_tokens in (len(k) // 2, len(k)):
         with AllocationMeter() as memory:
             attend(n_tokens)
         peaks.append(memory.peak_bytes)
-    result, read, fused = read_by(made, lambda: attend(len(blocks)))
-    _, early, _ = read_by(made, lambda: attend(len(blocks) // 8))
-    told = {"made": when_made, "full": when_full, "result": result, "peaks": peaks, "read": read}
-    return told | {"fused": fused, "early": early}
+    result, read, fused = read_by(made, lambda: attend(len(k)))
+    _, early, _ = read_by(made, lambda: attend(len(k) // 8))
+    return {"result": result, "peaks": peaks, "read": read, "fused": fused, "early": early}
+
+
+def fill(cache, sizes, k, v):
+    """Write k and v to all places of all layers."""
+    at, block_size = range(len(k)), sizes[1]
+    for layer in range(sizes[2]):
+        cache.write(layer, [t // block_size for t in at], [t % block_size for t in at], k, v)
 
 
 @probe

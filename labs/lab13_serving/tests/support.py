@@ -46,6 +46,9 @@ def assert_plan(cache_plan, spec, nbytes, block_size, bits):
         "the division is rounded up: a block that does not fit whole is none": -(-nbytes // (vectors * vector)),
         "scales and zeros are counted with 32 bits too: there is neither scale nor zero": nbytes
         // (vectors * (width * bits // 8 + 4)),
+        "scales and zeros are counted as float32: both are float16": nbytes // (vectors * (width * bits // 8 + 8)),
+        "bits are taken for bytes: a code takes bits / 8 of a byte": nbytes // (vectors * (width * bits + scales)),
+        "tokens are counted: a block holds block_size of them": nbytes // (vectors // block_size * vector),
     }
     want = nbytes // (vectors * vector)
     mistakes = {text: value for text, value in mistakes.items() if value != want}
@@ -134,6 +137,10 @@ class WrittenCache:
             scale, zero = scale_and_zero(x, bits)
             return steps_of(x, scale, zero).floor().clamp(0, 2**bits - 1) * scale + zero
 
+        def by_codes(x):
+            scale, zero = scale_and_zero(x * (2**bits - 1) / 2**bits, bits)[0], scale_and_zero(x, bits)[1]
+            return steps_of(x, scale, zero).round().clamp(0, 2**bits - 1) * scale + zero
+
         def unrounded(x):
             low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
             scale, zero = scale_and_zero(x, bits)
@@ -153,14 +160,21 @@ class WrittenCache:
                 q, *whole
             ),
             "the fraction is cut off: the nearest code is taken (round)": attention(q, *map(cut, whole)),
+            "the range is divided by 2^bits: between 2^bits codes there are 2^bits − 1 steps": attention(
+                q, *map(by_codes, whole)
+            ),
             "codes are computed with scale and zero before these are rounded, and not as they are kept": attention(
                 q, *map(unrounded, whole)
             ),
             "codes below 0 or above 2^bits − 1 are not clipped, and wrap around": attention(q, *map(wrapped, whole)),
             "all heads of a token share one range: each vector has its own": attention(q, *map(one_range, whole)),
+            "the scores are not divided by √head_dim": attention(q * self.d**0.5, *kept),
             "query head h reads key head h % kv_heads: it is h // (H / kv_heads)": in_turn,
             "causal counts from the top left: the first query is at `start`, and sees all before it": attention(
                 q, *kept, first=0
+            ),
+            "all queries see what the first one sees: the one at position p sees 0 … p": torch.cat(
+                [attention(row[None], *(x[: start + 1] for x in kept)) for row in q]
             ),
             "queries see the tokens after them: the one at position p sees 0 … p": attention(q, *kept, first=end),
             "only the last block is masked, and in those before it queries see the tokens after them": attention(
@@ -196,7 +210,9 @@ def assert_served(trace, *sizes, most_steps=None, hint=""):
     """Drive a new scheduler through a trace; what came of it, in at most so many steps."""
     served = serve_plans(Session(partial(scheduler_calls, sizes), plans_of_scheduler(*sizes, trace)), trace, *sizes)
     if most_steps is not None:
-        name = f"{len(trace)} requests, {sizes[0]} blocks of {sizes[1]} and {sizes[2]} tokens a step: the steps"
+        name = (
+            f"{len(trace)} requests, {sizes[0]} blocks of {sizes[1]} and {sizes[2]} tokens a step: the number of steps"
+        )
         assert_at_most(name, served.steps, most_steps, hint=hint, unit="")
     return served
 

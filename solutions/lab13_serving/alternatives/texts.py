@@ -89,7 +89,7 @@ class Scheduler:
         self.n_came += 1
 
     def plan(self):
-        work, room, lost = [], self.most, False
+        work, room, lost, self.ends = [], self.most, False, {}
         for id in sorted(self.texts, key=self.order.get):
             if not room:
                 break
@@ -101,6 +101,8 @@ class Scheduler:
                 self.tables[id] = [len(text), self._begins(id)]
             held, start = self.tables[id]
             end = min(len(text), start + room)
+            if end < len(text) and end - end % self.size > start:
+                end -= end % self.size  # a piece ends with a block
             if end == start:
                 continue
             while held < end and id in self.tables:
@@ -114,7 +116,7 @@ class Scheduler:
                     lost = True
             if id not in self.tables:
                 break
-            self.tables[id] = [held, end]
+            self.tables[id], self.ends[id] = [held, start], end
             table = self.blocks.block_table(id)
             for number in range(start // self.size, -(-end // self.size)):
                 upto = text[: min(end, (number + 1) * self.size)]
@@ -125,6 +127,8 @@ class Scheduler:
         return {"copies": [], "work": work}
 
     def advance(self, sampled):
+        for id, end in self.ends.items():  # the plan was carried out: only now is this computed
+            self.tables[id][1] = end
         for id, token in sampled.items():
             self.texts[id] += (token,)
             if len(self.texts[id]) == self.final[id]:

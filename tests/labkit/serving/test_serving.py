@@ -96,7 +96,7 @@ class TestPlans:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda plan, n: None, "plan\\(\\) returns is None, expected a dict with the keys copies, work"),
+            (lambda plan, n: None, "plan\\(\\) returns in step 0 is None, expected a dict with the keys copies, work"),
             (lambda plan, n: plan | {"more": 1}, "has more, which the handout does not name"),
             (lambda plan, n: plan | {"work": 3}, "work of step 0: plan\\(\\) is an int, expected a list of dicts"),
             (
