@@ -641,7 +641,7 @@ class TestPlanSegments:
         self.check(16)
 
     def test_any_number_of_layers(self, rng):
-        for layers in (23, *range(1, 150), *rng.integers(400, 1_000_000, 20).tolist()):
+        for layers in (23, 130, *range(1, 150), *rng.integers(400, 1_000_000, 20).tolist()):
             self.check(layers)
 
     @pytest.mark.refuses
