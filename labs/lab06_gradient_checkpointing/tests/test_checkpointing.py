@@ -546,7 +546,8 @@ class TestCheckpointSequential:
         hint = "a lambda made in a loop sees the last segment's functions: fix them when it is checkpointed"
         name = f"the result of {n} functions in {segments} segments"
         plain = numbers(chained(x, *chain.shifts))
-        assert_close(name, made.results, want, plain=plain, dtype=torch.float32, hint=hint)
+        order = "the order is another, or what one segment returns is not what the next is given"
+        assert_close(name, made.results, want, plain=plain, dtype=torch.float32, hint=order)
         chain.assert_gradients(made, x, factors, hint=hint, lost="what one segment hands to the next was detached")
 
     @splits
@@ -568,6 +569,8 @@ class TestCheckpointSequential:
         lengths = [stop - start for start, stop in itertools.pairwise([*starts, len(again)])]
         causes = {1: "all functions are in one segment", n: "every function is a segment of its own"}
         usual = "steps of ⌈n / segments⌉ reach the end too early, or what the division leaves is its own segment"
+        if max(lengths) == segments:
+            usual = "segments is taken for the length of one"
         message = f"{n} functions in {segments} segments: the backward pass recomputes runs of the lengths {lengths}"
         require(len(lengths) == segments, f"{message}\nUsual cause: {causes.get(len(lengths), usual)}")
         cause = "steps of ⌈n / segments⌉ leave too few for the last segment"
@@ -623,6 +626,7 @@ class TestPlanSegments:
     def check(self, layers):
         got, want = plan_segments(layers), math.isqrt(layers - 1) + 1
         mistakes = {
+            "√layers is not rounded": math.sqrt(layers),
             "√layers is rounded down": math.isqrt(layers),
             "it is rounded to the nearest": round(math.sqrt(layers)),
             "1 is added to a root that is whole already": math.isqrt(layers) + 1,
@@ -659,6 +663,7 @@ class TestCheckpointCost:
         name, longest = f"checkpoint_cost({layers}, {segments})", -(-layers // segments)
         got = assert_tuple("checkpoint_cost's result", checkpoint_cost(layers, segments), ("peak", "extra_forwards"))
         peaks = {
+            "layers / segments is not rounded": segments + layers / segments,
             "layers / segments is rounded down": segments + layers // segments,
             "the longest segment is left out": segments,
             "1 is added to a quotient that is whole already": segments + layers // segments + 1,
