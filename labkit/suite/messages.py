@@ -30,6 +30,12 @@ USUAL_CAUSES = {
     "need at least one array to concatenate": "there is no block; or a generator is gone through a second time, when "
     "it gives nothing more",
     "torch.return_types.m": "max and min along a dim return (values, indices): take .values, or call amax or amin",
+    "incorrect number of gradients": "a value is missing in what backward returns, or one too many: one belongs to "
+    "each argument of forward after ctx, None where there is no gradient",
+    "modified by an inplace operation": "a tensor that autograd has saved for backward is written into afterwards "
+    "(+=, x[...] = …): make a new one",
+    "save_for_backward can only save": "ctx.save_for_backward is given what is no tensor: keep that as an attribute "
+    "of ctx",
 }
 """What an error's text holds → its usual cause."""
 
@@ -78,7 +84,8 @@ def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, 
         return State.WRONG, _clip(text or f"not true: {entries[-1].code}")
     tests = [entry for entry in entries if Path(entry.file).name.startswith("test_")]
     code = (tests or entries)[-1].code
-    return State.WRONG, _clip(f"what came back could not be used: {kind}: {text}\nthe test did: {code}")
+    lines = [f"what came back could not be used: {kind}: {text}", f"the test did: {code}", *_usual_cause(text, code)]
+    return State.WRONG, _clip("\n".join(lines))
 
 
 def how_it_ended(status: int) -> str:

@@ -210,11 +210,13 @@ def assert_dtype(name: str, got: Any, dtype: Any, *, because: str = "the dtype o
     if found == expected:
         return
     why = ""
-    if found == "float64":
+    if found == "float64" and isinstance(got, np.ndarray | np.generic):
         why = (
             "\nUsual cause: a float64 scalar met the array (NumPy 2 promotes: np.sqrt(int) is a float64), "
             "or an array was made without dtype="
         )
+    elif found == "float64":
+        why = "\nUsual cause: something was made or added up in float64, and not brought back"
     _fail(f"{name} is {found}, expected {expected}, {because}{why}")
 
 

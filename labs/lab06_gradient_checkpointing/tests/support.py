@@ -79,7 +79,7 @@ def same_states(some, others):
 
 
 def assert_ran(calls, times, when):
-    hint = "keep the arguments, not the results, and run fn once in each pass"
+    hint = "fn is called an extra time, to look at its results"
     if calls < times:
         hint = "the forward pass kept what backward needs, instead of running fn again"
     assert_equal(f"the number of times fn has run {when}", calls, times, hint=hint)

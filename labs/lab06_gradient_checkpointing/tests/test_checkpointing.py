@@ -154,9 +154,10 @@ class Recomputation:
         exact, plain = (numbers(deep(x.to(dtype))) for dtype in (torch.float64, torch.float32))
         assert_close("the result", made.results, exact, plain=plain, dtype=torch.float32)
         require(made.requires_grad, "the result does not require grad though the argument does")
-        mistakes = {"the gradient of the result is taken to be 1": [torch.ones(7, 5)]}
+        twice = "fn runs again on arguments that are not detached: their gradient arrives twice"
+        mistakes = {"the gradient of the result is taken to be 1": [torch.ones(7, 5)], twice: [2 * factors[0]]}
         lost = "no graph in the second run (torch.enable_grad), its gradient not returned, or detached arguments"
-        hint = "fn runs again on the arguments given, detached"
+        hint = "fn runs again on other numbers than the arguments given"
         self.check(fn, factors, args={"x": x}, mistakes=mistakes, hint=hint, lost=lost)
 
     def test_arguments_and_results_of_all_kinds(self, rng):
@@ -165,8 +166,12 @@ class Recomputation:
             **{"frozen": random(rng, 5, 4, grad=False), "rows": torch.tensor([4, 0, 0]), "flag": None},
         }
         factors = [random(rng, 5, 4, grad=False), random(rng, 3, grad=False)]
-        mistakes = {"only the first result's gradient is used": [factors[0], torch.zeros(3)]}
-        hint = "one gradient for each argument, None for what is no tensor, in the arguments' order"
+        twice = "fn runs again on arguments that are not detached: their gradient arrives twice"
+        mistakes = {
+            "only the first result's gradient is used": [factors[0], torch.zeros(3)],
+            twice: [2 * factor for factor in factors],
+        }
+        hint = "the gradients do not stand where their arguments do: one for each, None for what is no tensor"
 
         def fn(run, **args):
             return run(mixed, *args.values())
@@ -272,7 +277,7 @@ class Recomputation:
         made = self.passes(fn, options={"seed": draw_seed(rng)}, x=x)
         torch.set_rng_state(made.before[0])
         anew = numbers(dropped_twice(torch.ones_like(x)))
-        hint = "the state of the generator is to be taken before fn runs, and set before it runs again"
+        hint = "the second run starts from another state of the generator than the first: take it before fn runs"
         assert_mask("two dropouts", made, x, hint=hint, mistakes={"backward draws a new mask": anew})
 
     def test_generator_goes_on_as_if_nothing_was_recomputed(self, rng):
@@ -339,18 +344,20 @@ class Recomputation:
         for gradient in made.gradients or [[None]]:
             require(gradient[0] is not None, "the gradient of x is None in one of two backward passes")
         want, again = (numbers(gradient[0]) for gradient in made.gradients)
-        hint = "the second backward starts from the saved arguments again, detached afresh"
+        hint = "the second backward starts from what the first has left, not from the saved arguments, detached afresh"
         mistakes = {"the first backward's gradient is added to it": 2 * want}
         assert_close("the gradient of x in a second backward", again, want, plain=want, mistakes=mistakes, hint=hint)
 
-    def test_argument_changed_before_backward(self, rng):
-        def fn(run, x, data):
-            y = run(lambda x, data: x * data, x, data)
-            data.add_(1)
+    @pytest.mark.parametrize("changed", ["data", "rows"])
+    def test_argument_changed_before_backward(self, rng, changed):
+        def fn(run, x, **others):
+            y = run(lambda x, data, rows: x[rows] * data, x, *others.values())
+            others[changed].mul_(0)
             return y
 
-        args = {"x": random(rng, 5), "data": random(rng, 5, grad=False)}
-        when = "when an argument was changed in place before backward (ctx.save_for_backward notices such changes)"
+        args = {"x": random(rng, 5), "data": random(rng, 5, grad=False), "rows": torch.tensor([4, 0, 0, 1, 2])}
+        kind = {"data": "of numbers that need no gradient", "rows": "of integers"}[changed]
+        when = f"when an argument {kind} was changed in place before backward (ctx.save_for_backward notices it)"
         assert_raises(RuntimeError, lambda: self.passes(fn, **args).gradients, when=when)
 
     @pytest.mark.parametrize("first", ["grad", "backward"])
@@ -395,7 +402,7 @@ class Recomputation:
         args = random(rng, 6, 5), random(rng, 5, 4, grad=False), getattr(torch, dtype), forward_under, backward_under
         dtypes, gradient = call(self.TASK, under_autocast, *args)
         _, want = under_autocast(plain_run, *args)
-        hint = "take the autocast state before fn runs, and set it (torch.autocast) when fn runs again"
+        hint = "fn runs again without the autocast of its first run, or the state is taken after the first run"
         if dtypes == ["torch.float16", "torch.bfloat16"]:
             hint = "autocast is set again without its dtype, so that the CPU's default is taken"
         if dtypes == ["torch.float32", "torch.bfloat16"]:
@@ -488,7 +495,8 @@ class TestCheckpoint(Recomputation):
         with torch.no_grad():
             kept_bytes, n_runs = kept(self.TASK, lambda run, x: run(deep, x), {"x": x})
             made = self.passes(lambda run, x: run(deep, x), x=x)
-        require(not made.requires_grad, "under torch.no_grad() the result requires grad")
+        message = "under torch.no_grad() the result requires grad"
+        require(not made.requires_grad, f"{message}\nUsual cause: grad mode is switched on inside, or not looked at")
         assert_ran(n_runs + made.all_calls, 2, "in two calls under torch.no_grad()")
         assert_at_most("what a call under torch.no_grad() keeps", kept_bytes, 0, hint="there will be no backward pass")
 
@@ -535,10 +543,11 @@ class TestCheckpointSequential:
         chain, x, factors = Chain(rng, n), random(rng, 5, 6), [random(rng, 5, 6, grad=False)]
         made = chain.passes(segments, x, factors)
         want = numbers(chained(x.double(), *(shift.double() for shift in chain.shifts)))
-        hint = "each segment's functions are fixed when it is checkpointed. A lambda made in a loop sees the last ones"
+        hint = "a lambda made in a loop sees the last segment's functions: fix them when it is checkpointed"
         name = f"the result of {n} functions in {segments} segments"
         plain = numbers(chained(x, *chain.shifts))
-        assert_close(name, made.results, want, plain=plain, dtype=torch.float32, hint=hint)
+        order = "the order is another, or what one segment returns is not what the next is given"
+        assert_close(name, made.results, want, plain=plain, dtype=torch.float32, hint=order)
         chain.assert_gradients(made, x, factors, hint=hint, lost="what one segment hands to the next was detached")
 
     @splits
@@ -560,9 +569,14 @@ class TestCheckpointSequential:
         lengths = [stop - start for start, stop in itertools.pairwise([*starts, len(again)])]
         causes = {1: "all functions are in one segment", n: "every function is a segment of its own"}
         usual = "steps of ⌈n / segments⌉ reach the end too early, or what the division leaves is its own segment"
+        if max(lengths) == segments:
+            usual = "segments is taken for the length of one"
         message = f"{n} functions in {segments} segments: the backward pass recomputes runs of the lengths {lengths}"
         require(len(lengths) == segments, f"{message}\nUsual cause: {causes.get(len(lengths), usual)}")
-        require(max(lengths) - min(lengths) <= 1, f"{message}, which differ by more than 1")
+        cause = "steps of ⌈n / segments⌉ leave too few for the last segment"
+        if max(lengths) > -(-n // segments):
+            cause = "all that the division leaves is in one segment"
+        require(max(lengths) - min(lengths) <= 1, f"{message}, which differ by more than 1\nUsual cause: {cause}")
 
     def test_first_parameters_when_x_is_data(self, rng):
         chain, x, factors = Chain(rng, 6), random(rng, 5, 6, grad=False), [random(rng, 5, 6, grad=False)]
@@ -612,7 +626,13 @@ class TestPlanSegments:
     def check(self, layers):
         got, want = plan_segments(layers), math.isqrt(layers - 1) + 1
         mistakes = {
+            "√layers is not rounded": math.sqrt(layers),
             "√layers is rounded down": math.isqrt(layers),
+            "it is rounded to the nearest": round(math.sqrt(layers)),
+            "1 is added to a root that is whole already": math.isqrt(layers) + 1,
+            "the smallest number with the lowest peak is taken": min(
+                range(1, want + 1), key=lambda k: k + -(-layers // k)
+            ),
             "the logarithm is taken": math.ceil(math.log2(layers)),
             "half of the layers are taken": layers // 2,
             "the number of segments is that of the layers": layers,
@@ -625,7 +645,7 @@ class TestPlanSegments:
         self.check(16)
 
     def test_any_number_of_layers(self, rng):
-        for layers in (23, *range(1, 150), *rng.integers(400, 1_000_000, 20).tolist()):
+        for layers in (23, 130, *range(1, 150), *rng.integers(400, 1_000_000, 20).tolist()):
             self.check(layers)
 
     @pytest.mark.refuses
@@ -643,11 +663,16 @@ class TestCheckpointCost:
         name, longest = f"checkpoint_cost({layers}, {segments})", -(-layers // segments)
         got = assert_tuple("checkpoint_cost's result", checkpoint_cost(layers, segments), ("peak", "extra_forwards"))
         peaks = {
+            "layers / segments is not rounded": segments + layers / segments,
             "layers / segments is rounded down": segments + layers // segments,
             "the longest segment is left out": segments,
+            "1 is added to a quotient that is whole already": segments + layers // segments + 1,
+            "the input of one segment is left out": segments - 1 + longest,
         }
         extras = {
             "the plain step's own forward is counted as extra": 2 * layers,
+            "the last segment is taken as kept": layers - longest,
+            "the last segment, the shortest, is taken as kept": layers - layers // segments,
             "all but the first of each segment are taken as recomputed": layers - segments,
         }
         assert_equal(f"peak_activations of {name}", got[0], segments + longest, mistakes=peaks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from labkit.suite.messages import change_lines, explain, run_lines
 from labkit.suite.results import State, TestResult, add_up
@@ -51,6 +52,24 @@ def test_an_exception_of_the_students_names_function_line_and_cause(tmp_path, bo
 def test_a_kernel_without_jit_is_told_from_other_functions(tmp_path, body, is_a_launch):
     _, lines = explained(tmp_path, body)
     assert any("@triton.jit" in line for line in lines) == is_a_launch
+
+
+def test_what_autograd_says_of_a_function_has_a_cause():
+    """The student's file is not in the traceback: autograd looks at what `backward` returned after the return."""
+
+    class Short(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, n):
+            return x * n
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    with pytest.raises(RuntimeError) as caught:
+        Short.apply(torch.ones(2, requires_grad=True), 3).sum().backward()
+    _, lines = explain(caught.value, [])
+    assert lines[-1].startswith("Usual cause: a value is missing in what backward returns")
 
 
 def test_a_long_line_is_folded_to_its_end(tmp_path):

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 from labkit.testing import compare
 from labkit.testing.attention.reference import attention, random_qkv
@@ -211,6 +212,8 @@ def test_type():
 def test_dtype():
     assert_dtype("O", PLAIN, np.float32)
     assert "Usual cause: a float64 scalar met the array" in message(lambda: assert_dtype("O", WANT, np.float32))
+    tensor = torch.from_numpy(WANT)
+    assert "added up in float64" in message(lambda: assert_dtype("O", tensor, torch.float32))
     assert (
         message(lambda: assert_dtype("O", PLAIN, np.float64))
         == "O is float32, expected float64, the dtype of the input"
