@@ -83,7 +83,10 @@ class GroupedCase(Case):
 def grouped_mistakes(case: GroupedCase) -> Made:
     """Usual mistakes with heads, with where the diagonal lies, and with the scale: what each leads to."""
     n_queries, n_keys = case.Q.shape[-2], case.K.shape[-2]
-    found: Made = {"query head h reads key head h % H_kv instead of h // group": partial(_by_remainder, case)}
+    found: Made = {
+        "query head h reads key head h % H_kv instead of h // group": partial(_by_remainder, case),
+        "the rows of a group's product, query by query, are taken for rows head by head": partial(_by_query, case),
+    }
     if case.counted_from_the_end:
         top_left, one_less = (later_keys(n_queries, n_keys, first) for first in (1, n_keys - n_queries))
         text = "the diagonal is counted from the top left: here the last query sees the last key"
@@ -107,6 +110,12 @@ def grouped_mistakes(case: GroupedCase) -> Made:
 def _by_remainder(case: GroupedCase) -> Results:
     heads = torch.arange(case.Q.shape[-3]) % case.K.shape[-3]
     made = attention(*map(numbers, (case.Q, case.K[..., heads, :, :], case.V[..., heads, :, :])), mask=case.hidden)
+    return {"O": made.output, "L": made.lse}
+
+
+def _by_query(case: GroupedCase) -> Results:
+    rows = case.Q.unflatten(-3, (-1, case.group)).transpose(-3, -2).reshape(case.Q.shape)
+    made = attention(*map(numbers, (rows, *case.inputs[1:])), mask=case.hidden)
     return {"O": made.output, "L": made.lse}
 
 

@@ -42,9 +42,11 @@ def assert_cache_bytes(answer, *sizes, **options):
         )
     if latent:
         twice, of_each_head = with_other(latent_dim=2 * latent), with_other(rope_dim=sizes[1] * rope)
+        rope_twice = with_other(rope_dim=2 * rope)
         latent_of_each_head = with_other(latent_dim=sizes[1] * latent)
         usual |= {
             "the latent vector is counted twice: keys and values are both made from one": twice,
+            "the rope part is counted twice: it is kept once": rope_twice,
             "latent vector and rope part are counted for keys and again for values: one vector serves both": 2 * want,
             "the rope part is counted for each head: all heads share it": of_each_head,
             "the latent vector is counted for each head: all heads share it": latent_of_each_head,
@@ -200,8 +202,10 @@ MISTAKES = {
     "best_fit": "the smallest run in which a request fits is taken: the lowest place is",
     "not_a_run": "slots are given out wherever they are free: a request needs one run of neighbours",
     "waiting_is_external": "all that is free counts as external while anybody waits",
+    "idle_is_external": "what is free counts as external also while nobody waits",
     "leaves_before_count": "requests leave before the slots are counted",
     "power_of_the_sum": "the power of two is of prompt and output together: it is of the output alone",
+    "larger_power": "an output that is a power of two takes the next one: the smallest that holds it is enough",
     "restarts_at_the_end": "a request that gave its blocks back waits as the last: it waits as the first",
 }
 """What is done otherwise → the sentence of the message."""
@@ -287,6 +291,7 @@ def shares_of_slots(requests, num_slots, policy, block_size, mistake=""):
             sums["internal"] += max(n_slots - final, 0)
         left = owner.count(None)
         in_pieces = waiting and policy != "paged" and left >= wanted(requests[waiting[0]], policy, mistake)
+        in_pieces = in_pieces or (not waiting and policy != "paged" and mistake == "idle_is_external")
         sums["external" if in_pieces or (waiting and mistake == "waiting_is_external") else "free"] += left
         n_steps += 1
         leave()
@@ -304,4 +309,5 @@ def wanted(request, policy, mistake=""):
         return prompt + output
     if mistake == "power_of_the_sum":
         return min(1 << (prompt + output - 1).bit_length(), limit)
-    return min(prompt + (1 << (output - 1).bit_length()), limit)
+    largest = output if mistake == "larger_power" else output - 1  # that the next smaller power would hold
+    return min(prompt + (1 << largest.bit_length()), limit)

@@ -169,7 +169,8 @@ def _spilled(kernel, arch, taken, made):
         f"{kernel}, compiled for sm_{arch}, keeps {taken.stack} B a thread on the stack, in memory: its tiles do not "
         f"fit into the {MAX_REGISTERS} registers that a thread can have\n"
         "The interpreter has no registers: results are right, and on a GPU every use of what was put away is slow\n"
-        f"Usual cause: tiles too large for {made['num_warps']} warps, or one more tile alive than is needed"
+        f"Usual cause: tiles too large for {made['num_warps']} warps, one more tile alive than is needed, or tiles "
+        "made float32 before they are multiplied"
     )
 
 
