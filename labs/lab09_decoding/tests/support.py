@@ -165,6 +165,7 @@ def assert_heuristic(answer, total, sms, blocks, most=128):
     near = [splits for splits, each in right.items() if each >= 0.85 * best]
     every = efficiencies(total, sms, min(most, sms, blocks), 0)
     unbounded = efficiencies(total, sms, min(sms, blocks), blocks)
+    shorter = efficiencies(total, sms, min(most, sms, blocks) - 1, blocks)
     more_than_sms = efficiencies(total, sms, min(most, blocks), blocks)
 
     def smallest(found, least):
@@ -176,6 +177,10 @@ def assert_heuristic(answer, total, sms, blocks, most=128):
         "the largest number of splits near the best is taken": near[-1],
         "there may be more splits than num_sms": smallest(more_than_sms, 0.85 * max(more_than_sms.values())),
         "max_splits is ignored": smallest(unbounded, 0.85 * max(unbounded.values())),
+        "splits count that leave one without a block": smallest(every, 0.85 * max(every.values())),
+        "the largest number allowed is left out: the range ends before it": smallest(
+            shorter, 0.85 * max(shorter.values(), default=1)
+        ),
         "an efficiency of 0.85 is enough, whatever the best one is": smallest(right, 0.85),
     }
     got = answer(total, sms, blocks, *([most] if most != 128 else []))

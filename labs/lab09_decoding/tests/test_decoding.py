@@ -147,6 +147,13 @@ class TestGroupedQueryAttention:
         attend_grouped(case, nan_hint=NAN_FROM_EMPTY, attend=partial(call_on_nan, "grouped_query_attention"))
 
     @pytest.mark.robust
+    @pytest.mark.parametrize("far", [1e3, 1e7])
+    def test_hidden_keys_do_not_leak(self, rng, far):
+        case = GroupedCase(rng, n=24, d=8, causal=True, dtype="float64")
+        case.Q[..., 0], case.K[..., 0] = far, -1  # every score is far below 0, by nearly the same amount
+        attend_grouped(case, "a large negative number stands for −inf; beside scores that are lower still it is large")
+
+    @pytest.mark.robust
     def test_queries_that_see_nothing_beside_large_logits(self, rng):
         case = GroupedCase(rng, n_queries=43, n_keys=40, d=8, logit_scale=1000, causal=True)
         hint = "a query that sees nothing must leave the others theirs: each takes its own maximum before exp"

@@ -557,6 +557,12 @@ class TestPagedDecode:
         require(found >= 6, f"{message}\nUsual cause: {cause}")
 
     @pytest.mark.cost
+    def test_float32_is_multiplied_exactly(self, rng):
+        batch = PagedBatch(rng, (40,), block_size=16, d=16, d_v=16, group=4)
+        made = compiled_for("paged_decode", 80, {}, dict(zip(CACHE, batch.arguments, strict=True)), 2)
+        assert_compiles(made, 80, products=False, spills=True, exact=True)
+
+    @pytest.mark.cost
     def test_compiles_without_spilling(self, rng):
         batch = PagedBatch(rng, (40,), block_size=16, d=64, d_v=64, group=4, dtype=torch.float16)
         tensors = dict(zip(CACHE, batch.arguments, strict=True))

@@ -42,12 +42,13 @@ by_layout = pytest.mark.parametrize("layout", LAYOUTS)
 by_dtype = pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16], ids=str)
 worked_splits = pytest.mark.parametrize(("n_tokens", "world_size"), [(8, 2), (32, 4)], ids=["N8-P2", "N32-P4"])
 
+LEAKS = "a large negative number stands for −inf; beside scores that are lower still it is large"
 BAD_SPLITS = [
-    ((8, 2, "folded"), "for the layout 'folded'", ["folded"]),
-    ((9, 2, "contiguous"), "for 9 tokens on 2 ranks", ["9", "2"]),
-    ((10, 4, "striped"), "for 10 tokens on 4 ranks", ["10", "4"]),
-    ((6, 2, "zigzag"), "for 6 tokens on 2 ranks, in zigzag order", ["6", "2"]),
-    ((8, 0, "contiguous"), "for 0 ranks", ["0"]),
+    ((8, 2, "folded"), "for the layout 'folded'", {"layout": "folded"}),
+    ((9, 2, "contiguous"), "for 9 tokens on 2 ranks", {"N": 9, "world_size": 2}),
+    ((10, 4, "striped"), "for 10 tokens on 4 ranks", {"N": 10, "world_size": 4}),
+    ((6, 2, "zigzag"), "for 6 tokens on 2 ranks, in zigzag order", {"N": 6, "world_size": 2}),
+    ((8, 0, "contiguous"), "for 0 ranks", {"world_size": 0}),
 ]
 """Tokens, ranks and layout that do not fit, when that is, and what the message names."""
 
@@ -128,7 +129,7 @@ class TestUnshard:
     def test_bad_arguments(self):
         wide, tall = torch.zeros(2, 4), torch.zeros(4, 2)
         table = [
-            (([numbered(4), numbered(4)], "folded"), "for the layout 'folded'", ["folded"]),
+            (([numbered(4), numbered(4)], "folded"), "for the layout 'folded'", {"layout": "folded"}),
             (([numbered(4), numbered(6)],), "for shards of 4 and 6 tokens", ["(4, 2)", "(6, 2)"]),
             (([tall, wide],), "for shards of as many numbers in other shapes", ["(4, 2)", "(2, 4)"]),
             (([tall, torch.zeros(4, 3)],), "for shards of other widths", ["(4, 2)", "(4, 3)"]),
@@ -207,13 +208,14 @@ def ring_cases(layouts_in_strips):
 every_case_of_a_ring = pytest.mark.parametrize("row", [*ring_cases(LAYOUTS)])
 every_case = pytest.mark.parametrize("row", [*ring_cases(["zigzag"])])
 traffic = pytest.mark.parametrize(("world_size", "dtype"), [(3, "bfloat16"), (4, "float32")], ids=["P3-bf16", "P4"])
+far_below_zero = pytest.mark.parametrize("far", [1e3, 1e7])
 strips = pytest.mark.parametrize(("n", "causal"), [(1024, False), (1024, True), (2560, False)])
 
 BAD_SHARDS = [
-    ({"k": torch.zeros(3, 6, 5), "v": torch.zeros(3, 6, 3)}, "for 4 query heads on 3 key heads", ("4", "3")),
+    ({"k": torch.zeros(3, 6, 5), "v": torch.zeros(3, 6, 3)}, "for 4 query heads on 3 key heads", {"H": 4, "H_kv": 3}),
     ({"k": torch.zeros(2, 6, 7)}, "when q and k differ in d", ("(4, 6, 5)", "(2, 6, 7)")),
     ({"v": torch.zeros(2, 4, 3)}, "when k and v differ in their tokens", ("(2, 6, 5)", "(2, 4, 3)")),
-    ({"layout": "folded"}, "for the layout 'folded'", ("folded",)),
+    ({"layout": "folded"}, "for the layout 'folded'", {"layout": "folded"}),
 ]
 """What differs from shards that fit, when that is, and what the message names."""
 
@@ -231,6 +233,13 @@ def traffic_case(rng, world_size, dtype):
     return RingCase.drawn(rng, n=8 * world_size, world_size=world_size, **sizes)
 
 
+def far_case(rng, far, **sizes):
+    """Keys that causality hides where every score is far below 0, by nearly the same amount."""
+    case = RingCase.drawn(rng, n=24, causal=True, dtype="float64", **sizes)
+    case.Q[..., 0], case.K[..., 0] = far, -1
+    return case
+
+
 def hidden_case(rng, layout):
     """Four ranks, with 16 tokens each, of which causality hides many."""
     return RingCase.drawn(rng, n=64, world_size=4, layout=layout, causal=True, d_v=5)
@@ -246,6 +255,11 @@ class TestRingAttentionForward:
     def test_results(self, rng, row):
         case = row.draw(RingCase.drawn, rng)
         attend("ring_attention_forward", case, hint=row.hint, nan_hint=row.nan_hint)
+
+    @far_below_zero
+    @pytest.mark.robust
+    def test_hidden_keys_do_not_leak(self, rng, far):
+        attend("ring_attention_forward", far_case(rng, far), hint=LEAKS)
 
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
@@ -351,7 +365,7 @@ class TestRingAttentionBackward:
     @pytest.mark.cost
     def test_blocks_travel_while_others_are_computed(self, rng):
         case = RingCase.drawn(rng, n=32, world_size=4, layout="zigzag")
-        assert_transfers_overlap(attend("ring_attention_backward", case, names=OF_BACKWARD))
+        assert_transfers_overlap(attend("ring_attention_backward", case, names=OF_BACKWARD), 5)
 
     @pytest.mark.cost
     def test_blocks_that_passed_are_let_go(self, rng):
@@ -388,6 +402,11 @@ class TestAllGatherAttention:
     def test_results(self, rng, row):
         case = row.draw(RingCase.drawn, rng)
         attend("all_gather_attention", case, hint=row.hint, nan_hint=row.nan_hint)
+
+    @far_below_zero
+    @pytest.mark.robust
+    def test_hidden_keys_do_not_leak(self, rng, far):
+        attend("all_gather_attention", far_case(rng, far), hint=LEAKS)
 
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
@@ -426,6 +445,11 @@ class TestUlyssesAttention:
     def test_results(self, rng, row):
         case = row.draw(partial(RingCase.drawn, by_heads=True), rng)
         attend("ulysses_attention", case, hint=row.hint, nan_hint=row.nan_hint)
+
+    @far_below_zero
+    @pytest.mark.robust
+    def test_hidden_keys_do_not_leak(self, rng, far):
+        attend("ulysses_attention", far_case(rng, far, by_heads=True), hint=LEAKS)
 
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):

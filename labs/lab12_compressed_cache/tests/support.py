@@ -108,7 +108,7 @@ class Case:
                 want[name],
                 plain=rounded(plain[name], dtypes[name]),
                 slack=slack,
-                roundings=ROUNDINGS + largest,
+                roundings=ROUNDINGS + 2 * largest,  # as `cases.Case` has it
                 mistakes=usual,
                 hint=hint,
                 nan_hint=nan_hint or NAN_HINT,

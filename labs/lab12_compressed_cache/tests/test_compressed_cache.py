@@ -186,6 +186,14 @@ class TestAttentionWithSinks:
         case.check(attention_with_sinks(*case.arguments.values(), window, num_sinks))
 
     @pytest.mark.robust
+    @pytest.mark.parametrize("far", [1e3, 1e7])
+    def test_hidden_keys_do_not_leak(self, rng, far):
+        case = SinkCase.drawn(rng, n=24, dtype="float64", window=4, num_sinks=2)
+        case.Q[..., -1], case.K[..., -1] = far, -1  # the pair that turns the least: every score is far below 0
+        hint = "a large negative number stands for −inf; beside scores that are lower still it is large"
+        case.check(attention_with_sinks(*case.arguments.values(), 4, 2), hint=hint)
+
+    @pytest.mark.robust
     @pytest.mark.parametrize(("window", "num_sinks"), [(4, 2), (7, 0)])
     @pytest.mark.parametrize(("n_queries", "n_keys"), [(129, 7), (65, 20)])
     def test_queries_before_all_tokens(self, rng, n_queries, n_keys, window, num_sinks):
@@ -397,7 +405,7 @@ class TestQuantizeKv:
             ((k, v / 0, 4, 4), "for a v of infinities", "v"),
         ]
         k, v = keys_and_values(rng, n_tokens=12)
-        for bits, group in ((3, 4), (16, 4), (0, 4), (4, 0), (4, 3), (4, 8), (4, 12), (4, 32)):
+        for bits, group in ((1, 4), (3, 4), (16, 4), (0, 4), (4, 0), (4, 3), (4, 8), (4, 12), (4, 32)):
             when = f"for {bits} bits, groups of {group}, 12 tokens and d_v = 16"
             table.append(((k, v, bits, group), when, {"group": group} if bits == 4 else {"bits": bits}))
         assert_refused(quantize_kv, table)

@@ -353,7 +353,7 @@ class TestQuantizedBlocks:
         require(off < 1e-3, f"o is off by {off:.3g} with the cache full")
 
     @pytest.mark.refuses
-    @pytest.mark.parametrize(("bits", "d"), [(3, 8), (32, 8), (2, 6)])
+    @pytest.mark.parametrize(("bits", "d"), [(1, 8), (3, 8), (32, 8), (2, 6)])
     def test_bad_bits(self, bits, d):
         call = partial(QuantizedBlocks, 4, 2, 1, 1, d, bits)
         assert_raises(ValueError, call, when=f"for {bits} bits and {d} numbers", mentions={"bits": bits})
@@ -413,6 +413,18 @@ class TestScheduler:
         served = [piece["id"] for piece in scheduler.plan()["work"]]
         hint = "the request in need gives way itself: the one that came last does, so that the first is always served"
         assert_equal("the requests served when both need a block and none is free", served, ["first"], hint=hint)
+
+    def test_no_more_give_way_than_must(self):
+        scheduler = Session(partial(scheduler_calls, (6, 2, 9)))
+        for number, id in enumerate(("first", "second", "last")):
+            scheduler.submit(id, [3 * number, 3 * number + 1, 3 * number + 2], 5)
+        for _ in range(2):
+            before = [piece["id"] for piece in scheduler.plan()["work"]]
+            scheduler.advance(dict.fromkeys(before, 9))
+        served = [piece["id"] for piece in scheduler.plan()["work"]]
+        what = f"the requests served of {', '.join(before)}, when each needs a block and the last has two"
+        want = [id for id in before if id != "last"]  # a scheduler that waits for more blocks has fewer
+        assert_equal(what, served, want, hint="more give way than blocks are needed for")
 
     @pytest.mark.robust
     def test_nobody_starves(self):
