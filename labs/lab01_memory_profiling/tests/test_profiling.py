@@ -85,7 +85,7 @@ class TestStandardAttention:
         case = Case(*worked_example())
         given = case.arguments
         with changes_first(given):
-            assert_attention(case, attend(*given.values()), hint="compare each step with the handout's numbers")
+            assert_attention(case, attend(*given.values()), hint="a step gives other numbers than the handout's")
 
     @pytest.mark.parametrize("row", CASES)
     def test_results(self, rng, row):

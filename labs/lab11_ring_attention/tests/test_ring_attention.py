@@ -249,7 +249,7 @@ class TestRingAttentionForward:
     """Blocks of keys pass by; nobody ever holds all of them."""
 
     def test_worked_example(self):
-        attend("ring_attention_forward", worked_case(), hint="compare each step with the handout's numbers")
+        attend("ring_attention_forward", worked_case(), hint="a step gives other numbers than the handout's")
 
     @every_case_of_a_ring
     def test_results(self, rng, row):
@@ -331,7 +331,7 @@ class TestRingAttentionBackward:
             "ring_attention_backward",
             worked_case(),
             names=OF_BACKWARD,
-            hint="compare each step with the handout's numbers",
+            hint="a step gives other numbers than the handout's",
         )
 
     @every_case_of_a_ring
@@ -396,7 +396,7 @@ class TestAllGatherAttention:
     """All keys at once: the same bytes, other memory."""
 
     def test_worked_example(self):
-        attend("all_gather_attention", worked_case(), hint="compare each step with the handout's numbers")
+        attend("all_gather_attention", worked_case(), hint="a step gives other numbers than the handout's")
 
     @every_case
     def test_results(self, rng, row):
@@ -439,7 +439,7 @@ class TestUlyssesAttention:
     """Tokens for heads, and back."""
 
     def test_worked_example(self):
-        attend("ulysses_attention", worked_case(), hint="compare each step with the handout's numbers")
+        attend("ulysses_attention", worked_case(), hint="a step gives other numbers than the handout's")
 
     @every_case
     def test_results(self, rng, row):
