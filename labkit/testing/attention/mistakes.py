@@ -392,7 +392,7 @@ def _below_hidden(case: Case, skipped: npt.NDArray[np.bool_]) -> npt.NDArray:
     """Weights from the maximum of hidden scores too, but not of `skipped` ones: what underflows in float32 is lost."""
     scores = np.where(skipped, -np.inf, _all_scores(case))
     powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf)).astype(np.float32) * ~case.hidden
-    return powers / powers.sum(-1, keepdims=True)
+    return np.where(_without_key(case), 0, powers / powers.sum(-1, keepdims=True))
 
 
 def _overflowed(case: Case) -> npt.NDArray:

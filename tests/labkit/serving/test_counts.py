@@ -57,6 +57,7 @@ def test_the_chapters_table_of_rates_is_its_figures():
         assert f"| {n} | {caches:.3g} | {ms:.1f} | {user:.0f} | {float(f'{server:.3g}'):,.0f} |" in CHAPTER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [Job("lab13", ("--solutions",))], ids=["lab13"])
 def test_lab_check_prints_the_counts_below_the_references(job, suite_runs):
     """The solution's counts equal those of the last reference server."""

@@ -31,6 +31,7 @@ def job_of(switch: str) -> Job:
 JOBS = {switch: job_of(switch) for switch in SWITCHES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("switch", "job"), JOBS.items(), ids=["blocks", "cache", "both"])
 def test_points_with_the_courses_pieces_are_those_in_the_handout(switch, job, suite_runs):
     run = suite_runs(job)

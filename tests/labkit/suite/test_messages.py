@@ -48,7 +48,9 @@ def test_an_exception_of_the_students_names_function_line_and_cause(tmp_path, bo
     assert lines == (first, f"at mine.py:2: {body}", "Usual cause: sizes")
 
 
-@pytest.mark.parametrize(("body", "is_a_launch"), [("(lambda x: x)[(1,)](3)", True), ("(lambda x: x)[0]", False)])
+@pytest.mark.parametrize(
+    ("body", "is_a_launch"), [("(f := lambda x: x)[(1,)](3)", True), ("(f := lambda x: x)[0]", False)]
+)
 def test_a_kernel_without_jit_is_told_from_other_functions(tmp_path, body, is_a_launch):
     _, lines = explained(tmp_path, body)
     assert any("@triton.jit" in line for line in lines) == is_a_launch

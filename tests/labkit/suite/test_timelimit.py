@@ -51,9 +51,9 @@ def test_an_endless_loop_is_stopped(endless):
 
 
 def test_waiting_is_stopped_by_the_clock():
-    with pytest.raises(TookTooLong, match=r"still running after 0\.1 s by the clock") as caught, time_limit(60, 0.1):
+    with pytest.raises(TookTooLong, match="still running after 1 s by the clock") as caught, time_limit(60, 1):
         time.sleep(20)
-    assert caught.value.cpu_seconds < 0.1 * limits.WAITING_SHARE
+    assert caught.value.cpu_seconds < limits.WAITING_SHARE
 
 
 def test_a_signal_as_the_body_ends_leaves_no_limit_behind(monkeypatch):
