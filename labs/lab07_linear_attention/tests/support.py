@@ -50,10 +50,15 @@ class LinearCase:
 
     @classmethod
     def drawn(cls, rng, *, n=None, n_queries=None, n_keys=None, dtype=torch.float32, causal=True, eps=1e-6, **sizes):
-        """A case of drawn inputs; sizes are those of `random_qkv`, with as many keys as queries if causal."""
+        """A case of drawn inputs; sizes are those of `random_qkv`, with as many keys as queries if causal.
+
+        The first number of each query is above 0, and so φ of it above 1: elu(x) + 1 is rounded to 6e-8, and where all
+        of φ(q) is as small, so is what it is divided by.
+        """
         n_queries = n or n_queries
         n_keys = n_queries if causal else n or n_keys
         arrays = random_qkv(rng, dtype=np.float64, n_queries=n_queries, n_keys=n_keys, **sizes)
+        np.abs(arrays[0][..., 0], out=arrays[0][..., 0])
         return cls(*(torch.from_numpy(x).to(dtype) for x in arrays), causal, eps)
 
     @classmethod
