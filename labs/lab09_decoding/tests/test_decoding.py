@@ -518,6 +518,11 @@ class TestBlockManager:
         hint = "a block was given to somebody else, and its old content is still found"
         managed.after(gone="b").after(c=[7] * 8, gone="c").assert_finds("d", [1, 2, 3], 0, hint)
 
+    def test_what_is_found_is_not_taken(self):
+        managed = Managed(manager_calls, 2, 2).after(a=[1, 2], c=[3, 4], gone="ac")
+        hint = "new blocks are taken before those that were found: the longest free is one of these"
+        managed.assert_finds("b", [1, 2, 7], 2, hint)
+
     def test_the_longest_free_goes_first(self):
         managed = Managed(manager_calls, 6, 2).after(a=[1, 2, 3, 4, 5], b=[6, 7, 8], gone="ab")
         what = "when 5 was never used and a sequence with blocks 0, 1 and 2 went before one with 3 and 4"
