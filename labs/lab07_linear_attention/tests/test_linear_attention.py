@@ -139,7 +139,7 @@ class TestFeatureMap:
             "into it"
         )
         name = "the derivative of φ at −3000, −12, −2, −0.5, 0.5, 3 and 3000"
-        assert_close(name, gradient, want, plain=want + AGREEMENT, nan_hint=nan_hint)
+        assert_close(name, gradient, want, plain=want, atol=4 * AGREEMENT, nan_hint=nan_hint)
 
 
 class TestLinearAttention:

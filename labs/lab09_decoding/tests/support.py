@@ -226,7 +226,7 @@ def assert_shares(answer, requests, num_slots, policy, block_size):
     want = shares_of_slots(*given)
     usual = {text: partial(shares_of_slots, *given, mistake) for mistake, text in MISTAKES.items()}
     values = np.array([got[name] for name in SHARES])
-    assert_close(f"the shares {', '.join(SHARES)} ({text})", values, want, plain=want + 1e-9, slack=1, mistakes=usual)
+    assert_close(f"the shares {', '.join(SHARES)} ({text})", values, want, plain=want, atol=1e-9, mistakes=usual)
 
 
 def random_requests(rng, count):

@@ -420,9 +420,7 @@ def assert_quantized(got, k, v, bits, group, hint=""):
         }
         codes = unpacked(got[name], bits)
         # each is the nearest to where its number is, under the scale and the zero that are kept with it
-        assert_close(
-            f"a code of {name}", codes, exact, plain=exact + TIE, slack=1, roundings=0, mistakes=usual, hint=hint
-        )
+        assert_close(f"a code of {name}", codes, exact, plain=exact, roundings=0, atol=TIE, mistakes=usual, hint=hint)
 
 
 def assert_each_rounded(name, got, want):
@@ -528,7 +526,7 @@ def assert_scheme(got, model, nbytes, tokens):
     assert_type(name, got["error"], (int, float), "a float")
     allowed = max(NEAR * error, SMALLEST) if own["kind"] == "quantized" else SMALLEST
     mistakes = functools.partial(error_mistakes, own, model)
-    assert_close(name, got["error"], error, plain=error + allowed, slack=1, roundings=0, mistakes=mistakes)
+    assert_close(name, got["error"], error, plain=error, roundings=0, atol=allowed, mistakes=mistakes)
     require(got["bytes"] <= nbytes, f"{chosen}, {own}, takes {got['bytes']:,} bytes")
     fitting = [scheme for scheme in model["schemes"] if scheme_bytes(scheme, model, tokens) <= nbytes]
     least, best = min((error_of(scheme, model), i) for i, scheme in enumerate(fitting))
