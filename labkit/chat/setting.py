@@ -29,12 +29,14 @@ def checked(found: Any, like: torch.Tensor, name: str) -> torch.Tensor:
         AssertionError: it is something else, or holds NaN or infinite numbers; the message is for the student.
     """
     from labkit.testing.compare import require
-    from labkit.testing.wording import kind, none_hint
+    from labkit.testing.wording import none_hint, type_name
 
     if not isinstance(found, torch.Tensor):
         import numpy as np
 
-        require(isinstance(found, np.ndarray), f"{name} returns {kind(found)}, expected an array{none_hint(found)}")
+        require(
+            isinstance(found, np.ndarray), f"{name} returns {type_name(found)}, expected an array{none_hint(found)}"
+        )
         found = torch.from_numpy(found)
     expected = tuple(like.shape)
     require(tuple(found.shape) == expected, f"{name} returns shape {tuple(found.shape)}, expected {expected}")

@@ -13,7 +13,7 @@ from labkit.serving.locations import Locations
 from labkit.serving.model import Model
 from labkit.serving.player import Piece, Request, next_tokens, run_layer
 from labkit.testing.compare import assert_keys, require
-from labkit.testing.wording import dtype_name, kind, none_hint, show
+from labkit.testing.wording import dtype_name, none_hint, show, type_name
 
 __all__ = ["BITS", "OVERTAKEN", "Served", "serve", "settings_of", "token_bytes"]
 
@@ -111,7 +111,7 @@ class _Engine(Drive):
 
 
 def _check_output(o: Any, q: torch.Tensor, message: str) -> None:
-    require(isinstance(o, torch.Tensor), f"{message} returns {kind(o)}, expected a tensor{none_hint(o)}")
+    require(isinstance(o, torch.Tensor), f"{message} returns {type_name(o)}, expected a tensor{none_hint(o)}")
     require(tuple(o.shape) == tuple(q.shape), f"{message} returns shape {tuple(o.shape)}, expected {tuple(q.shape)}")
     require(o.dtype == q.dtype, f"{message} returns {dtype_name(o.dtype)}, expected {dtype_name(q.dtype)}, as q")
     n_bad = int((~o.isfinite()).sum())

@@ -8,7 +8,7 @@ from typing import Any
 from labkit.serving.locations import Text
 from labkit.serving.player import Piece
 from labkit.testing.compare import assert_keys, require
-from labkit.testing.wording import kind, none_hint, show
+from labkit.testing.wording import none_hint, show, type_name
 
 COPIES = "a list of (old, new)"
 WORK = "a list of dicts with id, start, tokens and blocks"
@@ -72,7 +72,7 @@ def _check_table(piece: Piece, block_size: int, where: str) -> None:
 
 
 def _list(name: str, value: Any, what: str) -> Sequence[Any]:
-    require(isinstance(value, list | tuple), f"{name} is {kind(value)}, expected {what}{none_hint(value)}")
+    require(isinstance(value, list | tuple), f"{name} is {type_name(value)}, expected {what}{none_hint(value)}")
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from labkit.testing.wording import are, compared, got_and_expected, kind, none_hint, place, share, show
+from labkit.testing.wording import are, compared, got_and_expected, none_hint, place, share, show, type_name
 
 Mistakes = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """What a usual mistake is called → the value it leads to, or a function without arguments that returns it.
@@ -30,7 +30,7 @@ SLACK = 4
 """Times the error of a plain computation. Arrays are small here, so a few elements decide about the largest error:
 twice the error refused three of 28 right runs of Lab 05. `labstaff.calibrate` shows how much of it is used."""
 margin_recorder: Callable[[str, str, float], None] | None = None
-"""Called with what was compared, the kind of its limit, and the share of the limit that was used; 1 is the limit."""
+"""Called with what was compared, the unit of its limit, and the share of the limit that was used; 1 is the limit."""
 ROUNDINGS = 8
 """Units of rounding of the largest value, allowed besides: a plain computation of few numbers may be exact by luck."""
 NEAR = 8
@@ -179,7 +179,9 @@ def assert_keys(name: str, got: Any, keys: Iterable[Any]) -> dict[Any, Any]:
     """Fail unless `got` is a dict with exactly `keys`; returns it."""
     expected = list(keys)
     if not isinstance(got, dict):
-        _fail(f"{name} is {kind(got)}, expected a dict with the keys {', '.join(map(str, expected))}{none_hint(got)}")
+        _fail(
+            f"{name} is {type_name(got)}, expected a dict with the keys {', '.join(map(str, expected))}{none_hint(got)}"
+        )
     missing = [str(key) for key in expected if key not in got]
     extra = [str(key) for key in got if key not in expected]
     if missing or extra:
@@ -193,7 +195,7 @@ def assert_tuple(name: str, got: Any, parts: Iterable[str]) -> tuple[Any, ...]:
     """Fail unless `got` is a tuple of as many values as `parts` names; returns it."""
     names = list(parts)
     if not isinstance(got, tuple) or len(got) != len(names):
-        found = f"a tuple of {len(got)}" if isinstance(got, tuple) else kind(got)
+        found = f"a tuple of {len(got)}" if isinstance(got, tuple) else type_name(got)
         _fail(f"{name} is {found}, expected the tuple ({', '.join(names)}){none_hint(got)}")
     return got
 
@@ -201,7 +203,7 @@ def assert_tuple(name: str, got: Any, parts: Iterable[str]) -> tuple[Any, ...]:
 def assert_type(name: str, got: Any, kinds: type | tuple[type, ...], description: str) -> None:
     """Fail unless `got` is an instance of `kinds`; True and False are no numbers here."""
     if not isinstance(got, kinds) or (isinstance(got, bool) and bool not in _each(kinds)):
-        _fail(f"{name} is {kind(got)}, expected {description}{none_hint(got)}")
+        _fail(f"{name} is {type_name(got)}, expected {description}{none_hint(got)}")
 
 
 def assert_dtype(name: str, got: Any, dtype: Any, *, because: str = "the dtype of the input") -> None:
@@ -331,28 +333,28 @@ def require_own_work(condition: object, message: str) -> None:
         raise BorrowedWork(message)
 
 
-def require_at_most(name: str, got: float, limit: float, message: str, *, kind: str = "times", hint: str = "") -> None:
+def require_at_most(name: str, got: float, limit: float, message: str, *, unit: str = "times", hint: str = "") -> None:
     """As `require(got <= limit, message)`, for a number and its limit: NaN fails, and `margin_recorder` hears of both.
 
     `hint` as in `assert_close`.
     """
-    record_margin(name, got, limit, kind)
+    record_margin(name, got, limit, unit)
     if not got <= limit:
         _fail_with([message], hint=hint)
 
 
-def record_margin(what: str, used: float, limit: float, kind: str) -> None:
+def record_margin(what: str, used: float, limit: float, unit: str) -> None:
     """Tell `margin_recorder` the share of a limit that was used; a limit of 0 leaves nothing to say.
 
-    `kind` is "tolerance", or the unit of what is counted.
+    `unit` is "tolerance", or the unit of what is counted.
     """
     if margin_recorder is not None and limit > 0:
-        margin_recorder(what, kind, float(used) / float(limit))
+        margin_recorder(what, unit, float(used) / float(limit))
 
 
-def require_at_least(name: str, got: float, least: float, message: str, *, kind: str = "times") -> None:
+def require_at_least(name: str, got: float, least: float, message: str, *, unit: str = "times") -> None:
     """The same for a number that must not be less: what it uses of its limit is how often `least` is all of it."""
-    record_margin(name, least, got, kind)
+    record_margin(name, least, got, unit)
     require(got >= least, message)
 
 
@@ -360,7 +362,7 @@ def as_array(name: str, got: Any) -> npt.NDArray:
     """`got` as a NumPy array of real numbers; fails where it is none."""
     got = _in_numpy(got)
     if not isinstance(got, np.ndarray | np.floating | np.integer | int | float) or isinstance(got, bool):
-        _fail(f"{name} is {kind(got)}, expected an array{none_hint(got)}")
+        _fail(f"{name} is {type_name(got)}, expected an array{none_hint(got)}")
     value = np.asarray(got)
     if value.dtype.kind not in "fiu":
         _fail(f"{name} is an array of {value.dtype}, expected real numbers")

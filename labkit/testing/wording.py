@@ -53,7 +53,7 @@ def share(n: int, total: int) -> str:
     return f"all {total:,} elements are" if n == total else f"{n:,} of {total:,} elements are"
 
 
-def kind(value: Any) -> str:
+def type_name(value: Any) -> str:
     """What a value is, with its article: `a list`."""
     if value is None:
         return "None"
@@ -74,5 +74,5 @@ def show(value: Any) -> str:
         return f"{value:,.1f}"
     text = repr(value)
     if " object at 0x" in text:
-        return kind(value)
-    return text if len(text) <= 120 else f"{kind(value)} ({text[:100]} …)"
+        return type_name(value)
+    return text if len(text) <= 120 else f"{type_name(value)} ({text[:100]} …)"

@@ -201,7 +201,7 @@ class TestTiledAttention:
         off = float(np.nan_to_num(np.abs(got - case.want["O"]), nan=np.inf).max())
         message = f"the output is off by {off:.3g} where all scores are about {-far / math.sqrt(8):.0e}"
         cause = "a large negative number stands for −inf; beside scores that are lower still it is large"
-        require_at_most("the output's error", off, 1e-3, message, kind="tolerance", hint=cause)
+        require_at_most("the output's error", off, 1e-3, message, unit="tolerance", hint=cause)
 
     @pytest.mark.robust
     def test_no_keys_and_no_queries(self, rng):

@@ -93,7 +93,7 @@ def assert_hidden_keys_do_not_leak(case, names, result, far):
         message = f"{name} is off by {off:.3g} where all scores are about {-far / math.sqrt(8):.0e}"
         cause = "a large negative number stands for −inf; beside scores that are lower still it is large"
         largest = 1e-3 * float(np.abs(want).max())
-        require_at_most(f"{name}'s error", off, largest, message, kind="tolerance", hint=cause)
+        require_at_most(f"{name}'s error", off, largest, message, unit="tolerance", hint=cause)
 
 
 # What a call allocates and computes

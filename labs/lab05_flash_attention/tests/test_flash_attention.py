@@ -220,7 +220,7 @@ class TestFlashBackward:
             f"with log 2 added to L every weight exp(S − L), and so dV, must be half as large; dV is off by {off:.3g}"
         )
         cause = "the softmax is computed once more from its start, instead of P = exp(S − L)"
-        require_at_most("dV's error", off, 1e-4, f"{message}\nUsual cause: {cause}", kind="tolerance")
+        require_at_most("dV's error", off, 1e-4, f"{message}\nUsual cause: {cause}", unit="tolerance")
 
     def test_d_comes_from_the_given_o(self, rng):
         case = tensor_case(rng, n=40, d=8)
@@ -234,7 +234,7 @@ class TestFlashBackward:
         off = float(np.abs(without_D - dQ - change).max())
         message = f"with 0 given for O, D is 0 and dQ changes by P ∘ D K/√d; that change is off by {off:.3g}"
         cause = "D is not taken from dO and O (one number a row), or O is computed once more"
-        require_at_most("the error of dQ's change", off, 1e-4, f"{message}\nUsual cause: {cause}", kind="tolerance")
+        require_at_most("the error of dQ's change", off, 1e-4, f"{message}\nUsual cause: {cause}", unit="tolerance")
 
     @pytest.mark.robust
     def test_gradient_of_a_sum(self, rng):
@@ -415,7 +415,7 @@ class TestFlashAttention:
             message = f"{name} of a second backward pass differs from the first's by {off:.3g}"
             cause = "backward changes a saved tensor in place"
             largest = 1e-6 * float(twice.abs().max())
-            require_at_most(f"{name}'s change", off, largest, f"{message}\nUsual cause: {cause}", kind="tolerance")
+            require_at_most(f"{name}'s change", off, largest, f"{message}\nUsual cause: {cause}", unit="tolerance")
 
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):

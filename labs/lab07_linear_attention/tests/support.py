@@ -245,7 +245,7 @@ def assert_grows_by_the_output_only(task, name, rng, d, d_v, lengths, *options):
     told = f"what {name} holds at its peak grows by {rate:,.0f} elements for each position (d = {d}, d_v = {d_v})"
     told += f"; the output and its pieces explain {2 * d_v}"
     held = f"what {name} holds for each further position"
-    require_at_most(held, rate, 8 / 3 * d_v, told, kind="elements", hint=usual)
+    require_at_most(held, rate, 8 / 3 * d_v, told, unit="elements", hint=usual)
     return peaks
 
 
@@ -384,7 +384,7 @@ def assert_row(row, peaks, shape, dtype):
     told = f"savings_bidir is {row['savings_bidir']:.6g}, expected measured standard over measured bidirectional, "
     off, turned = abs(row["savings_bidir"] - quotient), abs(row["savings_bidir"] * quotient - 1) <= 1e-6
     hint = "the quotient is turned round" if turned else ""
-    require_at_most("savings_bidir's error", off, 1e-6 * quotient, f"{told}{quotient:.6g}", kind="tolerance", hint=hint)
+    require_at_most("savings_bidir's error", off, 1e-6 * quotient, f"{told}{quotient:.6g}", unit="tolerance", hint=hint)
 
 
 def assert_mb(name, got, want_bytes, mistakes=None, hint=""):
@@ -396,4 +396,4 @@ def assert_mb(name, got, want_bytes, mistakes=None, hint=""):
     for text, value in {**usual, "the unit is MiB: MB are 10⁶ bytes": want_bytes / 2**20}.items():
         found = math.isfinite(got) and abs(got - value) <= 1e-6 * abs(value)
         require(not found or abs(value - want) <= 1e-3 * want, f"{told}\nThat is exactly what comes out when {text}")
-    require_at_most(f"{name}'s error", abs(got - want), 1e-3 * want, told, kind="tolerance", hint=hint)
+    require_at_most(f"{name}'s error", abs(got - want), 1e-3 * want, told, unit="tolerance", hint=hint)

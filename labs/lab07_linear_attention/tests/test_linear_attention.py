@@ -451,7 +451,7 @@ class TestChunked:
         told = f"chunks of 4 take {counts[0]} operators and chunks of 16 take {counts[1]}: the number must fall"
         told += "\nUsual cause: `chunk` is not used, or the loop is over positions"
         least = max(3 * counts[1] - 40, counts[1] + 1)
-        require_at_least("the number of operators for 32 chunks", counts[0], least, told, kind="operators")
+        require_at_least("the number of operators for 32 chunks", counts[0], least, told, unit="operators")
         limit, hint = 60 * (128 // 16) + 60, "Usual cause: a loop over positions: a chunk is four matrix products"
         assert_at_most("the number of operators for 8 chunks", counts[1], limit, unit="operators", hint=hint)
         one, shorter, two = (
@@ -463,7 +463,7 @@ class TestChunked:
         )
         told += "\nUsual cause: what is left over is taken into a longer chunk, and not into a shorter one"
         name = "the operators that the last, shorter chunk takes"
-        require_at_least(name, shorter - one, (two - one) / 2, told, kind="operators")
+        require_at_least(name, shorter - one, (two - one) / 2, told, unit="operators")
 
     @pytest.mark.cost
     @pytest.mark.memory_limit(mib=10)
@@ -553,7 +553,7 @@ class TestScan:
         told = f"16 chunks take {len(runs[0])} operators and 512 take {more} more; five doublings explain some 5 · 20"
         hint = "a loop over the chunks: in a parallel scan every step works on all of them"
         name = "the operators that 496 more chunks take"
-        require_at_most(name, more, 5 * 45, told, kind="operators", hint=hint)
+        require_at_most(name, more, 5 * 45, told, unit="operators", hint=hint)
 
     @pytest.mark.cost
     def test_states_of_chunks_only(self, rng):

@@ -249,7 +249,7 @@ class TestSlidingWindowAttention:
             assert_at_most(what, done, int(1.4 * products * visited), unit="FLOPs", hint=hint)
             message = f"the {name} pass's products do {done:,} FLOPs, and the pairs that are seen need {least * seen:,}"
             message += "\nWrite products with @, so that they can be counted"
-            require_at_least(f"the products of the {name} pass", done, least * seen, message, kind="FLOPs")
+            require_at_least(f"the products of the {name} pass", done, least * seen, message, unit="FLOPs")
 
     @pytest.mark.cost
     @pytest.mark.parametrize(("n", "block"), [(60, 20), (60, 30), (300, 96)])
@@ -263,7 +263,7 @@ class TestSlidingWindowAttention:
         message += f"others are {', '.join(f'{rows} × {columns}' for rows, columns in others[:4])}"
         message += "\nUsual cause: `block` is checked and not used: queries are taken a block at a time"
         least = max(1, len(shapes)) / 2
-        require_at_least("the products of a block's size", len(fitting), least, message, kind="products")
+        require_at_least("the products of a block's size", len(fitting), least, message, unit="products")
 
     @pytest.mark.cost
     def test_memory_grows_with_n(self):
@@ -408,7 +408,7 @@ def assert_own_bytes(got, text, q_bytes, hint=""):
 
 def assert_at_least(name, got, least, why):
     """Fail unless so many bytes are there: nothing was measured otherwise, or not all of it."""
-    require_at_least(name, got, least, f"{name} is {got:,} bytes: {why}", kind="bytes")
+    require_at_least(name, got, least, f"{name} is {got:,} bytes: {why}", unit="bytes")
 
 
 @pytest.fixture(scope="class")
