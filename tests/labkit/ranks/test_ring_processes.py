@@ -109,6 +109,20 @@ def test_settings_that_do_not_fit_are_one_line():
     assert CliRunner().invoke(app, ["ring", "05"]).exit_code == 1
 
 
+def test_what_is_not_written_is_not_called(tmp_path):
+    file = tmp_path / "ring_attention.py"
+    names = ("ring_attention_forward", "all_gather_attention", "ulysses_attention", "ring_attention_backward")
+    file.write_text("\n".join(f"def {name}(*args):\n    raise NotImplementedError()" for name in names), "utf-8")
+    result = CliRunner().invoke(app, ["ring", "11", "--src", str(tmp_path)])
+    assert result.exit_code == 1
+    assert [line.split() for line in result.stdout.splitlines()[2:]] == [
+        [n, "not", "implemented", "yet"] for n in names
+    ]
+    file.write_text("def broken(:\n    pass\n", "utf-8")
+    result = CliRunner().invoke(app, ["ring", "11", "--src", str(tmp_path)])
+    assert "ring_attention.py:1: " in str(result.exception) + result.stdout
+
+
 def test_a_wrong_row_is_marked(tmp_path):
     right, wrong = "source = (comm.rank - step) % comm.world_size", "source = comm.rank"
     text = SOLUTION.read_text(encoding="utf-8")
