@@ -89,7 +89,7 @@ def test_right_code_passes(job, suite_runs):
     assert len(run.results) == run.n_collected > 0
     failed = ["\n".join((f"{v.test}: {v.state}", *v.lines)) for v in run.results if not v.passed]
     assert not failed, "\n".join(failed)
-    if not job.tests:  # what is fixed in a suite can be read there and written down: see `task_points`
+    if not job.tests:  # what is fixed in a suite can be read there and written down: see `task_share`
         fixed = {result.task for result in run.results} - {result.task for result in run.results if result.drawn}
         assert not fixed, f"no test of {', '.join(fixed)} draws its inputs at random"
 

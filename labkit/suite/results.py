@@ -28,7 +28,7 @@ class State(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a test requires; `task_points` defines its effect on a task's points.
+    """What a test requires; `task_share` defines its effect on a task's points.
 
     A suite marks its tests, `@pytest.mark.robust`; one without a mark is `EXACT`.
     """
@@ -96,10 +96,14 @@ class TaskResult:
         """Whether every test of the task passed."""
         return 0 < self.total == self.passed
 
+    @property
+    def share(self) -> float:
+        """The share of the task's points that is earned, from 0 to 1: see `task_share`."""
+        return min(self.passed / self.total, self.most_share) if self.total else 0.0
+
     def points(self, task: Task) -> float:
-        """The points earned: see `task_points`."""
-        share = min(self.passed / self.total, self.most_share) if self.total else 0.0
-        return round(task.points * share, 4)
+        """The points earned."""
+        return round(task.points * self.share, 4)
 
 
 @dataclass(frozen=True)
@@ -116,15 +120,15 @@ class Stored(msgspec.Struct):
     suite_seconds: float = 0.0
 
 
-def task_points(task: Task, results: Iterable[TestResult]) -> float:
-    """The points that the results of all tests of `task` earn, for students and when graded.
+def task_share(results: Iterable[TestResult]) -> float:
+    """The share of a task's points, from 0 to 1, that the results of all its tests earn, for students and when graded.
 
     A task earns the share of its tests that pass: nothing before a result on inputs drawn at random is right (fixed
     results can be copied from the suite), at most half of its points while a result on ordinary inputs is wrong, at
     most three quarters while one on extreme inputs is, or memory or work exceeds its bound, and nothing while a library
     does the work that the task asks for.
     """
-    return _task_result(task.name, list(results)).points(task)
+    return _task_result("", list(results)).share
 
 
 def add_up(lab: Lab, results: Iterable[TestResult]) -> dict[str, TaskResult]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.forked import HEAVY, heavy_modules
-from labkit.suite.results import Kind, State, TestResult, task_points
+from labkit.suite.results import Kind, State, TestResult, task_share
 from labkit.suite.review import Finding
 from labkit.suite.run import SuiteRun
 from labkit.testing.memory_limit import NEEDS_MORE
@@ -149,9 +149,9 @@ def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
 
 
 def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = ()) -> GradedSubmission:
-    """The result of a suite's run: every test, and each task's points, by the rule that students see too.
+    """The result of a suite's run: every test, and each task's share of its points, by the rule that students see too.
 
-    A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing, where the kernel
+    A task earns what `labkit.suite.results.task_share` says, and nothing where tests are missing, where the kernel
     measured more memory than the meters in the process, or where a finding says that a library does its work.
     """
     classes = {task.name: task.tests for task in lab.tasks}
@@ -168,7 +168,7 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
     no_points = {task.name: _beyond_memory_limit(task, run) or _borrowed(task, findings) for task in lab.tasks}
     flags += [f"{name}: no points: {why}" for name, why in no_points.items() if why]
-    tasks = {task.name: _points(task, run) if complete and not no_points[task.name] else 0.0 for task in lab.tasks}
+    shares = {task.name: _share(task, run) if complete and not no_points[task.name] else 0.0 for task in lab.tasks}
     return GradedSubmission(
         lab.folder.name,
         key,
@@ -176,14 +176,13 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
         flags=flags,
         tests=tests,
         messages=messages,
-        tasks=tasks,
+        shares=shares,
         findings=[str(each) for each in findings],
     )
 
 
-def _points(task: Task, run: SuiteRun) -> float:
-    results = [result for result in run.results if result.task == task.name]
-    return task_points(task, results)
+def _share(task: Task, run: SuiteRun) -> float:
+    return task_share(result for result in run.results if result.task == task.name)
 
 
 def _borrowed(task: Task, findings: Sequence[Finding]) -> str:
@@ -232,5 +231,5 @@ def with_flags_of(submission: Submission, graded: GradedSubmission) -> GradedSub
 
 
 def _refused(submission: Submission, reason: str) -> GradedSubmission:
-    tasks = dict.fromkeys((task.name for task in submission.lab.tasks), 0.0)
-    return GradedSubmission(submission.lab.folder.name, submission.key, "refused", reason, tasks=tasks)
+    shares = dict.fromkeys((task.name for task in submission.lab.tasks), 0.0)
+    return GradedSubmission(submission.lab.folder.name, submission.key, "refused", reason, shares=shares)

@@ -16,7 +16,7 @@ from labstaff.grader.plain_text import cell, one_line
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.source import read_source
 from labstaff.grading.parallel import Outcome
-from labstaff.grading.report import finding_line
+from labstaff.grading.report import earned, finding_line, total
 from labstaff.grading.similar import similar_groups
 
 N_BINS = 5
@@ -34,11 +34,11 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield f"{lab.label} · {lab.title}: {len(graded)} submissions graded"
     results = [result for _, result in graded]
     if results:
-        yield _distribution(lab, [result.points for result in results])
+        yield _distribution(lab, [total(result, lab) for result in results])
     width = max(len(task.name) for task in lab.tasks)
     for task in lab.tasks:
-        passed = sum(result.tasks.get(task.name, 0.0) >= task.points for result in results)
-        mean = sum(result.tasks.get(task.name, 0.0) for result in results) / max(len(results), 1)
+        passed = sum(result.shares.get(task.name, 0.0) >= 1.0 for result in results)
+        mean = sum(earned(result, task.name, task.points) for result in results) / max(len(results), 1)
         yield (
             f"  {task.name:<{width}}  {passed:>4} of {len(results)} pass all tests · "
             f"mean {mean:.1f} of {task.points:g} points"
@@ -92,7 +92,7 @@ def _row(outcome: Outcome, task: Task) -> list[object]:
     if result is None:
         return [student, lab.folder.name, task.name, 0.0, task.points, 0, 0, cell(outcome.problem), 0]
     states = [state for name, state in result.tests.items() if name.split("::")[0] == task.tests]
-    points = [result.tasks.get(task.name, 0.0), task.points]
+    points = [earned(result, task.name, task.points), task.points]
     n_flags = len(result.flags) + len(result.findings)
     return [student, lab.folder.name, task.name, *points, states.count("passed"), len(states), result.status, n_flags]
 

@@ -57,10 +57,10 @@ def test_an_endless_task_costs_its_own_points(monkeypatch):
         result = grader.grade(Submission(LAB, b"x = 1"), 1)
         asked = grader._runner.asked
     endless = LAB.tasks[1]
-    assert {name: points for name, points in result.tasks.items() if name != endless.name} == {
-        task.name: task.points for task in LAB.tasks if task is not endless
+    assert {name: share for name, share in result.shares.items() if name != endless.name} == {
+        task.name: 1.0 for task in LAB.tasks if task is not endless
     }
-    assert result.tasks[endless.name] == endless.points / 4, "one of its four tests was reached"
+    assert result.shares[endless.name] == 1 / 4, "one of its four tests was reached"
     assert result.status == "graded"
     assert result.flags == ["its suite was cut short: the run did not end within 300 s of CPU time"]
     assert sum("did not end within 60 s" in message for message in result.messages.values()) == 3
@@ -96,7 +96,7 @@ def test_a_task_that_ends_its_process_leaves_the_others_their_tests(monkeypatch)
     runs_come_from(Spent, monkeypatch)
     with Grader(unsafe=True) as grader:
         result = grader.grade(Submission(LAB, b"x = 1"), 1)
-    assert result.tasks == {task.name: task.points if i else 0.0 for i, task in enumerate(LAB.tasks)}
+    assert result.shares == {task.name: 1.0 if i else 0.0 for i, task in enumerate(LAB.tasks)}
 
 
 def test_a_run_is_ended_by_the_clock_and_keeps_what_it_has(tmp_path):
@@ -129,7 +129,7 @@ def test_what_cannot_be_graded_has_no_points_and_a_flag(monkeypatch):
     runs_come_from(Dies, monkeypatch)
     with Grader(unsafe=True) as grader:
         result = grader.grade(Submission(LAB, b"x = 1"), 1)
-        assert (result.status, result.points) == ("graded", 0)
+        assert (result.status, set(result.shares.values())) == ("graded", {0.0})
         assert result.flags[0].startswith("grading failed twice on this submission: the run ended without a result")
         monkeypatch.setattr(Dies, "broken", True)
         with pytest.raises(GradingFailed):

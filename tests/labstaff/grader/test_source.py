@@ -65,7 +65,7 @@ SDPA = Finding(3, "flash_backward uses a library's own attention", (BACKWARD.nam
 def test_a_librarys_own_attention_earns_nothing_and_other_findings_are_shown():
     results = [TestResult("test_result", task.name, State.PASSED) for task in LAB.tasks]
     graded = graded_run(LAB, "key", SuiteRun(results, len(results)), [ODD, SDPA])
-    assert graded.tasks == {task.name: 0.0 if task is BACKWARD else float(task.points) for task in LAB.tasks}
+    assert graded.shares == {task.name: 0.0 if task is BACKWARD else 1.0 for task in LAB.tasks}
     assert graded.findings == ["line 3: imports ctypes", "line 3: flash_backward uses a library's own attention"]
     assert graded.flags == [f"{BACKWARD.name}: no points: {graded.findings[1]}"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from labkit.suite.forked import ForkedRunner
-from labkit.suite.results import State, TestResult, task_points
+from labkit.suite.results import State, TestResult, task_share
 from labstaff.grader.sandbox import Sandbox, use
 from tests.student import LAB, solution_text, with_function
 
@@ -59,9 +59,9 @@ ANSWERS = {
 
 
 def outcome(results: list[TestResult]) -> tuple[dict[str, tuple[State, tuple[str, ...]]], dict[str, float]]:
-    """By test its state and messages, by task the points."""
-    points = {name: task_points(task, [v for v in results if v.task == name]) for name, task in TASKS.items()}
-    return {f"{result.task}::{result.test}": (result.state, result.lines) for result in results}, points
+    """By test its state and messages, by task the share of its points."""
+    shares = {name: task_share(v for v in results if v.task == name) for name in TASKS}
+    return {f"{result.task}::{result.test}": (result.state, result.lines) for result in results}, shares
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_both_modes_give_the_same(sandbox, answer, tmp_path):
         return
     assert outcome(in_process.results) == outcome(sandboxed.results)
 
-    states, points = outcome(in_process.results)
+    states, shares = outcome(in_process.results)
     assert {state for state, _ in states.values()} <= {State.PASSED, answer.state}
     assert any(state is answer.state and answer.says in "\n".join(lines) for state, lines in states.values())
-    assert all(points[name] == task.points for name, task in TASKS.items()) == (answer.state is State.PASSED)
+    assert all(share == 1.0 for share in shares.values()) == (answer.state is State.PASSED)

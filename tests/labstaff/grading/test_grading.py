@@ -15,6 +15,7 @@ from labstaff.grader.source import syntax_runs
 from labstaff.grader.submission import read_submission
 from labstaff.grading import parallel
 from labstaff.grading.parallel import NoScheduler, Outcome, grade_all
+from labstaff.grading.report import total
 from labstaff.grading.similar import similar_groups
 from labstaff.grading.submitted import find_submissions
 from labstaff.grading.summary import frequent_causes, summary_lines, write_table
@@ -64,7 +65,7 @@ def outcomes(course, submissions):
 
 
 def test_each_submission_gets_its_points_and_messages(outcomes):
-    points = {student: outcome.result.points for student, outcome in outcomes.items()}
+    points = {student: total(outcome.result, LAB) for student, outcome in outcomes.items()}
     assert points["ann"] == points["fay"] == LAB.points
     assert points["bob"] == points["gus"] == points["dan"] == 0
     assert points["cec"] == LAB.points - FIRST.points, "no result on ordinary inputs is right without the scale"
@@ -150,7 +151,7 @@ def test_hostile_submissions_hold_up_nobody(monkeypatch, tmp_path):
     )
     outcomes = {each.submitted.student: each for each in grading}
     assert {name: each.problem for name, each in outcomes.items() if not each.result} == {}
-    points = {name: each.result.points for name, each in outcomes.items()}
+    points = {name: total(each.result, LAB) for name, each in outcomes.items()}
     assert {name: points[name] for name in "xyz"} == dict.fromkeys("xyz", LAB.points)
     assert all(0 < points[name] < LAB.points for name in HOSTILE), points
     assert "sleeps" in seen
