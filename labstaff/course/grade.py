@@ -12,7 +12,7 @@ from labkit.labs.manifest import Lab
 from labstaff.course.accept import accept_all
 from labstaff.course.paths import ACCEPTED, CONFIG_FILE
 from labstaff.course.penalties import update_penalties
-from labstaff.course.record import Recorder
+from labstaff.course.record import Recorder, to_grade_again
 from labstaff.grader.plain_text import one_line
 from labstaff.grading.parallel import Outcome
 from labstaff.grading.run import NothingToGrade, grade_submitted
@@ -55,6 +55,13 @@ def _grade_course(
         outcomes = grade_submitted(course / ACCEPTED, labs, on_outcome=recorder.record, say=say, **options)
     if recorder.n_recorded or recorder.n_unchanged:
         update_penalties(course)
+    for assignment, students in recorder.pages_removed.items():
+        say(
+            f"feedback: {len(students)} pages showed something else and are removed: {', '.join(students)}: "
+            f"nbgrader generate_feedback {assignment} makes them again"
+        )
+    for line in to_grade_again(course):
+        say(line)
     problems |= recorder.problems
     for (student, assignment), problem in sorted(problems.items()):
         say(f"NOT RECORDED: {one_line(student)}: {assignment}: {problem}")

@@ -53,7 +53,7 @@ def apply(c: Any, course: Path) -> None:
     c.Autograde.autograde_preprocessors = [
         f"{STEPS}.Results",
         "nbgrader.preprocessors.LimitOutput",
-        "nbgrader.preprocessors.SaveAutoGrades",
+        f"{STEPS}.SaveScores",
     ]
     c.GenerateFeedback.preprocessors.insert(0, f"{STEPS}.WithoutNotes")
     c.GenerateFeedback.HTMLExporter.template_file = str(Path(__file__).with_name("feedback.html.j2"))
