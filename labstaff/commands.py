@@ -55,10 +55,30 @@ def release(
     typer.echo(f"released {len(written)} files to {out}")
 
 
-def course(out: NewFolder, labs: LabArguments = None) -> None:
-    """Make an nbgrader course: sources, settings, and released assignments, searched for leaks."""
-    from labstaff.course.make import CourseError, make_course
+def course(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="a folder that does not exist yet; with --update, a course")
+    ],
+    labs: LabArguments = None,
+    update: Annotated[bool, typer.Option("--update", help="make a course's assignments anew, and keep grades")] = False,
+) -> None:
+    """Make an nbgrader course: sources, settings, and released assignments, searched for leaks.
 
+    With --update, a course's assignments are made anew where its labs have changed, and labs that are named are added;
+    gradebook, secret, settings and grades by hand stay. What changes is printed first.
+    """
+    from labstaff.course.grade import only_one
+    from labstaff.course.make import CourseError, make_course
+    from labstaff.course.nbgrader import NoGradebook, opened_gradebook
+    from labstaff.course.update import update_course
+
+    if update:
+        try:
+            with opened_gradebook(out.resolve()), only_one(out.resolve(), typer.echo):
+                update_course([find_lab(name) for name in labs or []], out.resolve(), typer.echo)
+        except (CourseError, NoGradebook) as error:
+            sys.exit(f"lab course: {error}")
+        return
     chosen = _chosen(labs)
     typer.echo("nbgrader makes each assignment, which is then searched for passages of the solutions: ten seconds each")
     try:
@@ -97,6 +117,8 @@ def grade(
     """
     from labkit.commands.app import file_error
     from labstaff.course.grade import grade as grade_folder
+    from labstaff.course.nbgrader import NoGradebook
+    from labstaff.course.update import OutOfDate
     from labstaff.grader.course_state import DamagedState
     from labstaff.grader.sandbox import SandboxMissing
     from labstaff.grading.classroom50 import REQUIRED
@@ -125,7 +147,7 @@ def grade(
         )
     except OSError as error:
         sys.exit(f"lab grade: {file_error(error) or error}")
-    except (NothingToGrade, SandboxMissing, NoScheduler, DamagedState) as error:
+    except (NothingToGrade, SandboxMissing, NoScheduler, DamagedState, NoGradebook, OutOfDate) as error:
         sys.exit(f"lab grade: {error}")
     raise typer.Exit(status)
 
@@ -173,17 +195,22 @@ def export(
     to: Annotated[Path, typer.Argument(metavar="TO", help="the CSV file to write")],
     platform: Annotated[str, typer.Option("--for", help="table, canvas or moodle")] = "table",
 ) -> None:
-    """Write the gradebook as a CSV file: a table, or as Canvas or Moodle imports it."""
+    """Write the gradebook as a CSV file: a table, or as Canvas or Moodle imports it.
+
+    Exit status: 0; 1 when a submission is not recorded as it is now, which a line says.
+    """
     from labstaff.course.export import COLUMNS, export_grades
     from labstaff.course.nbgrader import NoGradebook
+    from labstaff.course.update import OutOfDate
 
     if platform not in COLUMNS:
         sys.exit(f"lab export: --for: expected one of {', '.join(COLUMNS)}, found {platform!r}")
     try:
-        for line in export_grades(course.resolve(), to, platform):
-            typer.echo(line)
-    except NoGradebook as error:
+        is_complete = export_grades(course.resolve(), to, platform, typer.echo)
+    except (NoGradebook, OutOfDate) as error:
         sys.exit(f"lab export: {error}")
+    if not is_complete:
+        sys.exit("lab export: some submissions are not recorded: see NOT RECORDED above")
 
 
 def site(

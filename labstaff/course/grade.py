@@ -13,6 +13,7 @@ from labstaff.course.accept import accept_all
 from labstaff.course.paths import ACCEPTED, CONFIG_FILE
 from labstaff.course.penalties import update_penalties
 from labstaff.course.record import Recorder, to_grade_again
+from labstaff.course.update import require_current
 from labstaff.grader.plain_text import one_line
 from labstaff.grading.parallel import Outcome
 from labstaff.grading.run import NothingToGrade, grade_submitted
@@ -29,7 +30,7 @@ def grade(submitted: Path, labs: list[Lab], *, say: Callable[[str], None] = prin
     """
     course = submitted.parent
     if (course / CONFIG_FILE).exists():
-        with _only_one(course, say):
+        with only_one(course, say):
             outcomes, n_not = _grade_course(submitted, labs, say, options)
     else:
         outcomes, n_not = grade_submitted(submitted, labs, say=say, **options), 0
@@ -49,6 +50,7 @@ def _grade_course(
     course = submitted.parent
     if not submitted.is_dir() or not find_submissions(submitted, labs):
         raise NothingToGrade(f"{submitted} holds no STUDENT/LAB folder")
+    require_current(course, labs)
     problems = accept_all(course, labs)
     recorder, outcomes = Recorder(course, options.get("force", False)), []
     if find_submissions(course / ACCEPTED, labs):
@@ -71,7 +73,7 @@ def _grade_course(
 
 
 @contextlib.contextmanager
-def _only_one(course: Path, say: Callable[[str], None]) -> Iterator[None]:
+def only_one(course: Path, say: Callable[[str], None]) -> Iterator[None]:
     """One `lab grade` at a time in a course: two would remove each other's folders."""
     with (course / ".grading.lock").open("a") as file:
         try:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from labstaff.course.accept import MAX_NOTEBOOK_BYTES
+from labkit.labs.manifest import Lab
+from labstaff.course.accept import MAX_NOTEBOOK_BYTES, accept_all
 from labstaff.course.nbgrader import nbgrader, opened_gradebook
-from labstaff.course.paths import NOTEBOOK, TIMESTAMP, SubmissionPaths
+from labstaff.course.paths import NOTEBOOK, SUBMITTED, TIMESTAMP, SubmissionPaths
 from labstaff.grader.course_state import course_secret, seed_of
 from labstaff.grader.grade import kept_at, with_flags_of
 from labstaff.grader.plain_text import one_line
@@ -28,6 +30,7 @@ from labstaff.grader.results import GradedSubmission, load
 from labstaff.grader.submission import read_regular, read_submission
 from labstaff.grading.parallel import Outcome
 from labstaff.grading.run import RESULTS
+from labstaff.grading.submitted import find_submissions
 
 RECORDED = "attention_labs_recorded"
 """The entry of a recorded notebook's metadata that holds what it was made from: `fingerprint`."""
@@ -116,6 +119,18 @@ def recorded_as(paths: SubmissionPaths) -> dict[str, str]:
         return dict(notebook["metadata"][RECORDED])
     except (OSError, ValueError, KeyError):
         return {}
+
+
+def not_recorded(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
+    """Which submissions in `submitted/` nbgrader has not recorded as they are now, and why; accepts them anew."""
+    problems = accept_all(course, labs)
+    for submitted in find_submissions(course / SUBMITTED, labs):
+        paths = SubmissionPaths(course, submitted.student, submitted.lab.folder.name)
+        recorded = recorded_as(paths).get("files")
+        if recorded != fingerprint(paths)["files"]:
+            why = "it or the course has changed since it was recorded" if recorded else "it is not graded yet"
+            problems.setdefault((paths.student, paths.assignment), f"{why}: run lab grade")
+    return problems
 
 
 def to_grade_again(course: Path) -> list[str]:
