@@ -60,11 +60,13 @@ def course(
         Path, typer.Argument(metavar="OUT", help="a folder that does not exist yet; with --update, a course")
     ],
     labs: LabArguments = None,
-    update: Annotated[bool, typer.Option("--update", help="make a course's assignments anew, and keep grades")] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="make a course's assignments again, and keep grades")
+    ] = False,
 ) -> None:
     """Make an nbgrader course: sources, settings, and released assignments, searched for leaks.
 
-    With --update, a course's assignments are made anew where its labs have changed, and labs that are named are added;
+    With --update, a course's assignments are made again where its labs have changed, and labs that are named are added;
     gradebook, secret, settings and grades by hand stay. What changes is printed first.
     """
     from labstaff.course.grade import only_one

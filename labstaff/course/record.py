@@ -122,7 +122,8 @@ def recorded_as(paths: SubmissionPaths) -> dict[str, str]:
 
 
 def not_recorded(course: Path, labs: Sequence[Lab]) -> dict[tuple[str, str], str]:
-    """Which submissions in `submitted/` nbgrader has not recorded as they are now, and why; accepts them anew."""
+    """Which submissions in `submitted/` nbgrader has not recorded as they are now, and why; accepts them again."""
+    (course / SUBMITTED).mkdir(exist_ok=True)
     problems = accept_all(course, labs)
     for submitted in find_submissions(course / SUBMITTED, labs):
         paths = SubmissionPaths(course, submitted.student, submitted.lab.folder.name)

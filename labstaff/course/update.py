@@ -1,4 +1,4 @@
-"""Keeps a course as the labs are: refuses one with other tasks or points, and makes its assignments anew.
+"""Keeps a course as the labs are: refuses one with other tasks or points, and makes its assignments again.
 
 nbgrader adds no cell to an assignment that has submissions and removes none. So the assignments are made in a folder of
 their own, and their cells replace those in the gradebook, in one transaction; each grade goes over to its new cell.
@@ -47,7 +47,7 @@ def require_current(course: Path, labs: Sequence[Lab]) -> None:
 
 
 def update_course(labs: Sequence[Lab], course: Path, say: Callable[[str], None]) -> None:
-    """Make the assignments anew, in `source/`, `release/` and the gradebook, of those labs that have changed.
+    """Make the assignments again, in `source/`, `release/` and the gradebook, of those labs that have changed.
 
     Settings, secret, due dates, extensions, submissions and grades stay, but for grades of what there is no more.
 
@@ -73,7 +73,7 @@ def update_course(labs: Sequence[Lab], course: Path, say: Callable[[str], None])
     if not changed:
         say("nothing has changed")
         return
-    made = course / "made_anew"
+    made = course / "made_again"
     shutil.rmtree(made, ignore_errors=True)
     try:
         make_course(changed, made, (course / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -90,7 +90,7 @@ def update_course(labs: Sequence[Lab], course: Path, say: Callable[[str], None])
             _replace_folder(course, made, f"source/{lab.folder.name}")
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    say(f"made anew; what was there before is in {course / REPLACED}")
+    say(f"made again; what was there before is in {course / REPLACED}")
     say(f"next: lab grade {shlex.quote(str(course / SUBMITTED))}: only then do scores have the new points")
 
 
@@ -146,7 +146,7 @@ def _replace_folder(course: Path, made: Path, name: str) -> None:
 
 
 def _replace_cells(gradebook: Any, new: Any) -> None:
-    """Put the cells of the notebook `new`, of another gradebook, in place of those there are, in their order.
+    """Put the cells of the notebook `new`, of another gradebook, instead of those there are, in their order.
 
     A grade or comment goes over to the cell of the same name. New cells get empty ones.
     """

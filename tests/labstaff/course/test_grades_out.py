@@ -114,6 +114,10 @@ def test_an_export_says_what_is_not_recorded_and_who_is_gone(late_course, tmp_pa
     hand_in(late_course, "dan", answer(10))
     with pytest.raises(SystemExit, match="some submissions are not recorded"):
         commands.export(late_course, tmp_path / "out.csv", "table")
+    shutil.rmtree(late_course / "submitted")
+    printed.clear()
+    assert export_grades(late_course, tmp_path / "out.csv", say=printed.append)
+    assert [line.split(":")[1] for line in printed[:-1]] == [" 4711", " ann", " bob", " dan"]
 
 
 def test_an_extension_moves_the_due_date_and_is_recorded(late_course, capsys):

@@ -1,4 +1,4 @@
-"""A course whose labs have changed: refused with what to type, then made anew with its grades."""
+"""A course whose labs have changed: refused with what to type, then made again with its grades."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_points_come_from_where_they_are_shown():
     ]
 
 
-def test_other_points_are_refused_until_the_course_is_made_anew(by_hand, change_lab, tmp_path):
+def test_other_points_are_refused_until_the_course_is_made_again(by_hand, change_lab, tmp_path):
     before, due = scores(by_hand), "2027-03-01 12:00:00 UTC"
     kept = {name: (by_hand / name).read_bytes() for name in ("grading.json", "nbgrader_config.py")}
     with opened_gradebook(by_hand) as gradebook:
@@ -135,7 +135,7 @@ def test_an_update_that_fails_leaves_the_course_as_it_was(by_hand, change_lab, m
     with pytest.raises(CourseError, match="passages of solutions would be released"):
         updated(by_hand)
     assert scores(by_hand) == before
-    assert {path: path.read_bytes() for path in files} == files and not (by_hand / "made_anew").exists()
+    assert {path: path.read_bytes() for path in files} == files and not (by_hand / "made_again").exists()
 
 
 def test_a_lab_is_added_to_a_course(by_hand):
