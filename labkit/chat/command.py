@@ -53,6 +53,7 @@ def chat(
     text = _text_of(read) + (" ".join(said) or DEFAULT_PROMPT)
     from labkit.chat.session import TINY, rehearse, talk
     from labkit.chat.setting import Setting
+    from labkit.model.tokenizer import TextError
     from labkit.model.weights import ModelError, read_model
 
     options = {"bits": bits, "window": window, "sinks": sinks}
@@ -67,9 +68,15 @@ def chat(
     except ModelError as error:
         sys.exit(f"lab chat: {error}")
     if lab is not None and lab.number == SERVING:
-        together.talk(lab, loaded, [_text_of(read) + each for each in said], tokens)
+        try:
+            together.talk(lab, loaded, [_text_of(read) + each for each in said], tokens)
+        except TextError as error:
+            sys.exit(f"lab chat: {error}")
         return
-    sizes, prompt = loaded.llama.sizes, loaded.text.chat(text)
+    try:
+        sizes, prompt = loaded.llama.sizes, loaded.text.chat(text)
+    except TextError as error:
+        sys.exit(f"lab chat: {error}")
     if tokens >= sizes.context:
         sys.exit(f"lab chat: --tokens {tokens}: the model's texts have at most {sizes.context:,} tokens")
     if len(prompt) + tokens > sizes.context:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -18,15 +19,33 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from labkit.endpoint.jobs import Job, Jobs
-from labkit.model.tokenizer import Stream, Text
+from labkit.model.tokenizer import Stream, Text, TextError
 
 PAGE = Path(__file__).with_name("page.html")
 MAX_BODY = 1 << 20
 """Bytes of a request."""
 DEFAULT_NEW = 64
-IGNORED = {"temperature", "top_p", "seed", "user", "stream_options", "presence_penalty", "frequency_penalty"}
-"""Fields that change nothing here: decoding is greedy."""
-KNOWN = {"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "stop", "stream", "n", *IGNORED}
+RANGES = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "seed": (-math.inf, math.inf),
+}
+"""Numbers that change nothing here, since decoding is greedy; they are checked all the same."""
+ONLY: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "logprobs": (False,),
+    "store": (False,),
+}
+"""Fields of which the value that asks for nothing is taken, and no other."""
+KNOWN = {"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options"}
+KNOWN |= {"user", *RANGES, *ONLY}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""What a role is in the model's chat format."""
 
 
 class ApiError(Exception):
@@ -57,6 +76,7 @@ def make_app(jobs: Jobs, text: Text, name: str) -> Starlette:
     routes = [
         Route("/", endpoint.page),
         Route("/state", endpoint.state),
+        Route("/health", endpoint.health),
         Route("/v1/models", endpoint.models),
         Route("/v1/completions", endpoint.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoint.chat_completions, methods=["POST"]),
@@ -81,6 +101,10 @@ class Endpoint:
         """What the page shows."""
         return JSONResponse({"model": self.name, **self.jobs.state()})
 
+    async def health(self, _request: Request) -> Response:
+        """Status 200, as soon as requests are served."""
+        return Response()
+
     async def models(self, _request: Request) -> Response:
         """The one model."""
         model = {"id": self.name, "object": "model", "created": self._created, "owned_by": "attention-labs"}
@@ -92,15 +116,21 @@ class Endpoint:
         prompt = body.get("prompt")
         if not isinstance(prompt, str) or not prompt:
             raise ApiError("prompt must be a text that is not empty", param="prompt")
-        return await self._answer(request, body, self.text.encode(prompt), is_chat=False)
+        return await self._answer(request, body, self._encode(prompt, "prompt"), is_chat=False)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await _body(request)
         if not self.text.template:
             raise ApiError("this model has no chat format: use /v1/completions", code="model_not_supported")
-        tokens = self.text.encode(self.text.chat_text(_messages(body.get("messages"))))
+        tokens = self._encode(self.text.chat_text(_messages(body.get("messages"))), "messages")
         return await self._answer(request, body, tokens, is_chat=True)
+
+    def _encode(self, text: str, param: str) -> list[int]:
+        try:
+            return self.text.encode(text)
+        except TextError as error:
+            raise ApiError(str(error), param=param) from None
 
     async def _answer(self, request: Request, body: Mapping[str, Any], prompt: list[int], is_chat: bool) -> Response:
         stops, stream = _stops(body.get("stop")), body.get("stream") or False
@@ -125,10 +155,7 @@ class Endpoint:
     def _max_new(self, body: Mapping[str, Any], n_prompt: int) -> int:
         if body.get("model") != self.name:
             raise ApiError(f"the model is {self.name!r}", param="model", code="model_not_found", status=404)
-        if unknown := sorted(body.keys() - KNOWN):
-            raise ApiError(f"{unknown[0]} is not supported", param=unknown[0])
-        if body.get("n") not in (None, 1):
-            raise ApiError("n must be 1: decoding is greedy, and every answer would be the same", param="n")
+        _check_fields(body)
         field = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
         asked = body.get(field)
         most = self.jobs.most_tokens()
@@ -177,10 +204,11 @@ class _Form:
         choice = {"index": 0, **said, "finish_reason": ended, "logprobs": None}
         return self._head("chat.completion.chunk") | {"choices": [choice]}
 
-    def usage(self, job: Job) -> dict[str, int]:
-        """Tokens of prompt and answer."""
+    def usage(self, job: Job) -> dict[str, Any]:
+        """Tokens of prompt and answer, and how many of the prompt were in the cache."""
         n_prompt, n_new = len(job.prompt), len(job.tokens)
-        return {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
+        usage = {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
+        return usage | {"prompt_tokens_details": {"cached_tokens": job.cached or 0}}
 
     def _head(self, kind: str) -> dict[str, Any]:
         kind = kind if self._is_chat else "text_completion"
@@ -224,6 +252,7 @@ async def _body(request: Request) -> dict[str, Any]:
         raise ApiError("the body is not JSON") from None
     if not isinstance(body, dict):
         raise ApiError("the body is not a JSON object")
+    body = {name: value for name, value in body.items() if value is not None}
     if type(body.get("stream") or False) is not bool:
         raise ApiError("stream must be true or false", param="stream")
     if not isinstance(body.get("stream_options") or {}, dict):
@@ -231,19 +260,39 @@ async def _body(request: Request) -> dict[str, Any]:
     return body
 
 
+def _check_fields(body: Mapping[str, Any]) -> None:
+    """Refuse what is unknown, what is not supported, and numbers that are none or out of range."""
+    if unknown := sorted(body.keys() - KNOWN):
+        name = unknown[0].encode(errors="replace").decode()
+        raise ApiError(f"{name} is not supported", param=name)
+    for name, (least, most) in RANGES.items():
+        value = body.get(name, least)
+        if type(value) not in (int, float) or not least <= value <= most or value != value:
+            between = "" if math.isinf(most) else f" from {least} to {most}"
+            raise ApiError(f"{name} must be a number{between}", param=name)
+    for name, values in ONLY.items():
+        if name in body and body[name] not in values:
+            why = ": decoding is greedy, and every answer would be the same" if name == "n" else ""
+            raise ApiError(f"{name} must be {json.dumps(values[0])} here{why}", param=name)
+
+
 def _messages(value: Any) -> list[dict[str, str]]:
     if not isinstance(value, list) or not value:
         raise ApiError("messages must be a list that is not empty", param="messages")
     found = []
     for number, each in enumerate(value):
-        content = each.get("content") if isinstance(each, dict) else None
+        given = each.get("role") if isinstance(each, dict) else None
+        role = ROLES.get(given) if isinstance(given, str) else None
+        content = each.get("content") if role else None
         if isinstance(content, list):  # parts, of which only texts can be read here
             texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-            content = "".join(texts) if all(isinstance(part, str) for part in texts) else None  # type: ignore[arg-type]
-        if not isinstance(content, str) or each.get("role") not in ("system", "user", "assistant"):
-            told = f"messages[{number}] must have a role (system, user or assistant) and a text as content"
+            content = "".join(texts) if all(isinstance(part, str) for part in texts) else 0  # type: ignore[arg-type]
+        if content is None and role == "assistant":  # as clients send back an answer without a text
+            content = ""
+        if not isinstance(content, str) or role is None:
+            told = f"messages[{number}] must have a role ({', '.join(ROLES)}) and a text as content"
             raise ApiError(told, param="messages")
-        found.append({"role": each["role"], "content": content})
+        found.append({"role": role, "content": content})
     return found
 
 

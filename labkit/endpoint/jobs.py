@@ -39,6 +39,7 @@ class Job:
         number: its name in messages and on the page.
         prompt: tokens. max_new: new tokens, at most. ends: tokens that end an answer.
         tokens: generated so far.
+        cached: tokens of the prompt that were in the cache already.
         ended: why it has ended: "stop", "length", "left", or "error"; empty before.
         error: what a client is told after an error.
     """
@@ -50,6 +51,7 @@ class Job:
     loop: asyncio.AbstractEventLoop
     events: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
     tokens: list[int] = field(default_factory=list)
+    cached: int | None = None
     ended: str = ""
     error: str = ""
     tries: int = 0
@@ -267,6 +269,10 @@ class LiveDrive(Together):
     def next_tokens(self, step: int, work: Sequence[Any]) -> list[int]:
         """See `Together`."""
         self.tables |= {piece.id: list(piece.blocks) for piece in work}
+        for piece in work:
+            job = self._jobs[piece.id]
+            if job.cached is None:  # the first tokens that are computed come after those that were found
+                job.cached = piece.start
         return super().next_tokens(step, work)
 
     def check_token(self, one: Active, token: int, step: int) -> None:

@@ -18,6 +18,10 @@ class TokenizerError(Exception):
     """The file's tokenizer cannot be used; the message says why."""
 
 
+class TextError(ValueError):
+    """A text that has no UTF-8 form; the message names the character."""
+
+
 class Text:
     """Encodes and decodes text; the tables are as in the file.
 
@@ -48,7 +52,16 @@ class Text:
         self._tokenizer.add_special_tokens(list(special))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text`; names of special tokens in it become these tokens."""
+        """The tokens of `text`; names of special tokens in it become these tokens.
+
+        Raises:
+            TextError: `text` is not Unicode text.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = ascii(text[error.start])
+            raise TextError(f"the text is not Unicode: {half} is half of a surrogate pair, or no UTF-8") from None
         begin = [] if self.first is None else [self.first]
         return begin + self._tokenizer.encode(text, add_special_tokens=False).ids
 
