@@ -26,7 +26,7 @@ MODULES: dict[str, str] = {
         "torch.special torch.types triton.language".split(),
         "*",
     ),
-    "dataclasses": "FrozenInstanceError InitVar KW_ONLY asdict astuple dataclass field fields is_dataclass replace",
+    "dataclasses": "FrozenInstanceError InitVar KW_ONLY asdict astuple dataclass field is_dataclass replace",
     "functools": "cache cached_property cmp_to_key lru_cache partial partialmethod reduce total_ordering wraps",
     "gc": "collect disable enable isenabled",
     "inspect": "Parameter cleandoc getdoc isclass isfunction signature",
@@ -54,6 +54,8 @@ MODULES: dict[str, str] = {
     "torch.nn.parameter": "Parameter",
     "torch.profiler": "ProfilerActivity profile record_function schedule",
     "torch.testing": "assert_close",
+    "torch.utils._python_dispatch": "TorchDispatchMode",
+    "torch.utils._pytree": "tree_flatten tree_leaves tree_map tree_map_only tree_unflatten",
     "tqdm": "tqdm trange",
     "tqdm.auto": "tqdm trange",
     "traceback": "format_exc print_exc",
@@ -69,6 +71,7 @@ MODULES: dict[str, str] = {
 ordinary too; NumPy, torch, triton and labkit are so in those labs only."""
 IN_SOME_LABS = frozenset("numpy torch triton labkit".split())
 LEADS = {
+    "contextlib": "chdir redirect_stderr redirect_stdout",
     "json": "decoder encoder load scanner",
     "matplotlib.pyplot": "cm style switch_backend",
     "numpy": "DataSource char core ctypeslib dtypes emath exceptions f2py fromfile fromregex genfromtxt lib load "
@@ -85,8 +88,8 @@ LEADS = {
     "torch.nn": "attention common_types grad intrinsic modules parallel qat quantizable quantized utils",
     "torch.nn.functional": "boolean_dispatch grad handle_torch_function has_torch_function has_torch_function_unary",
     "triton.language": "core extra inline_asm_elementwise standard target_info",
-    "typing": "ForwardRef evaluate_forward_ref get_type_hints",
-    "typing_extensions": "ForwardRef evaluate_forward_ref get_annotations get_type_hints",
+    "typing": "ForwardRef evaluate_forward_ref get_args get_type_hints",
+    "typing_extensions": "ForwardRef evaluate_forward_ref get_annotations get_args get_type_hints",
     "": "bltns cbook matplotlib mlab mpl np rcsetup stdlib_re torch typing_extensions",
 }
 """Public names that lead to files, storages, hooks, modules or other code; under "", modules inside any module."""
@@ -102,7 +105,7 @@ FUNCTIONS = frozenset(
 """The ordinary builtins, with its classes."""
 DUNDERS = frozenset(
     f"__{name}__"
-    for name in "abs add all and author bool call class class_getitem contains copy debug deepcopy delitem doc enter "
+    for name in "abs add all and author bool call class_getitem contains copy debug deepcopy delitem doc enter "
     "eq exit file float floordiv format future ge get getattr getitem gt hash iadd imatmul imul index init "
     "init_subclass int invert isub iter le len lt main matmul missing mod module mul name ne neg new next or pos "
     "post_init pow qualname radd repr reversed rmatmul rmul rsub rtruediv set set_name setattr setitem slots str sub "
@@ -118,18 +121,18 @@ COURSE = frozenset("_call _ledger _ledger_array _ledger_charge _ledger_content _
 REACHING = re.compile(
     "(ag|cr|gi)_(await|code|frame|yieldfrom)|f_(back|builtins|code|globals|locals)|tb_(frame|next)|mro|redispatch|"
     "as_subclass|(const_)?data_ptr|record_stream|resize_|resize_as_|set_|setflags|share_memory_|sparse_resize_|"
-    "(typed_|untyped_)?storage|ctypes|register_.*hook|register_prehook|saved_tensors_hooks|dump|open|"
-    "(read|write)_(bytes|text)|tofile|savefig|imsave|imread|print_(figure|png|raw)|canvas|FileType|(sym|hard)link_to"
+    r"_?(typed_|untyped_)storage|storage|ctypes|c?ffi|_\w+_hooks|register_.*hook|register_prehook|saved_tensors_hooks|"
+    "dump|open|"
+    "(read|write)_(bytes|text)|tofile|savefig|imsave|imread|print_(figure|png|raw)|canvas|fp|handlers|(return_)?annotation|FileType|(sym|hard)link_to"
 )
 """Attributes that lead to frames, code, memory, hooks and files, of whatever object."""
 BY_NAME = frozenset("getattr setattr delattr .__setattr__ operator.attrgetter operator.methodcaller".split())
 """Ordinary where they are called, with a name that is written there."""
-OF_CLASS = (".__init__", ".__new__", ".__setattr__")
-CLASS = re.compile(r"super\(|object\.__(new|setattr)__|(\w+\.)*[A-Z]\w*[a-z]\w*\.__")
-"""What those are ordinary of."""
+NAMED = ("__doc__", "__name__", "__qualname__")
+OF_CLASS = frozenset(".__init__ .__new__ .__setattr__ .__get__ .__set__ .__set_name__".split())
+"""Methods that are ordinary of `super()`; the first two of classes too, and the second and third of `object`."""
 TEMPLATE = re.compile(r"['\"]([^{}]|\{[^{}.\[]*([.]\d+\w?)?\})*['\"]\.\w+", re.DOTALL)
 """A text whose fields have no attributes, and its method `format`."""
-GENERICS = frozenset("dict frozenset list set tuple type".split())
 TOO_DEEP = "is nested too deep to be checked"
 
 
@@ -170,20 +173,22 @@ class _Check:
         self.nodes, self.ordinary, self.paths = list(ast.walk(tree)), lab.ordinary, imported_paths(tree)
         self.parents = {id(child): node for node in self.nodes for child in ast.iter_child_nodes(node)}
         libraries = {each.partition(">=")[0] for each in lab.libraries}
-        here = {name: names for name, names in MODULES.items() if name.split(".")[0] not in IN_SOME_LABS - libraries}
+        needed = IN_SOME_LABS - libraries
+        here = {name: MODULES[name] for name in MODULES if name.split(".")[0] not in needed and "._" not in name}
         here |= {name: MODULES.get(name, "*") for name in libraries}
         here[lab.module] = " ".join(task.name for task in lab.tasks)
         self.modules = {name.rsplit(".", n)[0]: "" for name in here for n in range(name.count(".") + 1)} | here
         self.own: set[str] = set()
+        self.bound = {node.arg for node in self.nodes if isinstance(node, ast.arg)} | self.paths.keys()
         for node in self.nodes:
             match node:
-                case (
-                    ast.FunctionDef(name=name)
-                    | ast.ClassDef(name=name)
-                    | ast.Name(id=name, ctx=ast.Store())
-                    | ast.Attribute(value=ast.Name("self" | "cls" | "ctx"), attr=name, ctx=ast.Store())
-                ):
+                case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name):
+                    self.bound.add(name)
+                case ast.Attribute(value=ast.Name("self" | "cls" | "ctx"), attr=name, ctx=ast.Store()):
                     self.own.add(name)
+        self.classes = {node.name for node in self.nodes if isinstance(node, ast.ClassDef)} - self.bound
+        self.bound |= self.classes
+        self.own |= self.bound - self.paths.keys()
 
     def odd(self, node: ast.AST) -> Iterator[str]:
         """What a node does that is not ordinary."""
@@ -199,15 +204,17 @@ class _Check:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if _is_dunder(name):
                 yield from (f"defines {name}" for _ in self.attribute(name))
             case ast.MatchClass(kwd_attrs=names):
-                yield from (what for name in names for what in self.attribute(name))
+                yield from (what for name in names for what in self.attribute(name, by_name=True))
             case ast.Call(func=function, keywords=keywords) if self.path(function):
                 yield from (f"passes {each.arg}" for each in keywords if each.arg in ("eval_str", "filename"))
+                if any(path.startswith(("inspect.", "logging.")) for path in self.path(function)):
+                    yield from (f"passes {ast.unparse(each)}" for each in keywords if each.arg is None)
             case ast.Name(id=name) if _is_dunder(name):
                 yield from self.attribute(name)
             case ast.Name(id=name, ctx=ast.Load()):
                 yield from self.use(node, name)
             case ast.Attribute(value=value, attr=name):
-                yield from self.of(value, name)
+                yield from self.of(value, name) if name != "__class__" else ()
                 if isinstance(node.ctx, ast.Load):
                     yield from self.use(node, f".{name}")
                 else:
@@ -236,9 +243,9 @@ class _Check:
         if path not in self.modules and path not in self.ordinary and name not in names.split():
             yield from [f"uses {path}"] if names != "*" or leads or any(self.attribute(name)) else ()
 
-    def attribute(self, name: str) -> Iterator[str]:
+    def attribute(self, name: str, *, by_name: bool = False) -> Iterator[str]:
         """Using the attribute `name` of whatever object."""
-        is_odd = name not in DUNDERS if _is_dunder(name) else bool(REACHING.fullmatch(name))
+        is_odd = name not in (NAMED if by_name else DUNDERS) if _is_dunder(name) else bool(REACHING.fullmatch(name))
         is_odd |= name.startswith("_") and not _is_dunder(name) and name not in (self.own - COURSE) | PRIVATE
         is_odd |= name in ("numpy", "from_numpy") and "numpy" not in self.modules
         yield from [f"uses {name}"] if is_odd and name not in self.ordinary else ()
@@ -258,26 +265,43 @@ class _Check:
             yield from self.by_name(function.lstrip("."), call)
         if name in (".format", ".format_map") and not TEMPLATE.fullmatch(ast.unparse(node)):
             yield f"uses {name[1:]} of a text that is not written there"
-        if name in OF_CLASS and (not CLASS.match(ast.unparse(node)) or min(paths, default="").startswith("labkit.")):
+        if name in OF_CLASS and isinstance(node, ast.Attribute) and not self.is_above(node.value, name):
             yield f"uses {name[1:]} of an object"
-        is_base, used_as = isinstance(parent, ast.Attribute), getattr(parent, "arg", getattr(parent, "attr", ""))
-        is_asked = isinstance(parent, ast.Call) and getattr(parent.func, "id", "") in ("getattr", "hasattr")
+        is_base, used_as = isinstance(parent, ast.Attribute), getattr(parent, "attr", "")
+        is_asked = isinstance(parent, ast.Call) and self.is_builtin(parent.func, "getattr", "hasattr")
+        asked_for = self.parents.get(id(parent)) if isinstance(parent, ast.keyword) and parent.arg == "file" else None
+        is_printed = isinstance(asked_for, ast.Call) and self.is_builtin(asked_for.func, "print")
         for path in paths:
-            is_class = path == "torch.Tensor" or (path.startswith("labkit.") and path.split(".")[-1][0].isupper())
+            is_class = (path.startswith("torch.") and path.endswith(".Tensor")) or (
+                path.startswith("labkit.") and path.split(".")[-1][0].isupper()
+            )
             is_class &= not (call or is_base or self.is_type(node))
-            is_stream = path in ("sys.stdout", "sys.stderr") and used_as not in ("file", "write", "flush")
+            is_stream = path in ("sys.stdout", "sys.stderr") and not (is_printed or used_as in ("write", "flush"))
             if is_class or is_stream or (path in self.modules and not (is_base or is_asked)):
                 yield f"uses {path} as a value"
         if name in ("type", ".__class__"):
-            whole: ast.AST = call if call and name == "type" and len(call.args) == 1 else node
+            made = call if call and name == "type" and len(call.args) == 1 else None
+            whole, of = (made, made.args[0]) if made else (node, getattr(node, "value", None))
             user = self.parents[id(whole)]
-            is_named = isinstance(user, ast.Compare | ast.FormattedValue) or getattr(user, "attr", "") in (
-                "__name__",
-                "__qualname__",
-            )
-            is_made = getattr(user, "func", None) is whole and not (name == "type" and whole is node)
-            if not (is_named or is_made or self.is_type(whole)):
+            is_named = isinstance(user, ast.FormattedValue) or getattr(user, "attr", "") in NAMED
+            is_copied = getattr(user, "func", None) is whole and getattr(of, "id", "") in ("self", "cls")
+            if not (is_named or is_copied or self.is_type(whole)):
                 yield "uses type as a value"
+
+    def is_builtin(self, node: ast.AST | None, *names: str) -> bool:
+        """Whether a node is one of these builtins, and no other thing of its name."""
+        return isinstance(node, ast.Name) and node.id in names and node.id not in self.bound
+
+    def is_above(self, value: ast.expr, name: str) -> bool:
+        """Whether `value` is a class, or `super()`, to whose method `name` a class of a submission's own may lead."""
+        if isinstance(value, ast.Call):
+            return self.is_builtin(value.func, "super")
+        if name in (".__new__", ".__setattr__") and self.is_builtin(value, "object"):
+            return True
+        is_own = isinstance(value, ast.Name) and value.id in self.classes
+        return name in (".__init__", ".__new__") and (
+            is_own or any(not path.startswith("labkit.") for path in self.path(value))
+        )
 
     def by_name(self, function: str, call: ast.Call | None) -> Iterator[str]:
         """Using attributes whose names are values."""
@@ -286,26 +310,50 @@ class _Check:
         if not texts or (len(texts) < len(names) and function != "operator.methodcaller"):
             yield f"uses {function} without a name that is written there"
         for part in (part for text in texts for part in text.split(".")):
+            yield from self.attribute(part, by_name=True)
             if call and "." not in function:
                 yield from self.of(call.args[0], part)
+                paths = {f"{path}.{part}" for path in self.path(call.args[0])}
+                yield from (f"uses {path} as a value" for path in paths & self.modules.keys())
                 yield from self.changes(call.args[0], part) if function != "getattr" else ()
-            else:
-                yield from self.attribute(part)
 
     def is_type(self, node: ast.AST) -> bool:
-        """Whether a class stands where a type does: in an annotation, an alias of types, `isinstance` or `except`."""
+        """Whether a class stands where a type does: in an annotation, a comparison, `isinstance` or `except`."""
         while isinstance(parent := self.parents[id(node)], ast.Subscript | ast.Tuple | ast.List | ast.BinOp):
-            if isinstance(parent, ast.Subscript) and (
-                self.path(parent.value) or getattr(parent.value, "id", "") in GENERICS
-            ):
-                return True
+            if isinstance(parent, ast.Subscript):
+                if parent.value is node:
+                    return isinstance(node, ast.Name)
+                return self.is_plain(parent.value) and getattr(parent.value, "id", "") not in self.classes
+            if isinstance(parent, ast.BinOp) and not (self.is_plain(parent.left) and self.is_plain(parent.right)):
+                return False
             node = parent
         match parent:
             case ast.FunctionDef(returns=kind) | ast.AnnAssign(annotation=kind):
                 return kind is node
+            case ast.Compare(left=left, comparators=others):
+                return all(each is node or self.is_plain(each) for each in [left, *others])
             case ast.Call(func=function):
-                return getattr(function, "id", "") in ("isinstance", "issubclass")
-        return isinstance(parent, ast.arg | ast.ExceptHandler | ast.Raise)
+                return self.is_builtin(function, "isinstance", "issubclass")
+        return isinstance(parent, ast.arg | ast.ExceptHandler | ast.Raise | ast.MatchClass)
+
+    def is_plain(self, node: ast.AST) -> bool:
+        """Whether a node is a class or a type that no code of the submission's own can receive something by."""
+        match node:
+            case ast.Constant() | ast.Name(id="Self" | "Any"):
+                return True
+            case ast.Name(id=name):
+                return name in self.classes or bool(self.path(node)) or self.is_builtin(node, *vars(builtins))
+            case ast.Attribute():
+                return bool(self.path(node)) or node.attr == "__class__"
+            case ast.Subscript(value=value):
+                return self.is_plain(value)
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                return all(map(self.is_plain, parts))
+            case ast.BinOp(left=left, right=right):
+                return self.is_plain(left) and self.is_plain(right)
+            case ast.Call(func=function):
+                return self.is_builtin(function, "type")
+        return False
 
 
 def _is_dunder(name: str) -> bool:

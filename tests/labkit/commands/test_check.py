@@ -260,7 +260,9 @@ def test_findings_of_the_source_check_come_first(tree):
 
 
 def test_a_librarys_own_attention_earns_nothing_here_and_when_graded(tree):
-    borrowed = "    import torch\n    torch.nn.functional.scaled_dot_product_attention\n    return _solved(Q, K, V, mask)"
+    borrowed = (
+        "    import torch\n    torch.nn.functional.scaled_dot_product_attention\n    return _solved(Q, K, V, mask)"
+    )
     tree.write(attention(borrowed))
     run = tree.check(ATTENTION)
     line = attention(borrowed).splitlines().index("    torch.nn.functional.scaled_dot_product_attention") + 1

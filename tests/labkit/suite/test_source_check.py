@@ -427,6 +427,19 @@ use(torch) ¦ F = torch.nn.functional ¦ Q.untyped_storage() ¦ Q.storage() ¦ Q
 Q.as_subclass(X) ¦ Q.register_hook(f) ¦ Q.grad_fn.register_prehook(f) ¦ Q.register_post_accumulate_grad_hook(f)
 module.register_forward_hook(f) ¦ Q.numpy() ¦ torch.from_numpy(Q) ¦ Q.__array__() ¦ import numpy
 from labkit.simulated_memory import Machine
+getattr(Q, "__class__").x ¦ getattr(torch.nn, "functional").torch ¦ operator.attrgetter("__class__")(Q)
+def isinstance(a, b): b.nbytes = 0\nisinstance(1, torch.Tensor) ¦ def f(getattr): getattr(torch, "nn")
+class X:\n    def __eq__(self, T): T.nbytes = 0\nx = X()\nx == type(Q) ¦ list = G()\nx: list[torch.Tensor] = 1
+class G:\n    def __class_getitem__(cls, T): T.nbytes = 0\nx: G[torch.Tensor] = 1 ¦ X() == torch.Tensor
+class G:\n    def __getitem__(self, T): T.nbytes = 0\nG = G()\nx: G[torch.Tensor] = 1 ¦ x: g | torch.Tensor = 1
+x: leak(torch.Tensor) = 1 ¦ inspect.signature(f).parameters["x"].annotation ¦ dataclasses.fields(A)[0].type
+typing.get_args(tuple[torch.Tensor]) ¦ T = torch.nn.functional.Tensor ¦ match Q:\n    case X(__class__=c): pass
+c = functools.cached_property(len)\nc.__set_name__(object, N)\nc.__get__(Q) ¦ type(Q.raw)("/proc/self/fd/5", "wb")
+def print(file): type(file)\nprint(file=sys.stdout) ¦ f(file=sys.stdout) ¦ contextlib.redirect_stdout(Q)
+class A: _typed_storage = 0\nQ._typed_storage() ¦ class A: _forward_hooks = 0\nQ._forward_hooks
+logging.basicConfig(**{"filename": "x"}) ¦ logging.getLogger().handlers ¦ from tqdm import tqdm; tqdm([]).fp
+import torch as t, math as t; t.hub ¦ def super(): return Q\nsuper().__init__(4) ¦ Qq = Q; Qq.__init__(4)
+import flash_attention; flash_attention.torch ¦ (t := torch).hub ¦ def f(t=torch): t.hub ¦ lambda: torch
 """
 NUMPY_ROUTES = r"""
 np.load("x") ¦ np.save("x", Q) ¦ np.savez("x", Q) ¦ np.loadtxt("x") ¦ np.fromfile("x") ¦ np.memmap("x")
@@ -434,7 +447,8 @@ np.ctypeslib.as_array ¦ np.f2py ¦ np.lib.stride_tricks.as_strided(Q, (9,), (9,
 np.core ¦ np.testing.rundocs("x") ¦ np.testing.runstring("x", {}) ¦ np.seterrcall(f) ¦ np.DataSource() ¦ np.add = f
 Q.tofile("x") ¦ Q.dump("x") ¦ Q.ctypes.data ¦ Q.setflags(write=True) ¦ import numpy.ctypeslib
 from numpy.lib.stride_tricks import as_strided ¦ import numpy.distutils ¦ n = np ¦ plt.np ¦ plt.savefig("x")
-figure.canvas ¦ plt.imsave("x", Q) ¦ import torch ¦ machine._ledger.loaded = 0
+figure.canvas ¦ plt.imsave("x", Q) ¦ import torch
+np.random.default_rng().bit_generator.cffi ¦ machine._ledger.loaded = 0
 class A:\n    _ledger = 0\n    def f(self): self._ledger = 1\nmachine._ledger
 object.__setattr__(machine, "_ledger", 0) ¦ setattr(machine, "_ledger", 0) ¦ machine.__init__(4)
 machine.__class__ = A ¦ Machine.loaded = property(len) ¦ Machine.__init__(machine, 4)
