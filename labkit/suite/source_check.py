@@ -37,6 +37,8 @@ MODULES: dict[str, str] = {
     "matplotlib.figure": "Figure",
     "matplotlib.patches": "Patch Rectangle",
     "matplotlib.ticker": "FuncFormatter LogLocator MaxNLocator MultipleLocator NullFormatter ScalarFormatter",
+    "numpy.exceptions": "AxisError",
+    "numpy.lib.stride_tricks": "sliding_window_view",
     "numpy.testing": "assert_allclose assert_array_almost_equal assert_array_equal",
     "os": "PathLike cpu_count environ fspath getcwd getenv linesep sep",
     "os.path": "abspath basename dirname exists isdir isfile join split splitext",
@@ -56,6 +58,7 @@ MODULES: dict[str, str] = {
     "torch.testing": "assert_close",
     "torch.utils._python_dispatch": "TorchDispatchMode",
     "torch.utils._pytree": "tree_flatten tree_leaves tree_map tree_map_only tree_unflatten",
+    "threading": "Lock RLock local",
     "tqdm": "tqdm trange",
     "tqdm.auto": "tqdm trange",
     "traceback": "format_exc print_exc",
@@ -63,6 +66,7 @@ MODULES: dict[str, str] = {
     "triton": "Config autotune cdiv heuristics jit next_power_of_2",
     "types": "EllipsisType MappingProxyType NoneType SimpleNamespace TracebackType UnionType",
     "warnings": "catch_warnings filterwarnings simplefilter warn",
+    "weakref": "WeakKeyDictionary WeakSet WeakValueDictionary",
     "labkit.ranks.comm": "Comm Deadlock Handle Traffic",
     "labkit.ranks.threads": "Ran run_ranks",
     "labkit.simulated_memory": "HBMArray Index Machine SRAMOverflow Scalar Tile",
@@ -74,7 +78,7 @@ LEADS = {
     "contextlib": "chdir redirect_stderr redirect_stdout",
     "json": "decoder encoder load scanner",
     "matplotlib.pyplot": "cm style switch_backend",
-    "numpy": "DataSource char core ctypeslib dtypes emath exceptions f2py fromfile fromregex genfromtxt lib load "
+    "numpy": "DataSource char core ctypeslib dtypes emath f2py fromfile fromregex genfromtxt load "
     "loadtxt ma matrixlib memmap polynomial rec save savetxt savez savez_compressed seterrcall show_config strings "
     "version",
     "numpy.random": "bit_generator mtrand",
@@ -107,8 +111,8 @@ DUNDERS = frozenset(
     f"__{name}__"
     for name in "abs add all and author bool call class_getitem contains copy debug deepcopy delitem doc enter "
     "eq exit file float floordiv format future ge get getattr getitem gt hash iadd imatmul imul index init "
-    "init_subclass int invert isub iter le len lt main matmul missing mod module mul name ne neg new next or pos "
-    "post_init pow qualname radd repr reversed rmatmul rmul rsub rtruediv set set_name setattr setitem slots str sub "
+    "init_subclass int invert isub iter le len lt main matmul members missing mod module mul name ne neg new next or "
+    "pos post_init pow qualname radd repr reversed rmatmul rmul rsub rtruediv set set_name setattr setitem slots str sub "
     "truediv version weakref wrapped xor".split()
 )
 PRIVATE = frozenset(
@@ -123,7 +127,8 @@ REACHING = re.compile(
     "as_subclass|(const_)?data_ptr|record_stream|resize_|resize_as_|set_|setflags|share_memory_|sparse_resize_|"
     r"_?(typed_|untyped_)storage|storage|ctypes|c?ffi|_\w+_hooks|register_.*hook|register_prehook|saved_tensors_hooks|"
     "dump|open|"
-    "(read|write)_(bytes|text)|tofile|savefig|imsave|imread|print_(figure|png|raw)|canvas|fp|handlers|(return_)?annotation|FileType|(sym|hard)link_to"
+    "(read|write)_(bytes|text)|tofile|savefig|imsave|imread|print_(figure|png|raw)|canvas|fp|handlers|"
+    "(return_)?annotation|FileType|(sym|hard)link_to"
 )
 """Attributes that lead to frames, code, memory, hooks and files, of whatever object."""
 BY_NAME = frozenset("getattr setattr delattr .__setattr__ operator.attrgetter operator.methodcaller".split())
@@ -175,7 +180,7 @@ class _Check:
         libraries = {each.partition(">=")[0] for each in lab.libraries}
         needed = IN_SOME_LABS - libraries
         here = {name: MODULES[name] for name in MODULES if name.split(".")[0] not in needed and "._" not in name}
-        here |= {name: MODULES.get(name, "*") for name in libraries}
+        here |= {name: "*" if name == "weakref" else MODULES.get(name, "*") for name in libraries}
         here[lab.module] = " ".join(task.name for task in lab.tasks)
         self.modules = {name.rsplit(".", n)[0]: "" for name in here for n in range(name.count(".") + 1)} | here
         self.own: set[str] = set()

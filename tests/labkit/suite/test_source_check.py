@@ -144,11 +144,13 @@ def tiled_traffic(machine: Machine, Q: HBMArray | np.ndarray, block_q: int) -> d
         raise ValueError("too large") from error
     return {"loaded": machine.loaded, "shape": np.matmul(tile, tile.T).shape}
 def minimum(n): return tiled_traffic(Machine(sram_bytes=n), np.zeros((n, 4)), 1)
-#: 04 torch next to numpy
+#: 04 blocks of an array
 import numpy as np
-import torch
+from numpy.lib.stride_tricks import sliding_window_view
 def tiled_attention(Q, K, V, block_q, block_k):
-    return np.matmul(Q, K.T)
+    starts = range(0, Q.shape[0], block_q)
+    tiles = [Q[start : start + block_q] @ K.swapaxes(-1, -2) for start in starts]
+    return np.concatenate(tiles, axis=0), sliding_window_view(V, 2, axis=0).sum(axis=-1)
 #: 05 autograd function
 import math
 from typing import Any
@@ -386,10 +388,11 @@ import importlib; importlib.import_module("x") ¦ import importlib.util as u ¦ 
 __loader__ ¦ __spec__ ¦ print.__self__ ¦ inspect.currentframe() ¦ inspect.stack()
 inspect.signature(f, eval_str=True) ¦ inspect.builtins ¦ from inspect import getmodule ¦ gc.get_objects()
 gc.get_referrers(Q) ¦ gc.callbacks ¦ import codecs ¦ json.codecs ¦ import pickle ¦ import marshal ¦ import builtins
-import threading ¦ import _thread ¦ import concurrent.futures ¦ import multiprocessing ¦ import asyncio
+import threading; threading.Thread(target=f) ¦ import _thread ¦ import concurrent.futures ¦ import asyncio
+import multiprocessing ¦ import weakref; weakref.finalize(Q, f)
 import signal ¦ import socket ¦ import subprocess ¦ import mmap ¦ import runpy ¦ import code ¦ import ast ¦ import dis
 import faulthandler ¦ import linecache ¦ import pdb ¦ import bdb ¦ import doctest ¦ import cProfile ¦ import site
-import zipimport ¦ import pkgutil ¦ import atexit ¦ import weakref ¦ import copyreg ¦ import shelve ¦ import tempfile
+import zipimport ¦ import pkgutil ¦ import atexit ¦ import copyreg ¦ import shelve ¦ import tempfile
 import shutil ¦ import fileinput ¦ import xml ¦ import sqlite3 ¦ import curses ¦ import io ¦ import array
 import resource ¦ import fcntl ¦ import antigravity ¦ import __main__ ¦ import pandas ¦ import labkit.meters
 from labkit.meters import products ¦ from labkit.suite import limits ¦ from . import x ¦ from math import *
@@ -512,10 +515,16 @@ def test_few_ordinary_styles_are_shown_and_none_loses_a_point() -> None:
     assert len(styles) >= 30
     assert listed == {
         "01 traced memory": ["uses tracemalloc.stop"],
-        "04 torch next to numpy": ["imports torch"],
         "05 dtype by its name": ["uses getattr without a name that is written there"],
     }
     assert not [each for lines in found.values() for each in lines if each.tasks]
+
+
+def test_numpy_and_torch_meet_without_a_line_where_a_lab_has_both() -> None:
+    both = "import numpy as np\nimport torch\nx = torch.from_numpy(np.matmul(a, b))\ny = x.numpy()\n"
+    assert shown(both, "08") == shown(both, "12") == []
+    assert shown("import numpy as np\nimport torch\ny = np.matmul(a, b)\n", "01") == ["imports torch"]
+    assert shown(both, "05") == ["imports numpy", "uses torch.from_numpy", "uses numpy"]
 
 
 BY_HAND = """import subprocess
