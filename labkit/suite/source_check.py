@@ -111,9 +111,9 @@ DUNDERS = frozenset(
     f"__{name}__"
     for name in "abs add all and author bool call class_getitem contains copy debug deepcopy delitem doc enter "
     "eq exit file float floordiv format future ge get getattr getitem gt hash iadd imatmul imul index init "
-    "init_subclass int invert isub iter le len lt main matmul members missing mod module mul name ne neg new next or "
-    "pos post_init pow qualname radd repr reversed rmatmul rmul rsub rtruediv set set_name setattr setitem slots str sub "
-    "truediv version weakref wrapped xor".split()
+    "init_subclass int invert isub iter le len lt main matmul members missing mod module mul name ne neg new next "
+    "or pos post_init pow qualname radd repr reversed rmatmul rmul rsub rtruediv set set_name setattr setitem slots "
+    "str sub truediv version weakref wrapped xor".split()
 )
 PRIVATE = frozenset(
     "_ _asdict _base _fields _generate_next_value_ _ignore_ _make _member_map_ _member_names_ _missing_ _name_ _order_ "
