@@ -254,8 +254,6 @@ def new(
 
 def build(labs: LabArguments = None) -> None:
     """Derive stubs and reports from solutions/, and the course map from the manifests."""
-    from labkit.suite.review import ALLOWANCES
-    from labstaff.derive.allowances import refresh_allowances
     from labstaff.derive.build import build as build_lab
     from labstaff.derive.course_map import refresh_figure, refresh_page
     from labstaff.derive.markers import MarkerError
@@ -268,8 +266,7 @@ def build(labs: LabArguments = None) -> None:
                 typer.echo(f"wrote {path.relative_to(ROOT)}")
             if not changed:
                 typer.echo(f"{lab.label}: up to date")
-        allowances = [ALLOWANCES] if refresh_allowances() else []
-        for path in [*allowances, *refresh_page(ROOT, find_labs()), *refresh_figure()]:
+        for path in [*refresh_page(ROOT, find_labs()), *refresh_figure()]:
             typer.echo(f"wrote {path.relative_to(ROOT)}")
     except (MarkerError, ReportError) as error:
         sys.exit(f"lab build: {error}")

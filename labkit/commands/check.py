@@ -17,10 +17,11 @@ from labkit.commands.counts import count_tables
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.forked import run_forked
+from labkit.suite.main_block import without_main_block
 from labkit.suite.messages import line_style, run_lines, unusable_lines
 from labkit.suite.results import Kind, State, TestResult, store, store_whole_tasks, stored
-from labkit.suite.review import review
 from labkit.suite.run import Listener, SuiteRun
+from labkit.suite.source_check import Finding, check_source
 from labkit.trace.offer import can_be_traced
 
 LONG_SECONDS = 15.0
@@ -49,7 +50,8 @@ def check_lab(
     if problem := platform_problem(lab) or file_problem(lab.student_file):
         print_lines(console, unusable_lines(lab, problem))
         return 1
-    print_lines(console, review_lines(lab))
+    findings = source_findings(lab)
+    print_lines(console, finding_lines(lab, findings))
     began = time.monotonic()
     progress = Progress(lab)
     run = _run(lab, tasks, show_prints, first_failure, progress)
@@ -63,6 +65,7 @@ def check_lab(
     elif run.problem:
         console.print(Text(f"{lab.label}: the suite could not be run\n{run.problem}", style="red"))
         return 2
+    run.results += library_results(run.results, findings)
     print_lines(console, run_lines(lab, run.results, everything=everything, whole_suite=run.collected))
     print_lines(console, trace_lines(lab, run.results))
     for table in count_tables(lab, run.results):
@@ -98,9 +101,20 @@ def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
     return [f"see its memory: uv run lab trace {lab.number} {task.name}" for task in tasks]
 
 
-def review_lines(lab: Lab) -> list[str]:
-    """The lines of the student's file that the source review will show the instructor."""
-    found = review(lab.student_file.read_text(encoding="utf-8-sig"), lab)
+def source_findings(lab: Lab) -> list[Finding]:
+    """What the source check shows of the student's file, as it will run when it is graded."""
+    return check_source(without_main_block(lab.student_file.read_text(encoding="utf-8-sig"), lab), lab)
+
+
+def library_results(results: Sequence[TestResult], findings: Sequence[Finding]) -> list[TestResult]:
+    """For each task whose tests were run and whose work a library does, a failure that takes its points."""
+    tasks = {result.task for result in results}
+    found = [(task, str(finding)) for finding in findings for task in finding.tasks if task in tasks]
+    return [TestResult("source_check", task, State.WRONG, (line,), kind=Kind.BORROWED) for task, line in found]
+
+
+def finding_lines(lab: Lab, found: Sequence[Finding]) -> list[str]:
+    """The lines of the student's file that the source check will show the instructor."""
     if not found:
         return []
     lines = [f"  {each}" for each in found[:MAX_FINDINGS]]
@@ -171,9 +185,11 @@ def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool, first_failure: bool
 def _store(console: Console, lab: Lab, run: SuiteRun, seconds: float) -> None:
     """Store how long a run of all tests took, and the results of a run whose process ended before it stored them."""
     try:
-        if run.died:
-            store_whole_tasks(lab, run.results, {task: set(tests) for task, tests in run.collected.items()})
-        elif len(run.results) == run.n_collected and len(run.collected) == len(lab.tasks):
+        borrowed = {result.task for result in run.results if result.kind is Kind.BORROWED}
+        if run.died or borrowed:
+            suites = {task: set(tests) for task, tests in run.collected.items() if run.died or task in borrowed}
+            store_whole_tasks(lab, run.results, suites)
+        if not run.died and len(run.results) >= run.n_collected and len(run.collected) == len(lab.tasks):
             store(lab, {}, suite_seconds=seconds)
     except OSError as error:
         console.print(Text(f"the results of {lab.label} could not be stored: {error.strerror}", style="red"))

@@ -25,8 +25,6 @@ MAX_BYTES = 1 << 20
 """How large a student's file may be, also where it is graded."""
 IMPORT_SECONDS = min(30.0, MAX_TEST_SECONDS)
 """CPU seconds that importing a lab's module may take."""
-IMPORTABLE = {"labkit.simulated_memory", "labkit.ranks.comm", "labkit.ranks.threads"}
-"""The modules of labkit that a student's file may import."""
 
 
 class Unusable(Exception):
@@ -101,7 +99,7 @@ class SourceLoader(Loader):
         """See `importlib.abc.Loader`."""
         file, lab = self.source.file, self.source.lab
         module.__file__ = str(file)
-        problem = platform_problem(lab) or _run(file, module.__dict__)
+        problem = platform_problem(lab) or _run(file, module.__dict__, lab)
         for task in lab.tasks:
             if problem:
                 setattr(module, task.name, UnusableTask(Unusable, problem))
@@ -130,7 +128,7 @@ def platform_problem(lab: Lab) -> str | None:
     """Why `lab` cannot run on this machine, as one line; None if it can."""
     if lab.platform and not sys.platform.startswith(lab.platform):
         return f"needs {lab.platform.capitalize()}, and this is {sys.platform}: open the course in its container"
-    for name, _, least in (needed.partition(">=") for needed in lab.libraries):
+    for name, _, least in (needed.partition(">=") for needed in lab.libraries if ">=" in needed):
         found = _installed(name)
         if not found or Version(found) < Version(least):
             here = found or "none"
@@ -152,12 +150,12 @@ def _installed(name: str) -> str:
         return ""
 
 
-def _run(file: Path, namespace: dict[str, Any]) -> str | None:
+def _run(file: Path, namespace: dict[str, Any], lab: Lab) -> str | None:
     """Execute `file` in `namespace`; returns what went wrong as one line."""
     tree = _parsed(file)
     if isinstance(tree, str):
         return tree
-    if imported := _forbidden_import(tree):
+    if imported := _forbidden_import(tree, lab):
         return f"{file.name} imports {imported}: your code must work without the course's own tools"
     try:
         with time_limit(IMPORT_SECONDS):
@@ -193,7 +191,7 @@ def _syntax_problem(file: Path, error: SyntaxError) -> str:
     return f"{file.name} has a syntax error{where}: {error.msg}" + (f": {code}" if code else "")
 
 
-def _forbidden_import(tree: ast.Module) -> str | None:
+def _forbidden_import(tree: ast.Module, lab: Lab) -> str | None:
     """The first module of labkit that the file may not import but does."""
     for node in ast.walk(tree):
         names: list[str] = []
@@ -202,7 +200,7 @@ def _forbidden_import(tree: ast.Module) -> str | None:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module]
         for name in names:
-            if name.split(".")[0] == "labkit" and name not in IMPORTABLE:
+            if name.split(".")[0] == "labkit" and name not in lab.libraries:
                 return name
     return None
 

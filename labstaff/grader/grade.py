@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.forked import HEAVY, heavy_modules
 from labkit.suite.results import Kind, State, TestResult, task_share
-from labkit.suite.review import Finding
 from labkit.suite.run import SuiteRun
+from labkit.suite.source_check import Finding
 from labkit.testing.memory_limit import NEEDS_MORE
 from labstaff.grader.plain_text import lines, one_line
 from labstaff.grader.remote import NOT_GRADED
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.sandbox import BROKEN, SandboxBroken
-from labstaff.grader.source import read_source
+from labstaff.grader.source import Source, read_source
 from labstaff.grader.submission import Submission
 from labstaff.grader.version import version_of
 
@@ -54,11 +54,11 @@ class Grader:
         modules = heavy_modules(*(file for lab in labs for file in lab.suite_files)) if labs else tuple(HEAVY.values())
         self._runner = SandboxedRunner(modules, unsafe=unsafe)
 
-    def grade(self, submission: Submission, seed: int, findings: Sequence[Finding] = ()) -> GradedSubmission:
+    def grade(self, submission: Submission, seed: int, source: Source | None = None) -> GradedSubmission:
         """The outcome for `submission`, with the suite's random inputs drawn from `seed`.
 
         Args:
-            findings: what the review found in its source.
+            source: its file as it was checked, which is what runs; by default the file as it is.
 
         Raises:
             GradingFailed: grading does not work here, whatever the submission is.
@@ -66,7 +66,7 @@ class Grader:
         if submission.problem:
             return _refused(submission, submission.problem)
         try:
-            return self._grade(submission, seed, findings)
+            return self._grade(submission, seed, source or Source([], [], submission.source))
         except GradingFailed as error:
             self._require_worker(error)
             flag = f"{error}: 0 points, since other code can be graded here"
@@ -79,11 +79,11 @@ class Grader:
         except SandboxBroken:
             raise error from None
 
-    def _grade(self, submission: Submission, seed: int, findings: Sequence[Finding]) -> GradedSubmission:
+    def _grade(self, submission: Submission, seed: int, source: Source) -> GradedSubmission:
         lab, key = submission.lab, submission.key
         flags, give_up = [], time.monotonic() + MAX_SECONDS
         with tempfile.TemporaryDirectory(prefix="graded-") as folder:
-            Path(folder, f"{lab.module}.py").write_bytes(submission.source)
+            Path(folder, f"{lab.module}.py").write_bytes(source.text)
             seconds = SUITE_SHARE * MAX_SECONDS
             run = self._run(lab, folder, seed, (), seconds, seconds)
             if unfinished := _unfinished(lab, run):
@@ -92,7 +92,7 @@ class Grader:
                 run = self._task_by_task(lab, folder, seed, run, unfinished, give_up)
         if not run.results:
             raise GradingFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
-        graded = graded_run(lab, key, run, findings)
+        graded = graded_run(lab, key, run, source.findings)
         return replace(graded, flags=[*flags, *graded.flags])
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
     """The result of a suite's run: every test, and each task's share of its points, by the rule that students see too.
 
     A task earns what `labkit.suite.results.task_share` says, and nothing where tests are missing, where the kernel
-    measured more memory than the meters in the process, or where a finding says that a library does its work.
+    measured more memory than the meters in the process, or where the source check says that a library does its work.
     """
     classes = {task.name: task.tests for task in lab.tasks}
     tests: dict[str, Literal["passed", "failed"]] = {}
@@ -186,7 +186,7 @@ def _share(task: Task, run: SuiteRun) -> float:
 
 
 def _borrowed(task: Task, findings: Sequence[Finding]) -> str:
-    """Where the task uses a library's own attention; "" where it does not."""
+    """Where a library's function does the task's work; "" where it does not."""
     return next((str(finding) for finding in findings if task.name in finding.tasks), "")
 
 
@@ -207,8 +207,8 @@ def grade_now(grader: Grader, submission: Submission, seed: int) -> GradedSubmis
     if submission.problem:
         graded = _refused(submission, submission.problem)
     else:
-        found, syntax = read_source(submission.source, submission.lab)
-        graded = grader.grade(submission, seed, found)
+        source = read_source(submission.source, submission.lab)
+        graded, syntax = grader.grade(submission, seed, source), source.runs
     return replace(
         graded,
         version=version_of(submission.lab, seed),

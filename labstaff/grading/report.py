@@ -21,7 +21,7 @@ def total(result: GradedSubmission, lab: Lab) -> float:
 
 
 def finding_line(result: GradedSubmission, most: int = MAX_MESSAGES) -> str:
-    """The first of the review's findings, in one line."""
+    """The first of the source check's findings, in one line."""
     more = [f"and {len(result.findings) - most} more"] if len(result.findings) > most else []
     return "; ".join([*result.findings[:most], *more])
 

@@ -248,7 +248,7 @@ def test_all_tasks_done(tree):
     assert f"★ Every task is done.\n  Only the reports are left: {report}" in tree.command().stdout
 
 
-def test_findings_of_the_review_come_first(tree):
+def test_findings_of_the_source_check_come_first(tree):
     tree.write(solution_text() + "\n\nimport ctypes\n")
     run = tree.check(ESTIMATE)
     line = len((solution_text() + "\n\nimport ctypes").splitlines())
@@ -257,3 +257,17 @@ def test_findings_of_the_review_come_first(tree):
         f"  line {line}: imports ctypes",
     ]
     assert run.returncode == 0
+
+
+def test_a_librarys_own_attention_earns_nothing_here_and_when_graded(tree):
+    borrowed = (
+        "    import torch\n    torch.nn.functional.scaled_dot_product_attention\n    return _solved(Q, K, V, mask)"
+    )
+    tree.write(attention(borrowed))
+    run = tree.check(ATTENTION)
+    line = attention(borrowed).splitlines().index("    torch.nn.functional.scaled_dot_product_attention") + 1
+    finding = f"line {line}: {ATTENTION} uses a library's own scaled_dot_product_attention"
+    assert run.returncode == 1
+    assert lines_with(run, finding) and lines_with(run, "no points: a library does the work that is yours to write")
+    assert lines_with(run, "lab01: 0 of 1 tasks done, 0 of 20 points")
+    assert lines_with(tree.command(), "0 of 60")

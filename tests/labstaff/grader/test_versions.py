@@ -36,7 +36,7 @@ def another_course(tmp_path, monkeypatch):
     "file",
     [
         "labkit/testing/compare.py",
-        "labkit/suite/allowances.json",
+        "labkit/bench/configs/deepseek-v3.json",
         "labstaff/grader/sandbox.py",
         "labstaff/pytest_plugin.py",
         "pyproject.toml",
