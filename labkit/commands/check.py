@@ -17,8 +17,8 @@ from labkit.commands.counts import count_tables
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.forked import run_forked
-from labkit.suite.messages import line_style, run_lines, unusable_lines
-from labkit.suite.results import Kind, State, TestResult, store, store_whole_tasks, stored
+from labkit.suite.messages import ending_text, interrupted_text, run_lines, unusable_lines
+from labkit.suite.results import How, Kind, State, TestResult, store, store_whole_tasks, stored
 from labkit.suite.review import review
 from labkit.suite.run import Listener, SuiteRun
 from labkit.trace.offer import can_be_traced
@@ -53,22 +53,22 @@ def check_lab(
     began = time.monotonic()
     progress = Progress(lab)
     run = _run(lab, tasks, show_prints, first_failure, progress)
-    if run.interrupted:
+    if run.ended.how is How.INTERRUPTED:
         print_lines(console, interrupted_lines("lab check", run, progress))
         if not run.results:
             return INTERRUPTED
-    elif run.died and not run.results:
-        print_lines(console, unusable_lines(lab, run.problem))
-        return 1
-    elif run.problem:
-        console.print(Text(f"{lab.label}: the suite could not be run\n{run.problem}", style="red"))
+    elif run.ended.is_no_verdict:
+        console.print(Text(f"{lab.label}: the suite could not be run\n{ending_text(run.ended)}", style="red"))
         return 2
+    elif not run.results and run.ended.how is not How.FINISHED:
+        print_lines(console, unusable_lines(lab, ending_text(run.ended)))
+        return 1
     print_lines(console, run_lines(lab, run.results, everything=everything, whole_suite=run.collected))
     print_lines(console, trace_lines(lab, run.results))
     for table in count_tables(lab, run.results):
         console.print()
         console.print(table, soft_wrap=False)
-    if run.interrupted:
+    if run.ended.how is How.INTERRUPTED:
         return INTERRUPTED
     _store(console, lab, run, time.monotonic() - began)
     return 0 if all(result.passed for result in run.results) else 1
@@ -81,14 +81,14 @@ def new_console() -> Console:
 
 def interrupted_lines(command: str, run: SuiteRun, progress: Progress) -> list[str]:
     """The place that Ctrl-C interrupted, and after how many tests."""
-    where = f" in {progress.test}, {run.interrupted}" if progress.test else ""
+    where = f" in {progress.test}, {interrupted_text(run.ended)}" if progress.test else ""
     return [f"{command}: interrupted{where}, after {progress.n_done} of {progress.n_tests} tests", ""]
 
 
 def print_lines(console: Console, lines: Sequence[str]) -> None:
     """Print lines, each in its style."""
     for line in lines:
-        console.print(Text(line, style=line_style(line)))
+        console.print(Text(line, style=getattr(line, "style", "")))
 
 
 def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
@@ -171,7 +171,7 @@ def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool, first_failure: bool
 def _store(console: Console, lab: Lab, run: SuiteRun, seconds: float) -> None:
     """Store how long a run of all tests took, and the results of a run whose process ended before it stored them."""
     try:
-        if run.died:
+        if run.ended.how is not How.FINISHED:
             store_whole_tasks(lab, run.results, {task: set(tests) for task, tests in run.collected.items()})
         elif len(run.results) == run.n_collected and len(run.collected) == len(lab.tasks):
             store(lab, {}, suite_seconds=seconds)

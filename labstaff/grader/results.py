@@ -17,8 +17,8 @@ class GradedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `key` stands for the content handed in, `version` for everything else that decides the outcome. `status` is "graded"
     or "refused" (there was nothing to grade: `reason` says why, and all points are 0). `flags` are what an instructor
     should look at. `tests` maps a test's id (`TestClass::test_name`) to its result, `messages` a failed test's id to
-    what a student reads, `tasks` a task to its points. `findings` is what the review found in the source.
-    `labstaff.grading.similar` compares `syntax`.
+    what a student reads, `causes` to the cause where that is known, `tasks` a task to its points. `findings` is what
+    the review found in the source. `labstaff.grading.similar` compares `syntax`.
     """
 
     lab: str
@@ -28,6 +28,7 @@ class GradedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flags: list[str] = []
     tests: dict[str, Literal["passed", "failed"]] = {}
     messages: dict[str, str] = {}
+    causes: dict[str, str] = {}
     tasks: dict[str, float] = {}
     findings: list[str] = []
     version: str = ""

@@ -91,8 +91,8 @@ def test_an_endless_loop_stops_no_other_task(tmp_path, monkeypatch):
     source = with_function(solution_text(), ESTIMATE, ESTIMATE_HEAD + loop)
     run = no_traceback(pytest_run(tmp_path, source, "-k", "Standard or Estimate"))
     assert run.returncode == 1
-    assert len(lines_with(run, f"{ESTIMATE} was still running after 1 s of CPU time, last seen at profiling.py:")) == 1
-    assert lines_with(run, "Another test of this task took too long, so this one got 20% of the time: it is slow")
+    assert lines_with(run, f"{ESTIMATE} was still running after 1 s of CPU time, last seen at profiling.py:")
+    assert lines_with(run, "The limit is ten times what the slowest correct solution of this lab needs for a test")
     assert lines_with(run, "lab01 · standard_attention · done")
 
 
