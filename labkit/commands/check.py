@@ -15,10 +15,10 @@ from rich.text import Text
 from labkit.commands import INTERRUPTED
 from labkit.commands.counts import count_tables
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.finder import file_problem, platform_problem
+from labkit.suite.finder import file_problem, platform_problem, untouched_tasks
 from labkit.suite.forked import run_forked
 from labkit.suite.messages import ending_text, interrupted_text, run_lines, unusable_lines
-from labkit.suite.results import How, Kind, State, TestResult, store, store_whole_tasks, stored
+from labkit.suite.results import How, Kind, State, TaskResult, TestResult, store, store_whole_tasks, stored
 from labkit.suite.review import review
 from labkit.suite.run import Listener, SuiteRun
 from labkit.trace.offer import can_be_traced
@@ -51,6 +51,8 @@ def check_lab(
         return 1
     print_lines(console, review_lines(lab))
     began = time.monotonic()
+    if {task.name for task in tasks or lab.tasks} <= untouched_tasks(lab):
+        return _check_stubs(console, lab, tasks or lab.tasks)
     progress = Progress(lab)
     run = _run(lab, tasks, show_prints, first_failure, progress)
     if run.ended.how is How.INTERRUPTED:
@@ -168,6 +170,20 @@ def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool, first_failure: bool
         return run_forked(lab, *options, tests=tests, listener=progress)
 
 
+def _check_stubs(console: Console, lab: Lab, tasks: Sequence[Task]) -> int:
+    """What a run of the tests would show where no task is begun, in no time: torch alone takes seconds to import."""
+    print_lines(console, run_lines(lab, [TestResult("", task.name, State.NOT_STARTED) for task in tasks]))
+    try:
+        store(lab, {task.name: TaskResult(task.name, 0, 0, started=False) for task in tasks})
+    except OSError as error:
+        _print_not_stored(console, lab, error)
+    return 1
+
+
+def _print_not_stored(console: Console, lab: Lab, error: OSError) -> None:
+    console.print(Text(f"the results of {lab.label} could not be stored: {error.strerror}", style="red"))
+
+
 def _store(console: Console, lab: Lab, run: SuiteRun, seconds: float) -> None:
     """Store how long a run of all tests took, and the results of a run whose process ended before it stored them."""
     try:
@@ -176,4 +192,4 @@ def _store(console: Console, lab: Lab, run: SuiteRun, seconds: float) -> None:
         elif len(run.results) == run.n_collected and len(run.collected) == len(lab.tasks):
             store(lab, {}, suite_seconds=seconds)
     except OSError as error:
-        console.print(Text(f"the results of {lab.label} could not be stored: {error.strerror}", style="red"))
+        _print_not_stored(console, lab, error)

@@ -151,6 +151,17 @@ def file_problem(file: Path) -> str | None:
     return parsed if isinstance(parsed, str) else None
 
 
+def untouched_tasks(lab: Lab) -> set[str]:
+    """The tasks whose code in the student's file is still the stub's, found by reading it, without running anything."""
+    tree = _parsed(lab.student_file)
+    if isinstance(tree, str):
+        return set()
+    bound = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    bound += [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    stubs = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and _is_stub(node)}
+    return {task.name for task in lab.tasks if task.name in stubs and bound.count(task.name) == 1}
+
+
 def needs_memory(error: BaseException) -> bool:
     """Whether an exception reports that memory is missing; torch raises a plain RuntimeError."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
@@ -197,6 +208,16 @@ def _parsed(file: Path) -> ast.Module | str:
         return _syntax_problem(file, error)
     except (ValueError, RecursionError, MemoryError) as error:
         return f"{file.name} cannot be read as Python: {error}"
+
+
+def _is_stub(node: ast.stmt) -> bool:
+    """Whether a function does nothing but raise NotImplementedError, or each function of a class."""
+    if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return False
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    if isinstance(node, ast.ClassDef):
+        return bool(body) and all(map(_is_stub, body))
+    return [ast.unparse(each) for each in body] == ["raise NotImplementedError()"]
 
 
 def _syntax_problem(file: Path, error: SyntaxError) -> str:

@@ -185,6 +185,25 @@ def test_a_syntax_error_keeps_stored_results_and_runs_nothing(tested_tree):
     assert "5 of 6" in board.stdout
 
 
+def test_untouched_tasks_are_answered_without_a_run(tree):
+    """By reading the stub: the suite is not even imported. With the code of one task all is run as usual."""
+    tree.write(stub_text())
+    suite = tree.lab.suite_file.read_text(encoding="utf-8")
+    tree.lab.suite_file.write_text("raise SystemExit('the suite was run')\n", encoding="utf-8")
+    run = tree.check()
+    assert run.returncode == 1
+    first, *others = (line for line in run.stdout.splitlines() if "not implemented yet" in line)
+    assert "start here: labs/lab01_memory_profiling/src/profiling.py:" in first
+    assert len(others) == len(LAB.tasks) - 1
+    assert "lab01: 0 of 6 tasks done, 0 of 60 points" in run.stdout
+    assert "— a hint: uv run lab hint 01 standard_attention" in run.stdout
+    assert tree.stored()[ATTENTION] == (0, 0)
+    tree.lab.suite_file.write_text(suite, encoding="utf-8")
+    tree.write(stub_text() + f"\n\ndef {ATTENTION}(Q, K, V, mask=None):\n    raise NotImplementedError()\n")
+    assert "still raises" not in tree.check(ATTENTION).stdout, "it is defined twice: only a run knows"
+    assert tree.stored()[ATTENTION][1] > 0
+
+
 def test_chosen_tasks_and_options(tree):
     run = tree.check(ATTENTION)
     assert f"lab01 · {ATTENTION} · " in run.stdout
