@@ -244,7 +244,8 @@ def _followed(
     if is_interrupted:
         raise KeyboardInterrupt
     process.join(END_SECONDS)
-    late = Exceeded(Limit.CLOCK, round(min(seconds or most_seconds, most_seconds))) if is_late else None
+    allowed = most_seconds if seconds is None or time.monotonic() >= give_up else seconds
+    late = Exceeded(Limit.CLOCK, round(allowed)) if is_late else None
     run.ended = Ended(How.OUT_OF_TIME if late else How.DIED, late, process.exitcode or 0)
     return run, running
 
