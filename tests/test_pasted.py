@@ -9,7 +9,7 @@ import pytest
 
 from labkit.labs.catalog import find_labs, solution_file
 from labkit.suite.forked import ForkedRunner
-from labkit.suite.results import task_share
+from labkit.suite.results import How, task_share
 from tests.suite_runs import PRELOADED
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def test_no_helper_is_an_answer(lab, tmp_path):
         functions = {node.name for node in ast.parse(solution).body if isinstance(node, ast.FunctionDef)}
         tests = tuple(task.tests for task in lab.tasks if task.name in functions)
         run = runner.run(lab.label, "--src", str(tmp_path), "-p", "tests.pasted", tests=tests)
-        assert not run.problem
+        assert run.ended.how is How.FINISHED, run.ended
         found = json.loads((tmp_path / "pasted.json").read_text(encoding="utf-8"))
         assert found, "no call was recorded"
         for task in lab.tasks:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
@@ -21,9 +21,9 @@ from typing import Any
 
 from labkit.labs.catalog import find_lab, python_path
 from labkit.labs.manifest import Lab
-from labkit.suite.limits import WALL_SECONDS
-from labkit.suite.messages import how_it_ended
-from labkit.suite.results import State, TestResult
+from labkit.suite.limits import WALL_SECONDS, Exceeded, Limit
+from labkit.suite.messages import ProcessEnded, explain
+from labkit.suite.results import Ended, How, TestResult
 from labkit.suite.run import Listener, SuiteRun, run_suite
 
 CLOCK_FACTOR = 10.0
@@ -93,7 +93,7 @@ class ForkedRunner:
             seconds = _most_seconds(find_lab(lab))
         job = _Job(lab, options, tuple(tests), cpu_seconds, prepare)
         run, _ = _run(job, Listener(), seconds, most_seconds)
-        if run.interrupted:
+        if run.ended.how is How.INTERRUPTED:
             raise KeyboardInterrupt
         return run
 
@@ -117,18 +117,18 @@ def run_forked(
     """Run the suite of `lab` for a student, as `run_suite` does, in a separate process.
 
     Code that ends the process (a crash in a library, `os._exit`) ends the run: its last result names the test.
-    Ctrl-C ends it too, and `interrupted` says where.
+    Ctrl-C ends it too, and `ended` says where.
     """
     start_server()
     stdin = _Stdin() if show_prints else None
     job = _Job(lab.label, options, tuple(tests), prepare=limit_memory, stdin=stdin)
     run, running = _run(job, listener or Listener(), None if show_prints else _most_seconds(lab))
-    if run.died and running:
-        ended = f"its process ended: {run.died}"
-        run.results.append(TestResult(running.test, running.task, State.CRASHED, (ended,)))
-        run.problem = ""
-    elif run.died:
-        run.problem = f"importing {lab.student_file.name} ends the process: {run.died}"
+    if run.ended.how in (How.DIED, How.OUT_OF_TIME):
+        if running:
+            crashed = explain(ProcessEnded(run.ended.status), [])
+            run.results.append(TestResult(running.test, running.task, *crashed))
+        elif not run.results:
+            run.ended = replace(run.ended, imported=lab.student_file.name)
     return run
 
 
@@ -244,10 +244,9 @@ def _followed(
     if is_interrupted:
         raise KeyboardInterrupt
     process.join(END_SECONDS)
-    run.died, run.is_overtime = how_it_ended(process.exitcode or 0), is_late
-    run.problem = f"the run ended without a result: {run.died}"
-    if is_late:
-        run.problem = f"the run did not end within {min(seconds or most_seconds, most_seconds):.0f} s by the clock"
+    allowed = most_seconds if seconds is None or time.monotonic() >= give_up else seconds
+    late = Exceeded(Limit.CLOCK, round(allowed)) if is_late else None
+    run.ended = Ended(How.OUT_OF_TIME if late else How.DIED, late, process.exitcode or 0)
     return run, running
 
 

@@ -21,6 +21,7 @@ from labkit.labs.catalog import find_lab, find_labs, solution_file
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import ForkedRunner, heavy_modules
+from labkit.suite.messages import ending_text, result_lines
 from labkit.suite.run import SuiteRun
 from labstaff.authoring.mistakes import Mistake, mistakes_of
 
@@ -75,10 +76,10 @@ def finding_test(mistake: Mistake, run: SuiteRun) -> str:
     Raises:
         LookupError: there is none, or the suite did not run to its end.
     """
-    if run.problem and not run.died and not run.is_overtime:
-        raise LookupError(f"{mistake.lab.label}: {mistake.name}: {run.problem}")
+    if run.ended.is_no_verdict:
+        raise LookupError(f"{mistake.lab.label}: {mistake.name}: {ending_text(run.ended)}")
     for result in run.results:
-        says = mistake.says in "\n".join(result.lines)
+        says = mistake.says in "\n".join(result_lines(result))
         if result.task == mistake.task and not result.passed and says:
             tests = next(task.tests for task in mistake.lab.tasks if task.name == result.task)
             return f"{tests}::{result.test.partition('[')[0]}"

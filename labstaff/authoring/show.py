@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import sys
 import tempfile
-from itertools import takewhile
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from labkit.labs.catalog import solution_file
 from labkit.labs.manifest import Lab
-from labkit.suite.messages import line_style, run_lines
+from labkit.suite.messages import Line, result_lines, task_lines
 from labkit.suite.results import TestResult
 from labkit.suite.run import run_suite
 from labstaff.authoring.algorithms import replacements
@@ -48,7 +47,7 @@ def show_mistake(mistake: Mistake) -> bool:
     console.print()
     results = run(mistake)
     for line in student_lines(mistake, results):
-        console.print(Text(line, style=line_style(line)))
+        console.print(Text(line, style=line.style))
     return is_found(mistake, results)
 
 
@@ -72,15 +71,16 @@ def run(mistake: Mistake) -> list[TestResult]:
         return run_suite(mistake.lab, "--src", folder, tests=mistake.found_by).results
 
 
-def student_lines(mistake: Mistake, results: list[TestResult]) -> list[str]:
+def student_lines(mistake: Mistake, results: list[TestResult]) -> list[Line]:
     """The lines that a student with this mistake reads, without points and what to do next."""
-    return list(takewhile(bool, run_lines(mistake.lab, results)))
+    return task_lines(mistake.lab, results)
 
 
 def is_found(mistake: Mistake, results: list[TestResult]) -> bool:
     """Whether a test has failed, and one failure has the required text."""
     failed = [result for result in results if not result.passed]
-    return bool(failed) and mistake.says in "\n".join(line for result in failed for line in result.lines)
+    lines = (line for result in failed for line in result_lines(result))
+    return bool(failed) and mistake.says in "\n".join(lines)
 
 
 def _console() -> Console:

@@ -12,15 +12,15 @@ from msgspec.structs import replace
 
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.forked import HEAVY, heavy_modules
-from labkit.suite.results import Kind, State, TestResult, task_share
+from labkit.suite.limits import Limit
+from labkit.suite.messages import ending_text, result_lines
+from labkit.suite.results import Failure, How, Kind, State, TestResult, task_share
 from labkit.suite.run import SuiteRun
 from labkit.suite.source_check import Finding
-from labkit.testing.memory_limit import NEEDS_MORE
 from labstaff.grader.plain_text import lines, one_line
-from labstaff.grader.remote import NOT_GRADED
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.runner import SandboxedRunner
-from labstaff.grader.sandbox import BROKEN, SandboxBroken
+from labstaff.grader.sandbox import SandboxBroken
 from labstaff.grader.source import Source, read_source
 from labstaff.grader.submission import Submission
 from labstaff.grader.version import version_of
@@ -87,11 +87,10 @@ class Grader:
             seconds = SUITE_SHARE * MAX_SECONDS
             run = self._run(lab, folder, seed, (), seconds, seconds)
             if unfinished := _unfinished(lab, run):
-                why = run.problem.splitlines()[0] if run.problem else "its process ended too often"
-                flags = [f"its suite was cut short: {why}"]
+                flags = [f"its suite was cut short: {_why(run) or 'its process ended too often'}"]
                 run = self._task_by_task(lab, folder, seed, run, unfinished, give_up)
         if not run.results:
-            raise GradingFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
+            raise GradingFailed(f"the suite could not be run: {_why(run) or 'no test ran'}")
         graded = graded_run(lab, key, run, source.findings)
         return replace(graded, flags=[*flags, *graded.flags])
 
@@ -119,10 +118,10 @@ class Grader:
             seconds = max(1.0, (give_up - time.monotonic()) / (len(unfinished) - n_before))
             run = self._run(lab, folder, seed, (task.tests,), TASK_CPU_SECONDS, seconds)
             results += run.results
-            if run.problem:
-                why = (f"not reached: {run.problem.splitlines()[0]}",)
+            if run.ended.how is not How.FINISHED:
+                why = Failure(_why(run))
                 for i in range(max(run.n_collected - len(run.results), 1)):
-                    results.append(TestResult(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
+                    results.append(TestResult(f"not_reached_{i + 1}", task.name, State.NOT_RUN, why))
         return SuiteRun(results, len(results))
 
     def _run(
@@ -132,20 +131,29 @@ class Grader:
         options, why = ("--src", folder, "--seed", str(seed)), ""
         for _attempt in range(2):
             run = self._runner.run(lab.label, *options, tests=tests, cpu_seconds=cpu_seconds, most_seconds=seconds)
-            if BROKEN not in run.problem and (run.is_overtime or not run.died):
+            if run.ended.how not in (How.DIED, How.STOPPED):
                 return run
-            why = next((line.strip("! ") for line in run.problem.splitlines() if BROKEN in line), run.problem)
+            why = ending_text(run.ended)
         raise GradingFailed(f"grading failed twice on this submission: {why}")
+
+
+def _why(run: SuiteRun) -> str:
+    """Why a run did not come to its end, in one line; "" where it did."""
+    return (ending_text(run.ended).splitlines() or [""])[0]
 
 
 def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
     """The tasks that a run did not finish: its time was over, or the tasks before had ended the process too often."""
-    if run.is_overtime:
+    if run.ended.how is How.OUT_OF_TIME:
         begun = [result.task for result in run.results]
         last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
         return list(lab.tasks[last:])
-    spent = {result.task for result in run.results if any(NOT_GRADED in line for line in result.lines)}
-    return [task for task in lab.tasks if task.name in spent]
+    left_out = {result.task for result in run.results if _exceeded(result) is Limit.PROCESS_ENDS}
+    return [task for task in lab.tasks if task.name in left_out]
+
+
+def _exceeded(result: TestResult) -> Limit | None:
+    return result.failure.exceeded.limit if result.failure.exceeded else None
 
 
 def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = ()) -> GradedSubmission:
@@ -157,15 +165,17 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
     classes = {task.name: task.tests for task in lab.tasks}
     tests: dict[str, Literal["passed", "failed"]] = {}
     messages: dict[str, str] = {}
+    causes: dict[str, str] = {}
     for result in run.results:
         name = f"{classes.get(result.task, '')}::{result.test}"
         tests[name] = "passed" if result.passed else "failed"
         if not result.passed:
-            messages[name] = "\n".join(result.lines)
-    complete = not run.problem and len(run.results) == run.n_collected > 0
+            messages[name] = "\n".join(result_lines(result))
+            causes |= {name: result.failure.cause} if result.failure.cause else {}
+    complete = run.ended.how is How.FINISHED and len(run.results) == run.n_collected > 0
     flags: list[str] = []
     if not complete:
-        flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
+        flags.append(f"the suite did not run to its end: {_why(run) or 'tests are missing'}")
     no_points = {task.name: _beyond_memory_limit(task, run) or _borrowed(task, findings) for task in lab.tasks}
     flags += [f"{name}: no points: {why}" for name, why in no_points.items() if why]
     shares = {task.name: _share(task, run) if complete and not no_points[task.name] else 0.0 for task in lab.tasks}
@@ -176,6 +186,7 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
         flags=flags,
         tests=tests,
         messages=messages,
+        causes=causes,
         shares=shares,
         findings=[str(each) for each in findings],
     )
@@ -195,9 +206,10 @@ def _beyond_memory_limit(task: Task, run: SuiteRun) -> str:
     results = [result for result in run.results if result.task == task.name]
     inside = [result for result in results if result.kind is Kind.COST and not result.memory_limit]
     for result in results:
-        too_much = [line for line in result.lines if NEEDS_MORE in line]
-        if result.memory_limit and too_much and inside and all(each.passed for each in inside):
-            return f"measured by the operating system, {too_much[0]}; the meters in the process found less"
+        too_much = result.memory_limit and _exceeded(result) is Limit.MEMORY
+        if too_much and inside and all(each.passed for each in inside):
+            first = result_lines(result)[0]
+            return f"measured by the operating system, {first}; the meters in the process found less"
     return ""
 
 
@@ -215,6 +227,7 @@ def grade_now(grader: Grader, submission: Submission, seed: int) -> GradedSubmis
         reason=one_line(graded.reason),
         flags=[lines(flag) for flag in graded.flags],
         messages={name: lines(message) for name, message in graded.messages.items()},
+        causes={name: one_line(" ".join(cause.split())) for name, cause in graded.causes.items()},
         findings=[one_line(finding) for finding in graded.findings],
         syntax=syntax,
     )

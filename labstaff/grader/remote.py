@@ -19,10 +19,18 @@ import numpy as np
 from labkit.labs.manifest import Lab
 from labkit.suite import finder, limits
 from labkit.suite.finder import Source, Unusable
-from labkit.suite.limits import TookTooLong, not_repeated, worker_seconds_left, worker_took_too_long
+from labkit.suite.limits import (
+    Exceeded,
+    Limit,
+    NotBegun,
+    TookTooLong,
+    not_repeated,
+    worker_seconds_left,
+    worker_took_too_long,
+)
 from labkit.suite.messages import ProcessEnded
 from labkit.testing import probes
-from labkit.testing.memory_limit import SLACK_BYTES, needs_more, task_name
+from labkit.testing.memory_limit import SLACK_BYTES, NeedsMoreMemory, needs_more, task_name
 from labkit.testing.unchanged import must_return_arguments
 from labstaff.grader import wire, worker
 from labstaff.grader.imports import imported_modules
@@ -33,16 +41,14 @@ if TYPE_CHECKING:
 
 MAX_STARTS = 40
 """How often a submission's worker is started again before the rest of its tests fail."""
-NOT_GRADED = "the rest is not graded"
-"""What a test reports that was left out, since the worker had ended so often."""
 LOAD_SECONDS = 120.0
 """How long loading a file may take by the clock: behind the limit that the worker itself sets to an import."""
 STOP_SECONDS = 20.0
 """How long a call that is told to stop may take to stop: one call into a library."""
 TOOK_TOO_LONG = f"{TookTooLong.__module__}:{TookTooLong.__name__}"
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
+FINDER_ERRORS = (finder.Unusable, finder.TaskMissing, finder.ImportNeedsMemory)
 KNOWN = {f"builtins:{name}": kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
-KNOWN |= {f"{finder.__name__}:{kind.__name__}": kind for kind in (finder.Unusable, finder.TaskMissing)}
+KNOWN |= {f"{finder.__name__}:{kind.__name__}": kind for kind in FINDER_ERRORS}
 COURSE_ERRORS = {"labkit.simulated_memory": "SRAMOverflow", "torch": "OutOfMemoryError"}
 
 
@@ -50,7 +56,7 @@ class SubmissionError(Exception):
     """An exception whose class has no meaning here, or the end of the worker."""
 
 
-class WorkerEnded(SubmissionError, ProcessEnded):
+class WorkerEnded(ProcessEnded, SubmissionError):
     """The worker ended in the middle of a call."""
 
 
@@ -73,7 +79,7 @@ class SubmissionProcess:
 
         Raises:
             Unusable: loading it has failed, now or before.
-            SubmissionError: its worker has ended too often.
+            NotBegun: its worker has ended too often.
         """
         if self.worker is not None:
             return
@@ -86,14 +92,14 @@ class SubmissionProcess:
                 self.unusable = f"importing {self.source.file.name} failed: {error}"
                 raise Unusable(self.unusable) from None
 
-    def end(self) -> str:
-        """End the worker. How it ended, for a message."""
+    def end(self) -> int | None:
+        """End the worker; its exit status, None where it had ended before."""
         worker, self.worker = self.worker, None
         if worker is None:
-            return ""
-        how = worker.end()
+            return None
+        status = worker.end()
         self._cpu_seconds += worker.cpu_seconds
-        return how
+        return status
 
     def call(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What a call returns: plain data, and an `Opaque` for everything else.
@@ -111,7 +117,7 @@ class SubmissionProcess:
         """As `call`, in a fresh worker that may allocate so many MiB for the call.
 
         Raises:
-            AssertionError: it needs more.
+            NeedsMoreMemory: it needs more.
         """
         self.end()
         try:
@@ -126,7 +132,7 @@ class SubmissionProcess:
             return self._request("call_within", n_bytes, submission, call.head, call=call)
         except Exception as error:
             if _is_want_of_memory(error):
-                raise AssertionError(needs_more(task_name(function, args), mib, args)) from None
+                raise NeedsMoreMemory(needs_more(task_name(function, args), mib, args), mib) from None
             raise
         finally:
             self.end()
@@ -141,7 +147,7 @@ class SubmissionProcess:
         if self.unusable:
             raise Unusable(self.unusable)
         if self.n_starts == MAX_STARTS:
-            raise SubmissionError(f"its process ended {MAX_STARTS} times: {NOT_GRADED}")
+            raise NotBegun(Exceeded(Limit.PROCESS_ENDS, MAX_STARTS))
         self.n_starts += 1
         self.worker = self.sandbox.worker()
         return self.source.lab, file.name, source
@@ -164,7 +170,7 @@ class SubmissionProcess:
             self.end()
             raise SubmissionError(f"it was not done after {seconds:g} s") from None
         except (EOFError, OSError):
-            raise WorkerEnded(f"its process ended: {self.end()}") from None
+            raise WorkerEnded(self.end()) from None
         except TookTooLong as error:
             with not_repeated():
                 error.__dict__["far_places"] = self._where_it_stops(worker)
@@ -218,7 +224,7 @@ class RemoteFunction:
         """What the real one returns in a fresh worker that may allocate so many MiB for the call.
 
         Raises:
-            AssertionError: it needs more.
+            NeedsMoreMemory: it needs more.
         """
         return self.__dict__["_remote"].call_within(mib, self, args, kwargs)
 
@@ -291,12 +297,11 @@ def _call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[A
 
 
 def _is_want_of_memory(error: Exception) -> bool:
-    message = str(error)
-    if isinstance(error, MemoryError) or "MemoryError" in message:
-        return True
-    if isinstance(error, WorkerEnded):  # it died of a failed allocation
-        return "SIG" in message
-    return isinstance(error, RuntimeError | Unusable) and any(words in message for words in OUT_OF_MEMORY)
+    if isinstance(error, WorkerEnded):  # by a signal: it died of a failed allocation
+        return error.status is not None and error.status < 0
+    return isinstance(error, finder.ImportNeedsMemory) or (
+        isinstance(error, MemoryError | RuntimeError) and finder.needs_memory(error)
+    )
 
 
 def _of_its_kind(raised: wire.Raised) -> Exception:

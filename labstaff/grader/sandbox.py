@@ -20,7 +20,6 @@ import pytest
 import labkit
 from labkit.kernels.bubblewrap import bwrap_path
 from labkit.suite.limits import cpu_seconds_of
-from labkit.suite.messages import how_it_ended
 from labstaff.grader import wire
 from labstaff.grader.preload import ENDED
 
@@ -55,7 +54,6 @@ SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
 START_SECONDS = 180.0
 END_SECONDS = 60.0
 """For the end of a worker that was killed: on a busy machine freeing its memory takes seconds."""
-BROKEN = "the sandbox is broken"
 UNSAFE = "--unsafe-no-sandbox grades without it: a submission can then read this machine's files."
 MISSING = f"""\
 submissions are graded inside bubblewrap (bwrap), and it is not installed.
@@ -91,7 +89,7 @@ class SandboxBroken(pytest.exit.Exception):  # type: ignore[name-defined]
     """The sandbox gives no worker, through no fault of a submission. Ends a run of pytest."""
 
     def __init__(self, why: object) -> None:
-        super().__init__(f"{BROKEN}: {why}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+        super().__init__(f"the sandbox is broken: {why}", returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 
 class Workers:
@@ -249,10 +247,10 @@ class Worker:
         """Have the call that it works on raise TookTooLong."""
         signal.pidfd_send_signal(self._handle, signal.SIGPROF)
 
-    def end(self) -> str:
-        """End it, unless it has ended; how it ended, for a message."""
+    def end(self) -> int | None:
+        """End it, unless it has ended; its exit status, None where it had ended before."""
         if self.has_ended:
-            return "it has ended"
+            return None
         self.channel.close()
         try:
             status, self._cpu_seconds = self._sandbox.ended(0.2)
@@ -266,7 +264,7 @@ class Worker:
         finally:
             self.has_ended = True
             os.close(self._handle)
-        return how_it_ended(os.waitstatus_to_exitcode(status))
+        return os.waitstatus_to_exitcode(status)
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,8 +23,6 @@ MAX_CAUSES = 8
 MAX_TESTS = 5
 MAX_FINDINGS = 3
 COLUMNS = ("student", "lab", "task", "points", "max_points", "passed", "tests", "status", "flags")
-CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)")
-"""How a message names the cause of a failure."""
 
 
 def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -65,14 +62,11 @@ def frequent_causes(lab: Lab, results: Sequence[GradedSubmission]) -> Counter[st
     mistakes, causes = mistakes_of(lab), Counter[str]()
     for result in results:
         found = set()
-        for test, message in result.messages.items():
-            task = lab.task_of(test.split("::")[0])
-            if task and (cause := CAUSE.search(" ".join(message.split()))):
-                names = [
-                    each.name for each in mistakes if each.task == task.name and each.says and each.says in cause[1]
-                ]
+        for test, cause in result.causes.items():
+            if task := lab.task_of(test.split("::")[0]):
+                names = [each.name for each in mistakes if each.task == task.name and each.says and each.says in cause]
                 command = f" (lab mistake {lab.number} {names[0]})" if len(names) == 1 else ""
-                found.add(f"{task.name}: {one_line(cause[1])}{command}")
+                found.add(f"{task.name}: {one_line(cause)}{command}")
         causes.update(found)
     return causes
 

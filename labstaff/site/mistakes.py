@@ -13,6 +13,7 @@ from pathlib import Path
 
 from labkit.labs.manifest import Lab
 from labkit.suite.forked import ForkedRunner, heavy_modules
+from labkit.suite.messages import ending_text
 from labkit.suite.run import SuiteRun
 from labstaff.authoring.mistakes import Mistake, mistakes_of
 from labstaff.authoring.show import diff_lines, student_lines
@@ -75,7 +76,7 @@ def _lab_page(lab: Lab, mistakes: list[Mistake], runs: dict[str, SuiteRun]) -> l
         for mistake in mistakes:
             if mistake.task == task.name:
                 run = runs[mistake.name]
-                messages = run.problem.splitlines() or student_lines(mistake, run.results)[1:]
+                messages = ending_text(run.ended).splitlines() or student_lines(mistake, run.results)[1:]
                 lines += [f"### `{mistake.name}`", "", _plain(mistake.what), ""]
                 lines += _fenced("diff", diff_lines(mistake))
                 lines += _fenced("output", [line.removeprefix("  ") for line in messages])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from labkit.suite.messages import change_lines, explain, run_lines
-from labkit.suite.results import State, TestResult, add_up
+from labkit.suite.messages import change_lines, explain, failure_lines, run_lines
+from labkit.suite.results import Failure, State, TestResult, add_up
 from tests.student import results, solution_text, student_lab
 
 FIRST, SECOND, THIRD = "standard_attention", "measure_attention_memory", "profile_memory_scaling"
@@ -19,11 +19,11 @@ def lab(tmp_path):
 
 
 def wrong(task, test="test", line="off"):
-    return TestResult(test, task, State.WRONG, (line,))
+    return TestResult(test, task, State.WRONG, Failure(line))
 
 
 def explained(folder, body):
-    """The message of an exception that a student's function raises."""
+    """The state, and the message of an exception that a student's function raises."""
     file = folder / "mine.py"
     file.write_text(f"def task():\n    {body}\n", encoding="utf-8")
     namespace = {}
@@ -31,7 +31,8 @@ def explained(folder, body):
     with pytest.raises(BaseException) as caught:  # noqa: PT011
         namespace["task"]()
     caught.value.add_note("Usual cause: sizes")
-    return explain(caught.value, [file])
+    state, failure = explain(caught.value, [file])
+    return state, failure_lines(state, failure)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_what_autograd_says_of_a_function_has_a_cause():
 
     with pytest.raises(RuntimeError) as caught:
         Short.apply(torch.ones(2, requires_grad=True), 3).sum().backward()
-    _, lines = explain(caught.value, [])
+    lines = failure_lines(*explain(caught.value, []))
     assert lines[-1].startswith("Usual cause: a value is missing in what backward returns")
 
 
@@ -78,6 +79,15 @@ def test_a_long_line_is_folded_to_its_end(tmp_path):
     _, lines = explained(tmp_path, "raise ValueError('sizes ' * 30 + 'END')")
     assert lines[1].endswith("sizes END")
     assert max(map(len, lines)) <= 160
+
+
+def test_no_style_is_read_from_a_text(lab):
+    """A message that looks like a line of a run is shown as a message."""
+    lines = run_lines(lab, [wrong(FIRST, line="next: · done ★ start here")])
+    assert {str(line).strip(): line.style for line in lines if "✗" in line or "done ★" in line} == {
+        "✗ test": "red",
+        "next: · done ★ start here": "",
+    }
 
 
 def test_a_task_refers_to_the_first_undone_one_that_it_calls(lab):

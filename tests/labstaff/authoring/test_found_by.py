@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.labs.catalog import find_labs
-from labkit.suite.results import State, TestResult
+from labkit.suite.results import Ended, Failure, How, State, TestResult
 from labkit.suite.run import SuiteRun
 from labstaff.authoring.found_by import affected_classes, finding_test, write
 from labstaff.authoring.mistakes import find_mistake, mistakes_of
@@ -37,7 +37,7 @@ def mistake():
 
 
 def result(task, test, line, state=State.WRONG):
-    return TestResult(test, task, state, (line,))
+    return TestResult(test, task, state, Failure(line))
 
 
 def test_the_first_test_of_the_task_that_says_what_it_must_is_found(mistake):
@@ -52,7 +52,7 @@ def test_the_first_test_of_the_task_that_says_what_it_must_is_found(mistake):
     with pytest.raises(LookupError, match="no test of standard_attention fails and says"):
         finding_test(mistake, SuiteRun(results[:2]))
     with pytest.raises(LookupError, match="pytest ended"):
-        finding_test(mistake, SuiteRun(results, problem="pytest ended with 4"))
+        finding_test(mistake, SuiteRun(results, ended=Ended(How.FAILED, detail="pytest ended with 4")))
 
 
 def test_it_is_written_once_into_its_own_table(mistake, tmp_path):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from labkit.commands.app import app
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.labs.manifest import Lab
-from labkit.suite.results import State, TestResult
+from labkit.suite.results import Ended, Failure, How, State, TestResult
 from labkit.suite.run import SuiteRun
 from labstaff.authoring.algorithms import ReplaceError, replaced
 from labstaff.authoring.edits import EditError, edited
@@ -227,7 +227,9 @@ class TestCommand:
 
     def test_found_means_a_test_fails_and_says_it(self):
         mistake = dataclasses.replace(find_mistake(LAB, "attention_without_scale"), says="scale")
-        failed = [TestResult(name, "a", State.WRONG, (line,)) for name, line in (("test_a", "no"), ("test_b", "scale"))]
+        failed = [
+            TestResult(name, "a", State.WRONG, Failure(line)) for name, line in (("test_a", "no"), ("test_b", "scale"))
+        ]
         assert is_found(mistake, failed)
         assert not is_found(mistake, failed[:1])
         assert not is_found(mistake, [dataclasses.replace(failed[1], state=State.PASSED)])
@@ -242,7 +244,7 @@ class TestPages:
         folder = tmp_path_factory.mktemp("pages")
         (folder / "course" / "docs").mkdir(parents=True)
         (folder / "course" / "docs" / "README.md").write_text("# Front\n", encoding="utf-8")
-        problem = SuiteRun(problem="said by the suite\nand more")
+        problem = SuiteRun(ended=Ended(How.FAILED, detail="said by the suite\nand more"))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("labstaff.site.mistakes.run_mistakes", lambda _lab, each: {m.name: problem for m in each})
             build_site(folder / "course", folder / "out", mistake_pages([LAB]))

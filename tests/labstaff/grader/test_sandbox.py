@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.suite.forked import CONTEXT, ForkedRunner
+from labkit.suite.results import How
 from labstaff.grader import preload, runner, sandbox
 from labstaff.grader.confine import MEMORY_BYTES
 from labstaff.grader.runner import SandboxedRunner
@@ -40,9 +41,10 @@ def test_a_bubblewrap_that_does_not_work_is_found_before_any_submission(tmp_path
 def test_a_run_says_why_its_sandbox_gives_no_worker(monkeypatch):
     monkeypatch.setattr(sandbox, "INSIDE", [name for name in sandbox.INSIDE if "wire" not in name])
     with SandboxedRunner(()) as runs:
-        problem = runs.run(LAB.label, "--solutions", tests=("TestStandardAttention::test_worked_example",)).problem
-    assert problem.startswith(f"{sandbox.BROKEN}: it gives no worker: "), problem
-    assert "; the last line from inside: ImportError: cannot import name 'wire'" in problem
+        ended = runs.run(LAB.label, "--solutions", tests=("TestStandardAttention::test_worked_example",)).ended
+    assert ended.how is How.STOPPED
+    assert ended.detail.startswith("the sandbox is broken: it gives no worker: "), ended
+    assert "; the last line from inside: ImportError: cannot import name 'wire'" in ended.detail
 
 
 def test_a_worker_that_does_not_end_breaks_the_sandbox(monkeypatch):
@@ -54,7 +56,7 @@ def test_a_worker_that_does_not_end_breaks_the_sandbox(monkeypatch):
         worker = sandbox.Worker(sandbox.Workers(ours), channel, process.pid)
         with pytest.raises(sandbox.SandboxBroken, match=r"not gone after 0\.01 s"):
             worker.end()
-        assert worker.end() == "it has ended"
+        assert worker.end() is None
 
 
 def test_only_a_sandbox_that_goes_on_is_usable():

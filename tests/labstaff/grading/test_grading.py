@@ -178,9 +178,8 @@ def test_the_summary(outcomes, tmp_path):
 
 
 def test_a_cause_counts_once_for_a_submission():
-    message = f"output: off by 0.25\nThat is exactly what comes out when the scores are {NO_SCALE.says}"
-    tests = [f"{FIRST.tests}::test_a[{i}]" for i in range(3)]
-    results = [GradedSubmission(LAB.folder.name, k, "graded", messages=dict.fromkeys(tests, message)) for k in "ab"]
+    causes = {f"{FIRST.tests}::test_a[{i}]": f"the scores are {NO_SCALE.says}" for i in range(3)}
+    results = [GradedSubmission(LAB.folder.name, key, "graded", causes=causes) for key in "ab"]
     command = f"(lab mistake 01 {NO_SCALE.name})"
     assert frequent_causes(LAB, results) == {f"{FIRST.name}: the scores are {NO_SCALE.says} {command}": 2}
 
