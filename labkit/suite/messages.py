@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import os
 import re
 import signal
 import textwrap
@@ -87,7 +88,7 @@ class Line(str):
 
 
 def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, Failure]:
-    """Explains an exception in a test of the student's code, which is in `source_files`, as data."""
+    """Explains an exception in a test of the student's code, as data: all that is in the folders of `source_files`."""
     if isinstance(error, NotBegun):
         return State.NOT_RUN, Failure(exceeded=error.exceeded)
     if isinstance(error, Unusable):
@@ -95,10 +96,10 @@ def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, 
     if isinstance(error, ProcessEnded):
         return State.CRASHED, Failure(str(error))
     entries = _traceback(error)
-    own_files = {str(file) for file in source_files}
-    own = [entry for entry in entries if entry.file in own_files]
+    folders = tuple({f"{file.parent}{os.sep}" for file in source_files})
+    own = [entry for entry in entries if entry.file.startswith(folders)]
     place = own[-1].place(own[0].function) if own else None
-    if own and isinstance(error, NotImplementedError) and entries[-1].file in own_files:
+    if own and isinstance(error, NotImplementedError) and entries[-1] is own[-1]:
         return State.NOT_STARTED, Failure(place=place)
     if isinstance(error, TookTooLong):
         return State.TOO_SLOW, Failure(str(error), place=place, exceeded=error.exceeded)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
@@ -47,6 +49,18 @@ def test_an_exception_of_the_students_names_function_line_and_cause(tmp_path, bo
     state, lines = explained(tmp_path, body)
     assert state is State.CRASHED
     assert lines == (first, f"at mine.py:2: {body}", "Usual cause: sizes")
+
+
+def test_an_error_in_a_second_file_is_the_students(tmp_path, monkeypatch):
+    """Called by the test, without a line of the first file: whose error it is goes by folder."""
+    (tmp_path / "second_of_mine.py").write_text("def helper():\n    return [].shape\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helper = importlib.import_module("second_of_mine").helper
+    with pytest.raises(AttributeError) as caught:
+        helper()
+    state, failure = explain(caught.value, [tmp_path / "mine.py"])
+    assert state is State.CRASHED
+    assert failure_lines(state, failure)[1] == "at second_of_mine.py:2: return [].shape"
 
 
 @pytest.mark.parametrize(
