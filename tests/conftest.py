@@ -18,8 +18,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes start h
 
 import pytest
 
-from labkit.commands.lockfile import hide_additions
-from labkit.labs.catalog import ROOT, find_lab
+from labkit.labs.catalog import find_lab
 from labstaff.grader.sandbox import SandboxMissing, require_sandbox
 from tests.suite_runs import N_RUNNERS, Job, SuiteRuns
 
@@ -72,9 +71,8 @@ def made_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_configure() -> None:
-    """Set up git for uv.lock, as `lab` does when it starts: these tests may be the first thing that runs in a clone."""
-    hide_additions(ROOT)
-    sys.dont_write_bytecode = False  # this process too compiles torch once and for all
+    """Write bytecode from here on: this process too compiles torch once and for all."""
+    sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,7 +15,7 @@ from labkit.chat.command import chat
 from labkit.commands.group import READERS, STUDENTS, LabGroup
 from labkit.commands.kernel import kernel
 from labkit.endpoint.command import serve
-from labkit.labs.catalog import ROOT, find_lab, find_labs, find_task
+from labkit.labs.catalog import find_lab, find_labs, find_task
 from labkit.ranks.command import ring
 from labkit.trace.command import trace
 from labkit.training.command import train
@@ -47,9 +47,6 @@ def file_error(error: OSError) -> str | None:
 @app.callback(invoke_without_command=True)
 def board(context: typer.Context) -> None:
     """Show the board."""
-    from labkit.commands.lockfile import hide_additions
-
-    hide_additions(ROOT)
     if context.invoked_subcommand is None:
         from labkit.commands.board import show_board
 

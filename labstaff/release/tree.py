@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from labkit.commands.lockfile import clean
 from labkit.labs.catalog import find_labs
 from labkit.labs.manifest import Lab
 from labstaff.derive.build import derived_files
@@ -20,7 +21,6 @@ from labstaff.release.leaks import find_leaks
 
 RELEASED = (
     ".devcontainer",
-    ".gitattributes",
     ".gitignore",
     ".vscode",
     "CITATION.cff",
@@ -30,11 +30,10 @@ RELEASED = (
     "labkit",
     "labs",
     "pyproject.toml",
-    "uv.lock",
 )
 INSTRUMENTS = ("labkit/meters/", "labkit/bench/")
 """What grades Lab 02 does what its answers do. Students may read it; a submission that imports it is a finding."""
-KEPT_BACK = ("docs/figures/make/", INSTRUCTORS_PAGE)
+KEPT_BACK = ("docs/figures/make/", "labkit/commands/lockfile.py", INSTRUCTORS_PAGE)
 COURSE_MAP_FIGURE = "docs/figures/00_course_map."
 """It shows every lab: kept back when labs are left out."""
 FOR_THE_SANDBOX = ("capAdd", "securityOpt")
@@ -51,7 +50,7 @@ CHANGED: dict[str, Callable[[str], str]] = {
     ".devcontainer/Dockerfile": partial(FOR_INSTRUCTORS.sub, ""),
     ".devcontainer/devcontainer.json": without_powers,
     "pyproject.toml": partial(FOR_INSTRUCTORS.sub, ""),
-    "uv.lock": clean,
+    ".gitignore": lambda text: f"{text}/uv.lock\n",  # see `_with_versions`
 }
 FIGURE_SCRIPT = re.compile(r"\[([^\]]+)\]\(figures/make/[^)\s]+\)")
 """A page's link to the script of a figure: the scripts stay here, since they draw with the course's own tools."""
@@ -101,6 +100,8 @@ def release(root: Path, out: Path, labs: Sequence[Lab] = (), assistants: Assista
         files = _released_files(root, set(texts), (*KEPT_BACK, *left_out))
         for file in files:
             _write(root, out, file, texts.get(file), labs)
+        settings = out / "pyproject.toml"
+        settings.write_text(_with_versions(settings.read_text(encoding="utf-8"), root), encoding="utf-8")
         if assistants is not Assistants.NONE:
             shutil.copyfile(RULES / f"{assistants}.md", out / "AGENTS.md")
             files.append(Path("AGENTS.md"))
@@ -120,6 +121,21 @@ def _released_files(root: Path, derived: set[Path], kept_back: tuple[str, ...]) 
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
     files = {Path(name) for name in found if name and not name.startswith(kept_back) and (root / name).is_file()}
     return sorted(files | derived)
+
+
+def _with_versions(settings: str, root: Path) -> str:
+    """The pyproject.toml `settings` with the versions of `root`'s lock file, for the packages that it needs, as pins.
+
+    They replace a lock file: uv changes one that has no addresses as soon as it reads it, and git would show that.
+    """
+    groups = [f"--group={group}" for group in tomllib.loads(settings)["dependency-groups"]]
+    options = ["--no-hashes", "--no-annotate", "--no-header", "--no-emit-project", "--no-default-groups", *groups]
+    command = [os.environ.get("UV", "uv"), "export", "--project", str(root), "--frozen", "--offline", *options]
+    exported = subprocess.run(command, capture_output=True, text=True)
+    if exported.returncode:
+        raise ReleaseError(f"uv cannot read uv.lock: {exported.stderr.strip()}")
+    pins = "".join(f"    {json.dumps(line)},\n" for line in exported.stdout.splitlines())
+    return settings.replace("[tool.uv]\n", f"[tool.uv]\nconstraint-dependencies = [\n{pins}]\n")
 
 
 def _write(root: Path, out: Path, file: Path, text: str | None, labs: Sequence[Lab]) -> None:

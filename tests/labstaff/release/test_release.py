@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import tomllib
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_the_rules_name_commands_that_exist():
 
 
 def test_nothing_of_the_instructors(released):
-    for absent in ("solutions", "tests", "labstaff", ".ci"):
+    for absent in ("solutions", "tests", "labstaff", ".ci", ".gitattributes", "labkit/commands/lockfile.py"):
         assert not (released / absent).exists(), absent
     for text in ("pyproject.toml", "README.md"):
         content = (released / text).read_text(encoding="utf-8")
@@ -94,9 +95,25 @@ def test_everything_a_student_needs(released):
             assert (folder / file).is_file(), file
         for path in lab.read:
             assert (released / path).is_file()
-    for file in ("README.md", "pyproject.toml", "uv.lock", "LICENSE", ".gitignore"):
+    for file in ("README.md", "pyproject.toml", "LICENSE", ".gitignore"):
         assert (released / file).is_file()
-    assert "://" not in (released / "uv.lock").read_text(encoding="utf-8")
+
+
+def test_the_first_command_in_a_clone_changes_nothing(released, tmp_path):
+    """uv writes a lock file of its own, which git ignores; its versions are those of the repository's."""
+    git = ["git", f"--git-dir={tmp_path}/.git", f"--work-tree={released}"]
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    subprocess.run([*git, "check-ignore", "--quiet", "uv.lock"], cwd=released, check=True)
+    assert not (released / "uv.lock").exists()
+    text = (released / "pyproject.toml").read_text(encoding="utf-8")
+    settings, lock = tomllib.loads(text), tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    locked = {f"{each['name']}=={each['version']}" for each in lock["package"]}
+    pins = {pin.partition(" ")[0] for pin in settings["tool"]["uv"]["constraint-dependencies"]}
+    assert pins < locked
+    groups = settings["dependency-groups"].values()
+    needed = {re.match(r"[\w-]+", each)[0] for each in [*settings["project"]["dependencies"], *chain(*groups)]}
+    assert needed < {pin.partition("==")[0] for pin in pins}
+    assert "://" not in text
 
 
 def test_an_editor_and_a_container_find_their_settings(released):
