@@ -25,8 +25,11 @@ MAX_BYTES = 1 << 20
 """How large a student's file may be, also where it is graded."""
 IMPORT_SECONDS = min(30.0, MAX_TEST_SECONDS)
 """CPU seconds that importing a lab's module may take."""
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
-"""torch's own words."""
+OUT_OF_MEMORY = (
+    *("not enough memory", "can't allocate memory", "out of memory"),
+    *("Cannot allocate memory", "can't start new thread"),
+)
+"""The words of torch, and of the operating system."""
 
 
 class Unusable(Exception):

@@ -10,9 +10,11 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
@@ -33,10 +35,13 @@ MIN_MEMORY_BYTES = 2 << 30
 """A run may have so much even where less is available: every lab's solution needs less."""
 END_SECONDS = 5.0
 """How long a process may take to end after Ctrl-C."""
+PROCESS_GROUP = 4
+"""PIDFD_SIGNAL_PROCESS_GROUP, since Linux 6.9."""
 HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
 """What takes long to import, by the name under which a text mentions it."""
 ALWAYS = ("__main__", "numpy", "pytest", "labkit.suite.plugin", __name__)
 """Imported by the server; without `__main__`, each forked process would import the command's module again."""
+_ENVIRONMENT = threading.Lock()
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -197,18 +202,24 @@ def _run(
     """Returns a run, and the test during which its process died, if it did."""
     connection, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_live, args=(theirs, job), daemon=True)
-    with connection:
+    with connection, contextlib.ExitStack() as stack:
         with theirs:
             process.start()
+        kill = partial(_kill, process, _handle(process.pid, stack))
         try:
-            return _followed(process, connection, listener, seconds, most_seconds)
+            return _followed(process, connection, kill, listener, seconds, most_seconds)
         finally:
-            _kill(process)
+            kill()
             process.join()
 
 
 def _followed(
-    process: Any, connection: Connection, listener: Listener, seconds: float | None, most_seconds: float
+    process: Any,
+    connection: Connection,
+    kill: Callable[[], None],
+    listener: Listener,
+    seconds: float | None,
+    most_seconds: float,
 ) -> tuple[SuiteRun, _Started | None]:
     run = SuiteRun()
     running: _Started | None = None
@@ -219,7 +230,7 @@ def _followed(
             left = give_up - time.monotonic()
             if not connection.poll(seconds if left == math.inf else max(0, min(left, seconds or left))):
                 is_late = True
-                _kill(process)
+                kill()
             event = connection.recv()
         except (EOFError, OSError):
             break
@@ -227,7 +238,8 @@ def _followed(
             if is_interrupted:
                 raise
             is_interrupted, seconds = True, END_SECONDS
-            os.kill(process.pid, signal.SIGINT)
+            if process.exitcode is None:
+                os.kill(process.pid, signal.SIGINT)
             continue
         if isinstance(event, SuiteRun):
             return event, None
@@ -250,11 +262,30 @@ def _followed(
     return run, running
 
 
-def _kill(process: Any) -> None:
-    """Kill a run's process and the processes that the code under test has started in its group."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(process.pid, signal.SIGKILL)
+def _handle(pid: int | None, stack: contextlib.ExitStack) -> int | None:
+    """What names a process even after its end, until `stack` closes it; None where the system has no such thing."""
+    if pid is None or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return None
+    stack.callback(os.close, handle)
+    return handle
+
+
+def _kill(process: Any, handle: int | None) -> None:
+    """Kill a run's process and the processes that the code under test has started in its group.
+
+    By its number only until the fork server has waited for it: then the number may be another's.
+    """
+    if handle is not None:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL, None, PROCESS_GROUP)
+    if process.exitcode is None:
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(process.pid, signal.SIGKILL)
 
 
 class _Sender(Listener):
@@ -299,10 +330,15 @@ def _live(connection: Connection, job: _Job) -> None:
 
 @contextlib.contextmanager
 def _environment(settings: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    """Context with these variables set: one thread at a time, and the others' variables are there all the while."""
+    with _ENVIRONMENT:
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value

@@ -1,8 +1,8 @@
 """A call under a limit of memory, for sizes at which right and wrong answers are tens of megabytes apart.
 
 In an ordinary run the meters count the bytes. When a submission is graded, the call gets a fresh process, which the
-kernel lets allocate its arguments and so many MiB more. The limit holds from before the submission's file is loaded:
-whatever the submission keeps is counted, wherever it was allocated.
+kernel lets map its arguments and so many MiB more. The limit holds from before the submission's file is loaded:
+whatever the submission keeps is counted, wherever it was allocated, and so is the stack of a thread, 8 MiB.
 
     @pytest.mark.memory_limit(mib=16)
     def test_far_beyond_a_matrix(self, memory_limit):
@@ -18,7 +18,7 @@ from typing import Any
 from labkit.meters.arrays import measure_arrays
 
 SLACK_BYTES = 4 << 20
-"""Beside the limit: loading an ordinary file in a process of its own takes as much. The meters leave it too."""
+"""Besides the limit, for what is not an array: loading a file takes 0.2 MiB of it. The meters leave it too."""
 
 
 class NeedsMoreMemory(AssertionError):

@@ -48,8 +48,8 @@ INSIDE = (
 """What of the course is inside: calling and measuring. No reference, no expected value, no suite."""
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/proc/cpuinfo")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-POWERS = ("CAP_SETUID", "CAP_SETGID")
-"""What the process inside keeps where the grader is root, to become a user of its own."""
+POWERS = ("CAP_CHOWN", "CAP_SETUID", "CAP_SETGID")
+"""What the process inside keeps where the grader is root, to become a user of its own, who owns the scratch folder."""
 SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
 START_SECONDS = 180.0
 END_SECONDS = 60.0
@@ -118,8 +118,8 @@ class Workers:
                 socket.send_fds(self.control, [b"+"], [theirs.fileno()])
             pid = _sender(ours)
             self._last = worker = Worker(self, ours, pid)
-            wire.from_worker(*wire.receive(ours, START_SECONDS))
-        except (EOFError, OSError, wire.WireError) as error:
+            wire.receive(ours, wire.READY, START_SECONDS)
+        except (EOFError, OSError, wire.NotAsked, wire.WireError) as error:
             ours.close()
             raise SandboxBroken(f"it gives no worker: {type(error).__name__} {error}") from None
         return worker
@@ -238,10 +238,11 @@ class Worker:
         return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid)
 
     @property
-    def data_bytes(self) -> int:
-        """The bytes that RLIMIT_DATA counts of it, as the kernel says."""
+    def memory_bytes(self) -> tuple[int, int]:
+        """The bytes that RLIMIT_AS counts of it, and those that RLIMIT_DATA counts, as the kernel says."""
         status = Path(f"/proc/{self._pid}/status").read_text(encoding="utf-8")
-        return int(status.partition("VmData:")[2].split()[0]) * 1024
+        mapped, data = (int(status.partition(f"{name}:")[2].split()[0]) << 10 for name in ("VmSize", "VmData"))
+        return mapped, data
 
     def stop_call(self) -> None:
         """Have the call that it works on raise TookTooLong."""
@@ -337,6 +338,7 @@ def environment(scratch: str) -> dict[str, str]:
     fixed = {"PATH": "/usr/bin:/bin", "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8", "LOGNAME": "student"}
     plots = {"MPLCONFIGDIR": scratch, "MPLBACKEND": "agg"}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    threads["MALLOC_ARENA_MAX"] = "1"  # each further one maps 64 MiB
     eager = {"TORCHDYNAMO_DISABLE": "1"}  # torch.compile starts a compiler, which the sandbox refuses: run as written
     return fixed | plots | threads | eager | {"PYTHONDONTWRITEBYTECODE": "1"}
 

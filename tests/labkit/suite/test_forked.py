@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from labkit.labs.catalog import find_lab
+from labkit.suite import forked
 from labkit.suite.forked import ForkedRunner, run_forked
 from labkit.suite.limits import Exceeded, Limit
 from labkit.suite.messages import ending_text, result_lines, run_lines
@@ -102,6 +103,26 @@ def test_more_memory_than_there_is_raises_in_the_test_that_asks_for_it(tmp_path)
 def test_what_a_run_changes_is_gone_in_the_next(run):
     run("import numpy\nnumpy.float32 = numpy.float64\n" + HEAD + "    pass\n")
     assert run(solution_text()).results[0].passed
+
+
+def test_what_has_ended_is_not_killed_by_its_number(monkeypatch):
+    """The number may be another process's by then."""
+    process = forked.CONTEXT.Process(target=os.getpid)
+    process.start()
+    process.join()
+    for kill in ("kill", "killpg"):
+        monkeypatch.setattr(os, kill, lambda *_: pytest.fail("killed by its number"))
+    forked._kill(process, None)
+
+
+def test_no_variable_is_gone_while_another_is_set(monkeypatch):
+    """Other threads read the environment meanwhile."""
+    monkeypatch.delenv("NEW", raising=False)
+    monkeypatch.setattr(os.environ, "clear", lambda: pytest.fail("all variables removed"))
+    before = dict(os.environ)
+    with forked._environment({"NEW": "1", "PATH": "/"}):
+        assert dict(os.environ) == before | {"NEW": "1", "PATH": "/"}
+    assert dict(os.environ) == before
 
 
 def test_an_unknown_test_is_a_problem(run):
