@@ -272,10 +272,10 @@ def run_lines(
         more: the option that shows everything, where the lines are shown.
     """
     tasks = add_up(lab, results)
-    parts = _parts(results, whole_suite or {})
-    following = _following(lab, tasks)
     if (problem := _same_problem(results)) and len(tasks) > 1:
         return unusable_lines(lab, problem, tasks)
+    parts = _parts(results, whole_suite or {})
+    following = _following(lab, tasks)
     lines = task_lines(lab, results, everything=everything, whole_suite=whole_suite, more=more)
     hint = f"{following.name} — a hint: uv run lab hint {lab.number} {following.name}" if following else ""
     if not parts:
