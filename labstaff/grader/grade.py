@@ -20,7 +20,7 @@ from labstaff.grader.plain_text import lines, one_line
 from labstaff.grader.remote import NOT_GRADED
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.runner import SandboxedRunner
-from labstaff.grader.sandbox import BROKEN, SandboxBroken
+from labstaff.grader.sandbox import BROKEN, TEMPORARY, SandboxBroken
 from labstaff.grader.source import read_source
 from labstaff.grader.submission import Submission
 from labstaff.grader.version import version_of
@@ -82,7 +82,7 @@ class Grader:
     def _grade(self, submission: Submission, seed: int, findings: Sequence[Finding]) -> GradedSubmission:
         lab, key = submission.lab, submission.key
         flags, give_up = [], time.monotonic() + MAX_SECONDS
-        with tempfile.TemporaryDirectory(prefix="graded-") as folder:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             Path(folder, f"{lab.module}.py").write_bytes(submission.source)
             seconds = SUITE_SHARE * MAX_SECONDS
             run = self._run(lab, folder, seed, (), seconds, seconds)
@@ -166,6 +166,8 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
     flags: list[str] = []
     if not complete:
         flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
+    if run.results and {result.state for result in run.results} <= {State.UNUSABLE, State.MISSING}:
+        flags.append(f"no test could run: {run.results[0].lines[0]}")
     no_points = {task.name: _beyond_memory_limit(task, run) or _borrowed(task, findings) for task in lab.tasks}
     flags += [f"{name}: no points: {why}" for name, why in no_points.items() if why]
     tasks = {task.name: _points(task, run) if complete and not no_points[task.name] else 0.0 for task in lab.tasks}
