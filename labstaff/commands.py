@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -132,7 +134,8 @@ def grade(
         sys.exit(f"lab grade: --visibility: expected one of {', '.join(VISIBILITIES)}, found {visibility!r}")
     if classroom50 and (unset := [name for name in REQUIRED if not os.environ.get(name)]):
         sys.exit(f"lab grade: --classroom50 needs what its runner sets: {', '.join(unset)}")
-    signal.signal(signal.SIGINT, _stop_grading)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop_grading)
     try:
         status = grade_folder(
             submitted.resolve(),
@@ -155,11 +158,20 @@ def grade(
 
 
 def _stop_grading(_signum: int, _frame: FrameType | None) -> None:
-    """End at once, as if killed: results are whole files and nbgrader's gradebook has transactions."""
+    """End at once, as if killed: results are whole files and nbgrader's gradebook has transactions.
+
+    Copies of submissions are removed.
+    """
+    from multiprocessing.util import get_temp_dir
+
     from rich import get_console
+
+    from labstaff.grader.sandbox import TEMPORARY
 
     get_console().show_cursor()  # the progress bar hides it
     typer.echo("\nlab grade: stopped. What was graded is kept; the same command goes on from there.")
+    for folder in [*Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"), Path(str(get_temp_dir()))]:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(STOPPED)
 
 

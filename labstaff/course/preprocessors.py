@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +91,19 @@ class SaveScores(SaveAutoGrades):
 
 
 class WithoutNotes(NbGraderPreprocessor):
-    """In generate_feedback: leaves out what is for the grader alone."""
+    """In generate_feedback, after nbgrader's GetGrades: leaves out what is for the grader alone, and missing scores."""
 
     def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The notebook without notes and rubrics."""
+        """The notebook without notes and rubrics; the score of what waits to be graded by hand is NaN."""
+        names = resources["nbgrader"]
         nb.cells = [cell for cell in nb.cells if not cell.metadata.get(FOR_GRADER)]
+        with Gradebook(names["db_url"]) as gradebook:
+            notebook = gradebook.find_submission_notebook(names["notebook"], names["assignment"], names["student"])
+            waiting = {grade.name for grade in notebook.grades if grade.needs_manual_grade}
+        for cell in nb.cells:
+            if cell.metadata.get("nbgrader", {}).get("grade_id") in waiting:
+                cell.metadata.nbgrader["score"] = math.nan  # feedback.html.j2 shows it as "not graded yet"
+        names["waiting"] = len(waiting)
         return nb, resources
 
 

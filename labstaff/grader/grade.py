@@ -20,7 +20,7 @@ from labkit.suite.source_check import Finding
 from labstaff.grader.plain_text import lines, one_line
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.runner import SandboxedRunner
-from labstaff.grader.sandbox import SandboxBroken
+from labstaff.grader.sandbox import TEMPORARY, SandboxBroken
 from labstaff.grader.source import Source, read_source
 from labstaff.grader.submission import Submission
 from labstaff.grader.version import version_of
@@ -82,7 +82,7 @@ class Grader:
     def _grade(self, submission: Submission, seed: int, source: Source) -> GradedSubmission:
         lab, key = submission.lab, submission.key
         flags, give_up = [], time.monotonic() + MAX_SECONDS
-        with tempfile.TemporaryDirectory(prefix="graded-") as folder:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             Path(folder, f"{lab.module}.py").write_bytes(source.text)
             seconds = SUITE_SHARE * MAX_SECONDS
             run = self._run(lab, folder, seed, (), seconds, seconds)
@@ -176,6 +176,8 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
     flags: list[str] = []
     if not complete:
         flags.append(f"the suite did not run to its end: {_why(run) or 'tests are missing'}")
+    if run.results and {result.state for result in run.results} <= {State.UNUSABLE, State.MISSING}:
+        flags.append(f"no test could run: {result_lines(run.results[0])[0]}")
     no_points = {task.name: _beyond_memory_limit(task, run) or _borrowed(task, findings) for task in lab.tasks}
     flags += [f"{name}: no points: {why}" for name, why in no_points.items() if why]
     shares = {task.name: _share(task, run) if complete and not no_points[task.name] else 0.0 for task in lab.tasks}

@@ -51,6 +51,8 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 POWERS = ("CAP_CHOWN", "CAP_SETUID", "CAP_SETGID")
 """What the process inside keeps where the grader is root, to become a user of its own, who owns the scratch folder."""
 SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
+TEMPORARY = f"graded-{os.getpid()}-"
+"""How the names of this process's temporary folders begin, which hold submissions: `lab grade` removes them."""
 START_SECONDS = 180.0
 END_SECONDS = 60.0
 """For the end of a worker that was killed: on a busy machine freeing its memory takes seconds."""
@@ -159,7 +161,7 @@ class Sandbox(Workers):
 
     def __init__(self, heavy: Sequence[str] = (), *, unsafe: bool = False) -> None:
         require_libseccomp()
-        self._folder = tempfile.TemporaryDirectory(prefix="scratch-") if unsafe else None
+        self._folder = tempfile.TemporaryDirectory(prefix=TEMPORARY) if unsafe else None
         home = Path(labkit.__file__).parents[1] if unsafe else Path("/course")
         scratch = self._folder.name if self._folder else SCRATCH
         modules = ",".join([*PRELOADED, *heavy, *(each for name in heavy for each in BESIDE.get(name, ()))])

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from labkit.labs.catalog import solution_file
 from labkit.labs.manifest import Lab, Task
 from labstaff.authoring.mistakes import mistakes_of
 from labstaff.derive.build import derive_stub
@@ -23,6 +24,9 @@ MAX_CAUSES = 8
 MAX_TESTS = 5
 MAX_FINDINGS = 3
 COLUMNS = ("student", "lab", "task", "points", "max_points", "passed", "tests", "status", "flags")
+MODEL = "the model solution"
+OR = "; or when "
+"""Between several causes that one message names."""
 
 
 def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -58,17 +62,26 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def frequent_causes(lab: Lab, results: Sequence[GradedSubmission]) -> Counter[str]:
-    """How many submissions were given each cause by a failed test, once each; a known mistake's command is added."""
-    mistakes, causes = mistakes_of(lab), Counter[str]()
+    """How many submissions were given each cause by a failed test, once each; a known mistake's command is added.
+
+    A message may name several causes: of a task's causes those count that explain its messages with the fewest.
+    """
+    mistakes, counts = mistakes_of(lab), Counter[str]()
     for result in results:
-        found = set()
+        causes: dict[str, list[set[str]]] = {}
         for test, cause in result.causes.items():
             if task := lab.task_of(test.split("::")[0]):
-                names = [each.name for each in mistakes if each.task == task.name and each.says and each.says in cause]
+                parts = " ".join(cause.split()).split(OR)
+                causes.setdefault(task.name, []).append({part.partition("; ")[0] for part in parts})
+        for task_name, messages in causes.items():
+            while messages:
+                shared = Counter(cause for message in messages for cause in sorted(message))
+                cause = shared.most_common(1)[0][0]
+                messages = [message for message in messages if cause not in message]
+                names = [each.name for each in mistakes if each.task == task_name and each.says and each.says in cause]
                 command = f" (lab mistake {lab.number} {names[0]})" if len(names) == 1 else ""
-                found.add(f"{task.name}: {one_line(cause)}{command}")
-        causes.update(found)
-    return causes
+                counts[f"{task_name}: {one_line(cause)}{command}"] += 1
+    return counts
 
 
 def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
@@ -115,5 +128,6 @@ def _similar_lines(lab: Lab, graded: Sequence[tuple[str, GradedSubmission]]) -> 
     syntax = {student: result.syntax for student, result in graded}
     if not any(syntax.values()):
         return
-    for group in similar_groups(syntax, read_source(derive_stub(lab).encode(), lab).runs):
+    solution = read_source(solution_file(lab).read_bytes(), lab).runs
+    for group in similar_groups({**syntax, MODEL: solution}, read_source(derive_stub(lab).encode(), lab).runs):
         yield f"nearly the same: {', '.join(group.students)} ({group.share:.0%} of their syntax or more)"

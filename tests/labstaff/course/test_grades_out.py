@@ -41,7 +41,8 @@ def late_course(course):
 
 
 def set_time(folder, days_late) -> None:
-    (folder / "timestamp.txt").write_text(f"{DUE + datetime.timedelta(days=days_late):%Y-%m-%d %H:%M:%S} UTC")
+    time = DUE + datetime.timedelta(days=days_late)
+    folder.with_name(f"{folder.name}.timestamp.txt").write_text(f"{time:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def penalties(course) -> dict[str, tuple[float, float]]:

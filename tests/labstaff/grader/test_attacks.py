@@ -244,7 +244,7 @@ def test_a_forged_reply_earns_nothing_and_is_flagged(tmp_path):
     with SandboxedRunner(()) as runner:
         run = runner.run(LAB.label, "--src", str(tmp_path), tests=tuple(each.tests for each in LAB.tasks[:2]))
     graded = graded_run(LAB, "", run)
-    assert set(graded.tasks.values()) == {0.0}
+    assert set(graded.shares.values()) == {0.0}
     assert any("a reply that nobody had asked for" in flag for flag in graded.flags)
 
 

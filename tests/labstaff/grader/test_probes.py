@@ -145,6 +145,8 @@ def test_replaced_meters_change_no_result(tmp_path):
         for replaced in ("", REPLACED):
             (tmp_path / f"{lab.module}.py").write_text(solution + replaced + WHOLE_MATRIX, encoding="utf-8")
             run = runner.run(lab.label, "--src", str(tmp_path), tests=COST_TESTS)
-            found[replaced] = [(result.test, result.kind, result.lines) for result in run.results if not result.passed]
+            found[replaced] = [
+                (result.test, result.kind, result.failure) for result in run.results if not result.passed
+            ]
     assert len([kind for _, kind, _ in found[""] if kind is Kind.COST]) > 1, run
     assert found[REPLACED] == found[""]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.results import State, TestResult
+from labkit.suite.results import Failure, State, TestResult
 from labkit.suite.run import SuiteRun
 from labkit.suite.source_check import Finding
 from labstaff.grader.grade import Grader, grade_now, graded_run
@@ -62,6 +62,7 @@ def test_findings_without_end_are_cut():
     assert found[-1].what == "and 30 more"
 
 
+PASSED = TestResult("test_result", FORWARD.name, State.PASSED)
 ODD = Finding(3, "imports ctypes")
 SDPA = Finding(3, "flash_backward uses a library's own attention", (BACKWARD.name,))
 
@@ -72,6 +73,17 @@ def test_a_librarys_own_attention_earns_nothing_and_other_findings_are_shown():
     assert graded.shares == {task.name: 0.0 if task is BACKWARD else 1.0 for task in LAB.tasks}
     assert graded.findings == ["line 3: imports ctypes", "line 3: flash_backward uses a library's own attention"]
     assert graded.flags == [f"{BACKWARD.name}: no points: {graded.findings[1]}"]
+
+
+@pytest.mark.parametrize("state", [State.UNUSABLE, State.MISSING, State.NOT_STARTED])
+def test_a_file_of_which_no_test_could_run_is_a_flag(state):
+    results = [
+        TestResult("test_result", task.name, state, Failure("it has a syntax error in line 3")) for task in LAB.tasks
+    ]
+    flag = "no test could run: it has a syntax error in line 3"
+    expected = [] if state is State.NOT_STARTED else [flag]
+    assert graded_run(LAB, "key", SuiteRun(results, len(results))).flags == expected
+    assert graded_run(LAB, "key", SuiteRun([*results[1:], PASSED], len(results))).flags == []
 
 
 def test_what_is_loaded_before_a_memory_limit_has_no_private_parts():

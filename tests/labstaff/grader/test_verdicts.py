@@ -78,7 +78,7 @@ def verdicts(monkeypatch, prepare):
     monkeypatch.setattr(runner, "_prepare", prepare)
     with Grader([LAB]) as grader:
         graded = {name: grader.grade(Submission(LAB, text.encode()), 1) for name, text in SUBMISSIONS.items()}
-    return {name: (each.tests, each.tasks, [f.partition(":")[0] for f in each.flags]) for name, each in graded.items()}
+    return {name: (each.tests, each.shares, [f.partition(":")[0] for f in each.flags]) for name, each in graded.items()}
 
 
 def test_no_verdict_is_read_from_a_text(monkeypatch):

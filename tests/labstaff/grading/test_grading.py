@@ -167,7 +167,9 @@ def test_the_summary(outcomes, tmp_path):
     (look_at,) = [line for line in lines if line.startswith("look at")]
     assert look_at.startswith("look at: dan: line 1: imports nowhere")
     (group,) = [line for line in lines if line.startswith("nearly the same")]
-    assert group.startswith("nearly the same: ann, dan, eve, fay ("), "the stub that bob and gus left is not compared"
+    assert group.startswith("nearly the same: ann, dan, eve, fay, the model solution ("), (
+        "the stub that bob and gus left is not compared"
+    )
     failed = Outcome(outcomes["ann"].submitted, None, "GradingFailed: no memory")
     assert list(summary_lines(LAB, [failed]))[-1] == "FAILED: ann: GradingFailed: no memory"
     write_table(tmp_path / "points.csv", [failed, *outcomes.values()])
@@ -182,6 +184,13 @@ def test_a_cause_counts_once_for_a_submission():
     results = [GradedSubmission(LAB.folder.name, key, "graded", causes=causes) for key in "ab"]
     command = f"(lab mistake 01 {NO_SCALE.name})"
     assert frequent_causes(LAB, results) == {f"{FIRST.name}: the scores are {NO_SCALE.says} {command}": 2}
+
+
+def test_a_mistake_that_several_messages_name_among_others_is_one_row():
+    messages = ["A; or when B", "B; NaN apart; or when C", "B", "D"]
+    texts = {f"{FIRST.tests}::t{i}": f"Usual cause: {text}" for i, text in enumerate(messages)}
+    result = GradedSubmission(LAB.folder.name, "k", "graded", messages=texts)
+    assert frequent_causes(LAB, [result]) == {f"{FIRST.name}: B": 1, f"{FIRST.name}: D": 1}
 
 
 def test_similar_files_whatever_the_names():
