@@ -242,7 +242,9 @@ def _array(*layout: Any) -> np.ndarray:
 def _tensor(grad: bool, dtype: Any, storage: Any, *layout: Any) -> Any:
     import torch
 
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    from labkit.meters.torch_private import without_modes
+
+    with without_modes(), torch.no_grad():
         if storage is None:
             tensor = torch.empty_strided(*layout[1:], dtype=dtype, device="meta")
         else:
@@ -384,7 +386,9 @@ class Writer:
         torch = sys.modules.get("torch")
         if torch is None or type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
             return None
-        with torch._C.DisableTorchFunctionSubclass(), torch.utils._python_dispatch._disable_current_modes():
+        from labkit.meters.torch_private import without_modes, without_subclasses
+
+        with without_subclasses(), without_modes():
             if x.device.type != "meta":
                 _require_room(x.nbytes)
                 plain = x.detach().resolve_conj().resolve_neg().contiguous()
@@ -447,10 +451,12 @@ class Reader:
     def _tensor(self, kind: str, name: str, shape: list[int], grad: bool) -> Any:
         import torch
 
+        from labkit.meters.torch_private import without_modes
+
         if name not in TORCH_DTYPES:
             raise TypeError(f"tensors of {name!r} do not cross")
         dtype = getattr(torch, name)
-        with torch.utils._python_dispatch._disable_current_modes():
+        with without_modes():
             if kind == "meta":
                 _bounded(shape, 0, MAX_META)
                 return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)

@@ -525,6 +525,7 @@ def test_the_command_prints_the_default_shape(code, tmp_path, capsys):
         ("untouched", {}, r"not implemented yet: code\.py:\d+"),
         ("naive", {"shape": ["2x3"]}, "--shape 2x3: whole numbers with commas"),
         ("naive", {"out": [Path("run.pdf")]}, "run.pdf: traces are written as .html, .json, .svg or .png"),
+        ("naive", {"forward_only": True, "steps": 2}, "--forward-only makes no gradients, and --steps needs them"),
         ("naive", {"against": "nowhere.py:f"}, "there is no file nowhere.py"),
     ],
 )
