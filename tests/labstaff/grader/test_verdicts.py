@@ -86,9 +86,9 @@ def test_no_verdict_is_read_from_a_text(monkeypatch):
     monkeypatch.setattr(grade, "result_lines", lambda result: ("x",))
     monkeypatch.setattr(grade, "ending_text", lambda ended: "x")
     assert verdicts(monkeypatch, without_texts) == with_texts
-    points = {task.name: task.points for task in LAB.tasks}
-    assert with_texts["right"][1:] == (points, [])
-    assert with_texts["ends its process"][1][FIRST] == points[FIRST], "its own points and no other's"
+    whole = {task.name: 1.0 for task in LAB.tasks}
+    assert with_texts["right"][1:] == (whole, [])
+    assert with_texts["ends its process"][1][FIRST] == 1.0, "its own points and no other's"
     assert with_texts["ends its process"][2] == ["its suite was cut short"], "tests were left out, and run again"
     flags = with_texts["memory that no meter sees"][2]
-    assert flags and set(flags) <= set(points), "one for each task whose memory is measured from outside"
+    assert flags and set(flags) <= set(whole), "one for each task whose memory is measured from outside"
