@@ -195,7 +195,7 @@ class Pickler(cloudpickle.Pickler):
             return _tensor, self._layout_of_tensor(obj)
         if torch is not None and obj is torch.ops:
             return importlib.import_module, (obj.__name__,)
-        if torch is not None and isinstance(obj, torch._ops.OpOverload):
+        if torch is not None and isinstance(obj, type(torch.ops.aten.add.Tensor)):
             return _operator, (str(obj),)
         if type(obj) is CACHED and by_value._is_registered_pickle_by_value(sys.modules[obj.__module__]):
             return functools.cache, (obj.__wrapped__,)
