@@ -45,8 +45,7 @@ try:
     """The node that this thread's backward pass has reached, or None."""
     next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
     """The number that the next node made in this thread will get."""
-    seen_by_profiler_as: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast
-    """A context that `torch.profiler` records under this name."""
+    _ = torch._C._profiler._RecordFunctionFast
     without_subclasses: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
     """A context in which torch's functions do not call those of subclasses of tensors."""
     without_modes = _python_dispatch._disable_current_modes
@@ -70,6 +69,11 @@ except (ImportError, AttributeError) as error:
         f"torch {torch.__version__} has lost a private name that is needed here: {error}; "
         "labkit/meters/torch_private.py is where these names stand"
     ) from None
+
+
+def seen_by_profiler_as(name: str) -> Any:
+    """A context that `torch.profiler` records under this name."""
+    return torch._C._profiler._RecordFunctionFast(name)  # looked up here: the class itself cannot be pickled
 
 
 class CannotCount(RuntimeError):
