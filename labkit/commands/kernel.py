@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -133,7 +134,10 @@ def _to_compile(
                 chosen = {"block_q": rows, "block_k": columns}
                 yield chosen, attention_launches(function, head_dim, dtype, causal, rows, columns)
                 continue
-        except NotImplementedError:
+        except NotImplementedError as error:
+            last_frame = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
+            if last_frame.f_globals["__name__"].startswith("triton."):  # the function is written
+                raise CannotReport(f"Triton has not implemented this: {error}") from None
             if target is not None:
                 raise CannotReport(f"{target} is not written yet") from None
             typer.echo("your flash_forward is not written yet: this is labkit/kernels/example.py, a product", err=True)

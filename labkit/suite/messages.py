@@ -47,6 +47,8 @@ USUAL_CAUSES = {
     "each argument of forward after ctx, None where there is no gradient",
     "modified by an inplace operation": "a tensor that autograd has saved for backward is written into afterwards "
     "(+=, x[...] = …): make a new one",
+    "Block pointers have been removed": "Triton 3.9 has no tl.make_block_ptr and no tl.advance any more: load from "
+    "pointers, or by tl.make_tensor_descriptor",
     "save_for_backward can only save": "ctx.save_for_backward is given what is no tensor: keep that as an attribute "
     "of ctx",
 }

@@ -156,6 +156,22 @@ def test_a_kernel_of_any_file(tmp_path):
     assert all(0 < row["registers"] <= 255 for row in rows)
 
 
+def test_block_pointers_are_named_as_what_is_missing(tmp_path, shift):
+    from labkit.suite.messages import explain
+    from labkit.suite.results import State
+
+    file, signature = tmp_path / "shifted.py", "def shift(x, *others):"
+    old, new = "tl.load(x + places, mask=inside, other=0.0)", "tl.load(tl.make_block_ptr(x, (n,), (1,), 0, 16, 0))"
+    with pytest.raises(NotImplementedError) as caught:
+        shift(old, new)
+    state, lines = explain(caught.value, [file])
+    assert state is State.CRASHED
+    assert lines[-1].endswith("load from pointers, or by tl.make_tensor_descriptor")
+    file.write_text(SHIFT.replace(old, new).replace("def shift(x):", signature), encoding="utf-8")
+    run = lab_kernel(f"{file}:shift")
+    assert str(run.exception).startswith("lab kernel: Triton has not implemented this: Block pointers")
+
+
 def test_what_the_compiler_refuses_is_printed():
     from labkit.kernels import example
 
