@@ -164,9 +164,9 @@ def test_block_pointers_are_named_as_what_is_missing(tmp_path, shift):
     old, new = "tl.load(x + places, mask=inside, other=0.0)", "tl.load(tl.make_block_ptr(x, (n,), (1,), 0, 16, 0))"
     with pytest.raises(NotImplementedError) as caught:
         shift(old, new)
-    state, lines = explain(caught.value, [file])
+    state, failure = explain(caught.value, [file])
     assert state is State.CRASHED
-    assert lines[-1].endswith("load from pointers, or by tl.make_tensor_descriptor")
+    assert failure.cause.endswith("load from pointers, or by tl.make_tensor_descriptor")
     file.write_text(SHIFT.replace(old, new).replace("def shift(x):", signature), encoding="utf-8")
     run = lab_kernel(f"{file}:shift")
     assert str(run.exception).startswith("lab kernel: Triton has not implemented this: Block pointers")
