@@ -76,20 +76,24 @@ ordinary too; NumPy, torch, triton and labkit are so in those labs only."""
 IN_SOME_LABS = frozenset("numpy torch triton labkit".split())
 LEADS = {
     "contextlib": "chdir redirect_stderr redirect_stdout",
-    "json": "decoder encoder load scanner",
+    "json": "decoder encoder load scanner tool",
     "matplotlib.pyplot": "cm style switch_backend",
-    "numpy": "DataSource char core ctypeslib dtypes emath f2py fromfile fromregex genfromtxt load "
-    "loadtxt ma matrixlib memmap polynomial rec save savetxt savez savez_compressed seterrcall show_config strings "
-    "version",
-    "numpy.random": "bit_generator mtrand",
+    "numpy": "DataSource char conftest core ctypeslib dtypes emath f2py fromfile fromregex genfromtxt load "
+    "loadtxt ma matlib matrixlib memmap polynomial rec save savetxt savez savez_compressed seterrcall show_config "
+    "strings tests version",
+    "numpy.fft": "tests",
+    "numpy.linalg": "lapack_lite tests",
+    "numpy.random": "bit_generator mtrand tests",
+    "numpy.typing": "mypy_plugin tests",
     "operator": "call",
-    "torch": "accelerator ao classes classproperty compile compiler cond cpp cpu distributed distributions export fork "
-    "foreach from_dlpack from_file frombuffer func functional futures fx get_device_module get_file_path hub "
-    "import_ir_module import_ir_module_from_buffer jit library load masked merge_type_from_type_comment monitor mps "
-    "mtia multiprocessing nested ops optim overrides package parse_ir parse_schema parse_type_comment quantization "
+    "torch": "accelerator ao classes classproperty compile compiler cond contrib cpp cpu distributed distributions "
+    "export fork foreach from_dlpack from_file frombuffer func functional futures fx get_device_module "
+    "get_file_path hub import_ir_module import_ir_module_from_buffer jit library load masked "
+    "merge_type_from_type_comment monitor mps mtia multiprocessing nativert nested numa onnx ops optim "
+    "overrides package parse_ir parse_schema parse_type_comment quantization "
     "prepare_multiprocessing_environment quasirandom return_types save serialization sparse storage to_dlpack "
     "torch_version unify_type_list utils version wait while_loop windows xpu",
-    "torch.nn": "attention common_types grad intrinsic modules parallel qat quantizable quantized utils",
+    "torch.nn": "attention backends common_types cpp grad intrinsic modules parallel qat quantizable quantized utils",
     "torch.nn.functional": "boolean_dispatch grad handle_torch_function has_torch_function has_torch_function_unary",
     "triton.language": "core extra inline_asm_elementwise standard target_info",
     "typing": "ForwardRef evaluate_forward_ref get_args get_type_hints",
