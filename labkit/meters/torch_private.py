@@ -45,7 +45,6 @@ try:
     """The node that this thread's backward pass has reached, or None."""
     next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
     """The number that the next node made in this thread will get."""
-    _ = torch._C._profiler._RecordFunctionFast
     without_subclasses: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
     """A context in which torch's functions do not call those of subclasses of tensors."""
     without_modes = _python_dispatch._disable_current_modes
@@ -63,7 +62,7 @@ try:
         torch.Tensor._nested_tensor_strides,
         torch.Tensor._nested_tensor_storage_offsets,
     )
-    _ = torch.ops.aten.add.Tensor._schema.is_mutable
+    _ = torch.ops.aten.add.Tensor._schema.is_mutable, torch._C._profiler._RecordFunctionFast
 except (ImportError, AttributeError) as error:
     raise UnknownTorch(
         f"torch {torch.__version__} has lost a private name that is needed here: {error}; "
