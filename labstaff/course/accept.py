@@ -30,7 +30,7 @@ MAX_CELLS = 1000
 MAX_OUTPUTS = 200
 LONGEST_TEXT = 20_000
 MAX_TEXT = 500_000
-LONGEST_QUOTE = 60
+LONGEST_QUOTE, MAX_QUOTED = 40, 2
 LONGEST_TIMESTAMP = 1000
 PICTURES = ("image/png", "image/jpeg")
 NOT_IN_NAMES = "*?[]"
@@ -183,13 +183,16 @@ def _astray(cells: list[dict], released: list[dict]) -> list[str]:
     for number, cell in enumerate(cells, 1):
         if not cell["metadata"] and cell["source"].strip() not in known:
             own.setdefault(cell["cell_type"], []).append(f"{number}, “{one_line(cell['source'], LONGEST_QUOTE)}”")
-    remarks = []
+    empty: dict[str, list[str]] = {}
     for cell in released:
         grade_id = _grade_id(cell["metadata"])
-        is_answer = grade_id and cell["metadata"]["nbgrader"].get("solution")
-        if is_answer and given.get(grade_id, "").strip() in known and (places := own.get(cell["cell_type"])):
-            remarks.append(f"no answer in the cell {grade_id}; it may be in cell {' or in cell '.join(places[:3])}")
-    return remarks
+        if grade_id and cell["metadata"]["nbgrader"].get("solution") and given.get(grade_id, "").strip() in known:
+            empty.setdefault(cell["cell_type"], []).append(grade_id)
+    return [
+        f"no answer in {', '.join(names)}; it may be in cell {' or in cell '.join(own[kind][:MAX_QUOTED])}"
+        for kind, names in empty.items()
+        if kind in own
+    ]
 
 
 def _grade_id(metadata: dict[str, Any]) -> str:

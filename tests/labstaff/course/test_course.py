@@ -136,8 +136,10 @@ def test_the_grader_sees_file_figure_answer_and_rubric_and_the_student_no_notes(
     assert PIXEL in text and "and `a<b` stays." in text
     assert {name for name, values in cycle.scores("late").items() if values[3]} == {"why_quadratic", "figure_scaling"}
     titles = ["".join(cell["source"]).partition("\n")[0] for cell in cells if cell["metadata"].get("for_grader")]
-    assert titles == ["# For graders: model answer and rubric"] * len(ANSWERS)
+    assert titles == ["# For the grader", *["# For graders: model answer and rubric"] * len(ANSWERS)]
     for student, note in {
+        "late": f"{LAB.module}.py is the model solution",
+        "import_error": f"no test could run: {LAB.module}.py has a syntax error",
         "no_json": "report.ipynb cannot be read: JSON is malformed",
         "no_code": f"not graded: cannot be read: there is no {CODE}",
     }.items():

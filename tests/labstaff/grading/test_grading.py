@@ -164,8 +164,12 @@ def test_the_summary(outcomes, tmp_path):
     assert "3 of 7 pass all tests" in lines[2]
     causes = lines[lines.index("most frequent causes:") + 1 : lines.index("most failed tests:")]
     assert causes[0].startswith(f"     1 × {FIRST.name}: the scores are {NO_SCALE.says}")
-    (look_at,) = [line for line in lines if line.startswith("look at")]
-    assert look_at.startswith("look at: dan: line 1: imports nowhere")
+    look_at = sorted(line.removeprefix("look at: ") for line in lines if line.startswith("look at"))
+    copied = f"{LAB.module}.py is the model solution, comments and blank lines aside"
+    assert [look_at[0], look_at[-1]] == [f"ann: {copied}", f"fay: {copied}"]
+    assert look_at[1].startswith("dan: line 1: imports nowhere")
+    assert look_at[2].startswith(f"dan: no test could run: {LAB.module}.py has a syntax error in line 4")
+    assert len(look_at) == 4
     (group,) = [line for line in lines if line.startswith("nearly the same")]
     assert group.startswith("nearly the same: ann, dan, eve, fay, the model solution ("), (
         "the stub that bob and gus left is not compared"
