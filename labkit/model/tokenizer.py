@@ -18,6 +18,10 @@ class TokenizerError(Exception):
     """The file's tokenizer cannot be used; the message says why."""
 
 
+class NotUnicode(ValueError):
+    """A text holds half of a surrogate pair, as Python makes of bytes on the command line that are not UTF-8."""
+
+
 class Text:
     """Encodes and decodes text; the tables are as in the file.
 
@@ -48,7 +52,16 @@ class Text:
         self._tokenizer.add_special_tokens(list(special))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text`; names of special tokens in it become these tokens."""
+        """The tokens of `text`; names of special tokens in it become these tokens.
+
+        Raises:
+            NotUnicode: see there.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            wrong = f"{text[error.start]!r} at character {error.start + 1}"
+            raise NotUnicode(f"the text is not Unicode: {wrong} is no character. Is it in UTF-8?") from None
         begin = [] if self.first is None else [self.first]
         return begin + self._tokenizer.encode(text, add_special_tokens=False).ids
 
