@@ -18,24 +18,13 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from labkit.endpoint.jobs import Job, Jobs
+from labkit.endpoint.requests import ApiError, Chat, Completion, Fields, read
 from labkit.model.tokenizer import Stream, Text
 
 PAGE = Path(__file__).with_name("page.html")
 MAX_BODY = 1 << 20
 """Bytes of a request."""
 DEFAULT_NEW = 64
-IGNORED = {"temperature", "top_p", "seed", "user", "stream_options", "presence_penalty", "frequency_penalty"}
-"""Fields that change nothing here: decoding is greedy."""
-KNOWN = {"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "stop", "stream", "n", *IGNORED}
-
-
-class ApiError(Exception):
-    """A request that cannot be served: a status, OpenAI's code, and the field that it is about."""
-
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
-        super().__init__(message)
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        self.status, self.body = status, {"message": message, "type": kind, "param": param, "code": code}
 
 
 def make_app(jobs: Jobs, text: Text, name: str) -> Starlette:
@@ -56,6 +45,7 @@ def make_app(jobs: Jobs, text: Text, name: str) -> Starlette:
 
     routes = [
         Route("/", endpoint.page),
+        Route("/health", endpoint.health),
         Route("/state", endpoint.state),
         Route("/v1/models", endpoint.models),
         Route("/v1/completions", endpoint.completions, methods=["POST"]),
@@ -77,6 +67,10 @@ class Endpoint:
         """Requests and blocks as they change."""
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
 
+    async def health(self, _request: Request) -> Response:
+        """Status 200 while requests are served."""
+        return JSONResponse({"status": "ok"})
+
     async def state(self, _request: Request) -> Response:
         """What the page shows."""
         return JSONResponse({"model": self.name, **self.jobs.state()})
@@ -88,67 +82,54 @@ class Endpoint:
 
     async def completions(self, request: Request) -> Response:
         """Continue a text."""
-        body = await _body(request)
-        prompt = body.get("prompt")
-        if not isinstance(prompt, str) or not prompt:
-            raise ApiError("prompt must be a text that is not empty", param="prompt")
-        return await self._answer(request, body, self.text.encode(prompt), is_chat=False)
+        fields = read(await _body(request), Completion)
+        return await self._answer(request, fields, fields.max_tokens, self.text.encode(fields.prompt))
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        body = await _body(request)
+        fields = read(await _body(request), Chat)
         if not self.text.template:
             raise ApiError("this model has no chat format: use /v1/completions", code="model_not_supported")
-        tokens = self.text.encode(self.text.chat_text(_messages(body.get("messages"))))
-        return await self._answer(request, body, tokens, is_chat=True)
+        tokens = self.text.encode(self.text.chat_text([message.for_template() for message in fields.messages]))
+        return await self._answer(request, fields, fields.max_new, tokens)
 
-    async def _answer(self, request: Request, body: Mapping[str, Any], prompt: list[int], is_chat: bool) -> Response:
-        stops, stream = _stops(body.get("stop")), body.get("stream") or False
-        max_new = self._max_new(body, len(prompt))
+    async def _answer(self, request: Request, fields: Fields, max_new: int | None, prompt: list[int]) -> Response:
+        is_chat = isinstance(fields, Chat)
+        if fields.model != self.name:
+            raise ApiError(f"the model is {self.name!r}", param="model", code="model_not_found", status=404)
+        n_prompt, most = len(prompt), self.jobs.most_tokens()
+        if max_new is None:
+            max_new = max(1, min(DEFAULT_NEW, most - n_prompt))
+        if n_prompt + max_new > most:
+            message = (
+                f"the prompt has {n_prompt} tokens, and {max_new} new ones are asked for: together at most {most} fit"
+            )
+            raise ApiError(message, param="messages" if is_chat else "prompt", code="context_length_exceeded")
         ends = frozenset(self.text.ends)
         job = Job(next(self._numbers), prompt, max_new, ends, asyncio.get_running_loop())
         form = _Form(self.name, job.number, is_chat)
         self.jobs.submit(job)
-        if stream:
-            wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            events = self._events(job, stops, form, wants_usage)
+        if fields.stream:
+            events = self._events(job, fields.stops, form, fields.wants_usage)
             return StreamingResponse(events, media_type="text/event-stream")
         watch = asyncio.create_task(_leave_with(request, job))
         try:
-            parts = [part async for part in _parts(job, self.text, stops)]
+            parts = [part async for part in _parts(job, self.text, fields.stops)]
         finally:
             watch.cancel()
         if job.ended == "error":
             raise ApiError(job.error, code="server_error", status=500)
         return JSONResponse(form.whole("".join(parts), job))
 
-    def _max_new(self, body: Mapping[str, Any], n_prompt: int) -> int:
-        if body.get("model") != self.name:
-            raise ApiError(f"the model is {self.name!r}", param="model", code="model_not_found", status=404)
-        if unknown := sorted(body.keys() - KNOWN):
-            raise ApiError(f"{unknown[0]} is not supported", param=unknown[0])
-        if body.get("n") not in (None, 1):
-            raise ApiError("n must be 1: decoding is greedy, and every answer would be the same", param="n")
-        field = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-        asked = body.get(field)
-        most = self.jobs.most_tokens()
-        if asked is None:
-            asked = max(1, min(DEFAULT_NEW, most - n_prompt))
-        if type(asked) is not int or asked < 1:
-            raise ApiError(f"{field} must be an integer, at least 1", param=field)
-        if n_prompt + asked > most:
-            told = f"the prompt has {n_prompt} tokens, and {asked} new ones are asked for: together at most {most} fit"
-            raise ApiError(told, param=field, code="context_length_exceeded")
-        return asked
-
     async def _events(self, job: Job, stops: list[str], form: _Form, wants_usage: bool) -> AsyncIterator[str]:
+        unknown_yet = {"usage": None} if wants_usage else {}
         try:
             async for part in _parts(job, self.text, stops):
-                yield _event(form.piece(part, None))
+                yield _event(form.piece(part, None) | unknown_yet)
             if job.ended == "error":
                 yield _event({"error": ApiError(job.error, code="server_error", status=500).body})
                 return
-            yield _event(form.piece("", job.ended))
+            yield _event(form.piece("", job.ended) | unknown_yet)
             if wants_usage:
                 yield _event(form.piece("", None) | {"choices": [], "usage": form.usage(job)})
             yield "data: [DONE]\n\n"
@@ -177,10 +158,11 @@ class _Form:
         choice = {"index": 0, **said, "finish_reason": ended, "logprobs": None}
         return self._head("chat.completion.chunk") | {"choices": [choice]}
 
-    def usage(self, job: Job) -> dict[str, int]:
-        """Tokens of prompt and answer."""
+    def usage(self, job: Job) -> dict[str, Any]:
+        """Tokens of prompt and answer, and how many of the prompt were found in the cache."""
         n_prompt, n_new = len(job.prompt), len(job.tokens)
-        return {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
+        counts = {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
+        return counts | {"prompt_tokens_details": {"cached_tokens": job.cached or 0}}
 
     def _head(self, kind: str) -> dict[str, Any]:
         kind = kind if self._is_chat else "text_completion"
@@ -212,46 +194,13 @@ async def _leave_with(request: Request, job: Job) -> None:
     job.end("left")
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _body(request: Request) -> bytes:
     data = bytearray()
     async for part in request.stream():
         data += part
         if len(data) > MAX_BODY:
             raise ApiError(f"a request has at most {MAX_BODY:,} bytes", status=413)
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
-        raise ApiError("the body is not JSON") from None
-    if not isinstance(body, dict):
-        raise ApiError("the body is not a JSON object")
-    if type(body.get("stream") or False) is not bool:
-        raise ApiError("stream must be true or false", param="stream")
-    if not isinstance(body.get("stream_options") or {}, dict):
-        raise ApiError("stream_options must be an object", param="stream_options")
-    return body
-
-
-def _messages(value: Any) -> list[dict[str, str]]:
-    if not isinstance(value, list) or not value:
-        raise ApiError("messages must be a list that is not empty", param="messages")
-    found = []
-    for number, each in enumerate(value):
-        content = each.get("content") if isinstance(each, dict) else None
-        if isinstance(content, list):  # parts, of which only texts can be read here
-            texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-            content = "".join(texts) if all(isinstance(part, str) for part in texts) else None  # type: ignore[arg-type]
-        if not isinstance(content, str) or each.get("role") not in ("system", "user", "assistant"):
-            told = f"messages[{number}] must have a role (system, user or assistant) and a text as content"
-            raise ApiError(told, param="messages")
-        found.append({"role": each["role"], "content": content})
-    return found
-
-
-def _stops(value: Any) -> list[str]:
-    stops = [value] if isinstance(value, str) else value or []
-    if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) and stop for stop in stops):
-        raise ApiError("stop must be a text or up to four of them", param="stop")
-    return stops
+    return bytes(data)
 
 
 def _event(body: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ class Job:
         tokens: generated so far.
         ended: why it has ended: "stop", "length", "left", or "error"; empty before.
         error: what a client is told after an error.
+        cached: how many tokens of the prompt were found in the cache; None before it is served.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     ended: str = ""
     error: str = ""
+    cached: int | None = None
     tries: int = 0
     times: deque[float] = field(default_factory=lambda: deque(maxlen=64))
 
@@ -267,6 +269,9 @@ class LiveDrive(Together):
     def next_tokens(self, step: int, work: Sequence[Any]) -> list[int]:
         """See `Together`."""
         self.tables |= {piece.id: list(piece.blocks) for piece in work}
+        for piece in work:
+            if (job := self._jobs[piece.id]).cached is None:
+                job.cached = piece.start  # the tokens before it are not computed: their blocks were found
         return super().next_tokens(step, work)
 
     def check_token(self, one: Active, token: int, step: int) -> None:
