@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from labkit.labs.catalog import find_lab, find_task
 from labkit.suite.finder import LabFinder, student_source
 from labkit.suite.forked import run_forked
-from labkit.suite.messages import run_lines
+from labkit.suite.messages import ending_text, run_lines
 
 if TYPE_CHECKING:
     from labkit.model.llama import Attend
@@ -36,7 +36,10 @@ def check(lab: str, task: str) -> None:
     found = find_lab(lab)
     run = run_forked(found, tests=(find_task(found, task).tests,))
     more = f"uv run lab check {found.number} -v"
-    print(run.problem or "\n".join(run_lines(found, run.results, whole_suite=run.collected, more=more)))
+    if run.ended.is_no_verdict or not run.results:
+        print(ending_text(run.ended))
+    else:
+        print("\n".join(run_lines(found, run.results, whole_suite=run.collected, more=more)))
 
 
 def perplexity(attend: Attend | None = None, tokens: int = 512) -> float:

@@ -24,6 +24,7 @@ from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import ForkedRunner, heavy_modules
+from labkit.suite.messages import ending_text, result_lines
 from labkit.testing import compare
 from labstaff.authoring.alternatives import alternative_solutions
 from labstaff.authoring.mistakes import mistakes_of
@@ -89,12 +90,12 @@ def _run(runner: ForkedRunner, lab: Lab, folder: Path, job: Job, number: int) ->
     file = folder / f"{number}.json"
     options = ("-p", "labstaff.calibrate", "--margins", str(file), *job.options)
     run = runner.run(lab.label, *options, tests=job.tests)
-    failed = [f"{each.test}: {' / '.join(each.lines)}" for each in run.results if not each.passed]
+    failed = [f"{each.test}: {' / '.join(result_lines(each))}" for each in run.results if not each.passed]
     shares: dict[Limit, float] = {}
     for test, what, unit, share in json.loads(file.read_text(encoding="utf-8")) if file.exists() else []:
         limit = Limit(test, re.sub(r"\d[\d,.]*(?= |$|,)", "n", what), unit)
         shares[limit] = max(share, shares.get(limit, 0.0))
-    return Result(job, failed + ([run.problem] if run.problem else []), shares)
+    return Result(job, failed + [text for text in (ending_text(run.ended),) if text], shares)
 
 
 def report(results: list[Result]) -> Iterator[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -55,10 +57,32 @@ def release(
     typer.echo(f"released {len(written)} files to {out}")
 
 
-def course(out: NewFolder, labs: LabArguments = None) -> None:
-    """Make an nbgrader course: sources, settings, and released assignments, searched for leaks."""
-    from labstaff.course.make import CourseError, make_course
+def course(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="a folder that does not exist yet; with --update, a course")
+    ],
+    labs: LabArguments = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="make a course's assignments again, and keep grades")
+    ] = False,
+) -> None:
+    """Make an nbgrader course: sources, settings, and released assignments, searched for leaks.
 
+    With --update, a course's assignments are made again where its labs have changed, and labs that are named are added;
+    gradebook, secret, settings and grades by hand stay. What changes is printed first.
+    """
+    from labstaff.course.grade import only_one
+    from labstaff.course.make import CourseError, make_course
+    from labstaff.course.nbgrader import NoGradebook, opened_gradebook
+    from labstaff.course.update import update_course
+
+    if update:
+        try:
+            with opened_gradebook(out.resolve()), only_one(out.resolve(), typer.echo):
+                update_course([find_lab(name) for name in labs or []], out.resolve(), typer.echo)
+        except (CourseError, NoGradebook) as error:
+            sys.exit(f"lab course: {error}")
+        return
     chosen = _chosen(labs)
     typer.echo("nbgrader makes each assignment, which is then searched for passages of the solutions: ten seconds each")
     try:
@@ -97,6 +121,8 @@ def grade(
     """
     from labkit.commands.app import file_error
     from labstaff.course.grade import grade as grade_folder
+    from labstaff.course.nbgrader import NoGradebook
+    from labstaff.course.update import OutOfDate
     from labstaff.grader.course_state import DamagedState
     from labstaff.grader.sandbox import SandboxMissing
     from labstaff.grading.classroom50 import REQUIRED
@@ -108,7 +134,8 @@ def grade(
         sys.exit(f"lab grade: --visibility: expected one of {', '.join(VISIBILITIES)}, found {visibility!r}")
     if classroom50 and (unset := [name for name in REQUIRED if not os.environ.get(name)]):
         sys.exit(f"lab grade: --classroom50 needs what its runner sets: {', '.join(unset)}")
-    signal.signal(signal.SIGINT, _stop_grading)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop_grading)
     try:
         status = grade_folder(
             submitted.resolve(),
@@ -125,17 +152,26 @@ def grade(
         )
     except OSError as error:
         sys.exit(f"lab grade: {file_error(error) or error}")
-    except (NothingToGrade, SandboxMissing, NoScheduler, DamagedState) as error:
+    except (NothingToGrade, SandboxMissing, NoScheduler, DamagedState, NoGradebook, OutOfDate) as error:
         sys.exit(f"lab grade: {error}")
     raise typer.Exit(status)
 
 
 def _stop_grading(_signum: int, _frame: FrameType | None) -> None:
-    """End at once, as if killed: results are whole files and nbgrader's gradebook has transactions."""
+    """End at once, as if killed: results are whole files and nbgrader's gradebook has transactions.
+
+    Copies of submissions are removed.
+    """
+    from multiprocessing.util import get_temp_dir
+
     from rich import get_console
+
+    from labstaff.grader.sandbox import TEMPORARY
 
     get_console().show_cursor()  # the progress bar hides it
     typer.echo("\nlab grade: stopped. What was graded is kept; the same command goes on from there.")
+    for folder in [*Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"), Path(str(get_temp_dir()))]:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(STOPPED)
 
 
@@ -173,17 +209,22 @@ def export(
     to: Annotated[Path, typer.Argument(metavar="TO", help="the CSV file to write")],
     platform: Annotated[str, typer.Option("--for", help="table, canvas or moodle")] = "table",
 ) -> None:
-    """Write the gradebook as a CSV file: a table, or as Canvas or Moodle imports it."""
+    """Write the gradebook as a CSV file: a table, or as Canvas or Moodle imports it.
+
+    Exit status: 0; 1 when a submission is not recorded as it is now, which a line says.
+    """
     from labstaff.course.export import COLUMNS, export_grades
     from labstaff.course.nbgrader import NoGradebook
+    from labstaff.course.update import OutOfDate
 
     if platform not in COLUMNS:
         sys.exit(f"lab export: --for: expected one of {', '.join(COLUMNS)}, found {platform!r}")
     try:
-        for line in export_grades(course.resolve(), to, platform):
-            typer.echo(line)
-    except NoGradebook as error:
+        is_complete = export_grades(course.resolve(), to, platform, typer.echo)
+    except (NoGradebook, OutOfDate) as error:
         sys.exit(f"lab export: {error}")
+    if not is_complete:
+        sys.exit("lab export: some submissions are not recorded: see NOT RECORDED above")
 
 
 def site(
@@ -225,8 +266,6 @@ def new(
 
 def build(labs: LabArguments = None) -> None:
     """Derive stubs and reports from solutions/, and the course map from the manifests."""
-    from labkit.suite.review import ALLOWANCES
-    from labstaff.derive.allowances import refresh_allowances
     from labstaff.derive.build import build as build_lab
     from labstaff.derive.course_map import refresh_figure, refresh_page
     from labstaff.derive.markers import MarkerError
@@ -239,8 +278,7 @@ def build(labs: LabArguments = None) -> None:
                 typer.echo(f"wrote {path.relative_to(ROOT)}")
             if not changed:
                 typer.echo(f"{lab.label}: up to date")
-        allowances = [ALLOWANCES] if refresh_allowances() else []
-        for path in [*allowances, *refresh_page(ROOT, find_labs()), *refresh_figure()]:
+        for path in [*refresh_page(ROOT, find_labs()), *refresh_figure()]:
             typer.echo(f"wrote {path.relative_to(ROOT)}")
     except (MarkerError, ReportError) as error:
         sys.exit(f"lab build: {error}")
@@ -257,8 +295,8 @@ def mistake(
     try:
         if name is None:
             show_list(find_lab(lab))
-        elif not show_mistake(find_mistake(find_lab(lab), name)):
-            sys.exit("lab mistake: its tests do not find it, or their message is not the expected one")
+        else:
+            show_mistake(find_mistake(find_lab(lab), name))
     except (MistakeError, UnknownMistake) as error:
         sys.exit(f"lab mistake: {error}")
 

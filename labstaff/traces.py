@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from labkit.labs.catalog import find_lab, solution_file
+from labkit.meters.torch_private import FakeTensorMode
 from labkit.meters.tracing import Trace
 from labkit.trace.page import page
 from labkit.trace.record import record

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.labs.manifest import Lab
-from labkit.suite.results import State, TestResult, load
+from labkit.suite.results import Failure, State, TestResult, load
 from labstaff.derive.build import derive_stub
 from labstaff.release.choice import FOR_INSTRUCTORS
 
@@ -51,7 +51,9 @@ def results(lab: Lab, **passed: int) -> list[TestResult]:
                 state = State.NOT_STARTED
             else:
                 state = State.PASSED if i < passed[task.name] else State.WRONG
-            made.append(TestResult(f"test_{i}", task.name, state, () if state is State.PASSED else (f"off {i}",)))
+            made.append(
+                TestResult(f"test_{i}", task.name, state, Failure() if state is State.PASSED else Failure(f"off {i}"))
+            )
     return made
 
 

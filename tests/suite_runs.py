@@ -25,6 +25,7 @@ import labkit.simulated_memory
 import labkit.testing
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import HEAVY, ForkedRunner
+from labkit.suite.results import Ended, How
 from labkit.suite.run import SuiteRun
 from labstaff.authoring.mistakes import Mistake
 from labstaff.grader.runner import SandboxedRunner
@@ -107,7 +108,7 @@ def _run_all(jobs: Sequence[Job], sandboxed: bool, done: Any) -> None:
                     options = ("--src", str(source), "-p", "tests.until_found", "--says", job.mistake.says)
                 result = runner.run(job.lab, *options, tests=job.tests)
             except Exception as error:
-                result = SuiteRun(problem=f"{type(error).__name__}: {error}")
+                result = SuiteRun(ended=Ended(How.FAILED, detail=f"{type(error).__name__}: {error}"))
             done.put((job, result, time.perf_counter() - began))
 
         list(pool.map(run, jobs))

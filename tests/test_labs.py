@@ -11,10 +11,11 @@ import pytest
 
 from labkit.labs.catalog import ROOT, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
-from labkit.suite.results import State
+from labkit.suite.messages import result_lines
+from labkit.suite.results import How, State
 from labstaff.authoring.alternatives import ALTERNATIVES_PER_LAB, alternative_solutions
-from labstaff.authoring.found_by import affected_classes
 from labstaff.authoring.mistakes import MISTAKES_PER_TASK, mistakes_of
+from labstaff.authoring.record import affected_classes
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
 from labstaff.pytest_plugin import variant_text
@@ -77,7 +78,7 @@ def test_every_folder_is_a_lab():
 @pytest.mark.parametrize("job", UNTOUCHED.values(), ids=UNTOUCHED)
 def test_untouched_stub_fails_every_test(job, suite_runs):
     run = suite_runs(job)
-    assert not run.problem
+    assert run.ended.how is How.FINISHED, run.ended
     assert len(run.results) == run.n_collected > 0
     others = [f"{v.test}: {v.state}" for v in run.results if v.state is not State.NOT_STARTED]
     assert not others, f"these tests do not stop at the stub: {others}"
@@ -85,11 +86,11 @@ def test_untouched_stub_fails_every_test(job, suite_runs):
 
 def test_right_code_passes(job, suite_runs):
     run = suite_runs(job)
-    assert not run.problem
+    assert run.ended.how is How.FINISHED, run.ended
     assert len(run.results) == run.n_collected > 0
-    failed = ["\n".join((f"{v.test}: {v.state}", *v.lines)) for v in run.results if not v.passed]
+    failed = ["\n".join((f"{v.test}: {v.state}", *result_lines(v))) for v in run.results if not v.passed]
     assert not failed, "\n".join(failed)
-    if not job.tests:  # what is fixed in a suite can be read there and written down: see `task_points`
+    if not job.tests:  # what is fixed in a suite can be read there and written down: see `task_share`
         fixed = {result.task for result in run.results} - {result.task for result in run.results if result.drawn}
         assert not fixed, f"no test of {', '.join(fixed)} draws its inputs at random"
 
@@ -112,12 +113,12 @@ def pytest_generate_tests(metafunc):
 
 def test_mistake_is_found(job, suite_runs):
     run, mistake = suite_runs(job), job.mistake
-    assert not run.problem
+    assert run.ended.how is How.FINISHED, run.ended
     failed = [result for result in run.results if not result.passed]
     assert failed, f"{', '.join(mistake.found_by)} let pass: {mistake.what}"
     states = {result.state for result in failed}
-    assert states <= {State.WRONG, State.CRASHED, State.TOO_SLOW}, f"the module does not run: {failed[0].lines}"
-    said = "\n".join(line for result in failed for line in result.lines)
+    assert states <= {State.WRONG, State.CRASHED, State.TOO_SLOW}, f"the module does not run: {failed[0].failure}"
+    said = "\n".join(line for result in failed for line in result_lines(result))
     assert mistake.says in said, f"no message says {mistake.says!r}; they say:\n{said}"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from labkit.labs.catalog import find_labs, solution_file
 from labkit.suite.forked import ForkedRunner
-from labkit.suite.results import task_points
+from labkit.suite.results import How, task_share
 from tests.suite_runs import PRELOADED
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def test_no_helper_is_an_answer(lab, tmp_path):
         functions = {node.name for node in ast.parse(solution).body if isinstance(node, ast.FunctionDef)}
         tests = tuple(task.tests for task in lab.tasks if task.name in functions)
         run = runner.run(lab.label, "--src", str(tmp_path), "-p", "tests.pasted", tests=tests)
-        assert not run.problem
+        assert run.ended.how is How.FINISHED, run.ended
         found = json.loads((tmp_path / "pasted.json").read_text(encoding="utf-8"))
         assert found, "no call was recorded"
         for task in lab.tasks:
@@ -51,8 +51,8 @@ def test_no_helper_is_an_answer(lab, tmp_path):
                 module, name = helper.split(":")
                 file.write_text(solution + PASTED.format(task=task.name, module=module, name=name), encoding="utf-8")
                 run = runner.run(lab.label, "--src", str(tmp_path), tests=(task.tests,))
-                points = task_points(task, run.results)
-                print(f"{lab.label} {task.name} as {helper}: {points} of {task.points}")
-                if points > task.points / 2:
-                    earned[f"{task.name} as {helper}"] = points
+                share = task_share(run.results)
+                print(f"{lab.label} {task.name} as {helper}: {share:.2f} of the points")
+                if share > 0.5:
+                    earned[f"{task.name} as {helper}"] = share
     assert not earned

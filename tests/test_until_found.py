@@ -8,6 +8,7 @@ import pytest
 
 from labkit.labs.catalog import ROOT, find_lab
 from labkit.suite.forked import ForkedRunner
+from labkit.suite.results import How
 from labstaff.authoring.mistakes import find_mistake
 
 MISTAKE = find_mistake(find_lab("01"), "attention_no_maximum")
@@ -26,7 +27,7 @@ def run(tmp_path_factory):
     def run_on_mistake(says, *tests):
         options = ("-p", "tests.until_found", "--says", says, "--src", str(folder))
         run = runner.run(MISTAKE.lab.label, *options, tests=tests)
-        assert not run.problem
+        assert run.ended.how is How.FINISHED, run.ended
         return run
 
     with runner:

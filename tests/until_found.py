@@ -9,6 +9,7 @@ from collections.abc import Generator
 
 import pytest
 
+from labkit.suite.messages import result_lines
 from labkit.suite.results import TestResult
 
 
@@ -24,6 +25,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     for name, result in report.user_properties:
         failed = name == "result" and isinstance(result, TestResult) and not result.passed
-        if failed and item.config.option.says in "\n".join(result.lines):
+        if failed and item.config.option.says in "\n".join(result_lines(result)):
             item.session.shouldfail = "the mistake is found"
     return report

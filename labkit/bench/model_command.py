@@ -73,7 +73,10 @@ def sizes_of(name: str | None, layers: int | None, hidden: int | None, heads: in
     if name is None or layers or hidden or heads:
         raise ValueError(f"give the name of a model ({', '.join(MODELS)}), or --layers, --hidden and --heads")
     if name not in MODELS:
-        raise ValueError(f"there is no model {name!r}; there are: {', '.join(MODELS)}, or give a config.json")
+        configs = sorted(path.stem for path in PUBLISHED.glob("*.json"))
+        raise ValueError(
+            f"there is no model {name!r}; there are: {', '.join([*MODELS, *configs])}, or give a config.json"
+        )
     return MODELS[name]
 
 

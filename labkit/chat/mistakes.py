@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import typer
 
 from labkit.labs.manifest import Lab
-from labkit.suite.messages import explain
+from labkit.suite.messages import explain, failure_lines
 from labkit.suite.results import State
 
 
@@ -34,17 +34,17 @@ def explained(*labs: Lab) -> Iterator[None]:
 
 def mistake_lines(lab: Lab, error: BaseException) -> list[str]:
     """What went wrong, and what to do next."""
-    state, lines = explain(error, [lab.student_file])
+    state, failure = explain(error, [lab.student_file])
     if state is State.NOT_STARTED:
-        name, where = _functions(lab, error)[-1], lines[0].partition(" ")[0]
+        name = _functions(lab, error)[-1]
         return [
-            f"{lab.label} · {name} · not implemented yet: write it first ({where})",
+            f"{lab.label} · {name} · not implemented yet: write it first ({failure.place})",
             f"uv run lab hint {lab.number}",
         ]
-    told = [line.replace("the test did:", "the model did:") for line in lines]
+    first, *more = failure_lines(state, failure, caller="the model")
     return [
-        f"{lab.label} · {told[0]}",
-        *(f"  {line}" for line in told[1:]),
+        f"{lab.label} · {first}",
+        *(f"  {line}" for line in more),
         f"uv run lab check {lab.number} tells more",
     ]
 

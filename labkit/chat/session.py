@@ -15,6 +15,7 @@ from labkit.chat.calls import Calls, Counted, MeteredCalls
 from labkit.chat.mistakes import explained
 from labkit.chat.setting import Setting
 from labkit.labs.manifest import Lab
+from labkit.meters.torch_private import storage_address
 from labkit.model.attention import CachedAttention
 from labkit.model.llama import Attend, Llama, Sizes
 from labkit.model.perplexity import perplexity, sample_text
@@ -122,7 +123,7 @@ def meter_prompt(lab: Lab, setting: Setting, n_tokens: int, *, paged: bool = Fal
 
 def bytes_in(adapter: Adapter) -> int:
     """The bytes of the tensors that an adapter's caches hold, each storage once."""
-    storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors_in(adapter.caches)}
+    storages = {storage_address(x.untyped_storage()): x.untyped_storage().nbytes() for x in tensors_in(adapter.caches)}
     return sum(storages.values())
 
 

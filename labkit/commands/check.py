@@ -15,12 +15,23 @@ from rich.text import Text
 from labkit.commands import INTERRUPTED
 from labkit.commands.counts import count_tables
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.finder import file_problem, platform_problem
+from labkit.suite.finder import file_problem, platform_problem, untouched_tasks
 from labkit.suite.forked import run_forked
-from labkit.suite.messages import line_style, run_lines, unusable_lines
-from labkit.suite.results import Kind, State, TestResult, store, store_whole_tasks, stored
-from labkit.suite.review import review
+from labkit.suite.main_block import without_main_block
+from labkit.suite.messages import ending_text, interrupted_text, run_lines, unusable_lines
+from labkit.suite.results import (
+    Failure,
+    How,
+    Kind,
+    State,
+    TaskResult,
+    TestResult,
+    store,
+    store_whole_tasks,
+    stored,
+)
 from labkit.suite.run import Listener, SuiteRun
+from labkit.suite.source_check import Finding, check_source
 from labkit.trace.offer import can_be_traced
 
 LONG_SECONDS = 15.0
@@ -49,26 +60,30 @@ def check_lab(
     if problem := platform_problem(lab) or file_problem(lab.student_file):
         print_lines(console, unusable_lines(lab, problem))
         return 1
-    print_lines(console, review_lines(lab))
+    findings = source_findings(lab)
+    print_lines(console, finding_lines(lab, findings))
     began = time.monotonic()
+    if {task.name for task in tasks or lab.tasks} <= untouched_tasks(lab):
+        return _check_stubs(console, lab, tasks or lab.tasks)
     progress = Progress(lab)
     run = _run(lab, tasks, show_prints, first_failure, progress)
-    if run.interrupted:
+    if run.ended.how is How.INTERRUPTED:
         print_lines(console, interrupted_lines("lab check", run, progress))
         if not run.results:
             return INTERRUPTED
-    elif run.died and not run.results:
-        print_lines(console, unusable_lines(lab, run.problem))
-        return 1
-    elif run.problem:
-        console.print(Text(f"{lab.label}: the suite could not be run\n{run.problem}", style="red"))
+    elif run.ended.is_no_verdict:
+        console.print(Text(f"{lab.label}: the suite could not be run\n{ending_text(run.ended)}", style="red"))
         return 2
+    elif not run.results and run.ended.how is not How.FINISHED:
+        print_lines(console, unusable_lines(lab, ending_text(run.ended)))
+        return 1
+    run.results += library_results(run.results, findings)
     print_lines(console, run_lines(lab, run.results, everything=everything, whole_suite=run.collected))
     print_lines(console, trace_lines(lab, run.results))
     for table in count_tables(lab, run.results):
         console.print()
         console.print(table, soft_wrap=False)
-    if run.interrupted:
+    if run.ended.how is How.INTERRUPTED:
         return INTERRUPTED
     _store(console, lab, run, time.monotonic() - began)
     return 0 if all(result.passed for result in run.results) else 1
@@ -81,14 +96,14 @@ def new_console() -> Console:
 
 def interrupted_lines(command: str, run: SuiteRun, progress: Progress) -> list[str]:
     """The place that Ctrl-C interrupted, and after how many tests."""
-    where = f" in {progress.test}, {run.interrupted}" if progress.test else ""
+    where = f" in {progress.test}, {interrupted_text(run.ended)}" if progress.test else ""
     return [f"{command}: interrupted{where}, after {progress.n_done} of {progress.n_tests} tests", ""]
 
 
 def print_lines(console: Console, lines: Sequence[str]) -> None:
     """Print lines, each in its style."""
     for line in lines:
-        console.print(Text(line, style=line_style(line)))
+        console.print(Text(line, style=getattr(line, "style", "")))
 
 
 def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
@@ -98,9 +113,20 @@ def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
     return [f"see its memory: uv run lab trace {lab.number} {task.name}" for task in tasks]
 
 
-def review_lines(lab: Lab) -> list[str]:
-    """The lines of the student's file that the source review will show the instructor."""
-    found = review(lab.student_file.read_text(encoding="utf-8-sig"), lab)
+def source_findings(lab: Lab) -> list[Finding]:
+    """What the source check shows of the student's file, as it will run when it is graded."""
+    return check_source(without_main_block(lab.student_file.read_text(encoding="utf-8-sig"), lab), lab)
+
+
+def library_results(results: Sequence[TestResult], findings: Sequence[Finding]) -> list[TestResult]:
+    """For each task whose tests were run and whose work a library does, a failure that takes its points."""
+    tasks = {result.task for result in results}
+    found = [(task, str(finding)) for finding in findings for task in finding.tasks if task in tasks]
+    return [TestResult("source_check", task, State.WRONG, Failure(line), kind=Kind.BORROWED) for task, line in found]
+
+
+def finding_lines(lab: Lab, found: Sequence[Finding]) -> list[str]:
+    """The lines of the student's file that the source check will show the instructor."""
     if not found:
         return []
     lines = [f"  {each}" for each in found[:MAX_FINDINGS]]
@@ -168,12 +194,29 @@ def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool, first_failure: bool
         return run_forked(lab, *options, tests=tests, listener=progress)
 
 
+def _check_stubs(console: Console, lab: Lab, tasks: Sequence[Task]) -> int:
+    """What a run of the tests would show where no task is begun, in no time: torch alone takes seconds to import."""
+    print_lines(console, run_lines(lab, [TestResult("", task.name, State.NOT_STARTED) for task in tasks]))
+    try:
+        store(lab, {task.name: TaskResult(task.name, 0, 0, started=False) for task in tasks})
+    except OSError as error:
+        _print_not_stored(console, lab, error)
+    return 1
+
+
+def _print_not_stored(console: Console, lab: Lab, error: OSError) -> None:
+    console.print(Text(f"the results of {lab.label} could not be stored: {error.strerror}", style="red"))
+
+
 def _store(console: Console, lab: Lab, run: SuiteRun, seconds: float) -> None:
     """Store how long a run of all tests took, and the results of a run whose process ended before it stored them."""
     try:
-        if run.died:
-            store_whole_tasks(lab, run.results, {task: set(tests) for task, tests in run.collected.items()})
-        elif len(run.results) == run.n_collected and len(run.collected) == len(lab.tasks):
+        is_whole = run.ended.how is How.FINISHED
+        borrowed = {result.task for result in run.results if result.kind is Kind.BORROWED}
+        if not is_whole or borrowed:
+            suites = {task: set(tests) for task, tests in run.collected.items() if not is_whole or task in borrowed}
+            store_whole_tasks(lab, run.results, suites)
+        if is_whole and len(run.results) >= run.n_collected and len(run.collected) == len(lab.tasks):
             store(lab, {}, suite_seconds=seconds)
     except OSError as error:
-        console.print(Text(f"the results of {lab.label} could not be stored: {error.strerror}", style="red"))
+        _print_not_stored(console, lab, error)

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from labkit.commands import INTERRUPTED
-from labkit.model.tokenizer import NotUnicode
+from labkit.model.tokenizer import TextError
 
 STUDENTS, READERS = "Working on a lab", "Reading and measuring"
 INSTRUCTORS, AUTHORS = "Teaching", "Changing the course"
@@ -22,8 +22,12 @@ class LabGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            error, status = "\n{}: interrupted", INTERRUPTED
-        except NotUnicode as not_unicode:
-            error, status = f"{{}}: {not_unicode}", 1
-        typer.echo(error.format(f"lab {ctx.invoked_subcommand or ''}".strip()), err=True)
-        raise typer.Exit(status)
+            typer.echo(f"\n{_command(ctx)}: interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except TextError as error:
+            typer.echo(f"{_command(ctx)}: {error}", err=True)
+            raise typer.Exit(1) from None
+
+
+def _command(ctx: Any) -> str:
+    return f"lab {ctx.invoked_subcommand or ''}".rstrip()

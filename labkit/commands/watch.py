@@ -12,8 +12,8 @@ from labkit.commands.check import Progress, interrupted_lines, new_console, prin
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.forked import heavy_modules, run_forked, start_server
-from labkit.suite.messages import change_lines, line_style, run_lines, unusable_lines
-from labkit.suite.results import TaskResult, add_up, fingerprint
+from labkit.suite.messages import change_lines, ending_text, run_lines, unusable_lines
+from labkit.suite.results import How, TaskResult, add_up, fingerprint
 from labkit.suite.run import SuiteRun
 
 DEBOUNCE_MS = 100
@@ -55,7 +55,7 @@ def watch_lab(
             progress = Progress(lab)
             with progress.shown(Console(stderr=True)):
                 run = run_forked(lab, *options, tests=[task.tests for task in tasks], listener=progress)
-            if run.interrupted:
+            if run.ended.how is How.INTERRUPTED:
                 print_lines(console, interrupted_lines("lab watch", run, progress))
                 if run.results:
                     print_lines(console, run_lines(lab, run.results, whole_suite=run.collected))
@@ -65,7 +65,7 @@ def watch_lab(
 
 def _show(run: SuiteRun, lab: Lab, before: dict[str, TaskResult], console: Console) -> dict[str, TaskResult]:
     if not run.results:
-        console.print(Text(f"{lab.label}: {run.problem}", style="red"))
+        console.print(Text(f"{lab.label}: {ending_text(run.ended)}", style="red"))
         return before
     console.rule(style="dim")
     more = f"uv run lab check {lab.number} -v"
@@ -74,6 +74,5 @@ def _show(run: SuiteRun, lab: Lab, before: dict[str, TaskResult], console: Conso
         return before
     now = add_up(lab, run.results)
     if before:
-        for line in change_lines(lab, before, now) or ["no change: the same tests pass"]:
-            console.print(Text(line, style=line_style(line)))
+        print_lines(console, change_lines(lab, before, now) or ["no change: the same tests pass"])
     return now

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -18,13 +19,41 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from labkit.endpoint.jobs import Job, Jobs
-from labkit.endpoint.requests import ApiError, Chat, Completion, Fields, read
-from labkit.model.tokenizer import Stream, Text
+from labkit.model.tokenizer import Stream, Text, TextError
 
 PAGE = Path(__file__).with_name("page.html")
 MAX_BODY = 1 << 20
 """Bytes of a request."""
 DEFAULT_NEW = 64
+RANGES = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "seed": (-math.inf, math.inf),
+}
+"""Numbers that change nothing here, since decoding is greedy; they are checked all the same."""
+ONLY: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "logprobs": (False,),
+    "store": (False,),
+}
+"""Fields of which the value that asks for nothing is taken, and no other."""
+KNOWN = {"model", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options", "user", *RANGES, *ONLY}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""What a role is in the model's chat format."""
+
+
+class ApiError(Exception):
+    """A request that cannot be served: a status, OpenAI's code, and the field that it is about."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.status, self.body = status, {"message": message, "type": kind, "param": param, "code": code}
 
 
 def make_app(jobs: Jobs, text: Text, name: str) -> Starlette:
@@ -45,8 +74,8 @@ def make_app(jobs: Jobs, text: Text, name: str) -> Starlette:
 
     routes = [
         Route("/", endpoint.page),
-        Route("/health", endpoint.health),
         Route("/state", endpoint.state),
+        Route("/health", endpoint.health),
         Route("/v1/models", endpoint.models),
         Route("/v1/completions", endpoint.completions, methods=["POST"]),
         Route("/v1/chat/completions", endpoint.chat_completions, methods=["POST"]),
@@ -67,13 +96,13 @@ class Endpoint:
         """Requests and blocks as they change."""
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
 
-    async def health(self, _request: Request) -> Response:
-        """Status 200 while requests are served."""
-        return JSONResponse({"status": "ok"})
-
     async def state(self, _request: Request) -> Response:
         """What the page shows."""
         return JSONResponse({"model": self.name, **self.jobs.state()})
+
+    async def health(self, _request: Request) -> Response:
+        """Status 200, as soon as requests are served."""
+        return Response()
 
     async def models(self, _request: Request) -> Response:
         """The one model."""
@@ -82,54 +111,70 @@ class Endpoint:
 
     async def completions(self, request: Request) -> Response:
         """Continue a text."""
-        fields = read(await _body(request), Completion)
-        return await self._answer(request, fields, fields.max_tokens, self.text.encode(fields.prompt))
+        body = await _body(request)
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str) or not prompt:
+            raise ApiError("prompt must be a text that is not empty", param="prompt")
+        return await self._answer(request, body, self._encode(prompt, "prompt"), is_chat=False)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a conversation."""
-        fields = read(await _body(request), Chat)
+        body = await _body(request)
         if not self.text.template:
             raise ApiError("this model has no chat format: use /v1/completions", code="model_not_supported")
-        tokens = self.text.encode(self.text.chat_text([message.for_template() for message in fields.messages]))
-        return await self._answer(request, fields, fields.max_new, tokens)
+        tokens = self._encode(self.text.chat_text(_messages(body.get("messages"))), "messages")
+        return await self._answer(request, body, tokens, is_chat=True)
 
-    async def _answer(self, request: Request, fields: Fields, max_new: int | None, prompt: list[int]) -> Response:
-        is_chat = isinstance(fields, Chat)
-        if fields.model != self.name:
-            raise ApiError(f"the model is {self.name!r}", param="model", code="model_not_found", status=404)
-        n_prompt, most = len(prompt), self.jobs.most_tokens()
-        if max_new is None:
-            max_new = max(1, min(DEFAULT_NEW, most - n_prompt))
-        if n_prompt + max_new > most:
-            message = (
-                f"the prompt has {n_prompt} tokens, and {max_new} new ones are asked for: together at most {most} fit"
-            )
-            raise ApiError(message, param="messages" if is_chat else "prompt", code="context_length_exceeded")
+    def _encode(self, text: str, param: str) -> list[int]:
+        try:
+            return self.text.encode(text)
+        except TextError as error:
+            raise ApiError(str(error), param=param) from None
+
+    async def _answer(self, request: Request, body: Mapping[str, Any], prompt: list[int], is_chat: bool) -> Response:
+        stops, stream = _stops(body.get("stop")), body.get("stream") or False
+        max_new = self._max_new(body, len(prompt), is_chat)
         ends = frozenset(self.text.ends)
         job = Job(next(self._numbers), prompt, max_new, ends, asyncio.get_running_loop())
         form = _Form(self.name, job.number, is_chat)
         self.jobs.submit(job)
-        if fields.stream:
-            events = self._events(job, fields.stops, form, fields.wants_usage)
+        if stream:
+            wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            events = self._events(job, stops, form, wants_usage)
             return StreamingResponse(events, media_type="text/event-stream")
         watch = asyncio.create_task(_leave_with(request, job))
         try:
-            parts = [part async for part in _parts(job, self.text, fields.stops)]
+            parts = [part async for part in _parts(job, self.text, stops)]
         finally:
             watch.cancel()
         if job.ended == "error":
             raise ApiError(job.error, code="server_error", status=500)
         return JSONResponse(form.whole("".join(parts), job))
 
+    def _max_new(self, body: Mapping[str, Any], n_prompt: int, is_chat: bool) -> int:
+        if body.get("model") != self.name:
+            raise ApiError(f"the model is {self.name!r}", param="model", code="model_not_found", status=404)
+        _check_fields(body, is_chat)
+        field = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+        asked = body.get(field)
+        most = self.jobs.most_tokens()
+        if asked is None:
+            asked = max(1, min(DEFAULT_NEW, most - n_prompt))
+        if type(asked) is not int or asked < 1:
+            raise ApiError(f"{field} must be an integer, at least 1", param=field)
+        if n_prompt + asked > most:
+            told = f"the prompt has {n_prompt} tokens, and {asked} new ones are asked for: together at most {most} fit"
+            raise ApiError(told, param=field, code="context_length_exceeded")
+        return asked
+
     async def _events(self, job: Job, stops: list[str], form: _Form, wants_usage: bool) -> AsyncIterator[str]:
-        unknown_yet = {"usage": None} if wants_usage else {}
         try:
             async for part in _parts(job, self.text, stops):
-                yield _event(form.piece(part, None) | unknown_yet)
+                yield _event(form.piece(part, None))
             if job.ended == "error":
                 yield _event({"error": ApiError(job.error, code="server_error", status=500).body})
                 return
-            yield _event(form.piece("", job.ended) | unknown_yet)
+            yield _event(form.piece("", job.ended))
             if wants_usage:
                 yield _event(form.piece("", None) | {"choices": [], "usage": form.usage(job)})
             yield "data: [DONE]\n\n"
@@ -159,10 +204,10 @@ class _Form:
         return self._head("chat.completion.chunk") | {"choices": [choice]}
 
     def usage(self, job: Job) -> dict[str, Any]:
-        """Tokens of prompt and answer, and how many of the prompt were found in the cache."""
+        """Tokens of prompt and answer, and how many of the prompt were in the cache."""
         n_prompt, n_new = len(job.prompt), len(job.tokens)
-        counts = {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
-        return counts | {"prompt_tokens_details": {"cached_tokens": job.cached or 0}}
+        usage = {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
+        return usage | {"prompt_tokens_details": {"cached_tokens": job.cached or 0}}
 
     def _head(self, kind: str) -> dict[str, Any]:
         kind = kind if self._is_chat else "text_completion"
@@ -194,13 +239,71 @@ async def _leave_with(request: Request, job: Job) -> None:
     job.end("left")
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request) -> dict[str, Any]:
     data = bytearray()
     async for part in request.stream():
         data += part
         if len(data) > MAX_BODY:
             raise ApiError(f"a request has at most {MAX_BODY:,} bytes", status=413)
-    return bytes(data)
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ApiError("the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise ApiError("the body is not a JSON object")
+    body = {name: value for name, value in body.items() if value is not None}
+    if type(body.get("stream") or False) is not bool:
+        raise ApiError("stream must be true or false", param="stream")
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise ApiError("stream_options must be an object", param="stream_options")
+    return body
+
+
+def _check_fields(body: Mapping[str, Any], is_chat: bool) -> None:
+    """Refuse what is unknown, what is not supported, and numbers that are none or out of range."""
+    if unknown := sorted(body.keys() - KNOWN - {"messages" if is_chat else "prompt"}):
+        name = unknown[0].encode(errors="replace").decode()
+        raise ApiError(f"{name} is not supported", param=name)
+    if "stream_options" in body and not body.get("stream"):
+        raise ApiError("stream_options is only allowed with stream", param="stream_options")
+    if {"max_tokens", "max_completion_tokens"} <= body.keys():
+        raise ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
+    for name, (least, most) in RANGES.items():
+        value = body.get(name, least)
+        if type(value) not in (int, float) or not least <= value <= most or value != value:
+            between = "" if math.isinf(most) else f" from {least} to {most}"
+            raise ApiError(f"{name} must be a number{between}", param=name)
+    for name, values in ONLY.items():
+        if name in body and body[name] not in values:
+            why = ": decoding is greedy, and every answer would be the same" if name == "n" else ""
+            raise ApiError(f"{name} must be {json.dumps(values[0])} here{why}", param=name)
+
+
+def _messages(value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not value:
+        raise ApiError("messages must be a list that is not empty", param="messages")
+    found = []
+    for number, each in enumerate(value):
+        given = each.get("role") if isinstance(each, dict) else None
+        role = ROLES.get(given) if isinstance(given, str) else None
+        content = each.get("content") if role else None
+        if isinstance(content, list):  # parts, of which only texts can be read here
+            texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+            content = "".join(texts) if all(isinstance(part, str) for part in texts) else 0  # type: ignore[arg-type]
+        if content is None and role == "assistant":  # as clients send back an answer without a text
+            content = ""
+        if not isinstance(content, str) or role is None:
+            told = f"messages[{number}] must have a role ({', '.join(ROLES)}) and a text as content"
+            raise ApiError(told, param="messages")
+        found.append({"role": role, "content": content})
+    return found
+
+
+def _stops(value: Any) -> list[str]:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) and stop for stop in stops):
+        raise ApiError("stop must be a text or up to four of them", param="stop")
+    return stops
 
 
 def _event(body: Mapping[str, Any]) -> str:

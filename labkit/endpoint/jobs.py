@@ -39,9 +39,9 @@ class Job:
         number: its name in messages and on the page.
         prompt: tokens. max_new: new tokens, at most. ends: tokens that end an answer.
         tokens: generated so far.
+        cached: tokens of the prompt that were in the cache already.
         ended: why it has ended: "stop", "length", "left", or "error"; empty before.
         error: what a client is told after an error.
-        cached: how many tokens of the prompt were found in the cache; None before it is served.
     """
 
     number: int
@@ -51,9 +51,9 @@ class Job:
     loop: asyncio.AbstractEventLoop
     events: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
     tokens: list[int] = field(default_factory=list)
+    cached: int | None = None
     ended: str = ""
     error: str = ""
-    cached: int | None = None
     tries: int = 0
     times: deque[float] = field(default_factory=lambda: deque(maxlen=64))
 
@@ -270,8 +270,9 @@ class LiveDrive(Together):
         """See `Together`."""
         self.tables |= {piece.id: list(piece.blocks) for piece in work}
         for piece in work:
-            if (job := self._jobs[piece.id]).cached is None:
-                job.cached = piece.start  # the tokens before it are not computed: their blocks were found
+            job = self._jobs[piece.id]
+            if job.cached is None:  # the first tokens that are computed come after those that were found
+                job.cached = piece.start
         return super().next_tokens(step, work)
 
     def check_token(self, one: Active, token: int, step: int) -> None:

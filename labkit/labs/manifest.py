@@ -17,7 +17,7 @@ MISSING = re.compile(r"Object (?:missing required|contains unknown) field `(\w+)
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_]\w*$")]
 Setting = Annotated[str, msgspec.Meta(pattern=r"^[A-Z][A-Z0-9_]*=")]
-Least = Annotated[str, msgspec.Meta(pattern=r"^[a-z_]+>=\d+(\.\d+)*$")]
+Library = Annotated[str, msgspec.Meta(pattern=r"^[a-z_]+(\.[a-z_]+)*(>=\d+(\.\d+)*)?$")]
 Positive = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -26,13 +26,17 @@ class ManifestError(ValueError):
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing a student writes: a function or a class of the lab's module."""
+    """One thing a student writes: a function or a class of the lab's module.
+
+    Unless it is its `own_work`, a library's attention may do it.
+    """
 
     name: Identifier
     signature: Text
     tests: Identifier
     points: Positive
     hints: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
+    own_work: bool = True
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +56,8 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     hours: Positive
     draft: bool = False
     platform: Literal["", "linux"] = ""
-    libraries: tuple[Least, ...] = ()
+    libraries: tuple[Library, ...] = ()
+    ordinary: tuple[Text, ...] = ()
     environment: tuple[Setting, ...] = ()
     test_seconds: Positive = 5
     requires: tuple[Text, ...] = ()
@@ -65,9 +70,11 @@ class Lab(_Written, frozen=True, kw_only=True):
     """One lab as its manifest describes it, and its folder.
 
     A draft is still being written: it is not released, and how many mistakes it has is not asked. `platform` is what
-    its libraries need, "" for any; `libraries` the least versions, `triton>=3.6`, of those that the project itself
-    allows in older ones; `environment` what is set, `NAME=value`, before the lab's module is imported. `test_seconds`
-    is the CPU time that a test may take, ten times what the slowest alternative solution needs.
+    its libraries need, "" for any; `libraries` the modules that a submission may import besides the standard library's,
+    with the least version, `triton>=3.6`, where the project itself allows older ones; `ordinary` other names that the
+    source check does not show in this lab; `environment` what is set, `NAME=value`, before the lab's module is
+    imported. `test_seconds` is the CPU time that a test may take, ten times what the slowest alternative solution
+    needs.
     """
 
     folder: Path

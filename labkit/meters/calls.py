@@ -9,6 +9,7 @@ import torch
 from labkit.meters.allocation import AllocationMeter
 from labkit.meters.modes import AttentionCalls, OperatorMode
 from labkit.meters.products import ProductMeter, factors_of, hides_products, operator_name
+from labkit.meters.torch_private import qualified_name
 
 
 def measured(fn: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
@@ -36,7 +37,7 @@ class OperatorsSeen(OperatorMode):
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
-        self.operators.append(func._schema.name.removeprefix("aten::"))
+        self.operators.append(qualified_name(func).removeprefix("aten::"))
         made = out if isinstance(out, tuple | list) else (out,)
         self.devices |= {x.device.type for x in made if isinstance(x, torch.Tensor) and x.numel() > 1}
         return out
@@ -49,7 +50,7 @@ class UninitialisedIsNaN(OperatorMode):
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
-        if func._schema.name.removeprefix("aten::") in self.EMPTY and out.is_floating_point():
+        if qualified_name(func).removeprefix("aten::") in self.EMPTY and out.is_floating_point():
             out.fill_(math.nan)
         return out
 

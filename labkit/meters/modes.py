@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.meters.arrays import collector_waits
+from labkit.meters.torch_private import TorchDispatchMode, is_wrapper_type
 
 
 class OperatorMode(TorchDispatchMode):
@@ -20,10 +20,11 @@ class OperatorMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._within = contextlib.ExitStack()
+        self._has_wrappers = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # True imports torch._dynamo at the first operator
+        return False  # True imports torch's compiler at the first operator
 
     def __enter__(self) -> Any:
         self._within.enter_context(collector_waits())
@@ -37,6 +38,9 @@ class OperatorMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(map(is_wrapper_type, types)):
+            self._has_wrappers = True
+            return NotImplemented  # the operators that a wrapper subclass (DTensor, jagged NestedTensor) runs come next
         if torch.is_inference_mode_enabled():
             out = self._in_parts(func, args, kwargs)
             if out is not NotImplemented:

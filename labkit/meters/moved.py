@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from labkit.meters.modes import OperatorMode
+from labkit.meters.torch_private import qualified_name, schema_of, storage_address, tree_leaves
 
 
 class MovedBytes(OperatorMode):
@@ -19,15 +19,15 @@ class MovedBytes(OperatorMode):
 
     def __init__(self, **tensors: torch.Tensor) -> None:
         super().__init__()
-        self._names = {x.untyped_storage()._cdata: name for name, x in tensors.items()}
+        self._names = {storage_address(x.untyped_storage()): name for name, x in tensors.items()}
         self._held = list(tensors.values())  # so that no other memory takes the place of theirs
         self.read = dict.fromkeys(tensors, 0)
         self.written = 0
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
-        name = func._schema.name.removeprefix("aten::")
-        if any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns):
+        name = qualified_name(func).removeprefix("aten::")
+        if any(each.alias_info is not None and not each.alias_info.is_write for each in schema_of(func).returns):
             return out  # a view
         written_to = self._written_to(func, args, kwargs)
         if name in _INTO_PLACES:
@@ -40,7 +40,7 @@ class MovedBytes(OperatorMode):
 
     def _note_reads(self, name: str, operands: list[torch.Tensor], written_to: set[int], out: Any) -> None:
         for place, x in enumerate(operands):
-            watched = self._names.get(x.untyped_storage()._cdata)
+            watched = self._names.get(storage_address(x.untyped_storage()))
             if watched is None or (id(x) in written_to and name in _OVERWRITING):
                 continue
             picked = name in _PICKING and place == 0
@@ -49,7 +49,7 @@ class MovedBytes(OperatorMode):
     @staticmethod
     def _written_to(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
         found = []
-        for place, argument in enumerate(func._schema.arguments):
+        for place, argument in enumerate(schema_of(func).arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
                 found += _tensors(value)

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 from labkit.meters.modes import AttentionCalls, OperatorMode
+from labkit.meters.torch_private import qualified_name
 
 
 class ProductMeter(OperatorMode):
@@ -71,4 +72,4 @@ def factors_of(name: str, args: tuple[Any, ...]) -> tuple[Any, Any] | None:
 @functools.cache
 def operator_name(func: Any) -> str:
     """An operator's name, the same for its in-place form."""
-    return func._schema.name.removeprefix("aten::").rstrip("_")
+    return qualified_name(func).removeprefix("aten::").rstrip("_")

@@ -4,8 +4,9 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch.profiler import ProfilerActivity, profile
+
+from labkit.meters.torch_private import ALLOCATION
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it reports its own starts and stops on the terminal
 SCALAR_BYTES = 8
@@ -74,7 +75,7 @@ def _events(roots: Iterable[Any]) -> Iterator[Any]:
 
 def _allocations(events: Iterable[Any], inside: tuple[tuple[int, str], ...]) -> Iterator[tuple[int, Allocation]]:
     for event in events:
-        if event.tag == torch._C._profiler._EventType.Allocation:
+        if event.tag == ALLOCATION:
             fields = event.extra_fields
             if fields.device.type == "cpu":
                 yield event.start_time_ns, Allocation(fields.alloc_size, fields.ptr, inside)

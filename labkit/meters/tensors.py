@@ -5,9 +5,9 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from labkit.meters.allocation import AllocationMeter
+from labkit.meters.torch_private import tree_leaves
 
 
 class TensorMemory(NamedTuple):
@@ -95,8 +95,8 @@ def kept_by_forward(fn: Callable[..., Any], *args: Any) -> int:
     """
     with AllocationMeter() as meter:
         output = fn(*args)
-    blocks = {meter.block_of(tensor) for tensor in _tensors(output)}
-    return meter.live_bytes - sum(block.nbytes for block in blocks if block is not None)
+    blocks = {block for tensor in _tensors(output) for block in meter.blocks_of(tensor)}
+    return meter.live_bytes - sum(block.nbytes for block in blocks)
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

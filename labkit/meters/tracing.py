@@ -19,13 +19,23 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from labkit.meters.allocation import AllocationMeter, Block, Event
+from labkit.meters.torch_private import (
+    CALL_OF_MODULE,
+    ENGINE,
+    backward_number,
+    current_node,
+    next_node_number,
+    node_number,
+    plain_parts,
+    seen_by_profiler_as,
+    storage_address,
+    tree_leaves,
+)
 
 MARK = "traced operator "
 """Begins the name under which `torch.profiler` sees an operator; the number of the step follows."""
 THERE_BEFORE = ("parameter", "input", "before")
 """Kinds of blocks that were there before the run; they count in `Trace.before_bytes`, not in a step's bytes."""
-ENGINE = "_engine_run_backward"
-CALL_OF_MODULE = torch.nn.Module._call_impl.__code__
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,7 @@ class TracingMeter(AllocationMeter):
         super().__init__()
         self._trace = Trace()
         self._life_of: dict[Block, Life] = {}
-        self._before: set[int] = set()
+        self._before: dict[int, Life] = {}
         self._places: list[tuple[int | None, bool]] = []
         self._pass_of: list[str] = []
         self._stack_numbers: dict[Stack, int] = {}
@@ -206,8 +216,7 @@ class TracingMeter(AllocationMeter):
 
     def call(self, kind: str, name: str, tensor: torch.Tensor, module: str = "") -> None:
         """Name a tensor that the run has made, and the module that owns it; ignores other tensors."""
-        block = self.block_of(tensor)
-        if block is not None:
+        for block in self.blocks_of(tensor):
             life = self._life_of[block]
             life.kind, life.name, life.module = kind, name, module or life.module
 
@@ -227,7 +236,7 @@ class TracingMeter(AllocationMeter):
         return trace
 
     def __enter__(self) -> TracingMeter:
-        self._n_nodes = torch._C._autograd._get_sequence_nr()
+        self._n_nodes = next_node_number()
         self._entered_from = sys._getframe(1).f_code
         super().__enter__()
         for hook in (
@@ -245,13 +254,17 @@ class TracingMeter(AllocationMeter):
         if func.namespace in ("profiler", "prim"):  # torch marks an optimizer's step, asks a fake tensor for its device
             return func(*args, **kwargs)
         self._place = self._place_of(sys._getframe(1))
-        with torch._C._profiler._RecordFunctionFast(f"{MARK}{len(self.events)}"):
+        with seen_by_profiler_as(f"{MARK}{len(self.events)}"):
             return super()._see(func, args, kwargs)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        self._place = self._place_of(sys._getframe(1))
+        super()._resized(storage)
 
     def _record(self, op: str) -> Event:
         self.events.append(Event(op, self._engine.node_name, self._live, self._peak, ()))
         self._places.append(self._place)
-        in_backward = torch._C._current_graph_task_id() != -1
+        in_backward = backward_number() != -1
         self._pass_of.append(self._in_pass or ("backward" if in_backward else "forward"))
         return self.events[-1]
 
@@ -273,14 +286,16 @@ class TracingMeter(AllocationMeter):
             self._life_of[pending.older.block].died = len(self.events) - 1
 
     def _call_or_hold(self, kind: str, name: str, tensor: torch.Tensor, module: str = "") -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata in self._alive:
-            self.call(kind, name, tensor, module)
-        elif storage._cdata not in self._before:  # tied weights count once
-            self._before.add(storage._cdata)
-            shape, dtype = tuple(tensor.shape), str(tensor.dtype)
-            life = Life(storage.nbytes(), shape, dtype, "", None, None, 0, None, kind, name, module)
-            self._trace.lives.append(life)
+        for part in plain_parts(tensor):
+            storage = part.untyped_storage()
+            address = storage_address(storage)
+            if address in self._alive:
+                self.call(kind, name, part, module)
+            elif address not in self._before:  # tied weights count once
+                shape, dtype = tuple(part.shape), str(part.dtype)
+                life = Life(storage.nbytes(), shape, dtype, "", None, None, 0, None, kind, name, module)
+                self._before[address] = life
+                self._trace.lives.append(life)
 
     def _name_gradient(self, name: str, module: str) -> Any:
         def name_it(leaf: torch.Tensor) -> None:
@@ -302,8 +317,9 @@ class TracingMeter(AllocationMeter):
         for parameter, state in optimizer.state.items():
             name, owner = names.get(id(parameter), ("a parameter", ""))
             for key, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    self.call("optimizer state", f"{key} of {name}", value, owner)
+                for leaf in tree_leaves(value):  # LBFGS keeps lists
+                    if isinstance(leaf, torch.Tensor):
+                        self.call("optimizer state", f"{key} of {name}", leaf, owner)
 
     def _place_of(self, frame: FrameType | None) -> tuple[int | None, bool]:
         """The stack that is running, or whose gradient the engine is computing; and whether it is the latter."""
@@ -316,7 +332,7 @@ class TracingMeter(AllocationMeter):
                 modules.append(frame.f_locals["self"])
             elif code.co_name == ENGINE:
                 in_engine = in_engine or not lines
-            elif _is_somebodys(code.co_filename):
+            elif is_user_code(code.co_filename):
                 lines.append(self._line_number(code, frame.f_lineno))
             frame = frame.f_back
         if modules and id(modules[0]) not in self._path_of_module:
@@ -324,12 +340,12 @@ class TracingMeter(AllocationMeter):
         module = self._path_of_module.get(id(modules[0]), "") if modules else ""
         number = self._stack_number(Stack(tuple(lines), module)) if lines or module else None
         if not in_engine:
-            made = torch._C._autograd._get_sequence_nr()
+            made = next_node_number()
             self._stack_of_node.update(dict.fromkeys(range(self._n_nodes, made), number))
             self._n_nodes = made
             return number, False
-        node: Any = torch._C._current_autograd_node()
-        known = self._stack_of_node.get(node._sequence_nr()) if node is not None else None
+        node = current_node()
+        known = self._stack_of_node.get(node_number(node)) if node is not None else None
         return (number, False) if known is None else (known, True)
 
     def _stack_number(self, stack: Stack) -> int:
@@ -369,7 +385,7 @@ _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
 @cache
-def _is_somebodys(file: str) -> bool:
+def is_user_code(file: str) -> bool:
     """Whether a file is neither Python's, nor torch's, nor this course's."""
     if file.startswith((*_OURS, "<frozen")):
         return False

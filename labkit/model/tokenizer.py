@@ -18,8 +18,8 @@ class TokenizerError(Exception):
     """The file's tokenizer cannot be used; the message says why."""
 
 
-class NotUnicode(ValueError):
-    """A text holds half of a surrogate pair, as Python makes of bytes on the command line that are not UTF-8."""
+class TextError(ValueError):
+    """A text that has no UTF-8 form; the message names the character."""
 
 
 class Text:
@@ -55,13 +55,13 @@ class Text:
         """The tokens of `text`; names of special tokens in it become these tokens.
 
         Raises:
-            NotUnicode: see there.
+            TextError: `text` is not Unicode text.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            wrong = f"{text[error.start]!r} at character {error.start + 1}"
-            raise NotUnicode(f"the text is not Unicode: {wrong} is no character. Is it in UTF-8?") from None
+            half = ascii(text[error.start])
+            raise TextError(f"the text is not Unicode: {half} is half of a surrogate pair, or no UTF-8") from None
         begin = [] if self.first is None else [self.first]
         return begin + self._tokenizer.encode(text, add_special_tokens=False).ids
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from labkit.meters.torch_private import without_modes
 from labkit.ranks.comm import Deadlock, Traffic, described
 
 HERE = str(Path(__file__).parent)
@@ -113,7 +113,7 @@ class Exchange:
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
     """Hide the body from meters: a message in transit is no rank's memory and no rank's work."""
-    with _disable_current_modes(), torch.no_grad():
+    with without_modes(), torch.no_grad():
         yield
 
 

@@ -28,7 +28,7 @@ class _Moved:
 
 
 class _Ledger:
-    """Counters of a machine. The source review lists a submission that uses them."""
+    """Counters of a machine. The source check shows a submission that uses them."""
 
     def __init__(self, sram_bytes: int, sealed: bool) -> None:
         self.sram_bytes = sram_bytes

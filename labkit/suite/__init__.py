@@ -1,1 +1,1 @@
-"""Runs a lab's suite: import finder, time limits, points, messages, source review."""
+"""Runs a lab's suite: import finder, time limits, points, messages, source check."""

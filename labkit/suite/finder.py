@@ -25,8 +25,11 @@ MAX_BYTES = 1 << 20
 """How large a student's file may be, also where it is graded."""
 IMPORT_SECONDS = min(30.0, MAX_TEST_SECONDS)
 """CPU seconds that importing a lab's module may take."""
-IMPORTABLE = {"labkit.simulated_memory", "labkit.ranks.comm", "labkit.ranks.threads"}
-"""The modules of labkit that a student's file may import."""
+OUT_OF_MEMORY = (
+    *("not enough memory", "can't allocate memory", "out of memory"),
+    *("Cannot allocate memory", "can't start new thread"),
+)
+"""The words of torch, and of the operating system."""
 
 
 class Unusable(Exception):
@@ -35,6 +38,10 @@ class Unusable(Exception):
 
 class TaskMissing(Unusable):
     """The file can be used but does not define the task."""
+
+
+class ImportNeedsMemory(Unusable):
+    """Importing the file needs more memory than there is."""
 
 
 @dataclass(frozen=True)
@@ -101,36 +108,37 @@ class SourceLoader(Loader):
         """See `importlib.abc.Loader`."""
         file, lab = self.source.file, self.source.lab
         module.__file__ = str(file)
-        problem = platform_problem(lab) or _run(file, module.__dict__)
+        problem = platform_problem(lab)
+        unusable = Unusable(problem) if problem else _run(file, module.__dict__, lab)
         for task in lab.tasks:
-            if problem:
-                setattr(module, task.name, UnusableTask(Unusable, problem))
+            if unusable:
+                setattr(module, task.name, UnusableTask(unusable))
             elif task.name not in module.__dict__:
                 missing = f"{module.__name__}.py defines no {task.name}: was it renamed or deleted?"
-                setattr(module, task.name, UnusableTask(TaskMissing, missing))
+                setattr(module, task.name, UnusableTask(TaskMissing(missing)))
 
 
 class UnusableTask:
-    """Replaces a function or class that is not available: any use raises an error."""
+    """Replaces a function or class that is not available: any use raises an error like `error`."""
 
-    def __init__(self, error: type[Unusable], message: str) -> None:
-        self.__dict__.update(error=error, message=message)
+    def __init__(self, error: Unusable) -> None:
+        self.__dict__.update(kind=type(error), args=error.args)
 
     def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
         """Raise the error."""
-        raise self.error(self.message)
+        raise self.kind(*self.args)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise self.error(self.message)
+        raise self.kind(*self.args)
 
 
 def platform_problem(lab: Lab) -> str | None:
     """Why `lab` cannot run on this machine, as one line; None if it can."""
     if lab.platform and not sys.platform.startswith(lab.platform):
         return f"needs {lab.platform.capitalize()}, and this is {sys.platform}: open the course in its container"
-    for name, _, least in (needed.partition(">=") for needed in lab.libraries):
+    for name, _, least in (needed.partition(">=") for needed in lab.libraries if ">=" in needed):
         found = _installed(name)
         if not found or Version(found) < Version(least):
             here = found or "none"
@@ -144,6 +152,22 @@ def file_problem(file: Path) -> str | None:
     return parsed if isinstance(parsed, str) else None
 
 
+def untouched_tasks(lab: Lab) -> set[str]:
+    """The tasks whose code in the student's file is still the stub's, found by reading it, without running anything."""
+    tree = _parsed(lab.student_file)
+    if isinstance(tree, str):
+        return set()
+    bound = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    bound += [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    stubs = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and _is_stub(node)}
+    return {task.name for task in lab.tasks if task.name in stubs and bound.count(task.name) == 1}
+
+
+def needs_memory(error: BaseException) -> bool:
+    """Whether an exception reports that memory is missing; torch raises a plain RuntimeError."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
 def _installed(name: str) -> str:
     """The version of a library, without importing it; "" where there is none."""
     try:
@@ -152,22 +176,22 @@ def _installed(name: str) -> str:
         return ""
 
 
-def _run(file: Path, namespace: dict[str, Any]) -> str | None:
-    """Execute `file` in `namespace`; returns what went wrong as one line."""
+def _run(file: Path, namespace: dict[str, Any], lab: Lab) -> Unusable | None:
+    """Execute `file` in `namespace`; returns what went wrong."""
     tree = _parsed(file)
     if isinstance(tree, str):
-        return tree
-    if imported := _forbidden_import(tree):
-        return f"{file.name} imports {imported}: your code must work without the course's own tools"
+        return Unusable(tree)
+    if imported := _forbidden_import(tree, lab):
+        return Unusable(f"{file.name} imports {imported}: your code must work without the course's own tools")
     try:
         with time_limit(IMPORT_SECONDS):
             exec(compile(tree, str(file), "exec", dont_inherit=True), namespace)
     except KeyboardInterrupt:
         raise
     except SyntaxError as error:
-        return _syntax_problem(file, error)
+        return Unusable(_syntax_problem(file, error))
     except BaseException as error:
-        return _import_problem(file, error)
+        return (ImportNeedsMemory if needs_memory(error) else Unusable)(_import_problem(file, error))
     return None
 
 
@@ -187,13 +211,23 @@ def _parsed(file: Path) -> ast.Module | str:
         return f"{file.name} cannot be read as Python: {error}"
 
 
+def _is_stub(node: ast.stmt) -> bool:
+    """Whether a function does nothing but raise NotImplementedError, or each function of a class."""
+    if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return False
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    if isinstance(node, ast.ClassDef):
+        return bool(body) and all(map(_is_stub, body))
+    return [ast.unparse(each) for each in body] == ["raise NotImplementedError()"]
+
+
 def _syntax_problem(file: Path, error: SyntaxError) -> str:
     code = (error.text or "").strip()
     where = f" in line {error.lineno}" if error.lineno else ""  # for a NUL byte Python names none
     return f"{file.name} has a syntax error{where}: {error.msg}" + (f": {code}" if code else "")
 
 
-def _forbidden_import(tree: ast.Module) -> str | None:
+def _forbidden_import(tree: ast.Module, lab: Lab) -> str | None:
     """The first module of labkit that the file may not import but does."""
     for node in ast.walk(tree):
         names: list[str] = []
@@ -202,7 +236,7 @@ def _forbidden_import(tree: ast.Module) -> str | None:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module]
         for name in names:
-            if name.split(".")[0] == "labkit" and name not in IMPORTABLE:
+            if name.split(".")[0] == "labkit" and name not in lab.libraries:
                 return name
     return None
 

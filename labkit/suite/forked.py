@@ -10,9 +10,11 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
@@ -21,9 +23,9 @@ from typing import Any
 
 from labkit.labs.catalog import find_lab, python_path
 from labkit.labs.manifest import Lab
-from labkit.suite.limits import WALL_SECONDS
-from labkit.suite.messages import how_it_ended
-from labkit.suite.results import State, TestResult
+from labkit.suite.limits import WALL_SECONDS, Exceeded, Limit
+from labkit.suite.messages import ProcessEnded, explain
+from labkit.suite.results import Ended, How, TestResult
 from labkit.suite.run import Listener, SuiteRun, run_suite
 
 CLOCK_FACTOR = 10.0
@@ -33,10 +35,13 @@ MIN_MEMORY_BYTES = 2 << 30
 """A run may have so much even where less is available: every lab's solution needs less."""
 END_SECONDS = 5.0
 """How long a process may take to end after Ctrl-C."""
+PROCESS_GROUP = 4
+"""PIDFD_SIGNAL_PROCESS_GROUP, since Linux 6.9."""
 HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
 """What takes long to import, by the name under which a text mentions it."""
 ALWAYS = ("__main__", "numpy", "pytest", "labkit.suite.plugin", __name__)
 """Imported by the server; without `__main__`, each forked process would import the command's module again."""
+_ENVIRONMENT = threading.Lock()
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -93,7 +98,7 @@ class ForkedRunner:
             seconds = _most_seconds(find_lab(lab))
         job = _Job(lab, options, tuple(tests), cpu_seconds, prepare)
         run, _ = _run(job, Listener(), seconds, most_seconds)
-        if run.interrupted:
+        if run.ended.how is How.INTERRUPTED:
             raise KeyboardInterrupt
         return run
 
@@ -117,18 +122,18 @@ def run_forked(
     """Run the suite of `lab` for a student, as `run_suite` does, in a separate process.
 
     Code that ends the process (a crash in a library, `os._exit`) ends the run: its last result names the test.
-    Ctrl-C ends it too, and `interrupted` says where.
+    Ctrl-C ends it too, and `ended` says where.
     """
     start_server()
     stdin = _Stdin() if show_prints else None
     job = _Job(lab.label, options, tuple(tests), prepare=limit_memory, stdin=stdin)
     run, running = _run(job, listener or Listener(), None if show_prints else _most_seconds(lab))
-    if run.died and running:
-        ended = f"its process ended: {run.died}"
-        run.results.append(TestResult(running.test, running.task, State.CRASHED, (ended,)))
-        run.problem = ""
-    elif run.died:
-        run.problem = f"importing {lab.student_file.name} ends the process: {run.died}"
+    if run.ended.how in (How.DIED, How.OUT_OF_TIME):
+        if running:
+            crashed = explain(ProcessEnded(run.ended.status), [])
+            run.results.append(TestResult(running.test, running.task, *crashed))
+        elif not run.results:
+            run.ended = replace(run.ended, imported=lab.student_file.name)
     return run
 
 
@@ -197,18 +202,24 @@ def _run(
     """Returns a run, and the test during which its process died, if it did."""
     connection, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_live, args=(theirs, job), daemon=True)
-    with connection:
+    with connection, contextlib.ExitStack() as stack:
         with theirs:
             process.start()
+        kill = partial(_kill, process, _handle(process.pid, stack))
         try:
-            return _followed(process, connection, listener, seconds, most_seconds)
+            return _followed(process, connection, kill, listener, seconds, most_seconds)
         finally:
-            _kill(process)
+            kill()
             process.join()
 
 
 def _followed(
-    process: Any, connection: Connection, listener: Listener, seconds: float | None, most_seconds: float
+    process: Any,
+    connection: Connection,
+    kill: Callable[[], None],
+    listener: Listener,
+    seconds: float | None,
+    most_seconds: float,
 ) -> tuple[SuiteRun, _Started | None]:
     run = SuiteRun()
     running: _Started | None = None
@@ -219,7 +230,7 @@ def _followed(
             left = give_up - time.monotonic()
             if not connection.poll(seconds if left == math.inf else max(0, min(left, seconds or left))):
                 is_late = True
-                _kill(process)
+                kill()
             event = connection.recv()
         except (EOFError, OSError):
             break
@@ -227,7 +238,8 @@ def _followed(
             if is_interrupted:
                 raise
             is_interrupted, seconds = True, END_SECONDS
-            os.kill(process.pid, signal.SIGINT)
+            if process.exitcode is None:
+                os.kill(process.pid, signal.SIGINT)
             continue
         if isinstance(event, SuiteRun):
             return event, None
@@ -244,18 +256,36 @@ def _followed(
     if is_interrupted:
         raise KeyboardInterrupt
     process.join(END_SECONDS)
-    run.died, run.is_overtime = how_it_ended(process.exitcode or 0), is_late
-    run.problem = f"the run ended without a result: {run.died}"
-    if is_late:
-        run.problem = f"the run did not end within {min(seconds or most_seconds, most_seconds):.0f} s by the clock"
+    allowed = most_seconds if seconds is None or time.monotonic() >= give_up else seconds
+    late = Exceeded(Limit.CLOCK, round(allowed)) if is_late else None
+    run.ended = Ended(How.OUT_OF_TIME if late else How.DIED, late, process.exitcode or 0)
     return run, running
 
 
-def _kill(process: Any) -> None:
-    """Kill a run's process and the processes that the code under test has started in its group."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(process.pid, signal.SIGKILL)
+def _handle(pid: int | None, stack: contextlib.ExitStack) -> int | None:
+    """What names a process even after its end, until `stack` closes it; None where the system has no such thing."""
+    if pid is None or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return None
+    stack.callback(os.close, handle)
+    return handle
+
+
+def _kill(process: Any, handle: int | None) -> None:
+    """Kill a run's process and the processes that the code under test has started in its group.
+
+    By its number only until the fork server has waited for it: then the number may be another's.
+    """
+    if handle is not None:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL, None, PROCESS_GROUP)
+    if process.exitcode is None:
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(process.pid, signal.SIGKILL)
 
 
 class _Sender(Listener):
@@ -300,10 +330,15 @@ def _live(connection: Connection, job: _Job) -> None:
 
 @contextlib.contextmanager
 def _environment(settings: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    """Context with these variables set: one thread at a time, and the others' variables are there all the while."""
+    with _ENVIRONMENT:
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value

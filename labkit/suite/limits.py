@@ -1,4 +1,4 @@
-"""Stops a test that runs too long: a limit of CPU time, and one by the clock for a test that only waits."""
+"""The limits of a test, and what stops it: a limit of CPU time, and one by the clock for a test that only waits."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from types import FrameType
 
-WALL_SECONDS = 60.0
+WALL_SECONDS = 20.0
 """After so long by the clock a test is stopped if it only waits, for what never comes."""
 WAITING_SHARE = 1 / 30
 """A test that has used less CPU time than this share of the time by the clock is one that waits. The clock stops no
 other: that ends when its CPU time does, however many programs share the machine."""
-WAIT_SECONDS = 3.0
-"""By the clock, for a test that only waits, after an earlier test of this process has waited until its limit."""
 MAX_TEST_SECONDS = float(os.environ.get("ATTENTION_LABS_TEST_SECONDS", "inf"))
 """No test and no import may take more CPU seconds: for tests of the limits themselves."""
 REPEAT_SECONDS = 1.0
@@ -25,17 +25,43 @@ worker_clocks: list[Callable[[], float]] = []
 """Clocks of CPU seconds that other processes spend for the body, which count as its own."""
 
 
+class Limit(StrEnum):
+    """What is limited, and the unit of the limit."""
+
+    CPU_TIME = "s of CPU time"
+    CLOCK = "s by the clock"
+    MEMORY = "MiB of memory"
+    SLOW_TESTS = "tests of a task that take too long"
+    PROCESS_ENDS = "ends of the submission's process"
+
+
+@dataclass(frozen=True)
+class Exceeded:
+    """A limit that was exceeded: how much is allowed, in the limit's unit, and how much was used, where it is known.
+
+    Where the clock has stopped what only waits, what was used is CPU time in s: next to nothing.
+    """
+
+    limit: Limit
+    allowed: float
+    used: float | None = None
+
+
+class NotBegun(BaseException):
+    """Raised instead of a test that is left out, since a limit was exceeded before it."""
+
+    def __init__(self, exceeded: Exceeded) -> None:
+        super().__init__(exceeded)
+        self.exceeded = exceeded
+
+
 class TookTooLong(BaseException):
     """Raised inside the code that ran too long. Not an `Exception`, so that `except Exception` cannot swallow it."""
 
     def __init__(self, seconds: float, *, cpu_seconds: float | None = None) -> None:
-        waited = cpu_seconds is not None
-        unit = "s by the clock" if waited else "s of CPU time"
-        super().__init__(f"still running after {seconds:g} {unit}")
-        self.seconds = seconds
-        self.cpu_seconds = cpu_seconds
-        """What it used until then, next to nothing, where the clock has stopped it."""
-        self.why_less = ""
+        limit = Limit.CPU_TIME if cpu_seconds is None else Limit.CLOCK
+        super().__init__(f"still running after {seconds:g} {limit}")
+        self.exceeded = Exceeded(limit, seconds, None if cpu_seconds is None else round(cpu_seconds, 1))
 
 
 class _Limit:
@@ -50,7 +76,6 @@ class _Limit:
         return self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
 
     def exceeded(self, signum: int, _frame: FrameType | None) -> None:
-        global _has_waited
         if self.has_ended:
             return
         error = TookTooLong(self.cpu_seconds)
@@ -59,13 +84,11 @@ class _Limit:
             if used >= seconds * WAITING_SHARE and not self.is_over:
                 return
             error = TookTooLong(round(min(seconds, self.wall_seconds), 1), cpu_seconds=used)
-            _has_waited = True
         self.is_over = True
         raise error
 
 
 _limit: _Limit | None = None
-_has_waited = False
 
 
 @contextlib.contextmanager
@@ -82,7 +105,7 @@ def time_limit(cpu_seconds: float, wall_seconds: float = WALL_SECONDS) -> Iterat
         return
     limit = _limit = _Limit(cpu_seconds, wall_seconds)
     previous = {number: signal.signal(number, limit.exceeded) for number in (signal.SIGPROF, signal.SIGALRM)}
-    _set_timers(cpu_seconds, min(wall_seconds, WAIT_SECONDS) if _has_waited else wall_seconds)
+    _set_timers(cpu_seconds, wall_seconds)
     try:
         try:
             yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import os
 import re
 import signal
 import textwrap
@@ -12,10 +13,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.labs.manifest import Lab
+from labkit.labs.manifest import Lab, Task
 from labkit.suite.finder import TaskMissing, Unusable
-from labkit.suite.limits import TookTooLong
-from labkit.suite.results import MAX_SHARE, Kind, State, TaskResult, TestResult, add_up, lab_points
+from labkit.suite.limits import Exceeded, Limit, NotBegun, TookTooLong
+from labkit.suite.results import (
+    MAX_SHARE,
+    Ended,
+    Failure,
+    How,
+    Kind,
+    Place,
+    State,
+    TaskResult,
+    TestResult,
+    add_up,
+    lab_points,
+)
 
 LONGEST_LINE = 160
 """Characters of a line of a message; what is longer is cut."""
@@ -45,51 +58,104 @@ WHY_CAPPED = {
     Kind.ROBUST: "a result on extreme inputs is wrong",
     Kind.COST: "memory or work exceeds its bound",
 }
+STATED_CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)", re.DOTALL)
+"""How the comparisons of all suites name the cause of a failure, the last thing that they say."""
 WholeSuite = Mapping[str, Collection[str]]
 """The names of all tests of each task."""
 
 
 class ProcessEnded(Exception):
-    """The code under test ended its process; the message describes how."""
+    """The code under test ended its process, whose exit status is `status`; None where that is not known."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(f"its process ended: {how_it_ended(status)}")
+        self.status = status
+
+
+class Line(str):
+    """A line of text with its style, in the words that rich and pytest share."""
+
+    style: str
+
+    def __new__(cls, text: str, style: str = "") -> Line:
+        """A line; without a style it has the terminal's own."""
+        line = super().__new__(cls, text)
+        line.style = style
+        return line
 
 
 # One test
 
 
-def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, tuple[str, ...]]:
-    """Explains an exception in a test to the student, whose code is in `source_files`, in at most a dozen lines."""
+def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, Failure]:
+    """Explains an exception in a test of the student's code, as data: all that is in the folders of `source_files`."""
+    if isinstance(error, NotBegun):
+        return State.NOT_RUN, Failure(exceeded=error.exceeded)
     if isinstance(error, Unusable):
-        return State.MISSING if isinstance(error, TaskMissing) else State.UNUSABLE, _clip(str(error))
+        return State.MISSING if isinstance(error, TaskMissing) else State.UNUSABLE, Failure(str(error))
     if isinstance(error, ProcessEnded):
-        return State.CRASHED, _clip(str(error))
+        return State.CRASHED, Failure(str(error))
     entries = _traceback(error)
-    own_files = {str(file) for file in source_files}
-    own = [entry for entry in entries if entry.file in own_files]
-    if own and isinstance(error, NotImplementedError) and entries[-1].file in own_files:
-        return State.NOT_STARTED, (f"{own[-1].location} still raises NotImplementedError",)
+    folders = tuple({f"{file.parent}{os.sep}" for file in source_files})
+    own = [entry for entry in entries if entry.file.startswith(folders)]
+    place = own[-1].place(own[0].function) if own else None
+    if own and isinstance(error, NotImplementedError) and entries[-1] is own[-1]:
+        return State.NOT_STARTED, Failure(place=place)
     if isinstance(error, TookTooLong):
-        if own:
-            what = f"{own[0].function} was {error}, last seen at {own[-1].location}: {own[-1].code}"
-        else:
-            what = f"the code was {error}"
-        return State.TOO_SLOW, _clip(f"{what}\n{_why_too_long(error)}")
+        return State.TOO_SLOW, Failure(str(error), place=place, exceeded=error.exceeded)
     text = str(error).strip()
     kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__  # NumPy has one of its own
     if own:
-        notes = list(getattr(error, "__notes__", []))
-        raised = f"{own[0].function} raised {kind}" + (f": {text}" if text else "")
-        where = f"at {own[-1].location}: {own[-1].code}"
-        return State.CRASHED, _clip("\n".join([raised, where, *notes, *_usual_cause(text, own[-1].code)]))
+        notes = tuple(getattr(error, "__notes__", ()))
+        cause = _usual_cause(text, own[-1].code) or stated_cause("\n".join([text, *notes]))
+        return State.CRASHED, Failure(text, cause, notes, place, kind)
     if isinstance(error, AssertionError):
-        return State.WRONG, _clip(text or f"not true: {entries[-1].code}")
+        code = "" if text else entries[-1].code
+        return State.WRONG, Failure(text, stated_cause(text), code=code, exceeded=_exceeded_memory(error))
     tests = [entry for entry in entries if Path(entry.file).name.startswith("test_")]
     code = (tests or entries)[-1].code
-    lines = [f"what came back could not be used: {kind}: {text}", f"the test did: {code}", *_usual_cause(text, code)]
-    return State.WRONG, _clip("\n".join(lines))
+    return State.WRONG, Failure(text, _usual_cause(text, code) or stated_cause(text), error=kind, code=code)
 
 
-def how_it_ended(status: int) -> str:
+def failure_lines(state: State, failure: Failure, caller: str = "the test") -> tuple[str, ...]:
+    """What a student reads of a failed test, in at most a dozen lines; `caller` is what called the code."""
+    text, place = failure.message, failure.place
+    if state is State.NOT_RUN:
+        lines = [_why_not_run(failure)]
+    elif state is State.NOT_STARTED:
+        lines = [f"{place} still raises NotImplementedError"]
+    elif state is State.TOO_SLOW:
+        lines = [
+            f"{place.function} was {text}, last seen at {place}: {place.code}" if place else f"the code was {text}"
+        ]
+        lines += [_why_too_long(failure.exceeded)] if failure.exceeded else []
+    elif place:
+        raised = f"{place.function} raised {failure.error}" + (f": {text}" if text else "")
+        lines = [raised, f"at {place}: {place.code}", *failure.notes]
+    elif failure.error:
+        lines = [f"what came back could not be used: {failure.error}: {text}", f"{caller} did: {failure.code}"]
+    else:
+        lines = [text or f"not true: {failure.code}"]
+    if failure.cause and failure.cause not in "\n".join(lines):
+        lines.append(f"Usual cause: {failure.cause}")
+    return _clip("\n".join(lines))
+
+
+def result_lines(result: TestResult) -> tuple[str, ...]:
+    """What a student reads of a test that failed; see `failure_lines`."""
+    return failure_lines(result.state, result.failure)
+
+
+def stated_cause(text: str) -> str:
+    """The cause that a comparison's message ends with, in the form that all suites use; "" where it names none."""
+    found = STATED_CAUSE.search(text)
+    return found[1] if found else ""
+
+
+def how_it_ended(status: int | None) -> str:
     """The exit status of a process in words; signals are negative numbers."""
+    if status is None:
+        return "it has ended"
     if status >= 0:
         return f"it left with status {status}"
     name = signal.Signals(-status).name
@@ -103,10 +169,9 @@ class _Entry(NamedTuple):
     line_number: int
     function: str
 
-    @property
-    def location(self) -> str:
-        """File and line, as an editor jumps to it."""
-        return f"{Path(self.file).name}:{self.line_number}"
+    def place(self, function: str) -> Place:
+        """It as a place, where `function` was called first."""
+        return Place(Path(self.file).name, self.line_number, self.code, function)
 
     @property
     def code(self) -> str:
@@ -126,34 +191,52 @@ def _traceback(error: BaseException) -> list[_Entry]:
     return [*entries, *(_Entry(*place) for place in in_worker)]
 
 
-def _usual_cause(text: str, code: str) -> list[str]:
+def _usual_cause(text: str, code: str) -> str:
     """The usual cause of an error of NumPy, torch or Python that says little, raised by the line `code`."""
     for said, cause in USUAL_CAUSES.items():
         if said in text:
-            return [f"Usual cause: {cause}"]
+            return cause
     if "too many values to unpack" in text and ".shape" in code:
-        return ["Usual cause: there may be leading axes, for a batch and heads: x.shape[-2:] gives the last two"]
+        return "there may be leading axes, for a batch and heads: x.shape[-2:] gives the last two"
     if "'function' object is not subscriptable" in text and "](" in code:
-        return ["Usual cause: `@triton.jit` is missing above the kernel: kernel[grid](…) launches what it makes"]
+        return "`@triton.jit` is missing above the kernel: kernel[grid](…) launches what it makes"
     if shapes := NOT_BROADCAST.search(text):
         rows, one_a_row = (each.rstrip(",") for each in shapes.groups())
         if rows.rpartition(",")[0] == one_a_row:
-            return [
-                f"Usual cause: one number a row, ({shapes.group(2)}), meets the rows, ({rows}): [..., None] gives it "
-                "the last axis back; max and sum keep it with keepdims=True"
-            ]
-    return []
+            return (
+                f"one number a row, ({shapes.group(2)}), meets the rows, ({rows}): [..., None] gives it the last axis "
+                "back; max and sum keep it with keepdims=True"
+            )
+    return ""
 
 
-def _why_too_long(error: TookTooLong) -> str:
+def _exceeded_memory(error: AssertionError) -> Exceeded | None:
+    from labkit.testing.memory_limit import NeedsMoreMemory
+
+    if not isinstance(error, NeedsMoreMemory):
+        return None
+    return Exceeded(Limit.MEMORY, error.allowed_mib, error.used_mib)
+
+
+def _why_too_long(exceeded: Exceeded) -> str:
     """Why a test may have taken too long: slow code and an endless loop look the same from outside."""
-    if error.cpu_seconds is not None:
+    if exceeded.limit is Limit.CLOCK:
         return (
-            f"It used only {error.cpu_seconds:.1f} s of CPU time: it waits for something that never comes, or other "
+            f"It used only {exceeded.used:.1f} s of CPU time: it waits for something that never comes, or other "
             "programs keep this machine busy"
         )
-    share = error.why_less or "The limit is ten times what the slowest correct solution of this lab needs for a test"
-    return f"{share}: it is slow, or it never ends"
+    return (
+        "The limit is ten times what the slowest correct solution of this lab needs for a test: it is slow, or it "
+        "never ends"
+    )
+
+
+def _why_not_run(failure: Failure) -> str:
+    if failure.exceeded is None:
+        return f"not reached: {failure.message}"
+    if failure.exceeded.limit is Limit.SLOW_TESTS:
+        return "not run: three tests before it took too long"
+    return f"not run: its process ended {failure.exceeded.allowed:g} times"
 
 
 def _clip(text: str) -> tuple[str, ...]:
@@ -180,7 +263,7 @@ def run_lines(
     everything: bool = False,
     whole_suite: WholeSuite | None = None,
     more: str = "-v",
-) -> list[str]:
+) -> list[Line]:
     """The lines of a run: one per task, what failed and why, the points, and what to do next.
 
     Args:
@@ -189,51 +272,97 @@ def run_lines(
         more: the option that shows everything, where the lines are shown.
     """
     tasks = add_up(lab, results)
-    parts = _parts(results, whole_suite or {})
-    following = next((task for task in lab.tasks if task.name in tasks and not tasks[task.name].done), None)
     if (problem := _same_problem(results)) and len(tasks) > 1:
         return unusable_lines(lab, problem, tasks)
-    lines: list[str] = []
-    called = tasks_called_by(lab)
-    for name, task_result in tasks.items():
-        own = [result for result in results if result.task == name]
-        if problem := _same_problem(own):
-            lines.append(f"{lab.label} · {name} · {problem}")
-            continue
-        if name in parts and task_result.started:
-            lines.append(f"{lab.label} · {name} · {parts[name]} tests were run, {task_result.passed} of them pass")
-        else:
-            is_next = following is not None and following.name == name
-            lines.append(task_line(lab, task_result, start_here=is_next))
-            lines += _capped(lab, task_result, own)
-        lines += _follows(called.get(name, []), tasks, task_result)
-        lines += _failures([result for result in own if not result.passed], everything, more)
+    parts = _parts(results, whole_suite or {})
+    following = _following(lab, tasks)
+    lines = task_lines(lab, results, everything=everything, whole_suite=whole_suite, more=more)
     hint = f"{following.name} — a hint: uv run lab hint {lab.number} {following.name}" if following else ""
     if not parts:
         return [*lines, *_closing(lab, tasks, hint)]
     whole = {name: task_result for name, task_result in tasks.items() if name not in parts}
-    lines += _closing(lab, whole, "") if whole else [""]
-    lines.append(f"{lab.label}: a task has points when every test of it was run")
+    lines += _closing(lab, whole, "") if whole else [Line("")]
+    lines.append(Line(f"{lab.label}: a task has points when every test of it was run"))
     if hint:
-        lines.append(f"next: {hint}")
+        lines.append(Line(f"next: {hint}", "bold"))
     return lines
 
 
-def unusable_lines(lab: Lab, problem: str, tasks: Mapping[str, TaskResult] | None = None) -> list[str]:
+def task_lines(
+    lab: Lab,
+    results: Sequence[TestResult],
+    *,
+    everything: bool = False,
+    whole_suite: WholeSuite | None = None,
+    more: str = "-v",
+) -> list[Line]:
+    """The lines of the tasks alone, without the points and what to do next; arguments as in `run_lines`."""
+    tasks = add_up(lab, results)
+    if (problem := _same_problem(results)) and len(tasks) > 1:
+        return [Line(f"{lab.label} · {problem}")]
+    parts = _parts(results, whole_suite or {})
+    following = _following(lab, tasks)
+    lines: list[Line] = []
+    called = tasks_called_by(lab)
+    for name, task_result in tasks.items():
+        own = [result for result in results if result.task == name]
+        if problem := _same_problem(own):
+            lines.append(Line(f"{lab.label} · {name} · {problem}"))
+            continue
+        if name in parts and task_result.started:
+            lines.append(
+                Line(f"{lab.label} · {name} · {parts[name]} tests were run, {task_result.passed} of them pass")
+            )
+        else:
+            is_next = following is not None and following.name == name
+            lines.append(task_line(lab, task_result, start_here=is_next))
+            lines += map(Line, _capped(lab, task_result, own))
+        lines += map(Line, _follows(called.get(name, []), tasks, task_result))
+        lines += _failures([result for result in own if not result.passed], everything, more)
+    return lines
+
+
+def ending_text(ended: Ended) -> str:
+    """Why a run did not come to its end; "" where it did."""
+    match ended.how:
+        case How.FINISHED:
+            return ""
+        case How.OUT_OF_TIME if ended.exceeded:
+            return f"the run did not end within {ended.exceeded.allowed:g} {ended.exceeded.limit}"
+        case How.INTERRUPTED:
+            return f"interrupted {interrupted_text(ended)}"
+        case How.DIED | How.OUT_OF_TIME:
+            what = (
+                f"importing {ended.imported} ends the process" if ended.imported else "the run ended without a result"
+            )
+            return f"{what}: {how_it_ended(ended.status)}"
+    return ended.detail
+
+
+def interrupted_text(ended: Ended) -> str:
+    """Where Ctrl-C came."""
+    if ended.place is None:
+        return "outside your code"
+    return f"at {ended.place}" + (f": {ended.place.code}" if ended.place.code else "")
+
+
+def unusable_lines(lab: Lab, problem: str, tasks: Mapping[str, TaskResult] | None = None) -> list[Line]:
     """The lines of a run in which the file could not be used at all; `tasks` are the requested ones."""
     if tasks is None:
         tasks = {task.name: TaskResult(task.name, 0, 0, started=True) for task in lab.tasks}
-    return [f"{lab.label} · {problem}", *_closing(lab, tasks, "fix this first: no test can run before")]
+    return [Line(f"{lab.label} · {problem}"), *_closing(lab, tasks, "fix this first: no test can run before")]
 
 
-def task_line(lab: Lab, result: TaskResult, start_here: bool = False) -> str:
+def task_line(lab: Lab, result: TaskResult, start_here: bool = False) -> Line:
     """One task in one line."""
     head = f"{lab.label} · {result.task}"
     if result.done:
-        return f"{head} · done ({result.total} tests)"
-    if not result.started:
-        return f"{head} · not implemented yet" + (f" — start here: {_place_of(lab, result.task)}" if start_here else "")
-    return f"{head} · {result.passed} of {result.total} tests pass"
+        return Line(f"{head} · done ({result.total} tests)", "green")
+    if result.started:
+        return Line(f"{head} · {result.passed} of {result.total} tests pass")
+    if start_here:
+        return Line(f"{head} · not implemented yet — start here: {_place_of(lab, result.task)}", "bold")
+    return Line(f"{head} · not implemented yet")
 
 
 def _place_of(lab: Lab, task: str) -> str:
@@ -246,28 +375,16 @@ def _place_of(lab: Lab, task: str) -> str:
     return file
 
 
-def change_lines(lab: Lab, before: Mapping[str, TaskResult], after: Mapping[str, TaskResult]) -> list[str]:
+def change_lines(lab: Lab, before: Mapping[str, TaskResult], after: Mapping[str, TaskResult]) -> list[Line]:
     """What changed since the previous run, one line per task."""
     lines = []
     for name, now in after.items():
         was = before.get(name)
         if was is None or (was.passed, was.total) == (now.passed, now.total):
             continue
-        arrow = "▲" if now.passed > was.passed else "▼"
-        lines.append(f"{arrow} {lab.label} · {name} · {was.passed} → {now.passed} of {now.total}")
+        arrow, style = ("▲", "green") if now.passed > was.passed else ("▼", "red")
+        lines.append(Line(f"{arrow} {lab.label} · {name} · {was.passed} → {now.passed} of {now.total}", style))
     return lines
-
-
-def line_style(line: str) -> str:
-    """How a line is coloured, in the words that rich and pytest share."""
-    text = line.strip()
-    if text.startswith(("✗", "▼")):
-        return "red"
-    if text.startswith(("▲", "★")) or "· done" in text:
-        return "green"
-    if "start here" in text or text.startswith("next:"):
-        return "bold"
-    return ""
 
 
 def points_text(points: float) -> str:
@@ -300,24 +417,29 @@ def tasks_called_by(lab: Lab) -> dict[str, list[str]]:
 
 def _same_problem(results: Sequence[TestResult]) -> str:
     """Why none of these tests can use the file, if the reason is the same for all."""
-    problems = {result.lines for result in results}
+    problems = {(result.state, result.failure) for result in results}
     unusable = all(result.state in (State.UNUSABLE, State.MISSING) for result in results)
-    return " ".join(problems.pop()) if unusable and len(problems) == 1 else ""
+    return " ".join(failure_lines(*problems.pop())) if unusable and len(problems) == 1 else ""
 
 
-def _closing(lab: Lab, tasks: Mapping[str, TaskResult], following: str) -> list[str]:
+def _following(lab: Lab, tasks: Mapping[str, TaskResult]) -> Task | None:
+    """The first task of those that are not done."""
+    return next((task for task in lab.tasks if task.name in tasks and not tasks[task.name].done), None)
+
+
+def _closing(lab: Lab, tasks: Mapping[str, TaskResult], following: str) -> list[Line]:
     done = sum(result.done for result in tasks.values())
     total = sum(task.points for task in lab.tasks if task.name in tasks)
     earned = points_text(lab_points(lab, tasks))
-    lines = ["", f"{lab.label}: {done} of {len(tasks)} tasks done, {earned} of {points_text(total)} points"]
+    lines = [Line(""), Line(f"{lab.label}: {done} of {len(tasks)} tasks done, {earned} of {points_text(total)} points")]
     if following:
-        lines.append(f"next: {following}")
+        lines.append(Line(f"next: {following}", "bold"))
     if done == len(lab.tasks):
         n_tests = sum(result.total for result in tasks.values())
         report = lab.folder.relative_to(lab.folder.parent.parent) / "report.ipynb"
         report_points = points_text(lab.report_points)
-        lines.append(f"★ Lab {lab.number}, {lab.title}, is done: all its {n_tests} tests pass.")
-        lines.append(f"  Left to do: the report, {report_points} points: {report}")
+        lines.append(Line(f"★ Lab {lab.number}, {lab.title}, is done: all its {n_tests} tests pass.", "green"))
+        lines.append(Line(f"  Left to do: the report, {report_points} points: {report}"))
     return lines
 
 
@@ -356,25 +478,25 @@ def _follows(called: Sequence[str], tasks: Mapping[str, TaskResult], task_result
             yield f"  your code for it calls {undone[0]}, which is not right yet: fix {undone[0]} first"
 
 
-def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable[str]:
+def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable[Line]:
     """The first distinct failures in full, the others by name; those that cost all points come first."""
-    alike: dict[tuple[str, ...], list[TestResult]] = {}
+    alike: dict[tuple[State, Failure], list[TestResult]] = {}
     for result in sorted(failed, key=lambda result: result.kind is not Kind.BORROWED):
         if result.state is not State.NOT_STARTED:
-            alike.setdefault(result.lines, []).append(result)
+            alike.setdefault((result.state, result.failure), []).append(result)
     groups = list(alike.values())
     n_shown = len(groups) if everything else SHOWN_IN_FULL
     for first, *others in groups[:n_shown]:
-        yield f"  ✗ {first.test}"
-        yield from (f"      {line}" for line in first.lines)
+        yield Line(f"  ✗ {first.test}", "red")
+        yield from (Line(f"      {line}") for line in result_lines(first))
         if first.n_printed:
             lines = "1 line" if first.n_printed == 1 else f"{first.n_printed:,} lines"
-            yield f"      (your code printed {lines}; to see it: {more.replace('-v', '-s')})"
+            yield Line(f"      (your code printed {lines}; to see it: {more.replace('-v', '-s')})")
         if others:
             tests = "1 more test" if len(others) == 1 else f"{len(others)} more tests"
-            yield f"      and {tests}: the same ({_names(others)})"
+            yield Line(f"      and {tests}: the same ({_names(others)})")
     if rest := [result for group in groups[n_shown:] for result in group]:
-        yield f"  ✗ and {len(rest)} more of {_names(rest)} ({more} shows all)"
+        yield Line(f"  ✗ and {len(rest)} more of {_names(rest)} ({more} shows all)", "red")
 
 
 def _names(results: Iterable[TestResult]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import zlib
 from collections import Counter
@@ -18,22 +17,22 @@ from labkit.labs.catalog import ROOT, find_labs, lab_at
 from labkit.labs.manifest import Lab, ManifestError
 from labkit.suite import limits
 from labkit.suite.finder import LabFinder, Source, student_source
-from labkit.suite.limits import WALL_SECONDS, TookTooLong, time_limit
-from labkit.suite.messages import explain, line_style, run_lines
-from labkit.suite.results import Kind, State, TestResult, store_whole_tasks
+from labkit.suite.limits import Exceeded, Limit, NotBegun, TookTooLong, time_limit
+from labkit.suite.messages import explain, failure_lines, run_lines
+from labkit.suite.results import Failure, Kind, State, TestResult, store_whole_tasks
 
 LAB_LINES = "lab_lines"
 """The name under which pytest knows the plugin that shows each task's results."""
 GPU_SECONDS = 120.0
 """For a test that starts CUDA and compiles kernels."""
-TIME_SHARES = ((0, 1.0), (2, 0.2), (math.inf, 0.04))
-"""The share of its time that a test gets when at most so many tests of its task have taken too long."""
+MAX_SLOW_TESTS = 3
+"""After so many tests of a task have taken too long, the rest of that task is not begun."""
 N_GENERAL = 2
 """How many of a class's tests, its first ones, check that results are right in general.
 
 If one of these fails, later tests leave out the cause that they are there for.
 """
-EXPLAINED = pytest.StashKey[tuple[State, tuple[str, ...]]]()
+EXPLAINED = pytest.StashKey[tuple[State, Failure]]()
 
 
 for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -138,22 +137,18 @@ class LabResults:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Give each test of a lab a time limit of its own."""
+        """Give each test of a lab a time limit of its own, and begin none after `MAX_SLOW_TESTS`."""
         lab = self._lab(item)
         if lab is None:
             return (yield)
         test_class = _class_name(item)
-        n_before = self._timed_out[test_class]
-        share = next(share for most, share in TIME_SHARES if n_before <= most)
-        seconds = _seconds(item, lab) * share
+        if self._timed_out[test_class] >= MAX_SLOW_TESTS:
+            raise NotBegun(Exceeded(Limit.SLOW_TESTS, MAX_SLOW_TESTS))
         try:
-            with time_limit(seconds, WALL_SECONDS * max(share, 0.2)):
+            with time_limit(_seconds(item, lab)):
                 return (yield)
-        except TookTooLong as error:
+        except TookTooLong:
             self._timed_out[test_class] += 1
-            if n_before:
-                others = "Another test" if n_before == 1 else f"{n_before} other tests"
-                error.why_less = f"{others} of this task took too long, so this one got {share:.0%} of the time"
             raise
 
     def pytest_enter_pdb(self) -> None:
@@ -175,13 +170,13 @@ class LabResults:
         if lab is None or report.skipped or (report.when != "call" and not report.failed):
             return report
         error = call.excinfo.value if report.failed and call.excinfo else None
-        state, lines = self._explained(item, lab, error) if error is not None else (State.PASSED, ())
+        state, failure = self._explained(item, lab, error) if error is not None else (State.PASSED, Failure())
         properties: dict[str, Any] = dict(item.user_properties)
         result = TestResult(
             item.name,
             _task_name(item, lab),
             state,
-            lines,
+            failure,
             drawn="rng" in getattr(item, "fixturenames", ()),
             kind=Kind.BORROWED if error is not None and _is_borrowed(error) else _kind(item),
             n_printed=0 if report.passed else report.capstdout.count("\n"),
@@ -223,9 +218,9 @@ class LabResults:
     def _short_failure(
         self, item: pytest.Item, lab: Lab, excinfo: pytest.ExceptionInfo[BaseException], *_: object, **__: object
     ) -> str:
-        return "\n".join(self._explained(item, lab, excinfo.value)[1])
+        return "\n".join(failure_lines(*self._explained(item, lab, excinfo.value)))
 
-    def _explained(self, item: pytest.Item, lab: Lab, error: BaseException) -> tuple[State, tuple[str, ...]]:
+    def _explained(self, item: pytest.Item, lab: Lab, error: BaseException) -> tuple[State, Failure]:
         if EXPLAINED not in item.stash:
             self._drop_hint(item, error)
             item.stash[EXPLAINED] = explain(error, [self.sources[lab.label].file])
@@ -236,8 +231,7 @@ class LabResults:
         from labkit.testing.compare import WrongValue
 
         test_class = item.nodeid.rpartition("::")[0]
-        own_hint = getattr(error, "own_hint", "")
-        is_nan = " is NaN" in str(error)
+        own_hint, is_nan = getattr(error, "own_hint", ""), getattr(error, "is_nan", False)
         if own_hint and (test_class, is_nan) in self._general:
             error.args = (str(error).replace(f"\n{own_hint}", ""),)
         worked_example = item.name.startswith("test_worked_example")
@@ -279,8 +273,7 @@ class LabLines:
                 whole = self._run.whole_suites.get(lab.label)
                 terminalreporter.write_line("")
                 for line in run_lines(lab, results, everything=terminalreporter.verbosity > 0, whole_suite=whole):
-                    style = line_style(line)
-                    terminalreporter.write_line(line, **({style: True} if style else {}))
+                    terminalreporter.write_line(line, **({line.style: True} if line.style else {}))
         failed = terminalreporter.stats.pop("failed", [])
         try:
             return (yield)

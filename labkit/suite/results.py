@@ -1,4 +1,7 @@
-"""Results of tests, their points task by task, and the results stored between runs."""
+"""Results of tests and of runs as data, their points task by task, and the results stored between runs.
+
+`labkit.suite.messages` makes the text of them; nothing reads that text again.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,14 @@ from typing import ClassVar
 import msgspec
 
 from labkit.labs.manifest import Lab, Task
+from labkit.suite.limits import Exceeded
 
 
 class State(StrEnum):
-    """The outcome of one test: `UNUSABLE` is a file that cannot be run at all, `MISSING` one without the task."""
+    """The outcome of one test.
+
+    `UNUSABLE` is a file that cannot be run at all, `MISSING` one without the task, `NOT_RUN` a test that was left out.
+    """
 
     PASSED = "passed"
     NOT_STARTED = "not started"
@@ -25,10 +32,11 @@ class State(StrEnum):
     CRASHED = "crashed"
     TOO_SLOW = "too slow"
     WRONG = "wrong"
+    NOT_RUN = "not run"
 
 
 class Kind(StrEnum):
-    """What a test requires; `task_points` defines its effect on a task's points.
+    """What a test requires; `task_share` defines its effect on a task's points.
 
     A suite marks its tests, `@pytest.mark.robust`; one without a mark is `EXACT`.
     """
@@ -50,13 +58,50 @@ MAX_SHARE = {Kind.EXACT: 0.5, Kind.ROBUST: 0.75, Kind.COST: 0.75, Kind.REFUSES: 
 
 
 @dataclass(frozen=True)
+class Place:
+    """A line of the student's file, and the function of that file that was called first."""
+
+    file: str
+    line: int
+    code: str
+    function: str
+
+    def __str__(self) -> str:
+        """As an editor jumps to it."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a test failed.
+
+    Attributes:
+        message: what the failed comparison or the exception says; nothing decides by it.
+        cause: the cause that was recognised, or the usual one.
+        notes: what was added to the exception.
+        place: where in the student's file the exception came from; None where it passed through none of its lines.
+        error: the exception's class, where it was no failed comparison.
+        code: the line of the test that failed, where no other text says what it was.
+        exceeded: the limit that was exceeded.
+    """
+
+    message: str = ""
+    cause: str = ""
+    notes: tuple[str, ...] = ()
+    place: Place | None = None
+    error: str = ""
+    code: str = ""
+    exceeded: Exceeded | None = None
+
+
+@dataclass(frozen=True)
 class TestResult:
     """The result of one test.
 
     Attributes:
         test: its name, with parameters.
         task: the name of the task that it belongs to.
-        lines: the message for the student, where it failed.
+        failure: why it failed, where it did.
         drawn: whether its inputs are drawn at random, so that another seed gives others.
         n_printed: how many lines the code printed that were not shown.
         memory_limit: whether memory is measured by the operating system: see `labkit.testing.memory_limit`.
@@ -68,7 +113,7 @@ class TestResult:
     test: str
     task: str
     state: State
-    lines: tuple[str, ...] = field(default=())
+    failure: Failure = Failure()
     drawn: bool = False
     kind: Kind = Kind.EXACT
     n_printed: int = 0
@@ -79,6 +124,42 @@ class TestResult:
     def passed(self) -> bool:
         """Whether the test passed."""
         return self.state is State.PASSED
+
+
+class How(StrEnum):
+    """How a run of a suite ended."""
+
+    FINISHED = "finished"
+    OUT_OF_TIME = "out of time"
+    DIED = "its process ended"
+    INTERRUPTED = "interrupted by Ctrl-C"
+    STOPPED = "stopped by pytest.exit: what runs the code is broken"
+    FAILED = "pytest could not run it"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of a suite ended, and why.
+
+    Attributes:
+        exceeded: the limit, where it was out of time.
+        status: its process's exit status, where that ended before the run did, or was killed.
+        imported: the file that was imported when the process ended, before any test.
+        place: where Ctrl-C came; None outside the student's file.
+        detail: what pytest said; nothing decides by it.
+    """
+
+    how: How = How.FINISHED
+    exceeded: Exceeded | None = None
+    status: int = 0
+    imported: str = ""
+    place: Place | None = None
+    detail: str = ""
+
+    @property
+    def is_no_verdict(self) -> bool:
+        """Whether the suite could not be run, whatever the code under test is."""
+        return self.how in (How.STOPPED, How.FAILED)
 
 
 @dataclass(frozen=True)
@@ -96,10 +177,14 @@ class TaskResult:
         """Whether every test of the task passed."""
         return 0 < self.total == self.passed
 
+    @property
+    def share(self) -> float:
+        """The share of the task's points that is earned, from 0 to 1: see `task_share`."""
+        return min(self.passed / self.total, self.most_share) if self.total else 0.0
+
     def points(self, task: Task) -> float:
-        """The points earned: see `task_points`."""
-        share = min(self.passed / self.total, self.most_share) if self.total else 0.0
-        return round(task.points * share, 4)
+        """The points earned."""
+        return round(task.points * self.share, 4)
 
 
 @dataclass(frozen=True)
@@ -116,15 +201,15 @@ class Stored(msgspec.Struct):
     suite_seconds: float = 0.0
 
 
-def task_points(task: Task, results: Iterable[TestResult]) -> float:
-    """The points that the results of all tests of `task` earn, for students and when graded.
+def task_share(results: Iterable[TestResult]) -> float:
+    """The share of a task's points, from 0 to 1, that the results of all its tests earn, for students and when graded.
 
     A task earns the share of its tests that pass: nothing before a result on inputs drawn at random is right (fixed
     results can be copied from the suite), at most half of its points while a result on ordinary inputs is wrong, at
     most three quarters while one on extreme inputs is, or memory or work exceeds its bound, and nothing while a library
     does the work that the task asks for.
     """
-    return _task_result(task.name, list(results)).points(task)
+    return _task_result("", list(results)).share
 
 
 def add_up(lab: Lab, results: Iterable[TestResult]) -> dict[str, TaskResult]:

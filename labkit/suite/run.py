@@ -17,9 +17,9 @@ from typing import TextIO
 import pytest
 
 from labkit.labs.manifest import Lab
-from labkit.suite.limits import cpu_seconds_now
+from labkit.suite.limits import Exceeded, Limit, cpu_seconds_now
 from labkit.suite.plugin import LAB_LINES
-from labkit.suite.results import TestResult
+from labkit.suite.results import Ended, How, Place, TestResult
 
 NOT_NEEDED = (
     *("cacheprovider", "doctest", "legacypath", "logging", "pastebin"),
@@ -35,19 +35,13 @@ class SuiteRun:
     Attributes:
         results: of the tests that were run, in their order.
         n_collected: how many tests there were to run.
-        problem: why the suite could not be run at all, or not to its end.
-        is_overtime: whether that is because its time was over.
-        died: how its process ended, where it ended before the run.
-        interrupted: where Ctrl-C came.
+        ended: how it ended, and why.
         collected: the names of the tests by task.
     """
 
     results: list[TestResult] = field(default_factory=list)
     n_collected: int = 0
-    problem: str = ""
-    is_overtime: bool = False
-    died: str = ""
-    interrupted: str = ""
+    ended: Ended = field(default_factory=Ended)
     collected: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -87,9 +81,10 @@ def run_suite(
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         status = pytest.main(arguments, plugins=[recorder, *_plugins(settings)])
-    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        recorder.run.problem = recorder.run.problem or output.getvalue().strip() or f"pytest ended with {status!r}"
-    return recorder.run
+    run = recorder.run
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and run.ended.how is How.FINISHED:
+        run.ended = Ended(How.FAILED, detail=output.getvalue().strip() or f"pytest ended with {status!r}")
+    return run
 
 
 class NoDebugger(Exception):
@@ -143,8 +138,8 @@ class ResultCollector:
         """Begin no further test when the time is up."""
         if self._cpu_seconds is None or nextitem is None or cpu_seconds_now() - self._cpu_began < self._cpu_seconds:
             return
-        self.run.problem = item.session.shouldstop = f"the run did not end within {self._cpu_seconds:g} s of CPU time"
-        self.run.is_overtime = True
+        self.run.ended = Ended(How.OUT_OF_TIME, Exceeded(Limit.CPU_TIME, self._cpu_seconds))
+        item.session.shouldstop = How.OUT_OF_TIME
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a result, and report it."""
@@ -154,15 +149,15 @@ class ResultCollector:
                 self._listener.on_result(value, self.run)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Record which line of the student's file Ctrl-C interrupted."""
-        if type(excinfo.value) is not KeyboardInterrupt:  # pytest calls this for pytest.exit() and shouldstop too
+        """Record what ended the run: `pytest.exit`, or Ctrl-C, and in which line of the student's file that came."""
+        if isinstance(excinfo.value, pytest.exit.Exception):
+            self.run.ended = Ended(How.STOPPED, detail=str(excinfo.value))
+        if type(excinfo.value) is not KeyboardInterrupt:  # shouldstop is a KeyboardInterrupt too
             return
-        own = [entry for entry in excinfo.traceback if Path(entry.path).name == self._lab.student_file.name]
-        if own:
-            code = str(own[-1].statement).strip()
-            self.run.interrupted = f"at {Path(own[-1].path).name}:{own[-1].lineno + 1}" + (f": {code}" if code else "")
-        else:
-            self.run.interrupted = "outside your code"
+        name = self._lab.student_file.name
+        own = [entry for entry in excinfo.traceback if Path(entry.path).name == name]
+        place = Place(name, own[-1].lineno + 1, str(own[-1].statement).strip(), own[0].name) if own else None
+        self.run.ended = Ended(How.INTERRUPTED, place=place)
 
     def _task_name(self, item: pytest.Item) -> str:
         test_class = item.getparent(pytest.Class)

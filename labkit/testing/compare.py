@@ -223,14 +223,15 @@ def assert_dtype(name: str, got: Any, dtype: Any, *, because: str = "the dtype o
 
 
 class WrongValue(AssertionError):
-    """A value is off. `own_hint` is the line of the message with what the test itself takes for the usual cause.
+    """A value is off; or it is NaN, `is_nan`, where it must not be.
 
-    Where a task's plain tests fail too, it is not shown: the cause is more general than what this test looks for.
+    `own_hint` is the line of the message with what the test itself takes for the usual cause. Where a task's plain
+    tests fail too, it is not shown: the cause is more general than what this test looks for.
     """
 
-    def __init__(self, message: str, own_hint: str = "") -> None:
+    def __init__(self, message: str, own_hint: str = "", *, is_nan: bool = False) -> None:
         super().__init__(message)
-        self.own_hint = own_hint
+        self.own_hint, self.is_nan = own_hint, is_nan
 
 
 def compare_each(names: Iterable[str], check: Callable[[str], None]) -> None:
@@ -394,7 +395,7 @@ def _assert_finite_alike(
                 f"{share(int(wrong.sum()), wrong.size)} {what}{_whole_rows(wrong)}"
             ]
             if what == "NaN":
-                _fail_with(lines, nan_cause(), "" if nan_hint == NAN_HINT else nan_hint, NAN_HINT)
+                _fail_with(lines, nan_cause(), "" if nan_hint == NAN_HINT else nan_hint, NAN_HINT, is_nan=True)
             _fail_with(lines)
         absent = test(reference) & ~test(computed)
         if absent.any():
@@ -502,13 +503,15 @@ def _each(kinds: type | tuple[type, ...]) -> tuple[type, ...]:
     return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
-def _fail_with(lines: Sequence[str], cause: str = "", hint: str = "", usual: str = "") -> NoReturn:
+def _fail_with(
+    lines: Sequence[str], cause: str = "", hint: str = "", usual: str = "", *, is_nan: bool = False
+) -> NoReturn:
     """Fail with `lines` and the known mistake that fits, or else the test's own hint, or else what is usual."""
     __tracebackhide__ = True
     if cause:
-        raise WrongValue("\n".join([*lines, f"That is exactly what comes out when {cause}"]))
+        raise WrongValue("\n".join([*lines, f"That is exactly what comes out when {cause}"]), is_nan=is_nan)
     hints = [f"Usual cause: {text}" for text in (hint or usual,) if text]
-    raise WrongValue("\n".join([*lines, *hints]), hints[0] if hint else "")
+    raise WrongValue("\n".join([*lines, *hints]), hints[0] if hint else "", is_nan=is_nan)
 
 
 def _fail(message: str) -> Any:

@@ -4,8 +4,9 @@ Values are compared in the suite's own process; some things must be asked where 
 function of the suite that uses the submission in ways that plain data cannot express. It takes and returns plain data
 and compares nothing. In an ordinary run it is just called. Where the submission is in another process, the function is
 sent there, with what it names and nothing else; of labkit it may name meters, ranks, the simulated memory and the
-records of serving. What has a state is new in each call of a probe, which is given a list of calls of its methods
-(see `labkit.testing.sessions`).
+records of serving. All of these but the simulated memory are sent along, so that a submission cannot replace them.
+What has a state is new in each call of a probe, which is given a list of calls of its methods (see
+`labkit.testing.sessions`).
 
     @probe
     def measured_call(task, *args): ...

@@ -48,7 +48,9 @@ def trace(
     inputs: Annotated[
         str | None, typer.Option(metavar="FILE:FUNCTION", help="returns the arguments: a tuple, or a dict by name")
     ] = None,
-    forward_only: Annotated[bool, typer.Option("--forward-only", help="leave out the backward pass")] = False,
+    forward_only: Annotated[
+        bool, typer.Option("--forward-only", help="the forward pass alone, in torch.no_grad()")
+    ] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="training steps: forward, backward, optimizer")] = None,
     optimizer: Annotated[
         str, typer.Option(metavar="NAME", help="of torch.optim, for --steps; with arguments: 'SGD(momentum=0.9)'")
@@ -63,6 +65,8 @@ def trace(
     try:
         shapes = [parse_shape(text) for text in shape or []]
         _check_files(targets, out or [])
+        if forward_only and steps:
+            raise CannotTrace("--forward-only makes no gradients, and --steps needs them: leave one of them out")
     except CannotTrace as error:
         sys.exit(f"lab trace: {error}")
     from labkit.labs.catalog import UnknownLab
@@ -74,7 +78,7 @@ def trace(
     runs: list[tuple[str, Trace]] = []
     fake: AbstractContextManager[object] = nullcontext()
     if simulate:
-        from torch._subclasses.fake_tensor import FakeTensorMode
+        from labkit.meters.torch_private import FakeTensorMode
 
         fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
@@ -164,6 +168,8 @@ def comparison(first: tuple[str, Trace], second: tuple[str, Trace]) -> Iterator[
 
 def error_text(error: BaseException, *, simulated: bool = False) -> str:
     """An error of the traced code in a few lines: its type, the lines in that code, and what to do."""
+    from labkit.meters.torch_private import CannotCount
+
     ours = str(Path(__file__).parents[1])
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     frames = [frame for frame in frames if "site-packages" not in frame.filename] or frames
@@ -172,6 +178,8 @@ def error_text(error: BaseException, *, simulated: bool = False) -> str:
         return f"lab trace: not implemented yet: {where[-1].strip()}" if where else "lab trace: not implemented yet"
     if simulated and (operator := getattr(error, "func", None)) is not None:
         return f"lab trace: {operator} needs values, and --simulate has none:{where[-1] if where else ''}"
+    if isinstance(error, CannotCount):
+        return f"lab trace: {error}:{where[-1] if where else ''}"
     message = str(error).splitlines()[0] if str(error) else ""
     lines = [f"lab trace: the code ended in {type(error).__name__}: {message}", *where]
     if simulated:

@@ -14,11 +14,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, unset_fake_temporarily
-from torch.utils._pytree import tree_leaves
 
 from labkit.labs.catalog import ROOT, UnknownLab, find_lab, find_task
+from labkit.meters.torch_private import (
+    FakeCopyMode,
+    FakeTensor,
+    active_fake_mode,
+    tree_leaves,
+    uncompiled,
+    unset_fake_temporarily,
+)
 from labkit.trace.inputs import INPUTS, SEED, SHAPE, make_inputs
 from labkit.trace.offer import can_be_traced
 from labkit.trace.shapes import CannotTrace, Shape
@@ -110,7 +115,7 @@ def _look_up(module: ModuleType, where: str, name: str) -> Any:
         found = getattr(found, part, None)
     if not callable(found):
         raise CannotTrace(f"{where} has no function, class or module {name!r}")
-    return _uncompiled(found)
+    return uncompiled(found)
 
 
 def _made(found: Any, module: ModuleType, name: str, init: str | None) -> Any:
@@ -124,15 +129,10 @@ def _made(found: Any, module: ModuleType, name: str, init: str | None) -> Any:
         known = _Names(module)
         known["the_target"] = found
         found = _attempt(lambda: eval(f"the_target({init})", {"torch": torch}, known))
-    found = _uncompiled(found)
+    found = uncompiled(found)
     if not callable(found):
         raise CannotTrace(f"{name} returned a {type(found).__name__}, which cannot be called")
     return _simulated(found)
-
-
-def _uncompiled(found: Any) -> Any:
-    """The function inside `torch.compile`, since compiled code shows no operators."""
-    return getattr(found, "_orig_mod", getattr(found, "_torchdynamo_orig_callable", found))
 
 
 def _require_no_arguments(found: type, name: str) -> None:

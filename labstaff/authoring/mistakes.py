@@ -1,4 +1,4 @@
-"""The mistakes next to each solution: a description, the test that finds it, and the submission that makes it.
+"""The mistakes next to each solution: a description, what finds it, and the submission that makes it.
 
 `solutions/labNN_name/mistakes/TASK.toml` holds those of a task:
 
@@ -6,15 +6,14 @@
     name = "forward_without_scale"
     what = "The scores are never divided by √d."
     says = "not divided by √d"              # what a message contains, where a test knows the mistake
-    found_by = "TestFlashForward::test_batch"               # written by a command
     edit = '''
     - S = scale * Q_i @ K[..., cols, :].to(precise).mT
     + S = Q_i @ K[..., cols, :].to(precise).mT
     '''
 
 A mistake that is another algorithm says `replace = { flash_forward = "forward_borrows_heads" }` instead of `edit`:
-that function or class of `mistakes/algorithms.py` takes the place of the solution's. The test
-that finds a mistake is measured: `labstaff.authoring.found_by` writes its name into the table.
+that function or class of `mistakes/algorithms.py` takes the place of the solution's. What finds a mistake is measured:
+`labstaff.authoring.record` writes it into `mistakes/record.json`.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from labstaff.authoring.edits import EditError, edited
 MISTAKES_PER_TASK = 6
 FOLDER = "mistakes"
 ALGORITHMS = "algorithms.py"
+RECORD = "record.json"
 
 
 class MistakeError(ValueError):
@@ -42,6 +42,20 @@ class MistakeError(ValueError):
 
 class UnknownMistake(LookupError):
     """No mistake of the lab has this name; the message lists similar names."""
+
+
+class Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What a run of the suite on a mistake has shown.
+
+    Attributes:
+        found_by: the first test of the mistake's task whose message says what it must, `TestClass::test_name`.
+        failing: all tests that fail, in the suite's order; empty where only `found_by` was run.
+        message: the lines that a student reads from the test `found_by`.
+    """
+
+    found_by: str
+    failing: list[str]
+    message: list[str]
 
 
 @dataclass(frozen=True)
@@ -53,27 +67,29 @@ class Mistake:
         name: its name, no other's in the lab.
         what: the mistake, in a sentence.
         task: the name of the task it is made in.
-        found_by: what to run to find it: the recorded test, `TestClass::test_name`, or the whole class of its task.
         says: what a message of one of them must contain; empty where none needs to.
         edit: see `labstaff.authoring.edits`; empty where `replace` is not.
         replace: names in the solution and names in algorithms.py that take their places.
         file: where it is written.
+        record: what finds it; None while it has not been run.
     """
 
     lab: Lab
     name: str
     what: str
     task: str
-    found_by: tuple[str, ...]
     says: str
     edit: str
     replace: dict[str, str] = field(hash=False)
     file: Path
+    record: Record | None = field(default=None, hash=False)
 
     @property
-    def has_found_by(self) -> bool:
-        """Whether the test that finds it is recorded."""
-        return "::" in self.found_by[0]
+    def found_by(self) -> tuple[str, ...]:
+        """What to run to find it: the recorded test, or the whole class of its task."""
+        if self.record:
+            return (self.record.found_by,)
+        return tuple(task.tests for task in self.lab.tasks if task.name == self.task)
 
     def source(self) -> str:
         """The text of the whole module with this mistake.
@@ -105,7 +121,6 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]+$")]
     what: Annotated[str, msgspec.Meta(pattern=r"\S\.$")]
     says: str = ""
-    found_by: Annotated[str, msgspec.Meta(pattern=r"^(Test\w+::test_\w+)?$")] = ""
     edit: str = ""
     replace: dict[str, str] = {}
 
@@ -128,8 +143,9 @@ def mistakes_of(lab: Lab) -> list[Mistake]:
         tasks = ", ".join(task.name for task in lab.tasks)
         raise MistakeError(f"{folder / min(strangers)}.toml: {min(strangers)} is not one of the tasks {tasks}")
     found: dict[str, Mistake] = {}
+    records = read_records(lab)
     for task in lab.tasks:
-        for mistake in _read(lab, task, folder / f"{task.name}.toml"):
+        for mistake in _read(lab, task, folder / f"{task.name}.toml", records):
             if mistake.name in found:
                 raise MistakeError(f"{mistake.file}: {mistake.name}: the name is taken, see {found[mistake.name].file}")
             found[mistake.name] = mistake
@@ -151,7 +167,28 @@ def find_mistake(lab: Lab, name: str) -> Mistake:
     raise UnknownMistake(f"{lab.label} has no mistake {name!r}; {advice}")
 
 
-def _read(lab: Lab, task: Task, file: Path) -> list[Mistake]:
+def read_records(lab: Lab) -> dict[str, Record]:
+    """What finds each mistake of the lab, by its name.
+
+    Raises:
+        MistakeError: the file is malformed.
+    """
+    file = solution_folder(lab) / FOLDER / RECORD
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Record]) if file.exists() else {}
+    except msgspec.DecodeError as error:
+        raise MistakeError(f"{file}: {error}") from None
+
+
+def write_records(lab: Lab, records: dict[str, Record]) -> None:
+    """Write `records` besides those that are there; those of mistakes that are gone are left out."""
+    known = read_records(lab) | records
+    kept = {mistake.name: known[mistake.name] for mistake in mistakes_of(lab) if mistake.name in known}
+    file = solution_folder(lab) / FOLDER / RECORD
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+
+
+def _read(lab: Lab, task: Task, file: Path, records: dict[str, Record]) -> list[Mistake]:
     try:
         entries = msgspec.toml.decode(file.read_bytes(), type=_File).mistake if file.exists() else []
     except msgspec.DecodeError as error:
@@ -160,7 +197,6 @@ def _read(lab: Lab, task: Task, file: Path) -> list[Mistake]:
     for entry in entries:
         if bool(entry.edit.strip()) == bool(entry.replace):
             raise MistakeError(f"{file}: {entry.name}: expected one of `edit` and `replace`")
-        found_by = (entry.found_by or task.tests,)
         texts = (entry.says, entry.edit, entry.replace)
-        found.append(Mistake(lab, entry.name, entry.what, task.name, found_by, *texts, file))
+        found.append(Mistake(lab, entry.name, entry.what, task.name, *texts, file, records.get(entry.name)))
     return found

@@ -22,8 +22,8 @@ class CourseError(RuntimeError):
     """Why there is no course; the folder is gone again."""
 
 
-def make_course(labs: Sequence[Lab], out: Path) -> None:
-    """Write the course to `out`, which must not exist.
+def make_course(labs: Sequence[Lab], out: Path, config: str = CONFIG) -> None:
+    """Write the course to `out`, which must not exist, with `config` as its nbgrader_config.py.
 
     `source/` holds the reports with their model answers and is the instructor's; `release/` is what
     `nbgrader generate_assignment` made of it, and what students may have.
@@ -35,8 +35,11 @@ def make_course(labs: Sequence[Lab], out: Path) -> None:
         raise CourseError(f"{out} exists already: name a folder that does not")
     try:
         for lab in labs:
-            _write_source(lab, out / "source" / lab.folder.name)
-        (out / CONFIG_FILE).write_text(CONFIG, encoding="utf-8")
+            for name, text in source_texts(lab).items():
+                path = out / "source" / lab.folder.name / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+        (out / CONFIG_FILE).write_text(config, encoding="utf-8")
         course_secret(out)
         (out / "exchange").mkdir()  # nbgrader warns where there is none; nothing is put in it
         (out / SUBMITTED).mkdir()
@@ -56,13 +59,14 @@ def make_course(labs: Sequence[Lab], out: Path) -> None:
         raise
 
 
-def _write_source(lab: Lab, folder: Path) -> None:
-    """The report with model answers, and what else is released: nbgrader clears notebooks and copies the rest."""
-    texts = {
+def source_texts(lab: Lab) -> dict[str, str]:
+    """The report with model answers, and what else is released, by name: nbgrader clears notebooks and copies the rest.
+
+    Raises:
+        MarkerError, ReportError, OSError: something cannot be derived.
+    """
+    return {
         NOTEBOOK: to_text(read_report(lab, solution_folder(lab) / "report.py")),
         "README.md": (lab.folder / "README.md").read_text(encoding="utf-8"),
         f"src/{lab.module}.py": derive_stub(lab),
     }
-    for name, text in texts.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")

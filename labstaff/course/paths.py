@@ -30,6 +30,11 @@ class SubmissionPaths:
         return find_lab(self.assignment)
 
     @property
+    def time_file(self) -> Path:
+        """The time of submission, which the instructor writes: next to the folder, where no upload arrives."""
+        return self.course / SUBMITTED / self.student / f"{self.assignment}.{TIMESTAMP}"
+
+    @property
     def accepted(self) -> Path:
         """The files that are graded, written by `labstaff.course.accept`: what nbgrader reads as submitted."""
         return self.course / ACCEPTED / self.student / self.assignment

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
-from nbgrader.api import Gradebook
-from nbgrader.preprocessors import NbGraderPreprocessor
+from nbgrader.api import Base, Gradebook
+from nbgrader.preprocessors import NbGraderPreprocessor, SaveAutoGrades
+from nbgrader.utils import determine_grade, is_solution
+from sqlalchemy import Column, String
 from traitlets import Unicode
 
 from labkit.labs.manifest import Lab, Task
@@ -50,16 +54,56 @@ class Results(NbGraderPreprocessor):
         if notes := grader_notes(lab, result):
             nb.cells.insert(0, _notes_cell(notes))
             _raise_flag(names)
+        names["code"] = result.key
         nb.metadata[RECORDED] = fingerprint(paths)  # written after the scores are saved: a submission that has it is
         return nb, resources
 
 
+class GradedText(Base):
+    """A table of its own in the gradebook: what each grade was given for, so that a change is noticed."""
+
+    __tablename__ = "attention_labs_graded_text"
+    grade_id = Column(String(32), primary_key=True)
+    digest = Column(String(64), nullable=False)
+
+
+class SaveScores(SaveAutoGrades):
+    """In autograde, instead of nbgrader's step, after which every grade by hand waits for a person again.
+
+    It waits only where the student has changed what it was given for: the answer, or for a check cell the code.
+    """
+
+    def _add_score(self, cell: Any, resources: dict[str, Any]) -> None:
+        database = self.gradebook.db
+        grade_id = cell.metadata["nbgrader"]["grade_id"]
+        grade = self.gradebook.find_grade(grade_id, self.notebook_id, self.assignment_id, self.student_id)
+        answer = [cell.source, cell.get("outputs"), cell.get("attachments")]
+        graded = answer if is_solution(cell) else resources["nbgrader"]["code"]
+        digest = hashlib.sha256(json.dumps(graded, sort_keys=True).encode()).hexdigest()
+        before = database.get(GradedText, grade.id)
+        grade.auto_score, _ = determine_grade(cell, self.log)
+        if grade.manual_score is None and grade.extra_credit is None:
+            grade.needs_manual_grade = grade.auto_score is None
+        elif before is None or before.digest != digest:
+            grade.needs_manual_grade = True
+        database.merge(GradedText(grade_id=grade.id, digest=digest))
+        database.commit()  # the score and what it was given for, at once
+
+
 class WithoutNotes(NbGraderPreprocessor):
-    """In generate_feedback: leaves out what is for the grader alone."""
+    """In generate_feedback, after nbgrader's GetGrades: leaves out what is for the grader alone, and missing scores."""
 
     def preprocess(self, nb: Any, resources: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The notebook without notes and rubrics."""
+        """The notebook without notes and rubrics; the score of what waits to be graded by hand is NaN."""
+        names = resources["nbgrader"]
         nb.cells = [cell for cell in nb.cells if not cell.metadata.get(FOR_GRADER)]
+        with Gradebook(names["db_url"]) as gradebook:
+            notebook = gradebook.find_submission_notebook(names["notebook"], names["assignment"], names["student"])
+            waiting = {grade.name for grade in notebook.grades if grade.needs_manual_grade}
+        for cell in nb.cells:
+            if cell.metadata.get("nbgrader", {}).get("grade_id") in waiting:
+                cell.metadata.nbgrader["score"] = math.nan  # feedback.html.j2 shows it as "not graded yet"
+        names["waiting"] = len(waiting)
         return nb, resources
 
 

@@ -53,11 +53,12 @@ def apply(c: Any, course: Path) -> None:
     c.Autograde.autograde_preprocessors = [
         f"{STEPS}.Results",
         "nbgrader.preprocessors.LimitOutput",
-        "nbgrader.preprocessors.SaveAutoGrades",
+        f"{STEPS}.SaveScores",
     ]
-    c.GenerateFeedback.preprocessors.insert(0, f"{STEPS}.WithoutNotes")
+    c.GenerateFeedback.preprocessors.insert(1, f"{STEPS}.WithoutNotes")
     c.GenerateFeedback.HTMLExporter.template_file = str(Path(__file__).with_name("feedback.html.j2"))
-    c.HTMLExporter.filters = {"markdown2html": "labstaff.course.sanitize.markdown2html"}
+    sanitize = "labstaff.course.sanitize"
+    c.HTMLExporter.filters = {"markdown2html": f"{sanitize}.markdown2html", "highlight_code": f"{sanitize}.code2html"}
     c.ZipCollectApp.force = True  # a second run replaces what the first has collected
     c.ExtractorPlugin.zip_ext = []  # students' archives stay packed: `lab grade` takes two files from each
     c.FileNameCollectorPlugin.valid_ext = COLLECTED.split()

@@ -1,8 +1,10 @@
 # ruff: noqa: SIM905 — a long list of names is read best as words
 """Bounds a worker before the submission is loaded: resource limits, and a filter of system calls (seccomp).
 
-The filter allows rather than refuses: a call that is not listed fails with EPERM. Memory that RLIMIT_DATA does not
-count cannot be allocated (shared mappings, growing stacks, files in memory, pipes), and no process can be started.
+Two limits bound memory, since each counts what the other does not: RLIMIT_AS every mapping, also one that was made
+read-only after it was written; RLIMIT_DATA what can be written, also where a library was mapped before. What neither
+counts cannot be made: files, pipes, sockets, locks, and files in memory. The filter allows rather than refuses: a call
+that is not listed fails with EPERM. No process can be started.
 """
 
 from __future__ import annotations
@@ -17,11 +19,10 @@ from collections.abc import Mapping
 CPU_SECONDS = 600
 """Far behind the limits of a test and of a suite."""
 MEMORY_BYTES = 3 << 30
-"""What a worker may have allocated at a time, with what was there when it started."""
+"""What a worker may map, and what it may have to write to, beyond what is there when the submission is loaded."""
 LIMITS = {
     resource.RLIMIT_CPU: CPU_SECONDS,
-    resource.RLIMIT_DATA: MEMORY_BYTES,
-    resource.RLIMIT_FSIZE: 16 << 20,
+    resource.RLIMIT_FSIZE: 0,
     resource.RLIMIT_NOFILE: 64,
     resource.RLIMIT_NPROC: max(64, 2 * (os.cpu_count() or 1)),  # threads count: torch may start one a core
     resource.RLIMIT_CORE: 0,
@@ -31,7 +32,7 @@ LIMITS = {
 ALLOWED = (
     "read write readv writev pread64 pwrite64 lseek close close_range dup dup3 open openat fstat stat lstat "
     "newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat getcwd chdir fchdir getdents64 "
-    "unlink unlinkat mkdir mkdirat rmdir rename renameat renameat2 ftruncate fsync fdatasync umask fadvise64 poll "
+    "umask fadvise64 poll "
     "ppoll select pselect6 recvfrom sendto brk munmap mremap mprotect madvise mincore membarrier rt_sigaction "
     "rt_sigprocmask rt_sigreturn rt_sigpending sigaltstack restart_syscall futex set_robust_list "
     "get_robust_list rseq set_tid_address sched_yield sched_getaffinity sched_getparam sched_getscheduler "
@@ -40,19 +41,23 @@ ALLOWED = (
     "clock_nanosleep nanosleep gettimeofday time times getitimer setitimer getrusage getrlimit uname sysinfo "
     "getrandom getcpu"
 ).split()
-UNCOUNTED_MEMORY = 0x1 | 0x100 | 0x40000  # MAP_SHARED, MAP_GROWSDOWN, MAP_HUGETLB
+UNCOUNTED_MEMORY = 0x1 | 0x100 | 0x40000  # MAP_SHARED, MAP_GROWSDOWN, MAP_HUGETLB: RLIMIT_DATA does not count it
 CLONE_THREAD, NEW_NAMESPACES = 0x10000, 0x7E020080
-FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # duplicates, flags and locks; no owners, signals, sizes of pipes
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)  # duplicates and flags; no locks, owners, signals, sizes of pipes
 IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal; blocking; close on exec
 PRCTL_COMMANDS = (15, 16, 0x53564D41)  # names of threads and mappings
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGE_BYTES = -1, -3, 32 << 10
 
 
-def confine() -> None:
-    """Apply the limits and the filter to this process, for good. Threads remain possible."""
-    end_with_parent()
-    limit(LIMITS)
+def confine(mapped_bytes: int, data_bytes: int) -> None:
+    """Apply the limits and the filter to this process, for good. Threads remain possible.
+
+    Args:
+        mapped_bytes: all its mappings together.
+        data_bytes: of them, those that are private and can be written to.
+    """
+    limit(LIMITS | {resource.RLIMIT_AS: mapped_bytes, resource.RLIMIT_DATA: data_bytes})
     filter_calls()
 
 
@@ -94,12 +99,6 @@ def filter_calls() -> None:
         for command in commands:
             rules.add_rule(seccomp.ALLOW, name, seccomp.Arg(place, seccomp.MASKED_EQ, 0xFFFFFFFF, command))
     rules.load()
-
-
-def limit_memory(n_bytes: int) -> None:
-    """Let this process have so many bytes of data, for good, and keep none in files: its folder is memory too."""
-    resource.setrlimit(resource.RLIMIT_DATA, (n_bytes, n_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 def give_memory_back() -> None:

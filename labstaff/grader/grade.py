@@ -12,16 +12,16 @@ from msgspec.structs import replace
 
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.forked import HEAVY, heavy_modules
-from labkit.suite.results import Kind, State, TestResult, task_points
-from labkit.suite.review import Finding
+from labkit.suite.limits import Limit
+from labkit.suite.messages import ending_text, result_lines
+from labkit.suite.results import Failure, How, Kind, State, TestResult, task_share
 from labkit.suite.run import SuiteRun
-from labkit.testing.memory_limit import NEEDS_MORE
+from labkit.suite.source_check import Finding
 from labstaff.grader.plain_text import lines, one_line
-from labstaff.grader.remote import NOT_GRADED
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.runner import SandboxedRunner
-from labstaff.grader.sandbox import BROKEN, SandboxBroken
-from labstaff.grader.source import read_source
+from labstaff.grader.sandbox import TEMPORARY, SandboxBroken
+from labstaff.grader.source import Source, read_source
 from labstaff.grader.submission import Submission
 from labstaff.grader.version import version_of
 
@@ -54,11 +54,11 @@ class Grader:
         modules = heavy_modules(*(file for lab in labs for file in lab.suite_files)) if labs else tuple(HEAVY.values())
         self._runner = SandboxedRunner(modules, unsafe=unsafe)
 
-    def grade(self, submission: Submission, seed: int, findings: Sequence[Finding] = ()) -> GradedSubmission:
+    def grade(self, submission: Submission, seed: int, source: Source | None = None) -> GradedSubmission:
         """The outcome for `submission`, with the suite's random inputs drawn from `seed`.
 
         Args:
-            findings: what the review found in its source.
+            source: its file as it was checked, which is what runs; by default the file as it is.
 
         Raises:
             GradingFailed: grading does not work here, whatever the submission is.
@@ -66,7 +66,7 @@ class Grader:
         if submission.problem:
             return _refused(submission, submission.problem)
         try:
-            return self._grade(submission, seed, findings)
+            return self._grade(submission, seed, source or Source([], [], submission.source))
         except GradingFailed as error:
             self._require_worker(error)
             flag = f"{error}: 0 points, since other code can be graded here"
@@ -79,20 +79,19 @@ class Grader:
         except SandboxBroken:
             raise error from None
 
-    def _grade(self, submission: Submission, seed: int, findings: Sequence[Finding]) -> GradedSubmission:
+    def _grade(self, submission: Submission, seed: int, source: Source) -> GradedSubmission:
         lab, key = submission.lab, submission.key
         flags, give_up = [], time.monotonic() + MAX_SECONDS
-        with tempfile.TemporaryDirectory(prefix="graded-") as folder:
-            Path(folder, f"{lab.module}.py").write_bytes(submission.source)
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+            Path(folder, f"{lab.module}.py").write_bytes(source.text)
             seconds = SUITE_SHARE * MAX_SECONDS
             run = self._run(lab, folder, seed, (), seconds, seconds)
             if unfinished := _unfinished(lab, run):
-                why = run.problem.splitlines()[0] if run.problem else "its process ended too often"
-                flags = [f"its suite was cut short: {why}"]
+                flags = [f"its suite was cut short: {_why(run) or 'its process ended too often'}"]
                 run = self._task_by_task(lab, folder, seed, run, unfinished, give_up)
         if not run.results:
-            raise GradingFailed(f"the suite could not be run: {(run.problem or 'no test ran').splitlines()[0]}")
-        graded = graded_run(lab, key, run, findings)
+            raise GradingFailed(f"the suite could not be run: {_why(run) or 'no test ran'}")
+        graded = graded_run(lab, key, run, source.findings)
         return replace(graded, flags=[*flags, *graded.flags])
 
     def close(self) -> None:
@@ -119,10 +118,10 @@ class Grader:
             seconds = max(1.0, (give_up - time.monotonic()) / (len(unfinished) - n_before))
             run = self._run(lab, folder, seed, (task.tests,), TASK_CPU_SECONDS, seconds)
             results += run.results
-            if run.problem:
-                why = (f"not reached: {run.problem.splitlines()[0]}",)
+            if run.ended.how is not How.FINISHED:
+                why = Failure(_why(run))
                 for i in range(max(run.n_collected - len(run.results), 1)):
-                    results.append(TestResult(f"not_reached_{i + 1}", task.name, State.TOO_SLOW, why))
+                    results.append(TestResult(f"not_reached_{i + 1}", task.name, State.NOT_RUN, why))
         return SuiteRun(results, len(results))
 
     def _run(
@@ -132,43 +131,56 @@ class Grader:
         options, why = ("--src", folder, "--seed", str(seed)), ""
         for _attempt in range(2):
             run = self._runner.run(lab.label, *options, tests=tests, cpu_seconds=cpu_seconds, most_seconds=seconds)
-            if BROKEN not in run.problem and (run.is_overtime or not run.died):
+            if run.ended.how not in (How.DIED, How.STOPPED):
                 return run
-            why = next((line.strip("! ") for line in run.problem.splitlines() if BROKEN in line), run.problem)
+            why = ending_text(run.ended)
         raise GradingFailed(f"grading failed twice on this submission: {why}")
+
+
+def _why(run: SuiteRun) -> str:
+    """Why a run did not come to its end, in one line; "" where it did."""
+    return (ending_text(run.ended).splitlines() or [""])[0]
 
 
 def _unfinished(lab: Lab, run: SuiteRun) -> list[Task]:
     """The tasks that a run did not finish: its time was over, or the tasks before had ended the process too often."""
-    if run.is_overtime:
+    if run.ended.how is How.OUT_OF_TIME:
         begun = [result.task for result in run.results]
         last = next((i for i, task in enumerate(lab.tasks) if begun and task.name == begun[-1]), 0)
         return list(lab.tasks[last:])
-    spent = {result.task for result in run.results if any(NOT_GRADED in line for line in result.lines)}
-    return [task for task in lab.tasks if task.name in spent]
+    left_out = {result.task for result in run.results if _exceeded(result) is Limit.PROCESS_ENDS}
+    return [task for task in lab.tasks if task.name in left_out]
+
+
+def _exceeded(result: TestResult) -> Limit | None:
+    return result.failure.exceeded.limit if result.failure.exceeded else None
 
 
 def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = ()) -> GradedSubmission:
-    """The result of a suite's run: every test, and each task's points, by the rule that students see too.
+    """The result of a suite's run: every test, and each task's share of its points, by the rule that students see too.
 
-    A task earns what `labkit.suite.results.task_points` says, and nothing where tests are missing, where the kernel
-    measured more memory than the meters in the process, or where a finding says that a library does its work.
+    A task earns what `labkit.suite.results.task_share` says, and nothing where tests are missing, where the kernel
+    measured more memory than the meters in the process, or where the source check says that a library does its work.
     """
     classes = {task.name: task.tests for task in lab.tasks}
     tests: dict[str, Literal["passed", "failed"]] = {}
     messages: dict[str, str] = {}
+    causes: dict[str, str] = {}
     for result in run.results:
         name = f"{classes.get(result.task, '')}::{result.test}"
         tests[name] = "passed" if result.passed else "failed"
         if not result.passed:
-            messages[name] = "\n".join(result.lines)
-    complete = not run.problem and len(run.results) == run.n_collected > 0
+            messages[name] = "\n".join(result_lines(result))
+            causes |= {name: result.failure.cause} if result.failure.cause else {}
+    complete = run.ended.how is How.FINISHED and len(run.results) == run.n_collected > 0
     flags: list[str] = []
     if not complete:
-        flags.append(f"the suite did not run to its end: {(run.problem or 'tests are missing').splitlines()[0]}")
+        flags.append(f"the suite did not run to its end: {_why(run) or 'tests are missing'}")
+    if run.results and {result.state for result in run.results} <= {State.UNUSABLE, State.MISSING}:
+        flags.append(f"no test could run: {result_lines(run.results[0])[0]}")
     no_points = {task.name: _beyond_memory_limit(task, run) or _borrowed(task, findings) for task in lab.tasks}
     flags += [f"{name}: no points: {why}" for name, why in no_points.items() if why]
-    tasks = {task.name: _points(task, run) if complete and not no_points[task.name] else 0.0 for task in lab.tasks}
+    shares = {task.name: _share(task, run) if complete and not no_points[task.name] else 0.0 for task in lab.tasks}
     return GradedSubmission(
         lab.folder.name,
         key,
@@ -176,18 +188,18 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
         flags=flags,
         tests=tests,
         messages=messages,
-        tasks=tasks,
+        causes=causes,
+        shares=shares,
         findings=[str(each) for each in findings],
     )
 
 
-def _points(task: Task, run: SuiteRun) -> float:
-    results = [result for result in run.results if result.task == task.name]
-    return task_points(task, results)
+def _share(task: Task, run: SuiteRun) -> float:
+    return task_share(result for result in run.results if result.task == task.name)
 
 
 def _borrowed(task: Task, findings: Sequence[Finding]) -> str:
-    """Where the task uses a library's own attention; "" where it does not."""
+    """Where a library's function does the task's work; "" where it does not."""
     return next((str(finding) for finding in findings if task.name in finding.tasks), "")
 
 
@@ -196,9 +208,10 @@ def _beyond_memory_limit(task: Task, run: SuiteRun) -> str:
     results = [result for result in run.results if result.task == task.name]
     inside = [result for result in results if result.kind is Kind.COST and not result.memory_limit]
     for result in results:
-        too_much = [line for line in result.lines if NEEDS_MORE in line]
-        if result.memory_limit and too_much and inside and all(each.passed for each in inside):
-            return f"measured by the operating system, {too_much[0]}; the meters in the process found less"
+        too_much = result.memory_limit and _exceeded(result) is Limit.MEMORY
+        if too_much and inside and all(each.passed for each in inside):
+            first = result_lines(result)[0]
+            return f"measured by the operating system, {first}; the meters in the process found less"
     return ""
 
 
@@ -208,14 +221,15 @@ def grade_now(grader: Grader, submission: Submission, seed: int) -> GradedSubmis
     if submission.problem:
         graded = _refused(submission, submission.problem)
     else:
-        found, syntax = read_source(submission.source, submission.lab)
-        graded = grader.grade(submission, seed, found)
+        source = read_source(submission.source, submission.lab)
+        graded, syntax = grader.grade(submission, seed, source), source.runs
     return replace(
         graded,
         version=version_of(submission.lab, seed),
         reason=one_line(graded.reason),
         flags=[lines(flag) for flag in graded.flags],
         messages={name: lines(message) for name, message in graded.messages.items()},
+        causes={name: one_line(" ".join(cause.split())) for name, cause in graded.causes.items()},
         findings=[one_line(finding) for finding in graded.findings],
         syntax=syntax,
     )
@@ -232,5 +246,5 @@ def with_flags_of(submission: Submission, graded: GradedSubmission) -> GradedSub
 
 
 def _refused(submission: Submission, reason: str) -> GradedSubmission:
-    tasks = dict.fromkeys((task.name for task in submission.lab.tasks), 0.0)
-    return GradedSubmission(submission.lab.folder.name, submission.key, "refused", reason, tasks=tasks)
+    shares = dict.fromkeys((task.name for task in submission.lab.tasks), 0.0)
+    return GradedSubmission(submission.lab.folder.name, submission.key, "refused", reason, shares=shares)

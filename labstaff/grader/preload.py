@@ -6,12 +6,12 @@ import contextlib
 import gc
 import importlib
 import os
+import shutil
 import socket
 import struct
-import subprocess
 import traceback
 
-from labstaff.grader.confine import confine, end_with_parent
+from labstaff.grader.confine import end_with_parent
 from labstaff.grader.worker import serve
 
 ENDED = struct.Struct("<id")
@@ -25,11 +25,12 @@ def main(modules: str, scratch: str, user: str, is_alone: str, control: str) -> 
     left anything: a process, or a file that cannot be removed.
 
     Args:
-        scratch: the folder that a worker may write in; emptied after each.
+        scratch: the folder for the submission's file, in which a worker can then create nothing; emptied after each.
         user: the user to become, "" for none.
         is_alone: "1" where no other process can be seen from here.
     """
     if user:
+        os.chown(scratch, int(user), int(user))
         os.setgroups([])
         os.setresgid(*[int(user)] * 3)
         os.setresuid(*[int(user)] * 3)
@@ -65,9 +66,9 @@ def _live(file: int) -> None:
     status = 70
     try:
         channel, nowhere = socket.socket(fileno=file), os.open(os.devnull, os.O_RDWR)
-        confine()
+        end_with_parent()
         for stream in (0, 1, 2):
-            os.dup2(nowhere, stream, inheritable=False)  # by dup3, which the filter allows
+            os.dup2(nowhere, stream)
         serve(channel)
         status = 0
     except Exception:
@@ -77,16 +78,13 @@ def _live(file: int) -> None:
 
 
 def _emptied(scratch: str) -> bool:
-    """Empty the folder, also of folders without permissions and of those too deep for a recursive function."""
-    folders = []
+    """Remove the submission's file, and what libraries wrote before it was loaded."""
+    os.chmod(scratch, 0o700)
     for entry in os.scandir(scratch):
         if entry.is_dir(follow_symlinks=False):
-            folders.append(entry.path)
+            shutil.rmtree(entry.path, ignore_errors=True)
         else:
             os.unlink(entry.path)
-    if folders:
-        subprocess.run(["/usr/bin/chmod", "-R", "u+rwx", "--", *folders], stderr=subprocess.DEVNULL)
-        subprocess.run(["/usr/bin/rm", "-rf", "--", *folders], stderr=subprocess.DEVNULL)
     return not os.listdir(scratch)
 
 

@@ -6,43 +6,56 @@ import builtins
 import contextlib
 import functools
 import inspect
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import numpy as np
+import pytest
 
-from labkit.labs.manifest import Lab
+import labkit.meters
+import labkit.ranks
+import labkit.serving
 from labkit.suite import finder, limits
 from labkit.suite.finder import Source, Unusable
-from labkit.suite.limits import TookTooLong, not_repeated, worker_seconds_left, worker_took_too_long
+from labkit.suite.limits import (
+    Exceeded,
+    Limit,
+    NotBegun,
+    TookTooLong,
+    not_repeated,
+    worker_seconds_left,
+    worker_took_too_long,
+)
 from labkit.suite.messages import ProcessEnded
 from labkit.testing import probes
-from labkit.testing.memory_limit import SLACK_BYTES, needs_more, task_name
+from labkit.testing.memory_limit import SLACK_BYTES, NeedsMoreMemory, needs_more, task_name
 from labkit.testing.unchanged import must_return_arguments
 from labstaff.grader import wire, worker
+from labstaff.grader.confine import MEMORY_BYTES
 from labstaff.grader.imports import imported_modules
 from labstaff.grader.sandbox import Worker, Workers
 
-if TYPE_CHECKING:
-    import pytest
-
 MAX_STARTS = 40
 """How often a submission's worker is started again before the rest of its tests fail."""
-NOT_GRADED = "the rest is not graded"
-"""What a test reports that was left out, since the worker had ended so often."""
 LOAD_SECONDS = 120.0
 """How long loading a file may take by the clock: behind the limit that the worker itself sets to an import."""
 STOP_SECONDS = 20.0
 """How long a call that is told to stop may take to stop: one call into a library."""
+PLOTS = "matplotlib.pyplot"
+"""Imported before a submission that names it: its import needs a folder to write in."""
+FORGED = "the submission wrote to the suite itself, past the worker: a reply that nobody had asked for"
 TOOK_TOO_LONG = f"{TookTooLong.__module__}:{TookTooLong.__name__}"
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
+FINDER_ERRORS = (finder.Unusable, finder.TaskMissing, finder.ImportNeedsMemory)
 KNOWN = {f"builtins:{name}": kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
-KNOWN |= {f"{finder.__name__}:{kind.__name__}": kind for kind in (finder.Unusable, finder.TaskMissing)}
+KNOWN |= {f"{finder.__name__}:{kind.__name__}": kind for kind in FINDER_ERRORS}
+MEASURING = (labkit.meters, labkit.ranks, labkit.serving)
+"""What is sent with each probe that names it, and not found in the worker."""
 COURSE_ERRORS = {"labkit.simulated_memory": "SRAMOverflow", "torch": "OutOfMemoryError"}
 
 
@@ -50,8 +63,12 @@ class SubmissionError(Exception):
     """An exception whose class has no meaning here, or the end of the worker."""
 
 
-class WorkerEnded(SubmissionError, ProcessEnded):
+class WorkerEnded(ProcessEnded, SubmissionError):
     """The worker ended in the middle of a call."""
+
+
+class ForgedReply(pytest.exit.Exception):  # type: ignore[name-defined]
+    """Ends the run. No code does this by accident: what was tested so far need not be true either."""
 
 
 class SubmissionProcess:
@@ -73,27 +90,28 @@ class SubmissionProcess:
 
         Raises:
             Unusable: loading it has failed, now or before.
-            SubmissionError: its worker has ended too often.
+            NotBegun: its worker has ended too often.
         """
         if self.worker is not None:
             return
         with contextlib.ExitStack() as stack:
             stack.callback(limits.stop_clocks())
-            submission = self._new_worker()
+            source = self._new_worker()
             try:
-                self._request("load", *submission, seconds=LOAD_SECONDS)
+                modules = [PLOTS] if b"matplotlib" in source else []
+                self._load(source, modules, MEMORY_BYTES)
             except SubmissionError as error:
                 self.unusable = f"importing {self.source.file.name} failed: {error}"
                 raise Unusable(self.unusable) from None
 
-    def end(self) -> str:
-        """End the worker. How it ended, for a message."""
+    def end(self) -> int | None:
+        """End the worker; its exit status, None where it had ended before."""
         worker, self.worker = self.worker, None
         if worker is None:
-            return ""
-        how = worker.end()
+            return None
+        status = worker.end()
         self._cpu_seconds += worker.cpu_seconds
-        return how
+        return status
 
     def call(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What a call returns: plain data, and an `Opaque` for everything else.
@@ -105,34 +123,33 @@ class SubmissionProcess:
             Exception: what it raised, where that class is known here, and SubmissionError otherwise.
         """
         self.start()
-        return self._request("call", *_call(function, args, kwargs))
+        return self._request(_call(function, args, kwargs))
 
     def call_within(self, mib: float, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """As `call`, in a fresh worker that may allocate so many MiB for the call.
 
         Raises:
-            AssertionError: it needs more.
+            NeedsMoreMemory: it needs more.
         """
         self.end()
         try:
+            call = _call(function, args, kwargs)
+            room = sum(map(len, call.buffers)) + SLACK_BYTES + int(mib * 2**20)
             with contextlib.ExitStack() as stack:
                 stack.callback(limits.stop_clocks())
-                submission = self._new_worker()
-                modules = imported_modules(submission[-1].decode("utf-8-sig", "replace"))
-                self._request("preload", modules, seconds=LOAD_SECONDS)
-            call = wire.for_worker(_call(function, args, kwargs))
-            assert self.worker is not None
-            n_bytes = self.worker.data_bytes + sum(map(len, call.buffers)) + SLACK_BYTES + int(mib * 2**20)
-            return self._request("call_within", n_bytes, submission, call.head, call=call)
+                source = self._new_worker()
+                modules = imported_modules(source.decode("utf-8-sig", "replace"))
+                self._load(source, modules, room, exact=True)
+            return self._request(call)
         except Exception as error:
             if _is_want_of_memory(error):
-                raise AssertionError(needs_more(task_name(function, args), mib, args)) from None
+                raise NeedsMoreMemory(needs_more(task_name(function, args), mib, args), mib) from None
             raise
         finally:
             self.end()
 
-    def _new_worker(self) -> tuple[Lab, str, bytes]:
-        """Start a worker; the submission, as it loads it."""
+    def _new_worker(self) -> bytes:
+        """Start a worker; the submission's text."""
         file = self.source.file
         try:
             source = file.read_bytes()
@@ -141,22 +158,35 @@ class SubmissionProcess:
         if self.unusable:
             raise Unusable(self.unusable)
         if self.n_starts == MAX_STARTS:
-            raise SubmissionError(f"its process ended {MAX_STARTS} times: {NOT_GRADED}")
+            raise NotBegun(Exceeded(Limit.PROCESS_ENDS, MAX_STARTS))
         self.n_starts += 1
         self.worker = self.sandbox.worker()
-        return self.source.lab, file.name, source
+        return source
 
-    def _request(self, *message: Any, call: wire.Pickled | None = None, seconds: float | None = None) -> Any:
-        worker = self.worker
+    def _load(self, source: bytes, modules: Sequence[str], room: int, *, exact: bool = False) -> None:
+        """Have the worker import `modules`, and load the submission with so many bytes of memory beyond them.
+
+        Args:
+            exact: only memory that is in use shall count.
+        """
+        assert self.worker is not None
+        self._request(wire.for_worker(("preload", modules, exact)), LOAD_SECONDS)
+        bounds = [n_bytes + room for n_bytes in self.worker.memory_bytes]
+        submission = self.source.lab, self.source.file.name, source
+        self._request(wire.for_worker(("load", *submission, *bounds)), LOAD_SECONDS)
+
+    def _request(self, request: wire.Pickled, seconds: float | None = None) -> Any:
+        worker, number = self.worker, secrets.token_bytes(len(wire.READY))
         assert worker is not None
         try:
-            head, buffers, arrays = wire.for_worker(message)
-            if call:
-                buffers, arrays = call.buffers, call.arrays
-            wire.send(worker.channel, head, buffers)
-            reply = wire.from_worker(*wire.receive(worker.channel, seconds))
+            wire.require_silence(worker.channel)
+            wire.send(worker.channel, number, request.head, request.buffers)
+            reply = wire.from_worker(*wire.receive(worker.channel, number, seconds)[1:])
             if isinstance(reply, wire.Returned) and reply.arguments is not None:
-                _change(arrays, reply.arguments)
+                _change(request.arrays, reply.arguments)
+        except wire.NotAsked:
+            self.end()
+            raise ForgedReply(FORGED) from None
         except wire.WireError as error:
             self.end()
             raise SubmissionError(f"what came back cannot be used: {error}") from None
@@ -164,10 +194,10 @@ class SubmissionProcess:
             self.end()
             raise SubmissionError(f"it was not done after {seconds:g} s") from None
         except (EOFError, OSError):
-            raise WorkerEnded(f"its process ended: {self.end()}") from None
+            raise WorkerEnded(self.end()) from None
         except TookTooLong as error:
             with not_repeated():
-                error.__dict__["far_places"] = self._where_it_stops(worker)
+                error.__dict__["far_places"] = self._where_it_stops(worker, number)
             raise
         except BaseException:  # the worker still works on the call, and would answer the next one
             self.end()
@@ -176,11 +206,11 @@ class SubmissionProcess:
             raise self._exception(reply)
         return reply.result
 
-    def _where_it_stops(self, worker: Worker) -> list[tuple[str, int, str]]:
+    def _where_it_stops(self, worker: Worker, number: bytes) -> list[tuple[str, int, str]]:
         """Have the call stop that waits for something, and where that was; the worker is ended if it does not."""
-        with contextlib.suppress(wire.WireError, EOFError, OSError):  # TimeoutError is one
+        with contextlib.suppress(wire.WireError, wire.NotAsked, EOFError, OSError):  # TimeoutError is one
             worker.stop_call()
-            reply = wire.from_worker(*wire.receive(worker.channel, STOP_SECONDS))
+            reply = wire.from_worker(*wire.receive(worker.channel, number, STOP_SECONDS)[1:])
             if isinstance(reply, wire.Raised) and reply.kinds[:1] == [TOOK_TOO_LONG]:
                 return self._places(reply)
         self.end()
@@ -218,7 +248,7 @@ class RemoteFunction:
         """What the real one returns in a fresh worker that may allocate so many MiB for the call.
 
         Raises:
-            AssertionError: it needs more.
+            NeedsMoreMemory: it needs more.
         """
         return self.__dict__["_remote"].call_within(mib, self, args, kwargs)
 
@@ -255,7 +285,10 @@ class RemoteLoader(Loader):
 
 
 def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Source], Loader]:
-    """For the import finder: every submission in a worker of `sandbox`, and its suite's probes with it."""
+    """For the import finder: every submission in a worker of `sandbox`, and its suite's probes with it.
+
+    A probe is sent with its meters at each call: what a submission makes of the meters in its worker changes nothing.
+    """
     by_suite: dict[Path, SubmissionProcess] = {}
 
     def load(source: Source) -> Loader:
@@ -278,25 +311,27 @@ def remote_loader(config: pytest.Config, sandbox: Workers) -> Callable[[Source],
             limits.worker_clocks.remove(remote.cpu_seconds)
             remote.end()
 
+    for package in MEASURING:
+        cloudpickle.register_pickle_by_value(package)
     probes.worker_runner = run_there
     config.add_cleanup(end)
     return load
 
 
-def _call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> wire.Pickled:
     """A call as the worker makes it: with the limits and settings that hold here."""
     torch = sys.modules.get("torch")
     grad = bool(torch is not None and torch.is_grad_enabled())
-    return function, tuple(args), kwargs, worker_seconds_left(), grad, must_return_arguments()
+    settings = worker_seconds_left(), grad, must_return_arguments()
+    return wire.for_worker(("call", function, tuple(args), kwargs, *settings))
 
 
 def _is_want_of_memory(error: Exception) -> bool:
-    message = str(error)
-    if isinstance(error, MemoryError) or "MemoryError" in message:
-        return True
-    if isinstance(error, WorkerEnded):  # it died of a failed allocation
-        return "SIG" in message
-    return isinstance(error, RuntimeError | Unusable) and any(words in message for words in OUT_OF_MEMORY)
+    if isinstance(error, WorkerEnded):  # by a signal: it died of a failed allocation
+        return error.status is not None and error.status < 0
+    return isinstance(error, finder.ImportNeedsMemory) or (
+        isinstance(error, MemoryError | RuntimeError | OSError) and finder.needs_memory(error)
+    )
 
 
 def _of_its_kind(raised: wire.Raised) -> Exception:

@@ -17,8 +17,9 @@ class GradedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `key` stands for the content handed in, `version` for everything else that decides the outcome. `status` is "graded"
     or "refused" (there was nothing to grade: `reason` says why, and all points are 0). `flags` are what an instructor
     should look at. `tests` maps a test's id (`TestClass::test_name`) to its result, `messages` a failed test's id to
-    what a student reads, `tasks` a task to its points. `findings` is what the review found in the source.
-    `labstaff.grading.similar` compares `syntax`.
+    what a student reads, `causes` to the cause where that is known, `shares` a task to the share of its points that is
+    earned, from 0 to 1: how many points those are depends on where they are shown (`labstaff.grading.report`).
+    `findings` is what the source check shows. `labstaff.grading.similar` compares `syntax`.
     """
 
     lab: str
@@ -28,15 +29,11 @@ class GradedSubmission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flags: list[str] = []
     tests: dict[str, Literal["passed", "failed"]] = {}
     messages: dict[str, str] = {}
-    tasks: dict[str, float] = {}
+    causes: dict[str, str] = {}
+    shares: dict[str, float] = {}
     findings: list[str] = []
     version: str = ""
     syntax: list[int] = []
-
-    @property
-    def points(self) -> float:
-        """What all tasks earn together."""
-        return sum(self.tasks.values())
 
 
 def load(path: Path) -> GradedSubmission | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import resource
@@ -10,9 +11,10 @@ from multiprocessing import forkserver, parent_process
 from typing import Any
 
 from labkit.suite.forked import HEAVY, ForkedRunner
+from labkit.suite.results import How
 from labkit.suite.run import SuiteRun
 from labstaff.grader.confine import MEMORY_BYTES, end_with_parent, limit
-from labstaff.grader.sandbox import BROKEN, Sandbox, require_sandbox, use
+from labstaff.grader.sandbox import Sandbox, require_sandbox, use
 
 SUITE_LIMITS = {resource.RLIMIT_DATA: MEMORY_BYTES, resource.RLIMIT_CPU: 120, resource.RLIMIT_CORE: 0}
 """For a process that runs a suite, without the submission's worker: bytes and CPU seconds.
@@ -49,10 +51,10 @@ class SandboxedRunner(ForkedRunner):
             run = super().run(
                 lab, *options, "--sandboxed", prepare=functools.partial(_prepare, sandbox.control), **more
             )
-            if BROKEN in run.problem and (error := sandbox.last_error()):
-                why = next(line.strip("! ") for line in run.problem.splitlines() if BROKEN in line)
-                run.problem = f"{why[why.index(BROKEN) :]}; the last line from inside: {error}"
-            is_clean = not run.problem and sandbox.is_usable()
+            if run.ended.how is How.STOPPED and (error := sandbox.last_error()):
+                detail = f"{run.ended.detail}; the last line from inside: {error}"
+                run.ended = dataclasses.replace(run.ended, detail=detail)
+            is_clean = run.ended.how is How.FINISHED and sandbox.is_usable()
             return run
         finally:
             if is_clean:

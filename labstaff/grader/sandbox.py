@@ -20,7 +20,6 @@ import pytest
 import labkit
 from labkit.kernels.bubblewrap import bwrap_path
 from labkit.suite.limits import cpu_seconds_of
-from labkit.suite.messages import how_it_ended
 from labstaff.grader import wire
 from labstaff.grader.preload import ENDED
 
@@ -49,13 +48,14 @@ INSIDE = (
 """What of the course is inside: calling and measuring. No reference, no expected value, no suite."""
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/proc/cpuinfo")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-POWERS = ("CAP_SETUID", "CAP_SETGID")
-"""What the process inside keeps where the grader is root, to become a user of its own."""
+POWERS = ("CAP_CHOWN", "CAP_SETUID", "CAP_SETGID")
+"""What the process inside keeps where the grader is root, to become a user of its own, who owns the scratch folder."""
 SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
+TEMPORARY = f"graded-{os.getpid()}-"
+"""How the names of this process's temporary folders begin, which hold submissions: `lab grade` removes them."""
 START_SECONDS = 180.0
 END_SECONDS = 60.0
 """For the end of a worker that was killed: on a busy machine freeing its memory takes seconds."""
-BROKEN = "the sandbox is broken"
 UNSAFE = "--unsafe-no-sandbox grades without it: a submission can then read this machine's files."
 MISSING = f"""\
 submissions are graded inside bubblewrap (bwrap), and it is not installed.
@@ -91,7 +91,7 @@ class SandboxBroken(pytest.exit.Exception):  # type: ignore[name-defined]
     """The sandbox gives no worker, through no fault of a submission. Ends a run of pytest."""
 
     def __init__(self, why: object) -> None:
-        super().__init__(f"{BROKEN}: {why}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+        super().__init__(f"the sandbox is broken: {why}", returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 
 class Workers:
@@ -120,8 +120,8 @@ class Workers:
                 socket.send_fds(self.control, [b"+"], [theirs.fileno()])
             pid = _sender(ours)
             self._last = worker = Worker(self, ours, pid)
-            wire.from_worker(*wire.receive(ours, START_SECONDS))
-        except (EOFError, OSError, wire.WireError) as error:
+            wire.receive(ours, wire.READY, START_SECONDS)
+        except (EOFError, OSError, wire.NotAsked, wire.WireError) as error:
             ours.close()
             raise SandboxBroken(f"it gives no worker: {type(error).__name__} {error}") from None
         return worker
@@ -161,7 +161,7 @@ class Sandbox(Workers):
 
     def __init__(self, heavy: Sequence[str] = (), *, unsafe: bool = False) -> None:
         require_libseccomp()
-        self._folder = tempfile.TemporaryDirectory(prefix="scratch-") if unsafe else None
+        self._folder = tempfile.TemporaryDirectory(prefix=TEMPORARY) if unsafe else None
         home = Path(labkit.__file__).parents[1] if unsafe else Path("/course")
         scratch = self._folder.name if self._folder else SCRATCH
         modules = ",".join([*PRELOADED, *heavy, *(each for name in heavy for each in BESIDE.get(name, ()))])
@@ -240,19 +240,20 @@ class Worker:
         return self._cpu_seconds if self.has_ended else cpu_seconds_of(self._pid)
 
     @property
-    def data_bytes(self) -> int:
-        """The bytes that RLIMIT_DATA counts of it, as the kernel says."""
+    def memory_bytes(self) -> tuple[int, int]:
+        """The bytes that RLIMIT_AS counts of it, and those that RLIMIT_DATA counts, as the kernel says."""
         status = Path(f"/proc/{self._pid}/status").read_text(encoding="utf-8")
-        return int(status.partition("VmData:")[2].split()[0]) * 1024
+        mapped, data = (int(status.partition(f"{name}:")[2].split()[0]) << 10 for name in ("VmSize", "VmData"))
+        return mapped, data
 
     def stop_call(self) -> None:
         """Have the call that it works on raise TookTooLong."""
         signal.pidfd_send_signal(self._handle, signal.SIGPROF)
 
-    def end(self) -> str:
-        """End it, unless it has ended; how it ended, for a message."""
+    def end(self) -> int | None:
+        """End it, unless it has ended; its exit status, None where it had ended before."""
         if self.has_ended:
-            return "it has ended"
+            return None
         self.channel.close()
         try:
             status, self._cpu_seconds = self._sandbox.ended(0.2)
@@ -266,7 +267,7 @@ class Worker:
         finally:
             self.has_ended = True
             os.close(self._handle)
-        return how_it_ended(os.waitstatus_to_exitcode(status))
+        return os.waitstatus_to_exitcode(status)
 
 
 @functools.cache
@@ -339,6 +340,7 @@ def environment(scratch: str) -> dict[str, str]:
     fixed = {"PATH": "/usr/bin:/bin", "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8", "LOGNAME": "student"}
     plots = {"MPLCONFIGDIR": scratch, "MPLBACKEND": "agg"}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    threads["MALLOC_ARENA_MAX"] = "1"  # each further one maps 64 MiB
     eager = {"TORCHDYNAMO_DISABLE": "1"}  # torch.compile starts a compiler, which the sandbox refuses: run as written
     return fixed | plots | threads | eager | {"PYTHONDONTWRITEBYTECODE": "1"}
 

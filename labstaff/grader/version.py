@@ -6,11 +6,12 @@ import functools
 import hashlib
 import os
 import platform
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from labkit.labs.catalog import ROOT
-from labkit.labs.manifest import Lab
+from labkit.labs.manifest import MANIFEST_NAME, Lab
 
 CODE = ("labkit/**/*.py", "labkit/**/*.json", "labstaff/grader/*.py", "labstaff/pytest_plugin.py", "pyproject.toml")
 LIBRARIES = ("numpy", "torch", "triton", "matplotlib", "pytest")
@@ -20,8 +21,11 @@ LIMIT = "ATTENTION_LABS_TEST_SECONDS"
 
 def version_of(lab: Lab, seed: int) -> str:
     """16 characters that change when a file of the same content may get another result than before."""
-    suite = _digest([lab.folder / "lab.toml", *lab.suite_files], lab.folder)
-    parts = (_common(), suite, lab.folder.name, seed, os.environ.get(LIMIT, ""))
+    manifest = tomllib.loads((lab.folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+    for task in manifest["tasks"]:
+        del task["points"]  # a result holds shares of them
+    suite = _digest(lab.suite_files, lab.folder)
+    parts = (_common(), manifest, suite, lab.folder.name, seed, os.environ.get(LIMIT, ""))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

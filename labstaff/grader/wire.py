@@ -1,15 +1,20 @@
 """Messages between the suite and a worker.
 
 Towards the worker a message is pickled: the sender is trusted. Back comes msgpack of fixed types, nothing of which is
-executed. Both ways the bytes of arrays and tensors follow, a buffer for each.
+executed. Both ways the bytes of arrays and tensors follow, a buffer for each. A request has a random number, and its
+reply the same one: what comes without it, or when nothing was asked, is no reply.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import importlib
 import io
 import math
 import mmap
+import operator
 import pickle
 import socket
 import struct
@@ -18,11 +23,14 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import cloudpickle
+import cloudpickle.cloudpickle as by_value
 import msgspec
 import numpy as np
 
-HEADER = struct.Struct("<IH")
-"""Bytes of the head, and the number of buffers that follow it."""
+HEADER = struct.Struct("<8sIH")
+"""The request's number, bytes of the head, and how many buffers follow it."""
+READY = bytes(8)
+"""The number of a worker's first message, which answers no request."""
 SIZE = struct.Struct("<Q")
 MAX_HEAD = 4 << 20
 MAX_BUFFERS = 256 << 20
@@ -37,6 +45,7 @@ MAX_META = 1 << 40
 MAX_TEXT, MAX_KINDS, MAX_PLACES = 2000, 8, 40
 """Of an exception: characters of its message, classes, and places that it passed through."""
 ARRAY_KINDS = "biufcUS"
+CACHED = type(functools.cache(len))
 TOO_MUCH = "it is nested too deep, or has too many parts, or too much text"
 
 
@@ -44,11 +53,15 @@ class WireError(Exception):
     """What is to cross, or has crossed, is not a message, or is too large."""
 
 
+class NotAsked(Exception):
+    """What came is not the reply to the request."""
+
+
 # Framing
 
 
-def send(channel: socket.socket, head: bytes, buffers: Sequence[memoryview] = ()) -> None:
-    """Send a message.
+def send(channel: socket.socket, number: bytes, head: bytes, buffers: Sequence[memoryview] = ()) -> None:
+    """Send a message: a request with its number, or the reply to it.
 
     Raises:
         WireError: it is longer than a message may be; nothing was sent.
@@ -56,25 +69,31 @@ def send(channel: socket.socket, head: bytes, buffers: Sequence[memoryview] = ()
     if len(head) > MAX_HEAD or len(buffers) > 0xFFFF:
         raise WireError(TOO_MUCH)
     _require_room(sum(map(len, buffers)))
-    channel.sendall(HEADER.pack(len(head), len(buffers)) + head)
+    channel.sendall(HEADER.pack(number, len(head), len(buffers)) + head)
     for buffer in buffers:
         channel.sendall(SIZE.pack(len(buffer)))
         channel.sendall(buffer)
 
 
-def receive(channel: socket.socket, seconds: float | None = None) -> tuple[memoryview, list[memoryview]]:
-    """The next message: its head, and its buffers in memory that no meter counts as an allocation.
+def receive(
+    channel: socket.socket, number: bytes | None = None, seconds: float | None = None
+) -> tuple[bytes, memoryview, list[memoryview]]:
+    """The next message: its number, its head, and its buffers in memory that no meter counts as an allocation.
 
     Args:
+        number: of the request whose reply is to come; None for any message.
         seconds: how long the other side may be silent.
 
     Raises:
         EOFError: the other side has hung up.
+        NotAsked: the message has another number.
         WireError: the message is longer than a message may be.
         TimeoutError: nothing came for `seconds`.
     """
     channel.settimeout(seconds)
-    length, n_buffers = HEADER.unpack(_exactly(channel, bytearray(HEADER.size)))
+    its_number, length, n_buffers = HEADER.unpack(_exactly(channel, bytearray(HEADER.size)))
+    if number not in (None, its_number):
+        raise NotAsked
     if length > MAX_HEAD:
         raise WireError(f"a head of {length:,} bytes; {MAX_HEAD:,} are allowed")
     head, buffers, left = _exactly(channel, bytearray(length)), [], MAX_BUFFERS
@@ -85,7 +104,15 @@ def receive(channel: socket.socket, seconds: float | None = None) -> tuple[memor
         left -= size
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if size else bytearray()
         buffers.append(_exactly(channel, pages))
-    return head, buffers
+    return its_number, head, buffers
+
+
+def require_silence(channel: socket.socket) -> None:
+    """Raise NotAsked if something has come that nobody has asked for."""
+    channel.settimeout(None)
+    with contextlib.suppress(BlockingIOError):
+        if channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            raise NotAsked
 
 
 def _exactly(channel: socket.socket, memory: bytearray | mmap.mmap) -> memoryview:
@@ -110,7 +137,12 @@ class Pickled(NamedTuple):
 
 
 def for_worker(message: Any) -> Pickled:
-    """Pickle a message for a worker."""
+    """Pickle a message for a worker.
+
+    Classes that are sent by value are new in each message: what a submission does to one is gone in the next.
+    """
+    by_value._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()
+    by_value._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
     file = io.BytesIO()
     pickler = Pickler(file)
     pickler.dump(message)
@@ -120,8 +152,27 @@ def for_worker(message: Any) -> Pickled:
 def from_suite(head: memoryview | bytes, buffers: Sequence[memoryview]) -> tuple[Any, list[Any]]:
     """The message, and the arrays in it in the order of `Pickled.arrays`."""
     _arrived.clear()
-    message = pickle.loads(head, buffers=buffers)
+    message = Unpickler(io.BytesIO(head), buffers=buffers).load()
     return message, list(_arrived)
+
+
+OWN_PACKAGES = ("labstaff", "cloudpickle", "msgspec")
+_own: dict[str, Any] = {}
+
+
+def hide_own_modules() -> None:
+    """Have an import of what reads and writes messages find a copy, from now on: changing that changes nothing here."""
+    _own.update({name: module for name, module in sys.modules.items() if name.split(".")[0] in OWN_PACKAGES})
+    for name in _own:
+        del sys.modules[name]
+
+
+class Unpickler(pickle.Unpickler):
+    """Finds the modules that are hidden from a submission."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """See `pickle.Unpickler`."""
+        return operator.attrgetter(name)(_own[module]) if module in _own else super().find_class(module, name)
 
 
 class Pickler(cloudpickle.Pickler):
@@ -142,6 +193,12 @@ class Pickler(cloudpickle.Pickler):
         if torch is not None and type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.layout is torch.strided:
             self.arrays.append(obj)
             return _tensor, self._layout_of_tensor(obj)
+        if torch is not None and obj is torch.ops:
+            return importlib.import_module, (obj.__name__,)
+        if torch is not None and isinstance(obj, type(torch.ops.aten.add.Tensor)):
+            return _operator, (str(obj),)
+        if type(obj) is CACHED and by_value._is_registered_pickle_by_value(sys.modules[obj.__module__]):
+            return functools.cache, (obj.__wrapped__,)
         return super().reducer_override(obj)
 
     def _layout_of_array(self, x: np.ndarray) -> tuple[Any, ...]:
@@ -185,7 +242,9 @@ def _array(*layout: Any) -> np.ndarray:
 def _tensor(grad: bool, dtype: Any, storage: Any, *layout: Any) -> Any:
     import torch
 
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    from labkit.meters.torch_private import without_modes
+
+    with without_modes(), torch.no_grad():
         if storage is None:
             tensor = torch.empty_strided(*layout[1:], dtype=dtype, device="meta")
         else:
@@ -198,6 +257,12 @@ def _storage(memory: memoryview) -> Any:
     import torch
 
     return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage() if len(memory) else torch.UntypedStorage(0)
+
+
+def _operator(name: str) -> Any:
+    import torch
+
+    return operator.attrgetter(name)(torch.ops)
 
 
 def same(x: Any) -> Any:
@@ -321,7 +386,9 @@ class Writer:
         torch = sys.modules.get("torch")
         if torch is None or type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
             return None
-        with torch._C.DisableTorchFunctionSubclass(), torch.utils._python_dispatch._disable_current_modes():
+        from labkit.meters.torch_private import without_modes, without_subclasses
+
+        with without_subclasses(), without_modes():
             if x.device.type != "meta":
                 _require_room(x.nbytes)
                 plain = x.detach().resolve_conj().resolve_neg().contiguous()
@@ -384,10 +451,12 @@ class Reader:
     def _tensor(self, kind: str, name: str, shape: list[int], grad: bool) -> Any:
         import torch
 
+        from labkit.meters.torch_private import without_modes
+
         if name not in TORCH_DTYPES:
             raise TypeError(f"tensors of {name!r} do not cross")
         dtype = getattr(torch, name)
-        with torch.utils._python_dispatch._disable_current_modes():
+        with without_modes():
             if kind == "meta":
                 _bounded(shape, 0, MAX_META)
                 return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)

@@ -21,7 +21,7 @@ from labkit.labs.manifest import Lab
 from labkit.suite.finder import Source, SourceLoader
 from labkit.suite.limits import TookTooLong
 from labstaff.grader import wire
-from labstaff.grader.confine import give_memory_back, limit_memory
+from labstaff.grader.confine import confine, give_memory_back
 
 _module = types.ModuleType("submission")
 
@@ -29,7 +29,7 @@ _module = types.ModuleType("submission")
 def serve(channel: socket.socket) -> None:
     """Answer requests until the suite's side hangs up."""
     worker = Worker(channel)
-    wire.send(channel, *wire.for_suite(wire.Returned()))  # ready: limits and filter are in force
+    wire.send(channel, wire.READY, *wire.for_suite(wire.Returned()))
     with contextlib.suppress(EOFError):
         while True:
             worker.answer(*wire.receive(channel))
@@ -40,26 +40,25 @@ class Worker:
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
-        self.buffers: list[memoryview] = []
         self.arrays: list[Any] = []
 
-    def answer(self, head: memoryview, buffers: list[memoryview]) -> None:
+    def answer(self, number: bytes, head: memoryview, buffers: list[memoryview]) -> None:
         """Do what a request asks for, and report its result or its exception."""
-        self.buffers = buffers
         try:
             (action, *arguments), self.arrays = wire.from_suite(head, buffers)
-            wire.send(self.channel, *getattr(self, action)(*arguments))
+            wire.send(self.channel, number, *getattr(self, action)(*arguments))
         except BaseException as error:  # SystemExit too: whatever a submission raises is reported
-            wire.send(self.channel, *wire.for_suite(described(error)))
-        self.buffers, self.arrays = [], []
+            wire.send(self.channel, number, *wire.for_suite(described(error)))
+        self.arrays = []
 
-    def load(self, lab: Lab, name: str, source: bytes, n_bytes: int | None = None) -> Any:
-        """Run the submission's file, as the import finder does in an ordinary run; with `n_bytes`, under that limit."""
+    def load(self, lab: Lab, name: str, source: bytes, mapped_bytes: int, data_bytes: int) -> Any:
+        """Run the submission's file, as the import finder does in an ordinary run; this process is confined first."""
         global _module
         file = Path(os.getcwd(), name)
         file.write_bytes(source)
-        if n_bytes is not None:
-            limit_memory(n_bytes)
+        file.parent.chmod(0o555)
+        confine(mapped_bytes, data_bytes)
+        wire.hide_own_modules()
         _module = sys.modules[lab.module] = types.ModuleType(lab.module)
         SourceLoader(Source(lab, file)).exec_module(_module)
         return wire.for_suite(wire.Returned())
@@ -79,19 +78,18 @@ class Worker:
             del args, kwargs
             return wire.for_suite(wire.Returned(result, self.arrays if with_arguments else None))
 
-    def preload(self, modules: Sequence[str]) -> Any:
-        """Import modules before the submission is loaded: what they take is not the submission's memory."""
+    def preload(self, modules: Sequence[str], exact: bool) -> Any:
+        """Import modules before the submission is loaded: what they take is not the submission's memory.
+
+        Args:
+            exact: only memory that is in use shall count from now on.
+        """
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
-        give_memory_back()
+        if exact:
+            give_memory_back()
         return wire.for_suite(wire.Returned())
-
-    def call_within(self, n_bytes: int, submission: tuple[Lab, str, bytes], call: bytes) -> Any:
-        """Load the submission and make a call, both within a limit of this process's memory, which the kernel holds."""
-        self.load(*submission, n_bytes)
-        arguments, self.arrays = wire.from_suite(call, self.buffers)
-        return self.call(*arguments)
 
 
 def defined(name: str) -> Any:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.labs.manifest import Task
+from labkit.labs.manifest import Lab, Task
 from labstaff.grader.results import GradedSubmission
 
 MAX_MESSAGES = 5
 
 
 def earned(result: GradedSubmission, task: str, max_points: float) -> float:
-    """The points of a task, to two decimals, at most `max_points`: a course may have been made with fewer."""
-    return min(round(result.tasks.get(task, 0.0), 2), max_points)
+    """The points of a task that is worth `max_points` where they are shown, to two decimals."""
+    return round(result.shares.get(task, 0.0) * max_points, 2)
+
+
+def total(result: GradedSubmission, lab: Lab) -> float:
+    """The points of all tasks, as the lab's manifest has them."""
+    return round(sum(earned(result, task.name, task.points) for task in lab.tasks), 2)
 
 
 def finding_line(result: GradedSubmission, most: int = MAX_MESSAGES) -> str:
-    """The first of the review's findings, in one line."""
+    """The first of the source check's findings, in one line."""
     more = [f"and {len(result.findings) - most} more"] if len(result.findings) > most else []
     return "; ".join([*result.findings[:most], *more])
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.progress import track
 
 from labkit.labs.manifest import Lab
-from labstaff.grader.course_state import course_secret
+from labstaff.grader.course_state import FILE, course_secret
 from labstaff.grader.plain_text import one_line
 from labstaff.grading.classroom50 import write_result
 from labstaff.grading.gradescope import write_results
 from labstaff.grading.parallel import Outcome, UnderWay, grade_all
-from labstaff.grading.submitted import find_submissions
+from labstaff.grading.submitted import Submitted, find_submissions
 from labstaff.grading.summary import summary_lines, write_table
 
 RESULTS = "results"
@@ -25,9 +27,24 @@ RESULTS = "results"
 WAIT_SECONDS = 10.0
 """How often it is said how far grading is."""
 
+STEP_SECONDS = 4.0
+"""After so long it is said what is under way."""
+
 
 class NothingToGrade(Exception):
     """There is no submission of the kind that was asked for; the message says where."""
+
+
+@contextlib.contextmanager
+def announced(step: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Say which step the body is, if it takes more than `STEP_SECONDS`."""
+    timer = threading.Timer(STEP_SECONDS, say, [f"{one_line(step)} …"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Progress:
@@ -45,6 +62,31 @@ class _Progress:
             n_now = sum(not outcome.is_stored for outcome in outcomes) or len(outcomes)
             left = (now - self._began) / n_now * (self._n - len(outcomes)) / 60 if n_now else 0
             self._say(f"{len(outcomes)} of {self._n} graded{f', about {left:.0f} min left' if left >= 1 else ''}{more}")
+
+
+def require_submissions(
+    submitted: Path,
+    labs: list[Lab],
+    table: Path | None = None,
+    gradescope: Path | None = None,
+    classroom50: Path | None = None,
+    **_: object,
+) -> list[Submitted]:
+    """The submissions in a folder, found before anything is written.
+
+    Raises:
+        NothingToGrade: there are none, or several for a platform's file, or a file could not be written.
+    """
+    found = find_submissions(submitted, labs) if submitted.is_dir() else []
+    if not found:
+        wanted = labs[0].folder.name if len(labs) == 1 else f"{labs[0].folder.name}, …"
+        raise NothingToGrade(f"{submitted} holds no STUDENT/LAB folder (LAB: {wanted}) and no STUDENT/LAB.zip")
+    if (gradescope or classroom50) and len(found) > 1:
+        raise NothingToGrade(f"a platform's file takes a single submission, and there are {len(found)}")
+    for file in (table, gradescope, classroom50):
+        if file and not file.absolute().parent.is_dir():
+            raise NothingToGrade(f"{file} cannot be written: there is no folder {file.parent}")
+    return found
 
 
 def grade_submitted(
@@ -77,15 +119,10 @@ def grade_submitted(
         say: prints a line.
 
     Raises:
-        NothingToGrade: there are no submissions, or several for a platform's file.
+        NothingToGrade: see `require_submissions`.
         SandboxMissing: there is no bubblewrap here, and `unsafe` was not given.
     """
-    found = find_submissions(submitted, labs) if submitted.is_dir() else []
-    if not found:
-        names = ", ".join(lab.folder.name for lab in labs)
-        raise NothingToGrade(f"{submitted} holds no STUDENT/LAB folder for {names}")
-    if (gradescope or classroom50) and len(found) > 1:
-        raise NothingToGrade(f"a platform's file takes a single submission, and there are {len(found)}")
+    found = require_submissions(submitted, labs, table, gradescope, classroom50)
     course = submitted.parent
 
     outcomes: list[Outcome] = []
@@ -120,6 +157,7 @@ def grade_submitted(
         if of_lab := [outcome for outcome in outcomes if outcome.submitted.lab == lab]:
             for line in summary_lines(lab, of_lab):
                 say(line)
+    say(f"results are in {course / RESULTS}, the secret of the hidden inputs in {course / FILE}")
     if table:
         write_table(table, outcomes)
         say(f"wrote {table}")

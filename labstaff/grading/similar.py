@@ -30,6 +30,8 @@ def similar_groups(syntax: Mapping[str, Collection[int]], stub: Collection[int])
     runs = {student: frozenset(mine) - frozenset(stub) for student, mine in sorted(syntax.items())}
     groups = {student: Group((student,), 1.0) for student, mine in runs.items() if len(mine) >= MIN_RUNS}
     for a, b in combinations(groups, 2):
+        if min(len(runs[a]), len(runs[b])) < NEAR * max(len(runs[a]), len(runs[b])):
+            continue  # too few to share so many
         shared = len(runs[a] & runs[b])
         share = shared / (len(runs[a]) + len(runs[b]) - shared)
         if share >= NEAR:

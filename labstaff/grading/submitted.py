@@ -26,15 +26,23 @@ def find_submissions(folder: Path, labs: Sequence[Lab]) -> list[Submitted]:
     """
     found = []
     for student in sorted(folder.iterdir()):
-        if student.is_symlink() or not student.is_dir() or student.name.startswith("."):
-            continue
-        for lab in labs:
-            places = [student / lab.folder.name, student / f"{lab.folder.name}.zip"]
-            present = [place for place in places if place.exists() and not place.is_symlink()]
-            if present:
-                path = present[-1] if _holds_notes_alone(present[0]) else present[0]
-                found.append(Submitted(student.name, lab, path))
+        if not student.is_symlink() and student.is_dir() and not student.name.startswith("."):
+            places = ((lab, _place(student, lab)) for lab in labs)
+            found += [Submitted(student.name, lab, place) for lab, place in places if place]
     return found
+
+
+def _place(student: Path, lab: Lab) -> Path | None:
+    """The student's folder or archive; where looking fails, the folder, and reading it says why."""
+    folder = student / lab.folder.name
+    try:
+        places = [folder, student / f"{lab.folder.name}.zip"]
+        present = [place for place in places if place.exists() and not place.is_symlink()]
+        if not present:
+            return None
+        return present[-1] if _holds_notes_alone(present[0]) else present[0]
+    except OSError:
+        return folder
 
 
 def _holds_notes_alone(place: Path) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from labkit.labs.catalog import solution_file
 from labkit.labs.manifest import Lab, Task
 from labstaff.authoring.mistakes import mistakes_of
 from labstaff.derive.build import derive_stub
@@ -16,7 +16,7 @@ from labstaff.grader.plain_text import cell, one_line
 from labstaff.grader.results import GradedSubmission
 from labstaff.grader.source import read_source
 from labstaff.grading.parallel import Outcome
-from labstaff.grading.report import finding_line
+from labstaff.grading.report import earned, finding_line, total
 from labstaff.grading.similar import similar_groups
 
 N_BINS = 5
@@ -24,8 +24,9 @@ MAX_CAUSES = 8
 MAX_TESTS = 5
 MAX_FINDINGS = 3
 COLUMNS = ("student", "lab", "task", "points", "max_points", "passed", "tests", "status", "flags")
-CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)")
-"""How a message names the cause of a failure."""
+MODEL = "the model solution"
+OR = "; or when "
+"""Between several causes that one message names."""
 
 
 def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -34,11 +35,11 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield f"{lab.label} · {lab.title}: {len(graded)} submissions graded"
     results = [result for _, result in graded]
     if results:
-        yield _distribution(lab, [result.points for result in results])
+        yield _distribution(lab, [total(result, lab) for result in results])
     width = max(len(task.name) for task in lab.tasks)
     for task in lab.tasks:
-        passed = sum(result.tasks.get(task.name, 0.0) >= task.points for result in results)
-        mean = sum(result.tasks.get(task.name, 0.0) for result in results) / max(len(results), 1)
+        passed = sum(result.shares.get(task.name, 0.0) >= 1.0 for result in results)
+        mean = sum(earned(result, task.name, task.points) for result in results) / max(len(results), 1)
         yield (
             f"  {task.name:<{width}}  {passed:>4} of {len(results)} pass all tests · "
             f"mean {mean:.1f} of {task.points:g} points"
@@ -61,20 +62,26 @@ def summary_lines(lab: Lab, outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def frequent_causes(lab: Lab, results: Sequence[GradedSubmission]) -> Counter[str]:
-    """How many submissions were given each cause by a failed test, once each; a known mistake's command is added."""
-    mistakes, causes = mistakes_of(lab), Counter[str]()
+    """How many submissions were given each cause by a failed test, once each; a known mistake's command is added.
+
+    A message may name several causes: of a task's causes those count that explain its messages with the fewest.
+    """
+    mistakes, counts = mistakes_of(lab), Counter[str]()
     for result in results:
-        found = set()
-        for test, message in result.messages.items():
-            task = lab.task_of(test.split("::")[0])
-            if task and (cause := CAUSE.search(" ".join(message.split()))):
-                names = [
-                    each.name for each in mistakes if each.task == task.name and each.says and each.says in cause[1]
-                ]
+        causes: dict[str, list[set[str]]] = {}
+        for test, cause in result.causes.items():
+            if task := lab.task_of(test.split("::")[0]):
+                parts = " ".join(cause.split()).split(OR)
+                causes.setdefault(task.name, []).append({part.partition("; ")[0] for part in parts})
+        for task_name, messages in causes.items():
+            while messages:
+                shared = Counter(cause for message in messages for cause in sorted(message))
+                cause = shared.most_common(1)[0][0]
+                messages = [message for message in messages if cause not in message]
+                names = [each.name for each in mistakes if each.task == task_name and each.says and each.says in cause]
                 command = f" (lab mistake {lab.number} {names[0]})" if len(names) == 1 else ""
-                found.add(f"{task.name}: {one_line(cause[1])}{command}")
-        causes.update(found)
-    return causes
+                counts[f"{task_name}: {one_line(cause)}{command}"] += 1
+    return counts
 
 
 def write_table(path: Path, outcomes: Sequence[Outcome]) -> None:
@@ -92,7 +99,7 @@ def _row(outcome: Outcome, task: Task) -> list[object]:
     if result is None:
         return [student, lab.folder.name, task.name, 0.0, task.points, 0, 0, cell(outcome.problem), 0]
     states = [state for name, state in result.tests.items() if name.split("::")[0] == task.tests]
-    points = [result.tasks.get(task.name, 0.0), task.points]
+    points = [earned(result, task.name, task.points), task.points]
     n_flags = len(result.flags) + len(result.findings)
     return [student, lab.folder.name, task.name, *points, states.count("passed"), len(states), result.status, n_flags]
 
@@ -121,5 +128,6 @@ def _similar_lines(lab: Lab, graded: Sequence[tuple[str, GradedSubmission]]) -> 
     syntax = {student: result.syntax for student, result in graded}
     if not any(syntax.values()):
         return
-    for group in similar_groups(syntax, read_source(derive_stub(lab).encode(), lab).runs):
+    solution = read_source(solution_file(lab).read_bytes(), lab).runs
+    for group in similar_groups({**syntax, MODEL: solution}, read_source(derive_stub(lab).encode(), lab).runs):
         yield f"nearly the same: {', '.join(group.students)} ({group.share:.0%} of their syntax or more)"

@@ -6,31 +6,24 @@ They hold pieces of the solutions, so the students' site leaves them out: `lab s
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Sequence
 
 from labkit.labs.manifest import Lab
-from labkit.suite.forked import ForkedRunner, heavy_modules
-from labkit.suite.run import SuiteRun
 from labstaff.authoring.mistakes import Mistake, mistakes_of
-from labstaff.authoring.show import diff_lines, student_lines
+from labstaff.authoring.show import diff_lines, message
 
 OVERVIEW = "what_goes_wrong"
 TITLE = "Mistakes, and the suite's messages"
 INTRODUCTION = """\
 {n_mistakes} mistakes that students make, or ways to avoid the work. Each is run on every commit and must be
-found by the tests that its entry in `solutions/labNN_name/mistakes/` names. These pages hold pieces of the solutions:
+found by the test that `solutions/labNN_name/mistakes/record.json` names. These pages hold pieces of the solutions:
 they are for instructors, not for students.
 """
 MEANS_SOMETHING = re.compile(r"([\\`*_$<>\[\]#|~])")
 
 
-def mistake_pages(labs: Sequence[Lab], say: Callable[[str], None] = print) -> dict[str, str]:
+def mistake_pages(labs: Sequence[Lab]) -> dict[str, str]:
     """The pages' sources in Markdown, by their names: one that lists all mistakes, and one for each lab.
-
-    A lab takes about a minute on two cores; `say` is told which one is run.
 
     Raises:
         MistakeError: a mistake is malformed, or its edit does not fit.
@@ -38,25 +31,11 @@ def mistake_pages(labs: Sequence[Lab], say: Callable[[str], None] = print) -> di
     mistakes = {lab.label: mistakes_of(lab) for lab in labs}
     overview = [f"# {TITLE}", "", INTRODUCTION.format(n_mistakes=sum(map(len, mistakes.values())))]
     pages = {}
-    for number, lab in enumerate(labs, 1):
-        say(f"running the {len(mistakes[lab.label])} mistakes of {lab.label}, {number} of {len(labs)} labs")
+    for lab in labs:
         page = f"{OVERVIEW}/{lab.folder.name}"
         overview += _listed(lab, mistakes[lab.label], f"{page}.md")
-        pages[page] = "\n".join(_lab_page(lab, mistakes[lab.label], run_mistakes(lab, mistakes[lab.label])))
+        pages[page] = "\n".join(_lab_page(lab, mistakes[lab.label]))
     return {OVERVIEW: "\n".join(overview), **pages}
-
-
-def run_mistakes(lab: Lab, mistakes: Sequence[Mistake]) -> dict[str, SuiteRun]:
-    """By a mistake's name, the run of the tests that find it, on the module with it; two at a time."""
-    runner = ForkedRunner(heavy_modules(*lab.suite_files))
-
-    def run(mistake: Mistake) -> SuiteRun:
-        with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
-            mistake.write(Path(folder))
-            return runner.run(lab.label, "--src", folder, tests=mistake.found_by)
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip([mistake.name for mistake in mistakes], pool.map(run, mistakes), strict=True))
 
 
 def _listed(lab: Lab, mistakes: list[Mistake], page: str) -> list[str]:
@@ -68,17 +47,15 @@ def _listed(lab: Lab, mistakes: list[Mistake], page: str) -> list[str]:
     return lines
 
 
-def _lab_page(lab: Lab, mistakes: list[Mistake], runs: dict[str, SuiteRun]) -> list[str]:
+def _lab_page(lab: Lab, mistakes: list[Mistake]) -> list[str]:
     lines = [f"# Lab {lab.number}: what goes wrong", ""]
     for task in lab.tasks:
         lines += [f"## {_plain(task.name)}", ""]
         for mistake in mistakes:
             if mistake.task == task.name:
-                run = runs[mistake.name]
-                messages = run.problem.splitlines() or student_lines(mistake, run.results)[1:]
                 lines += [f"### `{mistake.name}`", "", _plain(mistake.what), ""]
                 lines += _fenced("diff", diff_lines(mistake))
-                lines += _fenced("output", [line.removeprefix("  ") for line in messages])
+                lines += _fenced("output", [line.removeprefix("  ") for line in message(mistake)[1:]])
     return lines
 
 

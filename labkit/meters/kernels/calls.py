@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from labkit.meters.calls import OperatorsSeen, UninitialisedIsNaN
 from labkit.meters.kernels.compiled import compiled
 from labkit.meters.kernels.watch import watched
 from labkit.meters.modes import OperatorMode
-from labkit.meters.products import ProductMeter
+from labkit.meters.products import ProductMeter, operator_name
+from labkit.meters.torch_private import tree_leaves
 
 EXPONENTIALS = frozenset(
     {"exp", "exp2", "expm1", "pow", "sinh", "cosh", "tanh", "sigmoid", "logsumexp", "logaddexp", "logaddexp2"}
@@ -41,7 +41,7 @@ class NumbersComputed(OperatorMode):
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
-        if func._schema.name.removeprefix("aten::").rstrip("_") not in MOVING and not func.is_view:
+        if operator_name(func) not in MOVING and not func.is_view:
             self.n_numbers += _n_numbers(out)
         return out
 

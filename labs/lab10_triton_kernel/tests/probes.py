@@ -44,6 +44,7 @@ def softmax_of_far_rows(x):
     return call_on_far_rows(softmax_rows, x)
 
 
+MAP_FIXED_NOREPLACE = 0x100000
 ROW_STRIDE = 1 << 30
 """Elements from row to row: the third begins at element 2³¹, one more than int32 can say."""
 
@@ -52,25 +53,26 @@ def call_on_far_rows(function, x):
     """What `function(x)` returns for x, (rows, columns), with its rows `ROW_STRIDE` elements apart.
 
     Beside it the offsets, in elements from the first row, of what its kernels load outside of the rows: one of each
-    load, which gets 0 for them. All memory between the rows can be read, takes no room, and holds 0. It is kept.
+    load, which gets 0 for them. Only the rows' own pages are mapped, so that the rest takes no room; they are kept.
     """
-    n_bytes = x.shape[0] * ROW_STRIDE * x.itemsize
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    libc = ctypes.CDLL(None, use_errno=True)
+    step, n_bytes = ROW_STRIDE * x.itemsize, x.shape[0] * ROW_STRIDE * x.itemsize
+    size = -(-x.shape[1] * x.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
+    libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    start = libc.mmap(None, n_bytes, mmap.PROT_READ, flags, -1, 0)
-    if start is None or start == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "no address space for rows that lie far apart")
-    size = -(-x.shape[1] * x.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
-    for row in range(x.shape[0]):
-        where = ctypes.c_void_p(start + row * ROW_STRIDE * x.itemsize)
-        if libc.mprotect(where, ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE):
-            raise OSError(ctypes.get_errno(), "a page that can be read cannot be written")
+
+    def is_mapped(address):
+        access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+        return libc.mmap(address, size, access, flags, -1, 0) == address
+
+    start = next((place for place in range(1 << 37, 1 << 38, n_bytes) if is_mapped(place)), None)
+    if start is None or not all(is_mapped(start + row * step) for row in range(1, x.shape[0])):
+        raise OSError("no address space for rows that lie far apart")
     memory = (ctypes.c_char * n_bytes).from_address(start)
     far = torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, (ROW_STRIDE, 1))
     far.copy_(x)
-    watch = _Offsets(start, n_bytes, x.itemsize)
+    rows = [(start + row * step, start + row * step + size) for row in range(x.shape[0])]
+    watch = _Offsets(start, n_bytes, x.itemsize, rows)
     with watching(watch):
         result = function(far)
     # What came back may be a view of these rows: they stay, for a few pages of memory.
@@ -78,22 +80,24 @@ def call_on_far_rows(function, x):
 
 
 class _Offsets:
-    """Lets loads and stores pass that stay within their tensors, and notes the other loads."""
+    """Lets loads and stores pass that stay within their tensors, and notes the loads outside of all rows."""
 
-    def __init__(self, start, n_bytes, itemsize):
-        self.start, self.itemsize = start, itemsize
-        self.ranges = [(start, start + n_bytes)]
+    def __init__(self, start, n_bytes, itemsize, rows=()):
+        self.start, self.end, self.itemsize = start, start + n_bytes, itemsize
+        self.ranges = list(rows)
         self.outside = []
 
     def launched(self, function, args, kwargs, grid):
         """Its tensors are what it may touch."""
         tensors = [x.untyped_storage() for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-        self.ranges += [(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in tensors]
+        spans = [(each.data_ptr(), each.data_ptr() + each.nbytes()) for each in tensors]
+        self.ranges += [span for span in spans if span[0] != self.start]  # of the rows, only their pages are there
 
     def load(self, addresses, mask, itemsize, program):
         """A program reads."""
         allowed = self._allowed(addresses)
-        left = addresses[np.broadcast_to(mask, addresses.shape) & ~allowed]
+        is_outside = (addresses < self.start) | (addresses >= self.end)
+        left = addresses[np.broadcast_to(mask, addresses.shape) & ~allowed & is_outside]
         if len(left):
             self.outside.append((int(left[0]) - self.start) // self.itemsize)
         return mask & allowed

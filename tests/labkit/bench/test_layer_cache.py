@@ -111,16 +111,35 @@ class TestConfig:
         assert layers_of(config) == [LayerCache("window", 2 * 4 * 16, reach=16)] * 2
         assert layers_of(config | {"sliding_window": None}) == [LayerCache("full", 2 * 4 * 16)] * 2
 
+    def test_each_layer_has_its_own_config(self):
+        """As transformers writes it where layers differ: with one rule for all, half of the bytes were missing."""
+        config = LLAMA | {"per_layer_config": {"1": {"head_dim": 32, "num_key_value_heads": 8}}}
+        assert layers_of(config) == [LayerCache("full", 2 * 4 * 16), LayerCache("full", 2 * 8 * 32)]
+        with pytest.raises(ValueError, match="per_layer_config is no JSON object"):
+            layers_of(LLAMA | {"per_layer_config": {"1": [3]}})
+
+    def test_a_window_over_a_latent_vector(self):
+        latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "sliding_window": 128}
+        config = LLAMA | latent | {"layer_types": ["sliding_attention", "full_attention"]}
+        assert layers_of(config) == [LayerCache("window, MLA", 576, reach=128), LayerCache("MLA", 576)]
+
+    def test_other_names_of_the_same_sizes(self):
+        config = {"model_type": "gpt2", "n_layer": 2, "n_head": 4, "n_embd": 64}
+        assert layers_of(config) == [LayerCache("full", 2 * 4 * 16)] * 2
+
     def test_shared_layers_keep_nothing(self):
         assert [layer.kind for layer in layers_of(LLAMA | {"num_kv_shared_layers": 1})] == ["full", "shared"]
 
     @pytest.mark.parametrize(
         ("config", "message"),
         [
-            (LLAMA | {"model_type": "mimo"}, "lists no layer_types, and no rule is known for the model_type 'mimo'"),
+            (
+                LLAMA | {"model_type": "mimo", "sliding_window": 16},
+                "lists no layer_types, and no rule is known for the model_type 'mimo'",
+            ),
             (LLAMA | {"layer_types": ["full_attention", "quick"]}, "unknown kinds of layers: 'quick' (1 layers)"),
             (LLAMA | {"layer_types": ["full_attention"]}, "does not list one kind for each of its 2 layers"),
-            (LLAMA | {"compress_ratios": [4, 128]}, "compress_ratios changes the cache in a way"),
+            (LLAMA | {"kv_cache_ratio": 4}, "kv_cache_ratio may change the cache, and it is not read here"),
             (LLAMA | {"num_attention_heads": "4"}, "num_attention_heads is '4': it must be a whole number"),
             (LLAMA | {"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing"),
             (LLAMA | {"layer_types": ["linear_attention"] * 2}, "of a kind whose sizes are not known"),
@@ -163,7 +182,10 @@ class TestCommand:
             (b"[" * 100_000, "is not JSON"),
             (b"[1]", "holds no JSON object"),
             (b"{}", "has no num_hidden_layers"),
-            (json.dumps(LLAMA | {"model_type": "x"}).encode(), "no rule is known for the model_type 'x'"),
+            (
+                json.dumps(LLAMA | {"model_type": "x", "sliding_window": 4}).encode(),
+                "no rule is known for the model_type 'x'",
+            ),
             (None, "No such file or directory"),
         ],
     )

@@ -207,10 +207,9 @@ def test_a_prompt_that_is_not_unicode_is_one_line(tmp_path: Path) -> None:
     """Python makes half of a surrogate pair of each byte on the command line that is not UTF-8."""
     file = write_tiny(tmp_path / "tiny.gguf")
     result = CliRunner().invoke(app, ["chat", "--plain", "--model", str(file), "caf\udce9"])
-    assert (result.exit_code, result.output) == (
-        1,
-        "lab chat: the text is not Unicode: '\\udce9' at character 4 is no character. Is it in UTF-8?\n",
-    )
+    assert result.exit_code == 1
+    assert result.output.startswith("lab chat: the text is not Unicode: '\\udce9' is half of a surrogate pair")
+    assert len(result.output.splitlines()) == 1
 
 
 def test_plain_answer_of_a_given_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -74,8 +75,8 @@ def test_streamed_and_whole_answers_are_the_same(client):
     text, ended, usage = answer(client)
     assert text and ended == "length"
     assert usage.completion_tokens == 24 and usage.total_tokens == usage.prompt_tokens + 24
-    *streamed, streamed_usage = answer(client, stream=True)
-    assert (streamed, streamed_usage.total_tokens) == ([text, ended], usage.total_tokens)
+    *streamed, its_usage = answer(client, stream=True)
+    assert streamed == [text, ended] and its_usage.total_tokens == usage.total_tokens
     assert client.completions.create(model="tiny", prompt="The sky", max_tokens=5).usage.completion_tokens == 5
 
 
@@ -108,12 +109,87 @@ def test_sixteen_at_once_of_which_some_leave(client, address):
     assert sum(job["state"] == "its client has left" for job in state["jobs"]) == 4
 
 
-def test_usage_tells_what_was_found_in_the_cache(client):
-    """Whole blocks of the prompt, whose last token is always computed."""
-    long = [{"role": "user", "content": "Count these words, " * 8}]
-    first, again = (answer(client, messages=long, max_tokens=1)[2] for _ in range(2))
-    assert first.prompt_tokens_details.cached_tokens < first.prompt_tokens // 2
-    assert first.prompt_tokens - 16 <= again.prompt_tokens_details.cached_tokens < first.prompt_tokens
+@pytest.mark.parametrize(
+    ("change", "status", "says"),
+    [
+        ({"messages": [{"role": "user", "content": "word " * 400}]}, 400, "together at most"),
+        ({"messages": []}, 400, "messages must be a list"),
+        ({"messages": [{"role": "user"}]}, 400, r"messages\[0\] must have"),
+        ({"max_tokens": 0}, 400, "max_tokens must be"),
+        ({"max_tokens": 10_000}, 400, "together at most"),
+        ({"n": 2}, 400, "n must be 1"),
+        ({"stop": [""]}, 400, "stop must be"),
+        ({"logprobs": True}, 400, "logprobs must be false here"),
+        ({"temperature": "hot"}, 400, "temperature must be a number from 0 to 2"),
+        ({"temperature": -1}, 400, "temperature must be a number from 0 to 2"),
+        ({"top_p": True}, 400, "top_p must be a number from 0 to 1"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format must be"),
+        ({"tool_choice": "auto"}, 400, 'tool_choice must be "none"'),
+        ({"messages": [{"role": "user", "content": None}]}, 400, r"messages\[0\] must have"),
+        ({"messages": [{"role": "tool", "content": "3"}]}, 400, r"messages\[0\] must have"),
+        ({"max_completion_tokens": 3}, 400, "max_tokens and max_completion_tokens exclude each other"),
+        ({"extra_body": {"prompt": "The sky"}}, 400, "prompt is not supported"),
+        ({"extra_body": {"stream_options": {}}}, 400, "stream_options is only allowed with stream"),
+        ({"model": "gpt"}, 404, "the model is 'tiny'"),
+    ],
+)
+def test_what_cannot_be_served_is_told(client, change, status, says):
+    from openai import APIStatusError
+
+    with pytest.raises(APIStatusError, match=says) as raised:
+        answer(client, **change)
+    assert raised.value.status_code == status
+    assert raised.value.body["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"[1]", 400),
+        (b"[" * 100_000, 400),
+        (b"x" * (2 << 20), 413),
+        (b'{"stream": "yes"}', 400),
+        ('{"model": "tiny", "prompt": "blå"}'.encode("latin-1"), 400),
+        (b'{"model": "tiny", "prompt": "\\ud83d"}', 400),
+        (b'{"model": "tiny", "prompt": "a", "\\ud83d": 1}', 400),
+        (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', 400),
+    ],
+    ids=["half", "list", "deep", "huge", "stream", "latin-1", "surrogate", "name", "nan"],
+)
+def test_a_body_that_is_none_is_refused(address, body, status):
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(f"{address}/v1/completions", body, timeout=30)
+    assert raised.value.code == status
+    assert json.load(raised.value)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 0.7, "top_p": 0.9, "seed": 3, "n": 1},
+        {"response_format": {"type": "text"}, "tool_choice": "none", "stop": None},
+        {"messages": [{"role": "developer", "content": "Be brief."}, *QUESTION]},
+        {"messages": [*QUESTION, {"role": "assistant", "content": None}, *QUESTION]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION[0]["content"]}]}]},
+    ],
+    ids=["numbers", "defaults", "developer", "no content", "parts"],
+)
+def test_what_changes_nothing_is_taken(client, change):
+    text, ended, _ = answer(client, **change)
+    assert ended == "length"
+    if "messages" not in change or len(change["messages"]) == 1:
+        assert text == answer(client)[0]
+
+
+def test_a_prompt_that_was_computed_before_is_in_the_cache(client):
+    first, again = (client.completions.create(model="tiny", prompt="b" * 60, max_tokens=2).usage for _ in range(2))
+    assert first.prompt_tokens_details.cached_tokens == 0
+    assert 0 < again.prompt_tokens_details.cached_tokens < again.prompt_tokens
+
+
+def test_it_says_that_it_is_there(address):
+    assert urllib.request.urlopen(f"{address}/health", timeout=30).status == 200
 
 
 @pytest.mark.browser

@@ -14,7 +14,7 @@ from labkit.model import weights
 from labkit.model.attention import CachedAttention
 from labkit.model.generate import generate
 from labkit.model.perplexity import perplexity
-from labkit.model.tokenizer import Stream, Text
+from labkit.model.tokenizer import Stream, Text, TextError, byte_text
 from labkit.model.weights import Model, ModelError, read_model
 from tests.labkit.model.tiny import SENTENCES, SIZES, tiny_llama, tiny_text, write_tiny
 
@@ -194,3 +194,8 @@ def test_smollm2_is_that_of_transformers(tmp_path: Path) -> None:
         token for token, _ in generate(model.llama, model.text.chat("Why is the sky blue?"), CachedAttention(), 40)
     ]
     assert "scatter" in model.text.decode(answer)
+
+
+def test_text_that_is_no_unicode_is_refused_by_name() -> None:
+    with pytest.raises(TextError, match=r"not Unicode: '\\ud83d' is half of a surrogate pair"):
+        byte_text().encode("half \ud83d")

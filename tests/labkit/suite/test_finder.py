@@ -7,8 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from msgspec.structs import replace
 
-from labkit.suite.finder import LabFinder, Source, Unusable, student_source
+from labkit.labs.catalog import find_labs, solution_file
+from labkit.suite.finder import LabFinder, Source, Unusable, student_source, untouched_tasks
+from labstaff.derive.build import derive_stub
 from labstaff.pytest_plugin import variant_text
 from tests.student import LAB, solution_text
 
@@ -99,3 +102,20 @@ def test_the_plugin_imports_nothing_heavy():
     code = f"import sys, labkit.suite.plugin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
+def test_a_stub_is_told_from_code_by_reading(lab, tmp_path):
+    """Where all of a task is written, or is written a second time, or nothing can be read, only a run knows."""
+    own = replace(lab, folder=tmp_path)
+    own.student_file.parent.mkdir(exist_ok=True)
+    tasks = {task.name for task in lab.tasks}
+    first = lab.tasks[0].name
+    for text, untouched in {
+        derive_stub(lab): tasks,
+        f"{derive_stub(lab)}\n{first} = print\n": tasks - {first},
+        solution_file(lab).read_text(encoding="utf-8"): set(),
+        "def (": set(),
+    }.items():
+        own.student_file.write_text(text, encoding="utf-8")
+        assert untouched_tasks(own) == untouched

@@ -9,9 +9,11 @@ import sys
 import pytest
 
 from labkit.labs.catalog import find_lab
+from labkit.suite import forked
 from labkit.suite.forked import ForkedRunner, run_forked
-from labkit.suite.messages import run_lines
-from labkit.suite.results import Kind, State, TestResult, task_points
+from labkit.suite.limits import Exceeded, Limit
+from labkit.suite.messages import ending_text, result_lines, run_lines
+from labkit.suite.results import How, Kind, State, TestResult, task_share
 from tests.student import LAB, quiet_environment, solution_text, stub_text
 
 ONE = ("TestEstimateAttentionMemory::test_worked_example",)
@@ -44,7 +46,7 @@ def test_results_before_the_end_of_a_process_are_kept(run):
     part = run(ends, tests=tests)
     assert [result.kind for result in whole] == [Kind.EXACT, Kind.COST]
     assert part.results == whole[:1]
-    assert (part.n_collected, part.died) == (2, "it left with status 0")
+    assert (part.n_collected, part.ended.how, part.ended.status) == (2, How.DIED, 0)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +63,29 @@ def test_results_before_the_end_of_a_process_are_kept(run):
 )
 def test_a_run_that_dies_is_a_problem_of_that_run(run, body, problem, options):
     died = run(HEAD + body, **options)
-    assert died.problem == problem
+    assert ending_text(died.ended) == problem
     assert died.results == []
     assert run(solution_text()).results[0].passed
+
+
+def in_a_tenth_of_a_second() -> None:
+    """In a run's process: end a test early."""
+    from labkit.suite import limits
+
+    limits.MAX_TEST_SECONDS = 0.1
+
+
+def test_after_three_slow_tests_the_rest_of_the_task_is_not_begun(run):
+    """The state says so, whatever the tests are; other tasks are tested as usual."""
+    endless = f"{solution_text()}\n\n{HEAD}    while True: pass\n"
+    tests = ("TestEstimateAttentionMemory", "TestStandardAttention::test_worked_example")
+    results = run(endless, tests=tests, prepare=in_a_tenth_of_a_second).results
+    own = [result for result in results if result.task == ONE_TASK]
+    assert [result.state for result in own[:3]] == [State.TOO_SLOW] * 3
+    assert len(own) > 3 and {result.state for result in own[3:]} == {State.NOT_RUN}
+    assert {result.failure.exceeded for result in own[3:]} == {Exceeded(Limit.SLOW_TESTS, 3)}
+    assert result_lines(own[3]) == ("not run: three tests before it took too long",)
+    assert [result.passed for result in results if result not in own] == [True]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux alone")
@@ -75,7 +97,7 @@ def test_more_memory_than_there_is_raises_in_the_test_that_asks_for_it(tmp_path)
     tests = (*ONE, "TestEstimateAttentionMemory::test_batch_counts")
     run = run_forked(LAB, "--src", str(tmp_path), tests=tests)
     says = f"{ONE_TASK} raised MemoryError: Unable to allocate 1.00 GiB"
-    assert [result.lines[0][: len(says)] for result in run.results] == [says, says]
+    assert [result_lines(result)[0][: len(says)] for result in run.results] == [says, says]
 
 
 def test_what_a_run_changes_is_gone_in_the_next(run):
@@ -83,8 +105,30 @@ def test_what_a_run_changes_is_gone_in_the_next(run):
     assert run(solution_text()).results[0].passed
 
 
+def test_what_has_ended_is_not_killed_by_its_number(monkeypatch):
+    """The number may be another process's by then."""
+    process = forked.CONTEXT.Process(target=os.getpid)
+    process.start()
+    process.join()
+    for kill in ("kill", "killpg"):
+        monkeypatch.setattr(os, kill, lambda *_: pytest.fail("killed by its number"))
+    forked._kill(process, None)
+
+
+def test_no_variable_is_gone_while_another_is_set(monkeypatch):
+    """Other threads read the environment meanwhile."""
+    monkeypatch.delenv("NEW", raising=False)
+    monkeypatch.setattr(os.environ, "clear", lambda: pytest.fail("all variables removed"))
+    before = dict(os.environ)
+    with forked._environment({"NEW": "1", "PATH": "/"}):
+        assert dict(os.environ) == before | {"NEW": "1", "PATH": "/"}
+    assert dict(os.environ) == before
+
+
 def test_an_unknown_test_is_a_problem(run):
-    assert "not found" in run(solution_text(), tests=("TestNothing",)).problem
+    ended = run(solution_text(), tests=("TestNothing",)).ended
+    assert ended.how is How.FAILED
+    assert "not found" in ended.detail
 
 
 @pytest.mark.parametrize("name", ["pytest", "sitecustomize"])
@@ -124,6 +168,5 @@ def test_torchs_own_attention_earns_nothing(run):
     lab = find_lab("09")
     results: list[TestResult] = run(TORCHS_OWN, lab, ("TestSplitKvDecode",)).results
     assert sum(result.passed for result in results) > len(results) / 2
-    task = next(task for task in lab.tasks if task.name == "split_kv_decode")
-    assert task_points(task, results) == 0
+    assert task_share(results) == 0
     assert any("calls torch's own attention (" in line for line in run_lines(lab, results))

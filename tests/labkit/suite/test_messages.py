@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
-from labkit.suite.messages import change_lines, explain, run_lines
-from labkit.suite.results import State, TestResult, add_up
+from labkit.suite.messages import change_lines, explain, failure_lines, run_lines
+from labkit.suite.results import Failure, State, TestResult, add_up
 from tests.student import results, solution_text, student_lab
 
 FIRST, SECOND, THIRD = "standard_attention", "measure_attention_memory", "profile_memory_scaling"
@@ -19,11 +21,11 @@ def lab(tmp_path):
 
 
 def wrong(task, test="test", line="off"):
-    return TestResult(test, task, State.WRONG, (line,))
+    return TestResult(test, task, State.WRONG, Failure(line))
 
 
 def explained(folder, body):
-    """The message of an exception that a student's function raises."""
+    """The state, and the message of an exception that a student's function raises."""
     file = folder / "mine.py"
     file.write_text(f"def task():\n    {body}\n", encoding="utf-8")
     namespace = {}
@@ -31,7 +33,8 @@ def explained(folder, body):
     with pytest.raises(BaseException) as caught:  # noqa: PT011
         namespace["task"]()
     caught.value.add_note("Usual cause: sizes")
-    return explain(caught.value, [file])
+    state, failure = explain(caught.value, [file])
+    return state, failure_lines(state, failure)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,18 @@ def test_an_exception_of_the_students_names_function_line_and_cause(tmp_path, bo
     state, lines = explained(tmp_path, body)
     assert state is State.CRASHED
     assert lines == (first, f"at mine.py:2: {body}", "Usual cause: sizes")
+
+
+def test_an_error_in_a_second_file_is_the_students(tmp_path, monkeypatch):
+    """Called by the test, without a line of the first file: whose error it is goes by folder."""
+    (tmp_path / "second_of_mine.py").write_text("def helper():\n    return [].shape\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helper = importlib.import_module("second_of_mine").helper
+    with pytest.raises(AttributeError) as caught:
+        helper()
+    state, failure = explain(caught.value, [tmp_path / "mine.py"])
+    assert state is State.CRASHED
+    assert failure_lines(state, failure)[1] == "at second_of_mine.py:2: return [].shape"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +85,7 @@ def test_what_autograd_says_of_a_function_has_a_cause():
 
     with pytest.raises(RuntimeError) as caught:
         Short.apply(torch.ones(2, requires_grad=True), 3).sum().backward()
-    _, lines = explain(caught.value, [])
+    lines = failure_lines(*explain(caught.value, []))
     assert lines[-1].startswith("Usual cause: a value is missing in what backward returns")
 
 
@@ -78,6 +93,15 @@ def test_a_long_line_is_folded_to_its_end(tmp_path):
     _, lines = explained(tmp_path, "raise ValueError('sizes ' * 30 + 'END')")
     assert lines[1].endswith("sizes END")
     assert max(map(len, lines)) <= 160
+
+
+def test_no_style_is_read_from_a_text(lab):
+    """A message that looks like a line of a run is shown as a message."""
+    lines = run_lines(lab, [wrong(FIRST, line="next: · done ★ start here")])
+    assert {str(line).strip(): line.style for line in lines if "✗" in line or "done ★" in line} == {
+        "✗ test": "red",
+        "next: · done ★ start here": "",
+    }
 
 
 def test_a_task_refers_to_the_first_undone_one_that_it_calls(lab):

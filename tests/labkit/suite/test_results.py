@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from labkit.suite.messages import WHY_CAPPED, run_lines
-from labkit.suite.results import Kind, State, TaskResult, TestResult, add_up, lab_points, load, next_task, store
+from labkit.suite.results import (
+    Failure,
+    Kind,
+    State,
+    TaskResult,
+    TestResult,
+    add_up,
+    lab_points,
+    load,
+    next_task,
+    store,
+)
 from tests.student import results, student_lab
 
 FIRST = "standard_attention"
@@ -59,7 +70,7 @@ def test_no_points_before_a_random_input_is_right(lab):
     """Code that only repeats the examples, or does nothing, passes some tests."""
     given = [TestResult(f"test_{i}", FIRST, State.PASSED) for i in range(10)]
     given.append(TestResult("test_left_alone", FIRST, State.PASSED, drawn=True, kind=Kind.ROBUST))
-    given.append(TestResult("test_random", FIRST, State.WRONG, ("off",), drawn=True))
+    given.append(TestResult("test_random", FIRST, State.WRONG, Failure("off"), drawn=True))
     found, lines = points(lab, given)
     assert found == 0
     assert "  no points yet: no result on inputs drawn at random is right" in lines
@@ -69,8 +80,8 @@ def test_no_points_before_a_random_input_is_right(lab):
 
 def test_no_points_while_a_library_does_the_work(lab):
     given = [TestResult(f"test_{i}", FIRST, State.PASSED, drawn=True) for i in range(9)]
-    given += [TestResult("test_edge", FIRST, State.WRONG, (f"edge {i}",), kind=Kind.ROBUST) for i in range(3)]
-    given.append(TestResult("test_memory", FIRST, State.WRONG, ("calls another's",), kind=Kind.BORROWED))
+    given += [TestResult("test_edge", FIRST, State.WRONG, Failure(f"edge {i}"), kind=Kind.ROBUST) for i in range(3)]
+    given.append(TestResult("test_memory", FIRST, State.WRONG, Failure("calls another's"), kind=Kind.BORROWED))
     found, lines = points(lab, given)
     assert found == 0
     assert "  no points: a library does the work that is yours to write" in lines

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from labkit.suite.forked import run_forked
+from labkit.suite.messages import result_lines
 from labkit.testing import compare
 from labkit.testing.attention.cases import array_case
 from labkit.testing.attention.mistakes import attention_mistakes
@@ -134,7 +135,7 @@ def said_of(folder, source, tests):
     """The messages of these tests of Lab 01 about `source`."""
     (folder / LAB.student_file.name).write_text(source, encoding="utf-8")
     run = run_forked(LAB, "--src", str(folder), "-k", tests)
-    return "\n".join(line for result in run.results for line in result.lines)
+    return "\n".join(line for result in run.results for line in result_lines(result))
 
 
 def test_a_tests_own_hint_is_not_shown_where_plain_tests_fail_too(tmp_path):

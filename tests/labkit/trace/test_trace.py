@@ -525,6 +525,7 @@ def test_the_command_prints_the_default_shape(code, tmp_path, capsys):
         ("untouched", {}, r"not implemented yet: code\.py:\d+"),
         ("naive", {"shape": ["2x3"]}, "--shape 2x3: whole numbers with commas"),
         ("naive", {"out": [Path("run.pdf")]}, "run.pdf: traces are written as .html, .json, .svg or .png"),
+        ("naive", {"forward_only": True, "steps": 2}, "--forward-only makes no gradients, and --steps needs them"),
         ("naive", {"against": "nowhere.py:f"}, "there is no file nowhere.py"),
     ],
 )
@@ -603,13 +604,12 @@ def test_a_page_runs_no_code_of_the_trace_and_loads_nothing(tmp_path):
 
 def test_a_check_offers_what_can_be_traced():
     lab = find_lab("05")
-    large = TestResult("test_x", "flash_backward", State.WRONG, (), True, Kind.COST)
+    large = TestResult("test_x", "flash_backward", State.WRONG, drawn=True, kind=Kind.COST)
     assert trace_lines(lab, [large]) == ["see its memory: uv run lab trace 05 flash_backward"]
-    assert trace_lines(lab, [TestResult("test_x", "flash_backward", State.WRONG, (), True, Kind.EXACT)]) == []
-    assert (
-        trace_lines(find_lab("04"), [TestResult("test_x", "tiled_attention", State.WRONG, (), True, Kind.COST)]) == []
-    )
-    kernel = TestResult("test_x", "flash_forward", State.WRONG, (), True, Kind.COST)
+    assert trace_lines(lab, [TestResult("test_x", "flash_backward", State.WRONG, drawn=True, kind=Kind.EXACT)]) == []
+    tiled = TestResult("test_x", "tiled_attention", State.WRONG, drawn=True, kind=Kind.COST)
+    assert trace_lines(find_lab("04"), [tiled]) == []
+    kernel = TestResult("test_x", "flash_forward", State.WRONG, drawn=True, kind=Kind.COST)
     assert trace_lines(find_lab("10"), [kernel]) == [], "what kernels do, no operator shows"
 
 

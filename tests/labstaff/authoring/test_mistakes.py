@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -13,14 +12,20 @@ from typer.testing import CliRunner
 from labkit.commands.app import app
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.labs.manifest import Lab
-from labkit.suite.results import State, TestResult
-from labkit.suite.run import SuiteRun
 from labstaff.authoring.algorithms import ReplaceError, replaced
 from labstaff.authoring.edits import EditError, edited
-from labstaff.authoring.mistakes import MistakeError, UnknownMistake, find_mistake, mistakes_of
-from labstaff.authoring.show import diff_lines, is_found
+from labstaff.authoring.mistakes import (
+    MistakeError,
+    Record,
+    UnknownMistake,
+    find_mistake,
+    mistakes_of,
+    read_records,
+    write_records,
+)
+from labstaff.authoring.show import diff_lines, message
 from labstaff.site import build_site
-from labstaff.site.mistakes import OVERVIEW, mistake_pages, run_mistakes
+from labstaff.site.mistakes import OVERVIEW, mistake_pages
 
 PROGRAM = """\
 import math
@@ -165,7 +170,6 @@ class TestReading:
             ('what = "It is wrong."\n', "", "missing required field `what` - at `$.mistake[0]`"),
             ("It is wrong.", "It is wrong", " - at `$.mistake[0].what`"),
             ("what =", "killed_by = 3\nwhat =", "unknown field `killed_by` - at `$.mistake[0]`"),
-            ("what =", 'found_by = "test_b"\nwhat =', " - at `$.mistake[0].found_by`"),
             ("edit = '''", "says = '''", "a_mistake: expected one of `edit` and `replace`"),
             ("[[mistake]]", "[[mistakes]]", "unknown field `mistakes`"),
             ("'''\n- ret", "''\n- ret", "line 5"),
@@ -225,12 +229,9 @@ class TestCommand:
         assert said.startswith("lab mistake: lab01 has no mistake 'plot_in_byte'; near it: plot_in_bytes, ")
         assert "\n" not in said
 
-    def test_found_means_a_test_fails_and_says_it(self):
-        mistake = dataclasses.replace(find_mistake(LAB, "attention_without_scale"), says="scale")
-        failed = [TestResult(name, "a", State.WRONG, (line,)) for name, line in (("test_a", "no"), ("test_b", "scale"))]
-        assert is_found(mistake, failed)
-        assert not is_found(mistake, failed[:1])
-        assert not is_found(mistake, [dataclasses.replace(failed[1], state=State.PASSED)])
+    def test_without_a_record_it_says_how_to_make_one(self, tmp_path):
+        (mistake,) = mistakes_of(lab_with(tmp_path, ENTRY))
+        assert message(mistake) == ["not run yet: uv run python -m labstaff.authoring.record 01 a_mistake"]
 
 
 class TestPages:
@@ -242,20 +243,18 @@ class TestPages:
         folder = tmp_path_factory.mktemp("pages")
         (folder / "course" / "docs").mkdir(parents=True)
         (folder / "course" / "docs" / "README.md").write_text("# Front\n", encoding="utf-8")
-        problem = SuiteRun(problem="said by the suite\nand more")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("labstaff.site.mistakes.run_mistakes", lambda _lab, each: {m.name: problem for m in each})
-            build_site(folder / "course", folder / "out", mistake_pages([LAB]))
+        build_site(folder / "course", folder / "out", mistake_pages([LAB]))
         return folder / "out"
 
     def test_every_mistake_is_listed_and_told(self, site):
         overview = (site / f"{OVERVIEW}.html").read_text(encoding="utf-8")
         told = (site / OVERVIEW / f"{LAB.folder.name}.html").read_text(encoding="utf-8")
         names = [mistake.name for mistake in mistakes_of(LAB)]
+        n_failures = sum("\n".join(message(mistake)).count("✗ test_") for mistake in mistakes_of(LAB))
         linked = re.findall(rf'href="{OVERVIEW}/{LAB.folder.name}\.html#([\w-]+)"', overview)
         assert sorted(linked) == sorted(name.replace("_", "-") for name in names)
         assert set(linked) <= set(re.findall(r'id="([\w-]+)"', told))
-        assert told.count("said by the suite") == len(names)
+        assert told.count("✗ test_") == n_failures >= len(names)
         assert f"{len(names)} mistakes" in overview
 
     def test_the_sidebar_leads_to_them(self, site):
@@ -266,9 +265,23 @@ class TestPages:
         assert linked == [f"../{OVERVIEW}.html", f"../{OVERVIEW}/{LAB.folder.name}.html"]
 
 
-def test_many_are_run_at_once():
-    chosen = [
-        find_mistake(LAB, name) for name in ("estimate_in_mib", "estimate_dtype_ignored", "estimate_batch_dropped")
-    ]
-    runs = run_mistakes(LAB, chosen)
-    assert all(is_found(mistake, runs[mistake.name].results) for mistake in chosen)
+class TestRecords:
+    """`record.json`: written besides what is there, and without mistakes that are gone."""
+
+    RECORD = Record("TestStandardAttention::test_a", ["TestStandardAttention::test_a"], ["off by 3"])
+
+    def test_what_is_written_is_read(self, tmp_path):
+        lab = lab_with(tmp_path, ENTRY + "\n" + ENTRY.replace("a_mistake", "another"))
+        write_records(lab, {"a_mistake": self.RECORD, "gone": self.RECORD})
+        assert read_records(lab) == {"a_mistake": self.RECORD}
+        first, second = mistakes_of(lab)
+        assert (first.found_by, second.found_by) == (("TestStandardAttention::test_a",), ("TestStandardAttention",))
+        write_records(lab, {"another": self.RECORD})
+        assert read_records(lab) == {"a_mistake": self.RECORD, "another": self.RECORD}
+
+    def test_what_is_malformed_is_named(self, tmp_path):
+        lab = lab_with(tmp_path, ENTRY)
+        file = mistakes_of(lab)[0].file.with_name("record.json")
+        file.write_text('{"a_mistake": {"found_by": 3}}', encoding="utf-8")
+        with pytest.raises(MistakeError, match=r"record\.json: .*found_by"):
+            mistakes_of(lab)

@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from labkit.labs.catalog import find_lab
 from labstaff.course.grade import grade
+from labstaff.course.nbgrader import opened_gradebook
 from labstaff.grader.results import GradedSubmission
 from tests.student import LAB
 
@@ -32,7 +34,7 @@ def graded_by_comment(self, submission, seed, findings=()):
         submission.key,
         "graded",
         tests={f"{task.tests}::test_it": "passed" if task is first and points else "failed" for task in LAB.tasks},
-        tasks={first.name: points, **{task.name: 0.0 for task in others}},
+        shares={first.name: points / first.points, **{task.name: 0.0 for task in others}},
         findings=[str(each) for each in findings],
     )
 
@@ -53,10 +55,29 @@ def graded(course: Path, status: int = 0, **options) -> list[str]:
     """Grade, and return the printed lines."""
     printed: list[str] = []
     options = {"unsafe": True, **options}
-    assert grade(course / "submitted", [LAB], say=printed.append, **options) == status, "\n".join(printed)
+    assert grade(course / "submitted", [find_lab(NAME)], say=printed.append, **options) == status, "\n".join(printed)
     return printed
 
 
 def cell_of(notebook: dict, grade_id: str) -> dict:
     """The first cell with this grade_id."""
     return next(c for c in notebook["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") == grade_id)
+
+
+def grade_by_hand(course: Path, student: str, **scores: float) -> None:
+    """Type a score for each of these cells, as formgrader saves it."""
+    with opened_gradebook(course) as gradebook:
+        for cell, score in scores.items():
+            grade = gradebook.find_grade(cell, "report", NAME, student)
+            grade.manual_score, grade.needs_manual_grade = score, False
+        gradebook.db.commit()
+
+
+def answers(**texts: str) -> Callable[[dict], None]:
+    """A change of a notebook: these written answers."""
+
+    def change(notebook: dict) -> None:
+        for cell, text in texts.items():
+            cell_of(notebook, cell)["source"] = text
+
+    return change

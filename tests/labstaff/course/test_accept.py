@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from labstaff.course.accept import MAX_CELLS, accept_all
-from tests.labstaff.course.submissions import CODE, NAME
+from labstaff.course.accept import MAX_CELLS, MAX_OUTPUTS, accept_all
+from labstaff.grader.bounded import TooMuch
+from tests.labstaff.course.submissions import CODE, NAME, cell_of
 from tests.student import LAB
 
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
@@ -64,17 +65,11 @@ def test_an_archive_of_the_whole_tree(folder, nested):
     assert set(accepted(folder)) == {CODE, "report.ipynb"}
 
 
-@pytest.mark.parametrize("linked", [False, True], ids=["folder", "link"])
-def test_the_time_of_an_archive_is_in_the_folder_next_to_it(folder, linked):
-    with zipfile.ZipFile(folder.with_suffix(".zip"), "w") as packed:
-        for name in (CODE, "report.ipynb"):
-            packed.write(folder / name, name)
-            (folder / name).unlink()
-    (folder / "src").rmdir()
-    (folder / "timestamp.txt").write_text("2027-03-01 20:15:00 UTC\n")
-    if linked:
-        folder.symlink_to(folder.rename(folder.parents[2] / "elsewhere"))
-    assert set(accepted(folder)) == {CODE, "report.ipynb"} | (set() if linked else {"timestamp.txt"})
+def test_an_archive_next_to_a_folder_is_a_flag(folder):
+    folder.with_suffix(".zip").touch()
+    assert (
+        accepted(folder)["for_the_grader.txt"].decode() == f"{NAME} is graded, and {NAME}.zip next to it is not read\n"
+    )
 
 
 def test_a_tree_that_was_unpacked_into_a_folder_of_its_own_name(folder):
@@ -85,14 +80,67 @@ def test_a_tree_that_was_unpacked_into_a_folder_of_its_own_name(folder):
     assert set(accepted(folder)) == {CODE, "report.ipynb"}
 
 
-def test_a_time_that_cannot_be_read_is_a_flag(folder):
-    time = folder / "timestamp.txt"
+def test_the_time_is_the_instructors_and_one_that_cannot_be_read_is_a_flag(folder):
+    time = folder.with_name(f"{NAME}.timestamp.txt")
     time.write_text("2027-03-01 20:15:00 UTC\n")
     assert accepted(folder)["timestamp.txt"] == b"2027-03-01 20:15:00 UTC\n"
     time.write_text("last Tuesday, I think")
     files = accepted(folder)
     assert "timestamp.txt" not in files
-    assert files["for_the_grader.txt"].startswith(b"timestamp.txt cannot be read, so this counts as in time: ")
+    note = f"{time.name} cannot be read, so this counts as in time: "
+    assert files["for_the_grader.txt"].decode().startswith(note)
+
+
+def test_a_time_that_a_student_uploads_is_not_believed(folder):
+    (folder / "timestamp.txt").write_text("2027-03-01 20:15:00 UTC\n")
+    files = accepted(folder)
+    assert "timestamp.txt" not in files
+    assert files["for_the_grader.txt"].startswith(b"timestamp.txt is not read, since students can upload one")
+
+
+def test_what_is_odd_about_the_code_is_a_flag(folder):
+    (folder / CODE).write_text("x = 1\n", encoding="utf-16")
+    files = accepted(folder)
+    assert files[CODE] == b"x = 1\n"
+    assert files["for_the_grader.txt"] == f"{LAB.module}.py was UTF-16 and is graded as UTF-8\n".encode()
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["without its metadata", "in a cell of the student's own"])
+def test_an_answer_that_is_not_in_its_cell_is_a_flag_that_says_where(folder, lost):
+    notebook = json.loads(RELEASED)
+    place = next(i for i, cell in enumerate(notebook["cells"]) if cell is cell_of(notebook, "why_quadratic"))
+    answer = {"cell_type": "markdown", "metadata": {}, "source": "Since every query meets every key."}
+    notebook["cells"][place : place + lost] = [answer]
+    notebook["cells"].append({"cell_type": "code", "metadata": {}, "source": "1 + 1", "outputs": []})
+    cell_of(notebook, "figure_scaling")["source"] = "plot()"
+    (folder / "report.ipynb").write_text(json.dumps(notebook))
+    where = f"{place + 1}, “Since every query meets every key.”"
+    (first, *_) = notes = accepted(folder)["for_the_grader.txt"].decode().splitlines()
+    assert first == f"no answer in the cell why_quadratic; it may be in cell {where}"
+    assert not any("figure_scaling" in note for note in notes)
+
+
+def test_long_texts_and_many_outputs_are_cut_and_what_is_printed_first(folder):
+    printed = {"output_type": "stream", "name": "stdout", "text": "x" * 1_000_000}
+    outputs = [printed, *[{**printed, "text": "z"}] * 10_000]
+    cells = [{"cell_type": "code", "source": " \n" * 500_000, "outputs": outputs}]
+    cells += [{"cell_type": "markdown", "source": "y" * 20_000}] * 900
+    (folder / "report.ipynb").write_text(json.dumps({"cells": cells}))
+    content = accepted(folder)["report.ipynb"]
+    code, *others = json.loads(content)["cells"]
+    assert len(content) < 1_000_000
+    assert code["source"].endswith("… (cut)") and len(code["outputs"]) == MAX_OUTPUTS
+    assert others[0]["source"] == "y" * 20_000 and others[-1]["source"] == "\n… (cut)"
+
+
+def test_a_report_that_takes_too_long_is_replaced_and_the_code_counts(folder, monkeypatch):
+    def refuse(function, *_):
+        raise TooMuch("it takes more than 10 s")
+
+    monkeypatch.setattr("labstaff.course.accept.bounded", refuse)
+    files = accepted(folder)
+    assert files["report.ipynb"] == RELEASED and files[CODE] == b"x = 1\n"
+    assert files["for_the_grader.txt"].startswith(b"report.ipynb cannot be read: it takes more than 10 s; ")
 
 
 def test_a_submission_that_is_gone_or_lost_a_file_is_graded_as_it_is_now(folder):

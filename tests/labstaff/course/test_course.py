@@ -90,7 +90,7 @@ def cycle(made_course, tmp_path_factory):
     with (course / "nbgrader_config.py").open("a", encoding="utf-8") as config:
         config.write("c.LatePenalty.percent_per_day = 10\n")
     folder = hand_in(course, "late", solution_text(), answered)
-    (folder / "timestamp.txt").write_text("2026-01-02 13:00:00 UTC")
+    folder.with_name(f"{NAME}.timestamp.txt").write_text("2026-01-02 13:00:00 UTC")
     hand_in(course, "import_error", "import no_such_module\n" + solution_text())
     hand_in(course, "edited", stub_text(), edited_checks)
     hand_in(course, "active", stub_text(), active)
@@ -147,6 +147,17 @@ def test_the_grader_sees_file_figure_answer_and_rubric_and_the_student_no_notes(
     assert "no_such_module" in cycle.feedback("import_error"), "the student reads what failed"
     assert "Rubric" not in cycle.feedback("late") and "For graders" not in cycle.feedback("late")
     assert not list((cycle.course / "feedback").rglob("for_the_grader.txt"))
+
+
+def test_feedback_says_what_nobody_has_graded_yet(cycle):
+    page = cycle.feedback("late")
+    assert f"/ {MOST}); 2 not graded yet</h4>" in page and "nan" not in page
+    for name, points in ANSWERS.items():
+        is_waiting = name in ("why_quadratic", "figure_scaling")
+        score = f"not graded yet, of {float(points)}" if is_waiting else f"Score: 0.0 / {float(points)}"
+        assert f'<a href="#{name}">{name}</a> ({score})' in page
+    assert page.count("not graded yet, of") == 4, "in the table of contents and above the answer"
+    assert "not graded yet" not in cycle.feedback("edited")
 
 
 def test_a_failed_course_leaves_nothing(tmp_path, monkeypatch):

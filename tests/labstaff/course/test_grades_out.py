@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import os
+import shutil
 import subprocess
 import sys
 
@@ -40,7 +41,8 @@ def late_course(course):
 
 
 def set_time(folder, days_late) -> None:
-    (folder / "timestamp.txt").write_text(f"{DUE + datetime.timedelta(days=days_late):%Y-%m-%d %H:%M:%S} UTC")
+    time = DUE + datetime.timedelta(days=days_late)
+    folder.with_name(f"{folder.name}.timestamp.txt").write_text(f"{time:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def penalties(course) -> dict[str, tuple[float, float]]:
@@ -88,9 +90,35 @@ def penalties(course) -> dict[str, tuple[float, float]]:
     ],
 )
 def test_tables_are_sorted_less_penalties_and_hold_no_formula(late_course, tmp_path, platform, expected):
-    assert export_grades(late_course, tmp_path / "out.csv", platform) == [f"wrote 4 students to {tmp_path / 'out.csv'}"]
+    printed: list[str] = []
+    assert export_grades(late_course, tmp_path / "out.csv", platform, printed.append)
+    assert printed == [f"wrote 4 students to {tmp_path / 'out.csv'}"]
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         assert list(csv.reader(file)) == expected
+
+
+def test_an_export_says_what_is_not_recorded_and_who_is_gone(late_course, tmp_path):
+    shutil.rmtree(late_course / "submitted" / "4711")
+    hand_in(late_course, "ann", answer(5))
+    hand_in(late_course, "dan", answer(20))
+    printed: list[str] = []
+    assert not export_grades(late_course, tmp_path / "out.csv", say=printed.append)
+    assert printed == [
+        f"not in submitted/ any more: 4711: {NAME}: 2.5 points stay: put the folder back, or if the student has left: "
+        "nbgrader db student remove 4711 --force",
+        f"NOT RECORDED: ann: {NAME}: it or the course has changed since it was recorded: run lab grade",
+        f"NOT RECORDED: dan: {NAME}: it is not graded yet: run lab grade",
+        f"wrote 4 students to {tmp_path / 'out.csv'}",
+    ]
+    graded(late_course)
+    assert export_grades(late_course, tmp_path / "out.csv", say=printed.append)
+    hand_in(late_course, "dan", answer(10))
+    with pytest.raises(SystemExit, match="some submissions are not recorded"):
+        commands.export(late_course, tmp_path / "out.csv", "table")
+    shutil.rmtree(late_course / "submitted")
+    printed.clear()
+    assert export_grades(late_course, tmp_path / "out.csv", say=printed.append)
+    assert [line.split(":")[1] for line in printed[:-1]] == [" 4711", " ann", " bob", " dan"]
 
 
 def test_an_extension_moves_the_due_date_and_is_recorded(late_course, capsys):

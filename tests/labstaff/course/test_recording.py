@@ -19,7 +19,16 @@ from labstaff.course.nbgrader import nbgrader
 from labstaff.grader.course_state import FILE, DamagedState, course_secret, seed_of
 from labstaff.grader.grade import Grader
 from tests.labstaff.course.conftest import POINTS
-from tests.labstaff.course.submissions import LAB, NAME, answer, graded, graded_by_comment, hand_in
+from tests.labstaff.course.submissions import (
+    LAB,
+    NAME,
+    answer,
+    answers,
+    grade_by_hand,
+    graded,
+    graded_by_comment,
+    hand_in,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +68,70 @@ def test_a_resubmission_is_recorded_and_nobody_else_unless_forced(course, monkey
     monkeypatch.setattr("tests.labstaff.course.submissions.WORTH", re.compile(rb"# points: \d?(\d)"))
     assert graded(course, force=True)[-1] == "gradebook.db: 3 recorded, 0 unchanged"
     assert first_scores(course) == {"ann": 0, "bob": 5, "4711": 5}, "graded again too"
+
+
+@pytest.fixture
+def by_hand(course):
+    """Graded, two answers of bob's and a check of ann's by hand too, and handed back."""
+    hand_in(course, "bob", answer(10), answers(why_quadratic="N times N", alive_at_once="All."))
+    graded(course)
+    grade_by_hand(course, "bob", why_quadratic=3, alive_at_once=5)
+    grade_by_hand(course, "ann", **{LAB.tasks[1].name: 7})
+    assert nbgrader(course).generate_feedback(NAME)["success"]
+    return course
+
+
+def waiting(course) -> set[tuple[str, str]]:
+    """Student and cell of each grade that waits for a person."""
+    return {(student, cell) for student, _, cell, *_, waits in gradebook(course) if waits}
+
+
+def pages(course) -> set[str]:
+    """The students whose page there is."""
+    return {path.parent.name for path in course.glob(f"feedback/*/{NAME}")}
+
+
+def test_a_setting_opens_nothing_again(by_hand):
+    with (by_hand / "nbgrader_config.py").open("a", encoding="utf-8") as config:
+        config.write("c.LatePenalty.percent_per_day = 10\n")
+    before = gradebook(by_hand)
+    assert graded(by_hand)[-1] == "gradebook.db: 0 recorded, 3 unchanged"
+    assert (gradebook(by_hand), waiting(by_hand), pages(by_hand)) == (before, set(), {*POINTS})
+
+
+def test_what_is_recorded_again_for_another_reason_leaves_grades_by_hand_alone(by_hand, monkeypatch):
+    monkeypatch.setattr("tests.labstaff.course.submissions.WORTH", re.compile(rb"# points: \d?(\d)"))
+    before = gradebook(by_hand)
+    printed = graded(by_hand, force=True)
+    assert printed[-1] == "gradebook.db: 3 recorded, 0 unchanged"
+    after = gradebook(by_hand)
+    assert [(row[:3], row[4:]) for row in after] == [(row[:3], row[4:]) for row in before] and not waiting(by_hand)
+    assert first_scores(by_hand) == {"ann": 0, "bob": 0, "4711": 5}
+    assert pages(by_hand) == {"4711"}, "the others' pages hold other points"
+    (line,) = [line for line in printed if line.startswith("feedback")]
+    assert "ann, bob" in line and f"nbgrader generate_feedback {NAME}" in line
+
+
+def test_only_an_answer_that_has_changed_is_to_be_graded_again_and_keeps_its_score_until_then(by_hand):
+    hand_in(by_hand, "bob", answer(10), answers(why_quadratic="N squared", alive_at_once="All."))
+    printed = graded(by_hand)
+    assert printed[-1] == "gradebook.db: 1 recorded, 2 unchanged"
+    assert waiting(by_hand) == {("bob", "why_quadratic")}
+    (line,) = [line for line in printed if line.startswith("grade again")]
+    assert line == (
+        f"grade again: bob: {NAME}: why_quadratic has changed since it was graded by hand: 3 points until then"
+    )
+    assert pages(by_hand) == {"ann", "4711"}
+    assert line in graded(by_hand, force=True) and waiting(by_hand) == {("bob", "why_quadratic")}
+    grade_by_hand(by_hand, "bob", why_quadratic=4)
+    assert line not in graded(by_hand) and not waiting(by_hand)
+
+
+def test_a_score_by_hand_for_code_is_given_again_where_the_code_has_changed(by_hand):
+    hand_in(by_hand, "ann", answer(19))
+    line = f"{LAB.tasks[1].name} has changed since it was graded by hand: 7 points until then"
+    assert f"grade again: ann: {NAME}: {line}" in graded(by_hand)
+    assert waiting(by_hand) == {("ann", LAB.tasks[1].name)}
 
 
 def test_it_is_said_how_far_it_is_where_nothing_is_graded_any_more(course, monkeypatch):

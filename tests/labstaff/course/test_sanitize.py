@@ -10,12 +10,12 @@ from html.parser import HTMLParser
 import pytest
 
 from labkit.labs.catalog import find_labs
-from labstaff.course.sanitize import ATTRIBUTES, TAGS, as_html
+from labstaff.course.sanitize import ATTRIBUTES, MAX_RENDERED, TAGS, as_html, code2html, listing, markdown2html
 
 HARMLESS = [
     ("**bold**, `a<b`, $a < b$", "<strong>bold</strong>"),
     ("| a | b |\n|---|:-:|\n| 1 | 2 |\n", "<table>"),
-    ("```python\nif a < b: pass\n```", '<span class="k">if</span>'),
+    ("```python\nif a < b: pass\n```", '<code class="language-python">if a &lt; b: pass'),
     ("[text](https://example.org 'title') <https://example.org>", 'href="https://example.org"'),
     ("<details><summary>x</summary>y</details> x<sup>2</sup>", "<sup>2</sup>"),
 ]
@@ -74,6 +74,39 @@ def test_what_is_shown_can_do_nothing(text):
 @pytest.mark.parametrize("text", ["$\\href{x}{y}$", "&#36;&bsol;href{x}{y}&#36;"])
 def test_mathematics_that_links_is_shown_as_typed(text):
     assert as_html(text) == f"<pre>{html.escape(text)}</pre>"
+
+
+SLOW = "<div>" * 4_000
+"""The allow-list's parser takes time that grows with the square of the depth."""
+
+
+def test_after_a_text_that_takes_too_long_a_page_is_shown_as_typed(monkeypatch):
+    monkeypatch.setattr("labstaff.grader.bounded.CPU_SECONDS", 0.5)
+    page = {"resources": {}}
+    assert markdown2html(page, SLOW) == f"<pre>{html.escape(SLOW)}</pre>"
+    assert markdown2html(page, "**b**") == "<pre>**b**</pre>"
+
+
+def test_so_much_of_a_page_is_rendered():
+    page = {"resources": {}}
+    assert "<strong>" in markdown2html(page, "**b**")
+    assert markdown2html(page, "x" * MAX_RENDERED).startswith("<pre>")
+    assert markdown2html(page, "**b**") == "<pre>**b**</pre>"
+
+
+def test_code_is_shown_as_plain_text():
+    """A highlighter takes hours for lines of one space."""
+    text = "if a < b:\n" + " \n" * 300_000
+    assert code2html(text) == f'<div class="highlight"><pre>{html.escape(text)}</pre></div>'
+
+
+def test_the_graded_file_has_numbered_lines(tmp_path):
+    (tmp_path / "a.py").write_text("if a < b:\n" + " \n" * 300_000)
+    (output,) = listing(tmp_path / "a.py").outputs
+    shown = output.data["text/html"]
+    assert shown.startswith("<pre>    1  if a &lt; b:\n    2   \n") and "\n300001   \n" in shown
+    (missing,) = listing(tmp_path / "none.py").outputs
+    assert "there is no none.py" in missing.data["text/html"]
 
 
 def test_the_courses_own_texts_are_rendered():

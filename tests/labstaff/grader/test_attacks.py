@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import socket
 import subprocess
@@ -12,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from labkit.labs.catalog import ROOT, find_lab
+from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.suite.finder import MAX_BYTES, Source, Unusable
 from labkit.suite.limits import TookTooLong, time_limit
 from labstaff.grader import wire
-from labstaff.grader.confine import MEMORY_BYTES
-from labstaff.grader.remote import RemoteFunction, SubmissionError, SubmissionProcess
+from labstaff.grader.confine import MEMORY_BYTES, confine
+from labstaff.grader.grade import graded_run
+from labstaff.grader.remote import ForgedReply, RemoteFunction, SubmissionError, SubmissionProcess
+from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.sandbox import Sandbox
 from labstaff.grader.submission import read_submission
 
@@ -40,10 +44,23 @@ ATTACKS = {
     "hold on to another process": "import os; os.close(os.pidfd_open(os.getppid()))",
     "read another process's limits": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
     "raise its own limit": "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (96, r.getrlimit(r.RLIMIT_NOFILE)[1]))",
+    "make memory read-only without end": f"""
+        import ctypes, mmap
+        mprotect, blocks = ctypes.CDLL(None).mprotect, []
+        for _ in range({(MEMORY_BYTES >> 28) + 1}):
+            block = mmap.mmap(-1, 1 << 28, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            start = ctypes.addressof(ctypes.c_char.from_buffer(block))
+            assert mprotect(ctypes.c_void_p(start), ctypes.c_size_t(1 << 28), mmap.PROT_READ) == 0
+            blocks.append(block)
+        """,
     "share memory": "import mmap; mmap.mmap(-1, 1 << 20).close()",
     "make a file in memory": "import os; os.close(os.memfd_create('x'))",
     "make a pipe": "import os; [os.close(end) for end in os.pipe()]",
     "read settings of the kernel": "open('/proc/sys/kernel/osrelease').read()",
+    "map without end": """
+        import mmap
+        mmap.mmap(-1, 1 << 37, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, mmap.PROT_READ)
+        """,
     "read devices of the machine": "import os; assert os.listdir('/sys')",
     "make a namespace": "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
     "allocate without end": f"import numpy; numpy.empty({MEMORY_BYTES + (64 << 20)}, 'u1')",
@@ -56,20 +73,36 @@ ATTACKS = {
         finally:
             event.set()
         """,
-    "write a large file": """
-        import os
-        with open('large', 'wb') as file:
-            file.write(bytes(17 << 20))
-        os.unlink('large')
+    "make a file": "open('file', 'w').close(); import os; os.unlink('file')",
+    "make a folder": "import os; os.mkdir('folder'); os.rmdir('folder')",
+    "make a link": "import os; os.symlink('/', 'link'); os.unlink('link')",
+    "change its folder": "import os; os.chmod('.', 0o700)",
+    "lock a file": "import fcntl; fcntl.lockf(open('/dev/zero', 'w+b', 0), fcntl.LOCK_EX)",
+    "bind a name": "import socket; socket.socket(socket.AF_UNIX).bind('\\0name')",
+    "share a segment": """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        segment = libc.shmget(0, 4096, 0o1600)
+        assert segment >= 0 and libc.shmctl(segment, 0, None) == 0
+        """,
+    "queue messages": """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        queue = libc.msgget(0, 0o1600)
+        assert queue >= 0 and libc.msgctl(queue, 0, None) == 0
         """,
 }
 """Statements that raise where they do not succeed."""
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox() as sandbox:
-        yield sandbox
+@pytest.fixture(scope="module", params=[True, False], ids=["as root", "as a user"])
+def sandbox(request):
+    """Where the grader is not root, the two are the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.param:
+            patch.setattr("labstaff.grader.sandbox.may_change_user", lambda: False)
+        with Sandbox() as sandbox:
+            yield sandbox
 
 
 @pytest.fixture
@@ -112,7 +145,9 @@ def test_fails_in_the_sandbox_alone(submitted, port, attack, tmp_path):
 
 ORDINARY = {
     "its own folder": "import os; os.chdir(os.path.dirname(os.path.abspath(__file__))); return len(os.listdir())",
-    "a file of its own": "open('x', 'w').write('1'); import os; os.remove('x'); return 1",
+    "its own text": "return 'return' in open(__file__).read()",
+    "the null device": "import os; return open(os.devnull, 'w').write('1')",
+    "plots": "import matplotlib.pyplot as plt; plt.plot([1, 2]); return len(plt.gca().lines)",
     "threads": "import threading; t = threading.Thread(target=print); t.start(); t.join(); return 1",
     "prints": "print('x' * 1_000_000); return 1",
     "no input": "import sys; return 1 + len(sys.stdin.read())",
@@ -159,12 +194,61 @@ GARBAGE = """
         except OSError:
             pass
     """
-LIE = "from labstaff.grader.wire import Writer\nWriter.value = lambda self, x: self.buffers.append(bytes(8)) or {}\n"
+REPLY = wire.HEADER.pack(wire.READY, 13, 0) + wire.msgspec.msgpack.encode(["Returned", 1, None])
+FRAMES = """
+import sys
+frame = sys._getframe()
+while "wire" not in frame.f_globals:
+    frame = frame.f_back
+"""
+"""To the worker's own code, which no import finds."""
+LIE = FRAMES + "frame.f_globals['wire'].Writer.value = lambda self, x: self.buffers.append(bytes(8)) or {}\n"
+FORGED_REPLIES = {
+    "garbage": task(GARBAGE.replace("BYTES", "bytes(range(256)) * 16")),
+    "before a request": GARBAGE.replace("BYTES", repr(REPLY)).replace("\n    ", "\n") + task("return 1"),
+    "in place of the reply": task(GARBAGE.replace("BYTES", repr(REPLY))),
+}
+
+
+@pytest.mark.parametrize("text", FORGED_REPLIES.values(), ids=list(FORGED_REPLIES))
+def test_what_answers_no_request_ends_the_run(submitted, text):
+    with pytest.raises(ForgedReply, match="past the worker"):
+        submitted(text)()
+
+
+def test_two_replies_to_one_request_end_the_run(submitted):
+    """Where a submission has found the request's number: its own reply counts, and the worker's comes after it."""
+    forge = (
+        FRAMES
+        + """
+while "number" not in frame.f_locals:
+    frame = frame.f_back
+wire = frame.f_globals["wire"]
+wire.send(frame.f_locals["self"].channel, frame.f_locals["number"], *wire.for_suite(wire.Returned(2)))
+return 1
+"""
+    )
+    attack = submitted(task(forge))
+    assert attack() == 2
+    with pytest.raises(ForgedReply):
+        attack()
+
+
+def test_a_forged_reply_earns_nothing_and_is_flagged(tmp_path):
+    """Graded whole, although the rest of the submission is right."""
+    text = solution_file(LAB).read_text(encoding="utf-8")
+    forged = f"{text}\n_right = {TASK}\ndef {TASK}(*a, **k):\n    return _right(*a, **k)\n"
+    forge = textwrap.indent(textwrap.dedent(GARBAGE.replace("BYTES", repr(REPLY))), "    ")
+    forged = forged.replace("    return _right", f"{forge}\n    return _right")
+    (tmp_path / f"{LAB.module}.py").write_text(forged, encoding="utf-8")
+    with SandboxedRunner(()) as runner:
+        run = runner.run(LAB.label, "--src", str(tmp_path), tests=tuple(each.tests for each in LAB.tasks[:2]))
+    graded = graded_run(LAB, "", run)
+    assert set(graded.shares.values()) == {0.0}
+    assert any("a reply that nobody had asked for" in flag for flag in graded.flags)
+
+
 UNUSABLE = {
-    "garbage on the channel": GARBAGE.replace("BYTES", "bytes(range(256)) * 16"),
-    "a message of 2⁴⁰ bytes announced": GARBAGE.replace(
-        "BYTES", "(10).to_bytes(4, 'little') + (1).to_bytes(2, 'little') + bytes(10) + (1 << 40).to_bytes(8, 'little')"
-    ),
     "an array larger than its buffer": LIE.format(["array", "<f8", [9]]) + "return 1",
     "an array of no buffer": LIE.format([["array", "<f8", [1]]] * 2) + "return 1",
     "an array of a negative size": LIE.format(["array", "<f8", [-1, -1]]) + "return 1",
@@ -205,12 +289,10 @@ def test_code_of_a_result_does_not_run_here(submitted):
 
 
 def test_the_next_submission_finds_nothing_of_the_one_before(submitted):
-    """Neither a file nor a changed library; a sandbox in which something is left is not used again."""
-    harm = (
-        "import numpy\nnumpy.add = None\nopen('left', 'w').close()\nimport os\nos.mkdir('folder')\nreturn os.listdir()"
-    )
+    """Its libraries are unchanged, and what the submission's own file was is not there."""
+    harm = "import numpy, os\nnumpy.add = None\nreturn os.listdir()"
     first = submitted(task(harm))
-    assert set(first()) >= {"left", "folder"}
+    assert first() == [f"{LAB.module}.py"]
     first.__dict__["_remote"].end()
     look = "import os, numpy\nreturn os.listdir(), numpy.add is None"
     assert submitted(task(look))() == ([f"{LAB.module}.py"], False)
@@ -218,18 +300,67 @@ def test_the_next_submission_finds_nothing_of_the_one_before(submitted):
 
 def test_a_memory_limit_is_the_kernels(submitted):
     """Set before the first line of the submission runs."""
-    forged = "import labstaff.grader.worker as worker\nworker.limit_memory = lambda n_bytes: None\n"
-    attack = submitted(forged + task("return bytearray(64 << 20)[:1]"))
-    with pytest.raises((SubmissionError, AssertionError)):
+    attack = submitted("WORKSPACE = bytearray(64 << 20)\n" + task("return 1"))
+    with pytest.raises(AssertionError, match="needs more than 16 MiB"):
         attack.__memory_limit__(16, (), {})
     assert submitted(task("return len(bytearray(8 << 20))")).__memory_limit__(16, (), {}) == 8 << 20
 
 
-def test_a_memory_limit_counts_what_files_hold(submitted):
-    writes = submitted(task("with open('x', 'wb') as file:\n    return file.write(bytes(1000))"))
+HIDDEN = {
+    "read-only": """
+        for _ in range(3):
+            block = mmap.mmap(-1, 10 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            start = ctypes.addressof(ctypes.c_char.from_buffer(block))
+            ctypes.memset(start, 1, 10 << 20)
+            libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(10 << 20), mmap.PROT_READ) and fail()
+            blocks.append(block)
+        return 1
+        """,
+    "mapped for reading": """
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+        return mmap.mmap(-1, 1 << 30, flags, mmap.PROT_READ)[0] + 1
+        """,
+}
+"""Memory that RLIMIT_DATA does not count."""
+
+
+@pytest.mark.parametrize("body", HIDDEN.values(), ids=list(HIDDEN))
+def test_a_memory_limit_counts_what_cannot_be_written_to(submitted, body):
+    text = """
+        import ctypes, mmap
+        libc, blocks = ctypes.CDLL(None), []
+        def fail():
+            raise MemoryError
+        """
+    attack = submitted(textwrap.dedent(text) + task(body))
+    assert attack() == 1
+    with pytest.raises(AssertionError, match="needs more than"):
+        attack.__memory_limit__(8, (), {})
+
+
+def test_memory_over_a_library_counts():
+    """What RLIMIT_AS does not count: pages that were mapped before, and are written to only now."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    size, flags = 8 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    start = ctypes.c_void_p(libc.mmap(None, ctypes.c_size_t(size), mmap.PROT_READ, flags, -1, 0))
+
+    def made_writable() -> bool:
+        return libc.mprotect(start, ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE) == 0
+
+    child = os.fork()
+    if child == 0:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        data = int(status.partition("VmData:")[2].split()[0]) << 10
+        confine(1 << 40, data + (4 << 20))
+        os._exit(3 if made_writable() else 0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert made_writable()
+
+
+def test_a_submissions_own_file_holds_nothing(submitted):
     with pytest.raises(OSError, match="too large"):
-        writes.__memory_limit__(16, (), {})
-    assert writes() == 1000
+        submitted(task("return open(__file__, 'r+b', 0).write(b'x')"))()
 
 
 def test_no_line_of_the_instructors_is_quoted(submitted, tmp_path):
@@ -274,7 +405,7 @@ def test_what_comes_over_the_wire_is_bounded_before_it_is_made(sizes):
     n_head, n_buffers, n_bytes = sizes
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(wire.HEADER.pack(n_head, n_buffers) + bytes(8) + wire.SIZE.pack(n_bytes))
+        theirs.sendall(wire.HEADER.pack(wire.READY, n_head, n_buffers) + bytes(8) + wire.SIZE.pack(n_bytes))
         with pytest.raises(wire.WireError, match=r"allowed|a message holds"):
             wire.receive(ours)
 

@@ -6,10 +6,11 @@ import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.forked import ForkedRunner
-from labkit.suite.results import State, TestResult
+from labkit.suite.limits import Exceeded, Limit
+from labkit.suite.messages import ending_text
+from labkit.suite.results import Ended, Failure, How, State, TestResult
 from labkit.suite.run import SuiteRun
 from labstaff.grader.grade import MAX_SECONDS, TASK_CPU_SECONDS, Grader, GradingFailed
-from labstaff.grader.remote import NOT_GRADED
 from labstaff.grader.sandbox import SandboxBroken
 from labstaff.grader.submission import Submission
 
@@ -38,12 +39,11 @@ class CutShort:
             return SuiteRun(
                 results[first.name] + results[second.name],
                 20,
-                "the run did not end within 300 s of CPU time",
-                is_overtime=True,
+                Ended(How.OUT_OF_TIME, Exceeded(Limit.CPU_TIME, 300)),
             )
         (task,) = [task for task in LAB.tasks if (task.tests,) == tests]
         if task is second:
-            return SuiteRun(results[second.name], 4, "the run did not end within 60 s of CPU time", is_overtime=True)
+            return SuiteRun(results[second.name], 4, Ended(How.OUT_OF_TIME, Exceeded(Limit.CPU_TIME, 60)))
         return SuiteRun(results[task.name], 1)
 
     def close(self):
@@ -57,10 +57,10 @@ def test_an_endless_task_costs_its_own_points(monkeypatch):
         result = grader.grade(Submission(LAB, b"x = 1"), 1)
         asked = grader._runner.asked
     endless = LAB.tasks[1]
-    assert {name: points for name, points in result.tasks.items() if name != endless.name} == {
-        task.name: task.points for task in LAB.tasks if task is not endless
+    assert {name: share for name, share in result.shares.items() if name != endless.name} == {
+        task.name: 1.0 for task in LAB.tasks if task is not endless
     }
-    assert result.tasks[endless.name] == endless.points / 4, "one of its four tests was reached"
+    assert result.shares[endless.name] == 1 / 4, "one of its four tests was reached"
     assert result.status == "graded"
     assert result.flags == ["its suite was cut short: the run did not end within 300 s of CPU time"]
     assert sum("did not end within 60 s" in message for message in result.messages.values()) == 3
@@ -74,29 +74,29 @@ def test_an_endless_submission_ends_by_its_cpu_time(tmp_path):
     (tmp_path / "profiling.py").write_text(f"{SOLUTION}\n\ndef standard_attention(*_):\n    while True: pass\n")
     with ForkedRunner() as warm:
         run = warm.run("lab01", "--src", str(tmp_path), cpu_seconds=0.75)
-    assert run.problem == "the run did not end within 0.75 s of CPU time"
+    assert ending_text(run.ended) == "the run did not end within 0.75 s of CPU time"
     assert 1 <= len(run.results) <= 10 < run.n_collected
     assert {result.state for result in run.results} <= {State.TOO_SLOW, State.PASSED}
 
 
 def test_a_task_that_ends_its_process_leaves_the_others_their_tests(monkeypatch):
     """After so many ends of its process an answer's tests fail unrun: in a run of its own a task has its own count."""
-    left_out = (f"SubmissionError: its process ended 40 times: {NOT_GRADED}",)
+    left_out = Failure(exceeded=Exceeded(Limit.PROCESS_ENDS, 40))
 
     class Spent(CutShort):
         def run(self, lab, *options, tests, cpu_seconds, most_seconds):
             first, *others = LAB.tasks
-            slow = [TestResult("test_it", first.name, State.TOO_SLOW, ("still running",), drawn=True)]
+            slow = [TestResult("test_it", first.name, State.TOO_SLOW, Failure("still running"), drawn=True)]
             if tests:
                 (task,) = [task for task in others if (task.tests,) == tests]
                 return SuiteRun([TestResult("test_it", task.name, State.PASSED, drawn=True)], 1)
-            rest = [TestResult("test_it", task.name, State.WRONG, left_out, drawn=True) for task in others]
+            rest = [TestResult("test_it", task.name, State.NOT_RUN, left_out, drawn=True) for task in others]
             return SuiteRun(slow + rest, len(LAB.tasks))
 
     runs_come_from(Spent, monkeypatch)
     with Grader(unsafe=True) as grader:
         result = grader.grade(Submission(LAB, b"x = 1"), 1)
-    assert result.tasks == {task.name: task.points if i else 0.0 for i, task in enumerate(LAB.tasks)}
+    assert result.shares == {task.name: 1.0 if i else 0.0 for i, task in enumerate(LAB.tasks)}
 
 
 def test_a_run_is_ended_by_the_clock_and_keeps_what_it_has(tmp_path):
@@ -107,7 +107,7 @@ def test_a_run_is_ended_by_the_clock_and_keeps_what_it_has(tmp_path):
     (tmp_path / "profiling.py").write_text(f"{SOLUTION}\n{slow}standard_attention = slowly(standard_attention)\n")
     with ForkedRunner() as warm:
         run = warm.run("lab01", "--src", str(tmp_path), most_seconds=4.0)
-    assert run.problem == "the run did not end within 4 s by the clock"
+    assert ending_text(run.ended) == "the run did not end within 4 s by the clock"
     assert 1 <= len(run.results) < run.n_collected
 
 
@@ -117,7 +117,7 @@ class Dies(CutShort):
     broken = False
 
     def run(self, lab, *options, **_):
-        return SuiteRun(problem="the run ended without a result: killed by SIGKILL", died="killed by SIGKILL")
+        return SuiteRun(ended=Ended(How.DIED, status=-9))
 
     def require_worker(self):
         if self.broken:
@@ -129,7 +129,7 @@ def test_what_cannot_be_graded_has_no_points_and_a_flag(monkeypatch):
     runs_come_from(Dies, monkeypatch)
     with Grader(unsafe=True) as grader:
         result = grader.grade(Submission(LAB, b"x = 1"), 1)
-        assert (result.status, result.points) == ("graded", 0)
+        assert (result.status, set(result.shares.values())) == ("graded", {0.0})
         assert result.flags[0].startswith("grading failed twice on this submission: the run ended without a result")
         monkeypatch.setattr(Dies, "broken", True)
         with pytest.raises(GradingFailed):

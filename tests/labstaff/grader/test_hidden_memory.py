@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.results import Kind, State, TestResult
+from labkit.suite.limits import Exceeded, Limit
+from labkit.suite.messages import result_lines
+from labkit.suite.results import Failure, Kind, State, TestResult
 from labkit.suite.run import SuiteRun
 from labkit.testing.memory_limit import needs_more
 from labstaff.course.preprocessors import check_outputs
@@ -68,8 +70,8 @@ def test_memory_cannot_be_hidden(task, name, seen_from_outside):
     run = seen_from_outside[task, name]
     (result,) = run.results
     assert result.memory_limit
-    assert result.passed == (name == ""), (run.problem, result.lines)
-    assert not name or f"{task} needs more than" in result.lines[0], result.lines
+    assert result.passed == (name == ""), (run.ended, result.failure)
+    assert not name or f"{task} needs more than" in result_lines(result)[0], result.failure
 
 
 def test_memory_hidden_from_the_meters_costs_the_task_and_is_told():
@@ -77,12 +79,13 @@ def test_memory_hidden_from_the_meters_costs_the_task_and_is_told():
     seen = TestResult("test_memory", "flash_forward", State.PASSED, drawn=True, kind=Kind.COST)
     right = TestResult("test_result", "flash_forward", State.PASSED, drawn=True)
     words = needs_more("flash_forward", 22, ())
-    outside = TestResult("test_outside", "flash_forward", State.WRONG, (words,), kind=Kind.COST, memory_limit=True)
+    why = Failure(words, exceeded=Exceeded(Limit.MEMORY, 22))
+    outside = TestResult("test_outside", "flash_forward", State.WRONG, why, kind=Kind.COST, memory_limit=True)
     hidden = graded_run(lab, "", SuiteRun([seen, right, outside], 3))
-    assert hidden.tasks["flash_forward"] == 0
+    assert hidden.shares["flash_forward"] == 0
     assert any("flash_forward: no points: measured by the operating system" in flag for flag in hidden.flags)
     open_about_it = graded_run(lab, "", SuiteRun([replace(seen, state=State.WRONG), right, outside], 3))
-    assert open_about_it.tasks["flash_forward"] > 0
+    assert open_about_it.shares["flash_forward"] > 0
     assert not open_about_it.flags
 
 
@@ -101,10 +104,10 @@ def test_what_is_hidden_earns_nothing_and_stands_in_summary_and_feedback(tmp_pat
     ]
     assert len(hiding) == 3
     for task in lab.tasks:
-        assert graded.tasks[task.name] == (0 if task in hiding else task.points)
+        assert graded.shares[task.name] == (task not in hiding)
         why = "no points: measured by the operating system"
         told = [line for line in said if line.startswith(f"look at: ann: {task.name}: {why}")]
         assert len(told) == (task in hiding)
         page = check_outputs(lab, task, task.points, graded)[0]["text"]
         assert (f"{task.name} needs more than" in page) == (task in hiding)
-        assert f"{lab.label} · {task.name} · {graded.tasks[task.name]:g} of" in page
+        assert f"{lab.label} · {task.name} · {graded.shares[task.name] * task.points:g} of" in page

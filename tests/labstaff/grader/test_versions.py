@@ -36,11 +36,10 @@ def another_course(tmp_path, monkeypatch):
     "file",
     [
         "labkit/testing/compare.py",
-        "labkit/suite/allowances.json",
+        "labkit/bench/configs/deepseek-v3.json",
         "labstaff/grader/sandbox.py",
         "labstaff/pytest_plugin.py",
         "pyproject.toml",
-        f"labs/{LAB.folder.name}/lab.toml",
         f"labs/{LAB.folder.name}/tests/test_profiling.py",
     ],
 )
@@ -50,6 +49,19 @@ def test_what_decides_a_result_is_in_its_version(file, another_course):
     with (folder / file).open("a", encoding="utf-8") as text:
         text.write("\n# mended\n")
     assert version() != before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "decides"), [("dtype=np.float32)", "dtype)", True), ("points = 20", "points = 25", False)]
+)
+def test_of_a_manifest_everything_but_the_points_decides(old, new, decides, another_course):
+    """A result holds shares of them."""
+    folder, version = another_course
+    before, manifest = version(), folder / "labs" / LAB.folder.name / "lab.toml"
+    text = manifest.read_text(encoding="utf-8")
+    assert old in text
+    manifest.write_text(text.replace(old, new), encoding="utf-8")
+    assert (version() != before) == decides
 
 
 def test_what_decides_nothing_is_not(another_course):

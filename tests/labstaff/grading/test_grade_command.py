@@ -73,21 +73,29 @@ def test_ordinary_style_costs_no_points(tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_runs_on_after_a_kill(tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_runs_on_after_a_kill_and_ctrl_c_leaves_no_file(tmp_path, stop):
     """Not even a suite that is busy: it is stopped here, and so cannot end by itself."""
     lab = find_lab("01")
     sleeps = f"import time\n\n\ndef {lab.tasks[0].name}(*_, **__):\n    time.sleep(10_000)\n"
     submit(tmp_path / "submitted", "ann", lab, sleeps)
     command = [str(Path(sys.executable).with_name("lab")), "grade", str(tmp_path / "submitted"), "--lab", "01"]
-    grading = subprocess.Popen(command, cwd=ROOT, env=quiet_environment(), stdout=subprocess.PIPE)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**quiet_environment(), "TMPDIR": str(temporary)}
+    grading = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
     try:
         wait_for(lambda: suites_of(grading.pid))
+        assert list(temporary.rglob(lab.student_file.name)), "the submission's copy is not there"
         started = descendants(grading.pid)
         os.kill(suites_of(grading.pid)[0], signal.SIGSTOP)
+        grading.send_signal(stop)
+        grading.communicate(timeout=60)
     finally:
         grading.kill()
         grading.communicate()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+    assert stop is signal.SIGKILL or not list(temporary.iterdir())
 
 
 def descendants(pid: int) -> list[int]:

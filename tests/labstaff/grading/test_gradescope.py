@@ -21,7 +21,7 @@ def written(tmp_path, status="graded", **changed) -> dict:
     """The file for a submission with a perfect first task, a wrong second one, and nothing else."""
     tests = {f"{task.tests}::test_it": "passed" if task is FIRST else "failed" for task in LAB.tasks}
     messages = {name: "off by 0.5 <script>alert(1)</script>" for name, state in tests.items() if state == "failed"}
-    found = {"tests": tests, "messages": messages, "tasks": {FIRST.name: float(FIRST.points), SECOND.name: 1.005}}
+    found = {"tests": tests, "messages": messages, "shares": {FIRST.name: 1.0, SECOND.name: 1.005 / SECOND.points}}
     path = tmp_path / "results.json"
     write_results(
         path, LAB, GradedSubmission(LAB.folder.name, "key", status, **{**found, **changed}), "after_published"
@@ -46,7 +46,7 @@ def test_a_test_for_each_task(tmp_path):
 
 def test_a_submission_without_code_gets_the_reason(tmp_path):
     reason = "there is no src/profiling.py"
-    data = written(tmp_path, "refused", reason=reason, tests={}, messages={}, tasks={})
+    data = written(tmp_path, "refused", reason=reason, tests={}, messages={}, shares={})
     assert data["score"] == 0
     assert data["output"].endswith(f"not graded: {reason}")
     assert {test["status"] for test in data["tests"]} == {"failed"}
@@ -62,7 +62,7 @@ def test_classroom_50_gets_whole_points_and_a_row_for_each_test(tmp_path):
     }
     tests = {f"{task.tests}::test_it": "passed" if task is FIRST else "failed" for task in LAB.tasks}
     graded = GradedSubmission(
-        LAB.folder.name, "key", "graded", tests=tests, tasks={FIRST.name: float(FIRST.points), SECOND.name: 1.99}
+        LAB.folder.name, "key", "graded", tests=tests, shares={FIRST.name: 1.0, SECOND.name: 1.99 / SECOND.points}
     )
     write_result(tmp_path / "result.json", LAB, graded, runner)
     data = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))

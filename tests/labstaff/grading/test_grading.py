@@ -15,6 +15,7 @@ from labstaff.grader.source import syntax_runs
 from labstaff.grader.submission import read_submission
 from labstaff.grading import parallel
 from labstaff.grading.parallel import NoScheduler, Outcome, grade_all
+from labstaff.grading.report import total
 from labstaff.grading.similar import similar_groups
 from labstaff.grading.submitted import find_submissions
 from labstaff.grading.summary import frequent_causes, summary_lines, write_table
@@ -64,7 +65,7 @@ def outcomes(course, submissions):
 
 
 def test_each_submission_gets_its_points_and_messages(outcomes):
-    points = {student: outcome.result.points for student, outcome in outcomes.items()}
+    points = {student: total(outcome.result, LAB) for student, outcome in outcomes.items()}
     assert points["ann"] == points["fay"] == LAB.points
     assert points["bob"] == points["gus"] == points["dan"] == 0
     assert points["cec"] == LAB.points - FIRST.points, "no result on ordinary inputs is right without the scale"
@@ -150,7 +151,7 @@ def test_hostile_submissions_hold_up_nobody(monkeypatch, tmp_path):
     )
     outcomes = {each.submitted.student: each for each in grading}
     assert {name: each.problem for name, each in outcomes.items() if not each.result} == {}
-    points = {name: each.result.points for name, each in outcomes.items()}
+    points = {name: total(each.result, LAB) for name, each in outcomes.items()}
     assert {name: points[name] for name in "xyz"} == dict.fromkeys("xyz", LAB.points)
     assert all(0 < points[name] < LAB.points for name in HOSTILE), points
     assert "sleeps" in seen
@@ -166,7 +167,9 @@ def test_the_summary(outcomes, tmp_path):
     (look_at,) = [line for line in lines if line.startswith("look at")]
     assert look_at.startswith("look at: dan: line 1: imports nowhere")
     (group,) = [line for line in lines if line.startswith("nearly the same")]
-    assert group.startswith("nearly the same: ann, dan, eve, fay ("), "the stub that bob and gus left is not compared"
+    assert group.startswith("nearly the same: ann, dan, eve, fay, the model solution ("), (
+        "the stub that bob and gus left is not compared"
+    )
     failed = Outcome(outcomes["ann"].submitted, None, "GradingFailed: no memory")
     assert list(summary_lines(LAB, [failed]))[-1] == "FAILED: ann: GradingFailed: no memory"
     write_table(tmp_path / "points.csv", [failed, *outcomes.values()])
@@ -177,11 +180,17 @@ def test_the_summary(outcomes, tmp_path):
 
 
 def test_a_cause_counts_once_for_a_submission():
-    message = f"output: off by 0.25\nThat is exactly what comes out when the scores are {NO_SCALE.says}"
-    tests = [f"{FIRST.tests}::test_a[{i}]" for i in range(3)]
-    results = [GradedSubmission(LAB.folder.name, k, "graded", messages=dict.fromkeys(tests, message)) for k in "ab"]
+    causes = {f"{FIRST.tests}::test_a[{i}]": f"the scores are {NO_SCALE.says}" for i in range(3)}
+    results = [GradedSubmission(LAB.folder.name, key, "graded", causes=causes) for key in "ab"]
     command = f"(lab mistake 01 {NO_SCALE.name})"
     assert frequent_causes(LAB, results) == {f"{FIRST.name}: the scores are {NO_SCALE.says} {command}": 2}
+
+
+def test_a_mistake_that_several_messages_name_among_others_is_one_row():
+    messages = ["A; or when B", "B; NaN apart; or when C", "B", "D"]
+    texts = {f"{FIRST.tests}::t{i}": f"Usual cause: {text}" for i, text in enumerate(messages)}
+    result = GradedSubmission(LAB.folder.name, "k", "graded", messages=texts)
+    assert frequent_causes(LAB, [result]) == {f"{FIRST.name}: B": 1, f"{FIRST.name}: D": 1}
 
 
 def test_similar_files_whatever_the_names():

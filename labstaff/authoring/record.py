@@ -1,8 +1,8 @@
-"""Finds the test that each mistake fails first, and writes its name into the mistake: `found_by`.
+"""Records what finds each mistake, and what a student with it reads: `solutions/labNN_name/mistakes/record.json`.
 
-`python -m labstaff.authoring.found_by [LAB...]` runs all mistakes (about 40 minutes for all labs on two cores), with
-`--missing` those that have no `found_by`. Only the test classes that name a changed definition of the solution,
-directly or through other definitions, are run: the others see the solution's own code.
+`python -m labstaff.authoring.record [LAB [MISTAKE]...]` runs a lab's mistakes, or all (about 40 minutes for all labs on
+two cores); with `--missing` those without a whole record. Only the test classes that name a changed definition of the
+solution, directly or through other definitions, are run: the others see the solution's own code.
 """
 
 from __future__ import annotations
@@ -21,79 +21,84 @@ from labkit.labs.catalog import find_lab, find_labs, solution_file
 from labkit.labs.manifest import Lab
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import ForkedRunner, heavy_modules
+from labkit.suite.messages import ending_text, result_lines
+from labkit.suite.results import TestResult
 from labkit.suite.run import SuiteRun
-from labstaff.authoring.mistakes import Mistake, mistakes_of
+from labstaff.authoring.mistakes import Mistake, Record, find_mistake, mistakes_of, write_records
+from labstaff.authoring.show import student_lines
 
 CPU_SECONDS = 100.0
 """Of one run, after which no further test is begun: a mistake that never ends would take hours."""
 
 
 def main(
-    labs: Annotated[
-        list[str] | None, typer.Argument(metavar="[LAB]...", help="numbers; all when none is given")
-    ] = None,
-    missing: Annotated[bool, typer.Option("--missing", help="run only the mistakes that have no found_by yet")] = False,
+    lab: Annotated[str | None, typer.Argument(help="its number; all labs when it is left out")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[MISTAKE]...", help="some of its mistakes")] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="run only the mistakes whose record is missing or not whole")
+    ] = False,
     jobs: Annotated[int, typer.Option(help="how many suites run at a time")] = 2,
 ) -> None:
     """Run mistakes against their suites and record what finds them; exits with 1 if a mistake is not found."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    chosen = [find_lab(name) for name in labs or []] or find_labs()
-    mistakes = [each for lab in chosen for each in mistakes_of(lab) if not (missing and each.has_found_by)]
-    modules = heavy_modules(*(file for lab in chosen for file in lab.suite_files))
-    problems = 0
+    labs = [find_lab(lab)] if lab else find_labs()
+    n_mistakes = problems = 0
     with (
         tempfile.TemporaryDirectory(prefix="kernels-") as folder,
         cached_kernels(Path(folder, "kernels")),
-        ForkedRunner(modules) as runner,
+        ForkedRunner(heavy_modules(*(file for each in labs for file in each.suite_files))) as runner,
         ThreadPoolExecutor(jobs) as pool,
     ):
-        for mistake, found in zip(mistakes, pool.map(lambda each: find(each, runner), mistakes), strict=True):
-            if isinstance(found, str):
-                write(mistake, found)
-            else:
-                problems += 1
-                typer.echo(str(found), err=True)
-    typer.echo(f"{len(mistakes) - problems} of {len(mistakes)} mistakes are found")
+        for each in labs:
+            mistakes = [find_mistake(each, name) for name in names or []] or mistakes_of(each)
+            mistakes = [mistake for mistake in mistakes if not (missing and mistake.record and mistake.record.failing)]
+            records = {}
+            for mistake, record in zip(mistakes, pool.map(lambda m: run(m, runner), mistakes), strict=True):
+                n_mistakes += 1
+                if isinstance(record, Record):
+                    records[mistake.name] = record
+                else:
+                    problems += 1
+                    typer.echo(str(record), err=True)
+            write_records(each, records)
+    typer.echo(f"{n_mistakes - problems} of {n_mistakes} mistakes are found")
     raise typer.Exit(1 if problems else 0)
 
 
-def find(mistake: Mistake, runner: ForkedRunner) -> str | LookupError:
-    """Run the suite on a mistake: the test that finds it, or an error that says that none does."""
+def run(mistake: Mistake, runner: ForkedRunner) -> Record | LookupError:
+    """Run the suite on a mistake: what finds it, or an error that says that nothing does."""
     with tempfile.TemporaryDirectory(prefix="mistake-") as folder:
         mistake.write(Path(folder))
         tests = affected_classes(mistake.lab, mistake.source())
-        run = runner.run(mistake.lab.label, "--src", folder, tests=tests, cpu_seconds=CPU_SECONDS)
+        suite_run = runner.run(mistake.lab.label, "--src", folder, tests=tests, cpu_seconds=CPU_SECONDS)
     try:
-        return finding_test(mistake, run)
+        return record_of(mistake, suite_run)
     except LookupError as error:
         return error
 
 
-def finding_test(mistake: Mistake, run: SuiteRun) -> str:
-    """The first test of the mistake's task that fails with a message that says what it must, `TestClass::test_name`.
+def record_of(mistake: Mistake, run: SuiteRun) -> Record:
+    """What a run of the suite on a mistake shows.
 
     Raises:
-        LookupError: there is none, or the suite did not run to its end.
+        LookupError: no test of its task fails with a message that says what it must, or the suite did not run.
     """
-    if run.problem and not run.died and not run.is_overtime:
-        raise LookupError(f"{mistake.lab.label}: {mistake.name}: {run.problem}")
-    for result in run.results:
-        says = mistake.says in "\n".join(result.lines)
-        if result.task == mistake.task and not result.passed and says:
-            tests = next(task.tests for task in mistake.lab.tasks if task.name == result.task)
-            return f"{tests}::{result.test.partition('[')[0]}"
+    if run.ended.is_no_verdict:
+        raise LookupError(f"{mistake.lab.label}: {mistake.name}: {ending_text(run.ended)}")
+    failed = [result for result in run.results if not result.passed]
+    for result in failed:
+        if result.task == mistake.task and mistake.says in "\n".join(result_lines(result)):
+            found_by = _function(mistake.lab, result)
+            of_it = [each for each in run.results if _function(mistake.lab, each) == found_by]
+            failing = dict.fromkeys(_function(mistake.lab, each) for each in failed)
+            return Record(found_by, list(failing), [str(line) for line in student_lines(mistake, of_it)])
     raise LookupError(f"{mistake.lab.label}: {mistake.name}: no test of {mistake.task} fails and says {mistake.says!r}")
 
 
-def write(mistake: Mistake, found_by: str) -> None:
-    """Write `found_by` into the mistake's table, before its edit."""
-    text = mistake.file.read_text(encoding="utf-8")
-    start = text.index(f'name = "{mistake.name}"\n')
-    end = re.compile(r"^(edit|replace) = ", re.MULTILINE).search(text, start)
-    assert end is not None  # `mistakes_of` has read it
-    table = re.sub(r"^found_by = .*\n", "", text[start : end.start()], flags=re.MULTILINE)
-    text = f'{text[:start]}{table}found_by = "{found_by}"\n{text[end.start() :]}'
-    mistake.file.write_text(text, encoding="utf-8")
+def _function(lab: Lab, result: TestResult) -> str:
+    """`TestClass::test_name`, without the case."""
+    tests = next(task.tests for task in lab.tasks if task.name == result.task)
+    return f"{tests}::{result.test.partition('[')[0]}"
 
 
 def affected_classes(lab: Lab, source: str) -> tuple[str, ...]:
