@@ -48,9 +48,12 @@ def answer(
     attend: Attend,
     max_new: int,
     ends: Sequence[int],
-    on_token: Callable[[int], None] = lambda token: None,
+    on_token: Callable[[Answer], None] = lambda found: None,
 ) -> Answer:
-    """Generate at most `max_new` tokens, until one of `ends`, which is not part of the answer."""
+    """Generate at most `max_new` tokens, until one of `ends`, which is not part of the answer.
+
+    `on_token` is called after each token, with the answer so far.
+    """
     found = Answer(list(prompt))
     before = time.perf_counter()
     for token, scores in generate(llama, prompt, attend, max_new):
@@ -64,7 +67,7 @@ def answer(
             break
         found.tokens.append(token)
         found.scores.append(scores)
-        on_token(token)
+        on_token(found)
         before = time.perf_counter()
     return found
 

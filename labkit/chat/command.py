@@ -53,7 +53,6 @@ def chat(
     text = _text_of(read) + (" ".join(said) or DEFAULT_PROMPT)
     from labkit.chat.session import TINY, rehearse, talk
     from labkit.chat.setting import Setting
-    from labkit.model.tokenizer import TextError
     from labkit.model.weights import ModelError, read_model
 
     options = {"bits": bits, "window": window, "sinks": sinks}
@@ -68,15 +67,9 @@ def chat(
     except ModelError as error:
         sys.exit(f"lab chat: {error}")
     if lab is not None and lab.number == SERVING:
-        try:
-            together.talk(lab, loaded, [_text_of(read) + each for each in said], tokens)
-        except TextError as error:
-            sys.exit(f"lab chat: {error}")
+        together.talk(lab, loaded, [_text_of(read) + each for each in said], tokens)
         return
-    try:
-        sizes, prompt = loaded.llama.sizes, loaded.text.chat(text)
-    except TextError as error:
-        sys.exit(f"lab chat: {error}")
+    sizes, prompt = loaded.llama.sizes, loaded.text.chat(text)
     if tokens >= sizes.context:
         sys.exit(f"lab chat: --tokens {tokens}: the model's texts have at most {sizes.context:,} tokens")
     if len(prompt) + tokens > sizes.context:

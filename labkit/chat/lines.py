@@ -9,6 +9,25 @@ from labkit.labs.manifest import Lab
 from labkit.model.llama import Sizes
 from labkit.model.tokenizer import Text
 
+LONG_SECONDS = 10.0
+"""A wait that is announced."""
+
+
+def wait_line(found: Answer, max_new: int, *, sees_whole_text: bool) -> str:
+    """How long an answer may still take, if that is long, by the time that its second token took; "" otherwise."""
+    seconds = (max_new - 2) * found.writing_seconds
+    if sees_whole_text:  # the time of a token grows with the text
+        seconds *= 1 + max_new / len(found.prompt) / 2
+    if seconds < LONG_SECONDS:
+        return ""
+    about = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+    return f"{found.writing_seconds:.1f} s for a token: about {about} for {max_new}, if the answer is that long"
+
+
+def limit_line(max_new: int) -> str:
+    """That an answer was cut, and how to get more of it."""
+    return f"The answer stops here, at its limit of {max_new} tokens: --tokens {2 * max_new} allows more."
+
 
 def call_line(calls: Calls, sizes: Sizes) -> str:
     """How often each of the student's functions ran."""

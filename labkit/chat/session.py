@@ -10,14 +10,14 @@ import typer
 
 from labkit.chat import lines
 from labkit.chat.adapters import Adapter, adapter_of, tensors_in
-from labkit.chat.answer import answer, compare
+from labkit.chat.answer import Answer, answer, compare
 from labkit.chat.calls import Calls, Counted, MeteredCalls
 from labkit.chat.mistakes import explained
 from labkit.chat.setting import Setting
 from labkit.labs.manifest import Lab
 from labkit.meters.torch_private import storage_address
 from labkit.model.attention import CachedAttention
-from labkit.model.llama import Llama, Sizes
+from labkit.model.llama import Attend, Llama, Sizes
 from labkit.model.perplexity import perplexity, sample_text
 from labkit.model.tokenizer import Stream
 from labkit.model.weights import Model, random_weights
@@ -57,20 +57,15 @@ def talk(
     lab: Lab | None, model: Model, prompt: Sequence[int], max_new: int, setting: Setting, *, paged: bool = False
 ) -> None:
     """Print the answer as it comes, then the lines about it; with torch's own attention if there is no lab."""
-    stream = Stream(model.text)
-
-    def show(token: int) -> None:
-        typer.echo(stream.add(token), nl=False)
-
-    if lab is None:
-        found = answer(model.llama, prompt, CachedAttention(), max_new, model.text.ends, show)
-        typer.echo(f"\n\n{lines.speed_line(found)}\n{lines.plain_cache_line(setting.sizes, len(prompt))}")
-        return
     calls = Calls()
+    typer.echo(f"{len(prompt):,} tokens of the prompt, then at most {max_new} new ones …")
+    if lab is None:
+        found = _written(model, prompt, CachedAttention(), max_new)
+        typer.echo(f"{lines.speed_line(found)}\n{lines.plain_cache_line(setting.sizes, len(prompt))}")
+        return
     with explained(lab):
         adapter = make_adapter(lab, setting, calls, paged=paged)
-        found = answer(model.llama, prompt, adapter, max_new, model.text.ends, show)
-    typer.echo("\n")
+        found = _written(model, prompt, adapter, max_new)
     n_measured = max(len(prompt), MEASURED_TOKENS)
     with explained(lab):
         metered = meter_prompt(lab, setting, n_measured, paged=paged)
@@ -88,6 +83,29 @@ def talk(
     if adapter.sees_less:
         with explained(lab):
             _show_perplexity(model, make_adapter(lab, setting, Calls(), paged=paged))
+
+
+def _written(model: Model, prompt: Sequence[int], attend: Attend, max_new: int) -> Answer:
+    """Print an answer as it comes: before its first words how long it may take, after it whether it was cut."""
+    stream, words = Stream(model.text), ""
+
+    def show(found: Answer) -> None:
+        nonlocal words
+        words += stream.add(found.tokens[-1])
+        if len(found.tokens) == 1:  # the second token is the first to tell the speed
+            return
+        if len(found.tokens) == 2:
+            sees_whole_text = getattr(attend, "sees_whole_text", False)
+            if wait := lines.wait_line(found, max_new, sees_whole_text=sees_whole_text):
+                typer.echo(wait)
+        typer.echo(words, nl=False)
+        words = ""
+
+    found = answer(model.llama, prompt, attend, max_new, model.text.ends, show)
+    typer.echo(f"{words}\n")
+    if len(found.tokens) == max_new:
+        typer.echo(f"{lines.limit_line(max_new)}\n")
+    return found
 
 
 def meter_prompt(lab: Lab, setting: Setting, n_tokens: int, *, paged: bool = False) -> MeteredCalls:

@@ -11,6 +11,7 @@ import typer
 
 from labkit.chat.answer import expected_scores, first_other
 from labkit.chat.calls import Calls, Counted
+from labkit.chat.lines import limit_line
 from labkit.chat.mistakes import explained
 from labkit.chat.session import REHEARSAL_SECONDS, TINY, tiny_model
 from labkit.labs.manifest import Lab
@@ -62,7 +63,8 @@ def talk(lab: Lab, model: Model, prompts: Sequence[str], max_new: int) -> None:
     said = prompts or PROMPTS
     tokens = [model.text.chat(each) for each in said]
     calls = Calls()
-    typer.echo(f"{len(said)} prompt{'s' * (len(said) != 1)} at once …\n")
+    n_tokens = sum(map(len, tokens))
+    typer.echo(f"{len(said)} prompt{'s' * (len(said) != 1)} at once, {n_tokens:,} tokens; answers come together …\n")
     began = time.perf_counter()
     with explained(lab):
         run = serve(Counted(student_module(lab.number), calls), model.llama, tokens, max_new, CACHE_BYTES)
@@ -70,6 +72,8 @@ def talk(lab: Lab, model: Model, prompts: Sequence[str], max_new: int) -> None:
     answers = [_until_end(run.served.completions[number], model) for number in range(len(said))]
     for prompt, found in zip(said, answers, strict=True):
         typer.echo(f"> {prompt}\n{model.text.decode(found)}\n")
+        if len(found) == max_new:
+            typer.echo(f"{limit_line(max_new)}\n")
     bits, block_size, num_blocks = settings_of(run.planner, spec_of(model.llama.sizes), CACHE_BYTES)
     for line in _lines(run.served, calls, seconds, bits, block_size, num_blocks, tokens):
         typer.echo(line)

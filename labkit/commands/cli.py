@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from labkit.commands import INTERRUPTED
@@ -14,6 +15,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nlab: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    finally:  # libraries clean up while Python ends, and would show a traceback after a second Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run() -> None:

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from labkit.commands.check import Progress, interrupted_lines, new_console, print_lines
 from labkit.labs.manifest import Lab, Task
+from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.forked import heavy_modules, run_forked, start_server
-from labkit.suite.messages import change_lines, ending_text, run_lines
+from labkit.suite.messages import change_lines, ending_text, run_lines, unusable_lines
 from labkit.suite.results import How, TaskResult, add_up, fingerprint
 from labkit.suite.run import SuiteRun
 
@@ -47,6 +48,10 @@ def watch_lab(
         tested = None
         while tested != fingerprint(lab):  # it may be saved while it runs, when nothing watches for that
             tested = fingerprint(lab)
+            if problem := platform_problem(lab) or file_problem(lab.student_file):
+                console.rule(style="dim")
+                print_lines(console, unusable_lines(lab, problem))
+                continue
             progress = Progress(lab)
             with progress.shown(Console(stderr=True)):
                 run = run_forked(lab, *options, tests=[task.tests for task in tasks], listener=progress)

@@ -42,8 +42,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
 }
 """Fields of which the value that asks for nothing is taken, and no other."""
-KNOWN = {"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options"}
-KNOWN |= {"user", *RANGES, *ONLY}
+KNOWN = {"model", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options", "user", *RANGES, *ONLY}
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """What a role is in the model's chat format."""
 
@@ -134,7 +133,7 @@ class Endpoint:
 
     async def _answer(self, request: Request, body: Mapping[str, Any], prompt: list[int], is_chat: bool) -> Response:
         stops, stream = _stops(body.get("stop")), body.get("stream") or False
-        max_new = self._max_new(body, len(prompt))
+        max_new = self._max_new(body, len(prompt), is_chat)
         ends = frozenset(self.text.ends)
         job = Job(next(self._numbers), prompt, max_new, ends, asyncio.get_running_loop())
         form = _Form(self.name, job.number, is_chat)
@@ -152,10 +151,10 @@ class Endpoint:
             raise ApiError(job.error, code="server_error", status=500)
         return JSONResponse(form.whole("".join(parts), job))
 
-    def _max_new(self, body: Mapping[str, Any], n_prompt: int) -> int:
+    def _max_new(self, body: Mapping[str, Any], n_prompt: int, is_chat: bool) -> int:
         if body.get("model") != self.name:
             raise ApiError(f"the model is {self.name!r}", param="model", code="model_not_found", status=404)
-        _check_fields(body)
+        _check_fields(body, is_chat)
         field = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
         asked = body.get(field)
         most = self.jobs.most_tokens()
@@ -260,11 +259,15 @@ async def _body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _check_fields(body: Mapping[str, Any]) -> None:
+def _check_fields(body: Mapping[str, Any], is_chat: bool) -> None:
     """Refuse what is unknown, what is not supported, and numbers that are none or out of range."""
-    if unknown := sorted(body.keys() - KNOWN):
+    if unknown := sorted(body.keys() - KNOWN - {"messages" if is_chat else "prompt"}):
         name = unknown[0].encode(errors="replace").decode()
         raise ApiError(f"{name} is not supported", param=name)
+    if "stream_options" in body and not body.get("stream"):
+        raise ApiError("stream_options is only allowed with stream", param="stream_options")
+    if {"max_tokens", "max_completion_tokens"} <= body.keys():
+        raise ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
     for name, (least, most) in RANGES.items():
         value = body.get(name, least)
         if type(value) not in (int, float) or not least <= value <= most or value != value:

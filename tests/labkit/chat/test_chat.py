@@ -13,10 +13,12 @@ import typer
 from typer.testing import CliRunner
 
 from labkit.chat import lines, session, together
+from labkit.chat.answer import Answer, answer
 from labkit.chat.page import page
 from labkit.chat.session import TINY, rehearse, talk
 from labkit.chat.setting import Setting
 from labkit.commands.app import app
+from labkit.model.attention import CachedAttention
 from labkit.model.weights import Model
 from tests.labkit.chat.students import student_lab
 from tests.labkit.model.tiny import SIZES, tiny_llama, tiny_text, write_tiny
@@ -53,6 +55,35 @@ def test_lines_after_an_answer(
     if number == "05":
         assert "flash_forward 27 times" in printed
         assert "the same 9 tokens" in printed
+
+
+def test_wait_before_an_answer_and_its_end_at_the_limit(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = model.text.chat("The sky")
+    tokens = answer(model.llama, prompt, CachedAttention(), 9, ()).tokens
+    for name in ("wait_line", "limit_line"):
+        monkeypatch.setattr(lines, name, lambda *_, name=name, **__: f"<{name}>")
+    for max_new, wait in ((1, ""), (9, "<wait_line>\n")):
+        talk(None, model, prompt, max_new, Setting(SIZES, 30))
+        begin, _, rest = capsys.readouterr().out.partition("\n")
+        assert begin == f"{len(prompt)} tokens of the prompt, then at most {max_new} new ones …"
+        assert rest.startswith(f"{wait}{model.text.decode(tokens[:max_new])}\n\n<limit_line>\n\nspeed: ")
+    monkeypatch.setattr(model.text, "ends", (tokens[1],))
+    talk(None, model, prompt, 9, Setting(SIZES, 30))
+    printed = capsys.readouterr().out
+    assert f"{model.text.decode(tokens[:1])}\n\nspeed: " in printed
+    assert "<" not in printed
+
+
+def test_only_a_long_wait_is_announced() -> None:
+    slow, fast = (Answer([7] * 40, tokens=[1, 2], writing_seconds=seconds) for seconds in (3.0, 0.1))
+    assert lines.wait_line(slow, 64, sees_whole_text=False) == (
+        "3.0 s for a token: about 3 minutes for 64, if the answer is that long"
+    )
+    assert "about 6 minutes for 64" in lines.wait_line(slow, 64, sees_whole_text=True)
+    assert lines.wait_line(fast, 64, sees_whole_text=False) == ""
+    assert lines.limit_line(64) == "The answer stops here, at its limit of 64 tokens: --tokens 128 allows more."
 
 
 def run_wrong(monkeypatch: pytest.MonkeyPatch, root: Path, body: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -170,6 +201,15 @@ def test_wrong_command_is_one_line(command: str) -> None:
     result = CliRunner().invoke(app, ["chat", *command.split()])
     assert result.exit_code == 1
     assert COMMANDS[command] in str(result.exception)
+
+
+def test_a_prompt_that_is_not_unicode_is_one_line(tmp_path: Path) -> None:
+    """Python makes half of a surrogate pair of each byte on the command line that is not UTF-8."""
+    file = write_tiny(tmp_path / "tiny.gguf")
+    result = CliRunner().invoke(app, ["chat", "--plain", "--model", str(file), "caf\udce9"])
+    assert result.exit_code == 1
+    assert result.output.startswith("lab chat: the text is not Unicode: '\\udce9' is half of a surrogate pair")
+    assert len(result.output.splitlines()) == 1
 
 
 def test_plain_answer_of_a_given_file(tmp_path: Path) -> None:

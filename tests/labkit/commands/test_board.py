@@ -93,14 +93,18 @@ def test_watch_runs_again_on_each_save_and_shows_changes(lab, monkeypatch):
     printed = io.StringIO()
 
     def saves():
+        lab.student_file.write_text(solution_text() + "\nbroken = (\n", encoding="utf-8")
+        yield 0
         lab.student_file.write_text(solution_text(), encoding="utf-8")
         yield 1
         yield 2
 
     watch.watch_lab(lab, [lab.tasks[3]], saves=saves(), console=Console(file=printed, width=150))
     text = printed.getvalue()
-    first, second, third = text.split("─" * 150)[1:]
+    first, broken, second, third = text.split("─" * 150)[1:]
     assert "estimate_attention_memory · not implemented yet" in first
+    assert "profiling.py has a syntax error in line" in broken
+    assert "next: fix this first" in broken and "hint" not in broken
     assert re.search(r"▲ lab01 · estimate_attention_memory · 0 → (\d+) of \1$", second, re.MULTILINE)
     assert "no change: the same tests pass" in third
     assert text.count("watching labs/lab01_memory_profiling/src/profiling.py") == 1

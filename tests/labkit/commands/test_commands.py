@@ -71,8 +71,9 @@ def test_a_full_disk_is_one_line(tree, command):
     )
 
 
-INTERRUPTED_IMPORT = """
-import os, signal, sys
+INTERRUPTED_TWICE = """
+import atexit, os, signal, sys
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
 class Finder:
     @staticmethod
     def find_spec(name, *_):
@@ -84,9 +85,9 @@ main()
 """
 
 
-def test_ctrl_c_before_the_command_is_known(tree):
+def test_ctrl_c_before_the_command_is_known_and_while_python_ends(tree):
     environment = {**quiet_environment(), "PYTHONPATH": str(tree.folder)}
-    run = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], env=environment, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED_TWICE], env=environment, capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (130, "\nlab: interrupted\n")
 
 

@@ -127,6 +127,9 @@ def test_sixteen_at_once_of_which_some_leave(client, address):
         ({"tool_choice": "auto"}, 400, 'tool_choice must be "none"'),
         ({"messages": [{"role": "user", "content": None}]}, 400, r"messages\[0\] must have"),
         ({"messages": [{"role": "tool", "content": "3"}]}, 400, r"messages\[0\] must have"),
+        ({"max_completion_tokens": 3}, 400, "max_tokens and max_completion_tokens exclude each other"),
+        ({"extra_body": {"prompt": "The sky"}}, 400, "prompt is not supported"),
+        ({"extra_body": {"stream_options": {}}}, 400, "stream_options is only allowed with stream"),
         ({"model": "gpt"}, 404, "the model is 'tiny'"),
     ],
 )
@@ -161,7 +164,6 @@ def test_a_body_that_is_none_is_refused(address, body, status):
     assert json.load(raised.value)["error"]["message"]
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize(
     "change",
     [
@@ -190,6 +192,7 @@ def test_it_says_that_it_is_there(address):
     assert urllib.request.urlopen(f"{address}/health", timeout=30).status == 200
 
 
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_follows_a_request(client, address, browser, width):
     page = browser.new_page(viewport={"width": width, "height": 800})
