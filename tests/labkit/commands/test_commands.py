@@ -93,7 +93,10 @@ def test_ctrl_c_before_the_command_is_known_and_while_python_ends(tree):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(("--workers", "0"), "--workers"), (("--csv", "{file}/a"), "lab grade: {file}/a: Not a directory")],
+    [
+        (("--workers", "0"), "--workers"),
+        (("--csv", "{file}/a"), "lab grade: {file}/a cannot be written: there is no folder {file}"),
+    ],
     ids=" ".join,
 )
 def test_grading_options_that_cannot_work(tmp_path, options, message):

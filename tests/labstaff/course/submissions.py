@@ -24,7 +24,7 @@ def answer(points: int) -> str:
     return f"# points: {points}\n"
 
 
-def graded_by_comment(self, submission, seed, findings=()):
+def graded_by_comment(self, submission, seed, source):
     """Replaces `Grader.grade`."""
     found = WORTH.search(submission.source)
     points = float(found[1]) if found else 0.0
@@ -35,7 +35,7 @@ def graded_by_comment(self, submission, seed, findings=()):
         "graded",
         tests={f"{task.tests}::test_it": "passed" if task is first and points else "failed" for task in LAB.tasks},
         shares={first.name: points / first.points, **{task.name: 0.0 for task in others}},
-        findings=[str(each) for each in findings],
+        findings=[str(each) for each in source.findings],
     )
 
 

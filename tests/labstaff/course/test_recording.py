@@ -168,7 +168,8 @@ def test_each_that_fails_has_one_reason_and_stops_nobody(course, monkeypatch):
 
 def test_findings_are_shown_and_points_stay(course):
     hand_in(course, "bob", answer(10) + "import ctypes\n")
-    assert "look at: bob: line 2: imports ctypes" in graded(course)
+    printed = graded(course)
+    assert "look at: bob: line 2: imports ctypes" in printed, "\n".join(printed)
     assert first_scores(course) == POINTS
     assert {student for student, flagged, *_ in gradebook(course) if flagged} == {"bob"}
 

@@ -19,6 +19,7 @@ from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.labs.manifest import Lab
 from labkit.suite.forked import run_forked
 from tests.student import quiet_environment
+from tests.suite_runs import session_folder
 
 pytestmark = pytest.mark.sandbox
 
@@ -80,8 +81,7 @@ def test_nothing_runs_on_after_a_kill_and_ctrl_c_leaves_no_file(tmp_path, stop):
     sleeps = f"import time\n\n\ndef {lab.tasks[0].name}(*_, **__):\n    time.sleep(10_000)\n"
     submit(tmp_path / "submitted", "ann", lab, sleeps)
     command = [str(Path(sys.executable).with_name("lab")), "grade", str(tmp_path / "submitted"), "--lab", "01"]
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    temporary = session_folder("t")  # the path of a socket may have 107 bytes
     environment = {**quiet_environment(), "TMPDIR": str(temporary)}
     grading = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
     try:

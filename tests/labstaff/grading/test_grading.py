@@ -191,9 +191,9 @@ def test_a_cause_counts_once_for_a_submission():
 
 
 def test_a_mistake_that_several_messages_name_among_others_is_one_row():
-    messages = ["A; or when B", "B; NaN apart; or when C", "B", "D"]
-    texts = {f"{FIRST.tests}::t{i}": f"Usual cause: {text}" for i, text in enumerate(messages)}
-    result = GradedSubmission(LAB.folder.name, "k", "graded", messages=texts)
+    stated = ["A; or when B", "B; NaN apart; or when C", "B", "D"]
+    causes = {f"{FIRST.tests}::t{i}": text for i, text in enumerate(stated)}
+    result = GradedSubmission(LAB.folder.name, "k", "graded", causes=causes)
     assert frequent_causes(LAB, [result]) == {f"{FIRST.name}: B": 1, f"{FIRST.name}: D": 1}
 
 
