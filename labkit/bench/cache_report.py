@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -44,9 +45,14 @@ def show_cache(path: Path, tokens: int, batch: int, bits: int) -> None:
 
 
 def summed(layers: list[LayerCache], tokens: int, bits: int = 16) -> dict[str, int]:
-    """Bytes of one sequence: of a further token, fixed, kept, read by a step, and kept in equal pages."""
+    """Bytes of one sequence: of a further token, fixed, kept, read by a step, and kept in equal pages.
+
+    Where layers keep one entry for several tokens, a further token adds its share of the entries, rounded.
+    """
+    group = math.lcm(*(layer.ratio for layer in layers))
+    added = kept_bytes_of(layers, tokens + group, bits) - kept_bytes_of(layers, tokens, bits)
     return {
-        "further token": kept_bytes_of(layers, tokens + 1, bits) - kept_bytes_of(layers, tokens, bits),
+        "further token": round(added / group),
         "fixed": sum(fixed_bytes(layer, bits) for layer in layers),
         "cache": kept_bytes_of(layers, tokens, bits),
         "read": sum(read_bytes(layer, tokens, bits) for layer in layers),
@@ -61,6 +67,7 @@ def kept_bytes_of(layers: list[LayerCache], tokens: int, bits: int) -> int:
 
 def _print_table(title: str, layers: list[LayerCache], tokens: int, batch: int, bits: int) -> None:
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
@@ -72,12 +79,13 @@ def _print_table(title: str, layers: list[LayerCache], tokens: int, batch: int, 
         table.add_column(column, justify=justify, no_wrap=True)
     for layer, count in Counter(layers).items():
         kept, read = (batch * count * each(layer, tokens, bits) for each in (kept_bytes, read_bytes))
-        per_layer = (f"{token_bytes(layer, bits):,}", f"{fixed_bytes(layer, bits):,}")
+        per_layer = (f"{token_bytes(layer, bits) / layer.ratio:,.10g}", f"{fixed_bytes(layer, bits):,}")
         table.add_row(str(count), _described(layer), *per_layer, f"{kept:,}", f"{kept / GIB:.3f}", f"{read / GIB:.3f}")
     totals = {name: batch * nbytes for name, nbytes in summed(layers, tokens, bits).items()}
     cache, read = totals["cache"], totals["read"]
     table.add_row("", "all", "", "", f"{cache:,}", f"{cache / GIB:.3f}", f"{read / GIB:.3f}", style="bold")
-    console.print(table)
+    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=1000), table).maximum)
+    console.print(table)  # no number is cut off
     added, equal = totals["further token"] // batch, totals["equal pages"]
     console.print(f"\nA further token adds {added:,} bytes; {totals['fixed'] // batch:,} bytes a sequence are fixed.")
     waste = 1 - cache / equal if equal else 0
@@ -86,7 +94,10 @@ def _print_table(title: str, layers: list[LayerCache], tokens: int, batch: int, 
 
 def _described(layer: LayerCache) -> str:
     limits = f", the last {layer.reach:,} tokens" if layer.reach else ""
-    return layer.kind + limits + (f", {layer.chosen:,} tokens read" if layer.chosen else "")
+    if layer.ratio > 1:
+        limits += f", {layer.ratio:,} tokens an entry, the last {layer.recent:,} tokens whole"
+    entries = "entries" if layer.ratio > 1 else "tokens"
+    return layer.kind + limits + (f", {layer.chosen:,} {entries} read" if layer.chosen else "")
 
 
 def _notes(config: dict[str, Any]) -> list[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections import Counter
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from labkit.bench.cache_report import summed
 from labkit.bench.layer_cache import LayerCache, equal_pages_bytes, kept_bytes, read_bytes, token_bytes
-from labkit.bench.model_config import PUBLISHED, kinds_of, layers_of, read_config
+from labkit.bench.model_config import PUBLISHED, layers_of, read_config
 from labkit.commands.app import app
 
 NAMES = sorted(path.stem for path in PUBLISHED.glob("*.json"))
@@ -210,51 +208,3 @@ class TestCommand:
     def test_wrong_options(self, options, message):
         done = CliRunner().invoke(app, ["model", "gpt-oss-20b", *options])
         assert (done.exit_code, message in done.output) == (1, True)
-
-
-SMALL = {
-    key: size
-    for size, keys in {
-        1: ("num_experts_per_tok", "num_experts_per_token", "n_group", "topk_group", "num_expert_group"),
-        2: ("num_local_experts", "num_experts", "n_routed_experts"),
-        8: ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
-    }.items()
-    for key in keys
-}
-"""Sizes that do not change the cache, reduced so that a model on the meta device is made quickly."""
-KERNELS = {
-    "qwen3_next": "torch_chunk_gated_delta_rule",
-    "qwen3_5_moe": "torch_chunk_gated_delta_rule",
-    "kimi_linear": "chunk_kimi_delta_attention",
-}
-"""Functions for which transformers takes fla-core's Triton kernel if that is installed; it does not run on meta."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_bytes_equal_those_of_transformers(name, monkeypatch):
-    """The static cache of transformers, filled by its own model of these sizes on the meta device, to the byte."""
-    torch, transformers = (pytest.importorskip(module) for module in ("torch", "transformers"))
-    config, tokens, batch = read_config(PUBLISHED / f"{name}.json"), 20_000, 2
-    theirs = transformers.AutoConfig.for_model(**config)
-    if layer_types := getattr(theirs, "layer_types", None):
-        assert layer_types == ["linear_attention" if kind == "mamba" else kind for kind in kinds_of(config)]
-    for key in SMALL.keys() & dir(theirs):
-        setattr(theirs, key, SMALL[key])
-    if kernel := KERNELS.get(model_type := theirs.model_type.removesuffix("_text")):
-        module = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
-        monkeypatch.setattr(module, kernel, getattr(module, kernel).__wrapped__)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(theirs, dtype=torch.bfloat16, attn_implementation="eager")
-        cache = transformers.StaticCache(config=theirs, max_cache_len=tokens)
-        model(torch.zeros(batch, 3, dtype=torch.long), cache=cache, use_cache=True)
-    stored = [sum(map(_bytes_of, vars(layer).values())) for layer in cache.layers]
-    assert stored == [batch * kept_bytes(layer, tokens) for layer in layers_of(config)]
-
-
-def _bytes_of(kept: Any) -> int:
-    """Bytes of the numbers in an attribute of a cache's layer; counters, which are whole numbers, left out."""
-    import torch
-
-    values = kept.values() if isinstance(kept, dict) else [kept]
-    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor) and value.is_floating_point())
