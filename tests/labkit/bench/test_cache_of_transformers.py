@@ -54,7 +54,7 @@ FILLED = {
     "glm46v": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}},
     "glm4v_moe": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [7, 7, 7]}},
     "granitemoehybrid": {"layer_types": MIXED},
-    **dict.fromkeys(["hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"], {"head_dim": 128}),
+    **{key: {"head_dim": 128} for key in ["hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"]},
     "hunyuan_vl": {
         "head_dim": 128,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]},
