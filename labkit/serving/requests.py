@@ -87,7 +87,7 @@ def describe(trace: Sequence[Request], answers: bool = True) -> str:
     share = prefix_tokens(trace, answers) / n_prompt
     return (
         f"{len(trace)} requests in {trace[-1].arrival + 1} steps, {n_prompt:,} tokens of prompts and {n_new:,} to "
-        f"follow; {share:.0%} of the prompts' tokens are in a beginning that came before"
+        f"follow; {share:.0%} of the prompts' tokens are in a prefix that came before"
     )
 
 
