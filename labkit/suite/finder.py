@@ -20,6 +20,7 @@ from packaging.version import Version
 
 from labkit.labs.manifest import Lab
 from labkit.suite.limits import MAX_TEST_SECONDS, TookTooLong, time_limit
+from labkit.suite.source_text import read_source
 
 MAX_BYTES = 1 << 20
 """How large a student's file may be, also where it is graded."""
@@ -196,15 +197,15 @@ def _run(file: Path, namespace: dict[str, Any], lab: Lab) -> Unusable | None:
 
 
 def _parsed(file: Path) -> ast.Module | str:
-    """The syntax tree of `file`, or why there is none. A byte-order mark at its start is skipped."""
+    """The syntax tree of `file`, or why there is none."""
     try:
         if file.stat().st_size > MAX_BYTES:
             return f"{file.name} is larger than {MAX_BYTES >> 20} MiB: remove what your code does not need"
-        return ast.parse(file.read_text(encoding="utf-8-sig"), str(file))
+        return ast.parse(read_source(file), str(file))
     except OSError as error:
         return f"{file.name} cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
-        return f"{file.name} is not UTF-8 text: {error.reason} at byte {error.start}"
+        return f"{file.name} is not {error.encoding.upper()} text: {error.reason} at byte {error.start}"
     except SyntaxError as error:
         return _syntax_problem(file, error)
     except (ValueError, RecursionError, MemoryError) as error:

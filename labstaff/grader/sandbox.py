@@ -41,7 +41,7 @@ INSIDE = (
         "labkit/labs/__init__.py",
         "labkit/labs/manifest.py",
     ),
-    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "limits", "prefork_torch")),
+    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "limits", "prefork_torch", "source_text")),
     "labstaff/__init__.py",
     *(f"labstaff/grader/{name}.py" for name in ("__init__", "confine", "preload", "wire", "worker")),
 )
