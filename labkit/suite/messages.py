@@ -190,7 +190,7 @@ def _traceback(error: BaseException) -> list[_Entry]:
         code = entry.tb_frame.f_code
         entries.append(_Entry(code.co_filename, entry.tb_lineno, code.co_name))
         entry = entry.tb_next
-    in_worker = getattr(error, "far_places", ())  # where the code runs in a worker
+    in_worker = getattr(error, "worker_frames", ())  # where the code runs in a worker
     return [*entries, *(_Entry(*place) for place in in_worker)]
 
 
