@@ -139,12 +139,22 @@ def platform_problem(lab: Lab) -> str | None:
     """Why `lab` cannot run on this machine, as one line; None if it can."""
     if lab.platform and not sys.platform.startswith(lab.platform):
         return f"needs {lab.platform.capitalize()}, and this is {sys.platform}: open the course in its container"
-    for name, _, least in (needed.partition(">=") for needed in lab.libraries if ">=" in needed):
-        found = _installed(name)
-        if not found or Version(found) < Version(least):
-            here = found or "none"
-            return f"needs {name} {least} or later, and there is {here} here: `uv sync` installs the course's version"
+    for needed in lab.libraries:
+        name, _, least = needed.partition(">=")
+        package = name.split(".")[0]
+        if package == "labkit" or package in sys.stdlib_module_names:
+            continue
+        found = _installed(package)
+        if not found:
+            return missing_library(package)
+        if least and Version(found) < Version(least):
+            return f"needs {name} {least} or later, and there is {found} here: `uv sync` installs the course's version"
     return None
+
+
+def missing_library(package: str) -> str:
+    """That a library of the course is not installed, as one line."""
+    return f"needs {package}, which is not installed: `uv sync` installs all that the course uses"
 
 
 def file_problem(file: Path) -> str | None:
