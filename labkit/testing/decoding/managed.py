@@ -176,7 +176,7 @@ class Managed:
                 continue
             why = "nothing was written there, and it counts as found"
             if found is not None and found[-1:] == want[-1:]:
-                why = "its keys and values were computed after another beginning: a block is what precedes it, too"
+                why = "its keys and values were computed after another prefix: a block is what precedes it, too"
             elif found is not None:
                 why = f"somebody wrote token {found[-1]} there: the block is shared, or was reused, and should not be"
             message = f"after {self.story} token {position} of sequence {seq_id!r}, {text[position]}, is not in block "

@@ -493,9 +493,7 @@ class TestServer:
     def test_a_block_is_copied(self, rng):
         server = Session(partial(server_calls, (SPEC, GENEROUS, 16)))
         _, size, num_blocks = settings_of(server, SPEC, GENEROUS)
-        require(
-            num_blocks > 3, f"blocks of {size} tokens, {num_blocks} in all: no beginning fills one, so none is shared"
-        )
+        require(num_blocks > 3, f"blocks of {size} tokens, {num_blocks} in all: no prefix fills one, so none is shared")
         k, v = torch.from_numpy(rng.standard_normal((2, size, SPEC["kv_heads"], SPEC["head_dim"]))).float()
         q = torch.from_numpy(rng.standard_normal((1, SPEC["heads"], SPEC["head_dim"]))).float()
         for layer in range(SPEC["layers"]):

@@ -81,7 +81,7 @@ def with_plans(change):
 
 
 def clear_request(id=0, arrival=0, n=20, max_new=6):
-    """A request whose completion is far from any tie; another name gives another beginning."""
+    """A request whose completion is far from any tie; another name gives another prefix."""
     seeds = (seed for seed in range(1 + id, 100, 2) if least_margin(text_of(n, seed), max_new) > MARGIN)
     return Request(id, arrival, text_of(n, next(seeds)), max_new)
 
@@ -179,7 +179,7 @@ class TestLocations:
 
 
 def own_first_block(plan):
-    """Request 1 computes one block, then reads the rest of request 0's blocks, which have another beginning."""
+    """Request 1 computes one block, then reads the rest of request 0's blocks, which have another prefix."""
     for piece in plan["work"]:
         if piece["id"] == 1 and piece["start"] == 0:
             piece.update(tokens=piece["tokens"][:8])
@@ -194,7 +194,7 @@ def test_the_same_tokens_after_another_beginning():
     scheduler = module_of().Scheduler(21, 8, 48)
     plan = scheduler.plan
     scheduler.plan = lambda: own_first_block(plan())
-    with pytest.raises(AssertionError, match="and holds that after another beginning"):
+    with pytest.raises(AssertionError, match="and holds that after another prefix"):
         serve_plans(scheduler, trace, 21, 8, 48)
 
 
