@@ -95,7 +95,23 @@ def stale(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[str]
     """
     made = recipes(names, directory)
     made = {name: replace(each, takes_minutes=each.takes_minutes and not names) for name, each in made.items()}
-    return [problem for name, recipe in made.items() if (problem := _problem(name, recipe, directory))]
+    problems = [problem(name, recipe, directory) for name, recipe in made.items()]
+    return [each for each in problems if each]
+
+
+def problem(name: str, recipe: Recipe, directory: Path = FIGURES_DIR) -> str:
+    """Return why a figure's files are not what its recipe gives, in one line; "" where they are."""
+    image, data_file = directory / f"{name}.svg", directory / f"{name}.json"
+    if missing := [file.name for file in (image, data_file) if not file.is_file()]:
+        return f"{missing[0]}: missing; run: python -m labstaff.figures {name}"
+    kept = data_file.read_text(encoding="utf-8")
+    now = kept if recipe.takes_minutes else as_json(recipe.data())
+    if kept != now:
+        where = _first_difference(json.loads(kept), json.loads(now))
+        return f"{data_file.name}: {where}; run: python -m labstaff.figures {name}"
+    if _stamp(kept) not in image.read_text(encoding="utf-8"):
+        return f"{image.name}: drawn from other data than {data_file.name}; run: python -m labstaff.figures {name}"
+    return ""
 
 
 def style() -> AbstractContextManager[None]:
@@ -215,20 +231,6 @@ def main(
             typer.echo("every figure's data is up to date")
     except ValueError as error:
         sys.exit(str(error))
-
-
-def _problem(name: str, recipe: Recipe, directory: Path) -> str | None:
-    image, data_file = directory / f"{name}.svg", directory / f"{name}.json"
-    if missing := [file.name for file in (image, data_file) if not file.is_file()]:
-        return f"{missing[0]}: missing; run: python -m labstaff.figures {name}"
-    kept = data_file.read_text(encoding="utf-8")
-    now = kept if recipe.takes_minutes else as_json(recipe.data())
-    if kept != now:
-        where = _first_difference(json.loads(kept), json.loads(now))
-        return f"{data_file.name}: {where}; run: python -m labstaff.figures {name}"
-    if _stamp(kept) not in image.read_text(encoding="utf-8"):
-        return f"{image.name}: drawn from other data than {data_file.name}; run: python -m labstaff.figures {name}"
-    return None
 
 
 def _first_difference(kept: Any, now: Any, place: str = "data") -> str:

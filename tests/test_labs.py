@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from labkit.labs.catalog import ROOT, find_labs, solution_file
+from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
 from labkit.suite.messages import result_lines
 from labkit.suite.results import How, State
@@ -23,9 +24,9 @@ from tests.suite_runs import Job, session_folder
 
 LABS = find_labs()
 QUICK = 10
-"""Without `-m slow`, and without `-k` to choose a lab, one known mistake in so many is run; in sandboxes too."""
+"""Of the known mistakes, one in so many is not slow."""
 LONG = ("lab10", "lab11", "lab13")
-"""Labs whose whole suite takes about half a minute: it too is then left to `-m slow`."""
+"""Labs whose whole suite takes long: it too is slow."""
 
 
 def stub_folder() -> Path:
@@ -96,19 +97,37 @@ def test_right_code_passes(job, suite_runs):
 
 
 def pytest_generate_tests(metafunc):
-    """What takes long is slow unless `-k` chooses; in sandboxes one mistake in ten, and the alternative solutions."""
-    sandboxed, chosen = metafunc.config.option.sandboxed, bool(metafunc.config.option.keyword)
+    """What takes long is slow; in sandboxes the alternative solutions, and the mistakes that only the kernel stops."""
+    sandboxed = metafunc.config.option.sandboxed
     if metafunc.definition.originalname == "test_mistake_is_found":
         quick = list(MISTAKES)[::QUICK]
-        jobs = {name: MISTAKES[name] for name in quick} if sandboxed else MISTAKES
+        jobs = {name: job for name, job in MISTAKES.items() if is_limited(job)} if sandboxed else MISTAKES
     elif metafunc.definition.originalname == "test_right_code_passes":
         jobs = SOLVED | alternatives() if sandboxed else SOLVED
         quick = [name for name in jobs if name not in LONG]
     else:
         return
-    slow = () if sandboxed or chosen else set(jobs) - set(quick)
+    slow = () if sandboxed else set(jobs) - set(quick)
     marks = dict.fromkeys(slow, pytest.mark.slow)
     metafunc.parametrize("job", [pytest.param(job, marks=marks.get(name, ()), id=name) for name, job in jobs.items()])
+
+
+def is_limited(job: Job) -> bool:
+    """Whether what finds a mistake is a limit of memory: of the kernel's in a sandbox, of the meters' elsewhere."""
+    return not memory_limited(find_lab(job.lab).suite_file).isdisjoint(job.tests)
+
+
+@functools.cache
+def memory_limited(suite: Path) -> set[str]:
+    """The tests of a suite marked `memory_limit`, as `TestClass::test_name`."""
+    classes = [node for node in ast.parse(suite.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    return {
+        f"{each.name}::{test.name}"
+        for each in classes
+        for test in each.body
+        if isinstance(test, ast.FunctionDef)
+        and any("pytest.mark.memory_limit" in ast.unparse(mark) for mark in test.decorator_list)
+    }
 
 
 def test_mistake_is_found(job, suite_runs):

@@ -24,7 +24,7 @@ from labkit.suite.results import Failure, Kind, State, TestResult, store_whole_t
 LAB_LINES = "lab_lines"
 """The name under which pytest knows the plugin that shows each task's results."""
 GPU_SECONDS = 120.0
-"""For a test that starts CUDA and compiles kernels."""
+"""For a test that has another process start CUDA and compile kernels: its CPU time, and how long it may only wait."""
 MAX_SLOW_TESTS = 3
 """After so many tests of a task have taken too long, the rest of that task is not begun."""
 N_GENERAL = 2
@@ -145,7 +145,7 @@ class LabResults:
         if self._timed_out[test_class] >= MAX_SLOW_TESTS:
             raise NotBegun(Exceeded(Limit.SLOW_TESTS, MAX_SLOW_TESTS))
         try:
-            with time_limit(_seconds(item, lab)):
+            with time_limit(_seconds(item, lab), _wall_seconds(item)):
                 return (yield)
         except TookTooLong:
             self._timed_out[test_class] += 1
@@ -314,6 +314,11 @@ def _seconds(item: pytest.Item, lab: Lab) -> float:
     else:
         seconds = GPU_SECONDS if item.get_closest_marker("gpu") else lab.test_seconds
     return min(seconds, limits.MAX_TEST_SECONDS)
+
+
+def _wall_seconds(item: pytest.Item) -> float:
+    """Seconds by the clock that a test may wait for what uses no CPU time of its own."""
+    return GPU_SECONDS if item.get_closest_marker("gpu") else limits.WALL_SECONDS
 
 
 def _class_name(item: pytest.Item) -> str:
