@@ -109,7 +109,12 @@ def _tile_mistakes(seq_len, window, block, want):
     corners = hidden_pairs(n_blocks * block, window)[::block, ::block]
     below = np.tril(np.ones((n_blocks, n_blocks), bool), -1)
     return {
-        "the last block is taken as a whole one: only pairs in the sequence count": kinds_of_tiles(filled_up, block),
+        "the last block is taken as a whole one: only pairs in the sequence count": kinds_of_tiles(
+            hidden_pairs(n_blocks * block, window), block
+        ),
+        "the last block is filled up with hidden pairs: only those in the sequence count": kinds_of_tiles(
+            filled_up, block
+        ),
         "a tile's first query and first key decide whether it is empty: other pairs of it may be seen": np.where(
             corners, "empty", want
         ),
@@ -203,7 +208,12 @@ class WindowCase(Case):
         others |= {
             "exp overflows where no maximum is taken off: L is inf there, and every weight 0": self.want | overflown,
             "the softmax runs over the queries (dim −2) instead of the keys": self._over_queries,
-            "the sums of one block of queries replace those before, instead of being added": self._replaced,
+        }
+        others |= {
+            f"the sums of one block of queries replace those before, instead of being added (in its {where})": partial(
+                self._replaced, left_out
+            )
+            for where, left_out in outside.items()
         }
         return (
             others
@@ -252,10 +262,10 @@ class WindowCase(Case):
             weights[rows] = powers / np.maximum(powers.sum(-2, keepdims=True), 1e-300)
         return self.want | {"O": weights @ self.exact_inputs[2]}
 
-    def _replaced(self):
-        """dK and dV of each key from the last block of queries in which one sees it."""
+    def _replaced(self, left_out):
+        """dK and dV of each key from the last block of queries for which it is computed."""
         block_of = np.arange(len(self.mask))[:, None] // self.block
-        last = np.where(self.mask, -1, block_of).max(0)
+        last = np.where(left_out, -1, block_of).max(0)
         found = gradients_by_formulas(self, hidden=self.mask | (block_of < last))
         return self.want | {name: found[name] for name in ("dK", "dV")}
 
