@@ -201,7 +201,7 @@ def test_the_same_tokens_after_another_beginning():
 
 
 def test_one_equal_token_is_not_another_beginning():
-    """A block that was taken anew may hold an equal token at the same place by chance: it was not found."""
+    """A block that another request has taken may hold an equal token at the same place by chance: it was not found."""
     locations = Locations(2, 4)
     texts = [Text(locations, tokens) for tokens in ([1, 2, 3, 4], [5, 2, 6, 7])]
     locations.write([Piece(0, 0, (1, 2, 3, 4), (0,))], {0: texts[0]}, 0)
