@@ -50,6 +50,8 @@ USUAL_CAUSES = {
     "(+=, x[...] = …): make a new one",
     "Block pointers have been removed": "Triton 3.9 has no tl.make_block_ptr and no tl.advance any more: load from "
     "pointers, or by tl.make_tensor_descriptor",
+    "floating point dtype can require gradients": "a tensor of integers is made to require grad, as token ids are: "
+    "detach what requires grad already, and leave the rest as it is",
     "save_for_backward can only save": "ctx.save_for_backward is given what is no tensor: keep that as an attribute "
     "of ctx",
 }

@@ -162,7 +162,7 @@ def row_mistakes(case: Case) -> Made:
     if not _without_key(case).any():  # of rows without any key the mistakes below say more
         found |= _large_numbers(case, np.zeros_like(case.hidden))
     if case.hidden.any():
-        found[MAXIMUM_FIRST] = lambda: _of_weights(case, _below_hidden(case, np.zeros_like(case.hidden)))
+        found[MAXIMUM_FIRST] = lambda: _of_weights(case, weights_below_hidden(case, np.zeros_like(case.hidden)))
     else:
         found = {text: made for text, made in found.items() if not text.startswith("hidden scores")}
     if case.Q.ndim > 2:
@@ -189,7 +189,7 @@ def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
             f"{text}, in the tiles that are computed": made for text, made in _large_numbers(case, skipped).items()
         }
         found[f"{MAXIMUM_FIRST}, in the tiles that are computed"] = lambda: _of_weights(
-            case, _below_hidden(case, skipped)
+            case, weights_below_hidden(case, skipped)
         )
     found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
     if (case.scores.max(-1, initial=-np.inf) < MIN_LOG).any():
@@ -388,7 +388,7 @@ def _large_numbers(case: Case, skipped: npt.NDArray[np.bool_]) -> Made:
     return found
 
 
-def _below_hidden(case: Case, skipped: npt.NDArray[np.bool_]) -> npt.NDArray:
+def weights_below_hidden(case: Case, skipped: npt.NDArray[np.bool_]) -> npt.NDArray:
     """Weights from the maximum of hidden scores too, but not of `skipped` ones: what underflows in float32 is lost."""
     scores = np.where(skipped, -np.inf, _all_scores(case))
     powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf)).astype(np.float32) * ~case.hidden

@@ -175,13 +175,19 @@ class Managed:
             if found == want:
                 continue
             why = "nothing was written there, and it counts as found"
-            if found is not None and found[-1:] == want[-1:]:
+            if found is not None and self._has_the_tokens_of(text, place[0], position):
                 why = "its keys and values were computed after another prefix: a block is what precedes it, too"
             elif found is not None:
                 why = f"somebody wrote token {found[-1]} there: the block is shared, or was reused, and should not be"
             message = f"after {self.story} token {position} of sequence {seq_id!r}, {text[position]}, is not in block "
             message += f"{place[0]}, place {place[1]}: {why}" + (f"\nUsual cause: {hint}" if hint else "")
             require(False, message)
+
+    def _has_the_tokens_of(self, text: list[int], block: int, position: int) -> bool:
+        """Whether a block holds the tokens of the text around `position`, all of them, computed after whatever."""
+        first = position // self.block_size * self.block_size
+        wanted = text[first : first + self.block_size]
+        return [self.places.get((block, at), (None,))[-1] for at in range(len(wanted))] == wanted
 
 
 def of_equal_hash(token_id: int) -> int:

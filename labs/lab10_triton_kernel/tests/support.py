@@ -26,7 +26,7 @@ from labkit.testing.compare import (
 )
 from labkit.testing.tiles.counts import tiles_with_an_entry
 
-from .probes import called
+from .probes import called, largest_int32_product
 
 GRADIENTS = ("dQ", "dK", "dV")
 USES = {"load": "loads", "store": "stores", "update": "updates, atomically,"}
@@ -231,6 +231,21 @@ def assert_blocks_refused(function, *inputs):
     """Fail unless `function(*inputs, …)` raises a ValueError for blocks below 16 and for those of no power of two."""
     for bad in ({"block_q": 8}, {"block_q": 24}, {"block_k": 0}, {"block_k": 48}):
         assert_refused(functools.partial(function, **bad), [(inputs, f"for {bad}", bad)])
+
+
+def assert_int64_offsets(task, given, farthest, what, *more):
+    """Fail where a task's kernels multiply int32 numbers to an offset as large as `farthest`, which is that of `what`.
+
+    In a call as small as this one it is far below 2³¹: in a large one it is not.
+    """
+    found = largest_int32_product(task, given, *more)
+    require(
+        found < farthest,
+        f"the offset of {what}, {farthest:,} elements or more, is a product of int32 numbers ({found:,})\n"
+        "Offsets in int32 end at 2,147,483,647 and begin again below 0; tensors as small as this one never show it\n"
+        "Usual cause: tl.program_id, and what is loaded from a table of int32, are int32: .to(tl.int64) before they "
+        "are multiplied",
+    )
 
 
 # Softmax

@@ -168,16 +168,37 @@ class RingCase:
         found["the outputs of the blocks are averaged, each with the same weight"] = self._averaged
         found["the outputs of the blocks are added, each with the weight 1"] = partial(self._averaged, self.world_size)
         found["what was summed before is not rescaled when the next block comes"] = self._not_rescaled
+        text = "a block's output is added with the weight 1: its weight is exp(its lse − the lse so far)"
+        found[text] = partial(self._not_rescaled, forgotten=True)
+        found["the keys of all ranks are met, and each with a value of the rank's own"] = self._own_values
         if self.layout != "contiguous":
             order, want = np.concatenate(self.places).argsort(), self.whole.want
             text = "the rows are cut for the ranks as if the layout were 'contiguous'"
             found[text] = lambda: {"O": want["O"][..., order, :], "L": want["L"][..., order]}
+            text = "the ranks' tokens are put behind one another and taken for the sequence"
+            found[text] = self._behind_one_another
         n_heads, n_key_heads, P = self.Q.shape[-3], self.K.shape[-3], self.world_size
         if P > 1 and n_key_heads % P == 0:
             mine = torch.arange(n_heads).view(-1, P).T.flatten()
             text = f"each rank attends with every P-th head, and {OF_NEIGHBOURS}"
             found[text] = partial(self._heads, mine, mine % P + P * (mine // P // (n_heads // n_key_heads)))
         return found
+
+    def _own_values(self):
+        """The results where key number l of a block comes with the value number l of the query's own rank."""
+        weights, V = self.whole.want["P"], self.whole.exact_inputs[2]
+        O = np.empty_like(self.whole.want["O"])
+        local = np.concatenate(self.places).argsort() % (self.n_tokens // self.world_size)
+        for mine in self.places:
+            O[..., mine, :] = weights[..., mine, :] @ V[..., mine, :][..., local, :]
+        return self.whole.want | {"O": O}
+
+    def _behind_one_another(self):
+        """The results where place p of the sequence holds token p of the ranks' tokens, one rank after the other."""
+        order = torch.from_numpy(np.concatenate(self.places))
+        whole = self.whole
+        Q, K, V, dO = (x.index_select(-2, order) for x in (whole.Q, whole.K, whole.V, whole.dO))
+        return Case(Q, K, V, dO, causal=self.causal).want
 
     def _heads(self, queries, keys):
         """The results where place h has those of the query head queries[h] on the key head keys[h]."""
@@ -214,6 +235,7 @@ class RingCase:
             "each block has weights of its own, from its own log-sum-exp: it is that of the whole row": (
                 self._block_by_block
             ),
+            "dK and dV are sent to rank r − 1, and their blocks go to r + 1": self._sums_sent_back,
         }
 
     def _hidden(self):
@@ -230,6 +252,7 @@ class RingCase:
         else:
             local, held = np.concatenate(self.places).argsort() % (self.n_tokens // P), np.stack(self.places)
             found["causal is ignored"] = np.zeros_like(later)
+            found["a query does not see the key at its own position: it sees j ≤ i"] = token >= token[:, None]
             found["positions are compared inside the shards, not in the whole sequence"] = local > local[:, None]
             text = "after t hops the keys are taken for another rank's: "
             text += "r − 1 sends those of rank r − t, and r + 1 those of rank r + t"
@@ -248,16 +271,22 @@ class RingCase:
         others = [self.whole.hidden | (self.owner != rank) for rank in range(self.world_size)]
         return [(hidden, self.whole.results(hidden=hidden)) for hidden in others]
 
-    def _not_rescaled(self):
-        """Block by block in the order of the steps: each output weighs exp(its lse − the lse so far), for good."""
+    def _not_rescaled(self, forgotten=False):
+        """Block by block in the order of the steps: each output weighs exp(its lse − the lse so far), for good.
+
+        With `forgotten` what was summed before is rescaled, and a block's output weighs 1.
+        """
         blocks, P = self._blocks(), self.world_size
         so_far, total = -np.inf, 0.0
         for step in range(P):
             sources = (self.owner - step) % P
             lse = np.choose(sources, [results["L"] for _, results in blocks])
             output = np.choose(sources[:, None], [results["O"] for _, results in blocks])
-            so_far = np.logaddexp(so_far, lse)
-            total = total + np.nan_to_num(output * np.exp(lse - so_far)[..., None])
+            before, so_far = so_far, np.logaddexp(so_far, lse)
+            if forgotten:
+                total = total * np.nan_to_num(np.exp(before - so_far))[..., None] + output
+            else:
+                total = total + np.nan_to_num(output * np.exp(lse - so_far)[..., None])
         return {"O": total, "L": self.whole.want["L"]}
 
     def _averaged(self, times=1):
@@ -271,6 +300,24 @@ class RingCase:
             lse = np.where(np.isneginf(results["L"]), 0, results["L"])
             parts.append(gradients_by_formulas(self.whole, hidden=hidden, L=lse))
         return {name: sum(part[name] for part in parts) for name in parts[0]}
+
+    def _sums_sent_back(self):
+        """The gradients where the sums go from rank to rank against their blocks.
+
+        Rank r gets from r + 1 what that had after its step before, and adds its own of the block at hand: what comes
+        home holds, for each t, what rank r + 1 + t has computed for the block of rank r + 2 + 2t.
+        """
+        P, found = self.world_size, {name: x.copy() for name, x in self.whole.want.items()}
+        of_rank = [
+            gradients_by_formulas(self.whole, hidden=self.whole.hidden | (self.owner != rank)[:, None])
+            for rank in range(P)
+        ]
+        for rank, mine in enumerate(self.places):
+            for name in ("dK", "dV"):
+                found[name][..., mine, :] = sum(
+                    of_rank[(rank + 1 + t) % P][name][..., self.places[(rank + 2 + 2 * t) % P], :] for t in range(P)
+                )
+        return found
 
     def _moved(self, by):
         """The gradients, with dK and dV of another rank's tokens."""
@@ -340,8 +387,11 @@ def assert_traffic(case, found, method, backward):
     sizes = Sizes(method, P, case.n_tokens, case.Q.shape[-3], case.K.shape[-3], case.Q.shape[-1], e)
     want = batch * sent_bytes(sizes, backward)
     n_numbers = (case.K.numel() + case.V.numel()) // P
-    in_float32 = batch * sent_bytes(sizes._replace(dtype_bytes=4), backward)
-    mistakes = {"keys and values are converted to float32 before they travel": in_float32}
+    mistakes = {
+        f"keys and values are converted to float{8 * width} before they travel": batch
+        * sent_bytes(sizes._replace(dtype_bytes=width), backward)
+        for width in (4, 8)
+    }
     if method == "ring":
         text = f"K and V make P = {P} hops: the last one carries them home, where they are already"
         mistakes[text] = want + n_numbers * e
@@ -383,6 +433,8 @@ def assert_no_hidden_pair(case, found, name, numbers_a_pair):
 def assert_transfers_overlap(found, least=3):
     """Fail unless each of four ranks computes during so many transfers."""
     cause = "the next block is waited for before the one at hand is computed: ask, compute, wait"
+    if not any(found["messages_asked"]):
+        cause = "no block goes from rank to rank, they are gathered all at once: each hop of a ring is a send_recv"
     for rank, (hidden, asked) in enumerate(zip(found["hidden_transfers"], found["messages_asked"], strict=True)):
         message = f"rank {rank} computes during {hidden} of its {asked} transfers, expected {least} at least"
         require(hidden >= least, f"{message}\nUsual cause: {cause}")
@@ -454,7 +506,12 @@ def assert_whole(got, n_tokens, world_size, layout):
     shape = (n_tokens, 2)
     require(tuple(got.shape) == shape, f"unshard's result has shape {tuple(got.shape)}, expected {shape}")
     joined = np.concatenate(positions(n_tokens, world_size, layout))
+    n_runs = world_size * (2 if layout == "zigzag" else 1)
+    runs = np.split(joined, n_runs)
     mistakes = {
+        "the later runs are put back in the order of the ranks, and not against it": np.concatenate(
+            [*runs[0::2], *runs[1::2]] if layout == "zigzag" else runs
+        ).tolist(),
         "shards are put behind one another, and not back in order": joined.tolist(),
         "the order is applied once more instead of its inverse: argsort of where each token came from": (
             joined[joined].tolist()
@@ -486,7 +543,10 @@ def shards_of(x, dim, layout):
 
 def assert_same(name, got, want):
     """Fail unless a tensor has the shape, the dtype and the numbers of another."""
-    require(got.shape == want.shape, f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}")
+    message = f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    if got.numel() == want.numel():
+        message += "\nUsual cause: another axis is cut than `dim` says"
+    require(got.shape == want.shape, message)
     assert_dtype(name, got, want.dtype)
     require(torch.equal(got, want), f"{name} does not hold the tokens that it should, in their order")
 
@@ -573,6 +633,9 @@ def assert_block(minimal_block, flops, bandwidth):
     """Compare `minimal_block` with the quotient, rounded up."""
     mistakes = {
         "the quotient is rounded down: then sending takes longer": flops // bandwidth,
+        "the quotient is rounded to the nearest: below it sending takes longer": round(flops / bandwidth),
+        "one block is sent: K and V are both": -(-flops // (2 * bandwidth)),
+        "one product is counted: a block takes two, Q Kᵀ and P V": -(-2 * flops // bandwidth),
         "one is added even where the quotient is whole": flops // bandwidth + 1,
         "FLOPs and bytes have changed places": -(-bandwidth // flops),
     }

@@ -248,13 +248,13 @@ def hidden_case(rng, layout):
 class TestRingAttentionForward:
     """Blocks of keys pass by; nobody ever holds all of them."""
 
-    def test_worked_example(self):
-        attend("ring_attention_forward", worked_case(), hint="a step gives other numbers than the handout's")
-
     @every_case_of_a_ring
     def test_results(self, rng, row):
         case = row.draw(RingCase.drawn, rng)
         attend("ring_attention_forward", case, hint=row.hint, nan_hint=row.nan_hint)
+
+    def test_worked_example(self):
+        attend("ring_attention_forward", worked_case())
 
     @far_below_zero
     @pytest.mark.robust
@@ -316,6 +316,7 @@ class TestRingAttentionForward:
         places = positions(8192, 2, "contiguous")
         shards = [list(each) for each in zip(*(cut(x, places) for x in (q, k, v)), strict=True)]
         found = memory_limit(on_ranks, "ring_attention_forward", shards, causal=False, layout="contiguous")
+        require(not found["trouble"], found["trouble"])
         rows = torch.tensor([0, 4095, 4096, 8191])
         want = (q[:, rows] @ k.mT / 2).softmax(-1) @ v
         got = torch.cat([result[0] for result in found["results"]], -2)[:, rows]
@@ -326,18 +327,13 @@ class TestRingAttentionForward:
 class TestRingAttentionBackward:
     """Sums of gradients travel with their block, and come home."""
 
-    def test_worked_example(self):
-        attend(
-            "ring_attention_backward",
-            worked_case(),
-            names=OF_BACKWARD,
-            hint="a step gives other numbers than the handout's",
-        )
-
     @every_case_of_a_ring
     def test_results(self, rng, row):
         case = row.draw(RingCase.drawn, rng)
         attend("ring_attention_backward", case, names=OF_BACKWARD, hint=row.hint, nan_hint=row.nan_hint)
+
+    def test_worked_example(self):
+        attend("ring_attention_backward", worked_case(), names=OF_BACKWARD)
 
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
@@ -395,13 +391,13 @@ class TestRingAttentionBackward:
 class TestAllGatherAttention:
     """All keys at once: the same bytes, other memory."""
 
-    def test_worked_example(self):
-        attend("all_gather_attention", worked_case(), hint="a step gives other numbers than the handout's")
-
     @every_case
     def test_results(self, rng, row):
         case = row.draw(RingCase.drawn, rng)
         attend("all_gather_attention", case, hint=row.hint, nan_hint=row.nan_hint)
+
+    def test_worked_example(self):
+        attend("all_gather_attention", worked_case())
 
     @far_below_zero
     @pytest.mark.robust
@@ -438,13 +434,13 @@ class TestAllGatherAttention:
 class TestUlyssesAttention:
     """Tokens for heads, and back."""
 
-    def test_worked_example(self):
-        attend("ulysses_attention", worked_case(), hint="a step gives other numbers than the handout's")
-
     @every_case
     def test_results(self, rng, row):
         case = row.draw(partial(RingCase.drawn, by_heads=True), rng)
         attend("ulysses_attention", case, hint=row.hint, nan_hint=row.nan_hint)
+
+    def test_worked_example(self):
+        attend("ulysses_attention", worked_case())
 
     @far_below_zero
     @pytest.mark.robust
@@ -518,7 +514,7 @@ class TestMinimalBlock:
     """When the transfer hides behind the arithmetic."""
 
     @pytest.mark.parametrize(("flops", "bandwidth"), [
-        (312 * 10**12, 300 * 10**9), (312 * 10**12, 125 * 10**8), (990, 10), (1001, 10), (3, 100),
+        (312 * 10**12, 300 * 10**9), (312 * 10**12, 125 * 10**8), (990, 10), (1009, 10), (1001, 10), (3, 100),
     ])  # fmt: skip
     def test_worked_example_and_rounding_up(self, flops, bandwidth):
         assert_block(minimal_block, flops, bandwidth)

@@ -118,6 +118,10 @@ class Case:
         compare_each(self.results, check)
 
 
+USUAL_BLOCKS = (*range(2, 8), *range(8, 520, 8), 10, 20, 50, 100, 250, 500, 768, 1000, 1024)
+"""Tokens that are taken at a time."""
+
+
 class LatentCase(Case):
     """One query for each head; the reference makes the keys and values that a submission must not make."""
 
@@ -164,7 +168,7 @@ class LatentCase(Case):
         n = self.K.shape[-2]
         short = {
             f"the last {n % block} of {n} tokens are left out: the last block is smaller": {"n_tokens": n - n % block}
-            for block in (16, 32, 64, 100, 128, 256, 512)
+            for block in USUAL_BLOCKS
             if block < n and n % block
         }
         one = {"W_UV is left out, which belongs to the sum": {"value": 1 / self.W_UV}} if self.W_UV.numel() == 1 else {}
@@ -187,11 +191,12 @@ class SinkCase(Case):
         """A case of these sizes; an odd d is made even."""
         return cls(*drawn_qkv(rng, d=d + d % 2, **sizes), window=window, num_sinks=num_sinks)
 
-    def computed(self, dtype, *, window, num_sinks, first=None, places="cache", twice=False):
+    def computed(self, dtype, *, window, num_sinks, first=None, places="cache", twice=False, ahead=False, copies=False):
         """With another position of the first query, or with other places to turn queries and keys to.
 
-        `places` are those of the "cache", those of the "text", "none" (nothing is turned), or "keys" (queries are not).
-        With `twice` a sink in the window is there twice.
+        `places` are those of the "cache", those of the "text", "none" (nothing is turned), "keys" (queries are not), or
+        "query in the text". With `twice` a sink in the window is there twice, with `copies` every sink. With `ahead`
+        sinks are seen by the queries before them, too.
         """
         q, k, v = (x.to(dtype) for x in self.arguments.values())
         n_queries, n_keys = q.shape[-2], k.shape[-2]
@@ -201,12 +206,20 @@ class SinkCase(Case):
         k, v, is_sink = k[..., token, :], v[..., token, :], torch.arange(len(token)) < num_sinks
         position = torch.arange(n_queries)[:, None] + (n_keys - n_queries if first is None else first)
         seen = (token <= position) & ((token > position - window) | is_sink)
-        if places in ("cache", "keys"):
-            token, position = seen.cumsum(-1) - 1, (seen.sum(-1, keepdim=True) - 1) * (places == "cache")
+        in_text, own_place = position, seen.sum(-1, keepdim=True) - 1
+        seen = seen | is_sink if ahead else seen
+        if places in ("cache", "keys", "query in the text"):
+            token, position = seen.cumsum(-1) - 1, own_place * (places == "cache")
+            position = in_text if places == "query in the text" else position
         elif places == "none":
             token, position = 0 * token, 0 * position
         scores = (rotate(q, position[:, 0]).unsqueeze(-2) * rotate(k.unsqueeze(-3), token)).sum(-1)
-        return attend((scores * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf), v)
+        scores = (scores * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
+        if copies:
+            scores, v = (torch.cat(pair, axis) for pair, axis in (
+                ((scores[..., :num_sinks], scores), -1), ((v[..., :num_sinks, :], v), -2),
+            ))  # fmt: skip
+        return attend(scores, v)
 
     @property
     def mistakes(self):
@@ -215,6 +228,11 @@ class SinkCase(Case):
         text = "positions are those of the text: after tokens have gone, they are places in the cache"
         return {
             text: {"places": "text"},
+            "the query is turned to its position in the text, and keys to places in the cache: both belong there": {
+                "places": "query in the text"
+            },
+            "every sink counts twice, as one and as a token of the window": {"copies": True},
+            "sinks are seen by the queries before them, too": {"ahead": True},
             "nothing is turned: positions are left out": {"places": "none"},
             "only keys are turned: the query is turned too, to its own place": {"places": "keys"},
             "a sink that is in the window too is counted twice": {"twice": True},
@@ -321,6 +339,11 @@ def unpacked(packed, bits):
     return (packed.long()[..., None] // 2 ** torch.arange(0, 8, bits) % 2**bits).flatten(-2, -1)
 
 
+def shifted(packed, bits):
+    """Bytes shifted down by each code's place, and what lies above it left there."""
+    return (packed.long()[..., None] // 2 ** torch.arange(0, 8, bits)).flatten(-2, -1)
+
+
 def turned(codes, bits):
     """Codes with those of each byte in the opposite order."""
     return codes.unflatten(-1, (-1, 8 // bits)).flip(-1).flatten(-2, -1)
@@ -347,6 +370,7 @@ def restoring_mistakes(cache, name, axis):
         tiled: codes * tiled_scale + tiled_zero,
         "codes are read as signed numbers": (codes - 2**bits * (codes >= 2 ** (bits - 1))) * scale + zero,
         IN_A_BYTE: turned(codes, bits) * scale + zero,
+        "what lies above a code in its byte stays: & (2^bits − 1)": shifted(cache[name], bits) * scale + zero,
         in_half: restored(cache, name, axis, torch.float16),
     }
 
@@ -412,6 +436,9 @@ def assert_quantized(got, k, v, bits, group, hint=""):
         usual = {
             unrounded: steps(x, (high - low) / (2**bits - 1), low, bits, group, axis).round(),
             IN_A_BYTE: turned(exact.round(), bits),
+            "a byte holds the codes of channels that are far apart: those of neighbours share it": (
+                exact.round().unflatten(-1, (8 // bits, -1)).transpose(-2, -1).flatten(-2)
+            ),
             "the fraction is cut off: the nearest whole number is taken (round)": exact.floor(),
             "codes are not clipped at 2^bits − 1": unpacked(in_bytes(free.clamp(min=0), bits), bits),
             "codes are not clipped at 0": unpacked(in_bytes(free.clamp(max=2**bits - 1), bits), bits),
@@ -532,6 +559,8 @@ def assert_scheme(got, model, nbytes, tokens):
     least, best = min((error_of(scheme, model), i) for i, scheme in enumerate(fitting))
     message = f"{chosen} is {own}, whose error is {error:.4g}; {fitting[best]} fits too, with an error of {least:.4g}"
     hint = "Of those that fit, the one with the least error is taken, not the one with the fewest bytes"
+    if scheme_bytes(fitting[best], model, tokens) == nbytes:
+        hint = f"Usual cause: a scheme that takes exactly {nbytes:,} bytes fits: bytes ≤ nbytes"
     require(error <= least * (1 + 2 * NEAR) + SMALLEST, f"{message}\n{hint}")
 
 

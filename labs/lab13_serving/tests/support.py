@@ -51,6 +51,9 @@ def assert_plan(cache_plan, spec, nbytes, block_size, bits):
         "tokens are counted: a block holds block_size of them": nbytes // (vectors // block_size * vector),
     }
     want = nbytes // (vectors * vector)
+    mistakes["bytes are divided as floats, which are rounded: //, of whole numbers, is exact"] = int(
+        nbytes / (vectors * vector)
+    )
     mistakes = {text: value for text, value in mistakes.items() if value != want}
     name = f"the blocks of {block_size} tokens in {nbytes:,} bytes, {bits} bits a number, {spec},"
     assert_equal(name, cache_plan(spec, nbytes, block_size, bits), want, mistakes=mistakes)

@@ -51,6 +51,8 @@ from .support import (
 
 by_bits = pytest.mark.parametrize("bits", [2, 4, 8])
 by_kind = pytest.mark.parametrize("kind", KINDS)
+CONSTANTS = 64
+"""Bytes of small tensors that a cache may have besides, as the shifts of codes in a byte; read for each block."""
 GENEROUS = 200_000
 """Bytes with which a server of every kind, also one that keeps float32, has blocks to spare."""
 
@@ -96,14 +98,11 @@ class TestBlockManager:
 
     def test_worked_example(self):
         manager = Session(partial(manager_calls, 4, 2))
-        assert_equal("the table of the first sequence", manager.allocate("a", [5, 6, 7]), [0, 1])
+        known = {"the block that became free last is taken first: the longest free is": [3, 2]}
+        assert_equal("the table of the first sequence", manager.allocate("a", [5, 6, 7]), [0, 1], mistakes=known)
         hint = "the block with 5 and 6 is there already"
         assert_equal("the table of the second", manager.allocate("b", [5, 6, 8]), [0, 2], hint=hint)
         assert_equal("num_cached_tokens of the second", manager.num_cached_tokens("b"), 2)
-
-    @pytest.mark.seconds(60)
-    def test_random_operations(self, rng):
-        run_random_operations(manager_calls, random_operations, rng)
 
     def test_full_blocks_are_shared(self, rng):
         managed, text = Managed(manager_calls, 40, 3), rng.integers(0, 50, 12).tolist()
@@ -172,6 +171,10 @@ class TestBlockManager:
         managed.after(gone="b").after(f=[7] * 5, gone="f")
         hint = "a block with the same content was taken anew, and the content of the one that was found is forgotten"
         managed.assert_finds("e", [1, 2, 6], 2, hint)
+
+    @pytest.mark.seconds(60)
+    def test_random_operations(self, rng):
+        run_random_operations(manager_calls, random_operations, rng)
 
     @pytest.mark.robust
     def test_a_table_is_a_new_list(self):
@@ -314,9 +317,10 @@ class TestQuantizedBlocks:
             "scales and zeros are float32: they are kept in float16": tokens * vectors * (32 * bits // 8 + 8),
         }
         name = f"the bytes of 64 tokens in {bits} bits, 3 layers, 2 heads of 32,"
-        assert_equal(f"{name} when the cache is made", told["made"], want, mistakes=usual)
+        if not want <= told["made"] <= want + CONSTANTS:
+            assert_equal(f"{name} when the cache is made", told["made"], want, mistakes=usual)
         hint = "something is kept besides: the memory is made once, and keys and values live nowhere else"
-        assert_at_most(f"{name} when it is full", told["full"], want, hint=hint)
+        assert_at_most(f"{name} when it is full", told["full"], want + CONSTANTS, hint=hint, required=want)
 
     @pytest.mark.cost
     def test_a_block_is_read_once_and_few_at_a_time(self, rng):
@@ -335,7 +339,9 @@ class TestQuantizedBlocks:
         assert_at_most("the growth of attend's peak from 2,048 to 4,096 tokens", whole - half, 2048 * 32, hint=hint)
         hint = "a block is read again, or blocks are read that are not needed: a group of heads shares one read"
         kept = num_blocks * size * 2 * heads * (d + 4)
-        assert_at_most(f"what attend reads of a cache of {kept:,} bytes", told["read"], kept, hint=hint)
+        most = kept + 4 * num_blocks * CONSTANTS
+        name = f"what attend reads of a cache of {kept:,} bytes"
+        assert_at_most(name, told["read"], most, hint=hint, required=kept)
         hint = "the whole table is read: nothing behind the last query is needed"
         name = f"what attend reads of {kept:,} bytes for queries that end at an eighth of them"
         assert_at_most(name, told["early"], kept // 4, hint=hint)
@@ -366,7 +372,9 @@ class TestScheduler:
         scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
         scheduler.submit("a", [5, 6, 7], 1)
         want = {"copies": [], "work": [{"id": "a", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
-        assert_equal("the plan for 5, 6, 7", scheduler.plan(), want)
+        shifted = {"copies": [], "work": [want["work"][0] | {"start": 1}]}
+        known = {"positions are counted from 1: the first is 0": shifted}
+        assert_equal("the plan for 5, 6, 7", scheduler.plan(), want, mistakes=known)
 
     def test_one_request(self):
         hint = "a prompt of 12 tokens is one step, with the first new token; then each token is one"
