@@ -35,11 +35,12 @@ LOOKS = {
 """Rules, in the order of what they know; "best tokens" chooses tokens and not pages."""
 MODELS = {
     "llama-3.1-8b": ("Llama-3.1-8B, full", MUTED, ":"),
+    "deepseek-v3": ("DeepSeek-V3, MLA", ORANGE, "-."),
     "gpt-oss-120b": ("gpt-oss-120b, windows", GREEN, "--"),
-    "deepseek-v3": ("DeepSeek-V3, latent", ORANGE, "-."),
-    "deepseek-v3.2": ("DeepSeek-V3.2, indexer", BLUE, "-"),
-    "qwen3-next-80b-a3b": ("Qwen3-Next, states", PINK, "--"),
-    "kimi-linear-48b-a3b": ("Kimi Linear, states", INK, "-"),
+    "deepseek-v3.2": ("DeepSeek-V3.2, DSA", BLUE, "-"),
+    "kimi-linear-48b-a3b": ("Kimi Linear, states", INK, "--"),
+    "glm-5.2": ("GLM-5.2, shared ranking", PINK, "-."),
+    "deepseek-v4-pro": ("DeepSeek-V4-Pro, CSA and HCA", ORANGE, "-"),
 }
 LENGTHS = [2**power for power in range(10, 21)]
 
