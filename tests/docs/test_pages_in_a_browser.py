@@ -133,6 +133,25 @@ def test_an_interactive_page_steps_to_the_end(page: Page, problems: list[str], s
     assert problems == []
 
 
+def test_the_calculator_computes_and_refuses(page: Page, problems: list[str], site: Path) -> None:
+    page.goto((site / "docs" / "six_numbers.html").as_uri())
+    assert shown(page, "token") == "131,072 bytes"
+    assert (shown(page, "users"), shown(page, "step")) == ("4", "25.3 ms, 158 tokens/s in all")
+    page.locator('[data-in="model"]').select_option("DeepSeek-V4-Pro, 2026")
+    assert (shown(page, "cache"), shown(page, "read")) == ("1.210 GiB", "0.302 GiB")
+    page.locator('[data-in="tokens"]').fill("1048576")
+    assert shown(page, "cache") == "9.625 GiB"
+    config = page.locator("#six_numbers textarea")
+    config.fill('{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "kv_cache_ratio": 4}')
+    assert shown(page, "refused") == "Refused: kv_cache_ratio may change the cache, and it is not read here."
+    assert not page.locator('[data-out="cache"]').is_visible(), "nothing is shown of what is refused"
+    config.fill('{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}')
+    assert (shown(page, "refused"), shown(page, "token")) == ("", "512 bytes")
+    page.locator('[data-in="tokens"]').fill("0")
+    assert shown(page, "refused") == "Refused: tokens of each user: a number of at least 1 is needed."
+    assert problems == []
+
+
 def test_a_chapters_trace_loads_its_viewer(page: Page, problems: list[str], site: Path) -> None:
     page.goto((site / "docs/_static/traces/02_step.html").as_uri())
     page.locator(".detail", has_text="alive, the peak").first.wait_for()

@@ -170,6 +170,31 @@ def read_here(folder: Path, content: str) -> dict[str, Any]:
         return {"refused": str(error).replace(str(path), "config.json")}
 
 
+def test_the_pages_numbers(page: PageScript) -> None:
+    """The six numbers of Llama-3.1-8B, and those that the sections derive from them."""
+    text = " ".join((ROOT / "docs" / "six_numbers.md").read_text(encoding="utf-8").split())
+    llama = summed(layers_of(read_config(PUBLISHED / "llama-3.1-8b.json")), 131_072)
+    gpu = {"memory": 81_559 * 2**20, "weights": 2 * 8_030_261_248, "bandwidth": 3.35e12}
+    given = page("sixNumbers.onGpu", {"cache": llama["cache"], "read": llama["read"]}, gpu | {"users": 4})
+    half = page("sixNumbers.onGpu", {"cache": llama["cache"] // 2, "read": llama["read"] // 2}, gpu | {"users": 4})
+    short = page("sixNumbers.onGpu", {"cache": llama["cache"] // 16, "read": 0}, gpu | {"users": 1})
+    alone = page("sixNumbers.onGpu", {"cache": 1, "read": llama["read"]}, gpu | {"users": 1})
+    assert given["fit"] == 4
+    for part in (
+        f"| 1. bytes that a token leaves behind | {llama['further token']:,} |",
+        f"| 2. bytes that a user's cache takes | {llama['cache'] // 2**30} GiB |",
+        f"| 4. time to read them | {given['cacheMs']:.2f} ms |",
+        f"| 5. users that fit next to the weights | {given['fit']} |",
+        f"| 6. time of a step for all of them | {given['stepMs']:.1f} ms |",
+        f"are {4000 / given['stepMs']:.0f} tokens/s in all",
+        f"wait {alone['stepMs']:.1f} ms",
+        f"the step takes {half['stepMs']:.1f} ms instead of",
+        f"halve number 2, and {half['fit']} users fit",
+        f"hold {short['fit']} of 8,192 tokens",
+    ):
+        assert part in text, part
+
+
 def test_users_and_milliseconds(page: PageScript) -> None:
     """Llama-3.1-8B by hand: 16 GiB of cache at 131,072 tokens, on an H100 next to weights of 16.06 GB."""
     cache = 131_072 * 131_072
