@@ -42,7 +42,7 @@ WORDS = {
     "full": "full",
     "MLA": "MLA",
     "MLA + indexer": "DSA",
-    "MLA, shared index": "DSA with a shared ranking",
+    "MLA, shared index": "DSA, shared ranking",
     "linear state": "states",
     "no cache": "without a cache",
 }
@@ -98,7 +98,7 @@ def _row(name: str) -> str:
 
 def _words(layer: LayerCache) -> str:
     if layer.ratio > 1:
-        return f"{'CSA' if layer.index else 'HCA'} ({layer.ratio} tokens an entry)"
+        return f"{'CSA' if layer.index else 'HCA'} of {layer.ratio}"
     if layer.reach:
         return f"{layer.kind}s of {layer.reach:,}"
     return WORDS[layer.kind]

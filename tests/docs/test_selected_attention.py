@@ -35,6 +35,7 @@ def test_bytes_of_deepseek_v4_by_hand() -> None:
     totals, before = (summed(published(name), MILLION) for name in ("deepseek-v4-pro", "deepseek-v3.2"))
     *parts, whole = numbers_in(rows_of("DeepSeek-V4-Pro stores"))
     assert sum(parts) == whole == totals["cache"]
+    assert f"That is {whole / 2**30:.3f} GiB" in TEXT
     assert [f"{sum(parts[:2]) / 2**30:.2f}", f"{before['cache'] / 2**30:.2f}"] == ["9.62", "83.88"]
     read = numbers_in(rows_of("DeepSeek-V4-Pro reads"))
     assert sum(read) == totals["read"]
@@ -112,7 +113,7 @@ def test_what_each_head_alone_reads() -> None:
 
 
 def test_heads_of_the_figure() -> None:
-    shares = [head["share"] for head in figure("14_maps")["heads"].values()]
+    shares = [figure(name)["share"] for name in ("14_sink", "14_before", "14_repeat")]
     assert all(f"({share:.2f})" in TEXT for share in shares)
 
 

@@ -47,4 +47,4 @@ def test_a_configuration_without_a_name_is_an_error(monkeypatch: pytest.MonkeyPa
 
 def test_each_kind_is_counted() -> None:
     layers = [LayerCache("compressed + indexer", 512, 128, chosen=8, ratio=4, recent=128), LayerCache("MLA", 576)]
-    assert layers_in_words([*layers, layers[0]]) == "2 CSA (4 tokens an entry), 1 MLA"
+    assert layers_in_words([*layers, layers[0]]) == "2 CSA of 4, 1 MLA"
