@@ -39,7 +39,8 @@ def test_bytes_of_deepseek_v4_by_hand() -> None:
     assert [f"{sum(parts[:2]) / 2**30:.2f}", f"{before['cache'] / 2**30:.2f}"] == ["9.62", "83.88"]
     read = numbers_in(rows_of("DeepSeek-V4-Pro reads"))
     assert sum(read) == totals["read"]
-    factors = [f"{before[part] / totals[part]:.1f} times" for part in ("cache", "read")]
+    stored, reads = (before[part] / totals[part] for part in ("cache", "read"))
+    factors = [f"{before['cache'] / 2**30:.2f} GiB: {stored:.1f} times", f"GiB: {reads:.1f} times less"]
     shares = [f"{100 * read[0] / sum(read):.0f} % is still", f"{100 * whole / before['cache']:.1f} %; ask"]
     gib = [f"{sizes['read'] / 2**30:.2f}" for sizes in (totals, before)]
     text = " ".join(TEXT.split())

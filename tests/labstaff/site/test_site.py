@@ -143,9 +143,15 @@ def test_search_has_every_section_s_text_without_the_contents(root: Path, tmp_pa
 
 
 SECTIONS = [
-    ["docs/01.html", "a", "1. Memory", "1. Memory", "Many outputs and FlashAttention."],
+    ["docs/01.html", "a", "1. Memory", "1. Memory", "Many outputs, a unit of processing, and FlashAttention."],
     ["docs/05.html", "b", "5. FlashAttention", "5. FlashAttention", "Tiles."],
-    ["docs/05.html", "c", "Windows", "5. FlashAttention", "A tensor processing unit, TPU, & attention."],
+    [
+        "docs/05.html",
+        "c",
+        "Windows",
+        "5. FlashAttention",
+        "A tensor processing unit, TPU, & attention. Windows, windows, windows.",
+    ],
     ["docs/08.html", "d", "8. Sliding windows", "8. Sliding windows", "Some windows, no flash. An output (C++)."],
 ]
 
@@ -158,6 +164,7 @@ SECTIONS = [
         ("flash attention", "ba"),
         ("Flash-Attention", "ba"),
         ("window", "dc"),
+        ("processing unit", "ca"),
         ("outputs", "ad"),
         ("C++ output", "d"),
         ("attention tiles", ""),
