@@ -42,7 +42,7 @@ WORDS = {
     "full": "full",
     "MLA": "MLA",
     "MLA + indexer": "DSA",
-    "MLA, shared index": "DSA, shared ranking",
+    "MLA, shared index": "sharing its ranking",
     "linear state": "states",
     "no cache": "without a cache",
 }
