@@ -132,6 +132,17 @@ def test_answers_are_enough(lab):
 
 
 @by_lab
+def test_handout_names_the_tasks_about_memory(lab):
+    text = " ".join((lab.folder / "README.md").read_text(encoding="utf-8").split())
+    names = [f"`{task.name}`" for task in lab.tasks if task.memory_share == 0.25]
+    others = [task.name for task in lab.tasks if task.memory_share not in (0.25, 0.75)]
+    assert not others, f"the handout's sentence says a quarter: {others}"
+    about = "earns at most a quarter while it needs more than it may: "
+    who = text.partition(about)[2].partition(". ")[0].rstrip(".")
+    assert who.replace(" and ", ", ").split(", ") == (names or [""])
+
+
+@by_lab
 def test_every_test_belongs_to_a_task(lab):
     tree = ast.parse(lab.suite_file.read_text(encoding="utf-8"))
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]

@@ -17,7 +17,6 @@ from labkit.labs.manifest import Lab, Task
 from labkit.suite.finder import TaskMissing, Unusable
 from labkit.suite.limits import Exceeded, Limit, NotBegun, TookTooLong
 from labkit.suite.results import (
-    MAX_SHARE,
     Ended,
     Failure,
     How,
@@ -28,6 +27,7 @@ from labkit.suite.results import (
     TestResult,
     add_up,
     lab_points,
+    max_share,
 )
 
 LONGEST_LINE = 160
@@ -56,10 +56,13 @@ USUAL_CAUSES = {
 
 SIGNALS = {"SIGSEGV": "memory that is not its own", "SIGABRT": "a library gave up", "SIGKILL": "killed"}
 WHY_CAPPED = {
-    Kind.EXACT: "a result on ordinary inputs is wrong",
-    Kind.ROBUST: "a result on extreme inputs is wrong",
-    Kind.COST: "memory or work exceeds its bound",
+    Kind.EXACT: "a test of ordinary inputs fails",
+    Kind.ROBUST: "a test of extreme cases fails",
+    Kind.COST: "a test of memory or work fails",
+    Kind.MEMORY: "it needs more memory than it may",
+    Kind.UNCHANGED: "an argument is changed",
 }
+"""What limits a task's points, true however the test has failed: by a wrong value, an exception or its time."""
 STATED_CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)", re.DOTALL)
 """How the comparisons of all suites name the cause of a failure, the last thing that they say."""
 WholeSuite = Mapping[str, Collection[str]]
@@ -460,7 +463,7 @@ def _parts(results: Sequence[TestResult], whole_suite: WholeSuite) -> dict[str, 
 def _capped(lab: Lab, task_result: TaskResult, results: Sequence[TestResult]) -> Iterable[str]:
     """Why a task earns less than the share of its tests that pass, if it does."""
     task = next(task for task in lab.tasks if task.name == task_result.task)
-    if task_result.passed and any(result.kind is Kind.BORROWED for result in results):
+    if any(result.kind is Kind.BORROWED for result in results):
         yield "  no points: a library does the work that is yours to write"
     elif task_result.passed and not task_result.most_share:
         yield "  no points yet: no result on inputs drawn at random is right"
@@ -468,7 +471,7 @@ def _capped(lab: Lab, task_result: TaskResult, results: Sequence[TestResult]) ->
         most = f"{points_text(task.points * task_result.most_share)} of its {points_text(task.points)} points"
         failed = {result.kind for result in results if not result.passed}
         share = task_result.most_share
-        why = [text for kind, text in WHY_CAPPED.items() if kind in failed and MAX_SHARE[kind] == share]
+        why = [text for kind, text in WHY_CAPPED.items() if kind in failed and max_share(task, kind) == share]
         yield f"  at most {most} while {' and '.join(why)}"
 
 

@@ -17,6 +17,7 @@ from labkit.labs.catalog import ROOT, find_labs, lab_at
 from labkit.labs.manifest import Lab, ManifestError
 from labkit.suite import limits
 from labkit.suite.finder import LabFinder, Source, student_source
+from labkit.suite.library_work import library_lines
 from labkit.suite.limits import Exceeded, Limit, NotBegun, TookTooLong, time_limit
 from labkit.suite.messages import explain, failure_lines, run_lines
 from labkit.suite.results import Failure, Kind, State, TestResult, store_whole_tasks
@@ -107,6 +108,8 @@ class LabResults:
         self.not_stored = ""
         self.n_gpu_left_out = 0
         self._labs_at: dict[Path, Lab | None] = {}
+        self._library_lines: dict[str, dict[str, str]] = {}
+        """By the lab's label: see `_borrowed`."""
         self._timed_out: Counter[str] = Counter()
         """How many tests of a class have taken too long."""
         self._general: set[tuple[str, bool]] = set()
@@ -141,6 +144,10 @@ class LabResults:
         lab = self._lab(item)
         if lab is None:
             return (yield)
+        if line := self._borrowed(lab).get(_task_name(item, lab)):
+            from labkit.testing.compare import BorrowedWork
+
+            raise BorrowedWork(line)
         test_class = _class_name(item)
         if self._timed_out[test_class] >= MAX_SLOW_TESTS:
             raise NotBegun(Exceeded(Limit.SLOW_TESTS, MAX_SLOW_TESTS))
@@ -178,7 +185,7 @@ class LabResults:
             state,
             failure,
             drawn="rng" in getattr(item, "fixturenames", ()),
-            kind=Kind.BORROWED if error is not None and _is_borrowed(error) else _kind(item),
+            kind=_failed_kind(item, error),
             n_printed=0 if report.passed else report.capstdout.count("\n"),
             memory_limit=item.get_closest_marker("memory_limit") is not None,
             counts=properties.get("counts", {}),
@@ -214,6 +221,16 @@ class LabResults:
         if item.path not in self._labs_at:
             self._labs_at[item.path] = lab_at(item.path, self.labs)
         return self._labs_at[item.path]
+
+    def _borrowed(self, lab: Lab) -> dict[str, str]:
+        """The line of the student's own file in which a library does a task's work, by the task.
+
+        Other files are read by their grader.
+        """
+        if lab.label not in self._library_lines:
+            is_own = self.sources[lab.label] == student_source(lab) and not self.in_worker
+            self._library_lines[lab.label] = library_lines(lab) if is_own else {}
+        return self._library_lines[lab.label]
 
     def _short_failure(
         self, item: pytest.Item, lab: Lab, excinfo: pytest.ExceptionInfo[BaseException], *_: object, **__: object
@@ -329,11 +346,13 @@ def _kind(item: pytest.Item) -> Kind:
     return next((kind for kind in Kind if item.get_closest_marker(kind)), Kind.EXACT)
 
 
-def _is_borrowed(error: BaseException) -> bool:
-    """Whether the test found that a library does the work."""
-    from labkit.testing.compare import BorrowedWork
+def _failed_kind(item: pytest.Item, error: BaseException | None) -> Kind:
+    """What kind a test becomes by what it found; without an error the one that it is marked with."""
+    from labkit.testing.compare import BorrowedWork, ChangedArgument
+    from labkit.testing.memory_limit import NeedsMoreMemory
 
-    return isinstance(error, BorrowedWork)
+    found = {BorrowedWork: Kind.BORROWED, ChangedArgument: Kind.UNCHANGED, NeedsMoreMemory: Kind.MEMORY}
+    return next((kind for error_class, kind in found.items() if isinstance(error, error_class)), _kind(item))
 
 
 def _has_cuda() -> bool:

@@ -41,7 +41,7 @@ RIVALS = 4
 """Two mistakes are both named if the distance of one is at most this many times that of the other."""
 MAX_CAUSES = 3
 
-Mentions = Iterable[str] | Mapping[str, Any]
+Mentions = Sequence[str] | Mapping[str, Any]
 """Texts of which each must be in an error's message, or arguments by name: of each the name or the value."""
 
 
@@ -258,10 +258,15 @@ def _listed(names: Iterable[str]) -> str:
     return f"{' and '.join([', '.join(each[:-1]), each[-1]])} are" if len(each) > 1 else f"{each[0]} is"
 
 
+class ChangedArgument(AssertionError):
+    """An argument was changed in place."""
+
+
 def assert_unchanged(name: str, now: npt.ArrayLike, before: npt.ArrayLike) -> None:
     """Fail unless the argument `name` still holds what it held before the call."""
     if not np.array_equal(np.asarray(_in_numpy(now)), np.asarray(_in_numpy(before)), equal_nan=True):
-        _fail(f"{name}, an argument, was changed in place\nThe caller still needs it: work on a copy")
+        message = f"{name}, an argument, was changed in place\nThe caller still needs it: work on a copy"
+        raise ChangedArgument(message)
 
 
 def assert_raises(
@@ -269,15 +274,20 @@ def assert_raises(
     call: Callable[[], Any],
     *,
     when: str,
-    mentions: Mentions = (),
+    mentions: Mentions,
 ) -> None:
-    """Fail unless `call()` raises one of `kinds` with a message that contains every text of `mentions`.
+    """Fail unless `call()` raises one of `kinds` with a message that mentions every text of `mentions`, as whole words.
 
     Where `mentions` is a dict of arguments, the name of each or its value is enough.
 
     Other exceptions pass on, with a note of what was expected. So does NotImplementedError, a subclass of RuntimeError:
     it says that the task is not written yet.
+
+    Raises:
+        TypeError: `mentions` is one text, whose letters would be looked for.
     """
+    if isinstance(mentions, str):
+        raise TypeError(f"mentions={mentions!r}: expected a list of texts or a dict of arguments")
     names = " or ".join(each.__name__ for each in _each(kinds))
     arguments = mentions.items() if isinstance(mentions, Mapping) else ((text,) for text in mentions)
     wanted = [tuple(map(str, each)) for each in arguments]
@@ -286,7 +296,7 @@ def assert_raises(
     except NotImplementedError:
         raise
     except kinds as error:
-        absent = [texts for texts in wanted if not any(_is_in(str(error), text) for text in texts)]
+        absent = [texts for texts in wanted if not any(is_mentioned(text, str(error)) for text in texts)]
         if absent:
             _fail(f"the {type(error).__name__} {when} does not mention {_any_of(absent)}; it says: {error}")
         return
@@ -297,13 +307,19 @@ def assert_raises(
     _fail(f"no {names} {when}; it returned {show(result)}")
 
 
-def _is_in(message: str, text: str) -> bool:
-    """Whether a message has a text; a shape may be written as a tuple, a list, a torch.Size or with × between."""
-    if not re.fullmatch(r"\([\d, ]+\)", text):
-        return text in message
-    numbers = re.findall(r"\d+", text)
-    between = r"[^\d()]{1,3}".join(numbers)
-    return re.search(rf"(?<!\d){between}(?!\d)", message) is not None
+def is_mentioned(text: str, message: str) -> bool:
+    """Whether a message has a text that is no part of a longer word, name or number.
+
+    A shape may be written as a tuple, a list, a torch.Size or with × between.
+    """
+    if re.fullmatch(r"\([\d, ]+\)", text):
+        numbers = re.findall(r"\d+", text)
+        between = r"[^\d()]{1,3}".join(numbers)
+        return re.search(rf"(?<!\d){between}(?!\d)", message) is not None
+    before = r"(?<!\w)(?<!\d\.)" if text[:1].isalnum() or text[:1] == "_" else ""
+    after = r"(?!\w)(?!\.\d)" if text[-1:].isalnum() or text[-1:] == "_" else ""
+    pattern = before + re.escape(text.replace("−", "-")) + after
+    return re.search(pattern, message.replace("−", "-")) is not None
 
 
 def _any_of(wanted: Iterable[tuple[str, ...]]) -> str:

@@ -381,7 +381,8 @@ class TestAnalyzeScaling:
     @pytest.mark.refuses
     def test_one_length_is_too_few(self):
         for results, when in (({}, "for empty results"), (made_up([64]), "for results of a single length")):
-            assert_raises(ValueError, lambda results=results: analyze_scaling(results), when=when)
+            named = {"results": len(results)}
+            assert_raises(ValueError, lambda results=results: analyze_scaling(results), when=when, mentions=named)
 
     @pytest.mark.robust
     def test_results_are_left_alone(self):

@@ -54,7 +54,7 @@ def nothing_left_on(after):
 def assert_passes_on(call, when):
     """Fail unless `call` lets a KeyError pass, raised as `when` says, and leaves no mode or hook active."""
     with nothing_left_on("an exception"):
-        assert_raises(KeyError, call, when=when)
+        assert_raises(KeyError, call, when=when, mentions=())
 
 
 def peak_and_result(got):

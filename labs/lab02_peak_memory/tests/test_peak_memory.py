@@ -217,7 +217,8 @@ class TestMemoryTracker:
             with without_a_gpu(), MemoryTracker("cuda"):
                 pass
 
-        assert_raises(RuntimeError, tracker_without_a_gpu, when="for MemoryTracker('cuda') without a GPU")
+        when, named = "for MemoryTracker('cuda') without a GPU", {"CUDA": "cuda"}
+        assert_raises(RuntimeError, tracker_without_a_gpu, when=when, mentions=named)
         assert_raises(ValueError, lambda: MemoryTracker("mps"), when="for MemoryTracker('mps')", mentions=["mps"])
 
     @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
@@ -655,7 +656,7 @@ class TestBenchmarkAttention:
 
         with nothing_left_on("an error inside"):
             when = f"where attention raised {text!r}, which is not out of memory"
-            assert_raises(kind, statuses_where_attention_fails, when=when)
+            assert_raises(kind, statuses_where_attention_fails, when=when, mentions=[text])
 
     @pytest.mark.cost
     def test_nothing_stays_alive(self):

@@ -227,10 +227,10 @@ def assert_appends_refused(kind, rng):
     """Expect a ValueError for tokens of another shape or dtype than the cache's, and nothing stored."""
     (k, v), cache = tokens(rng, 2), Session(partial(cache_calls, kind, (4, 2, 3, torch.float32)))
     table = [
-        ((k[:1], v), "for keys of one head", []),
-        ((k, v[..., :2]), "for values of another width", []),
-        ((k, v[:, :1]), "when k and v differ in tokens", []),
-        ((k.double(), v), "for keys of another dtype", []),
+        ((k[:1], v), "for keys of one head", {"k": "(1, 2, 3)"}),
+        ((k, v[..., :2]), "for values of another width", {"v": "(2, 2, 2)"}),
+        ((k, v[:, :1]), "when k and v differ in tokens", {"v": "(2, 1, 3)"}),
+        ((k.double(), v), "for keys of another dtype", {"k": "float64"}),
     ]
     assert_refused(cache.append, table)
     assert_equal("len after appends that failed", cache.call("__len__"), 0)
@@ -450,7 +450,7 @@ class TestSplitKvDecode:
         table = [
             ((q, k, v, 0), "for 0 splits", {"num_splits": 0}),
             ((torch.zeros(5, 6), k, v, 2), "for 5 query heads on 2", {"H_q": 5, "H_kv": 2}),
-            ((q, k, v[:1], 2), "when k and v differ in heads", []),
+            ((q, k, v[:1], 2), "when k and v differ in heads", {"k": "(2, 5, 6)", "v": "(1, 5, 3)"}),
         ]
         assert_refused(split_kv_decode, table)
 

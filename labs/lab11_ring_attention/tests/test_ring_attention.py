@@ -133,7 +133,11 @@ class TestUnshard:
             (([numbered(4), numbered(6)],), "for shards of 4 and 6 tokens", ["(4, 2)", "(6, 2)"]),
             (([tall, wide],), "for shards of as many numbers in other shapes", ["(4, 2)", "(2, 4)"]),
             (([tall, torch.zeros(4, 3)],), "for shards of other widths", ["(4, 2)", "(4, 3)"]),
-            (([numbered(3), numbered(3)], "zigzag"), "for shards of 3 tokens in zigzag order", []),
+            (
+                ([numbered(3), numbered(3)], "zigzag"),
+                "for shards of 3 tokens in zigzag order",
+                {"N": 6, "world_size": 2},
+            ),
             (([],), "for no shards", []),
         ]
         assert_refused(unshard, table)

@@ -399,12 +399,12 @@ class TestQuantizeKv:
         k, v = keys_and_values(rng)
         one_large = k * 0 + 1e6 * (torch.arange(16.0)[:, None] == 3)
         table = [
-            ((k[..., :7], v, 4, 4), "for a k 7 wide and 4 bits", "k"),
-            ((k, v[..., :6], 2, 2), "for a v 6 wide and 2 bits", "v"),
-            ((k, v[..., :8, :], 4, 4), "when k and v differ in tokens", "v"),
-            ((k * 1e5, v, 4, 4), "for a k beyond float16", "k"),
-            ((one_large, v, 2, 16), "for a k whose scale is beyond float16", "k"),
-            ((k, v / 0, 4, 4), "for a v of infinities", "v"),
+            ((k[..., :7], v, 4, 4), "for a k 7 wide and 4 bits", ["k"]),
+            ((k, v[..., :6], 2, 2), "for a v 6 wide and 2 bits", ["v"]),
+            ((k, v[..., :8, :], 4, 4), "when k and v differ in tokens", ["v"]),
+            ((k * 1e5, v, 4, 4), "for a k beyond float16", ["k"]),
+            ((one_large, v, 2, 16), "for a k whose scale is beyond float16", ["k"]),
+            ((k, v / 0, 4, 4), "for a v of infinities", ["v"]),
         ]
         k, v = keys_and_values(rng, n_tokens=12)
         for bits, group in ((1, 4), (3, 4), (16, 4), (0, 4), (4, 0), (4, 3), (4, 8), (4, 12), (4, 32)):

@@ -364,7 +364,7 @@ class TestScheduler:
 
     def test_worked_example(self):
         scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
-        scheduler.submit("a", [5, 6, 7], 1)
+        scheduler.submit("r1", [5, 6, 7], 1)
         want = {"copies": [], "work": [{"id": "a", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
         assert_equal("the plan for 5, 6, 7", scheduler.plan(), want)
 
@@ -437,35 +437,35 @@ class TestScheduler:
     def test_what_can_never_fit(self):
         scheduler = Session(partial(scheduler_calls, (4, 4, 16)))
         for prompt, max_new in ((16, 1), (10, 7), (1, 16)):
-            call = partial(scheduler.submit, "long", list(range(prompt)), max_new)
+            call = partial(scheduler.submit, "r0", list(range(prompt)), max_new)
             when = f"for {prompt} tokens and {max_new} to follow, in 4 blocks of 4"
-            assert_raises(ValueError, call, when=when, mentions=["long"])
+            assert_raises(ValueError, call, when=when, mentions=["r0"])
         serve_plans(scheduler, [Request(0, 0, tuple(range(10)), 6)], 4, 4, 16)
 
     @pytest.mark.refuses
     def test_bad_requests(self):
         scheduler = Session(partial(scheduler_calls, (8, 4, 16)))
-        scheduler.submit("a", [1, 2], 3)
+        scheduler.submit("r1", [1, 2], 3)
         for prompt, max_new, when in (
             ([3], 1, "for a name that is served"),
             ([], 1, "for no tokens"),
             ([1], 0, "for 0 new"),
         ):
-            name = "a" if prompt == [3] else "b"
+            name = "r1" if prompt == [3] else "r2"
             assert_raises(ValueError, partial(scheduler.submit, name, prompt, max_new), when=when, mentions=[name])
         scheduler.plan()
-        again = partial(scheduler.submit, "a", [3], 1)
-        assert_raises(ValueError, again, when="for the name of one whose prompt was computed", mentions=["a"])
+        again = partial(scheduler.submit, "r1", [3], 1)
+        assert_raises(ValueError, again, when="for the name of one whose prompt was computed", mentions=["r1"])
 
     @pytest.mark.refuses
     def test_a_name_is_free_after_a_refusal_and_at_the_end(self):
         scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
-        assert_raises(ValueError, partial(scheduler.submit, "a", [], 1), when="for no tokens", mentions=["a"])
+        assert_raises(ValueError, partial(scheduler.submit, "r1", [], 1), when="for no tokens", mentions=["r1"])
         for _ in range(2):
-            scheduler.submit("a", [5, 6, 7], 1)
+            scheduler.submit("r1", [5, 6, 7], 1)
             served = [piece["id"] for piece in scheduler.plan()["work"]]
-            assert_equal("the requests served when 'a' has been submitted", served, ["a"])
-            scheduler.advance({"a": 9})
+            assert_equal("the requests served when 'r1' has been submitted", served, ["r1"])
+            scheduler.advance({"r1": 9})
 
     @pytest.mark.refuses
     @pytest.mark.parametrize("name", ["num_blocks", "block_size", "max_tokens"])

@@ -102,20 +102,30 @@ def _all_scores(Q, K, is_causal):
     return S
 
 
+def forward_whole_matrix(Q, K, V, causal=False, block_q=64, block_k=64):
+    _check(Q, K, V, block_q, block_k)
+    S = _all_scores(Q, K, causal)
+    L = S.logsumexp(-1)
+    P = torch.exp(S - L[..., None])
+    return (P @ V.to(S.dtype)).to(Q.dtype), L
+
+
+def backward_whole_matrix(Q, K, V, O, L, dO, causal=False, block_q=64, block_k=64):
+    _check(Q, K, V, block_q, block_k)
+    P = torch.exp(_all_scores(Q, K, causal) - L[..., None])
+    q, k, v, o, do = (x.to(L.dtype) for x in (Q, K, V, O, dO))
+    dS = Q.shape[-1] ** -0.5 * P * (do @ v.mT - (do * o).sum(-1, keepdim=True))
+    return (dS @ k).to(Q.dtype), (dS.mT @ q).to(K.dtype), (P.mT @ do).to(V.dtype)
+
+
 class ApplyNaiveInside(torch.autograd.Function):
     @staticmethod
     def forward(ctx, Q, K, V, is_causal=False):
-        S = _all_scores(Q, K, is_causal)
-        L = S.logsumexp(-1)
-        O = (torch.exp(S - L[..., None]) @ V.to(S.dtype)).to(Q.dtype)
+        O, L = forward_whole_matrix(Q, K, V, is_causal)
         ctx.save_for_backward(Q, K, V, O, L)
         ctx.is_causal = is_causal
         return O
 
     @staticmethod
     def backward(ctx, dO):
-        Q, K, V, O, L = ctx.saved_tensors
-        P = torch.exp(_all_scores(Q, K, ctx.is_causal) - L[..., None])
-        q, k, v, o, do = (x.to(L.dtype) for x in (Q, K, V, O, dO))
-        dS = Q.shape[-1] ** -0.5 * P * (do @ v.mT - (do * o).sum(-1, keepdim=True))
-        return (dS @ k).to(Q.dtype), (dS.mT @ q).to(K.dtype), (P.mT @ do).to(V.dtype), None
+        return *backward_whole_matrix(*ctx.saved_tensors, dO, ctx.is_causal), None

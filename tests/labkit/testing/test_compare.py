@@ -21,6 +21,7 @@ from labkit.testing.compare import (
     assert_tuple,
     assert_type,
     assert_unchanged,
+    is_mentioned,
     require_at_least,
     require_at_most,
     tolerance,
@@ -234,6 +235,25 @@ def test_unchanged():
     assert "Q, an argument, was changed in place" in message(lambda: assert_unchanged("Q", before + 1, before))
 
 
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [
+        ("k", ("k is empty", "the argument 'k'", "(k, v)"), ("a key", "block_k", "no k2")),
+        ("window", ("window=0 is too small", "`window`"), ("windows are positive", "sliding_window")),
+        ("0", ("got 0", "0.", "(0, 3)"), ("10 blocks", "0.5", "1.0")),
+        ("-1", ("got -1", "got −1"), ("got 1", "got -10")),
+        ("mat1 and mat2", ("mat1 and mat2 do not fit",), ("mat1, mat2",)),
+    ],
+)
+def test_mentioned_as_a_whole_word(text, right, wrong):
+    assert [is_mentioned(text, message) for message in (*right, *wrong)] == [True] * len(right) + [False] * len(wrong)
+
+
+def test_one_text_is_no_list_of_letters():
+    with pytest.raises(TypeError, match="mentions='ab'"):
+        assert_raises(ValueError, lambda: 7, when="for X", mentions="ab")
+
+
 def test_raises():
     def fail(error):
         raise error
@@ -255,7 +275,8 @@ def test_raises():
         assert_raises, ValueError, lambda: fail(ValueError("no")), when="for X", mentions={"window": 0, "k": 5}
     )
     assert message(call) == "the ValueError for X does not mention window or 0, k or 5; it says: no"
-    assert message(lambda: assert_raises(ValueError, lambda: 7, when="for X")) == "no ValueError for X; it returned 7"
+    call = partial(assert_raises, ValueError, lambda: 7, when="for X", mentions=())
+    assert message(call) == "no ValueError for X; it returned 7"
     with pytest.raises(KeyError) as caught:
         assert_raises((ValueError, TypeError), lambda: fail(KeyError("x")), when="for X", mentions=("(3, 4)",))
     assert caught.value.__notes__ == ["Expected for X: a ValueError or TypeError that mentions (3, 4)"]
