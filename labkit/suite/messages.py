@@ -113,10 +113,11 @@ def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, 
     if own:
         notes = tuple(getattr(error, "__notes__", ()))
         cause = _usual_cause(text, own[-1].code) or stated_cause("\n".join([text, *notes]))
-        return State.CRASHED, Failure(text, cause, notes, place, kind)
+        return State.CRASHED, Failure(text, cause, notes=notes, place=place, error=kind)
     if isinstance(error, AssertionError):
         code = "" if text else entries[-1].code
-        return State.WRONG, Failure(text, stated_cause(text), code=code, exceeded=_exceeded_memory(error))
+        recognised, exceeded = getattr(error, "recognised", ""), _exceeded_memory(error)
+        return State.WRONG, Failure(text, stated_cause(text), recognised, code=code, exceeded=exceeded)
     tests = [entry for entry in entries if Path(entry.file).name.startswith("test_")]
     code = (tests or entries)[-1].code
     return State.WRONG, Failure(text, _usual_cause(text, code) or stated_cause(text), error=kind, code=code)
@@ -491,9 +492,11 @@ def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable
             alike.setdefault((result.state, result.failure), []).append(result)
     groups = list(alike.values())
     n_shown = len(groups) if everything else SHOWN_IN_FULL
-    for first, *others in groups[:n_shown]:
+    for number, (first, *others) in enumerate(groups[:n_shown]):
         yield Line(f"  ✗ {first.test}", "red")
         yield from (Line(f"      {line}") for line in result_lines(first))
+        if number == 0 and not first.failure.recognised:
+            yield from _recognised_later(failed)
         if first.n_printed:
             lines = "1 line" if first.n_printed == 1 else f"{first.n_printed:,} lines"
             yield Line(f"      (your code printed {lines}; to see it: {more.replace('-v', '-s')})")
@@ -502,6 +505,13 @@ def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable
             yield Line(f"      and {tests}: the same ({_names(others)})")
     if rest := [result for group in groups[n_shown:] for result in group]:
         yield Line(f"  ✗ and {len(rest)} more of {_names(rest)} ({more} shows all)", "red")
+
+
+def _recognised_later(failed: Iterable[TestResult]) -> Iterable[Line]:
+    """The first cause that a later test recognised, for below a failure that has none: it is most often the same."""
+    found = next((result for result in failed if result.failure.recognised), None)
+    if found is not None:
+        yield Line(f"      {found.test} recognises a cause: {found.failure.recognised}")
 
 
 def _names(results: Iterable[TestResult]) -> str:

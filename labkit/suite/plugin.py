@@ -127,12 +127,13 @@ class LabResults:
         self._finder.remove()
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Give failures short texts; leave out tests that need a missing GPU, and count them."""
+        """Give failures short texts, sort tests, and leave out and count those that need a missing GPU."""
         if config.getoption("tbstyle", "auto") == "auto":
             for item in items:
                 if lab := self._lab(item):
                     # pytest's traceback with source costs more time than the tests themselves
                     item.repr_failure = partial(self._short_failure, item, lab)  # type: ignore[method-assign]
+        self._sort(items)
         gpu = [item for item in items if item.get_closest_marker("gpu")]
         if gpu and (self.in_worker or not _has_cuda()):  # a sandbox has no device
             self.n_gpu_left_out = len(gpu)
@@ -222,6 +223,18 @@ class LabResults:
             self._labs_at[item.path] = lab_at(item.path, self.labs)
         return self._labs_at[item.path]
 
+    def _sort(self, items: list[pytest.Item]) -> None:
+        """Within each class of a lab, put ordinary inputs first: their failures explain most, degenerate ones least."""
+        classes = {_class_of(item): n for n, item in reversed(list(enumerate(items)))}
+        kinds = list(Kind)
+
+        def place(item: pytest.Item) -> tuple[int, int, bool]:
+            is_of_lab = self._lab(item) is not None
+            kind = kinds.index(_kind(item)) if is_of_lab else 0
+            return classes[_class_of(item)], kind, is_of_lab and item.name.startswith("test_worked_example")
+
+        items.sort(key=place)
+
     def _borrowed(self, lab: Lab) -> dict[str, str]:
         """The line of the student's own file in which a library does a task's work, by the task.
 
@@ -247,13 +260,12 @@ class LabResults:
         """Remove a test's own hint from its message if a plain test of the task failed: the cause is more general."""
         from labkit.testing.compare import WrongValue
 
-        test_class = item.nodeid.rpartition("::")[0]
+        test_class = _class_of(item)
         own_hint, is_nan = getattr(error, "own_hint", ""), getattr(error, "is_nan", False)
         if own_hint and (test_class, is_nan) in self._general:
             error.args = (str(error).replace(f"\n{own_hint}", ""),)
-        worked_example = item.name.startswith("test_worked_example")
         plain = isinstance(item, pytest.Function) and item.originalname in _plain_tests(item.cls)
-        if _kind(item) is Kind.EXACT and plain and (worked_example or not own_hint):
+        if _kind(item) is Kind.EXACT and plain and not own_hint:
             self._general.add((test_class, is_nan))
             if not isinstance(
                 error, WrongValue
@@ -331,6 +343,11 @@ def _seconds(item: pytest.Item, lab: Lab) -> float:
     else:
         seconds = GPU_SECONDS if item.get_closest_marker("gpu") else lab.test_seconds
     return min(seconds, limits.MAX_TEST_SECONDS)
+
+
+def _class_of(item: pytest.Item) -> str:
+    """The node that a test is in: its class or its file."""
+    return item.nodeid.rpartition("::")[0]
 
 
 def _class_name(item: pytest.Item) -> str:

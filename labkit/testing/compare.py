@@ -82,6 +82,8 @@ def assert_close(
     Raises:
         AssertionError: with a message for the student.
     """
+    if nan_hint == NAN_FROM_EMPTY:
+        mistakes = None  # numbers that were made from poisoned memory are no mistake's
     value = as_array(name, got)
     reference = np.asarray(want, dtype=np.float64)
     _assert_shape(name, value, reference.shape)
@@ -226,12 +228,13 @@ class WrongValue(AssertionError):
     """A value is off; or it is NaN, `is_nan`, where it must not be.
 
     `own_hint` is the line of the message with what the test itself takes for the usual cause. Where a task's plain
-    tests fail too, it is not shown: the cause is more general than what this test looks for.
+    tests fail too, it is not shown: the cause is more general than what this test looks for. `recognised` is the known
+    mistake whose values these are.
     """
 
-    def __init__(self, message: str, own_hint: str = "", *, is_nan: bool = False) -> None:
+    def __init__(self, message: str, own_hint: str = "", *, is_nan: bool = False, recognised: str = "") -> None:
         super().__init__(message)
-        self.own_hint, self.is_nan = own_hint, is_nan
+        self.own_hint, self.is_nan, self.recognised = own_hint, is_nan, recognised
 
 
 def compare_each(names: Iterable[str], check: Callable[[str], None]) -> None:
@@ -525,7 +528,8 @@ def _fail_with(
     """Fail with `lines` and the known mistake that fits, or else the test's own hint, or else what is usual."""
     __tracebackhide__ = True
     if cause:
-        raise WrongValue("\n".join([*lines, f"That is exactly what comes out when {cause}"]), is_nan=is_nan)
+        message = "\n".join([*lines, f"That is exactly what comes out when {cause}"])
+        raise WrongValue(message, is_nan=is_nan, recognised=cause)
     hints = [f"Usual cause: {text}" for text in (hint or usual,) if text]
     raise WrongValue("\n".join([*lines, *hints]), hints[0] if hint else "", is_nan=is_nan)
 

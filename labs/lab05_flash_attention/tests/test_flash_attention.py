@@ -70,7 +70,7 @@ SUM_OF_O = "dO of O.sum() is one number, expanded: a view with strides of 0"
 
 class TestFlashForward:
     def test_worked_example(self):
-        measure("flash_forward", worked_case, 1, 1, hint="a step gives other numbers than the handout's")
+        measure("flash_forward", worked_case, 1, 1)
 
     @every_case
     def test_results(self, rng, row):
@@ -166,7 +166,7 @@ class TestFlashForward:
 
 class TestFlashBackward:
     def test_worked_example(self):
-        measure("flash_backward", worked_case, 1, 1, hint="a step gives other numbers than the handout's")
+        measure("flash_backward", worked_case, 1, 1)
 
     @every_case
     def test_results(self, rng, row):
@@ -312,7 +312,7 @@ class TestFlashBackward:
 
 class TestFlashAttention:
     def test_worked_example(self):
-        measure_step(worked_case, hint="a step gives other numbers than the handout's")
+        measure_step(worked_case)
 
     @every_case
     def test_results(self, rng, row):

@@ -170,7 +170,7 @@ class TestSlidingWindowAttention:
     """Exact, and in O(N · window); each test runs a training step."""
 
     def test_worked_example(self):
-        train(worked_case(), hint="a step gives other numbers than the handout's")
+        train(worked_case())
 
     @every_case
     @every_window

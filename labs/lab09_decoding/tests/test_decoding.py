@@ -120,7 +120,7 @@ class TestGroupedQueryAttention:
     """Query heads share key heads, causal counts from the end, and nothing is expanded."""
 
     def test_worked_example(self):
-        attend_grouped(worked_case(), hint="a step gives other numbers than the handout's")
+        attend_grouped(worked_case())
 
     @pytest.mark.parametrize("row", attention_cases("full", "causal", diagonal="the last query sees the last key"))
     def test_results(self, rng, row):
@@ -386,9 +386,7 @@ class TestSplitKvDecode:
     """Parts of the keys, merged exactly."""
 
     def test_worked_example(self):
-        attend_split(
-            worked_case(), 2, hint="a step gives other numbers than the handout's"
-        )  # each key in a split of its own
+        attend_split(worked_case(), 2)  # each key in a split of its own
 
     @by_splits
     @pytest.mark.parametrize("row", ONE_QUERY)

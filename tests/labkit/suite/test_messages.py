@@ -149,3 +149,12 @@ def test_changes_since_the_run_before(lab):
         "▼ lab01 · analyze_scaling · 9 → 8 of 10",
     ]
     assert change_lines(lab, after, after) == []
+
+
+def test_a_later_test_names_the_cause_of_the_first_failure(lab):
+    known = Failure("off", "the scores are not divided", "the scores are not divided")
+    later = TestResult("test_later", FIRST, State.WRONG, known)
+    lines = run_lines(lab, [wrong(FIRST, "test_first"), later])
+    first = lines.index("  ✗ test_first")
+    assert lines[first + 2] == "      test_later recognises a cause: the scores are not divided"
+    assert not any("recognises a cause" in line for line in run_lines(lab, [later, wrong(FIRST, "test_first")]))
