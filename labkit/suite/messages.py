@@ -42,6 +42,8 @@ USUAL_CAUSES = {
     "initial=-np.inf",
     "need at least one array to concatenate": "there is no block; or a generator is gone through a second time, when "
     "it gives nothing more",
+    "truth value of an array with more than one element": "an `if` takes one answer, and an array has one for each "
+    "row: np.where chooses row by row",
     "torch.return_types.m": "max and min along a dim return (values, indices): take .values, or call amax or amin",
     "incorrect number of gradients": "a value is missing in what backward returns, or one too many: one belongs to "
     "each argument of forward after ctx, None where there is no gradient",

@@ -194,9 +194,16 @@ def stats_mistakes(blocks):
     above_0 = np.maximum(m, 0)
     top, of_last = x.max(initial=-np.inf), softmax_of_row(blocks[-1])[1]
     sums = [powers.sum(-1) for powers in _powers_at_the_time(blocks)]
+    known = np.stack([softmax_of_row(block)[1] for block in blocks])
+    so_far = np.maximum.accumulate(known)
+    factors = np.exp(so_far[:-1] - finite(so_far[1:]))
+    swapped = sums[0] + sum(
+        f * s for f, s in zip(np.where(np.isneginf(so_far[:-1]), 1, factors), sums[1:], strict=True)
+    )
     return {
         "l is not rescaled when the maximum moves": (m, np.asarray(sum(sums))),
         "l keeps only the last block": (m, sums[-1]),
+        "the factor that rescales meets the new block, and not the l before": (m, np.asarray(swapped)),
         "m starts at 0: it must lie below every score": (above_0, np.exp(x - above_0[..., None]).sum(-1)),
         "l comes first: the result is (m, l)": (l, m),
         "the maximum is that of the last block": (of_last, np.exp(x - finite(of_last)[..., None]).sum(-1)),

@@ -331,6 +331,14 @@ class TestFlashAttention:
         assert_output(case, O, nan_hint=NAN_FROM_EMPTY)
         assert_gradients(case, arrived(found), nan_hint=NAN_FROM_EMPTY)
 
+    @pytest.mark.parametrize("far", [1e3, 1e7, 1e10])
+    @pytest.mark.robust
+    def test_hidden_keys_do_not_leak(self, rng, far):
+        case = tensor_case(rng, n=24, d=8, causal=True, dtype=torch.float64)
+        case.Q[:, 0], case.K[:, 0] = far, -1  # every score is far below 0, by nearly the same amount
+        O, _, gradients = step_of_apply("step", *case.inputs, case.dO, True)
+        assert_hidden_keys_do_not_leak(case, ("O", *GRADIENTS), (O, *gradients), far)
+
     def test_is_causal_may_be_left_out(self, rng):
         case = tensor_case(rng, n=40, d=8)
         left_out, said = output_of_apply(*case.inputs), output_of_apply(*case.inputs, False)

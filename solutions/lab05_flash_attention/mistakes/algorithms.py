@@ -53,15 +53,15 @@ class ApplyAutogradThroughTiles:
         return torch.cat(rows_out, -2).to(Q.dtype)
 
 
-def _short_sums(Q, K, V, is_causal):
+def _short_sums(Q, K, V, is_causal, hidden=-torch.inf, block_q=16, block_k=4):
     rows_out, lse = [], []
-    for rows in _blocks(Q.shape[-2], 16):
+    for rows in _blocks(Q.shape[-2], block_q):
         q = Q.shape[-1] ** -0.5 * Q[..., rows, :]
         m, l, o = q.new_full(q.shape[:-1], -torch.inf), 0.0, 0.0
-        for cols in _blocks(_keys_seen(rows, K.shape[-2], is_causal), 4, K.shape[-2]):
+        for cols in _blocks(_keys_seen(rows, K.shape[-2], is_causal), block_k, K.shape[-2]):
             S = q @ K[..., cols, :].mT
             if is_causal:
-                S = S.masked_fill(_hidden(rows, cols, S.device), -torch.inf)
+                S = S.masked_fill(_hidden(rows, cols, S.device), hidden)
             m_new = torch.maximum(m, S.amax(-1))
             P, alpha = torch.exp(S - m_new[..., None]), torch.exp(m - m_new)
             l, o, m = alpha * l + P.sum(-1), alpha[..., None] * o + P @ V[..., cols, :], m_new
@@ -85,6 +85,17 @@ class ApplyComputesInHalf(torch.autograd.Function):
             gradient if needed else None for gradient, needed in zip(gradients, ctx.needs_input_grad, strict=False)
         )
         return dQ, dK, dV, None
+
+
+class ApplyMasksByANumber(ApplyComputesInHalf):
+    @staticmethod
+    def forward(ctx, Q, K, V, is_causal=False):
+        inputs = [x.to(_precise(Q.dtype)) for x in (Q, K, V)]
+        O, L = _short_sums(*inputs, is_causal, -1e6, 64, 64)
+        O = O.to(Q.dtype)
+        ctx.save_for_backward(Q, K, V, O, L)
+        ctx.is_causal = is_causal
+        return O
 
 
 class ApplyIsTheBuiltIn:
