@@ -216,11 +216,16 @@ def assert_fits(blocks, sram_bytes, d, dtype_bytes=4, cause=""):
 def assert_makes_use(blocks, sram_bytes, d, dtype_bytes):
     """For a long sequence, one order of the loops must move little with these blocks."""
     N = 1 << 16
-    moved = min(form(N, N, d, d, *blocks).total for form in (queries_outside_traffic, keys_outside_traffic))
+    moved = traffic_of_best_order(blocks, N, d)
     name = f"the traffic with blocks of {blocks[0]} × {blocks[1]}, {sram_bytes:,} B of SRAM, d = {d}, in units of what "
     hint = "One block size decides the traffic (block_q with queries outside): it must grow as SRAM does"
     ratio = round(moved / least_traffic(N, sram_bytes, d, dtype_bytes), 2)
     assert_at_most(f"{name}the best blocks move,", ratio, WASTE, unit="", hint=hint)
+
+
+def traffic_of_best_order(blocks, N, d):
+    """The bytes, of 4-byte elements, that tiled attention of N tokens moves with these blocks at the least."""
+    return min(form(N, N, d, d, *blocks).total for form in (queries_outside_traffic, keys_outside_traffic))
 
 
 def least_traffic(N, sram_bytes, d, dtype_bytes):
