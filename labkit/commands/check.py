@@ -61,8 +61,8 @@ def check_lab(
         return 1
     print_lines(console, finding_lines(lab, source_findings(lab)))
     began = time.monotonic()
-    if {task.name for task in tasks or lab.tasks} <= untouched_tasks(lab):
-        return _check_stubs(console, lab, tasks or lab.tasks)
+    if stubs := stub_results(lab, tasks or lab.tasks):
+        return _check_stubs(console, lab, stubs)
     progress = Progress(lab)
     run = _run(lab, tasks, show_prints, first_failure, progress)
     if run.ended.how is How.INTERRUPTED:
@@ -84,6 +84,13 @@ def check_lab(
         return INTERRUPTED
     _store(console, lab, run, time.monotonic() - began)
     return 0 if all(result.passed for result in run.results) else 1
+
+
+def stub_results(lab: Lab, tasks: Sequence[Task]) -> list[TestResult]:
+    """What a run of the tests would show where none of `tasks` is begun, by reading the file; nothing where one is."""
+    if not {task.name for task in tasks} <= untouched_tasks(lab):
+        return []
+    return [TestResult("", task.name, State.NOT_STARTED) for task in tasks]
 
 
 def new_console() -> Console:
@@ -186,11 +193,11 @@ def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool, first_failure: bool
         return run_forked(lab, *options, tests=tests, listener=progress)
 
 
-def _check_stubs(console: Console, lab: Lab, tasks: Sequence[Task]) -> int:
-    """What a run of the tests would show where no task is begun, in no time: torch alone takes seconds to import."""
-    print_lines(console, run_lines(lab, [TestResult("", task.name, State.NOT_STARTED) for task in tasks]))
+def _check_stubs(console: Console, lab: Lab, stubs: Sequence[TestResult]) -> int:
+    """Print and store `stub_results`, in no time: torch alone takes seconds to import."""
+    print_lines(console, run_lines(lab, stubs))
     try:
-        store(lab, {task.name: TaskResult(task.name, 0, 0, started=False) for task in tasks})
+        store(lab, {stub.task: TaskResult(stub.task, 0, 0, started=False) for stub in stubs})
     except OSError as error:
         _print_not_stored(console, lab, error)
     return 1

@@ -388,7 +388,7 @@ def change_lines(lab: Lab, before: Mapping[str, TaskResult], after: Mapping[str,
     lines = []
     for name, now in after.items():
         was = before.get(name)
-        if was is None or (was.passed, was.total) == (now.passed, now.total):
+        if was is None or (was.passed == now.passed and was.total in (0, now.total)):  # of 0: it was not begun
             continue
         arrow, style = ("▲", "green") if now.passed > was.passed else ("▼", "red")
         lines.append(Line(f"{arrow} {lab.label} · {name} · {was.passed} → {now.passed} of {now.total}", style))
