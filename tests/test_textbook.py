@@ -23,7 +23,9 @@ TEXTBOOK = {
         "causal_linear_attention_scan": "scan_every_position",
     },
     "08": {"sliding_window_attention": "attention_masked"},
+    "12": {"mla_decode": "mla_expanded_keys"},
     "13": {"QuantizedBlocks": "dequantized_whole"},
+    "14": {"selected_decode": "decode_masked", "block_sparse_attention": "sparse_dense_mask"},
 }
 """By lab, for each task that is about memory: the known mistake that does it with all of the memory."""
 QUARTER = 0.25
