@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from labkit.labs.manifest import Lab
 from labkit.suite.main_block import without_main_block
-from labkit.suite.source_text import decode_source
+from labkit.suite.source_text import read_source
 
 LIBRARY_WORK = frozenset(
     "CheckpointFunction MultiheadAttention TransformerDecoder TransformerDecoderLayer TransformerEncoder flash_attn "
@@ -24,8 +24,7 @@ def library_lines(lab: Lab) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     try:
-        text, _ = decode_source(lab.student_file.read_bytes())
-        tree = ast.parse(without_main_block(text.lstrip("\ufeff"), lab))
+        tree = ast.parse(without_main_block(read_source(lab.student_file), lab))
         for number, what, tasks in sorted(library_work(tree, lab)):
             for task in tasks:
                 found.setdefault(task, f"line {number}: {what}")
