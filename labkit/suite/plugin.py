@@ -272,7 +272,9 @@ class LabLines:
             if results := self._run.results.get(lab.label):
                 whole = self._run.whole_suites.get(lab.label)
                 terminalreporter.write_line("")
-                for line in run_lines(lab, results, everything=terminalreporter.verbosity > 0, whole_suite=whole):
+                everything = terminalreporter.verbosity > 0
+                details = terminalreporter.config.getoption("solutions", False)
+                for line in run_lines(lab, results, everything=everything, details=details, whole_suite=whole):
                     terminalreporter.write_line(line, **({line.style: True} if line.style else {}))
         failed = terminalreporter.stats.pop("failed", [])
         try:

@@ -9,7 +9,7 @@ import torch
 from sliding_window import BlockMaskCache, classify_tiles, memory_breakdown, sliding_window_attention, window_mask
 
 from labkit.testing.attention.cases import numbers
-from labkit.testing.attention.table import Row, attention_cases, misfits
+from labkit.testing.attention.table import Row, attention_cases, mismatched_shapes
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     assert_at_most,
@@ -23,7 +23,7 @@ from labkit.testing.compare import (
     require_at_most,
     require_own_work,
 )
-from labkit.testing.unchanged import changes_first, left_alone
+from labkit.testing.unchanged import report_mutation_first, unchanged
 
 from .probes import (
     cache_session,
@@ -160,7 +160,7 @@ def worked_case():
 def train(case, hint="", nan_hint="", on_nan=False):
     """Run a training step, and compare its results; returns them."""
     given = case.arguments
-    with changes_first(given):
+    with report_mutation_first(given):
         results = plain_step(*given.values(), case.window, case.block, on_nan=on_nan)
         case.compare_step(results, hint, nan_hint)
     return results
@@ -188,7 +188,7 @@ class TestSlidingWindowAttention:
     def test_arguments_are_left_alone(self, rng):
         case = WindowCase(rng, 20, 10, 16)
         given = case.arguments
-        with left_alone(given):
+        with unchanged(given):
             plain_step(*given.values(), case.window, case.block)
 
     @pytest.mark.robust
@@ -301,7 +301,7 @@ class TestSlidingWindowAttention:
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         q, k, v = WindowCase(rng, 10, 3, 4).inputs
-        assert_refused(sliding_window_attention, misfits(q, k, v, 3, 4))
+        assert_refused(sliding_window_attention, mismatched_shapes(q, k, v, 3, 4))
 
     @pytest.mark.refuses
     def test_more_keys_than_queries(self):

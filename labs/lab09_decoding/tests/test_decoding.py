@@ -16,9 +16,10 @@ from decoding import (
     split_kv_decode,
 )
 
-from labkit.testing.attention.table import OVERFLOW, SHORT_SUMS, attention_cases, misfits
+from labkit.testing.attention.table import OVERFLOW, SHORT_SUMS, attention_cases, mismatched_shapes
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
+    Tolerance,
     assert_at_most,
     assert_close,
     assert_equal,
@@ -33,7 +34,7 @@ from labkit.testing.decoding.managed import Managed, assert_names_are_known, of_
 from labkit.testing.decoding.paging import FOREIGN, PagedBatch
 from labkit.testing.decoding.steps import assert_own_products, two_results
 from labkit.testing.sessions import Session
-from labkit.testing.unchanged import changes_first, copied, left_alone
+from labkit.testing.unchanged import copied, report_mutation_first, unchanged
 
 from .probes import (
     CACHES,
@@ -111,7 +112,7 @@ class TestKvCacheBytes:
 def attend_grouped(case, hint="", nan_hint="", attend=grouped_query_attention):
     """Call grouped_query_attention with copies of a case's tensors, and compare what it returns."""
     given = dict(zip("qkv", copied(case.Q, case.K, case.V), strict=True))
-    with changes_first(given):
+    with report_mutation_first(given):
         got = attend(*given.values(), case.counted_from_the_end)
         case.check_results(two_results("grouped_query_attention", got), hint=hint, nan_hint=nan_hint)
 
@@ -163,7 +164,7 @@ class TestGroupedQueryAttention:
     def test_arguments_are_left_alone(self, rng):
         case = GroupedCase(rng, n=20, d=8)
         given = dict(zip("qkv", copied(case.Q, case.K, case.V), strict=True))
-        with left_alone(given):
+        with unchanged(given):
             grouped_query_attention(*given.values())
 
     @pytest.mark.cost
@@ -187,12 +188,12 @@ class TestGroupedQueryAttention:
         q, k, v = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in shapes)
         o, _ = memory_limit(grouped_query_attention, q, k, v)
         want = (q[:, 0] @ k[0].T / 8).softmax(-1) @ v[0]
-        assert_close("o", o[:, 0], want, plain=want, roundings=1000)
+        assert_close("o", o[:, 0], want, baseline=want, tolerance=Tolerance(roundings=1000))
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         case = GroupedCase(rng, n_queries=6, n_keys=5, d=8)
-        assert_refused(grouped_query_attention, misfits(case.Q, case.K, case.V))
+        assert_refused(grouped_query_attention, mismatched_shapes(case.Q, case.K, case.V))
 
     @pytest.mark.refuses
     def test_heads_that_do_not_fit(self):
@@ -365,7 +366,7 @@ def split_case(rng, *, n=None, n_queries=1, n_keys=None, **sizes):
 def attend_split(case, num_splits, hint="", nan_hint="", decode=split_kv_decode):
     """Call split_kv_decode with copies of a case's tensors, and compare what it returns."""
     given = dict(zip("qkv", copied(case.Q[..., 0, :], case.K, case.V), strict=True))
-    with changes_first(given):
+    with report_mutation_first(given):
         assert_split(case, num_splits, decode(*given.values(), num_splits), hint, nan_hint)
 
 
@@ -407,7 +408,7 @@ class TestSplitKvDecode:
     def test_arguments_are_left_alone(self, rng):
         case = split_case(rng, n_keys=20, d=8)
         given = dict(zip("qkv", copied(case.Q[..., 0, :], case.K, case.V), strict=True))
-        with left_alone(given):
+        with unchanged(given):
             split_kv_decode(*given.values(), 3)
 
     @pytest.mark.robust
@@ -442,7 +443,7 @@ class TestSplitKvDecode:
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         case = split_case(rng, n_keys=5, d=8)
-        assert_refused(split_kv_decode, misfits(case.Q[..., 0, :], case.K, case.V, 3))
+        assert_refused(split_kv_decode, mismatched_shapes(case.Q[..., 0, :], case.K, case.V, 3))
 
     @pytest.mark.refuses
     def test_numbers_that_do_not_fit(self):
@@ -584,7 +585,7 @@ class TestPagedAttention:
         got = paged_attention(torch.ones(1, 1, 1), k_cache, v_cache, torch.tensor([[2, 0, -1]]), torch.tensor([3]))
         mean = np.full((1, 1, 1), 4.0, np.float32)  # of the values 5, 6 and 1
         mistakes = {"the 2 counts as well, and places behind its last token must weigh nothing": mean - 0.5}
-        assert_close("o", got, mean, plain=mean, mistakes=mistakes)
+        assert_close("o", got, mean, baseline=mean, mistakes=mistakes)
 
     @pytest.mark.parametrize("lengths", [(8, 16), (7,), (17, 3, 16, 31)])
     def test_lengths(self, rng, lengths):

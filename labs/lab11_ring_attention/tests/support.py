@@ -23,7 +23,7 @@ from labkit.testing.compare import (
     require_own_work,
 )
 from labkit.testing.rings import LAYOUTS, Sizes, cut, owners, positions, sent_bytes, work
-from labkit.testing.unchanged import changes_first, left_alone
+from labkit.testing.unchanged import report_mutation_first, unchanged
 from labkit.testing.wording import dtype_name
 
 from .probes import on_ranks, on_silent_rank
@@ -132,8 +132,8 @@ class RingCase:
                     f"{name} of all ranks, in the order of the sequence,",
                     self.in_order(name, [results[names.index(name)] for results in ranks]).double(),
                     self.result(name, self.whole.want),
-                    plain=self.result(name, self.whole.plain),
-                    roundings=self.whole.roundings,
+                    baseline=self.result(name, self.whole.baseline),
+                    tolerance=self.whole.tolerance,
                     mistakes=partial(mistakes, name),
                     hint=hint,
                     nan_hint=nan_hint or NAN_HINT,
@@ -297,7 +297,7 @@ def alike_on_ranks(names, n, world_size, width):
 def attend(task, case, names=QKV, hint="", nan_hint=""):
     """Run a task on ranks, compare its results with attention over the whole sequence; returns what it took."""
     shards = case.shards(names)
-    with changes_first(_by_rank(names, shards)):
+    with report_mutation_first(_by_rank(names, shards)):
         found = on_ranks(task, shards, **case.options)
         case.check(found, BACKWARD if names == OF_BACKWARD else FORWARD, hint=hint, nan_hint=nan_hint or POISON)
     return found
@@ -307,7 +307,7 @@ def assert_arguments_left_alone(task, case, names=QKV):
     """Fail if a rank changes what it is given."""
     shards = case.shards(names)
     given = _by_rank(names, shards)
-    with left_alone(given):
+    with unchanged(given):
         on_ranks(task, shards, **case.options)
 
 

@@ -9,7 +9,7 @@ from ring_attention import causal_work, communication_bytes, minimal_block, shar
 from labkit.testing.attention.table import SHORT_SUMS, Row, attention_cases, growing_then_shrinking
 from labkit.testing.compare import assert_at_most, assert_refused, require
 from labkit.testing.rings import LAYOUTS, cut, positions
-from labkit.testing.unchanged import left_alone
+from labkit.testing.unchanged import unchanged
 from labkit.testing.wording import dtype_name
 
 from .probes import on_ranks, peak_of_work
@@ -103,7 +103,7 @@ class TestUnshard:
     def test_random_sizes(self, rng, layout):
         for n_tokens, world_size in splits(rng, layout):
             shards = cut(numbered(n_tokens), positions(n_tokens, world_size, layout))
-            with left_alone({f"shard {rank}": shard for rank, shard in enumerate(shards)}):
+            with unchanged({f"shard {rank}": shard for rank, shard in enumerate(shards)}):
                 assert_whole(unshard(shards, layout), n_tokens, world_size, layout)
 
     @by_layout

@@ -12,8 +12,8 @@ from labkit.testing.attention.reference import random_qkv
 from labkit.testing.attention.table import attention_cases
 from labkit.testing.compare import (
     NAN_HINT,
-    ROUNDINGS,
-    SLACK,
+    TOLERANCE,
+    Tolerance,
     assert_close,
     assert_dtype,
     assert_equal,
@@ -80,15 +80,14 @@ class Case:
         """Copies of the tensors, by the handout's names."""
         return dict(zip(self.names, copied(*map(vars(self).get, self.names.values())), strict=True))
 
-    def check(self, got, hint="", nan_hint="", slack=SLACK):
+    def check(self, got, hint="", nan_hint="", tolerance=TOLERANCE):
         """Compare o, and lse where it is asked for, and name a usual mistake where one fits."""
         parts = (got,) if self.results == ("o",) else assert_tuple("the result", got, self.results)
         given = dict(zip(self.results, parts, strict=True))
         precise = torch.float32 if self.Q.dtype.itemsize == 2 else self.Q.dtype
         dtypes = {"o": self.Q.dtype, "lse": precise}
-        want, plain = (self.computed(dtype, **self.options) for dtype in (torch.float64, precise))
+        want, baseline = (self.computed(dtype, **self.options) for dtype in (torch.float64, precise))
         peaks = want["m"].numpy()
-        largest = np.abs(peaks[np.isfinite(peaks)]).max(initial=0)
 
         def mistaken(name, changed):
             return self.computed(torch.float64, **self.options | changed)[name]
@@ -106,9 +105,9 @@ class Case:
                 name,
                 given[name],
                 want[name],
-                plain=rounded(plain[name], dtypes[name]),
-                slack=slack,
-                roundings=ROUNDINGS + 2 * largest,  # as `cases.Case` has it
+                baseline=rounded(baseline[name], dtypes[name]),
+                tolerance=tolerance.for_scores(peaks),
+                reference=self.computed,
                 mistakes=usual,
                 hint=hint,
                 nan_hint=nan_hint or NAN_HINT,
@@ -355,9 +354,9 @@ def assert_restored(got, cache):
     """Compare what `dequantize_kv` made of a cache, and name a usual mistake where one fits."""
     parts = assert_tuple("dequantize_kv's result", got, ("k", "v"))
     for (name, axis), value in zip(PARTS, parts, strict=True):
-        want, plain = (restored(cache, name, axis, dtype) for dtype in (torch.float64, torch.float32))
+        want, baseline = (restored(cache, name, axis, dtype) for dtype in (torch.float64, torch.float32))
         mistakes = functools.partial(restoring_mistakes, cache, name, axis)
-        assert_close(name, value, want, plain=plain, mistakes=mistakes)
+        assert_close(name, value, want, baseline=baseline, mistakes=mistakes)
         assert_dtype(name, value, torch.float32)
 
 
@@ -404,7 +403,15 @@ def assert_quantized(got, k, v, bits, group, hint=""):
         scale, zero = got[f"{name}_scale"], got[f"{name}_zero"]
         for part, found, mistakes in ((f"{name}_scale", scale, usual), (f"{name}_zero", zero, {})):
             # rounded from float32 instead of float64, it may be the next float16
-            assert_close(part, found, want[part], plain=want[part], roundings=1, mistakes=mistakes, hint=hint)
+            assert_close(
+                part,
+                found,
+                want[part],
+                baseline=want[part],
+                tolerance=Tolerance(roundings=1),
+                mistakes=mistakes,
+                hint=hint,
+            )
             assert_each_rounded(part, found, want[part])
         free = unclipped_steps(x, scale, zero, group, axis)
         exact = free.clamp(0, 2**bits - 1)
@@ -420,7 +427,15 @@ def assert_quantized(got, k, v, bits, group, hint=""):
         }
         codes = unpacked(got[name], bits)
         # each is the nearest to where its number is, under the scale and the zero that are kept with it
-        assert_close(f"a code of {name}", codes, exact, plain=exact, roundings=0, atol=TIE, mistakes=usual, hint=hint)
+        assert_close(
+            f"a code of {name}",
+            codes,
+            exact,
+            baseline=exact,
+            tolerance=Tolerance(roundings=0, atol=TIE),
+            mistakes=usual,
+            hint=hint,
+        )
 
 
 def assert_each_rounded(name, got, want):
@@ -526,7 +541,9 @@ def assert_scheme(got, model, nbytes, tokens):
     assert_type(name, got["error"], (int, float), "a float")
     allowed = max(NEAR * error, SMALLEST) if own["kind"] == "quantized" else SMALLEST
     mistakes = functools.partial(error_mistakes, own, model)
-    assert_close(name, got["error"], error, plain=error, roundings=0, atol=allowed, mistakes=mistakes)
+    assert_close(
+        name, got["error"], error, baseline=error, tolerance=Tolerance(roundings=0, atol=allowed), mistakes=mistakes
+    )
     require(got["bytes"] <= nbytes, f"{chosen}, {own}, takes {got['bytes']:,} bytes")
     fitting = [scheme for scheme in model["schemes"] if scheme_bytes(scheme, model, tokens) <= nbytes]
     least, best = min((error_of(scheme, model), i) for i, scheme in enumerate(fitting))

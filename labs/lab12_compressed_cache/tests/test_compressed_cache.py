@@ -15,9 +15,10 @@ from compressed_cache import (
     quantize_kv,
 )
 
-from labkit.testing.attention.table import SHORT_SUMS, misfits, strided
+from labkit.testing.attention.table import SHORT_SUMS, mismatched_shapes, strided
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
+    Tolerance,
     assert_at_most,
     assert_equal,
     assert_refused,
@@ -26,7 +27,7 @@ from labkit.testing.compare import (
     require_own_work,
 )
 from labkit.testing.decoding.steps import assert_own_products
-from labkit.testing.unchanged import changes_first, copied, left_alone
+from labkit.testing.unchanged import copied, report_mutation_first, unchanged
 
 from .probes import bytes_kept, call_on_nan, measured_call, model_after
 from .support import (
@@ -65,7 +66,7 @@ class TestMlaDecode:
         W_UK, W_UV = torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 3.0)
         case = LatentCase(one * math.log(3) / math.sqrt(2), 0 * one, c_kv, torch.zeros(2, 1), W_UK, W_UV)
         given = case.arguments
-        with changes_first(given):
+        with report_mutation_first(given):
             case.check(mla_decode(*given.values()), hint="a step gives other numbers than the handout's")
 
     def test_many_blocks_of_tokens(self, rng):
@@ -79,7 +80,7 @@ class TestMlaDecode:
     def test_results(self, rng, row):
         case = row.draw(LatentCase.drawn, rng)
         given = case.arguments
-        with changes_first(given):
+        with report_mutation_first(given):
             case.check(mla_decode(*given.values()), hint=row.hint, nan_hint=row.nan_hint)
 
     @pytest.mark.robust
@@ -96,7 +97,7 @@ class TestMlaDecode:
         """Sums that grow all the time, so that what a block loses stays lost; rounded once, o is within half a unit."""
         case = LatentCase.drawn(rng, n_keys=8192, dtype=dtype)
         case.K = case.K / 4 + 2
-        case.check(mla_decode(*case.arguments.values()), hint=SHORT_SUMS, slack=2)
+        case.check(mla_decode(*case.arguments.values()), hint=SHORT_SUMS, tolerance=Tolerance(slack=2))
 
     @pytest.mark.robust
     def test_without_tokens(self, rng):
@@ -111,7 +112,7 @@ class TestMlaDecode:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = LatentCase.drawn(rng).arguments
-        with left_alone(given):
+        with unchanged(given):
             mla_decode(*given.values())
 
     @pytest.mark.cost
@@ -167,7 +168,7 @@ class TestAttentionWithSinks:
         """All numbers of q and k are 1: weights show which tokens token 9 sees, and how far away each is."""
         case = SinkCase(torch.ones(1, 2), torch.ones(10, 2), torch.eye(10), window=3, num_sinks=2)
         given = case.arguments
-        with changes_first(given):
+        with report_mutation_first(given):
             case.check(
                 attention_with_sinks(*given.values(), 3, 2), hint="a step gives other numbers than the handout's"
             )
@@ -178,7 +179,7 @@ class TestAttentionWithSinks:
         case = row.draw(functools.partial(SinkCase.drawn, window=window, num_sinks=num_sinks), rng)
         given = case.arguments
         hint = IN_HALF if row.hint == SHORT_SUMS else row.hint
-        with changes_first(given):
+        with report_mutation_first(given):
             case.check(attention_with_sinks(*given.values(), window, num_sinks), hint=hint, nan_hint=row.nan_hint)
 
     @pytest.mark.parametrize(("window", "num_sinks"), [(1, 5), (7, 0)])
@@ -212,7 +213,7 @@ class TestAttentionWithSinks:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = SinkCase.drawn(rng).arguments
-        with left_alone(given):
+        with unchanged(given):
             attention_with_sinks(*given.values(), 4, 2)
 
     @pytest.mark.cost
@@ -238,7 +239,7 @@ class TestAttentionWithSinks:
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
-        assert_refused(attention_with_sinks, misfits(*drawn_qkv(rng, n_queries=6, n_keys=5), 4, 2))
+        assert_refused(attention_with_sinks, mismatched_shapes(*drawn_qkv(rng, n_queries=6, n_keys=5), 4, 2))
 
     @pytest.mark.refuses
     def test_numbers_that_do_not_fit(self):
@@ -256,7 +257,7 @@ class TestAttentionSinkLogit:
 
     def check(self, case, hint="", nan_hint=""):
         given = case.arguments
-        with changes_first(given):
+        with report_mutation_first(given):
             case.check(attention_sink_logit(*given.values()), hint=hint, nan_hint=nan_hint)
 
     def test_worked_example(self):
@@ -312,12 +313,14 @@ class TestAttentionSinkLogit:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = LogitCase.drawn(rng).arguments
-        with left_alone(given):
+        with unchanged(given):
             attention_sink_logit(*given.values())
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
-        assert_refused(attention_sink_logit, misfits(*LogitCase.drawn(rng, n_queries=6, n_keys=5).arguments.values()))
+        assert_refused(
+            attention_sink_logit, mismatched_shapes(*LogitCase.drawn(rng, n_queries=6, n_keys=5).arguments.values())
+        )
 
     @pytest.mark.refuses
     def test_sinks_that_do_not_fit(self):
@@ -341,7 +344,7 @@ class TestQuantizeKv:
 
     def check(self, k, v, bits, group, hint=""):
         given = dict(zip("kv", copied(k, v), strict=True))
-        with changes_first(given):
+        with report_mutation_first(given):
             assert_quantized(quantize_kv(*given.values(), bits, group), k, v, bits, group, hint)
 
     def test_worked_example(self):
@@ -376,7 +379,7 @@ class TestQuantizeKv:
     @pytest.mark.robust
     def test_inputs_stay_and_need_not_be_contiguous(self, rng):
         k, v = (strided(x) for x in keys_and_values(rng, batch=(2, 3)))
-        with left_alone({"k": k, "v": v}):
+        with unchanged({"k": k, "v": v}):
             got = quantize_kv(k, v, 4, 8)
         hint = "a (batch, N, heads, d) tensor seen as (batch, heads, N, d): its rows are not adjacent"
         assert_quantized(got, k, v, 4, 8, hint)
@@ -418,7 +421,7 @@ class TestDequantizeKv:
 
     def check(self, cache):
         (given,) = copied(cache)
-        with changes_first({name: x for name, x in given.items() if isinstance(x, torch.Tensor)}):
+        with report_mutation_first({name: x for name, x in given.items() if isinstance(x, torch.Tensor)}):
             assert_restored(dequantize_kv(given), cache)
 
     def test_worked_example(self):
@@ -434,7 +437,7 @@ class TestDequantizeKv:
     def test_the_cache_stays(self, rng):
         cache = quantized(keys_and_values(rng), 4, 8)
         tensors = {name: x for name, x in cache.items() if isinstance(x, torch.Tensor)}
-        with left_alone(tensors):
+        with unchanged(tensors):
             restored = dequantize_kv(cache)
         assert_restored(restored, cache)
 

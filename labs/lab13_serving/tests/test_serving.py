@@ -211,7 +211,7 @@ class TestQuantizedBlocks:
             "the range is divided by 2^bits: between 2^bits codes there are 2^bits − 1 steps": [[[1, 1.75, 3.25, 2.5]]],
         }
         want = torch.tensor([[[1.0, 2, 4, 2]]])
-        assert_close("the value 1, 2, 4, 2.4, with codes 0, 1, 3 and 1,", got, want, plain=want, mistakes=usual)
+        assert_close("the value 1, 2, 4, 2.4, with codes 0, 1, 3 and 1,", got, want, baseline=want, mistakes=usual)
 
     @pytest.mark.parametrize(("bits", "n_tokens"), [(2, 1), (8, 4), (4, 7), (2, 23)])
     def test_lengths(self, rng, bits, n_tokens):

@@ -14,7 +14,7 @@ from selected_attention import (
 
 from labkit.testing.attention.table import OVERFLOW
 from labkit.testing.compare import (
-    ROUNDINGS,
+    TOLERANCE,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -84,8 +84,8 @@ class TestPageBounds:
         case = bounds_case(rng, **sizes)
         got = assert_tuple("page_bounds's result", call(page_bounds, case.given), ("lows", "highs"))
         for name, x in zip(("lows", "highs"), got, strict=True):
-            plain = case.want[name].float().numpy()
-            assert_close(name, x, case.want[name], plain=plain, dtype=case.dtype, mistakes=case.mistakes[name])
+            baseline = case.want[name].float().numpy()
+            assert_close(name, x, case.want[name], baseline=baseline, dtype=case.dtype, mistakes=case.mistakes[name])
 
     @pytest.mark.cost
     @pytest.mark.parametrize("n_full", [64, 256])
@@ -136,7 +136,7 @@ class TestPageScores:
     def test_scores(self, rng, sizes):
         case = scores_case(rng, **sizes)
         got = call(page_scores, case.given)
-        assert_close("scores", got, case.want, plain=case.plain.numpy(), mistakes=case.mistakes)
+        assert_close("scores", got, case.want, baseline=case.baseline.numpy(), mistakes=case.mistakes)
         assert_dtype("scores", got, case.dtype)
 
     @pytest.mark.cost
@@ -237,8 +237,8 @@ class TestSelectedDecode:
     def check(self, case, got, hint=""):
         got = dict(zip(("o", "lse"), assert_tuple("selected_decode's result", got, ("o", "lse")), strict=True))
         for name, x in got.items():
-            plain, most = case.plain[name].numpy(), ROUNDINGS + 2 * case.largest  # as `cases.Case` has it
-            assert_close(name, x, case.want[name], plain=plain, roundings=most, mistakes=case.mistakes[name],
+            baseline, tolerance = case.baseline[name].numpy(), TOLERANCE.for_scores(case.want["lse"])
+            assert_close(name, x, case.want[name], baseline=baseline, tolerance=tolerance, mistakes=case.mistakes[name],
                          hint=hint, nan_hint=NOTHING)  # fmt: skip
             assert_dtype(name, x, case.dtypes[name])
 
@@ -247,8 +247,8 @@ class TestSelectedDecode:
         got = selected_decode(torch.ones(1, 1), K, V, torch.tensor([[0, 2]]), 2)
         o, lse = assert_tuple("selected_decode's result", got, ("o", "lse"))
         mean = torch.tensor([[8 / 3]])
-        assert_close("o", o, mean, plain=mean.numpy(), mistakes={"a place after the last token counts": mean * 0.75})
-        assert_close("lse", lse, torch.tensor([3.0]).log(), plain=torch.tensor([3.0]).log().numpy())
+        assert_close("o", o, mean, baseline=mean.numpy(), mistakes={"a place after the last token counts": mean * 0.75})
+        assert_close("lse", lse, torch.tensor([3.0]).log(), baseline=torch.tensor([3.0]).log().numpy())
 
     @pytest.mark.parametrize("sizes", DECODE)
     def test_decode(self, rng, sizes):
@@ -322,14 +322,16 @@ class TestBlockSparseAttention:
         Q, K, V = (torch.tensor(x).view(3, 1) for x in ([0.0, 0.0, 1.0], [1.0, 3.0, 2.0], [1.0, 2.0, 4.0]))
         e = torch.tensor(1.0).exp()
         want = torch.stack([torch.tensor(1.0), torch.tensor(1.5), (2 * e + 4) / (e + 1)]).view(3, 1)
-        assert_close("O", block_sparse_attention(Q, K, V, 1, 1), want, plain=want.numpy())
+        assert_close("O", block_sparse_attention(Q, K, V, 1, 1), want, baseline=want.numpy())
 
     @pytest.mark.parametrize("sizes", SPARSE)
     def test_output(self, rng, sizes):
         case = sparse_case(rng, **sizes)
         O = call(block_sparse_attention, case.given)
         hint = OVERFLOW if "scale" in sizes else ""
-        assert_close("O", O, case.want, plain=case.plain.numpy(), mistakes=case.mistakes, hint=hint, nan_hint=NOTHING)
+        assert_close(
+            "O", O, case.want, baseline=case.baseline.numpy(), mistakes=case.mistakes, hint=hint, nan_hint=NOTHING
+        )
         assert_dtype("O", O, case.dtype)
 
     def test_gradients(self, rng):
@@ -348,7 +350,7 @@ class TestBlockSparseAttention:
                 f"{name} is None: O has no gradient\nUsual cause: `no_grad` or `detach` around more than the choice"
             )
             require(got[i] is not None, missing)
-            assert_close(name, got[i], wanted[torch.float64][i], plain=wanted[torch.float32][i].numpy())
+            assert_close(name, got[i], wanted[torch.float64][i], baseline=wanted[torch.float32][i].numpy())
 
     @pytest.mark.cost
     def test_memory_and_work(self, rng):
