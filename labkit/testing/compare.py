@@ -279,8 +279,8 @@ def assert_dtype(name: str, got: Any, dtype: Any, *, because: str = "the dtype o
 class WrongValue(AssertionError):
     """A value is off; or it is NaN, `is_nan`, where it must not be.
 
-    `own_hint` is the line of the message with what the test itself takes for the usual cause. Where a task's plain
-    tests fail too, it is not shown: the cause is more general than what this test looks for.
+    `own_hint` is the line of the message with what the test itself takes for the usual cause. Where a task's
+    tests marked `basic` fail too, it is not shown: the cause is more general than what this test looks for.
     """
 
     def __init__(self, message: str, own_hint: str = "", *, is_nan: bool = False) -> None:

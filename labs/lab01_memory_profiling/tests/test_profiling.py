@@ -81,12 +81,14 @@ def assert_attention(case, result, hint="", nan_hint="", usual=None):
 
 
 class TestStandardAttention:
+    @pytest.mark.basic
     def test_worked_example(self):
         case = Case(*worked_example())
         given = case.arguments
         with report_mutation_first(given):
             assert_attention(case, attend(*given.values()), hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("row", CASES)
     def test_results(self, rng, row):
         case = row.draw(array_case, rng)
@@ -275,9 +277,11 @@ class TestEstimateAttentionMemory:
     def estimate(self, *args, **kwargs):
         return assert_keys("the result", estimate_attention_memory(*args, **kwargs), ESTIMATED)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         assert_bytes(ESTIMATED, self.estimate(4096, 64), 4096, 64)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(("seq_len", "mib"), [(512, 1), (8192, 256)], ids=["N512", "N8192"])
     def test_table_of_the_handout(self, seq_len, mib):
         stats = self.estimate(seq_len, 64)
@@ -321,6 +325,7 @@ class TestAnalyzeScaling:
         factor = self.analyze(copy.deepcopy(results))["scaling_factor"]
         assert_factor(factor, results, want, usual or {}, rel)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(
         ("lengths", "exponent"),
         [
@@ -335,6 +340,7 @@ class TestAnalyzeScaling:
     def test_growth(self, lengths, exponent):
         self.assert_factor(made_up(lengths, exponent), 2.0**exponent)
 
+    @pytest.mark.basic
     def test_lengths_and_growth_drawn_at_random(self, rng):
         for _ in range(3):
             lengths = rng.choice(np.arange(100, 4000, 7), 4, replace=False)
@@ -420,6 +426,7 @@ class TestPlotMemoryScaling:
             require(label in axes["lines"], f"no line has the label {label!r}; the labels of the lines: {labels}")
         return axes["lines"]
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(
         ("label", "key"), [("attention weights", "attention_matrix_memory"), ("Q, K, V", "input_memory")]
     )
@@ -436,6 +443,7 @@ class TestPlotMemoryScaling:
         want = in_bytes / 2**20
         assert_close(f"y of {label!r}", np.asarray(y, float), want, baseline=want.astype(np.float32), mistakes=usual)
 
+    @pytest.mark.basic
     def test_lengths_drawn_at_random(self, rng):
         results = made_up([int(n) for n in rng.choice(np.arange(60, 4000), 4, replace=False)])
         x, y = self.lines(drawn(copy.deepcopy(results)))["attention weights"]

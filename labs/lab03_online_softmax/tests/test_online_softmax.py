@@ -76,6 +76,7 @@ class TestSafeSoftmax:
     def test_worked_example(self):
         self.check(np.array([1000, 1001, -np.inf], np.float32), hint="take the maximum from every number before exp")
 
+    @pytest.mark.basic
     @by_dtype
     def test_precisions(self, rng, dtype):
         hint = "a step is done in float32, or a small number was added to the sums" if dtype == np.float64 else ""
@@ -139,9 +140,11 @@ def assert_stats(blocks, hint="", stats=online_softmax_stats):
 
 
 class TestOnlineSoftmaxStats:
+    @pytest.mark.basic
     def test_worked_example(self):
         assert_stats([np.array(x, np.float32) for x in ([1, 2], [4], [3, -np.inf])])
 
+    @pytest.mark.basic
     @by_row
     def test_results(self, rng, row):
         assert_stats(row.draw(rng), row.hint)
@@ -205,9 +208,11 @@ def assert_weights(blocks, hint="", softmax=online_softmax):
 
 
 class TestOnlineSoftmax:
+    @pytest.mark.basic
     def test_worked_example(self):
         assert_weights([np.array(x, np.float32) for x in ([1, 2], [4])])
 
+    @pytest.mark.basic
     @by_row
     def test_results(self, rng, row):
         assert_weights(row.draw(rng), row.hint)
@@ -264,9 +269,11 @@ ONE_QUERY = [row for row in CASES if not re.match(r"N\d+x\d+", row.id)]
 
 
 class TestOnlineAttention:
+    @pytest.mark.basic
     def test_worked_example(self):
         attend(Case(*worked_example()), hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("row", ONE_QUERY)
     def test_results(self, rng, row):
         attend(row.draw(one_query, rng), hint=row.hint, nan_hint=row.nan_hint)
@@ -383,10 +390,12 @@ class TestMergeStates:
         dtype = np.asarray(state_a[2] if np.ndim(state_a[2]) else state_b[2]).dtype
         assert_state(merge_states(state_a, state_b), want, dtype, usual, hint)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         a, b = ((np.float32(m), np.float32(l), np.array(o, np.float32)) for m, l, o in ((2, 1, [10]), (3, 2, [40])))
         self.check(a, b, self.WORKED)
 
+    @pytest.mark.basic
     @by_dtype
     def test_precisions(self, rng, dtype):
         self.check(*two_states(rng, dtype=dtype))

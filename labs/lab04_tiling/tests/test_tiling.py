@@ -127,9 +127,11 @@ def attend(case, blocks, hint="", nan_hint="", function=tiled_attention):
 
 
 class TestTiledAttention:
+    @pytest.mark.basic
     def test_worked_example(self):
         attend(Case(*worked_example()), (8, 5), hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("row", CASES)
     def test_results(self, rng, row):
         attend(row.draw(array_case, rng), (8, 5), hint=row.hint, nan_hint=row.nan_hint)
@@ -338,6 +340,7 @@ class EitherTraffic:
     def run(self, case, blocks, **options):
         return Run(self.task, case.inputs, tuple(blocks), **options)
 
+    @pytest.mark.basic
     @by_trip
     def test_output(self, rng, trip):
         case = trip_case(rng, trip)
@@ -433,6 +436,7 @@ def traffic_of_ones(blocks, N_q, N_k, d, sram_bytes, dtype=np.float32):
 
 
 class TestChooseBlocks:
+    @pytest.mark.basic
     def test_fits(self, rng):
         for dtype_bytes in (2, 4) * 4:
             sram_bytes, d = int(rng.integers(1 << 15, 1 << 20)), int(rng.integers(12, 96))

@@ -70,9 +70,11 @@ SUM_OF_O = "dO of O.sum() is one number, expanded: a view with strides of 0"
 
 
 class TestFlashForward:
+    @pytest.mark.basic
     def test_worked_example(self):
         measure("flash_forward", worked_case, 1, 1, hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @every_case
     def test_results(self, rng, row):
         case = row.draw(tensor_case, rng)
@@ -166,9 +168,11 @@ class TestFlashForward:
 
 
 class TestFlashBackward:
+    @pytest.mark.basic
     def test_worked_example(self):
         measure("flash_backward", worked_case, 1, 1, hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @every_case
     def test_results(self, rng, row):
         case = row.draw(tensor_case, rng)
@@ -312,9 +316,11 @@ class TestFlashBackward:
 
 
 class TestFlashAttention:
+    @pytest.mark.basic
     def test_worked_example(self):
         measure_step(worked_case, hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @every_case
     def test_results(self, rng, row):
         case = row.draw(tensor_case, rng)

@@ -144,6 +144,7 @@ class Recomputation:
         require(made.all_calls > made.calls, "fn does not run again: the forward pass kept what backward needs")
         return made
 
+    @pytest.mark.basic
     def test_result_and_gradient(self, rng):
         def fn(run, x):
             return run(deep, x)
@@ -160,6 +161,7 @@ class Recomputation:
         hint = "fn runs again on other numbers than the arguments given"
         self.check(fn, factors, args={"x": x}, mistakes=mistakes, hint=hint, lost=lost)
 
+    @pytest.mark.basic
     def test_arguments_and_results_of_all_kinds(self, rng):
         args = {
             **{"a": random(rng, 5, 3), "power": 2, "b": random(rng, 3, 4), "names": ("x", "y")},
@@ -538,6 +540,7 @@ splits = pytest.mark.parametrize(
 class TestCheckpointSequential:
     """A chain, divided into segments."""
 
+    @pytest.mark.basic
     @splits
     def test_result_and_gradients(self, rng, n, segments):
         chain, x, factors = Chain(rng, n), random(rng, 5, 6), [random(rng, 5, 6, grad=False)]
@@ -550,6 +553,7 @@ class TestCheckpointSequential:
         assert_close(name, made.results, want, baseline=baseline, dtype=torch.float32, hint=order)
         chain.assert_gradients(made, x, factors, hint=hint, lost="what one segment hands to the next was detached")
 
+    @pytest.mark.basic
     @splits
     def test_every_function_runs_once_more(self, rng, n, segments):
         made = Chain(rng, n).passes(segments, random(rng, 5, 6))

@@ -90,9 +90,11 @@ class TestFeatureMap:
             }
             assert_close("φ(x)", got, want, baseline=torch.nn.functional.elu(x.float()) + 1, mistakes=usual)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         self.check(torch.tensor([-1.0, 0.0, 2.0]))
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 1, 4, 3), ()], ids=str)
     def test_every_shape(self, rng, shape):
         self.check(torch.from_numpy(np.asarray(rng.normal(0, 2, shape), dtype=np.float32)))
@@ -146,12 +148,14 @@ class TestFeatureMap:
 class TestLinearAttention:
     """Every query sees every key."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         case = LinearCase.worked(False)
         given = case.given
         with report_mutation_first(given):
             case.check("out", linear_attention(*given.values()))
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("row", [*SHAPES, *LENGTHS_DIFFER])
     def test_results(self, rng, row):
         case = row.draw(functools.partial(LinearCase.drawn, causal=False), rng)
@@ -215,12 +219,14 @@ class TestLinearAttention:
 class TestCumsum:
     """The states of all positions at once."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         case = LinearCase.worked()
         given = case.given
         with report_mutation_first(given):
             case.check("out", causal_linear_attention_cumsum(*given.values()))
 
+    @pytest.mark.basic
     @every_shape
     def test_results(self, rng, row):
         case = row.draw(LinearCase.drawn, rng)
@@ -297,12 +303,14 @@ class TestCumsum:
 class TestRecurrent:
     """One position at a time, one state."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         case = LinearCase.worked()
         given = case.given
         with report_mutation_first(given):
             case.check("out", causal_linear_attention_recurrent(*given.values()))
 
+    @pytest.mark.basic
     @every_shape
     def test_results(self, rng, row):
         case = row.draw(LinearCase.drawn, rng)
@@ -364,12 +372,14 @@ class TestRecurrent:
 class TestChunked:
     """One chunk after the other, one state."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         case = LinearCase.worked()
         given = case.given
         with report_mutation_first(given):
             case.check("out", causal_linear_attention_chunked(*given.values()), chunk=64)
 
+    @pytest.mark.basic
     @every_shape
     def test_results(self, rng, row):
         case = row.draw(LinearCase.drawn, rng)
@@ -475,12 +485,14 @@ class TestChunked:
 class TestScan:
     """All chunks at once, from states that a parallel scan makes."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         case = LinearCase.worked()
         given = case.given
         with report_mutation_first(given):
             case.check("out", causal_linear_attention_scan(*given.values()), chunk=64)
 
+    @pytest.mark.basic
     @every_shape
     def test_results(self, rng, row):
         case = row.draw(LinearCase.drawn, rng)
@@ -626,6 +638,7 @@ class TestProfile:
         """All columns of one row of nothing out of memory."""
         assert_row(row, self.own_peaks(shape, dtype), shape, dtype)
 
+    @pytest.mark.basic
     def test_simulated_rows(self):
         lengths = [128, 64]
         got, devices = profile_seen(lengths, batch=2, heads=3, d=8)
@@ -633,6 +646,7 @@ class TestProfile:
             self.check(row, (2, 3, n, 8), torch.float16)
         assert_equal("the devices of the tensors made with device left out", devices, ["meta"])
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     def test_rows_of_the_cpu(self, rng, dtype):
         lengths, heads, d = [int(rng.integers(24, 65)), 128], int(rng.integers(2, 5)), int(rng.integers(8, 25))

@@ -61,9 +61,11 @@ from .support import (
 class TestWindowMask:
     """True where a key is masked out."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         assert_mask(window_mask(4, 2), 4, 2)
 
+    @pytest.mark.basic
     def test_random_windows(self, rng):
         for seq_len in rng.integers(1, 90, size=12).tolist():
             window = int(rng.integers(1, seq_len + 5))
@@ -94,12 +96,14 @@ class TestWindowMask:
 class TestClassifyTiles:
     """Which tiles of a mask are empty, partial and full."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(
         ("seq_len", "window", "block"), [(6, 4, 2), (9, 3, 2), (64, 16, 16), (70, 200, 32), (70, 7, 100)]
     )
     def test_kinds(self, seq_len, window, block):
         assert_tiles(classify_tiles(seq_len, window, block), seq_len, window, block)
 
+    @pytest.mark.basic
     def test_random_tilings(self, rng):
         for seq_len in rng.integers(1, 120, size=12).tolist():
             window, block = int(rng.integers(1, seq_len + 5)), int(rng.integers(1, 30))
@@ -169,9 +173,11 @@ def train(case, hint="", nan_hint="", on_nan=False):
 class TestSlidingWindowAttention:
     """Exact, and in O(N · window); each test runs a training step."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         train(worked_case(), hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @every_case
     @every_window
     def test_results(self, rng, row, window, block):
@@ -328,10 +334,12 @@ def follow(maxsize, operations, hint=""):
 class TestBlockMaskCache:
     """Bounded, keyed on what matters, and emptied when asked."""
 
+    @pytest.mark.basic
     def test_the_same_again(self):
         hint = "it is made again, or copied: is it kept, and under a key that comes out the same the next time?"
         follow(3, [("hold", ONE_KEY), ("hold", ONE_KEY)], hint)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("device", ["cpu", "meta"])
     def test_the_same_device_written_in_two_ways(self, device):
         ways = [device, torch.device(device), device]
@@ -425,6 +433,7 @@ def nothing_old_to_collect():
 class TestMemoryBreakdown:
     """Measured, and it adds up."""
 
+    @pytest.mark.basic
     @VARIANTS
     @CHECKPOINTED
     def test_attention_is_the_variant_s(self, variant, checkpointed):
@@ -450,6 +459,7 @@ class TestMemoryBreakdown:
             message = f"{flops:,} FLOPs of products run under 'tiled_window', where a step with the same window and "
             require(flops and flops % one == 0, f"{message}block does {one:,}\nUsual cause: another window or block")
 
+    @pytest.mark.basic
     @CHECKPOINTED
     @VARIANTS
     def test_adds_up(self, variant, checkpointed):

@@ -120,9 +120,11 @@ def attend_grouped(case, hint="", nan_hint="", attend=grouped_query_attention):
 class TestGroupedQueryAttention:
     """Query heads share key heads, causal counts from the end, and nothing is expanded."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         attend_grouped(worked_case(), hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("row", attention_cases("full", "causal", diagonal="the last query sees the last key"))
     def test_results(self, rng, row):
         attend_grouped(row.draw(GroupedCase, rng), row.hint, row.nan_hint)
@@ -240,6 +242,7 @@ def assert_appends_refused(kind, rng):
 class TestKVCache:
     """One storage for life, written a token at a time."""
 
+    @pytest.mark.basic
     def test_random_calls(self, rng):
         """Appends of few tokens, and truncations: what comes after one takes the place of what was cut off.
 
@@ -313,10 +316,12 @@ class TestKVCache:
 class TestRollingKVCache:
     """The last tokens, in order, whatever came at once."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", [[1] * 9, [2, 2, 2, 2], [3, 4, 5], [7, 1], [4, 1], [1, 8, 1]])
     def test_appends(self, rng, sizes):
         follow("RollingKVCache", 4, appends(rng, sizes))
 
+    @pytest.mark.basic
     def test_truncating_before_anything_is_overwritten(self, rng):
         calls = [*appends(rng, [4, 1]), ("truncate", 3), *appends(rng, [2, 1]), ("truncate", 6), ("truncate", 0)]
         follow("RollingKVCache", 6, [*calls, *appends(rng, [7, 1])])
@@ -386,11 +391,13 @@ by_splits = pytest.mark.parametrize("num_splits", [1, 2, 3], ids="splits{}".form
 class TestSplitKvDecode:
     """Parts of the keys, merged exactly."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         attend_split(
             worked_case(), 2, hint="a step gives other numbers than the handout's"
         )  # each key in a split of its own
 
+    @pytest.mark.basic
     @by_splits
     @pytest.mark.parametrize("row", ONE_QUERY)
     def test_results(self, rng, row, num_splits):
@@ -464,10 +471,12 @@ SPLITS = [(48, 108, 64), (1, 108, 64), (8, 132, 1024), (64, 132, 8), (108, 108, 
 class TestNumSplitsHeuristic:
     """The smallest number near the best."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", SPLITS, ids=lambda sizes: "-".join(map(str, sizes)))
     def test_some_sizes(self, sizes):
         assert_heuristic(num_splits_heuristic, *sizes)
 
+    @pytest.mark.basic
     def test_just_enough_is_enough(self):
         hint = "17 / 20 is 0.85, and that of 20 splits is 1: at least 0.85 times the best is enough"
         assert_equal("num_splits_heuristic(17, 20, 20)", num_splits_heuristic(17, 20, 20), 1, hint=hint)
@@ -487,6 +496,7 @@ class TestNumSplitsHeuristic:
 class TestBlockManager:
     """Nothing lost, nothing twice, nothing shared that differs."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         manager = Session(partial(manager_calls, 4, 2))
         assert_equal("the table of the first sequence", manager.allocate("a", [5, 6, 7]), [0, 1])
@@ -494,6 +504,7 @@ class TestBlockManager:
         assert_equal("the table of the second", manager.allocate("b", [5, 6, 8]), [0, 2], hint=hint)
         assert_equal("num_cached_tokens of the second", manager.num_cached_tokens("b"), 2)
 
+    @pytest.mark.basic
     def test_the_last_block_of_a_prompt_is_found_when_it_is_full(self):
         hint = "the prompt fills its last block, which a longer one finds"
         Managed(manager_calls, 8, 2).after(a=[1, 2, 3, 4]).assert_finds("b", [1, 2, 3, 4, 5], 4, hint)
@@ -580,6 +591,7 @@ def assert_paged(batch, hint="", nan_hint=FOREIGN):
 class TestPagedAttention:
     """Through a table, and no farther."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         k_cache, v_cache = torch.zeros(4, 2, 1, 1), torch.arange(1.0, 9.0).view(4, 2, 1, 1)
         got = paged_attention(torch.ones(1, 1, 1), k_cache, v_cache, torch.tensor([[2, 0, -1]]), torch.tensor([3]))
@@ -587,6 +599,7 @@ class TestPagedAttention:
         mistakes = {"the 2 counts as well, and places behind its last token must weigh nothing": mean - 0.5}
         assert_close("o", got, mean, baseline=mean, mistakes=mistakes)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("lengths", [(8, 16), (7,), (17, 3, 16, 31)])
     def test_lengths(self, rng, lengths):
         hint = "places behind its last token must weigh nothing" if any(n % 8 for n in lengths) else ""

@@ -81,9 +81,11 @@ class TestSoftmaxRows:
         assert_softmax(got, x, hint=hint, nan_hint=nan_hint)
         return seen
 
+    @pytest.mark.basic
     def test_worked_example(self):
         self.check(torch.tensor([[0.0, math.log(3)]]), "exp(0) = 1 and exp(1.0986) = 3 of 4 in all")
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("shape", [(1, 1), (5, 63), (7, 129), (2, 64)], ids=["1x1", "5x63", "7x129", "2x64"])
     def test_shapes(self, rng, shape):
         x = torch.from_numpy(rng.standard_normal(shape)).float() * 3
@@ -153,9 +155,11 @@ def own_file():
 class TestFlashForward:
     """One pass over the keys, a program for each block of queries."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         measure("flash_forward", worked_case(), hint=STEP_BY_STEP)
 
+    @pytest.mark.basic
     @causal_or_not
     @odd_blocks
     def test_blocks_that_do_not_divide(self, rng, blocks, causal):
@@ -272,9 +276,11 @@ class TestFlashForward:
 class TestFlashBackward:
     """All three gradients, each element with one program that owns it."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         measure("flash_backward", worked_case(), hint=STEP_BY_STEP)
 
+    @pytest.mark.basic
     @causal_or_not
     @odd_blocks
     def test_blocks_that_do_not_divide(self, rng, blocks, causal):
@@ -438,6 +444,7 @@ class TestPagedDecode:
                 raise
         return seen
 
+    @pytest.mark.basic
     def test_worked_example(self):
         k_cache, v_cache = torch.zeros(4, 2, 1, 1), torch.arange(1.0, 9.0).view(4, 2, 1, 1)
         tensors = (torch.ones(1, 1, 1), k_cache, v_cache, torch.tensor([[2, 0, -1]]), torch.tensor([3]))
@@ -451,6 +458,7 @@ class TestPagedDecode:
         hint = GARBAGE if got.isnan().any() else ""
         assert_equal("o, the mean of 5, 6 and 1,", round(float(got), 5), 4.0, mistakes=mistakes, hint=hint)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(
         ("lengths", "dtype"), [((1, 5, 45), torch.float32), ((8, 16), torch.float16)], ids=["1-5-45", "8-16-float16"]
     )

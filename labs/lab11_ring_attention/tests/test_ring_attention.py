@@ -142,11 +142,13 @@ class TestUnshard:
 class TestCausalWork:
     """Pairs of every rank and step, exactly."""
 
+    @pytest.mark.basic
     @by_layout
     @worked_splits
     def test_worked_example(self, n_tokens, world_size, layout):
         assert_work(causal_work(n_tokens, world_size, layout), n_tokens, world_size, layout)
 
+    @pytest.mark.basic
     @by_layout
     def test_random_sizes(self, rng, layout):
         for n_tokens, world_size in splits(rng, layout):
@@ -248,9 +250,11 @@ def hidden_case(rng, layout):
 class TestRingAttentionForward:
     """Blocks of keys pass by; nobody ever holds all of them."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         attend("ring_attention_forward", worked_case(), hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @every_case_of_a_ring
     def test_results(self, rng, row):
         case = row.draw(RingCase.drawn, rng)
@@ -326,6 +330,7 @@ class TestRingAttentionForward:
 class TestRingAttentionBackward:
     """Sums of gradients travel with their block, and come home."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         attend(
             "ring_attention_backward",
@@ -334,6 +339,7 @@ class TestRingAttentionBackward:
             hint="a step gives other numbers than the handout's",
         )
 
+    @pytest.mark.basic
     @every_case_of_a_ring
     def test_results(self, rng, row):
         case = row.draw(RingCase.drawn, rng)
@@ -395,9 +401,11 @@ class TestRingAttentionBackward:
 class TestAllGatherAttention:
     """All keys at once: the same bytes, other memory."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         attend("all_gather_attention", worked_case(), hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @every_case
     def test_results(self, rng, row):
         case = row.draw(RingCase.drawn, rng)
@@ -438,9 +446,11 @@ class TestAllGatherAttention:
 class TestUlyssesAttention:
     """Tokens for heads, and back."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         attend("ulysses_attention", worked_case(), hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @every_case
     def test_results(self, rng, row):
         case = row.draw(partial(RingCase.drawn, by_heads=True), rng)

@@ -61,6 +61,7 @@ TOP_OF_ALL = "the maximum is that of the scores and the sink, and it may be far 
 class TestMlaDecode:
     """One latent vector a token, read once, and never a key or a value of a head. A head is one query."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         one, c_kv = torch.ones(1, 1), torch.tensor([[0.0], [1.0]])
         W_UK, W_UV = torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 3.0)
@@ -69,6 +70,7 @@ class TestMlaDecode:
         with report_mutation_first(given):
             case.check(mla_decode(*given.values()), hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     def test_many_blocks_of_tokens(self, rng):
         """What is right for a few tokens, and not for many, is wrong between blocks."""
         hint = "blocks of tokens do not fit together: l and o are rescaled when the maximum moves, and the last block"
@@ -164,6 +166,7 @@ class TestMlaDecode:
 class TestAttentionWithSinks:
     """What stays in the cache, and its places there."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         """All numbers of q and k are 1: weights show which tokens token 9 sees, and how far away each is."""
         case = SinkCase(torch.ones(1, 2), torch.ones(10, 2), torch.eye(10), window=3, num_sinks=2)
@@ -173,6 +176,7 @@ class TestAttentionWithSinks:
                 attention_with_sinks(*given.values(), 3, 2), hint="a step gives other numbers than the handout's"
             )
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(("window", "num_sinks"), [(4, 2), (50, 2)])
     @pytest.mark.parametrize("row", rows("N129x7", "N65x20", "logits_times_10000"))
     def test_results(self, rng, row, window, num_sinks):
@@ -260,11 +264,13 @@ class TestAttentionSinkLogit:
         with report_mutation_first(given):
             case.check(attention_sink_logit(*given.values()), hint=hint, nan_hint=nan_hint)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         v = torch.tensor([[[2.0], [4.0]]])
         case = LogitCase(torch.ones(1, 1, 1), torch.zeros(1, 2, 1), v, torch.zeros(1))
         self.check(case, hint="a step gives other numbers than the handout's")
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("row", rows("logits_far_below", "logits_times_10000"))
     def test_results(self, rng, row):
         hint = IN_HALF if row.hint == SHORT_SUMS else row.hint
@@ -347,9 +353,11 @@ class TestQuantizeKv:
         with report_mutation_first(given):
             assert_quantized(quantize_kv(*given.values(), bits, group), k, v, bits, group, hint)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         self.check(*WORKED, 2, 4)
 
+    @pytest.mark.basic
     @by_bits
     def test_random_sizes(self, rng, bits):
         for _ in range(6):
@@ -472,12 +480,14 @@ class TestCacheUnderBudget:
     def check(self, model, nbytes, tokens):
         assert_scheme(cache_under_budget(copy.deepcopy(model), nbytes, tokens), model, nbytes, tokens)
 
+    @pytest.mark.basic
     def test_worked_example(self, rng):
         schemes = [{"kind": "full"}, {"kind": "quantized", "bits": 4, "group": 4}]
         model = random_model(rng, schemes, heads=2, n_tokens=8, d=4, layers=1)
         for nbytes in (256, 255):
             self.check(model, nbytes, 8)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("scheme", [*SCHEMES, OVERLAPPING], ids=scheme_id)
     def test_one_scheme(self, rng, scheme):
         """Also for fewer tokens than a window or a group of the scheme holds."""

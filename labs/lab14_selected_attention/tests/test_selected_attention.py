@@ -69,6 +69,7 @@ BOUNDS = [
 class TestPageBounds:
     """Two vectors a page, from its keys and from nothing else."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         K = torch.tensor([[1.0, -2.0], [3.0, -5.0], [-4.0, -1.0]])
         lows, highs = assert_tuple("page_bounds's result", page_bounds(K, 2), ("lows", "highs"))
@@ -79,6 +80,7 @@ class TestPageBounds:
         padded = {"the last page is padded with zeros, which enter its bounds": [[3, -2], [0, 0]]}
         assert_equal("highs", highs.tolist(), [[3, -2], [-4, -1]], mistakes=padded)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", BOUNDS)
     def test_bounds(self, rng, sizes):
         case = bounds_case(rng, **sizes)
@@ -123,6 +125,7 @@ SCORES = [
 class TestPageScores:
     """A bound on every product of the query with a key of the page."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         q, low, high = (torch.tensor(x) for x in ([[2.0, -1.0]], [[[1.0, -5.0]]], [[[3.0, -2.0]]]))
         got = page_scores(q, low, high)
@@ -132,6 +135,7 @@ class TestPageScores:
             "the larger of q · low and q · high is taken after the sum": [[8.0]],
         })  # fmt: skip
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", SCORES)
     def test_scores(self, rng, sizes):
         case = scores_case(rng, **sizes)
@@ -184,6 +188,7 @@ PAGES = [
 class TestSelectPages:
     """One choice for a group, the first and the current page in it, sorted."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         scores = torch.tensor([[9.0, 1.0, 5.0, 5.0, 2.0], [0.0, 1.0, 4.0, 6.0, 2.0]])
         mistakes = {
@@ -192,6 +197,7 @@ class TestSelectPages:
         }
         assert_rows("pages", select_pages(scores, 1, 3, 4), torch.tensor([[0, 3, 4]]), mistakes)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", PAGES)
     def test_pages(self, rng, sizes):
         case = pages_case(rng, **sizes)
@@ -242,6 +248,7 @@ class TestSelectedDecode:
                          hint=hint, nan_hint=NOTHING)  # fmt: skip
             assert_dtype(name, x, case.dtypes[name])
 
+    @pytest.mark.basic
     def test_worked_example(self):
         K, V = torch.zeros(1, 5, 1), torch.arange(1.0, 6.0).view(1, 5, 1)
         got = selected_decode(torch.ones(1, 1), K, V, torch.tensor([[0, 2]]), 2)
@@ -250,6 +257,7 @@ class TestSelectedDecode:
         assert_close("o", o, mean, baseline=mean.numpy(), mistakes={"a place after the last token counts": mean * 0.75})
         assert_close("lse", lse, torch.tensor([3.0]).log(), baseline=torch.tensor([3.0]).log().numpy())
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", DECODE)
     def test_decode(self, rng, sizes):
         case = decode_case(rng, **sizes)
@@ -318,12 +326,14 @@ SPARSE = [
 class TestBlockSparseAttention:
     """A prompt in which each query chooses its blocks, without an N × N tensor."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         Q, K, V = (torch.tensor(x).view(3, 1) for x in ([0.0, 0.0, 1.0], [1.0, 3.0, 2.0], [1.0, 2.0, 4.0]))
         e = torch.tensor(1.0).exp()
         want = torch.stack([torch.tensor(1.0), torch.tensor(1.5), (2 * e + 4) / (e + 1)]).view(3, 1)
         assert_close("O", block_sparse_attention(Q, K, V, 1, 1), want, baseline=want.numpy())
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", SPARSE)
     def test_output(self, rng, sizes):
         case = sparse_case(rng, **sizes)
@@ -400,6 +410,7 @@ TOKENS = [
 class TestIndexTopTokens:
     """The best tokens up to each query, by heads that look at one small key per token."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         q, k = torch.ones(1, 1, 1), torch.tensor([[3.0], [-1.0], [2.0]])
         mistakes = {"the query is placed at the first token, and not at the last": torch.tensor([[0, -1]])}
@@ -412,6 +423,7 @@ class TestIndexTopTokens:
         got = index_top_tokens(q, -torch.ones(1, 1), k, 2)
         assert_rows("tokens for w = −1", got, torch.tensor([[1, 2]]), mistakes)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", TOKENS)
     def test_tokens(self, rng, sizes):
         case = tokens_case(rng, **sizes)
