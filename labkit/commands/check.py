@@ -32,6 +32,7 @@ from labkit.suite.results import (
 )
 from labkit.suite.run import Listener, SuiteRun
 from labkit.suite.source_check import Finding, check_source
+from labkit.suite.source_text import read_source
 from labkit.trace.offer import can_be_traced
 
 LONG_SECONDS = 15.0
@@ -115,7 +116,7 @@ def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
 
 def source_findings(lab: Lab) -> list[Finding]:
     """What the source check shows of the student's file, as it will run when it is graded."""
-    return check_source(without_main_block(lab.student_file.read_text(encoding="utf-8-sig"), lab), lab)
+    return check_source(without_main_block(read_source(lab.student_file), lab), lab)
 
 
 def library_results(results: Sequence[TestResult], findings: Sequence[Finding]) -> list[TestResult]:

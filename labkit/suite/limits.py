@@ -70,21 +70,21 @@ class _Limit:
     def __init__(self, cpu_seconds: float, wall_seconds: float) -> None:
         self.cpu_seconds, self.wall_seconds = cpu_seconds, wall_seconds
         self.cpu_began, self.began = cpu_seconds_now(), time.monotonic()
-        self.is_over = self.has_ended = False
+        self.fired = self.finished = False
 
     def cpu_seconds_left(self) -> float:
         return self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
 
     def exceeded(self, signum: int, _frame: FrameType | None) -> None:
-        if self.has_ended:
+        if self.finished:
             return
         error = TookTooLong(self.cpu_seconds)
         if signum == signal.SIGALRM:
             seconds, used = time.monotonic() - self.began, cpu_seconds_now() - self.cpu_began
-            if used >= seconds * WAITING_SHARE and not self.is_over:
+            if used >= seconds * WAITING_SHARE and not self.fired:
                 return
             error = TookTooLong(round(min(seconds, self.wall_seconds), 1), cpu_seconds=used)
-        self.is_over = True
+        self.fired = True
         raise error
 
 
@@ -110,7 +110,7 @@ def time_limit(cpu_seconds: float, wall_seconds: float = WALL_SECONDS) -> Iterat
         try:
             yield
         finally:  # a signal may still come here, and raise: the clean-up has a block of its own
-            limit.has_ended = True
+            limit.finished = True
     finally:
         _set_timers(0, 0)
         for number, handler in previous.items():

@@ -29,6 +29,7 @@ from labkit.suite.results import (
     add_up,
     lab_points,
 )
+from labkit.suite.source_text import read_source
 
 LONGEST_LINE = 160
 """Characters of a line of a message; what is longer is cut."""
@@ -192,7 +193,7 @@ def _traceback(error: BaseException) -> list[_Entry]:
         code = entry.tb_frame.f_code
         entries.append(_Entry(code.co_filename, entry.tb_lineno, code.co_name))
         entry = entry.tb_next
-    in_worker = getattr(error, "far_places", ())  # where the code runs in a worker
+    in_worker = getattr(error, "worker_frames", ())  # where the code runs in a worker
     return [*entries, *(_Entry(*place) for place in in_worker)]
 
 
@@ -377,7 +378,7 @@ def _place_of(lab: Lab, task: str) -> str:
     """The student's file, from the repository's root, and the line of the task, as editors and terminals open it."""
     file = str(lab.student_file.relative_to(lab.folder.parent.parent))
     with contextlib.suppress(OSError, ValueError):
-        for number, line in enumerate(lab.student_file.read_text(encoding="utf-8-sig").splitlines(), 1):
+        for number, line in enumerate(read_source(lab.student_file).splitlines(), 1):
             if re.match(rf"(def|class) {task}\b", line):
                 return f"{file}:{number}"
     return file
@@ -403,7 +404,7 @@ def points_text(points: float) -> str:
 def tasks_called_by(lab: Lab) -> dict[str, list[str]]:
     """For each task, the earlier tasks that its code in the student's file calls, directly or through helpers."""
     try:
-        tree = ast.parse(lab.student_file.read_text(encoding="utf-8-sig"))
+        tree = ast.parse(read_source(lab.student_file))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return {}
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}

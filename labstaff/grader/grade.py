@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.forked import HEAVY, heavy_modules
+from labkit.suite.forked import SLOW_IMPORTS, heavy_modules
 from labkit.suite.limits import Limit
 from labkit.suite.messages import ending_text, result_lines
 from labkit.suite.results import Failure, How, Kind, State, TestResult, task_share
@@ -51,7 +51,9 @@ class Grader:
     """
 
     def __init__(self, labs: Iterable[Lab] = (), *, unsafe: bool = False) -> None:
-        modules = heavy_modules(*(file for lab in labs for file in lab.suite_files)) if labs else tuple(HEAVY.values())
+        modules = (
+            heavy_modules(*(file for lab in labs for file in lab.suite_files)) if labs else tuple(SLOW_IMPORTS.values())
+        )
         self._runner = SandboxedRunner(modules, unsafe=unsafe)
 
     def grade(self, submission: Submission, seed: int, source: Source | None = None) -> GradedSubmission:

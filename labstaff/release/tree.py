@@ -23,6 +23,7 @@ RELEASED = (
     ".devcontainer",
     ".gitignore",
     ".vscode",
+    "CHANGELOG.md",
     "CITATION.cff",
     "LICENSE",
     "README.md",

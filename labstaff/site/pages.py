@@ -17,7 +17,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "Chapters": ("docs/[0-9]*",),
     "To play with": ("docs/tile_loop", "docs/cache_blocks", "docs/ring", "docs/trace"),
     "Labs": ("labs/*/README",),
-    "Look up": ("docs/glossary", "docs/references"),
+    "Look up": ("docs/glossary", "docs/references", "docs/stability"),
     "Instructors": ("docs/instructors", "what_goes_wrong", "what_goes_wrong/*"),
 }
 """Captions, and the pages below them as far as they are there. Sphinx warns of a page that none names."""

@@ -230,7 +230,7 @@ def compiler() -> Iterator[Compiler]:
             sys.modules.update(_second[0].modules)
         else:
             _with_names(COMPILER_NAMES)
-            _say_no_last_words()
+            _silence_at_exit()
             _second.append(Compiler(_modules()))
             _second[0].modules["triton._C.libtriton"] = sys.modules["triton._C.libtriton"]
         yield _second[0]
@@ -355,7 +355,7 @@ def _anything(dtype: np.dtype) -> Any:
     return np.nan if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).max // 3 if dtype.kind in "iu" else True
 
 
-def _say_no_last_words() -> None:
+def _silence_at_exit() -> None:
     """Keep Triton's library from listing objects that Python has not released when the process ends."""
     import atexit
 
