@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -161,6 +161,10 @@ class Case:
         each = {"dQ": terms @ K, "dK": np.swapaxes(terms, -1, -2) @ Q}
         return {name: float(x.max(initial=0)) for name, x in each.items()}
 
+    def reference_of(self, name: str) -> Callable[..., Any]:
+        """The function that computes one result."""
+        return attention if name in ("O", "P", "L") else gradients
+
     def results(self, *, hidden: npt.ArrayLike | None = None, scale: float | None = None) -> Results:
         """All results in float64, with other keys hidden, or with another scale."""
         given: dict[str, Any] = {
@@ -202,7 +206,7 @@ class Case:
                 self.want[name],
                 baseline=self.baseline[name],
                 tolerance=self.tolerance_of(name),
-                reference=attention if name in ("O", "P", "L") else gradients,
+                reference=self.reference_of(name),
                 dtype=dtype,
                 mistakes=values,
                 hint=hint,
