@@ -40,9 +40,11 @@ from .support import (
     scores_case,
     sparse_case,
     tokens_case,
+    whole_numbers,
 )
 
 HALVES = [torch.float16, torch.bfloat16]
+full_and_half = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 NOTHING = "nothing is read: a maximum over no scores, −inf − (−inf), or 0 / 0"
 
 
@@ -90,9 +92,10 @@ class TestPageBounds:
             assert_close(name, x, case.want[name], baseline=baseline, dtype=case.dtype, mistakes=case.mistakes[name])
 
     @pytest.mark.cost
+    @full_and_half
     @pytest.mark.parametrize("n_full", [64, 256])
-    def test_keys_are_not_copied(self, rng, n_full):
-        case = bounds_case(rng, (16,) * n_full + (5,), 16, d=32)
+    def test_keys_are_not_copied(self, rng, n_full, dtype):
+        case = bounds_case(rng, (16,) * n_full + (5,), 16, d=32, dtype=dtype)
         K = case.given["K"]
         _, counts = measured("page_bounds", {"K": K}, 16)
         name = f"page_bounds (N = {len(K):,}, pages of 16)"
@@ -100,6 +103,15 @@ class TestPageBounds:
         assert_at_most(f"the peak of {name}", counts["peak_bytes"], K.nbytes // 2, hint=hint)
         hint = "read the keys once for the minimum and once for the maximum, and no more"
         assert_at_most(f"what {name} reads of K", counts["read"]["K"], 2 * K.nbytes, hint=hint)
+
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=8)
+    def test_far_from_a_copy(self, rng, memory_limit):
+        K = drawn(rng, 131_072, 64, dtype=torch.bfloat16)
+        lows, highs = memory_limit(page_bounds, K, 64)
+        pages = K.unflatten(0, (-1, 64))
+        right = torch.equal(lows, pages.amin(1)) and torch.equal(highs, pages.amax(1))
+        require(right, "memory stayed within the limit, but bounds of 131,072 keys in pages of 64 are wrong")
 
     @pytest.mark.refuses
     def test_bad_pages(self):
@@ -144,9 +156,10 @@ class TestPageScores:
         assert_dtype("scores", got, case.dtype)
 
     @pytest.mark.cost
+    @full_and_half
     @pytest.mark.parametrize("n_pages", [256, 1024])
-    def test_no_product_of_channels_for_every_head(self, rng, n_pages):
-        case = scores_case(rng, kv_heads=2, group=8, n_pages=n_pages, size=1, d=32)
+    def test_no_product_of_channels_for_every_head(self, rng, n_pages, dtype):
+        case = scores_case(rng, kv_heads=2, group=8, n_pages=n_pages, size=1, d=32, dtype=dtype)
         _, counts = measured("page_scores", case.given)
         name = f"page_scores (16 heads on 2, {n_pages} pages, d = 32)"
         hint = "products of single channels, (H_q, P, d), are held at once: a matrix product holds only their sums"
@@ -155,6 +168,16 @@ class TestPageScores:
             nbytes = case.given[which].nbytes
             hint = "bounds are read again for each query head, or copied: the heads of a group share one read"
             assert_at_most(f"what {name} reads of {which}", counts["read"][which], nbytes, hint=hint)
+
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=8)
+    def test_far_from_products_of_channels(self, rng, memory_limit):
+        q, keys = drawn(rng, 16, 32, dtype=torch.bfloat16), drawn(rng, 2, 8192, 2, 32, dtype=torch.bfloat16)
+        lows, highs = keys.amin(-2), keys.amax(-2)
+        got = memory_limit(page_scores, q, lows, highs)
+        rows = q.float().unflatten(0, (2, 8))
+        want = (rows.clamp(min=0) @ highs.float().mT + rows.clamp(max=0) @ lows.float().mT).flatten(0, 1)
+        assert_close("scores of 8,192 pages", got, want, plain=want.numpy(), roundings=100)
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self):
@@ -275,20 +298,36 @@ class TestSelectedDecode:
         require_no_nan("o", o, "tokens that were not chosen are read, and masked or given no weight")
 
     @pytest.mark.cost
+    @full_and_half
     @pytest.mark.parametrize("n_tokens", [1024, 4096])
-    def test_bytes_read_and_held(self, rng, n_tokens):
-        case = decode_case(rng, n_tokens=n_tokens, page=16, n_chosen=8, group=4, d=64, d_v=64)
+    def test_bytes_read_and_held(self, rng, n_tokens, dtype):
+        case = decode_case(rng, n_tokens=n_tokens, page=16, n_chosen=8, group=4, d=64, d_v=64, dtype=dtype)
         tensors = {name: case.given[name] for name in ("q", "K", "V", "pages")}
         got, counts = measured("selected_decode", tensors, 16)
         self.check(case, got)
         name = f"selected_decode (8 heads on 2, N = {n_tokens:,}, 8 pages of 16)"
         require_own_work(not counts["fused"], f"{name} calls torch's own attention ({', '.join(counts['fused'])})")
-        chosen = 2 * 8 * 16 * 64 * 4
+        chosen = 2 * 8 * 16 * 64
         hint = "the pages are read for each query head, or more than the pages: once per key head, and nothing else"
+        if dtype != torch.float32:
+            hint += "; a cache that is converted to float32 is read whole: convert only what was chosen"
         for which in "KV":
-            assert_at_most(f"what {name} reads of {which}", counts["read"][which], chosen, hint=hint)
-        hint = "at most three times the chosen keys and values: is something held that grows with the cache?"
-        assert_at_most(f"the peak of {name}", counts["peak_bytes"], 3 * 2 * chosen, hint=hint)
+            assert_at_most(f"what {name} reads of {which}", counts["read"][which], chosen * dtype.itemsize, hint=hint)
+        hint = "at most three times the chosen keys and values in float32: is something held that grows with the cache?"
+        assert_at_most(f"the peak of {name}", counts["peak_bytes"], 3 * 2 * chosen * 4, hint=hint)
+
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=8)
+    def test_far_from_the_whole_cache(self, rng, memory_limit):
+        q, K, V = (drawn(rng, *shape, 64, dtype=torch.bfloat16) for shape in ((8,), (2, 32_768), (2, 32_768)))
+        pages = torch.tensor([[3, 700, 2047], [0, 11, 1500]])
+        got = memory_limit(selected_decode, q, K, V, pages, 16)
+        tokens = (pages[..., None] * 16 + torch.arange(16)).flatten(1)
+        k, v = (torch.stack([x[head, tokens[head]] for head in (0, 1)]).float() for x in (K, V))
+        o, lse = attend(q.float().unflatten(0, (2, 4)) @ k.mT / 8, v)
+        o, lse = o.flatten(0, 1).bfloat16().float(), lse.flatten()
+        assert_close("o over three pages of 32,768 tokens", got[0], o, plain=o.numpy(), dtype=torch.bfloat16)
+        assert_close("lse over three pages of 32,768 tokens", got[1], lse, plain=lse.numpy(), roundings=100)
 
     @pytest.mark.refuses
     def test_bad_arguments(self):
@@ -363,9 +402,10 @@ class TestBlockSparseAttention:
             assert_close(name, got[i], wanted[torch.float64][i], baseline=wanted[torch.float32][i].numpy())
 
     @pytest.mark.cost
-    def test_memory_and_work(self, rng):
+    @full_and_half
+    def test_memory_and_work(self, rng, dtype):
         for n in (512, 1024):
-            Q, K, V = (drawn(rng, n, 8) for _ in range(3))
+            Q, K, V = (drawn(rng, n, 8, dtype=dtype) for _ in range(3))
             O, counts = measured("block_sparse_attention", {"Q": Q, "K": K, "V": V}, 32, 2)
             name = f"block_sparse_attention (N = {n:,}, d = 8, blocks of 32, top 2)"
             require(O.shape == V.shape, f"{name} returns the shape {tuple(O.shape)}, expected {tuple(V.shape)}")
@@ -376,6 +416,23 @@ class TestBlockSparseAttention:
             hint = "blocks that a query did not choose are multiplied with it"
             assert_at_most(f"what {name} multiplies", counts["flops"], 2 * needed, unit="FLOPs", hint=hint)
             require(counts["flops"] > 0, f"{name} makes no matrix product: write products with @")
+
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=32)
+    def test_far_from_a_matrix(self, rng, memory_limit):
+        Q, K = (whole_numbers(rng, -3, 3, 4096, 16) for _ in range(2))
+        V, tokens = drawn(rng, 4096, 16), torch.arange(4096)
+        got = memory_limit(block_sparse_attention, Q, K, V, 64, 2)
+        own, means = tokens // 64, K.unflatten(0, (64, 64)).mean(1)
+        gate = (Q @ means.T).masked_fill(torch.arange(64) >= own[:, None], -torch.inf)
+        chosen = gate.sort(dim=-1, descending=True, stable=True).indices[:, :2]
+        some = []
+        for rows in tokens.split(64):
+            seen = (own == chosen[rows, :, None]).any(1) | (own == own[rows, None])
+            scores = (Q[rows] @ K.T / 4).masked_fill(~seen | (tokens > rows[:, None]), -torch.inf)
+            some.append(scores.softmax(-1) @ V)
+        want = torch.cat(some)
+        assert_close("O of 4,096 tokens", got, want, plain=want.numpy(), roundings=100)
 
     @pytest.mark.refuses
     def test_bad_arguments(self):
@@ -436,10 +493,11 @@ class TestIndexTopTokens:
         assert_rows("tokens", got, case.want, case.mistakes, hint)
 
     @pytest.mark.cost
-    def test_memory(self, rng):
+    @full_and_half
+    def test_memory(self, rng, dtype):
         peaks = []
         for n in (512, 1024):
-            q, w, k = drawn(rng, n, 4, 8), drawn(rng, n, 4), drawn(rng, n, 8)
+            q, w, k = (drawn(rng, n, *shape, dtype=dtype) for shape in ((4, 8), (4,), (8,)))
             got, counts = measured("index_top_tokens", {"q_index": q, "w": w, "k_index": k}, 16)
             name = f"index_top_tokens (N = {n:,}, 4 heads, top 16)"
             require(tuple(got.shape) == (n, 16), f"{name} returns the shape {tuple(got.shape)}, expected {(n, 16)}")
@@ -448,6 +506,16 @@ class TestIndexTopTokens:
             peaks.append(counts["peak_bytes"])
         hint = "with twice the tokens N × N grows fourfold: the number of queries at a time grows with N?"
         assert_at_most("the peak at N = 1,024", peaks[1], 3 * peaks[0], hint=hint)
+
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=12)
+    def test_far_from_a_matrix(self, rng, memory_limit):
+        q, w, k = (whole_numbers(rng, -3, 3, 2048, *shape) for shape in ((2, 8), (2,), (8,)))
+        got = memory_limit(index_top_tokens, q, w, k, 16)
+        scores = sum(w[:, j, None] * (q[:, j] @ k.T).relu() for j in (0, 1))
+        scores.masked_fill_(torch.ones(2048, 2048, dtype=torch.bool).triu(1), -torch.inf)
+        want = scores.sort(dim=-1, descending=True, stable=True).indices[:, :16].sort(-1).values
+        assert_rows("tokens of the queries 15 to 2,047", got[15:], want[15:])
 
     @pytest.mark.refuses
     def test_bad_arguments(self):
