@@ -15,6 +15,7 @@ from selected_attention import (
 from labkit.testing.attention.table import OVERFLOW
 from labkit.testing.compare import (
     TOLERANCE,
+    Tolerance,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -177,7 +178,7 @@ class TestPageScores:
         got = memory_limit(page_scores, q, lows, highs)
         rows = q.float().unflatten(0, (2, 8))
         want = (rows.clamp(min=0) @ highs.float().mT + rows.clamp(max=0) @ lows.float().mT).flatten(0, 1)
-        assert_close("scores of 8,192 pages", got, want, plain=want.numpy(), roundings=100)
+        assert_close("scores of 8,192 pages", got, want, baseline=want.numpy(), tolerance=Tolerance(roundings=100))
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self):
@@ -326,8 +327,14 @@ class TestSelectedDecode:
         k, v = (torch.stack([x[head, tokens[head]] for head in (0, 1)]).float() for x in (K, V))
         o, lse = attend(q.float().unflatten(0, (2, 4)) @ k.mT / 8, v)
         o, lse = o.flatten(0, 1).bfloat16().float(), lse.flatten()
-        assert_close("o over three pages of 32,768 tokens", got[0], o, plain=o.numpy(), dtype=torch.bfloat16)
-        assert_close("lse over three pages of 32,768 tokens", got[1], lse, plain=lse.numpy(), roundings=100)
+        assert_close("o over three pages of 32,768 tokens", got[0], o, baseline=o.numpy(), dtype=torch.bfloat16)
+        assert_close(
+            "lse over three pages of 32,768 tokens",
+            got[1],
+            lse,
+            baseline=lse.numpy(),
+            tolerance=Tolerance(roundings=100),
+        )
 
     @pytest.mark.refuses
     def test_bad_arguments(self):
@@ -432,7 +439,7 @@ class TestBlockSparseAttention:
             scores = (Q[rows] @ K.T / 4).masked_fill(~seen | (tokens > rows[:, None]), -torch.inf)
             some.append(scores.softmax(-1) @ V)
         want = torch.cat(some)
-        assert_close("O of 4,096 tokens", got, want, plain=want.numpy(), roundings=100)
+        assert_close("O of 4,096 tokens", got, want, baseline=want.numpy(), tolerance=Tolerance(roundings=100))
 
     @pytest.mark.refuses
     def test_bad_arguments(self):
