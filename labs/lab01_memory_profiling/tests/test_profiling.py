@@ -33,8 +33,8 @@ from labkit.testing.unchanged import report_mutation_first, unchanged
 
 from .probes import (
     arrays_of_call,
-    drawn,
     measured_in_turn,
+    plotted,
     profile_of_a_generator,
     result_and_weights,
     results_once_analyzed,
@@ -401,7 +401,7 @@ RESULTS = made_up([64, 512, 128, 256])
 @functools.cache
 def drawn_once(**options):
     """What is in the Axes after drawing RESULTS; drawn once for all tests that look at it."""
-    return drawn(copy.deepcopy(RESULTS), **options)
+    return plotted(copy.deepcopy(RESULTS), **options)
 
 
 class TestPlotMemoryScaling:
@@ -446,7 +446,7 @@ class TestPlotMemoryScaling:
     @pytest.mark.basic
     def test_lengths_drawn_at_random(self, rng):
         results = made_up([int(n) for n in rng.choice(np.arange(60, 4000), 4, replace=False)])
-        x, y = self.lines(drawn(copy.deepcopy(results)))["attention weights"]
+        x, y = self.lines(plotted(copy.deepcopy(results)))["attention weights"]
         assert_equal("x of 'attention weights'", [int(n) for n in x], sorted(results))
         want = np.array([results[n]["attention_matrix_memory"] for n in sorted(results)]) / 2**20
         assert_close("y of 'attention weights'", np.asarray(y, float), want, baseline=want.astype(np.float32))
