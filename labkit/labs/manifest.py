@@ -103,7 +103,7 @@ class Lab(_Written, frozen=True, kw_only=True):
 
     @property
     def suite_files(self) -> list[Path]:
-        """The test module and its helpers, `support.py` and `probes.py` next to it."""
+        """The test module and its helpers next to it: `support.py` or what it was divided into, `probes.py`."""
         return sorted(self.suite_file.parent.glob("*.py"))
 
     @property

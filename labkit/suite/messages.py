@@ -117,11 +117,14 @@ def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, 
         notes = tuple(getattr(error, "__notes__", ()))
         cause = _usual_cause(text, own[-1].code) or stated_cause("\n".join([text, *notes]))
         return State.CRASHED, Failure(text, cause, notes=notes, place=place, error=kind)
+    tests = [entry for entry in entries if Path(entry.file).name.startswith("test_")]
     if isinstance(error, AssertionError):
         code = "" if text else entries[-1].code
+        lines = [f"{each.place(each.function)}: {each.code}" for each in tests[-1:]]
+        details = (*lines, *getattr(error, "__notes__", ()))
         recognised, exceeded = getattr(error, "recognised", ""), _exceeded_memory(error)
-        return State.WRONG, Failure(text, stated_cause(text), recognised, code=code, exceeded=exceeded)
-    tests = [entry for entry in entries if Path(entry.file).name.startswith("test_")]
+        cause = stated_cause(text)
+        return State.WRONG, Failure(text, cause, recognised, code=code, exceeded=exceeded, details=details)
     code = (tests or entries)[-1].code
     return State.WRONG, Failure(text, _usual_cause(text, code) or stated_cause(text), error=kind, code=code)
 
@@ -270,13 +273,15 @@ def run_lines(
     results: Sequence[TestResult],
     *,
     everything: bool = False,
+    details: bool = False,
     whole_suite: WholeSuite | None = None,
     more: str = "-v",
 ) -> list[Line]:
     """The lines of a run: one per task, what failed and why, the points, and what to do next.
 
     Args:
-        everything: show every failed test in full, not only the first few that say something new.
+        everything: show every failed test in full, not only the first few that say something new; and its details.
+        details: show the details of failed tests.
         whole_suite: the names of all tests of each task, where not all of them may have been run.
         more: the option that shows everything, where the lines are shown.
     """
@@ -285,7 +290,7 @@ def run_lines(
         return unusable_lines(lab, problem, tasks)
     parts = _parts(results, whole_suite or {})
     following = _following(lab, tasks)
-    lines = task_lines(lab, results, everything=everything, whole_suite=whole_suite, more=more)
+    lines = task_lines(lab, results, everything=everything, details=details, whole_suite=whole_suite, more=more)
     hint = f"{following.name} — a hint: uv run lab hint {lab.number} {following.name}" if following else ""
     if not parts:
         return [*lines, *_closing(lab, tasks, hint)]
@@ -302,6 +307,7 @@ def task_lines(
     results: Sequence[TestResult],
     *,
     everything: bool = False,
+    details: bool = False,
     whole_suite: WholeSuite | None = None,
     more: str = "-v",
 ) -> list[Line]:
@@ -327,7 +333,7 @@ def task_lines(
             lines.append(task_line(lab, task_result, start_here=is_next))
             lines += map(Line, _capped(lab, task_result, own))
         lines += map(Line, _follows(called.get(name, []), tasks, task_result))
-        lines += _failures([result for result in own if not result.passed], everything, more)
+        lines += _failures([result for result in own if not result.passed], everything, details or everything, more)
     return lines
 
 
@@ -487,7 +493,7 @@ def _follows(called: Sequence[str], tasks: Mapping[str, TaskResult], task_result
             yield f"  your code for it calls {undone[0]}, which is not right yet: fix {undone[0]} first"
 
 
-def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable[Line]:
+def _failures(failed: list[TestResult], everything: bool, details: bool, more: str) -> Iterable[Line]:
     """The first distinct failures in full, the others by name; those that cost all points come first."""
     alike: dict[tuple[State, Failure], list[TestResult]] = {}
     for result in sorted(failed, key=lambda result: result.kind is not Kind.BORROWED):
@@ -500,6 +506,8 @@ def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable
         yield from (Line(f"      {line}") for line in result_lines(first))
         if number == 0 and not first.failure.recognised:
             yield from _recognised_later(failed)
+        if details:
+            yield from (Line(f"        {line}") for line in first.failure.details)
         if first.n_printed:
             lines = "1 line" if first.n_printed == 1 else f"{first.n_printed:,} lines"
             yield Line(f"      (your code printed {lines}; to see it: {more.replace('-v', '-s')})")

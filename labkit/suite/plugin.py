@@ -28,11 +28,6 @@ GPU_SECONDS = 120.0
 """For a test that starts CUDA and compiles kernels."""
 MAX_SLOW_TESTS = 3
 """After so many tests of a task have taken too long, the rest of that task is not begun."""
-N_GENERAL = 2
-"""How many of a class's tests, its first ones, check that results are right in general.
-
-If one of these fails, later tests leave out the cause that they are there for.
-"""
 EXPLAINED = pytest.StashKey[tuple[State, Failure]]()
 
 
@@ -66,7 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the manifests, install the import finder, and register the plugins of the run."""
+    """Read the manifests, install the import finder, and register the mark of basic tests and the run's plugins."""
+    config.addinivalue_line("markers", "basic: its failure is more general than what later tests of its class look for")
     try:
         labs = find_labs(ROOT)
     except ManifestError as error:
@@ -112,8 +108,8 @@ class LabResults:
         """By the lab's label: see `_borrowed`."""
         self._timed_out: Counter[str] = Counter()
         """How many tests of a class have taken too long."""
-        self._general: set[tuple[str, bool]] = set()
-        """The classes in which a plain test has failed, and whether by NaN, which has other causes."""
+        self._basic_failures: set[tuple[str, bool]] = set()
+        """The classes in which a basic test has failed, and whether by NaN, which has other causes."""
         self._resume_clocks: Callable[[], None] | None = None
         sources = [_source(config, lab) for lab in labs]
         self.sources = {source.lab.label: source for source in sources}
@@ -257,20 +253,19 @@ class LabResults:
         return item.stash[EXPLAINED]
 
     def _drop_hint(self, item: pytest.Item, error: BaseException) -> None:
-        """Remove a test's own hint from its message if a plain test of the task failed: the cause is more general."""
+        """Remove a test's own hint from its message if a basic test of the task failed: the cause is more general."""
         from labkit.testing.compare import WrongValue
 
         test_class = _class_of(item)
         own_hint, is_nan = getattr(error, "own_hint", ""), getattr(error, "is_nan", False)
-        if own_hint and (test_class, is_nan) in self._general:
+        if own_hint and (test_class, is_nan) in self._basic_failures:
             error.args = (str(error).replace(f"\n{own_hint}", ""),)
-        plain = isinstance(item, pytest.Function) and item.originalname in _plain_tests(item.cls)
-        if _kind(item) is Kind.EXACT and plain and not own_hint:
-            self._general.add((test_class, is_nan))
+        if _kind(item) is Kind.EXACT and item.get_closest_marker("basic") and not own_hint:
+            self._basic_failures.add((test_class, is_nan))
             if not isinstance(
                 error, WrongValue
             ):  # an exception: neither a wrong value nor NaN would have its own cause
-                self._general.add((test_class, not is_nan))
+                self._basic_failures.add((test_class, not is_nan))
 
     def _whole_suite(self, session: pytest.Session, lab: Lab) -> dict[str, set[str]]:
         """The names of all tests of each task of which some were run.
@@ -301,7 +296,9 @@ class LabLines:
             if results := self._run.results.get(lab.label):
                 whole = self._run.whole_suites.get(lab.label)
                 terminalreporter.write_line("")
-                for line in run_lines(lab, results, everything=terminalreporter.verbosity > 0, whole_suite=whole):
+                everything = terminalreporter.verbosity > 0
+                details = terminalreporter.config.getoption("solutions", False)
+                for line in run_lines(lab, results, everything=everything, details=details, whole_suite=whole):
                     terminalreporter.write_line(line, **({line.style: True} if line.style else {}))
         failed = terminalreporter.stats.pop("failed", [])
         try:
@@ -327,12 +324,6 @@ def _source(config: pytest.Config, lab: Lab) -> Source:
     if config.option.src:
         return Source(lab, config.option.src.resolve() / f"{lab.module}.py")
     return config.hook.pytest_lab_source(config=config, lab=lab) or student_source(lab)
-
-
-def _plain_tests(cls: type | None) -> list[str]:
-    """The first tests of a class, whichever of them run now. pytest lists those of base classes first."""
-    classes = reversed(cls.__mro__) if cls else ()
-    return list(dict.fromkeys(name for each in classes for name in vars(each) if name.startswith("test")))[:N_GENERAL]
 
 
 def _seconds(item: pytest.Item, lab: Lab) -> float:

@@ -96,6 +96,8 @@ class Failure:
         error: the exception's class, where it was no failed comparison.
         code: the line of the test that failed, where no other text says what it was.
         exceeded: the limit that was exceeded.
+        details: for authors, of a comparison that failed: the line of the test, the case, what was compared with what,
+            and how its limit was computed. Failures that differ in nothing else are the same.
     """
 
     message: str = ""
@@ -106,6 +108,7 @@ class Failure:
     error: str = ""
     code: str = ""
     exceeded: Exceeded | None = None
+    details: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -26,23 +28,80 @@ NAN_HINT = (
 )
 NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
 NOT_WRITTEN = "nothing is written there, and what `empty` found in memory stays; or a loop ends too early"
-SLACK = 4
-"""Times the error of a plain computation. Arrays are small here, so a few elements decide about the largest error:
-twice the error refused three of 28 right runs of Lab 05. `labstaff.calibrate` shows how much of it is used."""
 margin_recorder: Callable[[str, str, float], None] | None = None
 """Called with what was compared, the unit of its limit, and the share of the limit that was used; 1 is the limit."""
-ROUNDINGS = 8
-"""Units of rounding of the largest value, allowed besides: a plain computation of few numbers may be exact by luck."""
 NEAR = 8
 """A result is attributed to a mistake if it is within this many tolerances of that mistake's value."""
 NEAR_SHARE = 0.1
 """A mistake is named when it lies within this share of the error: an error just over the tolerance fits many."""
 RIVALS = 4
 """Two mistakes are both named if the distance of one is at most this many times that of the other."""
-MAX_CAUSES = 3
+MAX_CAUSES = 2
+"""Of causes that lead to the same values so many are named, the first ones."""
 
 Mentions = Sequence[str] | Mapping[str, Any]
 """Texts of which each must be in an error's message, or arguments by name: of each the name or the value."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest error allowed against a float64 reference; the defaults are those of every suite.
+
+    It is `slack` times the error of the baseline, a plain computation in the precision under test, plus `roundings`
+    units of rounding of the largest value, plus `atol`. FlashAttention's own tests (Dao et al. 2022) allow twice the
+    baseline's error, in far larger arrays: here a few elements decide about the largest error, and twice refused three
+    of 28 right runs of Lab 05. `labstaff.calibrate` shows how much is used.
+
+    Attributes:
+        slack: how often the error of the baseline is allowed.
+        roundings: a baseline of few numbers may be exact by luck.
+        largest: a value to count as the largest where the reference has none as large: of terms that cancel.
+        atol: an error allowed in any case, where the reference is only so exact or the handout says so.
+    """
+
+    slack: float = 4
+    roundings: float = 8
+    largest: float = 0.0
+    atol: float = 0.0
+
+    def times(self, factor: float) -> Tolerance:
+        """As much as `factor` times this tolerance."""
+        return replace(self, slack=self.slack * factor, roundings=self.roundings * factor, atol=self.atol * factor)
+
+    def for_scores(self, scores: npt.ArrayLike) -> Tolerance:
+        """For results of attention: two roundings more for each unit of the largest finite score.
+
+        A score s, a sum, is off by about 2 |s| units, here and in the reference, and its power by as many.
+        """
+        values = np.asarray(scores, dtype=np.float64)
+        largest = float(np.abs(values[np.isfinite(values)]).max(initial=0))
+        return replace(self, roundings=self.roundings + 2 * largest)
+
+    def limit(self, want: npt.ArrayLike, baseline: npt.ArrayLike | Sequence[npt.ArrayLike]) -> Limit:
+        """The largest error allowed. Of several baselines the one that allows the most counts."""
+        if isinstance(baseline, list | tuple):
+            return max(self.limit(want, each) for each in baseline)
+        reference, computed = np.asarray(want, dtype=np.float64), np.asarray(baseline)
+        finite = np.isfinite(reference)
+        if not finite.any():
+            return Limit(self.atol, f"{self.atol:g}, with no finite number to compare")
+        lost = float(np.abs(computed.astype(np.float64)[finite] - reference[finite]).max())
+        unit = float(np.finfo(computed.dtype).eps)
+        largest = max(self.largest, float(np.abs(reference[finite]).max()))
+        terms = [f"{self.slack:g} × {lost:.2g} (error of the baseline)"]
+        terms += [f"{self.roundings:.3g} × {unit:.2g} × {largest:.3g} (roundings × unit of {computed.dtype} × largest)"]
+        terms += [f"{self.atol:g}"] if self.atol else []
+        return Limit(self.slack * lost + self.roundings * unit * largest + self.atol, " + ".join(terms))
+
+
+class Limit(NamedTuple):
+    """The largest error allowed, and its terms as text."""
+
+    allowed: float
+    terms: str
+
+
+TOLERANCE = Tolerance()
 
 
 def assert_close(
@@ -50,11 +109,9 @@ def assert_close(
     got: Any,
     want: npt.ArrayLike,
     *,
-    plain: npt.ArrayLike | Sequence[npt.ArrayLike],
-    slack: float = SLACK,
-    roundings: float = ROUNDINGS,
-    largest: float = 0.0,
-    atol: float = 0.0,
+    baseline: npt.ArrayLike | Sequence[npt.ArrayLike],
+    tolerance: Tolerance = TOLERANCE,
+    reference: Callable[..., Any] | None = None,
     dtype: Any = None,
     mistakes: Mistakes | None = None,
     hint: str = "",
@@ -62,18 +119,15 @@ def assert_close(
 ) -> None:
     """Fail unless `got` is as near to `want` as a computation in its own precision can be expected to be.
 
-    `want` is the float64 reference and `plain` the same quantity computed plainly in the precision under test. The
-    largest error allowed is four times that of `plain`, plus eight units of rounding of the largest value
-    (FlashAttention's own tests, Dao et al. 2022, allow twice, in far larger arrays). −inf and NaN must be where they
-    are in `want`.
+    −inf and NaN must be where they are in `want`. An author reads in the failure's notes what was compared with what,
+    and how the limit was computed.
 
     Args:
         name: what the quantity is called in the handout.
-        plain: an array; or several, of which the worst counts.
-        slack: how often the error of `plain` is allowed.
-        roundings: how many units of rounding of the largest value are allowed besides.
-        largest: a value to count as the largest where `want` has none as large: of terms that cancel.
-        atol: an error that is allowed besides, where the reference is only so exact or the handout says so.
+        want: the float64 reference.
+        baseline: the same computed plainly in the precision under test: an array, or several: see `Tolerance`.
+        tolerance: the error allowed.
+        reference: the function that computed `want`, for the notes.
         dtype: the dtype `got` must have; None leaves it free.
         mistakes: usual mistakes and the value each leads to; one that matches is named as the cause.
         hint: what usually causes an error here, for when no mistake matches.
@@ -82,6 +136,26 @@ def assert_close(
     Raises:
         AssertionError: with a message for the student.
     """
+    limit = tolerance.limit(want, baseline)
+    try:
+        _assert_close(name, got, want, limit.allowed, dtype, mistakes, hint, nan_hint)
+    except AssertionError as error:
+        if reference is not None:
+            error.add_note(f"compared with {dotted_name(reference)}")
+        error.add_note(f"allowed {limit.allowed:.3g} = {limit.terms}")
+        raise
+
+
+def _assert_close(
+    name: str,
+    got: Any,
+    want: npt.ArrayLike,
+    allowed: float,
+    dtype: Any,
+    mistakes: Mistakes | None,
+    hint: str,
+    nan_hint: str,
+) -> None:
     if nan_hint == NAN_FROM_EMPTY:
         mistakes = None  # numbers that were made from poisoned memory are no mistake's
     value = as_array(name, got)
@@ -90,7 +164,6 @@ def assert_close(
     if dtype is not None:
         assert_dtype(name, got, dtype)
     computed = value.astype(np.float64)
-    allowed = tolerance(reference, plain, slack, roundings, largest) + atol
     _assert_finite_alike(
         name,
         computed,
@@ -120,25 +193,6 @@ def assert_close(
         hint,
         NOT_WRITTEN if (rows or (error.ndim and wrong.all())) and _looks_unwritten(computed[wrong], reference) else "",
     )
-
-
-def tolerance(
-    want: npt.ArrayLike,
-    plain: npt.ArrayLike | Sequence[npt.ArrayLike],
-    slack: float = SLACK,
-    roundings: float = ROUNDINGS,
-    largest: float = 0.0,
-) -> float:
-    """The largest error allowed: `slack` times that of `plain`, plus `roundings` units of the largest value."""
-    if isinstance(plain, list | tuple):
-        return max(tolerance(want, each, slack, roundings, largest) for each in plain)
-    reference, baseline = np.asarray(want, dtype=np.float64), np.asarray(plain)
-    finite = np.isfinite(reference)
-    if not finite.any():
-        return 0.0
-    lost = float(np.abs(baseline.astype(np.float64)[finite] - reference[finite]).max())
-    rounding = float(np.finfo(baseline.dtype).eps) * max(largest, float(np.abs(reference[finite]).max()))
-    return slack * lost + roundings * rounding
 
 
 def assert_equal(name: str, got: Any, want: Any, *, mistakes: Mistakes | None = None, hint: str = "") -> None:
@@ -227,14 +281,24 @@ def assert_dtype(name: str, got: Any, dtype: Any, *, because: str = "the dtype o
 class WrongValue(AssertionError):
     """A value is off; or it is NaN, `is_nan`, where it must not be.
 
-    `own_hint` is the line of the message with what the test itself takes for the usual cause. Where a task's plain
-    tests fail too, it is not shown: the cause is more general than what this test looks for. `recognised` is the known
-    mistake whose values these are.
+    `own_hint` is the line of the message with what the test itself takes for the usual cause. Where a task's
+    tests marked `basic` fail too, it is not shown: the cause is more general than what this test looks for.
+    `recognised` is the known mistake whose values these are.
     """
 
     def __init__(self, message: str, own_hint: str = "", *, is_nan: bool = False, recognised: str = "") -> None:
         super().__init__(message)
         self.own_hint, self.is_nan, self.recognised = own_hint, is_nan, recognised
+
+
+@contextlib.contextmanager
+def noted(text: Callable[[], str]) -> Iterator[None]:
+    """Add `text()` to the notes of a comparison that fails in the block: what an author reads of it."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(text())
+        raise
 
 
 def compare_each(names: Iterable[str], check: Callable[[str], None]) -> None:
@@ -485,8 +549,13 @@ def _fitting(
 
 
 def _either(causes: Sequence[str]) -> str:
-    """Causes that lead to the same values; none where so many do that it says nothing."""
-    return "; or when ".join(causes) if len(causes) <= MAX_CAUSES else ""
+    """The first causes of those that lead to the same values."""
+    return "; or when ".join(causes[:MAX_CAUSES])
+
+
+def dotted_name(function: Callable[..., Any]) -> str:
+    """A function's module and name: `labkit.testing.attention.reference.attention`."""
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _apart(first: npt.NDArray, second: npt.NDArray) -> float:

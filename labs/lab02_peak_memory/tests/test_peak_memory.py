@@ -73,6 +73,7 @@ class TestMemoryTracker:
         codes = [step.code for step in steps], [step.code for step in afterwards]
         assert_readings([*steps, *afterwards], readings(*codes, before, device, gpus))
 
+    @pytest.mark.basic
     def test_worked_example(self):
         self.check(
             After("x = torch.zeros(1000)", 4000, 4000),
@@ -80,6 +81,7 @@ class TestMemoryTracker:
             After("del x", 4000, 8000, "what is released no longer counts"),
         )
 
+    @pytest.mark.basic
     def test_the_peak_is_of_one_moment(self):
         hint = "arrays came and went: a released storage's identity is used again"
         self.check(
@@ -267,6 +269,7 @@ class TestMeasureMemory:
         assert_bytes(name, peak_bytes, want, mistakes, hint)
         return result
 
+    @pytest.mark.basic
     def test_worked_example(self):
         mistakes = {
             "the arguments are counted": 8004,
@@ -276,6 +279,7 @@ class TestMeasureMemory:
         result = self.check("(x + 1).sum()", torch.zeros(1000), 4004, mistakes)
         assert_equal("the result of (x + 1).sum()", float(result), 1000.0)
 
+    @pytest.mark.basic
     def test_random_sizes(self, rng):
         hint = "the peak is over what was there before this call, not what an earlier call needed"
         for n in (5000, *rng.integers(10, 4000, 3).tolist()):
@@ -345,11 +349,13 @@ class TestSavedForBackward:
         got = saved_for_backward(function(expression, *args), *args.values())
         assert_bytes(f"what is saved for {expression}", got, want, mistakes, hint)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         self.check("x.exp().sum()", 4000, "the output is counted")
         self.check("x.exp()", 0, "the output is counted")
         self.check("x.sin().sum()", 0, "the input is counted")
 
+    @pytest.mark.basic
     def test_a_storage_counts_once(self):
         hint = "exp saves its result, and the product saves the same storage twice more"
         mistakes = {"each time a tensor is saved counts": 16_000}
@@ -570,6 +576,7 @@ def paced_rows(forward_ms, backward_ms, *args, **asked):
 
 
 class TestBenchmarkAttention:
+    @pytest.mark.basic
     @simulated
     @pytest.mark.parametrize("device", ["cpu", "meta"])
     def test_other_rows(self, device, rng):
@@ -579,6 +586,7 @@ class TestBenchmarkAttention:
         for row in requested(benchmark_attention(*sizes, **asked), *sizes, **asked):
             assert_memory_columns(row)
 
+    @pytest.mark.basic
     @simulated
     def test_the_published_table(self):
         widths, lengths = list(MEM_MAX), list(ADD_MEM)

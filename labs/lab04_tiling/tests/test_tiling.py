@@ -13,7 +13,7 @@ from labkit.meters.arrays import BOOKKEEPING_BYTES
 from labkit.simulated_memory import SRAMOverflow
 from labkit.testing.attention.cases import Case, array_case, worked_example
 from labkit.testing.attention.mistakes import attention_mistakes
-from labkit.testing.attention.table import attention_cases, misfits
+from labkit.testing.attention.table import attention_cases, mismatched_shapes
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     as_array,
@@ -27,7 +27,7 @@ from labkit.testing.compare import (
     require_at_most,
 )
 from labkit.testing.tiles.counts import tiles_with_an_entry
-from labkit.testing.unchanged import changes_first, copied, left_alone
+from labkit.testing.unchanged import copied, report_mutation_first, unchanged
 from labkit.testing.work import assert_entries, assert_tile_sizes
 
 from .probes import attention_and_tiles, attention_on_nan, exponents_of_stand_ins, on_machine, peak_and_output
@@ -120,16 +120,18 @@ masked_or_not = pytest.mark.parametrize(
 def attend(case, blocks, hint="", nan_hint="", function=tiled_attention):
     """Call the student's function on copies of a case's arrays, and compare its output."""
     given = case.arguments
-    with changes_first(given):
+    with report_mutation_first(given):
         Q, K, V = (given[name] for name in "QKV")
         mask = {"mask": given["mask"]} if "mask" in given else {}
         assert_output(case, function(Q, K, V, *blocks, causal=case.causal, **mask), blocks, hint, nan_hint)
 
 
 class TestTiledAttention:
+    @pytest.mark.basic
     def test_worked_example(self):
         attend(Case(*worked_example()), (8, 5))
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("row", CASES)
     def test_results(self, rng, row):
         attend(row.draw(array_case, rng), (8, 5), hint=row.hint, nan_hint=row.nan_hint)
@@ -143,7 +145,7 @@ class TestTiledAttention:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = array_case(rng, n=20, d=8, masked=True).arguments
-        with left_alone(given):
+        with unchanged(given):
             tiled_attention(*(given[name] for name in "QKV"), 8, 5, mask=given["mask"])
 
     @masked_or_not
@@ -155,7 +157,7 @@ class TestTiledAttention:
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         Q, K, V = array_case(rng, n_queries=6, n_keys=5, d=8).inputs
-        assert_refused(functools.partial(tiled_attention, block_q=8, block_k=5), misfits(Q, K, V))
+        assert_refused(functools.partial(tiled_attention, block_q=8, block_k=5), mismatched_shapes(Q, K, V))
 
     @causal_or_not
     @pytest.mark.parametrize("cut", CUTS, ids=sizes)
@@ -338,6 +340,7 @@ class EitherTraffic:
     def run(self, case, blocks, **options):
         return Run(self.task, case.inputs, tuple(blocks), **options)
 
+    @pytest.mark.basic
     @by_trip
     def test_output(self, rng, trip):
         case = trip_case(rng, trip)
@@ -433,6 +436,7 @@ def traffic_of_ones(blocks, N_q, N_k, d, sram_bytes, dtype=np.float32):
 
 
 class TestChooseBlocks:
+    @pytest.mark.basic
     def test_fits(self, rng):
         for dtype_bytes in (2, 4) * 4:
             sram_bytes, d = int(rng.integers(1 << 15, 1 << 20)), int(rng.integers(12, 96))

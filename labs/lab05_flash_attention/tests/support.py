@@ -17,7 +17,7 @@ from labkit.testing.compare import (
     require,
     require_at_most,
 )
-from labkit.testing.unchanged import changes_first
+from labkit.testing.unchanged import report_mutation_first
 from labkit.testing.wording import dtype_name
 from labkit.testing.work import (
     assert_products_seen,
@@ -105,7 +105,7 @@ COMPARISONS = {"flash_forward": assert_forward, "flash_backward": assert_backwar
 def measure(task, case, *blocks, hint=""):
     """What a call of a task, whose results are right, allocated and computed."""
     given = case.arguments if task == "flash_forward" else case.backward_arguments
-    with changes_first(given):
+    with report_mutation_first(given):
         result, counts = measured_call(task, *given.values(), case.causal, *blocks)
         require_own_attention(task, counts)
         COMPARISONS[task](case, result, *blocks, hint=hint)
@@ -123,7 +123,7 @@ def signed_case(rng, n_queries, n_keys, causal=False):
 def tiles(task, case, *blocks):
     """The tiles of scores, (queries, keys), that a call of a task computes, whose results are right."""
     given = case.arguments if task == "flash_forward" else case.backward_arguments
-    with changes_first(given):
+    with report_mutation_first(given):
         result, found, fused = tiles_of_call(task, case.Q.shape[-1], *given.values(), case.causal, *blocks)
         require_own_attention(task, {"fused": fused})
         COMPARISONS[task](case, result, *blocks)

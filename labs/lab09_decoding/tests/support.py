@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from labkit.testing.compare import (
+    Tolerance,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -239,7 +240,8 @@ def assert_shares(answer, requests, num_slots, policy, block_size):
     want = shares_of_slots(*given)
     usual = {text: partial(shares_of_slots, *given, mistake) for mistake, text in MISTAKES.items()}
     values = np.array([got[name] for name in SHARES])
-    assert_close(f"the shares {', '.join(SHARES)} ({text})", values, want, plain=want, atol=1e-9, mistakes=usual)
+    name, exact = f"the shares {', '.join(SHARES)} ({text})", Tolerance(atol=1e-9)
+    assert_close(name, values, want, baseline=want, tolerance=exact, mistakes=usual)
 
 
 def random_requests(rng, count):

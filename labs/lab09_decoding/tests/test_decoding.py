@@ -18,9 +18,10 @@ from decoding import (
     split_kv_decode,
 )
 
-from labkit.testing.attention.table import OVERFLOW, SHORT_SUMS, attention_cases, misfits
+from labkit.testing.attention.table import OVERFLOW, SHORT_SUMS, attention_cases, mismatched_shapes
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
+    Tolerance,
     assert_at_most,
     assert_close,
     assert_equal,
@@ -35,7 +36,7 @@ from labkit.testing.decoding.managed import Managed, assert_names_are_known, of_
 from labkit.testing.decoding.paging import FOREIGN, PagedBatch
 from labkit.testing.decoding.steps import assert_own_products, two_results
 from labkit.testing.sessions import Session
-from labkit.testing.unchanged import changes_first, copied, left_alone
+from labkit.testing.unchanged import copied, report_mutation_first, unchanged
 
 from .probes import (
     CACHES,
@@ -117,7 +118,7 @@ class TestKvCacheBytes:
 def attend_grouped(case, hint="", nan_hint="", attend=grouped_query_attention):
     """Call grouped_query_attention with copies of a case's tensors, and compare what it returns."""
     given = dict(zip("qkv", copied(case.Q, case.K, case.V), strict=True))
-    with changes_first(given):
+    with report_mutation_first(given):
         got = attend(*given.values(), case.counted_from_the_end)
         case.check_results(two_results("grouped_query_attention", got), hint=hint, nan_hint=nan_hint)
 
@@ -125,9 +126,11 @@ def attend_grouped(case, hint="", nan_hint="", attend=grouped_query_attention):
 class TestGroupedQueryAttention:
     """Query heads share key heads, causal counts from the end, and nothing is expanded."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         attend_grouped(worked_case())
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("row", attention_cases("full", "causal", diagonal="the last query sees the last key"))
     def test_results(self, rng, row):
         attend_grouped(row.draw(GroupedCase, rng), row.hint, row.nan_hint)
@@ -169,7 +172,7 @@ class TestGroupedQueryAttention:
     def test_arguments_are_left_alone(self, rng):
         case = GroupedCase(rng, n=20, d=8)
         given = dict(zip("qkv", copied(case.Q, case.K, case.V), strict=True))
-        with left_alone(given):
+        with unchanged(given):
             grouped_query_attention(*given.values())
 
     @pytest.mark.cost
@@ -195,12 +198,12 @@ class TestGroupedQueryAttention:
         q, k, v = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in shapes)
         o, _ = memory_limit(grouped_query_attention, q, k, v)
         want = (q[:, 0] @ k[0].T / 8).softmax(-1) @ v[0]
-        assert_close("o", o[:, 0], want, plain=want, roundings=1000)
+        assert_close("o", o[:, 0], want, baseline=want, tolerance=Tolerance(roundings=1000))
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         case = GroupedCase(rng, n_queries=6, n_keys=5, d=8)
-        assert_refused(grouped_query_attention, misfits(case.Q, case.K, case.V))
+        assert_refused(grouped_query_attention, mismatched_shapes(case.Q, case.K, case.V))
 
     @pytest.mark.refuses
     def test_heads_that_do_not_fit(self):
@@ -247,6 +250,7 @@ def assert_appends_refused(kind, rng):
 class TestKVCache:
     """One storage for life, written a token at a time."""
 
+    @pytest.mark.basic
     def test_random_calls(self, rng):
         """Appends of few tokens, and truncations: what comes after one takes the place of what was cut off.
 
@@ -327,10 +331,12 @@ class TestKVCache:
 class TestRollingKVCache:
     """The last tokens, in order, whatever came at once."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", [[1] * 9, [2, 2, 2, 2], [3, 4, 5], [7, 1], [4, 1], [1, 8, 1]])
     def test_appends(self, rng, sizes):
         follow("RollingKVCache", 4, appends(rng, sizes))
 
+    @pytest.mark.basic
     def test_truncating_before_anything_is_overwritten(self, rng):
         calls = [*appends(rng, [4, 1]), ("truncate", 3), *appends(rng, [2, 1]), ("truncate", 6), ("truncate", 0)]
         follow("RollingKVCache", 6, [*calls, *appends(rng, [7, 1])])
@@ -387,7 +393,7 @@ def split_case(rng, *, n=None, n_queries=1, n_keys=None, **sizes):
 def attend_split(case, num_splits, hint="", nan_hint="", decode=split_kv_decode):
     """Call split_kv_decode with copies of a case's tensors, and compare what it returns."""
     given = dict(zip("qkv", copied(case.Q[..., 0, :], case.K, case.V), strict=True))
-    with changes_first(given):
+    with report_mutation_first(given):
         assert_split(case, num_splits, decode(*given.values(), num_splits), hint, nan_hint)
 
 
@@ -407,9 +413,11 @@ by_splits = pytest.mark.parametrize("num_splits", [1, 2, 3], ids="splits{}".form
 class TestSplitKvDecode:
     """Parts of the keys, merged exactly."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         attend_split(worked_case(), 2)  # each key in a split of its own
 
+    @pytest.mark.basic
     @by_splits
     @pytest.mark.parametrize("row", ONE_QUERY)
     def test_results(self, rng, row, num_splits):
@@ -427,7 +435,7 @@ class TestSplitKvDecode:
     def test_arguments_are_left_alone(self, rng):
         case = split_case(rng, n_keys=20, d=8)
         given = dict(zip("qkv", copied(case.Q[..., 0, :], case.K, case.V), strict=True))
-        with left_alone(given):
+        with unchanged(given):
             split_kv_decode(*given.values(), 3)
 
     @pytest.mark.robust
@@ -475,7 +483,7 @@ class TestSplitKvDecode:
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         case = split_case(rng, n_keys=5, d=8)
-        assert_refused(split_kv_decode, misfits(case.Q[..., 0, :], case.K, case.V, 3))
+        assert_refused(split_kv_decode, mismatched_shapes(case.Q[..., 0, :], case.K, case.V, 3))
 
     @pytest.mark.refuses
     def test_numbers_that_do_not_fit(self):
@@ -496,10 +504,12 @@ SPLITS = [(48, 108, 64), (1, 108, 64), (8, 132, 1024), (64, 132, 8), (108, 108, 
 class TestNumSplitsHeuristic:
     """The smallest number near the best."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", SPLITS, ids=lambda sizes: "-".join(map(str, sizes)))
     def test_some_sizes(self, sizes):
         assert_heuristic(num_splits_heuristic, *sizes)
 
+    @pytest.mark.basic
     def test_just_enough_is_enough(self):
         hint = "17 / 20 is 0.85, and that of 20 splits is 1: at least 0.85 times the best is enough"
         assert_equal("num_splits_heuristic(17, 20, 20)", num_splits_heuristic(17, 20, 20), 1, hint=hint)
@@ -519,6 +529,7 @@ class TestNumSplitsHeuristic:
 class TestBlockManager:
     """Nothing lost, nothing twice, nothing shared that differs."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         manager = Session(partial(manager_calls, 4, 2))
         assert_equal("the table of the first sequence", manager.allocate("a", [5, 6, 7]), [0, 1])
@@ -526,6 +537,7 @@ class TestBlockManager:
         assert_equal("the table of the second", manager.allocate("b", [5, 6, 8]), [0, 2], hint=hint)
         assert_equal("num_cached_tokens of the second", manager.num_cached_tokens("b"), 2)
 
+    @pytest.mark.basic
     def test_the_last_block_of_a_prompt_is_found_when_it_is_full(self):
         hint = "the prompt fills its last block, which a longer one finds"
         Managed(manager_calls, 8, 2).after(a=[1, 2, 3, 4]).assert_finds("b", [1, 2, 3, 4, 5], 4, hint)
@@ -612,13 +624,15 @@ def assert_paged(batch, hint="", nan_hint=FOREIGN):
 class TestPagedAttention:
     """Through a table, and no farther."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         k_cache, v_cache = torch.zeros(4, 2, 1, 1), torch.arange(1.0, 9.0).view(4, 2, 1, 1)
         got = paged_attention(torch.ones(1, 1, 1), k_cache, v_cache, torch.tensor([[2, 0, -1]]), torch.tensor([3]))
         mean = np.full((1, 1, 1), 4.0, np.float32)  # of the values 5, 6 and 1
         mistakes = {"the 2 counts as well, and places behind its last token must weigh nothing": mean - 0.5}
-        assert_close("o", got, mean, plain=mean, mistakes=mistakes)
+        assert_close("o", got, mean, baseline=mean, mistakes=mistakes)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("lengths", [(8, 16), (7,), (17, 3, 16, 31)])
     def test_lengths(self, rng, lengths):
         hint = "places behind its last token must weigh nothing" if any(n % 8 for n in lengths) else ""

@@ -94,6 +94,7 @@ class TestCachePlan:
 class TestBlockManager:
     """Nothing lost, nothing twice, nothing shared that differs."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         manager = Session(partial(manager_calls, 4, 2))
         assert_equal("the table of the first sequence", manager.allocate("a", [5, 6, 7]), [0, 1])
@@ -101,6 +102,7 @@ class TestBlockManager:
         assert_equal("the table of the second", manager.allocate("b", [5, 6, 8]), [0, 2], hint=hint)
         assert_equal("num_cached_tokens of the second", manager.num_cached_tokens("b"), 2)
 
+    @pytest.mark.basic
     @pytest.mark.seconds(60)
     def test_random_operations(self, rng):
         run_random_operations(manager_calls, random_operations, rng)
@@ -200,6 +202,7 @@ class TestBlockManager:
 class TestQuantizedBlocks:
     """Few bits a number, read where they lie, and not a byte more."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         cache = Session(partial(cache_calls, (2, 2, 1, 1, 4, 2)))
         v = torch.tensor([1.0, 2.0, 4.0, 2.4]).view(1, 1, 4)
@@ -211,8 +214,9 @@ class TestQuantizedBlocks:
             "the range is divided by 2^bits: between 2^bits codes there are 2^bits − 1 steps": [[[1, 1.75, 3.25, 2.5]]],
         }
         want = torch.tensor([[[1.0, 2, 4, 2]]])
-        assert_close("the value 1, 2, 4, 2.4, with codes 0, 1, 3 and 1,", got, want, plain=want, mistakes=usual)
+        assert_close("the value 1, 2, 4, 2.4, with codes 0, 1, 3 and 1,", got, want, baseline=want, mistakes=usual)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(("bits", "n_tokens"), [(2, 1), (8, 4), (4, 7), (2, 23)])
     def test_lengths(self, rng, bits, n_tokens):
         blocks = WrittenCache(rng, bits=bits)
@@ -362,12 +366,14 @@ class TestQuantizedBlocks:
 class TestScheduler:
     """Every plan is sound, every request ends, and no block is lost."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
         scheduler.submit("r1", [5, 6, 7], 1)
         want = {"copies": [], "work": [{"id": "a", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
         assert_equal("the plan for 5, 6, 7", scheduler.plan(), want)
 
+    @pytest.mark.basic
     def test_one_request(self):
         hint = "a prompt of 12 tokens is one step, with the first new token; then each token is one"
         assert_served(different_requests(1, 12, 5), 8, 4, 32, most_steps=5, hint=hint)
@@ -486,10 +492,12 @@ WIDE = {"layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 32, "vocab": 64}
 class TestServer:
     """The right tokens for everybody, within the budget."""
 
+    @pytest.mark.basic
     def test_worked_example(self, rng):
         prompt = clear_prompt(rng, (), (24, 56), 1)
         serve_recorded([Request(0, 0, prompt, 1)], GENEROUS, 16)
 
+    @pytest.mark.basic
     def test_a_block_is_copied(self, rng):
         server = Session(partial(server_calls, (SPEC, GENEROUS, 16)))
         _, size, num_blocks = settings_of(server, SPEC, GENEROUS)
