@@ -25,7 +25,7 @@ from labkit.labs.catalog import ROOT, find_lab, solution_file
 from labkit.labs.manifest import Lab
 from labstaff.authoring.mistakes import find_mistake
 
-FILE = ROOT / "docs" / "figures" / "00_loop.svg"
+FILE = ROOT / "docs" / "loop.svg"
 LAB, TASK, MISTAKE = "05", "flash_forward", "forward_alpha_upside_down"
 WIDTH = 104
 WITHOUT_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)

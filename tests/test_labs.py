@@ -151,15 +151,28 @@ def test_answers_are_enough(lab):
 
 
 @by_lab
+def test_handout_names_the_tasks_about_memory(lab):
+    text = " ".join((lab.folder / "README.md").read_text(encoding="utf-8").split())
+    names = [f"`{task.name}`" for task in lab.tasks if task.memory_share == 0.25]
+    others = [task.name for task in lab.tasks if task.memory_share not in (0.25, 0.75)]
+    assert not others, f"the handout's sentence says a quarter: {others}"
+    about = "earns at most a quarter while it needs more than it may: "
+    who = text.partition(about)[2].partition(". ")[0].rstrip(".")
+    assert who.replace(" and ", ", ").split(", ") == (names or [""])
+
+
+@by_lab
 def test_every_test_belongs_to_a_task(lab):
     tree = ast.parse(lab.suite_file.read_text(encoding="utf-8"))
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
     loose = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assert not loose, f"tests outside of a task's class: {loose}"
     assert sorted(classes) == sorted(task.tests for task in lab.tasks)
-    assert {file.name for file in lab.suite_files} <= {lab.suite_file.name, "support.py", "probes.py"}
+    assert {file.name for file in lab.suite_files} <= {lab.suite_file.name, *COMPARE, "probes.py"}
 
 
+COMPARE = ("support.py", "reference.py", "mistakes.py")
+"""The modules next to a suite that a probe may not name: they hold what is compared with."""
 MAY_CROSS = (
     *("labkit.simulated_memory", "labkit.meters", "labkit.ranks.", "labkit.serving.records"),
     "labkit.testing.probes",
@@ -181,7 +194,8 @@ def test_probes_compare_nothing(lab):
     known = {name.asname or name.name: node.module for node in imports for name in node.names}
     course = {known[name] for name in named & known.keys() if known[name].startswith("labkit")}
     assert all(module.startswith(MAY_CROSS) for module in course), course
-    assert not {known[name] for name in named & known.keys()} & {"support"}, "a probe names what may compare"
+    imported = {known[name] for name in named & known.keys()}
+    assert not imported & {Path(name).stem for name in COMPARE}, "a probe names what may compare"
 
 
 @by_lab

@@ -197,7 +197,7 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
 
 
 def _share(task: Task, run: SuiteRun) -> float:
-    return task_share(result for result in run.results if result.task == task.name)
+    return task_share(task, (result for result in run.results if result.task == task.name))
 
 
 def _borrowed(task: Task, findings: Sequence[Finding]) -> str:

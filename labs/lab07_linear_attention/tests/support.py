@@ -9,6 +9,8 @@ import torch
 from labkit.testing.attention.reference import random_qkv
 from labkit.testing.attention.table import attention_cases
 from labkit.testing.compare import (
+    TOLERANCE,
+    Tolerance,
     assert_close,
     assert_equal,
     assert_keys,
@@ -114,11 +116,13 @@ class LinearCase:
             length = got.shape[-2]
             require(length not in lengths, f"{told}\nUsual cause: {lengths.get(length)}")
         in_float64 = self.Q.dtype == torch.float64
-        plain, atol = (self.want, AGREEMENT) if in_float64 else (self.output(*self.inputs), 0.0)
+        baseline = self.want if in_float64 else self.output(*self.inputs)
+        tolerance = Tolerance(atol=AGREEMENT) if in_float64 else TOLERANCE
         known = partial(self.mistakes, chunk)
         with np.errstate(all="ignore"):
             options = {"dtype": self.Q.dtype, "mistakes": known, "hint": hint, "nan_hint": nan_hint}
-            assert_close(name, got.detach(), self.want, plain=plain, atol=atol, **options)
+            options |= {"tolerance": tolerance, "reference": self.output}
+            assert_close(name, got.detach(), self.want, baseline=baseline, **options)
 
     def mistakes(self, chunk=None):
         """Usual mistakes and the outputs that they lead to; with those of a route that takes chunks.
@@ -267,7 +271,7 @@ def assert_gradients(task, route, case, *chunk):
     for i, (name, gradient, want) in enumerate(zip("qkv", gradients, wanted, strict=True)):
         require(gradient is not None, f"the gradient of {name} is None: it was detached on the way")
         known = {text: each[i] for text, each in cuts.items()}
-        limits = {"plain": want, "atol": AGREEMENT}
+        limits = {"baseline": want, "tolerance": Tolerance(atol=AGREEMENT)}
         assert_close(f"the gradient of {name}", gradient, want, **limits, mistakes=known, hint=hint)
 
 

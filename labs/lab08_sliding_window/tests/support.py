@@ -12,7 +12,15 @@ from labkit.testing.attention.backward_mistakes import gradients_by_formulas
 from labkit.testing.attention.cases import Case, numbers, random_tensors
 from labkit.testing.attention.mistakes import MAXIMUM_FIRST, scale_mistakes, weights_below_hidden
 from labkit.testing.attention.reference import attention, gradients, gradients_with_penalty
-from labkit.testing.compare import assert_at_most, assert_close, assert_dtype, assert_equal, assert_type, require
+from labkit.testing.compare import (
+    Tolerance,
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_equal,
+    assert_type,
+    require,
+)
 from labkit.testing.unchanged import copied
 from labkit.testing.wording import dtype_name
 
@@ -288,8 +296,8 @@ class WindowCase(Case):
     def compare_scatter(self, results, hint):
         """Fail where the errors of half-precision results scatter more than one rounding at the end explains."""
         for name, got in zip(self.names, results, strict=True):
-            want, plain = (each[self.names[name]] for each in (self.want, self.plain))
-            scatter = round(_spread(numbers(got) - want) / _spread(plain - want), 3)
+            want, baseline = (each[self.names[name]] for each in (self.want, self.baseline))
+            scatter = round(_spread(numbers(got) - want) / _spread(baseline - want), 3)
             what = f"the scatter of {name}'s errors, by one rounding at the end,"
             assert_at_most(what, scatter, MAX_SCATTER, unit="times", hint=f"Usual cause: {hint}")
 
@@ -301,8 +309,8 @@ class WindowCase(Case):
         for name, value, want, without in zip("qkv", got, *both, strict=True):
             name = f"d{name} of a loss with a penalty on its own gradients (create_graph=True)"
             require(value is not None, f"{name} is None\nUsual cause: {hint}")
-            usual, atol = {left_out: without}, 4e-7 * np.abs(want).max()
-            assert_close(name, value, want, plain=want, atol=atol, mistakes=usual, hint=hint)
+            options = {"tolerance": Tolerance(atol=4e-7 * np.abs(want).max()), "reference": gradients_with_penalty}
+            assert_close(name, value, want, baseline=want, mistakes={left_out: without}, hint=hint, **options)
 
 
 def _spread(errors):

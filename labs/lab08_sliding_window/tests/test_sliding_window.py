@@ -9,7 +9,7 @@ import torch
 from sliding_window import BlockMaskCache, classify_tiles, memory_breakdown, sliding_window_attention, window_mask
 
 from labkit.testing.attention.cases import numbers
-from labkit.testing.attention.table import OVERFLOW, Row, attention_cases, misfits
+from labkit.testing.attention.table import OVERFLOW, Row, attention_cases, mismatched_shapes
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
     assert_at_most,
@@ -23,7 +23,7 @@ from labkit.testing.compare import (
     require_at_most,
     require_own_work,
 )
-from labkit.testing.unchanged import changes_first, left_alone
+from labkit.testing.unchanged import report_mutation_first, unchanged
 
 from .probes import (
     cache_session,
@@ -62,10 +62,12 @@ from .support import (
 class TestWindowMask:
     """True where a key is masked out."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(("seq_len", "window"), [(70, 9), (64, 16), (33, 5), (20, 24), (4, 2)])
     def test_windows(self, seq_len, window):
         assert_mask(window_mask(seq_len, window), seq_len, window)
 
+    @pytest.mark.basic
     def test_random_windows(self, rng):
         for seq_len in rng.integers(1, 90, size=12).tolist():
             window = int(rng.integers(1, seq_len + 5))
@@ -96,12 +98,14 @@ class TestWindowMask:
 class TestClassifyTiles:
     """Which tiles of a mask are empty, partial and full."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(
         ("seq_len", "window", "block"), [(70, 23, 8), (64, 16, 16), (9, 3, 2), (6, 4, 2), (70, 200, 32), (70, 7, 100)]
     )
     def test_kinds(self, seq_len, window, block):
         assert_tiles(classify_tiles(seq_len, window, block), seq_len, window, block)
 
+    @pytest.mark.basic
     def test_random_tilings(self, rng):
         for seq_len in rng.integers(1, 120, size=12).tolist():
             window, block = int(rng.integers(1, seq_len + 5)), int(rng.integers(1, 30))
@@ -163,7 +167,7 @@ def worked_case():
 def train(case, hint="", nan_hint="", on_nan=False):
     """Run a training step, and compare its results; returns them."""
     given = case.arguments
-    with changes_first(given):
+    with report_mutation_first(given):
         results = plain_step(*given.values(), case.window, case.block, on_nan=on_nan)
         case.compare_step(results, hint, nan_hint)
     return results
@@ -172,6 +176,7 @@ def train(case, hint="", nan_hint="", on_nan=False):
 class TestSlidingWindowAttention:
     """Exact, and in O(N · window); each test runs a training step."""
 
+    @pytest.mark.basic
     @every_case
     @every_window
     def test_results(self, rng, row, window, block):
@@ -179,6 +184,7 @@ class TestSlidingWindowAttention:
         nan_hint = LOST_OR_OVERFLOWN if row.nan_hint == OVERFLOW else row.nan_hint
         train(case, hint=row.hint, nan_hint=nan_hint)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         train(worked_case())
 
@@ -192,7 +198,7 @@ class TestSlidingWindowAttention:
     def test_arguments_are_left_alone(self, rng):
         case = WindowCase(rng, 20, 10, 16)
         given = case.arguments
-        with left_alone(given):
+        with unchanged(given):
             plain_step(*given.values(), case.window, case.block)
 
     @pytest.mark.robust
@@ -305,7 +311,7 @@ class TestSlidingWindowAttention:
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         q, k, v = WindowCase(rng, 10, 3, 4).inputs
-        assert_refused(sliding_window_attention, misfits(q, k, v, 3, 4))
+        assert_refused(sliding_window_attention, mismatched_shapes(q, k, v, 3, 4))
 
     @pytest.mark.refuses
     def test_more_keys_than_queries(self):
@@ -332,10 +338,12 @@ def follow(maxsize, operations, hint=""):
 class TestBlockMaskCache:
     """Bounded, keyed on what matters, and emptied when asked."""
 
+    @pytest.mark.basic
     def test_the_same_again(self):
         hint = "it is made again, or copied: is it kept, and under a key that comes out the same the next time?"
         follow(3, [("hold", ONE_KEY), ("hold", ONE_KEY)], hint)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("device", ["cpu", "meta"])
     def test_the_same_device_written_in_two_ways(self, device):
         ways = [device, torch.device(device), device]
@@ -429,6 +437,7 @@ def nothing_old_to_collect():
 class TestMemoryBreakdown:
     """Measured, and it adds up."""
 
+    @pytest.mark.basic
     @VARIANTS
     @CHECKPOINTED
     def test_attention_is_the_variant_s(self, variant, checkpointed):
@@ -454,6 +463,7 @@ class TestMemoryBreakdown:
             message = f"{flops:,} FLOPs of products run under 'tiled_window', where a step with the same window and "
             require(flops and flops % one == 0, f"{message}block does {one:,}\nUsual cause: another window or block")
 
+    @pytest.mark.basic
     @CHECKPOINTED
     @VARIANTS
     def test_adds_up(self, variant, checkpointed):

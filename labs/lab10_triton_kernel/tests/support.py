@@ -255,12 +255,14 @@ def assert_softmax(got, x, *, hint="", nan_hint=NAN_HINT):
     """Fail unless `got` is the softmax of each row of `x`, in its dtype; a row of −inf alone gives zeros."""
     assert_type("the result", got, torch.Tensor, "a tensor")
     exact = x.double().numpy()
-    plain = _softmax(exact.astype(np.float32)).astype(np.float16 if x.itemsize == 2 else np.float32)
+    baseline = _softmax(exact.astype(np.float32)).astype(np.float16 if x.itemsize == 2 else np.float32)
     padded = "the lanes behind a row's end score 0 and weigh something: other=-inf"
     behind = (1 << max(x.shape[1] - 1, 0).bit_length()) - x.shape[1]
     mistakes = {padded: lambda: _softmax(exact, behind)} if behind else {}
     name = "the result"
-    assert_close(name, got.double(), _softmax(exact), plain=plain, mistakes=mistakes, hint=hint, nan_hint=nan_hint)
+    assert_close(
+        name, got.double(), _softmax(exact), baseline=baseline, mistakes=mistakes, hint=hint, nan_hint=nan_hint
+    )
     assert_dtype(name, got, x.dtype)
 
 

@@ -17,7 +17,7 @@ from triton_kernel import choose_config, flash_backward, flash_forward, paged_de
 from labkit.kernels.device import on_device
 from labkit.kernels.resources import SHARED_BYTES, TARGETS
 from labkit.testing.attention.cases import tensor_case
-from labkit.testing.attention.table import FAR_BELOW, OVERFLOW, attention_cases, misfits
+from labkit.testing.attention.table import FAR_BELOW, OVERFLOW, attention_cases, mismatched_shapes
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -31,7 +31,7 @@ from labkit.testing.compare import (
 from labkit.testing.decoding.grouped import split_mistakes
 from labkit.testing.decoding.paging import PagedBatch
 from labkit.testing.tiles.io_formulas import queries_outside_traffic
-from labkit.testing.unchanged import left_alone
+from labkit.testing.unchanged import unchanged
 
 from .probes import ROW_STRIDE, called, called_without_copies, compiled_for, softmax_of_far_rows
 from .support import (
@@ -86,11 +86,13 @@ class TestSoftmaxRows:
         assert_softmax(got, x, hint=hint, nan_hint=nan_hint)
         return seen
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("shape", [(5, 63), (7, 129), (2, 64), (1, 1)], ids=["5x63", "7x129", "2x64", "1x1"])
     def test_shapes(self, rng, shape):
         x = torch.from_numpy(rng.standard_normal(shape)).float() * 3
         self.check(x, "the lanes behind a row's end weigh something: −inf weighs nothing")
 
+    @pytest.mark.basic
     def test_worked_example(self):
         self.check(torch.tensor([[0.0, math.log(3)]]), "exp(0) = 1 and exp(1.0986) = 3 of 4 in all")
 
@@ -162,12 +164,14 @@ def own_file():
 class TestFlashForward:
     """One pass over the keys, a program for each block of queries."""
 
+    @pytest.mark.basic
     @causal_or_not
     @odd_blocks
     def test_blocks_that_do_not_divide(self, rng, blocks, causal):
         case = tensor_case(rng, n_queries=37, n_keys=43, d=8, causal=causal)
         measure("flash_forward", case, *blocks, hint="" if causal else SHORT_BLOCK)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         measure("flash_forward", worked_case())
 
@@ -193,7 +197,7 @@ class TestFlashForward:
         case = tensor_case(rng, n=40, d=16, dtype=torch.float16)
         case.Q[..., 0] = case.K[..., 0] = 32  # all scores are 256 and a little, which float16 would lose
         (O, _), _ = called("flash_forward", case.arguments, False, 16, 16)
-        assert_close("O", O.double(), case.want["O"], plain=case.plain["O"].astype(np.float16), hint=SHORT_SCORES)
+        assert_close("O", O.double(), case.want["O"], baseline=case.baseline["O"].astype(np.float16), hint=SHORT_SCORES)
 
     @pytest.mark.robust
     def test_without_keys(self, rng):
@@ -212,12 +216,12 @@ class TestFlashForward:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = tensor_case(rng, n=20, d=8).arguments
-        with left_alone(given):
+        with unchanged(given):
             called_without_copies("flash_forward", *given.values())
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
-        assert_refused(flash_forward, misfits(*tensor_case(rng, n_queries=6, n_keys=5, d=8).inputs))
+        assert_refused(flash_forward, mismatched_shapes(*tensor_case(rng, n_queries=6, n_keys=5, d=8).inputs))
 
     @pytest.mark.refuses
     def test_bad_blocks_and_dtypes(self, rng):
@@ -288,12 +292,14 @@ class TestFlashForward:
 class TestFlashBackward:
     """All three gradients, each element with one program that owns it."""
 
+    @pytest.mark.basic
     @causal_or_not
     @odd_blocks
     def test_blocks_that_do_not_divide(self, rng, blocks, causal):
         case = tensor_case(rng, n_queries=37, n_keys=43, d=8, causal=causal)
         measure("flash_backward", case, *blocks, hint="" if causal else SHORT_BLOCK)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         measure("flash_backward", worked_case())
 
@@ -328,8 +334,8 @@ class TestFlashBackward:
         case.Q[..., 0] = case.K[..., 0] = 32  # all scores are 256 and a little, which float16 would lose
         (dQ, _, dV), _ = called("flash_backward", case.backward_arguments, False, 16, 16)
         for name, got, kernel_of in (("dV", dV, "the keys"), ("dQ", dQ, "the queries")):
-            want, plain = case.want[name][..., 1:], case.plain[name][..., 1:].astype(np.float16)
-            assert_close(name, got.double()[..., 1:], want, plain=plain, hint=f"{SHORT_SCORES} ({kernel_of})")
+            want, baseline = case.want[name][..., 1:], case.baseline[name][..., 1:].astype(np.float16)
+            assert_close(name, got.double()[..., 1:], want, baseline=baseline, hint=f"{SHORT_SCORES} ({kernel_of})")
 
     @pytest.mark.robust
     def test_sums_of_do_and_o_are_kept_in_float32(self, rng):
@@ -337,9 +343,9 @@ class TestFlashBackward:
         case.V[..., 0] = case.dO[..., 0] = 32  # every D is 1024 and a little, which float16 would lose
         case.K += 1  # what is off in D adds up
         (dQ, _, _), _ = called("flash_backward", case.backward_arguments, False, 16, 16)
-        plain = case.plain["dQ"].astype(np.float16)
+        baseline = case.baseline["dQ"].astype(np.float16)
         hint = "D is rounded to half precision: dO and O become float32 before they are multiplied"
-        assert_close("dQ", dQ.double(), case.want["dQ"], plain=plain, hint=hint)
+        assert_close("dQ", dQ.double(), case.want["dQ"], baseline=baseline, hint=hint)
 
     def test_weights_come_from_the_given_l(self, rng):
         case = tensor_case(rng, n=40, d=8)
@@ -348,7 +354,7 @@ class TestFlashBackward:
         (_, _, dV), _ = called("flash_backward", given, False, 32, 32)
         hint = "the softmax is computed once more, instead of P = exp(S − L), which is half as large here"
         name = "dV with log 2 added to L"
-        assert_close(name, dV, case.want["dV"] / 2, plain=case.plain["dV"] / 2, hint=hint)
+        assert_close(name, dV, case.want["dV"] / 2, baseline=case.baseline["dV"] / 2, hint=hint)
 
     @pytest.mark.robust
     def test_gradient_of_a_sum(self, rng):
@@ -378,13 +384,13 @@ class TestFlashBackward:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = tensor_case(rng, n=20, d=8).backward_arguments
-        with left_alone(given):
+        with unchanged(given):
             called_without_copies("flash_backward", *given.values())
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         given = tensor_case(rng, n_queries=6, n_keys=5, d=8).backward_arguments
-        assert_refused(flash_backward, misfits(*given.values()))
+        assert_refused(flash_backward, mismatched_shapes(*given.values()))
 
     @pytest.mark.refuses
     def test_bad_blocks_and_dtypes(self, rng):
@@ -466,6 +472,7 @@ class TestPagedDecode:
                 raise
         return seen
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(
         ("lengths", "dtype"), [((45, 5, 1), torch.float32), ((8, 16), torch.float16)], ids=["45-5-1", "8-16-float16"]
     )
@@ -473,6 +480,7 @@ class TestPagedDecode:
         batch = PagedBatch(rng, lengths, block_size=8, d_v=5, dtype=dtype)
         self.check(batch)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         k_cache, v_cache = torch.zeros(4, 2, 1, 1), torch.arange(1.0, 9.0).view(4, 2, 1, 1)
         tensors = (torch.ones(1, 1, 1), k_cache, v_cache, torch.tensor([[2, 0, -1]]), torch.tensor([3]))
@@ -532,8 +540,8 @@ class TestPagedDecode:
         batch.k_cache[..., 0] = torch.where(batch.k_cache[..., 0].isnan(), torch.nan, 32)
         got, _ = called("paged_decode", dict(zip(CACHE, batch.arguments, strict=True)), 4)
         for case, o in zip(batch.cases, got, strict=True):
-            plain = case.plain["O"].astype(np.float16)
-            assert_close("o", o[:, None].double(), case.want["O"], plain=plain, hint=hint)
+            baseline = case.baseline["O"].astype(np.float16)
+            assert_close("o", o[:, None].double(), case.want["O"], baseline=baseline, hint=hint)
 
     @pytest.mark.robust
     def test_long_sums_in_half_precision(self, rng):
@@ -562,7 +570,7 @@ class TestPagedDecode:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = PagedBatch(rng, (9, 4), block_size=4).arguments
-        with left_alone(dict(zip(CACHE, given, strict=True))):
+        with unchanged(dict(zip(CACHE, given, strict=True))):
             called_without_copies("paged_decode", *given, 2)
 
     @pytest.mark.cost

@@ -9,7 +9,7 @@ from labkit.serving.engine import serve
 from labkit.serving.model import SPEC
 from labkit.serving.requests import Request, make_trace
 from labkit.testing.compare import (
-    ROUNDINGS,
+    TOLERANCE,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -123,8 +123,9 @@ class WrittenCache:
             name,
             got,
             attention(q.double(), k, v).numpy(),
-            plain=attention(q, k.float(), v.float()).numpy(),
-            roundings=ROUNDINGS + 2 * largest_score,
+            baseline=attention(q, k.float(), v.float()).numpy(),
+            tolerance=TOLERANCE.for_scores(largest_score),
+            reference=attention,
             mistakes=lambda: self._mistakes(q.double(), sequence, layer, start),
             hint=hint,
             nan_hint=nan_hint,

@@ -12,13 +12,13 @@ import torch
 
 from labkit.testing.attention.cases import rounded
 from labkit.testing.compare import assert_equal, assert_type, require
-from labkit.testing.unchanged import left_alone
+from labkit.testing.unchanged import unchanged
 
 
 def call(function, given):
     """What `function` returns for the arguments in `given`, by their names; first of all they must be as before."""
     tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-    with left_alone(tensors):
+    with unchanged(tensors):
         return function(*given.values())
 
 
@@ -82,7 +82,7 @@ def scores_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=5, size=4, d=6, d
 
     precise = torch.float32 if dtype.itemsize == 2 else dtype
     rows, by_low, by_high = computed(torch.float64)
-    exact, plain = (torch.maximum(*computed(each)[1:]).sum(-1) for each in (torch.float64, precise))
+    exact, baseline = (torch.maximum(*computed(each)[1:]).sum(-1) for each in (torch.float64, precise))
     around = [h % kv_heads for h in range(kv_heads * group)]
     usual = {
         "the larger of q · low and q · high is taken after the sum, and not in each channel":
@@ -95,7 +95,7 @@ def scores_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=5, size=4, d=6, d
             torch.maximum(*computed(torch.float64, around)[1:]).sum(-1),
     }  # fmt: skip
     given = {"q": q, "lows": lows, "highs": highs}
-    return Case(given=given, want=exact, plain=plain, dtype=precise, mistakes=usual)
+    return Case(given=given, want=exact, baseline=baseline, dtype=precise, mistakes=usual)
 
 
 def pages_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=12, budget=5, current=None, dtype=torch.float32,
@@ -168,7 +168,7 @@ def decode_case(rng, *, batch=(), kv_heads=2, group=3, n_tokens=37, page=5, n_ch
         return {"o": o.squeeze(-2), "lse": lse.squeeze(-1)}
 
     precise = torch.float32 if dtype.itemsize == 2 else dtype
-    exact, plain = computed(torch.float64), computed(precise)
+    exact, baseline = computed(torch.float64), computed(precise)
 
     def with_places_behind(places, zero):
         """Where each chosen short last page has so many places more: of zeros, or of its last token again."""
@@ -201,10 +201,9 @@ def decode_case(rng, *, batch=(), kv_heads=2, group=3, n_tokens=37, page=5, n_ch
     return Case(
         given={"q": q, "K": K, "V": V, "pages": pages, "page": page},
         want=exact,
-        plain={"o": rounded(plain["o"], dtype), "lse": plain["lse"]},
+        baseline={"o": rounded(baseline["o"], dtype), "lse": baseline["lse"]},
         dtypes={"o": dtype, "lse": precise},
         mistakes=usual,
-        largest=float(exact["lse"][exact["lse"].isfinite()].abs().max()) if exact["lse"].isfinite().any() else 0.0,
     )
 
 
@@ -298,7 +297,7 @@ def sparse_case(rng, *, batch=(), n=29, block=4, top=2, d=6, d_v=5, dtype=torch.
     return Case(
         given={"Q": Q, "K": K, "V": V, "block": block, "top": top},
         want=exact,
-        plain=rounded(computed(precise, seen), dtype),
+        baseline=rounded(computed(precise, seen), dtype),
         seen=seen,
         dtype=dtype,
         mistakes=usual,

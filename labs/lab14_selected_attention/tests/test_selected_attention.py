@@ -14,7 +14,8 @@ from selected_attention import (
 
 from labkit.testing.attention.table import OVERFLOW
 from labkit.testing.compare import (
-    ROUNDINGS,
+    TOLERANCE,
+    Tolerance,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -73,14 +74,16 @@ BOUNDS = [
 class TestPageBounds:
     """Two vectors a page, from its keys and from nothing else."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", BOUNDS)
     def test_bounds(self, rng, sizes):
         case = bounds_case(rng, **sizes)
         got = assert_tuple("page_bounds's result", call(page_bounds, case.given), ("lows", "highs"))
         for name, x in zip(("lows", "highs"), got, strict=True):
-            plain = case.want[name].float().numpy()
-            assert_close(name, x, case.want[name], plain=plain, dtype=case.dtype, mistakes=case.mistakes[name])
+            baseline = case.want[name].float().numpy()
+            assert_close(name, x, case.want[name], baseline=baseline, dtype=case.dtype, mistakes=case.mistakes[name])
 
+    @pytest.mark.basic
     def test_worked_example(self):
         K = torch.tensor([[1.0, -2.0], [3.0, -5.0], [-4.0, -1.0]])
         lows, highs = assert_tuple("page_bounds's result", page_bounds(K, 2), ("lows", "highs"))
@@ -137,15 +140,17 @@ SCORES = [
 class TestPageScores:
     """A bound on every product of the query with a key of the page."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", SCORES)
     def test_scores(self, rng, sizes):
         case = scores_case(rng, **sizes)
         got = call(page_scores, case.given)
         hint = "products are made in half precision: q and the bounds become float32 first"
         hint = hint if sizes.get("dtype") in HALVES else ""
-        assert_close("scores", got, case.want, plain=case.plain.numpy(), mistakes=case.mistakes, hint=hint)
+        assert_close("scores", got, case.want, baseline=case.baseline.numpy(), mistakes=case.mistakes, hint=hint)
         assert_dtype("scores", got, case.dtype)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         q, low, high = (torch.tensor(x) for x in ([[2.0, -1.0]], [[[1.0, -5.0]]], [[[3.0, -2.0]]]))
         got = page_scores(q, low, high)
@@ -178,7 +183,7 @@ class TestPageScores:
         got = memory_limit(page_scores, q, lows, highs)
         rows = q.float().unflatten(0, (2, 8))
         want = (rows.clamp(min=0) @ highs.float().mT + rows.clamp(max=0) @ lows.float().mT).flatten(0, 1)
-        assert_close("scores of 8,192 pages", got, want, plain=want.numpy(), roundings=100)
+        assert_close("scores of 8,192 pages", got, want, baseline=want.numpy(), tolerance=Tolerance(roundings=100))
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self):
@@ -212,6 +217,7 @@ PAGES = [
 class TestSelectPages:
     """One choice for a group, the first and the current page in it, sorted."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", PAGES)
     def test_pages(self, rng, sizes):
         case = pages_case(rng, **sizes)
@@ -222,6 +228,7 @@ class TestSelectPages:
         require_ascending("pages", got, case.want)
         assert_rows("pages", got, case.want, case.mistakes, hint or hint_at_ties(case.scores, got, case.want))
 
+    @pytest.mark.basic
     def test_worked_example(self):
         scores = torch.tensor([[9.0, 1.0, 5.0, 5.0, 2.0], [0.0, 1.0, 4.0, 6.0, 2.0]])
         mistakes = {
@@ -265,16 +272,18 @@ class TestSelectedDecode:
     def check(self, case, got, hint=""):
         got = dict(zip(("o", "lse"), assert_tuple("selected_decode's result", got, ("o", "lse")), strict=True))
         for name, x in got.items():
-            plain, most = case.plain[name].numpy(), ROUNDINGS + 2 * case.largest  # as `cases.Case` has it
-            assert_close(name, x, case.want[name], plain=plain, roundings=most, mistakes=case.mistakes[name],
+            baseline, tolerance = case.baseline[name].numpy(), TOLERANCE.for_scores(case.want["lse"])
+            assert_close(name, x, case.want[name], baseline=baseline, tolerance=tolerance, mistakes=case.mistakes[name],
                          hint=hint, nan_hint=NOTHING)  # fmt: skip
             assert_dtype(name, x, case.dtypes[name])
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", DECODE)
     def test_decode(self, rng, sizes):
         case = decode_case(rng, **sizes)
         self.check(case, call(selected_decode, case.given), OVERFLOW if "scale" in sizes else "")
 
+    @pytest.mark.basic
     def test_worked_example(self):
         K, V = torch.zeros(1, 5, 1), torch.arange(1.0, 6.0).view(1, 5, 1)
         got = selected_decode(torch.ones(1, 1), K, V, torch.tensor([[0, 2]]), 2)
@@ -284,8 +293,8 @@ class TestSelectedDecode:
             "a place after the last token counts": mean * 0.75,
             "the last token counts again for each place after it": torch.tensor([[3.25]]),
         }
-        assert_close("o", o, mean, plain=mean.numpy(), mistakes=mistakes)
-        assert_close("lse", lse, torch.tensor([3.0]).log(), plain=torch.tensor([3.0]).log().numpy())
+        assert_close("o", o, mean, baseline=mean.numpy(), mistakes=mistakes)
+        assert_close("lse", lse, torch.tensor([3.0]).log(), baseline=torch.tensor([3.0]).log().numpy())
 
     @pytest.mark.cost
     def test_nothing_else_is_read(self, rng):
@@ -327,8 +336,14 @@ class TestSelectedDecode:
         k, v = (torch.stack([x[head, tokens[head]] for head in (0, 1)]).float() for x in (K, V))
         o, lse = attend(q.float().unflatten(0, (2, 4)) @ k.mT / 8, v)
         o, lse = o.flatten(0, 1).bfloat16().float(), lse.flatten()
-        assert_close("o over three pages of 32,768 tokens", got[0], o, plain=o.numpy(), dtype=torch.bfloat16)
-        assert_close("lse over three pages of 32,768 tokens", got[1], lse, plain=lse.numpy(), roundings=100)
+        assert_close("o over three pages of 32,768 tokens", got[0], o, baseline=o.numpy(), dtype=torch.bfloat16)
+        assert_close(
+            "lse over three pages of 32,768 tokens",
+            got[1],
+            lse,
+            baseline=lse.numpy(),
+            tolerance=Tolerance(roundings=100),
+        )
 
     @pytest.mark.refuses
     def test_bad_arguments(self):
@@ -365,14 +380,18 @@ SPARSE = [
 class TestBlockSparseAttention:
     """A prompt in which each query chooses its blocks, without an N × N tensor."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", SPARSE)
     def test_output(self, rng, sizes):
         case = sparse_case(rng, **sizes)
         O = call(block_sparse_attention, case.given)
         hint = OVERFLOW if "scale" in sizes else ""
-        assert_close("O", O, case.want, plain=case.plain.numpy(), mistakes=case.mistakes, hint=hint, nan_hint=NOTHING)
+        assert_close(
+            "O", O, case.want, baseline=case.baseline.numpy(), mistakes=case.mistakes, hint=hint, nan_hint=NOTHING
+        )
         assert_dtype("O", O, case.dtype)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         Q, K, V = (torch.tensor(x).view(3, 1) for x in ([0.0, 0.0, 1.0], [1.0, 3.0, 2.0], [1.0, 2.0, 4.0]))
         e = torch.tensor(1.0).exp()
@@ -395,7 +414,7 @@ class TestBlockSparseAttention:
                 f"{name} is None: O has no gradient\nUsual cause: `no_grad` or `detach` around more than the choice"
             )
             require(got[i] is not None, missing)
-            assert_close(name, got[i], wanted[torch.float64][i], plain=wanted[torch.float32][i].numpy())
+            assert_close(name, got[i], wanted[torch.float64][i], baseline=wanted[torch.float32][i].numpy())
 
     @pytest.mark.cost
     @full_and_half
@@ -428,7 +447,7 @@ class TestBlockSparseAttention:
             scores = (Q[rows] @ K.T / 4).masked_fill(~seen | (tokens > rows[:, None]), -torch.inf)
             some.append(scores.softmax(-1) @ V)
         want = torch.cat(some)
-        assert_close("O of 4,096 tokens", got, want, plain=want.numpy(), roundings=100)
+        assert_close("O of 4,096 tokens", got, want, baseline=want.numpy(), tolerance=Tolerance(roundings=100))
 
     @pytest.mark.refuses
     def test_bad_arguments(self):
@@ -463,6 +482,7 @@ TOKENS = [
 class TestIndexTopTokens:
     """The best tokens up to each query, by heads that look at one small key per token."""
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("sizes", TOKENS)
     def test_tokens(self, rng, sizes):
         case = tokens_case(rng, **sizes)
@@ -476,6 +496,7 @@ class TestIndexTopTokens:
         require_ascending("tokens", got, case.want)
         assert_rows("tokens", got, case.want, case.mistakes, hint or hint_at_ties(case.scores, got, case.want))
 
+    @pytest.mark.basic
     def test_worked_example(self):
         q, k = torch.ones(1, 1, 1), torch.tensor([[3.0], [-1.0], [2.0]])
         mistakes = {"the query is placed at the first token, and not at the last": torch.tensor([[0, -1]])}
