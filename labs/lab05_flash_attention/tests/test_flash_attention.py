@@ -32,6 +32,7 @@ from .probes import (
     output_of_apply,
     saved_by_apply,
     step_of_apply,
+    step_through,
 )
 from .support import (
     GRADIENTS,
@@ -477,6 +478,14 @@ class TestFlashAttention:
             return
         for name, counts in long_step(1024, causal).items():
             assert_small(name, counts, largest=2**17, peak=1024 * 1024 // 2)
+
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=8)
+    def test_no_matrix_seen_from_outside(self, memory_limit):
+        Q, K, V, dO = large_inputs(2048)
+        O, L = large_forward(Q, K, V)
+        got = memory_limit(step_through, FlashAttention, Q, K, V, dO)
+        assert_large(("O", *GRADIENTS), got, (O, *large_backward(Q, K, V, O, L, dO)), "tiles of the function's choice")
 
     @pytest.mark.parametrize(
         ("sizes", "causal", "side"),

@@ -109,6 +109,19 @@ def appends(rng, sizes, **options):
     return [("append", *tokens(rng, n, **options)) for n in sizes]
 
 
+def whole_numbers(rng):
+    """Keys and values of 1,024 tokens in bfloat16, which has all whole numbers up to 256."""
+    return torch.from_numpy(rng.integers(-99, 100, (2, KV_HEADS, 1024, 64))).bfloat16().unbind()
+
+
+def assert_last_tokens(got, k, v, number, length):
+    """Fail unless `last_after_appends` gave this length and the tokens that were appended last."""
+    assert_equal("len, within the limit of memory", got[0], length)
+    for name, x, want in zip(("keys", "values"), got[1:], (k, v), strict=True):
+        right = torch.equal(x, want + (number - 1))
+        require(right, f"memory stayed within the limit, but the last {name} are not those that were appended last")
+
+
 def assert_follows(kind, capacity, calls, session):
     """Fail unless a cache held after each call what one that keeps all tokens in a list would hold."""
     seen = [x[:, :0] for x in calls[0][1:]]

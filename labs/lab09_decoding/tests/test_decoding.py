@@ -8,6 +8,8 @@ import pytest
 import torch
 from decoding import (
     BlockManager,
+    KVCache,
+    RollingKVCache,
     grouped_query_attention,
     kv_cache_bytes,
     num_splits_heuristic,
@@ -42,6 +44,7 @@ from .probes import (
     cache_session,
     call_on_nan,
     counted,
+    last_after_appends,
     manager_calls,
     random_operations,
     tables_after_theirs_were_changed,
@@ -55,16 +58,19 @@ from .support import (
     assert_follows,
     assert_held,
     assert_heuristic,
+    assert_last_tokens,
     assert_read_once,
     assert_shares,
     cancelling,
     random_requests,
     shares_of_slots,
     tokens,
+    whole_numbers,
     worked_case,
 )
 
 causal_or_not = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+full_and_half = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 by_dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 HEADS = [(2, 3), (3, 2), (1, 4), (4, 1)]
 NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, and so is 0 / 0"
@@ -170,15 +176,17 @@ class TestGroupedQueryAttention:
             grouped_query_attention(*given.values())
 
     @pytest.mark.cost
-    def test_keys_are_read_once_and_never_expanded(self, rng):
-        case = GroupedCase(rng, kv_heads=2, group=4, n_queries=1, n_keys=1024, d=128)
+    @full_and_half
+    def test_keys_are_read_once_and_never_expanded(self, rng, dtype):
+        case = GroupedCase(rng, kv_heads=2, group=4, n_queries=1, n_keys=1024, d=128, dtype=dtype)
         got, counts = counted("grouped_query_attention", *copied(case.Q, case.K, case.V))
         case.check_results(two_results("grouped_query_attention", got))
         name = "grouped_query_attention (8 heads on 2, N_k = 1024, d = 128)"
         hint = "K and V are expanded to H_q heads, by repeat_interleave or by a product that broadcasts them: "
         hint += "let the queries of a group be rows of one product with their K"
         assert_own_products(name, counts)
-        assert_at_most(f"the peak of {name}", counts["peak_bytes"], case.K.nbytes // 2, hint=hint)
+        in_float32 = 0 if dtype == "float32" else 3 * 2 * case.K.nbytes  # K and V, converted
+        assert_at_most(f"the peak of {name}", counts["peak_bytes"], in_float32 + case.K.nbytes // 2, hint=hint)
         hint = "each query head reads its K again: the heads of a group share one read"
         assert_read_once(name, counts, case.K, case.V, hint)
 
@@ -288,6 +296,13 @@ class TestKVCache:
         what = "the bytes a cache holds, 64 tokens of 2 heads and 3 numbers, keys and values"
         assert_at_most(what, life, 2 * 64 * 2 * 3 * 4)
 
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=23)
+    def test_storage_seen_from_outside(self, rng, memory_limit):
+        k, v = whole_numbers(rng)
+        got = memory_limit(last_after_appends, KVCache, (32_768, 2, 64, torch.bfloat16), k, v, 32)
+        assert_last_tokens(got, k, v, 32, 32_768)
+
     @pytest.mark.refuses
     def test_no_room(self, rng):
         calls = appends(rng, [5, 4, 3])
@@ -338,6 +353,13 @@ class TestRollingKVCache:
         assert_appends_write(session, sizes, lambda n: 2 * once(n), once, hint)
         what = f"the bytes a cache with window {window} holds after {sum(sizes)} tokens"
         assert_at_most(what, life, 2 * window * token_bytes, hint="tokens that have left the window are kept")
+
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=8)
+    def test_storage_seen_from_outside(self, rng, memory_limit):
+        k, v = whole_numbers(rng)
+        got = memory_limit(last_after_appends, RollingKVCache, (1500, 2, 64, torch.bfloat16), k, v, 32)
+        assert_last_tokens(got, k, v, 32, 1500)
 
     @pytest.mark.cost
     def test_tokens_in_one_piece_are_not_copied(self, rng):
@@ -431,9 +453,10 @@ class TestSplitKvDecode:
         attend_split(cancelling(split_case(rng, n_keys=64, d=8, dtype=dtype)), 2, hint)
 
     @pytest.mark.cost
+    @full_and_half
     @pytest.mark.parametrize("num_splits", [4, 7])
-    def test_keys_are_read_once_a_split_at_a_time(self, rng, num_splits):
-        case = split_case(rng, group=4, n_keys=1000, d=64, d_v=64)
+    def test_keys_are_read_once_a_split_at_a_time(self, rng, num_splits, dtype):
+        case = split_case(rng, group=4, n_keys=1000, d=64, d_v=64, dtype=dtype)
         got, counts = counted("split_kv_decode", *copied(case.Q[..., 0, :], case.K, case.V), num_splits)
         assert_split(case, num_splits, got)
         name = f"split_kv_decode (8 heads on 2, N_k = 1000, {num_splits} splits)"
@@ -445,7 +468,19 @@ class TestSplitKvDecode:
         assert_at_most("the most keys that one product meets", longest, part, unit="keys", hint=hint)
         partials, scores = 4 * num_splits * 8 * 65, 4 * 8 * 1000
         hint = "K or V is copied: a split is a slice; beyond scores there are splits · H_q · (d_v + 1) numbers"
-        assert_at_most(f"the peak of {name}", counts["peak_bytes"], 4 * partials + 4 * scores, hint=hint)
+        in_float32 = 0
+        if dtype == "bfloat16":
+            in_float32 = 3 * 2 * part * 64 * 4  # a split of K and one of V, converted
+            hint += "; half precision is converted a split at a time"
+        most = 4 * partials + 4 * scores + in_float32
+        assert_at_most(f"the peak of {name}", counts["peak_bytes"], most, hint=hint)
+
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=8)
+    def test_far_from_a_copy(self, rng, memory_limit):
+        case = split_case(rng, group=4, n_keys=32_768, d=64, d_v=64, dtype="bfloat16")
+        q, k, v = copied(case.Q[..., 0, :], case.K, case.V)
+        assert_split(case, 16, memory_limit(split_kv_decode, q, k, v, 16))
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
@@ -638,22 +673,31 @@ class TestPagedAttention:
         assert_paged(PagedBatch(rng, (30, 9), block_size=4, logit_scale=1000), nan_hint=OVERFLOW)
 
     @pytest.mark.cost
-    def test_bytes_read_and_held(self, rng):
-        batch = PagedBatch(rng, (128, 120, 128, 97, 128, 128, 3, 0), block_size=8, kv_heads=2, group=4, d=32)
+    @full_and_half
+    def test_bytes_read_and_held(self, rng, dtype):
+        dtype, lengths = getattr(torch, dtype), (128, 120, 128, 97, 128, 128, 3, 0)
+        batch = PagedBatch(rng, lengths, block_size=8, kv_heads=2, group=4, d=32, dtype=dtype)
         got, counts = counted("paged_attention", *batch.arguments)
         batch.check(got)
         assert_own_products("paged_attention", counts)
-        token_bytes, lengths = 2 * 32 * 4, batch.context_lens.tolist()  # of keys, or of values
+        token_bytes = 2 * 32 * 4  # of keys, or of values, in float32
         hint = (
             "keys are copied for each query head of a group, or those of the whole batch are gathered into one dense "
         )
         hint += "tensor: that is what a table does without"
         name = f"the peak of paged_attention, {len(lengths)} sequences"
         assert_at_most(name, counts["peak_bytes"], 3 * 2 * max(lengths) * token_bytes, hint=hint)
-        whole = sum(-(-n // 8) * 8 for n in lengths) * token_bytes
+        whole = sum(-(-n // 8) * 8 for n in lengths) * 2 * 32 * dtype.itemsize
         hint = "a sequence reads its own tokens, H_kv · d numbers each, of K and of V: blocks of others, or again?"
         for which in "kv":
             assert_at_most(f"what paged_attention reads of {which}_cache", counts["read"][which], whole, hint=hint)
+
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=8)
+    def test_far_from_a_dense_batch(self, rng, memory_limit):
+        lengths, options = (1024, *[5] * 63), {"kv_heads": 2, "group": 2, "d": 64, "dtype": torch.bfloat16}
+        batch = PagedBatch(rng, lengths, block_size=256, **options)
+        batch.check(memory_limit(paged_attention, *batch.arguments))
 
     @pytest.mark.refuses
     def test_bad_arguments(self, rng):
