@@ -376,7 +376,7 @@ class TestScheduler:
     def test_worked_example(self):
         scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
         scheduler.submit("r1", [5, 6, 7], 1)
-        want = {"copies": [], "work": [{"id": "a", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
+        want = {"copies": [], "work": [{"id": "r1", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
         shifted = {"copies": [], "work": [want["work"][0] | {"start": 1}]}
         known = {"positions are counted from 1: the first is 0": shifted}
         assert_equal("the plan for 5, 6, 7", scheduler.plan(), want, mistakes=known)
