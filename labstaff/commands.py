@@ -17,6 +17,7 @@ import typer
 from labkit.commands.group import AUTHORS, INSTRUCTORS
 from labkit.labs.catalog import ROOT, find_lab, find_labs
 from labkit.labs.manifest import Lab
+from labkit.review import versions as available
 
 LabArguments = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="a lab's number; default: all")]
 LabOptions = Annotated[list[str] | None, typer.Option("--lab", metavar="NN", help="a lab's number; default: all")]
@@ -36,6 +37,7 @@ def add_commands(app: typer.Typer) -> None:
     for panel, commands in groups.items():
         for command in commands:
             app.command(rich_help_panel=panel)(command)
+    available.source = _versions_of
 
 
 def release(
@@ -299,6 +301,17 @@ def mistake(
             show_mistake(find_mistake(find_lab(lab), name))
     except (MistakeError, UnknownMistake) as error:
         sys.exit(f"lab mistake: {error}")
+
+
+def _versions_of(lab: Lab) -> tuple[available.Version, ...]:
+    """The versions of `lab review`, from `solutions/`."""
+    from labstaff.authoring.mistakes import MistakeError
+    from labstaff.review.versions import versions_of
+
+    try:
+        return versions_of(lab)
+    except MistakeError as error:
+        sys.exit(f"lab review: {error}")
 
 
 def _chosen(names: list[str] | None) -> list[Lab]:

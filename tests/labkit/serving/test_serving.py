@@ -18,7 +18,7 @@ from labkit.serving.records import held_while_serving, record_plans, record_serv
 from labkit.serving.requests import KINDS, LIMITS, MARGIN, Request, make_trace
 from labkit.testing.sessions import Session
 from labstaff.authoring.board import SEED
-from labstaff.pytest_plugin import variant_text
+from labstaff.authoring.alternatives import variant_text
 
 LAB = find_lab("13")
 SERVERS = (
