@@ -46,14 +46,19 @@ def release(
     assistants: Annotated[
         Literal["tutor", "open", "none"], typer.Option(help="the rules for coding assistants, in AGENTS.md")
     ] = "tutor",
+    review: Annotated[
+        Literal["none", "after", "open"],
+        typer.Option(help="when the versions of `lab review` open: never, after a lab's tasks, at once"),
+    ] = "after",
 ) -> None:
     """Write the students' files, for all labs or some: no solutions, searched for leaks."""
-    from labstaff.release.tree import Assistants, ReleaseError
+    from labstaff.release.tree import Assistants, ReleaseError, Reviews
     from labstaff.release.tree import release as release_tree
 
     typer.echo("copying the files, then searching each for passages of the solutions: up to a minute")
     try:
-        written = release_tree(ROOT, out, [find_lab(name) for name in labs or []], Assistants(assistants))
+        chosen = [find_lab(name) for name in labs or []]
+        written = release_tree(ROOT, out, chosen, Assistants(assistants), Reviews(review))
     except ReleaseError as error:
         sys.exit(f"lab release: {error}")
     typer.echo(f"released {len(written)} files to {out}")

@@ -112,7 +112,16 @@ class Runs:
         names = ",".join(task.name for task in self.lab.tasks)
         run = runner.run(
             self.lab.label,
-            *("-x", "-plabkit.review.plugin", "--review-task", job.task, "--review-tasks", names),
+            *(
+                "-x",
+                "-plabkit.review.plugin",
+                "--lab",
+                self.lab.label,
+                "--review-task",
+                job.task,
+                "--review-tasks",
+                names,
+            ),
             *("--src", str(write(job.version, folder, self.lab)), "--seed", str(self.seed)),
             cpu_seconds=CPU_SECONDS,
             prepare=limit_memory,
@@ -126,13 +135,13 @@ def verdict_of(run: SuiteRun) -> Verdict:
     for result in run.results:
         if not result.passed:
             return Verdict(result.test, _failure_lines(result), result.state is State.NOT_STARTED)
-    if run.ended.how is How.FINISHED and run.n_collected:
+    if run.ended.how is How.FINISHED and run.results:
         return Verdict()
     if run.ended.how is How.DIED:
         return Verdict("its process", (f"the tests ended their process: {how_it_ended(run.ended.status)}",))
     if run.ended.how is How.FAILED:
         return Verdict("review.py", _import_problem(run.ended.detail))
-    return Verdict("review.py", (ending_text(run.ended) or "it holds no test of this task",))
+    return Verdict("review.py", (ending_text(run.ended) or "no test of this task was run",))
 
 
 def _failure_lines(result: TestResult) -> tuple[str, ...]:

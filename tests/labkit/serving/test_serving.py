@@ -17,8 +17,8 @@ from labkit.serving.model import SPEC
 from labkit.serving.records import held_while_serving, record_plans, record_serving
 from labkit.serving.requests import KINDS, LIMITS, MARGIN, Request, make_trace
 from labkit.testing.sessions import Session
-from labstaff.authoring.board import SEED
 from labstaff.authoring.alternatives import variant_text
+from labstaff.authoring.board import SEED
 
 LAB = find_lab("13")
 SERVERS = (
