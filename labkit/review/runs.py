@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,10 +61,18 @@ class Runs:
         review: its file of tests.
         seed: for random inputs.
         known: verdicts by `key`, which are not run again; new ones are added.
+        prepare: called in the process of each run first; it can be pickled.
     """
 
-    def __init__(self, lab: Lab, review: Review, seed: int = 0, known: dict[str, Verdict] | None = None) -> None:
-        self.lab, self.review, self.seed = lab, review, seed
+    def __init__(
+        self,
+        lab: Lab,
+        review: Review,
+        seed: int = 0,
+        known: dict[str, Verdict] | None = None,
+        prepare: Callable[[], None] = limit_memory,
+    ) -> None:
+        self.lab, self.review, self.seed, self._prepare = lab, review, seed, prepare
         self.known = known if known is not None else {}
         self._runner: ForkedRunner | None = None
 
@@ -114,6 +122,7 @@ class Runs:
             self.lab.label,
             *(
                 "-x",
+                "--capture=sys",
                 "-plabkit.review.plugin",
                 "--lab",
                 self.lab.label,
@@ -124,7 +133,7 @@ class Runs:
             ),
             *("--src", str(write(job.version, folder, self.lab)), "--seed", str(self.seed)),
             cpu_seconds=CPU_SECONDS,
-            prepare=limit_memory,
+            prepare=self._prepare,
             file=self.review.file,
         )
         return verdict_of(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.labs.catalog import solution_file, solution_folder
+from labkit.labs.catalog import reviewed_lab, solution_file, solution_folder
 from labkit.labs.manifest import Lab
 from labstaff.derive.markers import MarkerError, clear_solution
 from labstaff.derive.notebooks import derive_report
@@ -39,11 +39,13 @@ def derived_files(lab: Lab) -> Iterator[tuple[Path, str]]:
 
 
 def derive_stub(lab: Lab) -> str:
-    """The solution without the text between its markers.
+    """The solution without the text between its markers; of a review, the tests to be written.
 
     Raises:
         MarkerError: the markers are wrong, or nothing is left out.
     """
+    if reviewed := reviewed_lab(lab):
+        return derive_review(reviewed)
     source = solution_file(lab)
     solution = source.read_text(encoding="utf-8")
     stub = clear_solution(solution, name=f"solutions/{lab.folder.name}/src/{source.name}")

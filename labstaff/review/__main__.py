@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from labkit.labs.catalog import find_lab, find_task
+from labkit.labs.catalog import find_lab, find_task, review_assignment, solution_file
 from labkit.labs.manifest import Lab
 from labkit.review.file import read_review
 from labkit.review.report import ladder
 from labkit.review.runs import Job, Runs, Verdict
-from labstaff.review.versions import model_answer, versions_of, write_not_found
+from labstaff.review.versions import versions_of, write_not_found
 
 SEEDS = (0, 1, 2)
 LEAST_FOUND = 0.95
@@ -34,7 +34,7 @@ def main(
     found = find_lab(lab)
     names = [find_task(found, task).name for task in tasks or []] or [task.name for task in found.tasks]
     began = time.perf_counter()
-    problems, missed = try_answer(found, file or model_answer(found), names)
+    problems, missed = try_answer(found, file or solution_file(review_assignment(found)), names)
     typer.echo(f"{time.perf_counter() - began:.1f} s")
     if not tasks and file is None:
         write_not_found(found, missed)

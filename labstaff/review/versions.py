@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import msgspec
 
@@ -95,11 +94,6 @@ def _marks(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
         if isinstance(mark, ast.Attribute):
             names.add(mark.attr)
     return names
-
-
-def model_answer(lab: Lab) -> Path:
-    """The course's own tests for the lab."""
-    return solution_folder(lab) / "review.py"
 
 
 def not_found(lab: Lab) -> set[str]:
