@@ -15,14 +15,14 @@ from labkit.labs.manifest import Lab
 from labkit.review.file import Review
 from labkit.review.versions import Version, write
 from labkit.suite.forked import ForkedRunner, heavy_modules, limit_memory
-from labkit.suite.messages import ending_text, how_it_ended
+from labkit.suite.messages import LONGEST_LINE, ending_text, how_it_ended
 from labkit.suite.results import How, State, TestResult
 from labkit.suite.run import SuiteRun
 
 N_AT_ONCE = 2
 CPU_SECONDS = 60.0
 """For the tests of a task on one version, after which no further test is begun."""
-MAX_LINES = 8
+MAX_LINES = 6
 PRELOADED = ("labkit.review.plugin", "labkit.meters.calls", "labkit.meters.steps", "labkit.meters.tensors")
 
 
@@ -159,7 +159,7 @@ def _failure_lines(result: TestResult) -> tuple[str, ...]:
         return ("it is not written yet",)
     text = f"{failure.error}: {failure.message}" if failure.error else failure.message or "not true"
     lines = [line for line in text.splitlines() if line.strip()]
-    return (*failure.notes, *(f"  {line}" for line in lines[:MAX_LINES]))
+    return tuple(line[:LONGEST_LINE] for line in (*failure.notes, *(f"  {line}" for line in lines[:MAX_LINES])))
 
 
 def _import_problem(output: str) -> tuple[str, ...]:

@@ -60,6 +60,8 @@ def try_answer(lab: Lab, file: Path, tasks: list[str]) -> tuple[list[str], list[
         for each in runs:
             refused = {job.version.name: verdict for job, verdict in each.verdicts(right) if not verdict.accepted}
             problems += [_refusal(task, name, each.seed, verdict) for name, verdict in refused.items()]
+            if refused:
+                break
         verdicts = {job.version: verdict for job, verdict in runs[0].verdicts(jobs) if not job.version.is_right}
         left = [version for version, verdict in verdicts.items() if verdict.accepted]
         seconds, spent = runs[0].cpu_seconds - spent, runs[0].cpu_seconds

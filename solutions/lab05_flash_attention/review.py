@@ -30,13 +30,9 @@ def plain(Q, K, V, causal=False):
     return S.softmax(-1) @ V, S.logsumexp(-1)
 
 
-def plain_output(*inputs):
-    return plain(*inputs)[0]
-
-
 def called_with(function, Q, K, V, dO, causal):
     """The arguments of a pass, and its results, computed in float64."""
-    leaves = [x.to(F64).requires_grad_() for x in (Q, K, V)]
+    leaves = [x.detach().to(F64).requires_grad_() for x in (Q, K, V)]
     O, L = plain(*leaves, causal)
     forward = [O.detach().to(Q.dtype), L.detach().to(F32 if Q.dtype == BF16 else Q.dtype)]
     if function is flash_forward:
@@ -47,7 +43,7 @@ def called_with(function, Q, K, V, dO, causal):
 def near(got, want, tolerance=1e-7):
     for value, right in zip(got, want, strict=True):
         assert (value.dtype, value.shape) == (right.dtype, right.shape)
-        assert torch.allclose(value.to(F64), right.to(F64), rtol=tolerance, atol=tolerance)
+        assert ((value.to(F64) - right).abs() <= tolerance * max(1, right.double().abs().amax())).all()
 
 
 def check(function):
@@ -63,7 +59,7 @@ def check(function):
     near(function(*given, False, 4, 4), want, 1e-2)
     near(function(*given, False, 4, 4)[1:2], want[1:2], 1e-5 if is_forward else 1e-2)
     no_keys, want = called_with(function, *draw(5, 0, (2,)), False)
-    near([x.nan_to_num(9) for x in function(*no_keys)], [x.nan_to_num(9) for x in want])
+    assert all(map(torch.equal, function(*no_keys), want))
     Q, K, *others = called_with(function, *draw(5, 4, (2,)), False)[0]
     for wrong, more in [((Q[..., :7], K), {}), ((Q, K[:, :3]), {}), ((Q, K), {"block_q": 0}), ((Q, K), {"block_k": 0})]:
         with pytest.raises(ValueError, match=next(iter(more), r"\d, \d.*\d, \d")):
@@ -76,12 +72,12 @@ def check(function):
         assert not seen.fused and tuple(map(max, zip(*seen.tiles, strict=True))) == (bq, bk)
         blocks = [(min(bq, n_q - i), min(-(-(i + bq) // bk) * bk, n_k) if causal else n_k) for i in range(0, n_q, bq)]
         assert sum(map(math.prod, seen.tiles)) <= sum(map(math.prod, blocks)) * (1 if is_forward else 2)
-    for n, causal in ((576, True), (576, False), (4096, False)):
+    for n, causal, block in ((576, True, 64), (576, False, 64), (4096, False, 512)):
         given, want = called_with(function, *draw(n, n, dtype=F32, d=16, d_v=16), causal)
-        got, counts = measured(function, *given, causal, 64, 64)
+        got, counts = measured(function, *given, causal, block, block)
         near(got, want, 1e-3)
-        assert not counts["fused"] and counts["largest_bytes"] <= 4 * (4 * 64 * 64 + 17 * n)
-        assert counts["peak_bytes"] <= 4 * (24 * 64 * 64 + 12 * n * 16)
+        assert not counts["fused"] and counts["largest_bytes"] <= 4 * (4 * block**2 + 17 * n)
+        assert counts["peak_bytes"] <= 4 * (24 * block**2 + 12 * n * 16)
 
 
 def test_flash_forward():
@@ -111,7 +107,9 @@ def test_FlashAttention():
         assert len(saved) == 5 and [x.shape[-1] for x in saved if not isinstance(x, str)] == [n_q]
         assert kept_between(apply, inputs)[0] <= 8 * L.numel() and left_behind(apply, inputs)[0] == 0
     second = penalised_gradients(apply, inputs, dO)
-    assert isinstance(second, str) or torch.allclose(second[0], penalised_gradients(plain_output, inputs, dO)[0])
+    assert isinstance(second, str) or torch.allclose(
+        second[0], penalised_gradients(lambda *x: plain(*x)[0], inputs, dO)[0]
+    )
     *inputs, dO = draw(300, 500, (2,), dtype=BF16)
     near(step(FlashAttention.apply, inputs, dO)[2], called_with(flash_backward, *inputs, dO, False)[1], 4e-3)
     for sides in ([(64, 512), (64, 2048)], [(512, 64), (2048, 64)], [(512, 512), (1024, 1024)]):

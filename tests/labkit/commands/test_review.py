@@ -16,7 +16,7 @@ TASK = LAB.tasks[0]
 RIGHT = Version("right", (TASK.name,), solution_text())
 ZERO = with_function(solution_text(), TASK.name, f"def {TASK.name}(*_):\n    return 0, 0")
 HALF = with_function(
-    f"_right = None\n{solution_text()}\n_right = {TASK.name}\n",
+    f"{solution_text()}\n_right = {TASK.name}\n",
     TASK.name,
     f"def {TASK.name}(*given):\n    return [x / 2 for x in _right(*given)]",
 )
