@@ -48,7 +48,8 @@ def grade_review(lab: Lab, submission: Submission, seed: int, source: Source, un
     if outcomes.problem:
         flags = [f"no test could run: {one_line(outcomes.problem)}"]
     tests: dict[str, Literal["passed", "failed"]] = {}
-    messages, shares = {}, {}
+    messages: dict[str, str] = {}
+    shares: dict[str, float] = {}
     for task in lab.tasks:
         failed = outcomes.failed.get(task.name, {})
         of_task = [version for version in asked if task.name in version.tasks]
@@ -59,8 +60,16 @@ def grade_review(lab: Lab, submission: Submission, seed: int, source: Source, un
             tests[test] = "failed" if message else "passed"
             messages |= {test: message} if message else {}
     findings = [str(finding) for finding in source.findings]
-    kept = (submission.lab.folder.name, submission.key, "graded")
-    return GradedSubmission(*kept, flags=flags, tests=tests, messages=messages, shares=shares, findings=findings)
+    return GradedSubmission(
+        submission.lab.folder.name,
+        submission.key,
+        "graded",
+        flags=flags,
+        tests=tests,
+        messages=messages,
+        shares=shares,
+        findings=findings,
+    )
 
 
 def task_share(versions: list[Version], failed: Mapping[str, str]) -> float:
