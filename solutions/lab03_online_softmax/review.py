@@ -50,7 +50,7 @@ def passing(x, cut, axis=-1):
 
 def peak_of(function, *arrays, n=96):
     """The peak of a call with `n` blocks, each made when it is asked for, in blocks."""
-    peak = measure_arrays(lambda: function(*((x + x.dtype.type(i) for i in range(n)) for x in arrays))).peak_bytes
+    peak = measure_arrays(lambda: function(*(map(x.__add__, range(n)) for x in arrays))).peak_bytes
     return (peak - BOOKKEEPING_BYTES) / arrays[0].nbytes
 
 
