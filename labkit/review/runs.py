@@ -14,7 +14,7 @@ import msgspec
 from labkit.labs.manifest import Lab
 from labkit.review.file import Review
 from labkit.review.versions import Version, write
-from labkit.suite.forked import ForkedRunner, heavy_modules, limit_memory
+from labkit.suite.forked import HEAVY, ForkedRunner, heavy_modules, limit_memory
 from labkit.suite.messages import LONGEST_LINE, ending_text, how_it_ended
 from labkit.suite.results import How, State, TestResult
 from labkit.suite.run import SuiteRun
@@ -23,7 +23,8 @@ N_AT_ONCE = 2
 CPU_SECONDS = 60.0
 """For the tests of a task on one version, after which no further test is begun."""
 MAX_LINES = 6
-PRELOADED = ("labkit.review.plugin", "labkit.meters.calls", "labkit.meters.steps", "labkit.meters.tensors")
+TORCH_METERS = ("labkit.meters.calls", "labkit.meters.steps", "labkit.meters.tensors")
+"""Imported once, where the lab needs torch."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -113,7 +114,8 @@ class Runs:
     def _warm_runner(self) -> ForkedRunner:
         if self._runner is None:
             modules = heavy_modules(*self.lab.suite_files, self.review.file)
-            self._runner = ForkedRunner((*modules, *PRELOADED))
+            meters = TORCH_METERS if HEAVY["torch"] in modules else ()
+            self._runner = ForkedRunner((*modules, *meters, "labkit.review.plugin"))
         return self._runner
 
     def _verdict(self, runner: ForkedRunner, job: Job, folder: Path) -> Verdict:

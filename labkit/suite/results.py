@@ -265,7 +265,7 @@ def store(lab: Lab, results: Mapping[str, TaskResult], suite_seconds: float = 0.
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file and its folder; whoever reads it meanwhile finds the old one or the new one.
+    """Write a file and its folder; a reader finds the old file or the new one, never a part.
 
     Raises:
         OSError: it cannot be written; what was there before still is.

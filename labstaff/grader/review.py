@@ -83,7 +83,7 @@ def task_share(versions: list[Version], failed: Mapping[str, str]) -> float:
 
 
 def _message(task: Task, version: Version, failed: Mapping[str, str]) -> str:
-    """What a student reads of a version; "" where the review is right about it. A mistake's sentence is not told."""
+    """What a student reads of a version; "" where the review is right about it. A mistake's sentence is left out."""
     test = failed.get(version.name)
     if test is None:
         return f"not run: {task.name} has no tests, or a right version is refused, or the time was over"
