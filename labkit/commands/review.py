@@ -13,7 +13,7 @@ from labkit.commands.check import new_console, print_lines
 from labkit.labs.manifest import Lab, Task
 from labkit.review import versions as available
 from labkit.review.file import PREFIX, Review, ReviewProblem, read_review
-from labkit.review.report import TaskReview, read_lines, review_lines
+from labkit.review.lines import TaskReview, read_lines, review_lines
 from labkit.review.runs import Job, Runs
 from labkit.review.stored import StoredReview, load_review, store_review
 from labkit.review.versions import NoVersions, Version

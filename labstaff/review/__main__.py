@@ -16,7 +16,7 @@ import typer
 from labkit.labs.catalog import find_lab, find_task, review_assignment, solution_file
 from labkit.labs.manifest import Lab
 from labkit.review.file import read_review
-from labkit.review.report import ladder
+from labkit.review.lines import ladder
 from labkit.review.runs import Job, Runs, Verdict
 from labstaff.review.versions import versions_of, write_not_found
 
