@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME]...`: runs benchmarks, prints their tables, and with --save updates the chapters."""
+"""`python -m benchmarks [NAME]...`: runs benchmarks and prints their tables; --save updates the pages with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness import markdown, run_benchmark, save_tables, write_chapters
+from benchmarks.harness import markdown, run_benchmark, save_tables, write_pages
 
 NAMES = ("tiling", "flash", "linear", "window", "decode", "kernel", "model", "serving")
 
@@ -18,7 +18,7 @@ def main(
     n: Annotated[int | None, typer.Option(help="sequence length")] = None,
     d: Annotated[int | None, typer.Option(help="width of a head")] = None,
     rounds: Annotated[int | None, typer.Option(help="timed rounds")] = None,
-    save: Annotated[bool, typer.Option("--save", help="write the tables to data.json and to the chapters")] = False,
+    save: Annotated[bool, typer.Option("--save", help="write the tables to data.json and to the pages")] = False,
 ) -> None:
     """Run benchmarks and print their tables: interleaved rounds, medians, one thread."""
     if unknown := set(names or ()) - set(NAMES):
@@ -35,7 +35,7 @@ def main(
         tables += new
     if save:
         save_tables(tables)
-        write_chapters()
+        write_pages()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from benchmarks.harness import Column, Table, made, peak_mib, solution_module, time_in_turn
 
-CHAPTER = "09_decoding.md"
+PAGE = "labs/lab09_decoding/README.md"
 BUILT_IN, UNSPLIT, CONTIGUOUS = "built-in, `enable_gqa=True`", "1 split", "contiguous"
 MODELS = {"Llama-3-8B": (32, 8), "Llama-3.1-405B": (128, 8), "Llama-2-7B": (32, 32)}
 """Query heads and key heads. The last has no groups, so its ratio shows what is not due to grouping."""
@@ -37,7 +37,7 @@ def tables(*, n: int = 8192, d: int = 128, rounds: int = 15) -> Iterator[Table]:
             calls = grouped(random_layers(heads, kv_heads, n, d))
             columns[model] = time_in_turn(calls, rounds).times_as_fast(BUILT_IN)
         heading = "times as fast as the built-in one"
-        yield made("decode", CHAPTER, setting, heading, calls, columns)
+        yield made("decode", PAGE, setting, heading, calls, columns)
         layers = random_layers(*MODELS["Llama-3-8B"], n, d)
         for name, calls, reference, column in (
             ("split", split(layers), UNSPLIT, "× one split"),
@@ -45,7 +45,7 @@ def tables(*, n: int = 8192, d: int = 128, rounds: int = 15) -> Iterator[Table]:
         ):
             columns = {column: time_in_turn(calls, rounds).times_as_fast(reference), "peak, MiB": peak_mib(calls)}
             shape = f"32 heads on 8, blocks of {BLOCK}, {setting}"
-            yield made(name, CHAPTER, shape, "", calls, columns)
+            yield made(name, PAGE, shape, "", calls, columns)
 
 
 def random_layers(heads: int, kv_heads: int, n: int, d: int) -> list[Layer]:

@@ -38,7 +38,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
         columns[f"{kind}: × naive"] = times.times_as_fast(NAIVE)
         columns[f"{kind}: peak, MiB"] = peak_mib(steps)
     setting = f"N={n}, d={d}, float32, forward and backward, one thread, {rounds} rounds, torch {torch.__version__}"
-    yield made("flash", "05_flash_attention.md", setting, "", steps, columns)
+    yield made("flash", "labs/lab05_flash_attention/README.md", setting, "", steps, columns)
 
 
 def candidates() -> dict[str, Attention]:

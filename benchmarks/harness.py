@@ -1,4 +1,4 @@
-"""Times candidates in turn, puts ratios into tables, and writes the tables into data.json and the chapters.
+"""Times candidates in turn, puts ratios into tables, and writes the tables into data.json and the pages.
 
 All candidates run in each round, after one round to warm up. A time is the median over the rounds, a ratio the median
 of the ratios within each round, so that a slow moment of the machine slows both sides. Clocks count CPU time unless a
@@ -24,7 +24,7 @@ from labkit.labs.catalog import ROOT, find_lab, solution_file, solution_folder
 from labkit.meters.profiler import profile_memory
 
 DATA = Path(__file__).with_name("data.json")
-"""The tables in the chapters, with more digits."""
+"""The tables in chapters and handouts, with more digits."""
 
 Candidate = Callable[[], object]
 Column = Callable[[str], float | None]
@@ -34,12 +34,12 @@ Column = Callable[[str], float | None]
 class Table(msgspec.Struct):
     """A table: one row per candidate, with values in the order of `columns`.
 
-    `chapter` is the file in `docs/` that shows it between <!-- benchmark NAME: begin --> and <!-- benchmark NAME: end
-    -->; "" if none does.
+    `page` is the file, from the repository's root, that shows it between <!-- benchmark NAME: begin --> and
+    <!-- benchmark NAME: end -->; "" if none does.
     """
 
     name: str
-    chapter: str
+    page: str
     setting: str
     heading: str
     columns: list[str]
@@ -86,11 +86,11 @@ def time_in_turn(
 
 
 def made(
-    name: str, chapter: str, setting: str, heading: str, names: Iterable[str], columns: Mapping[str, Column]
+    name: str, page: str, setting: str, heading: str, names: Iterable[str], columns: Mapping[str, Column]
 ) -> Table:
     """The table with a row for each of `names`."""
     rows = {each: [value(each) for value in columns.values()] for each in names}
-    return Table(name, chapter, setting, heading, list(columns), rows)
+    return Table(name, page, setting, heading, list(columns), rows)
 
 
 def peak_mib(candidates: Mapping[str, Candidate]) -> Column:
@@ -119,7 +119,7 @@ def solution_module(number: str, other: str | None = "") -> ModuleType:
 
 
 def markdown(table: Table) -> str:
-    """The table in Markdown, as chapters show it."""
+    """The table in Markdown, as pages show it."""
     lines = ["| " + " | ".join([table.heading, *table.columns]) + " |", "|---|" + "---:|" * len(table.columns)]
     for name, values in table.rows.items():
         fields = [_field(column, value) for column, value in zip(table.columns, values, strict=True)]
@@ -152,17 +152,17 @@ def save_tables(tables: Sequence[Table]) -> None:
 
 
 def with_table(text: str, table: Table) -> str:
-    """The text of a chapter with this table inserted; ValueError if the chapter has no place for it."""
+    """The text of a page with this table inserted; ValueError if the page has no place for it."""
     begin, end = (f"<!-- benchmark {table.name}: {word} -->" for word in ("begin", "end"))
     parts = re.split(f"{begin}\n.*?{end}", text, flags=re.DOTALL)
     if len(parts) != 2:
-        raise ValueError(f"{table.chapter} has {len(parts) - 1} places for the table {table.name}, expected one")
+        raise ValueError(f"{table.page} has {len(parts) - 1} places for the table {table.name}, expected one")
     return f"{parts[0]}{begin}\n{markdown(table)}\n{end}{parts[1]}"
 
 
-def write_chapters() -> None:
-    """Write the tables of data.json into the chapters."""
+def write_pages() -> None:
+    """Write the tables of data.json into chapters and handouts."""
     for table in load_tables():
-        if table.chapter:
-            path = ROOT / "docs" / table.chapter
+        if table.page:
+            path = ROOT / table.page
             path.write_text(with_table(path.read_text(encoding="utf-8"), table), encoding="utf-8")

@@ -27,7 +27,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
         "peak, MiB": peak_mib(calls),
     }
     setting = f"N={n}, d={d}, float32, forward, one thread, {rounds} rounds, torch {torch.__version__}"
-    yield made("linear", "07_linear_attention.md", setting, "route", calls, columns)
+    yield made("linear", "docs/07_linear_attention.md", setting, "route", calls, columns)
 
 
 def candidates() -> dict[str, Callable[..., torch.Tensor]]:

@@ -21,7 +21,7 @@ from labkit.model.llama import Attend, Llama
 from labkit.model.perplexity import sample_text
 from labkit.model.weights import read_model
 
-CHAPTER = "09_decoding.md"
+PAGE = "docs/09_decoding.md"
 OWN = "torch's own attention"
 BOUND = "every weight and cached number read once"
 PROMPT_ROUNDS = 5
@@ -44,7 +44,7 @@ def tables(*, n: int = 2048, rounds: int = 15) -> Iterator[Table]:
         }
         times = time_in_turn(prompts, min(rounds, PROMPT_ROUNDS))
         columns = {"tokens per second": lambda name: round(n / times.ms(name) * 1e3, 1), "×": times.times_as_fast(OWN)}
-        yield made("prompt", CHAPTER, described, "a prompt through", prompts, columns)
+        yield made("prompt", PAGE, described, "a prompt through", prompts, columns)
         steps = {
             OWN: _decoding(llama, tokens, CachedAttention()),
             "Lab 09, `KVCache`, `grouped_query_attention`": _decoding(llama, tokens, CachedDecoding(grouped, setting)),
@@ -52,7 +52,7 @@ def tables(*, n: int = 2048, rounds: int = 15) -> Iterator[Table]:
         }
         each = time_in_turn(steps, rounds)
         columns = {"tokens per second": lambda name: round(1e3 / each.ms(name), 1), "×": each.times_as_fast(OWN)}
-        yield made("decoding", CHAPTER, described, "a token through", steps, columns)
+        yield made("decoding", PAGE, described, "a token through", steps, columns)
 
 
 def _decoding(llama: Llama, tokens: list[int], attend: Attend) -> Callable[[], object]:

@@ -15,7 +15,7 @@ from labkit.chat.together import PROMPTS, serve
 from labkit.model.llama import Llama
 from labkit.model.weights import read_model
 
-CHAPTER = "13_serving.md"
+PAGE = "docs/13_serving.md"
 AT_ONCE = (1, 4, 16)
 MAX_NEW = 16
 """New tokens of each request."""
@@ -38,7 +38,7 @@ def tables(*, rounds: int = 3) -> Iterator[Table]:
     }
     shape = f"SmolLM2-135M, {MAX_NEW} new tokens each"
     setting = f"{shape}, CPU time, one thread, {rounds} rounds, torch {torch.__version__}"
-    yield made("serving", CHAPTER, setting, "requests", rows, columns)
+    yield made("serving", PAGE, setting, "requests", rows, columns)
 
 
 def serve_groups(llama: Llama, groups: Sequence[Sequence[Sequence[int]]]) -> None:

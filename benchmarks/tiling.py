@@ -33,7 +33,7 @@ def tables(*, n: int = 4096, d: int = 64, rounds: int = 9) -> Iterator[Table]:
         "MiB besides the output": partial(extra_mib, calls),
     }
     setting = f"N={n}, d={d}, float32, one thread, {rounds} rounds, NumPy {np.__version__}"
-    yield made("tiling", "04_tiling_and_blocking.md", setting, HEADING, calls, columns)
+    yield made("tiling", "labs/lab04_tiling/README.md", setting, HEADING, calls, columns)
 
 
 def extra_mib(calls: Mapping[str, Callable[[], np.ndarray]], name: str) -> float:

@@ -23,7 +23,7 @@ def tables(*, n: int = 8192, d: int = 64, window: int = 256, rounds: int = 5) ->
         columns = {"ms": times.ms, "× masked": times.times_as_fast(MASKED), "peak, MiB": peak_mib(calls)}
         setting = f"N={n}, d={d}, window {window}, float32, forward, one thread, {rounds} rounds"
         setting = f"{setting}, torch {torch.__version__}"
-        yield made("window", "08_sliding_windows.md", setting, "form", calls, columns)
+        yield made("window", "docs/08_sliding_windows.md", setting, "form", calls, columns)
 
 
 def candidates(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int) -> dict[str, Callable[[], object]]:

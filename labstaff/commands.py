@@ -278,7 +278,8 @@ def new(
 
 
 def build(labs: LabArguments = None) -> None:
-    """Derive stubs and reports from solutions/, and the course map from the manifests."""
+    """Derive stubs, reports, the course map, and from the models that `lab model` ships a table and a script."""
+    from labstaff.derive import calculator, hybrids
     from labstaff.derive.build import build as build_lab
     from labstaff.derive.course_map import refresh_figure, refresh_page
     from labstaff.derive.markers import MarkerError
@@ -291,7 +292,8 @@ def build(labs: LabArguments = None) -> None:
                 typer.echo(f"wrote {path.relative_to(ROOT)}")
             if not changed:
                 typer.echo(f"{lab.label}: up to date")
-        for path in [*refresh_page(ROOT, find_labs()), *refresh_figure()]:
+        of_models = [*hybrids.refresh_page(ROOT), *calculator.refresh_script(ROOT)]
+        for path in [*refresh_page(ROOT, find_labs()), *refresh_figure(), *of_models]:
             typer.echo(f"wrote {path.relative_to(ROOT)}")
     except (MarkerError, ReportError) as error:
         sys.exit(f"lab build: {error}")

@@ -24,7 +24,7 @@ import labkit.meters
 import labkit.simulated_memory
 import labkit.testing
 from labkit.meters.kernels.cache import cached_kernels
-from labkit.suite.forked import HEAVY, ForkedRunner
+from labkit.suite.forked import SLOW_IMPORTS, ForkedRunner
 from labkit.suite.results import Ended, How
 from labkit.suite.run import SuiteRun
 from labstaff.authoring.mistakes import Mistake
@@ -33,7 +33,7 @@ from labstaff.grader.runner import SandboxedRunner
 N_RUNNERS = 2
 COURSE = (labkit.meters, labkit.simulated_memory, labkit.testing)
 PRELOADED = (
-    *HEAVY.values(),
+    *SLOW_IMPORTS.values(),
     *(module.name for part in COURSE for module in pkgutil.walk_packages(part.__path__, f"{part.__name__}.")),
 )
 """What suites import: once for all runs."""

@@ -73,7 +73,7 @@ def talk(
         lines.call_line(calls, setting.sizes),
         lines.speed_line(found),
         lines.memory_line(metered, setting.sizes, n_measured),
-        lines.cache_line(adapter, len(prompt) + found.steps - 1, bytes_in(adapter)),
+        lines.cache_line(adapter, len(prompt) + found.steps - 1, bytes_in(adapter), lab.number),
         *adapter.notes(),
     ]:
         typer.echo(line)

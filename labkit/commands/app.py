@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from typing import Annotated
 
 import typer
@@ -45,8 +45,14 @@ def file_error(error: OSError) -> str | None:
 
 
 @app.callback(invoke_without_command=True)
-def board(context: typer.Context) -> None:
+def board(
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="show the course's version")] = False,
+) -> None:
     """Show the board."""
+    if show_version:
+        typer.echo(f"Attention Labs {version('attention-labs')}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         from labkit.commands.board import show_board
 

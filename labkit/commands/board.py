@@ -71,14 +71,14 @@ def due_dates(root: Path) -> tuple[dict[str, str], str]:
 
 
 def problem_lines(labs: list[Lab]) -> list[Text]:
-    """Why a lab's tests cannot run or its results cannot be read, one line each."""
-    lines = []
+    """Why labs' tests cannot run or their results cannot be read: one line each, for all labs that share it."""
+    found: dict[str, list[str]] = {}
     for lab in labs:
         if problem := platform_problem(lab) or file_problem(lab.student_file):
-            lines.append(f"{lab.label}: {problem}")
+            found.setdefault(problem, []).append(lab.label)
         if problem := unreadable(lab):
-            lines.append(f"{lab.label}: {problem}: uv run lab check {lab.number} writes it again")
-    return [Text(line, style="red") for line in lines]
+            found.setdefault(f"{problem}: uv run lab check {lab.number} writes it again", []).append(lab.label)
+    return [Text(f"{', '.join(labels)}: {problem}", style="red") for problem, labels in found.items()]
 
 
 def next_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]]) -> list[Text]:

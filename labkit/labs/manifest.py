@@ -28,7 +28,8 @@ class ManifestError(ValueError):
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One thing a student writes: a function or a class of the lab's module.
 
-    Unless it is its `own_work`, a library's attention may do it.
+    Unless it is its `own_work`, a library's attention may do it. `memory_share` is the most that it earns, as a share
+    of its points, while it exceeds a test's memory limit: less than other costs where memory is what the task is about.
     """
 
     name: Identifier
@@ -37,6 +38,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     points: Positive
     hints: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
     own_work: bool = True
+    memory_share: Annotated[float, msgspec.Meta(gt=0, le=0.75)] = 0.75
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +109,7 @@ class Lab(_Written, frozen=True, kw_only=True):
 
     @property
     def suite_files(self) -> list[Path]:
-        """The test module and its helpers, `support.py` and `probes.py` next to it."""
+        """The test module and its helpers next to it: `support.py` or what it was divided into, `probes.py`."""
         return sorted(self.suite_file.parent.glob("*.py"))
 
     @property

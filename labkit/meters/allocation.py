@@ -92,7 +92,7 @@ class AllocationMeter(OperatorMode):
     What it cannot see, and `torch.profiler` can: scratch inside a kernel that dispatches nothing (flash attention on
     the CPU, products of half-precision or of expanded matrices, some reductions), the state of the random generator
     that `torch.utils.checkpoint` sets aside, and the single number that a Python scalar becomes as an operand. The
-    backward of a few other operators (`prod`) goes another way under a dispatch mode. On meta tensors a fused kernel
+    backward of a few other operators (`prod`) differs under a dispatch mode. On meta tensors a fused kernel
     is not simulated: `scaled_dot_product_attention` takes its plain form there.
 
     A storage may change its size without an operator (`tensor.untyped_storage().resize_(0)`, as FSDP does). That is

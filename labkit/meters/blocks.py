@@ -24,7 +24,7 @@ def record_random_operations(make: Callable[[int, int], Any], seed: int) -> list
 
 
 def random_operations(managed: Any, rng: np.random.Generator) -> None:
-    """Sequences come, grow, fork and go; tokens are few, so that beginnings meet.
+    """Sequences come, grow, fork and go; tokens are few, so that prefixes meet.
 
     Args:
         managed: has `allocate`, `append`, `fork` and `free`, and `texts`, the tokens of each living sequence.

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from labkit.labs.manifest import Lab
-from labkit.review.runs import Job, Verdict
+from labkit.review.runs import Job
+from labkit.review.stored import Verdict
 from labkit.review.versions import Kind, Version
 from labkit.suite.messages import Line
 

@@ -9,12 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from labkit.labs.manifest import Lab
 from labkit.review.file import Review
+from labkit.review.stored import Verdict
 from labkit.review.versions import Version, write
-from labkit.suite.forked import HEAVY, ForkedRunner, heavy_modules, limit_memory
+from labkit.suite.forked import SLOW_IMPORTS, ForkedRunner, heavy_modules, limit_memory
 from labkit.suite.messages import LONGEST_LINE, ending_text, how_it_ended
 from labkit.suite.results import How, State, TestResult
 from labkit.suite.run import SuiteRun
@@ -25,25 +24,6 @@ CPU_SECONDS = 60.0
 MAX_LINES = 6
 TORCH_METERS = ("labkit.meters.calls", "labkit.meters.steps", "labkit.meters.tensors")
 """Imported once, where the lab needs torch."""
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """What a task's tests say about one version.
-
-    Attributes:
-        failed: the first test that fails; empty where all pass.
-        lines: why it fails.
-        is_unwritten: whether it fails since the task itself is still to be written.
-    """
-
-    failed: str = ""
-    lines: tuple[str, ...] = ()
-    is_unwritten: bool = False
-
-    @property
-    def accepted(self) -> bool:
-        """Whether every test passes."""
-        return not self.failed
 
 
 @dataclass(frozen=True)
@@ -114,7 +94,7 @@ class Runs:
     def _warm_runner(self) -> ForkedRunner:
         if self._runner is None:
             modules = heavy_modules(*self.lab.suite_files, self.review.file)
-            meters = TORCH_METERS if HEAVY["torch"] in modules else ()
+            meters = TORCH_METERS if SLOW_IMPORTS["torch"] in modules else ()
             self._runner = ForkedRunner((*modules, *meters, "labkit.review.plugin"))
         return self._runner
 

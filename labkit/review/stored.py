@@ -7,8 +7,26 @@ from pathlib import Path
 import msgspec
 
 from labkit.labs.manifest import Lab
-from labkit.review.runs import Verdict
 from labkit.suite.results import write_whole
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a task's tests say about one version.
+
+    Attributes:
+        failed: the first test that fails; empty where all pass.
+        lines: why it fails.
+        is_unwritten: whether it fails since the task itself is still to be written.
+    """
+
+    failed: str = ""
+    lines: tuple[str, ...] = ()
+    is_unwritten: bool = False
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every test passes."""
+        return not self.failed
 
 
 class StoredReview(msgspec.Struct):

@@ -13,13 +13,13 @@ NOT_COMPUTED = (
     "when they have been computed, and until it is taken for something new"
 )
 TAKEN = "a block in use was given away, or a request that gave its blocks up goes on as if it had them"
-ANOTHER_BEGINNING = "a block is found by its own tokens alone: keys and values depend on all tokens before, too"
+ANOTHER_PREFIX = "a block is found by its own tokens alone: keys and values depend on all tokens before, too"
 
 
 class _Held(NamedTuple):
-    """The content of a location: the number of a beginning with its last token, its request, and the step."""
+    """The content of a location: the number of a prefix with its last token, its request, and the step."""
 
-    beginning: int
+    prefix: int
     id: Any
     position: int
     token: int
@@ -27,24 +27,24 @@ class _Held(NamedTuple):
 
 
 class Text:
-    """A request's tokens so far, each with the number of the beginning that it ends."""
+    """A request's tokens so far, each with the number of the prefix that it ends."""
 
     def __init__(self, locations: Locations, tokens: Iterable[int]) -> None:
         self._locations = locations
         self.tokens: list[int] = []
-        self.beginnings: list[int] = []
+        self.prefixes: list[int] = []
         for token in tokens:
             self.append(token)
 
     def append(self, token: int) -> None:
         """Add a token."""
-        before = self.beginnings[-1] if self.beginnings else 0
+        before = self.prefixes[-1] if self.prefixes else 0
         self.tokens.append(token)
-        self.beginnings.append(self._locations.number_of(before, token))
+        self.prefixes.append(self._locations.number_of(before, token))
 
 
 class Locations:
-    """The locations in all blocks. Two hold the same keys and values if their beginnings have the same number."""
+    """The locations in all blocks. Two hold the same keys and values if their prefixes have the same number."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -53,7 +53,7 @@ class Locations:
         self._computed: dict[tuple[Any, int], tuple[int, int]] = {}  # where a request wrote a position last
 
     def number_of(self, before: int, token: int) -> int:
-        """The number of a beginning: the one with number `before`, and one more token."""
+        """The number of a prefix: the one with number `before`, and one more token."""
         return self._numbers.setdefault((before, token), len(self._numbers) + 1)
 
     def copy(self, copies: Iterable[tuple[int, int]]) -> None:
@@ -67,9 +67,9 @@ class Locations:
             for position in range(piece.start, piece.end):
                 block, place = self.place_of(piece, position)
                 text = texts[piece.id]
-                new = _Held(text.beginnings[position], piece.id, position, text.tokens[position], step)
+                new = _Held(text.prefixes[position], piece.id, position, text.tokens[position], step)
                 old = self._held[block][place]
-                clash = old is not None and old.step == step and old.beginning != new.beginning
+                clash = old is not None and old.step == step and old.prefix != new.prefix
                 require(
                     not clash,
                     f"step {step}: block {block}, place {place} is written twice, as token {position} of request "
@@ -79,11 +79,11 @@ class Locations:
                 self._computed[piece.id, position] = block, place
 
     def assert_readable(self, piece: Piece, text: Text, step: int) -> None:
-        """Fail unless, after the step is written, `piece` reads its own beginning from all its locations."""
+        """Fail unless, after the step is written, `piece` reads its own prefix from all its locations."""
         for position in range(piece.end):
             block, place = self.place_of(piece, position)
             held = self._held[block][place]
-            if held is not None and held.beginning == text.beginnings[position]:
+            if held is not None and held.prefix == text.prefixes[position]:
                 continue
             read = (
                 f"step {step}: block {block}, place {place} is read as token {position} of request {piece.id!r}, "
@@ -93,11 +93,18 @@ class Locations:
                 require(False, f"{read} and holds nothing\nUsual cause: {self._why_missing(piece, position)}")
             elif held.id != piece.id and held.step == step:
                 require(False, f"{read} but the same step writes {_describe(held)} there\nUsual cause: {TAKEN}")
-            elif held.position == position and held.token == text.tokens[position]:
-                require(False, f"{read} and holds that after another beginning\nUsual cause: {ANOTHER_BEGINNING}")
+            elif self._has_the_tokens_of(piece, text, block):
+                require(False, f"{read} and holds that after another prefix\nUsual cause: {ANOTHER_PREFIX}")
             else:
                 cause = self._why_missing(piece, position)
                 require(False, f"{read} but holds {_describe(held)}, written in step {held.step}\nUsual cause: {cause}")
+
+    def _has_the_tokens_of(self, piece: Piece, text: Text, block: int) -> bool:
+        """Whether a block holds, at the same positions, the tokens of the text: two at least, for one may be chance."""
+        first = piece.blocks.index(block) * self.block_size
+        wanted = range(first, min(first + self.block_size, piece.end))
+        held = [(each.position, each.token) for each in self._held[block][: len(wanted)] if each is not None]
+        return len(wanted) > 1 and held == [(position, text.tokens[position]) for position in wanted]
 
     def _why_missing(self, piece: Piece, position: int) -> str:
         """Why a location does not hold a position of the text, from where the request wrote it last."""

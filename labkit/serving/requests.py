@@ -53,29 +53,29 @@ def make_trace(kind: str, seed: int) -> list[Request]:
 
 
 def clear_prompt(
-    rng: np.random.Generator, beginning: tuple[int, ...], more: tuple[int, int], max_new: int
+    rng: np.random.Generator, prefix: tuple[int, ...], more: tuple[int, int], max_new: int
 ) -> tuple[int, ...]:
-    """A prompt, `beginning` and some random tokens, whose completion does not depend on rounding.
+    """A prompt, `prefix` and some random tokens, whose completion does not depend on rounding.
 
     Args:
-        more: the least number of tokens that follow the beginning, and the first that is too large.
+        more: the least number of tokens that follow the prefix, and the first that is too large.
         max_new: the tokens of the completion.
     """
     for _ in range(MAX_DRAWS):
-        prompt = (*beginning, *_text(rng, *more))
+        prompt = (*prefix, *_text(rng, *more))
         if least_margin(prompt, max_new) > MARGIN:
             return prompt
     raise RuntimeError(f"no prompt among {MAX_DRAWS} leads to a completion that is clear")
 
 
 def any_requests(
-    rng: np.random.Generator, n: int, *, longest: int = 40, most_new: int = 8, every: int = 2, n_beginnings: int = 3
+    rng: np.random.Generator, n: int, *, longest: int = 40, most_new: int = 8, every: int = 2, n_prefixes: int = 3
 ) -> list[Request]:
-    """Requests for plans without a model, many with the same beginning, at most `every` steps apart."""
-    beginnings = [_text(rng, 1, longest // 2 + 1) for _ in range(n_beginnings)]
+    """Requests for plans without a model, many with the same prefix, at most `every` steps apart."""
+    prefixes = [_text(rng, 1, longest // 2 + 1) for _ in range(n_prefixes)]
     found, step = [], 0
     for number in range(n):
-        prompt = (*beginnings[int(rng.integers(n_beginnings))], *_text(rng, 1, longest // 2 + 1))
+        prompt = (*prefixes[int(rng.integers(n_prefixes))], *_text(rng, 1, longest // 2 + 1))
         found.append(Request(number, step, prompt, int(rng.integers(1, most_new + 1))))
         step += int(rng.integers(0, every + 1))
     return found
@@ -87,16 +87,16 @@ def describe(trace: Sequence[Request], answers: bool = True) -> str:
     share = prefix_tokens(trace, answers) / n_prompt
     return (
         f"{len(trace)} requests in {trace[-1].arrival + 1} steps, {n_prompt:,} tokens of prompts and {n_new:,} to "
-        f"follow; {share:.0%} of the prompts' tokens are in a beginning that came before"
+        f"follow; {share:.0%} of the prompts' tokens are in a prefix that came before"
     )
 
 
 def prefix_tokens(trace: Sequence[Request], answers: bool = True) -> int:
-    """How many tokens of prompts are in a beginning of an earlier request's prompt and completion.
+    """How many tokens of prompts are in a prefix of an earlier request's prompt and completion.
 
-    Without `answers` those that are in a beginning of earlier prompts.
+    Without `answers` those that are in a prefix of earlier prompts.
     """
-    numbers: dict[tuple[int, int], int] = {}  # of a beginning: by that of the one before it, and its last token
+    numbers: dict[tuple[int, int], int] = {}  # of a prefix: by that of the one before it, and its last token
     found = 0
     for request in trace:
         text = request.prompt + (tuple(dense_completion(request.prompt, request.max_new)) if answers else ())

@@ -20,6 +20,7 @@ from packaging.version import Version
 
 from labkit.labs.manifest import Lab
 from labkit.suite.limits import MAX_TEST_SECONDS, TookTooLong, time_limit
+from labkit.suite.source_text import read_source
 
 MAX_BYTES = 1 << 20
 """How large a student's file may be, also where it is graded."""
@@ -138,12 +139,22 @@ def platform_problem(lab: Lab) -> str | None:
     """Why `lab` cannot run on this machine, as one line; None if it can."""
     if lab.platform and not sys.platform.startswith(lab.platform):
         return f"needs {lab.platform.capitalize()}, and this is {sys.platform}: open the course in its container"
-    for name, _, least in (needed.partition(">=") for needed in lab.libraries if ">=" in needed):
-        found = _installed(name)
-        if not found or Version(found) < Version(least):
-            here = found or "none"
-            return f"needs {name} {least} or later, and there is {here} here: `uv sync` installs the course's version"
+    for needed in lab.libraries:
+        name, _, least = needed.partition(">=")
+        package = name.split(".")[0]
+        if package == "labkit" or package in sys.stdlib_module_names:
+            continue
+        found = _installed(package)
+        if not found:
+            return missing_library(package)
+        if least and Version(found) < Version(least):
+            return f"needs {name} {least} or later, and there is {found} here: `uv sync` installs the course's version"
     return None
+
+
+def missing_library(package: str) -> str:
+    """That a library of the course is not installed, as one line."""
+    return f"needs {package}, which is not installed: `uv sync` installs all that the course uses"
 
 
 def file_problem(file: Path) -> str | None:
@@ -196,15 +207,15 @@ def _run(file: Path, namespace: dict[str, Any], lab: Lab) -> Unusable | None:
 
 
 def _parsed(file: Path) -> ast.Module | str:
-    """The syntax tree of `file`, or why there is none. A byte-order mark at its start is skipped."""
+    """The syntax tree of `file`, or why there is none."""
     try:
         if file.stat().st_size > MAX_BYTES:
             return f"{file.name} is larger than {MAX_BYTES >> 20} MiB: remove what your code does not need"
-        return ast.parse(file.read_text(encoding="utf-8-sig"), str(file))
+        return ast.parse(read_source(file), str(file))
     except OSError as error:
         return f"{file.name} cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
-        return f"{file.name} is not UTF-8 text: {error.reason} at byte {error.start}"
+        return f"{file.name} is not {error.encoding.upper()} text: {error.reason} at byte {error.start}"
     except SyntaxError as error:
         return _syntax_problem(file, error)
     except (ValueError, RecursionError, MemoryError) as error:

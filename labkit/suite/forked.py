@@ -37,7 +37,7 @@ END_SECONDS = 5.0
 """How long a process may take to end after Ctrl-C."""
 PROCESS_GROUP = 4
 """PIDFD_SIGNAL_PROCESS_GROUP, since Linux 6.9."""
-HEAVY = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
+SLOW_IMPORTS = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
 """What takes long to import, by the name under which a text mentions it."""
 ALWAYS = ("__main__", "numpy", "pytest", "labkit.suite.plugin", __name__)
 """Imported by the server; without `__main__`, each forked process would import the command's module again."""
@@ -48,7 +48,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 def heavy_modules(*files: Path) -> tuple[str, ...]:
     """The installed modules worth importing once, before runs of a suite that consists of `files`."""
     text = "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
-    return tuple(module for name, module in HEAVY.items() if name in text)
+    return tuple(module for name, module in SLOW_IMPORTS.items() if name in text)
 
 
 def start_server(modules: Sequence[str] = ()) -> None:

@@ -13,7 +13,10 @@ from enum import StrEnum
 from types import FrameType
 
 WALL_SECONDS = 20.0
-"""After so long by the clock a test is stopped if it only waits, for what never comes."""
+"""After so long by the clock a test is stopped if it only waits, for what never comes.
+
+Without a GPU, no suite's test waits for another program but `ptxas`, for a fraction of a second.
+"""
 WAITING_SHARE = 1 / 30
 """A test that has used less CPU time than this share of the time by the clock is one that waits. The clock stops no
 other: that ends when its CPU time does, however many programs share the machine."""
@@ -70,21 +73,21 @@ class _Limit:
     def __init__(self, cpu_seconds: float, wall_seconds: float) -> None:
         self.cpu_seconds, self.wall_seconds = cpu_seconds, wall_seconds
         self.cpu_began, self.began = cpu_seconds_now(), time.monotonic()
-        self.is_over = self.has_ended = False
+        self.fired = self.finished = False
 
     def cpu_seconds_left(self) -> float:
         return self.cpu_seconds - (cpu_seconds_now() - self.cpu_began)
 
     def exceeded(self, signum: int, _frame: FrameType | None) -> None:
-        if self.has_ended:
+        if self.finished:
             return
         error = TookTooLong(self.cpu_seconds)
         if signum == signal.SIGALRM:
             seconds, used = time.monotonic() - self.began, cpu_seconds_now() - self.cpu_began
-            if used >= seconds * WAITING_SHARE and not self.is_over:
+            if used >= seconds * WAITING_SHARE and not self.fired:
                 return
             error = TookTooLong(round(min(seconds, self.wall_seconds), 1), cpu_seconds=used)
-        self.is_over = True
+        self.fired = True
         raise error
 
 
@@ -110,7 +113,7 @@ def time_limit(cpu_seconds: float, wall_seconds: float = WALL_SECONDS) -> Iterat
         try:
             yield
         finally:  # a signal may still come here, and raise: the clean-up has a block of its own
-            limit.has_ended = True
+            limit.finished = True
     finally:
         _set_timers(0, 0)
         for number, handler in previous.items():

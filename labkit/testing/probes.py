@@ -21,7 +21,7 @@ from typing import TypeVar
 F = TypeVar("F", bound=Callable)
 
 worker_runner: Callable[[FunctionType], Callable] | None = None
-"""Makes of a probe what runs it in the submission's process; None while that is this one."""
+"""Wraps a probe so that it runs in the worker; None when nothing is graded."""
 
 
 def probe(function: F) -> F:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from labkit.labs.catalog import reviewed_lab
 from labkit.labs.manifest import Lab, Task
-from labkit.suite.forked import HEAVY, heavy_modules
+from labkit.suite.forked import SLOW_IMPORTS, heavy_modules
 from labkit.suite.limits import Limit
 from labkit.suite.messages import ending_text, result_lines
 from labkit.suite.results import Failure, How, Kind, State, TestResult, task_share
@@ -49,7 +49,9 @@ class Grader:
     """
 
     def __init__(self, labs: Iterable[Lab] = (), *, unsafe: bool = False) -> None:
-        modules = heavy_modules(*(file for lab in labs for file in lab.suite_files)) if labs else tuple(HEAVY.values())
+        modules = (
+            heavy_modules(*(file for lab in labs for file in lab.suite_files)) if labs else tuple(SLOW_IMPORTS.values())
+        )
         self._unsafe = unsafe
         self._runner = SandboxedRunner(modules, unsafe=unsafe)
 
@@ -197,7 +199,7 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
 
 
 def _share(task: Task, run: SuiteRun) -> float:
-    return task_share(result for result in run.results if result.task == task.name)
+    return task_share(task, (result for result in run.results if result.task == task.name))
 
 
 def _borrowed(task: Task, findings: Sequence[Finding]) -> str:

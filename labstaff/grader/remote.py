@@ -197,7 +197,7 @@ class SubmissionProcess:
             raise WorkerEnded(self.end()) from None
         except TookTooLong as error:
             with not_repeated():
-                error.__dict__["far_places"] = self._where_it_stops(worker, number)
+                error.__dict__["worker_frames"] = self._where_it_stops(worker, number)
             raise
         except BaseException:  # the worker still works on the call, and would answer the next one
             self.end()
@@ -218,7 +218,7 @@ class SubmissionProcess:
 
     def _exception(self, raised: wire.Raised) -> BaseException:
         error = worker_took_too_long() if raised.kinds[:1] == [TOOK_TOO_LONG] else _of_its_kind(raised)
-        error.__dict__["far_places"] = self._places(raised)
+        error.__dict__["worker_frames"] = self._places(raised)
         return error
 
     def _places(self, raised: wire.Raised) -> list[tuple[str, int, str]]:
@@ -269,7 +269,7 @@ class RemoteProbe:
         return self._remote.call_within(mib, self._function, args, kwargs)
 
     def __reduce__(self) -> Any:
-        return wire.same, (self._function,)
+        return wire.identity, (self._function,)
 
 
 class RemoteLoader(Loader):

@@ -10,7 +10,7 @@ import socket
 from multiprocessing import forkserver, parent_process
 from typing import Any
 
-from labkit.suite.forked import HEAVY, ForkedRunner
+from labkit.suite.forked import SLOW_IMPORTS, ForkedRunner
 from labkit.suite.results import How
 from labkit.suite.run import SuiteRun
 from labstaff.grader.confine import MEMORY_BYTES, end_with_parent, limit
@@ -35,7 +35,7 @@ class SandboxedRunner(ForkedRunner):
         SandboxMissing: bubblewrap is missing or does not work here, and `unsafe` was not given.
     """
 
-    def __init__(self, modules: tuple[str, ...] = tuple(HEAVY.values()), *, unsafe: bool = False) -> None:
+    def __init__(self, modules: tuple[str, ...] = tuple(SLOW_IMPORTS.values()), *, unsafe: bool = False) -> None:
         if not unsafe:
             require_sandbox()
         super().__init__(modules)

@@ -29,9 +29,9 @@ PRELOADED = (
     *("cloudpickle", "msgspec", "pyseccomp", "labkit.meters.arrays", "labkit.simulated_memory"),
 )
 """Imported before the first worker: what submissions may import, as far as it costs little."""
-BESIDE = {"matplotlib.pyplot": ("matplotlib.backends.backend_agg",)}
+PRELOAD_EXTRA = {"matplotlib.pyplot": ("matplotlib.backends.backend_agg",)}
 """What the first use of a heavy module would import."""
-INSIDE = (
+MOUNTED = (
     *(
         "labkit/__init__.py",
         "labkit/meters",
@@ -41,14 +41,14 @@ INSIDE = (
         "labkit/labs/__init__.py",
         "labkit/labs/manifest.py",
     ),
-    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "limits", "prefork_torch")),
+    *(f"labkit/suite/{name}.py" for name in ("__init__", "finder", "limits", "prefork_torch", "source_text")),
     "labstaff/__init__.py",
     *(f"labstaff/grader/{name}.py" for name in ("__init__", "confine", "preload", "wire", "worker")),
 )
 """What of the course is inside: calling and measuring. No reference, no expected value, no suite."""
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/proc/cpuinfo")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-POWERS = ("CAP_CHOWN", "CAP_SETUID", "CAP_SETGID")
+CAPABILITIES = ("CAP_CHOWN", "CAP_SETUID", "CAP_SETGID")
 """What the process inside keeps where the grader is root, to become a user of its own, who owns the scratch folder."""
 SCRATCH, SCRATCH_BYTES = "/scratch", 16 << 20
 TEMPORARY = f"graded-{os.getpid()}-"
@@ -164,7 +164,7 @@ class Sandbox(Workers):
         self._folder = tempfile.TemporaryDirectory(prefix=TEMPORARY) if unsafe else None
         home = Path(labkit.__file__).parents[1] if unsafe else Path("/course")
         scratch = self._folder.name if self._folder else SCRATCH
-        modules = ",".join([*PRELOADED, *heavy, *(each for name in heavy for each in BESIDE.get(name, ()))])
+        modules = ",".join([*PRELOADED, *heavy, *(each for name in heavy for each in PRELOAD_EXTRA.get(name, ()))])
         user = "" if unsafe else new_user()
         start = f"import sys; sys.path.insert(0, {str(home)!r}); from labstaff.grader.preload import main"
         command = [sys.executable, "-P", "-c", f"{start}; main(*sys.argv[1:])", modules, scratch, user]
@@ -305,7 +305,7 @@ def require_libseccomp() -> None:
         raise SandboxMissing("the sandbox needs libseccomp: apt-get install libseccomp2") from None
 
 
-def bubblewrap(inside: Sequence[str] = INSIDE) -> list[str]:
+def bubblewrap(inside: Sequence[str] = MOUNTED) -> list[str]:
     """The command that makes the sandbox: system libraries, the interpreter and its packages, all read-only.
 
     Args:
@@ -320,7 +320,7 @@ def bubblewrap(inside: Sequence[str] = INSIDE) -> list[str]:
     command = [found, *(f"--unshare-{each}" for each in ("pid", "net", "ipc", "uts", "cgroup-try"))]
     command += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if may_change_user():
-        command += [each for power in POWERS for each in ("--cap-add", power)]
+        command += [each for power in CAPABILITIES for each in ("--cap-add", power)]
     else:
         command.append("--unshare-user")
     for name, value in environment(SCRATCH).items():

@@ -9,7 +9,6 @@ import itertools
 import os
 import re
 import stat
-import tokenize
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from labkit.labs.catalog import solution_file
 from labkit.labs.manifest import FOLDER_PATTERN, Lab
 from labkit.suite.finder import MAX_BYTES
+from labkit.suite.source_text import decode_source
 from labstaff.grader.bounded import TooMuch, bounded
 from labstaff.grader.plain_text import one_line
 
@@ -98,12 +98,8 @@ def as_utf8(source: bytes) -> tuple[bytes, str]:
     mark, as PowerShell's `>` writes it.
     """
     try:
-        if source.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            encoding = "utf-16"
-        else:
-            encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-        text = source.decode(encoding)
-    except (SyntaxError, ValueError, LookupError):  # the tests report it
+        text, encoding = decode_source(source)
+    except (SyntaxError, ValueError):  # the tests report it
         return source, ""
     if encoding in ("utf-8", "utf-8-sig"):
         return source.removeprefix(codecs.BOM_UTF8), ""

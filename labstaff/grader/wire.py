@@ -205,7 +205,7 @@ class Pickler(cloudpickle.Pickler):
         if not x.size:
             return x.shape, x.dtype
         first, last = np.lib.array_utils.byte_bounds(x)
-        memory = self._memory(same, first, last - first, x)
+        memory = self._memory(identity, first, last - first, x)
         return x.shape, x.dtype, memory, x.ctypes.data - first, x.strides
 
     def _layout_of_tensor(self, x: Any) -> tuple[Any, ...]:
@@ -265,8 +265,8 @@ def _operator(name: str) -> Any:
     return operator.attrgetter(name)(torch.ops)
 
 
-def same(x: Any) -> Any:
-    """What it is given: how an object is pickled as another one."""
+def identity(x: Any) -> Any:
+    """`x`: `__reduce__` names it where an object is pickled as another one."""
     return x
 
 

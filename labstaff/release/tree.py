@@ -17,7 +17,7 @@ from labkit.labs.catalog import find_labs
 from labkit.labs.manifest import Lab
 from labkit.review.versions import DATA_FILE, packed
 from labstaff.derive.build import derived_files
-from labstaff.release.choice import FOR_INSTRUCTORS, INSTRUCTORS_PAGE, MARKS, page_for, readme_for
+from labstaff.release.choice import FOR_INSTRUCTORS, INSTRUCTORS_PAGES, MARKS, page_for, readme_for
 from labstaff.release.leaks import find_leaks
 from labstaff.review.versions import versions_of
 
@@ -25,6 +25,7 @@ RELEASED = (
     ".devcontainer",
     ".gitignore",
     ".vscode",
+    "CHANGELOG.md",
     "CITATION.cff",
     "LICENSE",
     "README.md",
@@ -35,7 +36,7 @@ RELEASED = (
 )
 INSTRUMENTS = ("labkit/meters/", "labkit/bench/")
 """What grades Lab 02 does what its answers do. Students may read it; a submission that imports it is a finding."""
-KEPT_BACK = ("docs/figures/make/", "labkit/commands/lockfile.py", INSTRUCTORS_PAGE)
+KEPT_BACK = ("docs/figures/make/", "labkit/commands/lockfile.py", *INSTRUCTORS_PAGES)
 COURSE_MAP_FIGURE = "docs/figures/00_course_map."
 """It shows every lab: kept back when labs are left out."""
 FOR_THE_SANDBOX = ("capAdd", "securityOpt")

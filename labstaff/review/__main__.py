@@ -17,7 +17,8 @@ from labkit.labs.catalog import find_lab, find_task, review_assignment, solution
 from labkit.labs.manifest import Lab
 from labkit.review.file import read_review
 from labkit.review.lines import ladder
-from labkit.review.runs import Job, Runs, Verdict
+from labkit.review.runs import Job, Runs
+from labkit.review.stored import Verdict
 from labstaff.review.versions import versions_of, write_not_found
 
 SEEDS = (0, 1, 2)

@@ -1,4 +1,4 @@
-"""The benchmarks' harness with a fixed clock, and the chapters' tables against data.json."""
+"""The benchmarks' harness with a fixed clock, and the pages' tables against data.json."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert made("a", "", "", "", times.seconds, columns).rows == {"a": [4000.0, 1.0, None], "+ b": [3000.0, 2.0, 2.0]}
 
 
-@pytest.mark.parametrize("table", [table for table in load_tables() if table.chapter], ids=lambda table: table.name)
-def test_a_chapter_shows_the_saved_table(table) -> None:
-    text = (ROOT / "docs" / table.chapter).read_text(encoding="utf-8")
-    assert with_table(text, table) == text, "benchmarks.harness.write_chapters() writes it again"
+@pytest.mark.parametrize("table", [table for table in load_tables() if table.page], ids=lambda table: table.name)
+def test_a_page_shows_the_saved_table(table) -> None:
+    text = (ROOT / table.page).read_text(encoding="utf-8")
+    assert with_table(text, table) == text, "benchmarks.harness.write_pages() writes it again"
 
 
 def test_digits_that_another_run_would_repeat() -> None:

@@ -54,8 +54,9 @@ def is_term(bold: str) -> bool:
 
 
 def entries(glossary: str) -> set[str]:
-    """Every name in the first column of a table, normalised."""
-    return {name for row in rows(glossary) for name in names_of(row)}
+    """Every name in the first column of a table or after "also called", normalised."""
+    others = re.findall(r"also called ([^|;]*)", glossary)
+    return {name for row in [*rows(glossary), *others] for name in names_of(row)}
 
 
 def rows(markdown: str) -> list[str]:

@@ -145,7 +145,7 @@ A operation is ["allocate", sequence, tokens], ["append", sequence, token], ["fo
 
     /* Make the full blocks of a sequence findable; a block whose twin is findable already stays without a name. The key
     is the content of the block and the number of the text before it, and no number is given twice: so equal keys
-    mean equal beginnings. */
+    mean equal prefixes. */
     function giveNames({ table, tokens }) {
       let before = 0;
       for (let k = 0; (k + 1) * blockSize <= tokens.length; k++) {

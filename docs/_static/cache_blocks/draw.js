@@ -94,7 +94,7 @@
       entry("shared", shared, "of them shared"),
       entry("cached", cached, "free, findable", "cached"),
       entry("blank", blank, "free", "blank"),
-      entry("wasted", wasted, wasted === 1 ? "place wasted" : "places wasted"),
+      entry("wasted", wasted, wasted === 1 ? "slot wasted" : "slots wasted"),
       entry("copies", here.sums.copies, here.sums.copies === 1 ? "copy so far" : "copies so far"),
     ];
   }
@@ -139,15 +139,15 @@
         h("div", { class: "cb-track", "aria-hidden": "true" }, h("span", { class: `cb-bar cb-bar-${id}`, style: `width:${(100 * value) / most}%` })),
         h("div", { class: "cb-note" }, note),
       );
-    const places = plural(counts.owned * blockSize, "place");
+    const slots = plural(counts.owned * blockSize, "slot");
     const apart = counts.apart > counts.owned ? `; with nothing shared ${plural(counts.apart, "block")}` : "";
     const alive = plural(sequences.length, "sequence");
-    const fit = `The pool's ${number(numBlocks * blockSize)} places would hold ${of.runsThatFit === 1 ? "one such run" : `${of.runsThatFit} such runs`}`;
+    const fit = `The pool's ${number(numBlocks * blockSize)} slots would hold ${of.runsThatFit === 1 ? "one such run" : `${of.runsThatFit} such runs`}`;
     return [
-      line("kept", "Kept, in blocks", of.kept, `${plural(counts.owned, "block")}, ${places}, ${number(counts.wasted)} of them empty${apart}`),
-      line("kept-in-runs", `Kept, in runs of ${longest} places`, of.keptInRuns, `${alive}. ${fit}`),
+      line("kept", "Kept, in blocks", of.kept, `${plural(counts.owned, "block")}, ${slots}, ${number(counts.wasted)} of them empty${apart}`),
+      line("kept-in-runs", `Kept, in runs of ${longest} slots`, of.keptInRuns, `${alive}. ${fit}`),
       line("read", "Read for the next token of each, through the tables", of.read, `${plural(counts.references, "block")} for ${plural(counts.tokens, "token")}: a shared one is read for each of its owners`),
-      line("read-in-runs", "The same in runs that are read whole, with a mask", of.readInRuns, `${alive} of ${longest} places`),
+      line("read-in-runs", "The same in runs that are read whole, with a mask", of.readInRuns, `${alive} of ${longest} slots`),
     ];
   }
 

@@ -7,8 +7,8 @@
   const TOKEN_BYTES = 131072; // Llama-3-8B: 32 layers, 2 vectors, 8 key heads of 128, 2 bytes
   const RANGES = {
     blocks: { name: "blocks", stops: Array.from({ length: 13 }, (_, k) => k + 4) },
-    size: { name: "places in a block", stops: [1, 2, 3, 4, 6, 8, 12, 16] },
-    longest: { name: "places in a run", stops: [16, 32, 64, 128, 256] },
+    size: { name: "slots in a block", stops: [1, 2, 3, 4, 6, 8, 12, 16] },
+    longest: { name: "slots in a run", stops: [16, 32, 64, 128, 256] },
   };
 
   /* The state that a scenario begins with. */

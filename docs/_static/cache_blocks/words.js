@@ -55,7 +55,7 @@
       return `${name} should get “${token}”. Refused: ${why}. Nothing changes.`;
     }
     const [block, place] = outcome.place;
-    const where = `${name} gets “${token}” in block ${block}, place ${place}`;
+    const where = `${name} gets “${token}” in block ${block}, slot ${place}`;
     const full = outcome.full ? " The block is full now." : "";
     if (outcome.copied) return `Block ${outcome.copied[0]} has another owner too, so it is copied to block ${block} first. ${where}.${full}${lost(outcome.forgotten)}`;
     if (outcome.taken.length) return `The blocks of ${name} are full: it takes block ${block}. ${where}.${full}${lost(outcome.forgotten)}`;
@@ -78,7 +78,7 @@
   }
 
   function settingInWords({ numBlocks, blockSize, longest }) {
-    return `${plural(numBlocks, "block")} of ${plural(blockSize, "place")}, compared with runs of ${longest} places, 128 KiB a token`;
+    return `${plural(numBlocks, "block")} of ${plural(blockSize, "slot")}, compared with runs of ${longest} slots, 128 KiB a token`;
   }
 
   /* The scene that a position belongs to; its title, and its place among the scenes. */

@@ -11,26 +11,26 @@ from matplotlib.patches import Rectangle
 
 from labstaff.figures import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PINK, Recipe
 
-# The A100 whitepaper's numbers for the whole chip; what a quarter of a multiprocessor does follows from them.
+# The A100 whitepaper's numbers for the whole chip; what a sub-partition of a multiprocessor does follows from them.
 SMS, CLOCK_HZ = 108, 1.41e9
 FP32_FLOPS, TENSOR_FLOPS = 19.5e12, 312e12
-QUARTERS, WARP, WARPS_AN_SM = 4, 32, 64
+SUB_PARTITIONS, WARP, WARPS_AN_SM = 4, 32, 64
 REGISTER_KIB, L1_KIB, SHARED_KIB = 256, 192, 164
 L2_MIB, HBM_GB = 40, 40
 
 
 def multiprocessor_data() -> dict[str, Any]:
-    """The contents of one quarter of a multiprocessor, and its work per clock."""
-    per_clock = SMS * CLOCK_HZ * QUARTERS
+    """The contents of one sub-partition of a multiprocessor, and its work per clock."""
+    per_clock = SMS * CLOCK_HZ * SUB_PARTITIONS
     return {
         "gpu": "A100 SXM 40 GB",
         "sms": SMS,
-        "quarters": QUARTERS,
+        "sub_partitions": SUB_PARTITIONS,
         "threads_in_a_warp": WARP,
-        "warps_a_quarter": WARPS_AN_SM // QUARTERS,
-        "fp32_lanes_a_quarter": round(FP32_FLOPS / per_clock / 2),
-        "tensor_flops_a_clock_a_quarter": round(TENSOR_FLOPS / per_clock),
-        "registers_a_quarter_kib": REGISTER_KIB // QUARTERS,
+        "warps_a_sub_partition": WARPS_AN_SM // SUB_PARTITIONS,
+        "fp32_lanes_a_sub_partition": round(FP32_FLOPS / per_clock / 2),
+        "tensor_flops_a_clock_a_sub_partition": round(TENSOR_FLOPS / per_clock),
+        "registers_a_sub_partition_kib": REGISTER_KIB // SUB_PARTITIONS,
         "l1_and_shared_kib": L1_KIB,
         "shared_at_most_kib": SHARED_KIB,
         "l2_mib": L2_MIB,
@@ -45,8 +45,8 @@ def draw_multiprocessor(data: dict[str, Any]) -> Figure:
     ax.axis("off")
     _box(ax, (1, 1, 98, 103), MUTED, 0.06)
     ax.text(50, 5.5, f"one multiprocessor (SM), of {data['sms']}", ha="center", va="center", weight="bold", size=10.5)
-    for number in range(1, data["quarters"] + 1):
-        _draw_quarter(ax, number, data)
+    for number in range(1, data["sub_partitions"] + 1):
+        _draw_sub_partition(ax, number, data)
     _box(ax, (4, 81, 92, 19), GREEN, 0.22)
     _say(ax, 50, 86.5, "shared memory (SRAM) and L1", bold=True)
     _say(ax, 50, 91, f"{data['l1_and_shared_kib']} KiB, of it shared at most {data['shared_at_most_kib']} KiB")
@@ -62,26 +62,26 @@ def draw_multiprocessor(data: dict[str, Any]) -> Figure:
     return figure
 
 
-def _draw_quarter(ax: Axes, number: int, data: dict[str, Any]) -> None:
-    """A quarter: the warp that it runs in this clock, its registers, its units."""
+def _draw_sub_partition(ax: Axes, number: int, data: dict[str, Any]) -> None:
+    """A sub-partition: the warp that it runs in this clock, its registers, its units."""
     left = 4 + (number - 1) * 23.4
     width = 21.8
     middle = left + width / 2
-    _say(ax, middle, 12, f"quarter {number}", bold=True)
-    _say(ax, middle, 16.5, f"1 of {data['warps_a_quarter']} warps:")
+    _say(ax, middle, 12, f"sub-partition {number}", bold=True)
+    _say(ax, middle, 16.5, f"1 of {data['warps_a_sub_partition']} warps:")
     threads = range(data["threads_in_a_warp"])
     x = [left + 2.3 + thread % 8 * 2.45 for thread in threads]
     ax.plot(x, [21 + thread // 8 * 3 for thread in threads], "o", color=INK, markersize=3.2)
     _say(ax, middle, 33.5, f"{data['threads_in_a_warp']} threads")
     _box(ax, (left, 36, width, 14), BLUE, 0.22)
     _say(ax, middle, 40.5, "registers", bold=True)
-    _say(ax, middle, 45.5, f"{data['registers_a_quarter_kib']} KiB")
+    _say(ax, middle, 45.5, f"{data['registers_a_sub_partition_kib']} KiB")
     _box(ax, (left, 52, width, 12), PAPER, 1)
-    _say(ax, middle, 56, f"{data['fp32_lanes_a_quarter']} lanes", bold=True)
+    _say(ax, middle, 56, f"{data['fp32_lanes_a_sub_partition']} lanes", bold=True)
     _say(ax, middle, 60.5, "for float32")
     _box(ax, (left, 66, width, 13), ORANGE, 0.3)
     _say(ax, middle, 70, "tensor core", bold=True)
-    _say(ax, middle, 75, f"{data['tensor_flops_a_clock_a_quarter']} FLOP/clock")
+    _say(ax, middle, 75, f"{data['tensor_flops_a_clock_a_sub_partition']} FLOP/clock")
 
 
 def _box(ax: Axes, place: tuple[float, float, float, float], colour: str, alpha: float) -> None:

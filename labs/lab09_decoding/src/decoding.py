@@ -210,7 +210,7 @@ class BlockManager:
     """Allocates the blocks of a paged cache: a table for each sequence, with blocks shared where sequences begin alike.
 
     It holds no keys or values, only which sequences own which block of `block_size` places. A full block with the same
-    tokens after the same beginning is shared, even after its owners have gone, until it is reused. Free blocks are
+    tokens after the same prefix is shared, even after its owners have gone, until it is reused. Free blocks are
     taken in the order in which they became free (at first 0, 1, 2, …), the blocks of one freed sequence from its last
     to its first.
 
@@ -234,7 +234,7 @@ class BlockManager:
     def allocate(self, seq_id: object, token_ids: list[int]) -> list[int]:
         """Give a new sequence, a prompt of at least one token, its blocks: ⌈tokens / block_size⌉, in order.
 
-        From its beginning on, existing full blocks are shared, as many as can be found, but never the last token's:
+        From its start on, existing full blocks are shared, as many as can be found, but never the last token's:
         something must be left to compute. Raises RuntimeError, naming the number of missing blocks, and changes
         nothing, when there are too few; ValueError when token_ids is empty.
         """

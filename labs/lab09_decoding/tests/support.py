@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from labkit.testing.compare import (
+    Tolerance,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -106,6 +107,19 @@ def tokens(rng, n, head_dim=3, dtype=torch.float32):
 def appends(rng, sizes, **options):
     """Calls that append so many tokens each."""
     return [("append", *tokens(rng, n, **options)) for n in sizes]
+
+
+def whole_numbers(rng):
+    """Keys and values of 1,024 tokens in bfloat16, which has all whole numbers up to 256."""
+    return torch.from_numpy(rng.integers(-99, 100, (2, KV_HEADS, 1024, 64))).bfloat16().unbind()
+
+
+def assert_last_tokens(got, k, v, number, length):
+    """Fail unless `last_after_appends` gave this length and the tokens that were appended last."""
+    assert_equal("len, within the limit of memory", got[0], length)
+    for name, x, want in zip(("keys", "values"), got[1:], (k, v), strict=True):
+        right = torch.equal(x, want + (number - 1))
+        require(right, f"memory stayed within the limit, but the last {name} are not those that were appended last")
 
 
 def assert_follows(kind, capacity, calls, session):
@@ -226,7 +240,8 @@ def assert_shares(answer, requests, num_slots, policy, block_size):
     want = shares_of_slots(*given)
     usual = {text: partial(shares_of_slots, *given, mistake) for mistake, text in MISTAKES.items()}
     values = np.array([got[name] for name in SHARES])
-    assert_close(f"the shares {', '.join(SHARES)} ({text})", values, want, plain=want, atol=1e-9, mistakes=usual)
+    name, exact = f"the shares {', '.join(SHARES)} ({text})", Tolerance(atol=1e-9)
+    assert_close(name, values, want, baseline=want, tolerance=exact, mistakes=usual)
 
 
 def random_requests(rng, count):

@@ -38,7 +38,7 @@ def cache_plan(spec: Spec, nbytes: int, block_size: int, bits: int) -> int:
 class BlockManager:
     """Allocates the blocks of a paged cache, as in Lab 09, whose class may replace this one.
 
-    A full block with the same tokens after the same beginning is shared, even after its owners have gone, until it is
+    A full block with the same tokens after the same prefix is shared, even after its owners have gone, until it is
     reused. Free blocks are taken in the order in which they became free (at first 0, 1, 2, …), the blocks of one freed
     sequence from its last to its first. Every method raises ValueError, naming the sequence, for an unknown seq_id, or
     for a new one that is taken.
@@ -67,7 +67,7 @@ class BlockManager:
     def allocate(self, seq_id: object, token_ids: list[int]) -> list[int]:
         """Give a new sequence, a prompt of at least one token, its blocks: ⌈tokens / block_size⌉, in order.
 
-        From its beginning on, existing full blocks are shared, as many as can be found, but never the last token's.
+        From its start on, existing full blocks are shared, as many as can be found, but never the last token's.
         Raises RuntimeError, and changes nothing, when there are too few; ValueError when token_ids is empty.
         """
         ### BEGIN SOLUTION
@@ -358,7 +358,7 @@ class Scheduler:
             "copies": a list of (old, new), blocks to be copied before anything is written. "work": a list of dicts, one
             per request: its "id"; "tokens", a list of its next tokens that are computed now, the first of them at
             position "start"; and "blocks", its block table, a list that covers them. All places before "start" hold
-            this request's tokens after this request's beginning; within a step everything is written before anything
+            this request's tokens after this request's prefix; within a step everything is written before anything
             is read. At most max_tokens tokens in all, at least one for each request in the list, and at least one in
             all while there are requests. A request whose last known token is computed gets its next one by `advance`.
         """
@@ -510,7 +510,7 @@ class _Pool:
     """Blocks: how many sequences own each, in which order free ones are taken, and the contents of full ones.
 
     The content of a full block has a number that is never used again. Its key is the number of the content before it
-    and its own tokens, so equal keys mean equal beginnings.
+    and its own tokens, so equal keys mean equal prefixes.
     """
 
     def __init__(self, num_blocks, block_size):

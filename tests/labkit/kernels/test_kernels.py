@@ -89,6 +89,32 @@ def test_bytes(shift):
     assert (seen["loaded"], seen["stored"], seen["launches"]) == ({"x": 148}, {"out": 148}, 1)
 
 
+def test_bytes_of_a_copy_are_not_those_of_an_argument(shift):
+    assert shift()[1]["of_arguments"] == {"x": 148}
+    _, seen = shift("(x, out, x.numel()", "(x.clone(), out, x.numel()")
+    assert (seen["loaded"], seen["of_arguments"]) == ({"x": 148}, {})
+
+
+def test_offsets_in_int32_are_collected(shift):
+    with adapter.int32_products() as found:
+        shift()
+    assert max(found) == 32  # of the third program
+    with adapter.int32_products() as found:
+        shift("tl.program_id(0) * BLOCK", "tl.program_id(0).to(tl.int64) * BLOCK")
+    assert max(found, default=0) < 32
+
+
+@pytest.mark.parametrize(
+    ("stack", "fits", "says"), [(0, True, "yes"), (8, False, "registers spill"), (0, False, "shared memory")]
+)
+def test_what_spills_does_not_fit(capsys, stack, fits, says):
+    from labkit.commands.kernel import WRITERS, Form
+    from labkit.kernels.table import Row
+
+    WRITERS[Form.text]([Row("shift_kernel", 80, {}, 4, 2, stack=stack, fits=fits)])
+    assert capsys.readouterr().out.splitlines()[1].endswith(says)
+
+
 def test_programs_that_load(shift):
     assert shift()[1]["readers"] == {"x": 3}
     assert shift("(triton.cdiv(x.numel(), 16),)", "(1,)")[1]["readers"] == {"x": 1}

@@ -8,7 +8,8 @@ import pytest
 
 from labkit.review import plugin, runs
 from labkit.review.file import read_review
-from labkit.review.runs import Job, Runs, Verdict
+from labkit.review.runs import Job, Runs
+from labkit.review.stored import Verdict
 from labkit.review.versions import Version
 from labkit.suite import limits
 from tests.student import LAB, solution_text, student_lab, with_function

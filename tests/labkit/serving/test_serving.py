@@ -13,7 +13,9 @@ from labkit.meters.sessions import run_calls
 from labkit.serving.dense import dense_completion, least_margin
 from labkit.serving.drive import serve_plans
 from labkit.serving.engine import serve, settings_of
+from labkit.serving.locations import Locations, Text
 from labkit.serving.model import SPEC
+from labkit.serving.player import Piece
 from labkit.serving.records import held_while_serving, record_plans, record_serving
 from labkit.serving.requests import KINDS, LIMITS, MARGIN, Request, make_trace
 from labkit.testing.sessions import Session
@@ -81,7 +83,7 @@ def with_plans(change):
 
 
 def clear_request(id=0, arrival=0, n=20, max_new=6):
-    """A request whose completion is far from any tie; another name gives another beginning."""
+    """A request whose completion is far from any tie; another name gives another prefix."""
     seeds = (seed for seed in range(1 + id, 100, 2) if least_margin(text_of(n, seed), max_new) > MARGIN)
     return Request(id, arrival, text_of(n, next(seeds)), max_new)
 
@@ -179,7 +181,7 @@ class TestLocations:
 
 
 def own_first_block(plan):
-    """Request 1 computes one block, then reads the rest of request 0's blocks, which have another beginning."""
+    """Request 1 computes one block, then reads the rest of request 0's blocks, which have another prefix."""
     for piece in plan["work"]:
         if piece["id"] == 1 and piece["start"] == 0:
             piece.update(tokens=piece["tokens"][:8])
@@ -194,8 +196,18 @@ def test_the_same_tokens_after_another_beginning():
     scheduler = module_of().Scheduler(21, 8, 48)
     plan = scheduler.plan
     scheduler.plan = lambda: own_first_block(plan())
-    with pytest.raises(AssertionError, match="and holds that after another beginning"):
+    with pytest.raises(AssertionError, match="and holds that after another prefix"):
         serve_plans(scheduler, trace, 21, 8, 48)
+
+
+def test_one_equal_token_is_not_another_beginning():
+    """A block that another request has taken may hold an equal token at the same place by chance: it was not found."""
+    locations = Locations(2, 4)
+    texts = [Text(locations, tokens) for tokens in ([1, 2, 3, 4], [5, 2, 6, 7])]
+    locations.write([Piece(0, 0, (1, 2, 3, 4), (0,))], {0: texts[0]}, 0)
+    locations.write([Piece(1, 0, (5,), (0,))], {1: texts[1]}, 1)
+    with pytest.raises(AssertionError, match="until it is taken for something new"):
+        locations.assert_readable(Piece(1, 2, (6,), (0,)), texts[1], 2)
 
 
 class TestServing:

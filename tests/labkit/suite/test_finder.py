@@ -45,6 +45,19 @@ def test_a_variant_replaces_functions_for_their_callers_too(imported, tmp_path):
     assert imported(variant_text(LAB, other)).estimate_attention_memory(4, 2) == 7
 
 
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        "# coding: latin-1\nNAME = 'café'\n".encode("latin-1"),
+        "NAME = 'café'\n".encode("utf-16"),
+        "NAME = 'café'\n".encode("utf-8-sig"),
+    ],
+    ids=["latin-1", "utf-16", "utf-8-sig"],
+)
+def test_a_file_is_read_as_it_is_when_it_is_graded(encoded, imported):
+    assert imported(encoded).NAME == "café"
+
+
 def test_removed_with_its_modules(imported):
     module = imported(solution_text())
     finder = next(each for each in sys.meta_path if isinstance(each, LabFinder) and LAB.module in each.sources)
@@ -68,9 +81,11 @@ def test_removed_with_its_modules(imported):
             "profiling.py imports labkit.testing.attention.reference: your code must work without",
         ),
         ("# café\n".encode("latin-1"), "profiling.py is not UTF-8 text: "),
+        ("# coding: ascii\n# café\n".encode(), "profiling.py is not ASCII text: "),
+        (b"# coding: zlib\n", "profiling.py has a syntax error: 'zlib' is not a text encoding"),
         (None, "profiling.py cannot be read: No such file"),
     ],
-    ids=["missing", "syntax", "NUL", "import", "raises", "exits", "labkit", "latin-1", "no file"],
+    ids=["missing", "syntax", "NUL", "import", "raises", "exits", "labkit", "latin-1", "ascii", "zlib", "no file"],
 )
 def test_a_file_that_cannot_be_used_is_one_line_at_each_use(imported, source, message):
     module = imported(source)

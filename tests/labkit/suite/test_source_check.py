@@ -366,8 +366,11 @@ EXPECTED = {
 """What is shown of the alternative solutions: all that it is."""
 
 
+LABS = {lab.number: lab for lab in find_labs()}
+
+
 def shown(source: str, number: str = "05") -> list[str]:
-    lab = find_lab(number)
+    lab = LABS[number]
     return [found.what for found in check_source(without_main_block(source, lab), lab)]
 
 

@@ -368,7 +368,7 @@ def test_no_line_of_the_instructors_is_quoted(submitted, tmp_path):
     claims = f"exec(compile('\\n\\n1 / 0', {str(ROOT / 'solutions' / 'x.py')!r}, 'exec'))"
     with pytest.raises(ZeroDivisionError) as raised:
         submitted(task(claims))()
-    assert {Path(file).name for file, _, _ in raised.value.__dict__["far_places"]} == {f"{LAB.module}.py"}
+    assert {Path(file).name for file, _, _ in raised.value.__dict__["worker_frames"]} == {f"{LAB.module}.py"}
 
 
 def link(folder: Path) -> Path:

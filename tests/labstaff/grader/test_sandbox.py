@@ -39,7 +39,7 @@ def test_a_bubblewrap_that_does_not_work_is_found_before_any_submission(tmp_path
 
 
 def test_a_run_says_why_its_sandbox_gives_no_worker(monkeypatch):
-    monkeypatch.setattr(sandbox, "INSIDE", [name for name in sandbox.INSIDE if "wire" not in name])
+    monkeypatch.setattr(sandbox, "MOUNTED", [name for name in sandbox.MOUNTED if "wire" not in name])
     with SandboxedRunner(()) as runs:
         ended = runs.run(LAB.label, "--solutions", tests=("TestStandardAttention::test_worked_example",)).ended
     assert ended.how is How.STOPPED
@@ -101,7 +101,7 @@ def test_the_process_of_a_suite_is_bounded():
 
 
 def test_the_sandbox_holds_no_answers():
-    inside = {Path(name).name for name in sandbox.INSIDE}
+    inside = {Path(name).name for name in sandbox.MOUNTED}
     assert not inside & {"reference.py", "cases.py", "compare.py", "bench", "solutions", "tests"}
 
 

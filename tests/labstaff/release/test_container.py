@@ -6,7 +6,7 @@ import json
 import re
 
 from labkit.labs.catalog import ROOT
-from labstaff.grader.sandbox import POWERS
+from labstaff.grader.sandbox import CAPABILITIES
 
 FOLDER = ROOT / ".devcontainer"
 DOCKERS_OWN = {
@@ -23,7 +23,7 @@ def settings() -> dict:
 def test_the_sandbox_gets_the_powers_that_it_needs():
     """If the grader is root, as in the container, each submission runs as a separate user."""
     has = DOCKERS_OWN | set(settings()["capAdd"])
-    assert {power.removeprefix("CAP_") for power in POWERS} <= has
+    assert {power.removeprefix("CAP_") for power in CAPABILITIES} <= has
     assert settings()["remoteUser"] == "root"
     assert set(settings()["securityOpt"]) == {f"{what}=unconfined" for what in ("seccomp", "apparmor", "systempaths")}
 
