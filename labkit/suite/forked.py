@@ -23,7 +23,7 @@ from typing import Any
 
 from labkit.labs.catalog import find_lab, python_path
 from labkit.labs.manifest import Lab
-from labkit.suite.limits import WALL_SECONDS, Exceeded, Limit
+from labkit.suite.limits import WALL_SECONDS, Exceeded, Limit, cpu_seconds_of
 from labkit.suite.messages import ProcessEnded, explain
 from labkit.suite.results import Ended, How, TestResult
 from labkit.suite.run import Listener, SuiteRun, run_suite
@@ -74,6 +74,8 @@ class ForkedRunner:
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
         start_server(modules)
+        self._under_way: set[Callable[[], None]] = set()
+        """What kills each run that is under way."""
 
     def run(
         self,
@@ -84,11 +86,12 @@ class ForkedRunner:
         seconds: float | None = None,
         most_seconds: float = math.inf,
         prepare: Callable[[], None] | None = None,
+        file: Path | None = None,
     ) -> SuiteRun:
         """Run the suite of `lab` (its label) as `run_suite` does. A run that dies keeps the results that it had.
 
         Args:
-            cpu_seconds: see `run_suite`.
+            cpu_seconds, file: see `run_suite`.
             seconds: the run is killed when no test has begun or ended for so long; by default a minute more than the
                 lab's limits allow.
             most_seconds: the run is killed after so long in any case; it keeps the results that it had.
@@ -96,11 +99,21 @@ class ForkedRunner:
         """
         if seconds is None:
             seconds = _most_seconds(find_lab(lab))
-        job = _Job(lab, options, tuple(tests), cpu_seconds, prepare)
-        run, _ = _run(job, Listener(), seconds, most_seconds)
+        job = _Job(lab, options, tuple(tests), cpu_seconds, prepare, file=file)
+        run, _ = _run(job, Listener(), seconds, most_seconds, self._under_way)
         if run.ended.how is How.INTERRUPTED:
             raise KeyboardInterrupt
         return run
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the fork server and of all its runs that have ended; 0 where /proc does not show them."""
+        return cpu_seconds_of(forkserver._forkserver._forkserver_pid or 0)  # type: ignore[attr-defined]
+
+    def stop(self) -> None:
+        """Kill the runs of all threads: each returns at once, with the results that it had."""
+        for kill in list(self._under_way):
+            kill()
 
     def close(self) -> None:
         """Nothing needs to end: the fork server ends with this process."""
@@ -180,6 +193,7 @@ class _Job:
     cpu_seconds: float | None = None
     prepare: Callable[[], None] | None = None
     stdin: _Stdin | None = None
+    file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -197,18 +211,25 @@ def _most_seconds(lab: Lab) -> float:
 
 
 def _run(
-    job: _Job, listener: Listener, seconds: float | None, most_seconds: float = math.inf
+    job: _Job,
+    listener: Listener,
+    seconds: float | None,
+    most_seconds: float = math.inf,
+    under_way: set[Callable[[], None]] | None = None,
 ) -> tuple[SuiteRun, _Started | None]:
-    """Returns a run, and the test during which its process died, if it did."""
+    """Returns a run, and the test during which its process died, if it did; `under_way` has its kill meanwhile."""
     connection, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_live, args=(theirs, job), daemon=True)
     with connection, contextlib.ExitStack() as stack:
         with theirs:
             process.start()
         kill = partial(_kill, process, _handle(process.pid, stack))
+        kills = under_way if under_way is not None else set()
+        kills.add(kill)
         try:
             return _followed(process, connection, kill, listener, seconds, most_seconds)
         finally:
+            kills.discard(kill)
             kill()
             process.join()
 
@@ -323,6 +344,7 @@ def _live(connection: Connection, job: _Job) -> None:
         listener=_Sender(connection),
         show_prints=job.stdin is not None,
         cpu_seconds=job.cpu_seconds,
+        file=job.file,
     )
     sys.stdout.flush()
     connection.send(run)
