@@ -1,4 +1,3 @@
-# ruff: noqa: D103
 """What every right profiling.py does, and no wrong one."""
 
 import matplotlib.pyplot as plt

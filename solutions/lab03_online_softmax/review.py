@@ -1,4 +1,3 @@
-# ruff: noqa: D103
 """What every right online_softmax.py does, and no wrong one."""
 
 import itertools

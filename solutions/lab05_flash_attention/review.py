@@ -1,4 +1,3 @@
-# ruff: noqa: D103
 """What every right flash_attention.py does, and no wrong one."""
 
 import math
