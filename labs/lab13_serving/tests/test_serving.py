@@ -73,7 +73,7 @@ class TestCachePlan:
     @pytest.mark.robust
     def test_exactly_one_block_and_very_many(self):
         block = 16 * token_bytes(SPEC, 4)
-        for nbytes in (block, 2 * block - 1, 2 * block, 10**15):
+        for nbytes in (block, 2 * block - 1, 2 * block, 10**15 * block - 1):
             assert_plan(cache_plan, SPEC, nbytes, 16, 4)
 
     @pytest.mark.refuses
