@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,9 @@ SLOW_IMPORTS = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib
 ALWAYS = ("__main__", "numpy", "pytest", "labkit.suite.plugin", __name__)
 """Imported by the server; without `__main__`, each forked process would import the command's module again."""
 _ENVIRONMENT = threading.Lock()
-CONTEXT = multiprocessing.get_context("forkserver")
+HAS_FORK = hasattr(os, "fork")
+CONTEXT: Any = multiprocessing.get_context("forkserver" if HAS_FORK else "spawn")
+"""Without `fork` (Windows) each run starts a process that imports everything again, and nothing limits its time."""
 
 
 def heavy_modules(*files: Path) -> tuple[str, ...]:
@@ -53,6 +54,8 @@ def heavy_modules(*files: Path) -> tuple[str, ...]:
 
 def start_server(modules: Sequence[str] = ()) -> None:
     """Start this process's fork server, unless it runs; it imports `modules`, and ends with this process."""
+    if not HAS_FORK:
+        return
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     # Nothing is imported from the current folder, which may hold a submission's files.
     isolated = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
@@ -156,7 +159,11 @@ def limit_memory() -> None:
     Only on Linux, which has `/proc/meminfo`, and not where there is a GPU: its driver reserves far more than it uses.
     """
     meminfo = Path("/proc/meminfo")
-    if not meminfo.exists() or any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+    if (
+        not HAS_FORK
+        or not meminfo.exists()
+        or any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+    ):
         return
     available = re.search(r"^MemAvailable: +(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
     if available:
@@ -175,6 +182,8 @@ class _Stdin:
         self._inherited = inherited
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd  # there is none on Windows
+
         return _Stdin, (DupFd(0),)
 
     def open(self) -> None:
@@ -303,7 +312,9 @@ def _kill(process: Any, handle: int | None) -> None:
     if handle is not None:
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(handle, signal.SIGKILL, None, PROCESS_GROUP)
-    if process.exitcode is None:
+    if process.exitcode is None and not HAS_FORK:
+        process.terminate()  # on Windows the same as kill
+    elif process.exitcode is None:
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(process.pid, signal.SIGKILL)
@@ -329,7 +340,8 @@ def _live(connection: Connection, job: _Job) -> None:
     if job.stdin:
         job.stdin.open()
     else:
-        os.setsid()  # Ctrl-C is for the process that asked for the run, which passes it on
+        if HAS_FORK:
+            os.setsid()  # Ctrl-C is for the process that asked for the run, which passes it on
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nowhere, descriptor)
