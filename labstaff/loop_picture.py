@@ -28,6 +28,16 @@ from labstaff.authoring.mistakes import find_mistake
 FILE = ROOT / "docs" / "loop.svg"
 LAB, TASK, MISTAKE = "05", "flash_forward", "forward_alpha_upside_down"
 WIDTH = 104
+REVIEW = """import torch
+from flash_attention import flash_forward
+
+
+def test_flash_forward():
+    Q, K, V = torch.randn(3, 2, 150, 8)
+    for causal in (False, True):
+        want = torch.nn.functional.scaled_dot_product_attention(Q, K, V, is_causal=causal)
+        assert torch.allclose(flash_forward(Q, K, V, causal=causal)[0], want, atol=1e-5)
+"""
 WITHOUT_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 """rich's own frame, which would load two fonts from elsewhere: any monospaced font serves."""
 COPIED = ("labkit", "labs", "solutions", "pyproject.toml")
@@ -43,7 +53,9 @@ def steps(folder: Path) -> list[tuple[str, str]]:
         else:
             shutil.copyfile(ROOT / name, target)
     lab = find_lab(LAB, folder)
-    return [*_checks(lab, folder), _shown(folder, "chat", LAB, QUESTION)]
+    shown = [*_checks(lab, folder), _shown(folder, "chat", LAB, QUESTION)]
+    (lab.folder / "review.py").write_text(REVIEW, encoding="utf-8")
+    return [*shown, _shown(folder, "review", LAB, TASK)]
 
 
 def main() -> None:
