@@ -69,31 +69,44 @@ def release(
 
 def course(
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="a folder that does not exist yet; with --update, a course")
+        Path, typer.Argument(metavar="OUT", help="a new folder; with --update or --roster, it may be a course")
     ],
     labs: LabArguments = None,
     review: Reviews = None,
     update: Annotated[
         bool, typer.Option("--update", help="make a course's assignments again, and keep grades")
     ] = False,
+    roster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="a CSV file of students: id, name, email, extra time")
+    ] = None,
+    lab_days: Annotated[
+        float | None, typer.Option(min=0, help="days that a lab takes, for extra time such as +50 %")
+    ] = None,
 ) -> None:
     """Make an nbgrader course: sources, settings, and released assignments, searched for leaks.
 
-    With --update, a course's assignments are made again where its labs have changed, and labs that are named are added;
+    With --roster, students are added to the course, or to one that is there already. With --update, a course's
+    assignments are made again where its labs have changed, and labs that are named are added;
     gradebook, secret, settings and grades by hand stay. What changes is printed first.
     """
     from labstaff.course.grade import only_one
     from labstaff.course.make import CourseError, make_course
     from labstaff.course.nbgrader import NoGradebook, opened_gradebook
+    from labstaff.course.roster import RosterError, apply_roster, read_roster
     from labstaff.course.update import update_course
 
     reviews = [review_assignment(find_lab(name)) for name in review or []]
-    if update:
-        try:
+    try:
+        students = read_roster(roster, lab_days) if roster else []
+        if update:
             with opened_gradebook(out.resolve()), only_one(out.resolve(), typer.echo):
                 update_course([*map(find_lab, labs or []), *reviews], out.resolve(), typer.echo)
-        except (CourseError, NoGradebook) as error:
-            sys.exit(f"lab course: {error}")
+        if students and out.exists():
+            with opened_gradebook(out.resolve()), only_one(out.resolve(), typer.echo):
+                apply_roster(out.resolve(), students, typer.echo)
+    except (CourseError, NoGradebook, RosterError) as error:
+        sys.exit(f"lab course: {error}")
+    if update or (students and out.exists()):
         return
     chosen = [*(_chosen(labs) if labs or not reviews else []), *reviews]
     typer.echo("nbgrader makes each assignment, which is then searched for passages of the solutions: ten seconds each")
@@ -104,6 +117,8 @@ def course(
     for lab in chosen:
         report = lab.report_points
         typer.echo(f"{lab.folder.name}: {lab.title}, {lab.points:g} points by tests and {report:g} by hand")
+    if students:
+        apply_roster(out.resolve(), students, typer.echo)
     typer.echo(f"released to {out / 'release'}; docs/instructors.md explains the next steps")
 
 

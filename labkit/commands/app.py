@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import sys
 from importlib.metadata import entry_points, version
 from typing import Annotated
 
@@ -118,6 +119,19 @@ def review(
     raise typer.Exit(
         review_lab(found, [find_task(found, name) for name in tasks or []], read=read, everything=everything)
     )
+
+
+@app.command(rich_help_panel=STUDENTS)
+def submit(lab: LabName) -> None:
+    """Pack the files of a lab that count into one archive to hand in, and list what is not done yet."""
+    from labkit.commands.submit import CannotSubmit, submit_lab
+
+    try:
+        lines = submit_lab(find_lab(lab))
+    except CannotSubmit as error:
+        sys.exit(f"lab submit: {error}")
+    for line in lines:
+        typer.echo(line)
 
 
 app.command(rich_help_panel=STUDENTS)(chat)

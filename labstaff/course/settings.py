@@ -59,6 +59,7 @@ def apply(c: Any, course: Path) -> None:
     c.GenerateFeedback.HTMLExporter.template_file = str(Path(__file__).with_name("feedback.html.j2"))
     sanitize = "labstaff.course.sanitize"
     c.HTMLExporter.filters = {"markdown2html": f"{sanitize}.markdown2html", "highlight_code": f"{sanitize}.code2html"}
+    c.ZipCollectApp.collector_plugin = "labstaff.course.collect.ByRoster"
     c.ZipCollectApp.force = True  # a second run replaces what the first has collected
     c.ExtractorPlugin.zip_ext = []  # students' archives stay packed: `lab grade` takes two files from each
     c.FileNameCollectorPlugin.valid_ext = COLLECTED.split()

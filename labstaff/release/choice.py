@@ -47,7 +47,7 @@ def readme_for(text: str, labs: Sequence[Lab]) -> str:
         (r"/src/\w+\.py", f"/src/{first.module}.py"),
         (r"test_\w+\.py::\w+", f"test_{first.module}.py::{first.tasks[0].tests}"),
         (r"lab watch \d\d \w+", f"lab watch {first.number} {first.tasks[0].name}"),
-        (r"(lab check|lab hint|code for Lab) \d\d", rf"\1 {first.number}"),
+        (r"(lab check|lab hint|lab submit|code for Lab) \d\d", rf"\1 {first.number}"),
     ):
         text = re.sub(pattern, new, text)
     numbers = {lab.number for lab in labs}
