@@ -15,12 +15,16 @@ from typing import Annotated, Literal
 import typer
 
 from labkit.commands.group import AUTHORS, INSTRUCTORS
-from labkit.labs.catalog import ROOT, find_lab, find_labs
+from labkit.labs.catalog import ROOT, find_lab, find_labs, review_assignment
 from labkit.labs.manifest import Lab
+from labkit.review import versions as available
 
 LabArguments = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="a lab's number; default: all")]
 LabOptions = Annotated[list[str] | None, typer.Option("--lab", metavar="NN", help="a lab's number; default: all")]
 NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="a folder that does not exist yet")]
+Reviews = Annotated[
+    list[str] | None, typer.Option("--review", metavar="NN", help="the review of this lab, as an assignment of its own")
+]
 Course = Annotated[Path, typer.Argument(metavar="COURSE", help="the folder that `lab course` made")]
 
 STOPPED = 130
@@ -36,6 +40,7 @@ def add_commands(app: typer.Typer) -> None:
     for panel, commands in groups.items():
         for command in commands:
             app.command(rich_help_panel=panel)(command)
+    available.source = _versions_of
 
 
 def release(
@@ -44,14 +49,19 @@ def release(
     assistants: Annotated[
         Literal["tutor", "open", "none"], typer.Option(help="the rules for coding assistants, in AGENTS.md")
     ] = "tutor",
+    review: Annotated[
+        Literal["none", "after", "open"],
+        typer.Option(help="when the versions of `lab review` open: never, after a lab's tasks, at once"),
+    ] = "after",
 ) -> None:
     """Write the students' files, for all labs or some: no solutions, searched for leaks."""
-    from labstaff.release.tree import Assistants, ReleaseError
+    from labstaff.release.tree import Assistants, ReleaseError, Reviews
     from labstaff.release.tree import release as release_tree
 
     typer.echo("copying the files, then searching each for passages of the solutions: up to a minute")
     try:
-        written = release_tree(ROOT, out, [find_lab(name) for name in labs or []], Assistants(assistants))
+        chosen = [find_lab(name) for name in labs or []]
+        written = release_tree(ROOT, out, chosen, Assistants(assistants), Reviews(review))
     except ReleaseError as error:
         sys.exit(f"lab release: {error}")
     typer.echo(f"released {len(written)} files to {out}")
@@ -62,6 +72,7 @@ def course(
         Path, typer.Argument(metavar="OUT", help="a folder that does not exist yet; with --update, a course")
     ],
     labs: LabArguments = None,
+    review: Reviews = None,
     update: Annotated[
         bool, typer.Option("--update", help="make a course's assignments again, and keep grades")
     ] = False,
@@ -76,14 +87,15 @@ def course(
     from labstaff.course.nbgrader import NoGradebook, opened_gradebook
     from labstaff.course.update import update_course
 
+    reviews = [review_assignment(find_lab(name)) for name in review or []]
     if update:
         try:
             with opened_gradebook(out.resolve()), only_one(out.resolve(), typer.echo):
-                update_course([find_lab(name) for name in labs or []], out.resolve(), typer.echo)
+                update_course([*map(find_lab, labs or []), *reviews], out.resolve(), typer.echo)
         except (CourseError, NoGradebook) as error:
             sys.exit(f"lab course: {error}")
         return
-    chosen = _chosen(labs)
+    chosen = [*(_chosen(labs) if labs or not reviews else []), *reviews]
     typer.echo("nbgrader makes each assignment, which is then searched for passages of the solutions: ten seconds each")
     try:
         make_course(chosen, out.resolve())
@@ -98,6 +110,7 @@ def course(
 def grade(
     submitted: Annotated[Path, typer.Argument(metavar="SUBMITTED", help="a folder of STUDENT/LAB folders")],
     lab: LabOptions = None,
+    review: Annotated[bool, typer.Option("--review", help="grade their reviews, LAB: lab05_review")] = False,
     workers: Annotated[int, typer.Option(min=1, help="how many to grade at once on this machine")] = 2,
     scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address: grade on its workers")] = "",
     table: Annotated[Path | None, typer.Option("--csv", help="write the points to this file")] = None,
@@ -139,7 +152,7 @@ def grade(
     try:
         status = grade_folder(
             submitted.resolve(),
-            _chosen(lab),
+            [review_assignment(each) if review else each for each in _chosen(lab)],
             workers=workers,
             scheduler=scheduler,
             unsafe=unsafe,
@@ -326,6 +339,17 @@ def mistake(
             show_mistake(find_mistake(find_lab(lab), name))
     except (MistakeError, UnknownMistake) as error:
         sys.exit(f"lab mistake: {error}")
+
+
+def _versions_of(lab: Lab) -> tuple[available.Version, ...]:
+    """The versions of `lab review`, from `solutions/`."""
+    from labstaff.authoring.mistakes import MistakeError
+    from labstaff.review.versions import versions_of
+
+    try:
+        return versions_of(lab)
+    except MistakeError as error:
+        sys.exit(f"lab review: {error}")
 
 
 def _chosen(names: list[str] | None) -> list[Lab]:

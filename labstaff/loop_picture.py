@@ -70,7 +70,7 @@ def _checks(lab: Lab, folder: Path) -> list[tuple[str, str]]:
 def _shown(folder: Path, *arguments: str) -> tuple[str, str]:
     """A command of `lab`, as it is typed, and what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "FORCE_COLOR": "1", "COLUMNS": str(WIDTH)}
-    command = [sys.executable, "-m", "labkit.commands.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "labkit.commands.cli", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1) or not done.stdout:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")

@@ -14,12 +14,11 @@ from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
 from labkit.suite.messages import result_lines
 from labkit.suite.results import How, State
-from labstaff.authoring.alternatives import ALTERNATIVES_PER_LAB, alternative_solutions
+from labstaff.authoring.alternatives import ALTERNATIVES_PER_LAB, alternative_solutions, variant_text
 from labstaff.authoring.mistakes import MISTAKES_PER_TASK, mistakes_of
 from labstaff.authoring.record import affected_classes
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
-from labstaff.pytest_plugin import variant_text
 from tests.suite_runs import Job, session_folder
 
 LABS = find_labs()

@@ -100,6 +100,26 @@ def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = F
     watch_lab(found, [find_task(found, name) for name in tasks or []], first_failure=first_failure)
 
 
+@app.command(rich_help_panel=STUDENTS)
+def review(
+    lab: LabName,
+    tasks: Annotated[
+        list[str] | None, typer.Argument(metavar="[TASK]...", help="the tests of these tasks only")
+    ] = None,
+    read: Annotated[bool, typer.Option("--read", help="print a wrong version that your tests accept")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-v", help="show every mistake that your tests find, with its diff")
+    ] = False,
+) -> None:
+    """Run your own tests, review.py, on your file, on right versions and on wrong ones: which mistakes do they find?"""
+    from labkit.commands.review import review_lab
+
+    found = find_lab(lab)
+    raise typer.Exit(
+        review_lab(found, [find_task(found, name) for name in tasks or []], read=read, everything=everything)
+    )
+
+
 app.command(rich_help_panel=STUDENTS)(chat)
 app.command(rich_help_panel=STUDENTS)(train)
 app.command(rich_help_panel=STUDENTS)(serve)

@@ -66,6 +66,7 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     read: tuple[Text, ...] = ()
     tasks: Annotated[tuple[Task, ...], msgspec.Meta(min_length=1)]
     questions: tuple[Question, ...] = ()
+    review_points: Positive = 20
 
 
 class Lab(_Written, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ class Lab(_Written, frozen=True, kw_only=True):
     with the least version, `triton>=3.6`, where the project itself allows older ones; `ordinary` other names that the
     source check does not show in this lab; `environment` what is set, `NAME=value`, before the lab's module is
     imported. `test_seconds` is the CPU time that a test may take, ten times what the slowest alternative solution
-    needs.
+    needs. `review_points` are those of the student's own tests (`lab review`), which the lab's sum does not count.
     """
 
     folder: Path
@@ -95,6 +96,11 @@ class Lab(_Written, frozen=True, kw_only=True):
     def student_file(self) -> Path:
         """The file a student fills in."""
         return self.folder / "src" / f"{self.module}.py"
+
+    @property
+    def review_file(self) -> Path:
+        """The file of the student's own tests, which `lab review` runs on right and wrong versions."""
+        return self.folder / "review.py"
 
     @property
     def suite_file(self) -> Path:

@@ -56,6 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The options that choose the code, and its inputs."""
     group = parser.getgroup("attention labs")
     group.addoption("--src", type=Path, metavar="DIR", help="test the modules in DIR instead of labs/*/src")
+    group.addoption(
+        "--lab", default="", metavar="LAB", help="the label of the lab of tests that are in no lab's folder"
+    )
     group.addoption("--seed", type=int, default=0, help="draw the tests' random inputs from another seed")
 
 
@@ -216,7 +219,8 @@ class LabResults:
     def _lab(self, item: pytest.Item) -> Lab | None:
         """The lab of a test; looked for once for all tests of a file."""
         if item.path not in self._labs_at:
-            self._labs_at[item.path] = lab_at(item.path, self.labs)
+            named = next((lab for lab in self.labs if lab.label == item.config.option.lab), None)
+            self._labs_at[item.path] = lab_at(item.path, self.labs) or named
         return self._labs_at[item.path]
 
     def _sort(self, items: list[pytest.Item]) -> None:

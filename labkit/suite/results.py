@@ -283,12 +283,20 @@ def store(lab: Lab, results: Mapping[str, TaskResult], suite_seconds: float = 0.
     known = load(lab)
     known |= {name: StoredResult(**asdict(result), source=source) for name, result in results.items()}
     now = Stored(list(known.values()), suite_seconds or stored(lab).suite_seconds)
-    path = _path(lab)
+    write_whole(_path(lab), msgspec.json.format(msgspec.json.encode(now), indent=1))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file and its folder; a reader finds the old file or the new one, never a part.
+
+    Raises:
+        OSError: it cannot be written; what was there before still is.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         part = Path(file.name)
     try:
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(now), indent=1))
+        part.write_bytes(data)
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)

@@ -138,7 +138,7 @@ def assert_close(
     """
     limit = tolerance.limit(want, baseline)
     try:
-        _assert_close(name, got, want, limit.allowed, dtype, mistakes, hint, nan_hint)
+        _assert_close(name, got, want, limit.allowed, tolerance.largest, dtype, mistakes, hint, nan_hint)
     except AssertionError as error:
         if reference is not None:
             error.add_note(f"compared with {dotted_name(reference)}")
@@ -151,6 +151,7 @@ def _assert_close(
     got: Any,
     want: npt.ArrayLike,
     allowed: float,
+    largest: float,
     dtype: Any,
     mistakes: Mistakes | None,
     hint: str,
@@ -188,7 +189,7 @@ def _assert_close(
     ]
     cause = _fitting(computed, reference, allowed, worst, as_mapping(mistakes))
     rows_are_off = bool(rows) or (error.ndim > 0 and bool(wrong.all()))
-    unwritten = rows_are_off and _looks_unwritten(computed[wrong], reference, tolerance.largest)
+    unwritten = rows_are_off and _looks_unwritten(computed[wrong], reference, largest)
     _fail_with(lines, cause, hint, NOT_WRITTEN if unwritten else "")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from labkit.labs.catalog import UnknownLab, find_lab, find_labs
+from labkit.labs.catalog import UnknownLab, find_assignments, find_lab
 from labstaff.course.grade import only_one
 from labstaff.course.nbgrader import opened_gradebook
 from labstaff.course.paths import SUBMITTED
@@ -62,7 +62,7 @@ def export_grades(course: Path, to: Path, platform: str = "table", say: Callable
         OutOfDate: it has other tasks or points than its labs.
     """
     columns = COLUMNS[platform]
-    require_current(course, find_labs())
+    require_current(course, find_assignments())
     update_penalties(course)
     header = [*columns]
     most = [MAXIMUM.get(platform, ""), *[""] * (len(columns) - 1)]
@@ -70,7 +70,7 @@ def export_grades(course: Path, to: Path, platform: str = "table", say: Callable
         assignments = sorted(gradebook.assignments, key=lambda each: each.name)
         students = sorted(gradebook.students, key=lambda student: student.id)
         rows = {student.id: _of_student(student, columns.values()) for student in students}
-        labs = [lab for lab in find_labs() if lab.folder.name in {each.name for each in assignments}]
+        labs = [lab for lab in find_assignments() if lab.folder.name in {each.name for each in assignments}]
         problems = not_recorded(course, labs)
         handed_in = {(each.student, each.lab.folder.name) for each in find_submissions(course / SUBMITTED, labs)}
         for assignment in assignments:

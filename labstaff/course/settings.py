@@ -7,7 +7,7 @@ from typing import Any
 
 from traitlets.config import Application
 
-from labkit.labs.catalog import find_labs
+from labkit.labs.catalog import find_assignments
 from labstaff.course.paths import ACCEPTED, SUBMITTED
 from labstaff.grader.submission import NOTES_FILE
 
@@ -47,7 +47,7 @@ def apply(c: Any, course: Path) -> None:
     c.Exchange.root = str(course / "exchange")
     c.ClearSolutions.enforce_metadata = True
     c.Results.course = str(course)
-    c.Autograde.exclude_overwriting = {lab.folder.name: [f"src/{lab.module}.py"] for lab in find_labs()}
+    c.Autograde.exclude_overwriting = {lab.folder.name: [f"src/{lab.module}.py"] for lab in find_assignments()}
     c.OverwriteCells.add_missing_cells = True
     c.Autograde.sanitize_preprocessors = ["nbgrader.preprocessors.OverwriteCells"]
     c.Autograde.autograde_preprocessors = [

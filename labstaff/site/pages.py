@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from labstaff.site import FRONT
 
 NAVIGATION: dict[str, tuple[str, ...]] = {
-    "The course": ("docs/six_numbers", "docs/course_map", "docs/how_labs_work", "docs/self_study"),
+    "The course": ("docs/six_numbers", "docs/course_map", "docs/how_labs_work", "docs/reviewing", "docs/self_study"),
     "Chapters": ("docs/[0-9]*",),
     "To play with": ("docs/tile_loop", "docs/cache_blocks", "docs/ring", "docs/trace"),
     "Labs": ("labs/*/README",),

@@ -158,7 +158,10 @@ def _image_problems(markdown: str) -> list[str]:
         name = Path(image["target"]).name
         if len(image["alt"].split()) < 3:
             problems.append(f"{name}: the alternative text says too little: {image['alt']!r}")
-        caption = text[image.end() :].lstrip("\n").partition("\n\n")[0].strip()
+        below = text[image.end() :].lstrip("\n")
+        while stacked := IMAGE.match(below):  # images on consecutive lines share a caption
+            below = below[stacked.end() :].lstrip("\n")
+        caption = below.partition("\n\n")[0].strip()
         if not (caption.startswith("*") and caption.endswith("*") and len(caption.split()) >= 6):
             problems.append(f"{name}: no caption in italics under it, found: {caption[:60]!r}")
     return problems

@@ -637,6 +637,8 @@ class TestCacheUnderBudget:
         hint = "Of those that fit, the one with the least error is taken, not the one with the fewest bytes"
         if scheme_bytes(fitting[best], model, tokens) == nbytes:
             hint = f"Usual cause: a scheme that takes exactly {nbytes:,} bytes fits: bytes ≤ nbytes"
+            if got["bytes"] == min(scheme_bytes(scheme, model, tokens) for scheme in fitting):
+                hint += "; or the one with the fewest bytes is taken, and not the one with the least error"
         require(error <= least * (1 + 2 * NEAR) + SMALLEST, f"{message}\n{hint}")
 
     @pytest.mark.basic

@@ -73,7 +73,7 @@ class TestCachePlan:
     @pytest.mark.robust
     def test_exactly_one_block_and_very_many(self):
         block = 16 * token_bytes(SPEC, 4)
-        for nbytes in (block, 2 * block - 1, 2 * block, 10**15):
+        for nbytes in (block, 2 * block - 1, 2 * block, 10**15 * block - 1):
             assert_plan(cache_plan, SPEC, nbytes, 16, 4)
 
     @pytest.mark.refuses
@@ -376,7 +376,7 @@ class TestScheduler:
     def test_worked_example(self):
         scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
         scheduler.submit("r1", [5, 6, 7], 1)
-        want = {"copies": [], "work": [{"id": "a", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
+        want = {"copies": [], "work": [{"id": "r1", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
         shifted = {"copies": [], "work": [want["work"][0] | {"start": 1}]}
         known = {"positions are counted from 1: the first is 0": shifted}
         assert_equal("the plan for 5, 6, 7", scheduler.plan(), want, mistakes=known)

@@ -19,8 +19,8 @@ from labkit.serving.player import Piece
 from labkit.serving.records import held_while_serving, record_plans, record_serving
 from labkit.serving.requests import KINDS, LIMITS, MARGIN, Request, make_trace
 from labkit.testing.sessions import Session
+from labstaff.authoring.alternatives import variant_text
 from labstaff.authoring.board import SEED
-from labstaff.pytest_plugin import variant_text
 
 LAB = find_lab("13")
 SERVERS = (

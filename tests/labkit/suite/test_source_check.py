@@ -12,8 +12,7 @@ import pytest
 from labkit.labs.catalog import find_lab, find_labs, solution_file
 from labkit.suite.main_block import without_main_block
 from labkit.suite.source_check import MODULES, TOO_DEEP, check_source
-from labstaff.authoring.alternatives import alternative_solutions
-from labstaff.pytest_plugin import variant_text
+from labstaff.authoring.alternatives import alternative_solutions, variant_text
 
 STYLES = r"""
 #: 01 logging
