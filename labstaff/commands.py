@@ -34,7 +34,7 @@ STOPPED = 130
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to `lab`: those for instructors in one panel of its help, those for authors in another."""
     groups: dict[str, tuple[Callable[..., None], ...]] = {
-        INSTRUCTORS: (release, course, grade, extend, export, site),
+        INSTRUCTORS: (release, course, grade, extend, export, exam, site),
         AUTHORS: (new, build, mistake),
     }
     for panel, commands in groups.items():
@@ -253,6 +253,31 @@ def export(
         sys.exit(f"lab export: {error}")
     if not is_complete:
         sys.exit("lab export: some submissions are not recorded: see NOT RECORDED above")
+
+
+def exam(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="the folder of all papers of a year")],
+    seed: Annotated[int, typer.Option(min=0, help="chooses the questions, and names the paper")],
+    labs: Annotated[str, typer.Option(help="labs that the paper is about, like 03,05; default: all")] = "",
+    questions: Annotated[int, typer.Option(min=1, max=40, help="how many questions")] = 8,
+) -> None:
+    """Write an exam and its key: which line is wrong, which input shows it, what comes out.
+
+    The questions are known mistakes. OUT/asked.json remembers them: no question is in two papers of a folder.
+    """
+    from labstaff.authoring.exam import ExamError
+    from labstaff.authoring.exam_paper import write_exam
+    from labstaff.authoring.mistakes import MistakeError
+
+    chosen = _chosen([name.strip() for name in labs.split(",") if name.strip()])
+    try:
+        files, no_pdf = write_exam(chosen, out, seed, questions)
+    except (ExamError, MistakeError) as error:
+        sys.exit(f"lab exam: {error}")
+    for file in files:
+        typer.echo(f"wrote {file}")
+    if no_pdf:
+        typer.echo(f"no PDF: {no_pdf}")
 
 
 def site(
