@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.chat.adapters import Adapter
+from labkit.chat.adapters.base import Adapter
 from labkit.chat.answer import Answer, Comparison
 from labkit.chat.calls import Calls, MeteredCalls
 from labkit.labs.manifest import Lab
