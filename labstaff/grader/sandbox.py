@@ -305,11 +305,11 @@ def require_libseccomp() -> None:
         raise SandboxMissing("the sandbox needs libseccomp: apt-get install libseccomp2") from None
 
 
-def bubblewrap(inside: Sequence[str] = MOUNTED) -> list[str]:
+def bubblewrap(inside: Sequence[str] | None = None) -> list[str]:
     """The command that makes the sandbox: system libraries, the interpreter and its packages, all read-only.
 
     Args:
-        inside: what of the course is there, as paths in the repository.
+        inside: what of the course is there, as paths in the repository; by default `MOUNTED`.
 
     Raises:
         SandboxMissing: bubblewrap is not installed.
@@ -328,7 +328,7 @@ def bubblewrap(inside: Sequence[str] = MOUNTED) -> list[str]:
     command += ["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH]
     home = Path(labkit.__file__).parents[1]
     shown = {path: path for path in (*SYSTEM, sys.base_prefix, sys.prefix)}
-    shown |= {f"/course/{name}": str(home / name) for name in inside}
+    shown |= {f"/course/{name}": str(home / name) for name in (MOUNTED if inside is None else inside)}
     for folder in sorted({str(parent) for path in (*shown, *DEVICES) for parent in Path(path).parents} - {"/", *shown}):
         command += ["--perms", "0755", "--dir", folder]
     for path, source in shown.items():

@@ -44,8 +44,11 @@ def main(
     raise typer.Exit(1 if problems else 0)
 
 
-def try_answer(lab: Lab, file: Path, tasks: list[str]) -> tuple[list[str], list[str]]:
-    """Print the table of a model answer; returns what is wrong with it, and the mistakes that it does not find."""
+def try_answer(lab: Lab, file: Path, tasks: list[str], seeds: tuple[int, ...] = SEEDS) -> tuple[list[str], list[str]]:
+    """Print the table of a model answer; returns what is wrong with it, and the mistakes that it does not find.
+
+    Right versions are run with each of `seeds`, wrong ones with the first.
+    """
     review = read_review(lab, file)
     versions = versions_of(lab)
     problems, missed = [], []
@@ -53,7 +56,7 @@ def try_answer(lab: Lab, file: Path, tasks: list[str]) -> tuple[list[str], list[
         problems.append(f"{n_lines} lines: at most {MOST_LINES}")
     if absent := [task for task in tasks if task not in review.begun]:
         problems.append(f"no tests of {', '.join(absent)}")
-    runs = [Runs(lab, review, seed) for seed in SEEDS]
+    runs = [Runs(lab, review, seed) for seed in seeds]
     n_wrong, spent = 0, 0.0
     for task in [task for task in tasks if task in review.begun]:
         jobs = [Job(task, version) for version in versions if task in version.tasks]
@@ -66,7 +69,7 @@ def try_answer(lab: Lab, file: Path, tasks: list[str]) -> tuple[list[str], list[
         verdicts = {job.version: verdict for job, verdict in runs[0].verdicts(jobs) if not job.version.is_right}
         left = [version for version, verdict in verdicts.items() if verdict.accepted]
         seconds, spent = runs[0].cpu_seconds - spent, runs[0].cpu_seconds
-        n_runs = len(SEEDS) * len(right) + len(verdicts)
+        n_runs = len(seeds) * len(right) + len(verdicts)
         typer.echo(
             f"{task}: {len(right)} right versions; {ladder(verdicts)}; {seconds:.1f} s of CPU time, {n_runs} runs"
         )
