@@ -1,4 +1,4 @@
-"""Lab 09's suite: the bytes of a cache, attention that reads it grouped, split and paged, its blocks, and serving."""
+"""Lab 09's suite: the bytes of a cache, attention that reads it grouped, split and paged, and its blocks."""
 
 import re
 from functools import partial
@@ -14,7 +14,6 @@ from decoding import (
     kv_cache_bytes,
     num_splits_heuristic,
     paged_attention,
-    simulate_serving,
     split_kv_decode,
 )
 
@@ -25,7 +24,6 @@ from labkit.testing.compare import (
     assert_at_most,
     assert_close,
     assert_equal,
-    assert_keys,
     assert_raises,
     assert_refused,
     assert_type,
@@ -50,8 +48,6 @@ from .probes import (
     tables_after_theirs_were_changed,
 )
 from .support import (
-    MISTAKES,
-    SHARES,
     appends,
     assert_appends_write,
     assert_cache_bytes,
@@ -60,10 +56,7 @@ from .support import (
     assert_heuristic,
     assert_last_tokens,
     assert_read_once,
-    assert_shares,
     cancelling,
-    random_requests,
-    shares_of_slots,
     tokens,
     whole_numbers,
     worked_case,
@@ -707,68 +700,3 @@ class TestPagedAttention:
             ((q[:, :3], k_cache, v_cache, table, lens), "for 3 query heads on 2", {"H_q": 3, "H_kv": 2}),
         ]
         assert_refused(paged_attention, table)
-
-
-POLICIES = ("max", "pow2", "oracle", "paged")
-CONTIGUOUS = POLICIES[:3]
-by_policy = pytest.mark.parametrize("policy", POLICIES)
-TRACES = {  # requests (prompt, output, limit), slots, block size, policies
-    "none": ([], 8, 4, POLICIES),
-    "a hole too small is external": ([(2, 6, 8), (2, 2, 8), (2, 6, 8), (4, 6, 10)], 20, 4, CONTIGUOUS),
-    "and at the end": ([(1, 1, 4), (1, 5, 6), (1, 1, 4), (5, 3, 8)], 20, 4, CONTIGUOUS),
-    "the lowest place that fits": ([(4, 2, 6), (1, 4, 5), (2, 2, 4), (1, 4, 5), (1, 5, 6)], 16, 4, ["oracle"]),
-    "one after the other": ([(3, 4, 10), (2, 5, 10), (6, 3, 10)], 10, 2, POLICIES),
-    "blocks run out": ([(4, 8, 12), (4, 8, 12), (3, 9, 12)], 16, 2, ["paged"]),
-    "the last begins anew": ([(2, 9, 12), (3, 4, 12), (2, 9, 12), (1, 2, 12)], 14, 3, ["paged"]),
-}
-
-
-class TestSimulateServing:
-    """Every slot of every step, once."""
-
-    @by_policy
-    def test_worked_example(self, policy):
-        """The handout's one request in 8 slots and blocks of 4, worked by hand."""
-        given = [(2, 2, 8)], 8, policy, 4
-        got = assert_keys("the result", simulate_serving(*given), SHARES)
-        internal = 8 if policy == "max" else 0
-        want = {"token": 7, "reserved": 1, "internal": internal, "external": 0, "free": 8 - internal}
-        found = {name: round(16 * got[name], 9) for name in SHARES}
-        usual = {
-            text: dict(zip(SHARES, 16 * shares_of_slots(*given, mistake), strict=True))
-            for mistake, text in MISTAKES.items()
-        }
-        what = f"the shares for [(2, 2, 8)], 8 slots and {policy!r}, in sixteenths,"
-        assert_equal(what, found, want, mistakes=usual)
-
-    @by_policy
-    def test_random_traces(self, rng, policy):
-        for _ in range(4):
-            requests = random_requests(rng, 12)
-            assert_shares(simulate_serving, requests, int(rng.integers(48, 90)), policy, int(rng.integers(1, 7)))
-
-    @pytest.mark.parametrize("trace", TRACES)
-    def test_traces_by_hand(self, trace):
-        requests, num_slots, block_size, policies = TRACES[trace]
-        for policy in policies:
-            assert_shares(simulate_serving, requests, num_slots, policy, block_size)
-
-    @pytest.mark.refuses
-    @by_policy
-    def test_what_can_never_be_served(self, policy):
-        never = [(0, 2, 8), (2, 0, 8), (5, 4, 8), (9, 8, 20)]
-        table = [
-            (([(1, 1, 8), request], 16, policy, 4), f"for {request} and 16 slots", [*map(str, request)])
-            for request in never
-        ]
-        assert_refused(simulate_serving, table)
-
-    @pytest.mark.refuses
-    def test_bad_arguments(self):
-        request = [(2, 2, 8)]
-        table = [
-            ((request, 8, "buddy", 4), "for the policy 'buddy'", POLICIES),
-            ((request, 0, "paged", 4), "for 0 slots", {"num_slots": 0}),
-            ((request, 8, "paged", 0), "for blocks of 0", {"block_size": 0}),
-        ]
-        assert_refused(simulate_serving, table)
