@@ -16,6 +16,7 @@ from labstaff.authoring.exam_paper import key, paper, write_exam
 LAB03 = find_lab("03")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
 def test_every_lab_has_questions_with_a_key(lab):
     exercises = exercises_of(lab)
