@@ -27,6 +27,9 @@ QUICK = 10
 LONG = ("lab10", "lab11", "lab13")
 """Labs whose whole suite takes about half a minute: it too is then left to `-m slow`."""
 
+HELPERS = ("support.py", "reference.py", "mistakes.py", "probes.py")
+"""What a suite may have next to its test module."""
+
 
 def stub_folder() -> Path:
     """A folder with every lab's newly derived stub, so that work in progress in labs/ does not matter."""
@@ -138,7 +141,7 @@ def test_every_test_belongs_to_a_task(lab):
     loose = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assert not loose, f"tests outside of a task's class: {loose}"
     assert sorted(classes) == sorted(task.tests for task in lab.tasks)
-    assert {file.name for file in lab.suite_files} <= {lab.suite_file.name, "support.py", "probes.py"}
+    assert {file.name for file in lab.suite_files} <= {lab.suite_file.name, *HELPERS}
 
 
 MAY_CROSS = (
