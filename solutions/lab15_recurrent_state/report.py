@@ -29,7 +29,8 @@ ax.loglog([n * STATE / 2**20 for n in budgets], [max(again) for again in plans],
 ax.loglog([n * STATE / 2**20 for n in budgets], [sum(again) / len(again) for again in plans], "o-", label="mean")
 for method in ("align", "all"):
     stored, _ = lab.replay_cost(method, 8192, STATE, 0, block=64, chunk=2048)
-    worst = max(lab.replay_cost(method, 8192, STATE, 0, block=64, chunk=2048, shared=p)[1] for p in range(0, 8192))
+    costs = [lab.replay_cost(method, 8192, STATE, 0, block=64, chunk=2048, shared=p) for p in range(8192)]
+    worst = max(again for _, again in costs)
     ax.plot(stored / 2**20, worst, "k*")
     ax.annotate(method, (stored / 2**20, worst))
 ax.set_xlabel("bytes stored (MiB)")
@@ -46,7 +47,8 @@ ax.legend()
 # ## 2. Why a state cannot be cut
 #
 # A cache of 1,000 keys is cut to 700 by changing a length. Show for one token of the gated delta rule what would have
-# to be done to go back from S_t to S_(t−1). When is it impossible, and what does it cost in accuracy where it is possible?
+# to be done to go back from S_t to S_(t−1). When is it impossible, and what does it cost in accuracy where it can be
+# done?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "why_a_state_cannot_be_cut", "solution": true}
 # S_t = α (I − β k kᵀ) S_(t−1) + β k vᵀ. To go back one subtracts β k vᵀ, and inverts I − β k kᵀ and α. With a
@@ -66,15 +68,15 @@ ax.legend()
 # Greedy output with drafts must equal greedy output without, token by token, on a text where some drafts are rejected;
 # in the cache: after rollback the state equals that of a sequence that never had the drafts. Keys and values are right,
 # lengths are right, shapes are right, and the state decays: the words stay plausible and get worse slowly. The share of
-# accepted drafts, which is watched, may even stay high. vLLM's issue 43559 saw it as 20 % fewer right answers.
+# accepted drafts, which is watched, may even stay high. In vLLM's issue 43559 accuracy dropped by about 20 %.
 #
 # *Rubric (5): 2 for equality with and without; 3 for why nothing else shows it.*
 
 # %% [markdown]
 # ## 4. Why the residual
 #
-# A rejected draft is replaced by a token from max(0, p − q), and not from p. Compute with p = (1/4, 3/4), q = (1/2, 1/2)
-# what distribution each of the two gives.
+# A rejected draft is replaced by a token from max(0, p − q), and not from p. Compute with p = (1/4, 3/4),
+# q = (1/2, 1/2) what distribution each of the two gives.
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "why_the_residual", "solution": true}
 # Draft 0 (probability 1/2) stays with 1/2, draft 1 always. Accepted: 1/4 for token 0 and 1/2 for token 1; 1/4 is left.

@@ -1,6 +1,5 @@
 """Lab 15: a recurrent state next to a cache: the gated delta rule, checkpoints, common prefixes, drafts taken back."""
 
-
 import torch
 
 METHODS = ("align", "all", "ring")
@@ -14,10 +13,10 @@ def gated_delta_recurrent(
     g: torch.Tensor,
     state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gated delta rule token by token (Yang, Kautz and Hatamizadeh 2024, equation 10).
+    """The gated delta rule token by token (Gated DeltaNet: Yang, Kautz and Hatamizadeh 2024).
 
-    For each token t, with S the state before it: S decays to exp(g_t) · S; the rule reads what the decayed state has for
-    the key, r = Sᵀ k_t; it writes the difference, S ← S + β_t · k_t (v_t − r)ᵀ; and the output is o_t = Sᵀ q_t.
+    For each token t, with S the state before it: S decays to exp(g_t) · S; the rule reads what the decayed state has
+    for the key, r = Sᵀ k_t; it writes the difference, S ← S + β_t · k_t (v_t − r)ᵀ; and the output is o_t = Sᵀ q_t.
     Nothing is scaled or normalised: the caller has done both.
 
     Args:
@@ -48,7 +47,7 @@ def gated_delta_chunked(
     state: torch.Tensor | None,
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same result chunk by chunk, each as a few matrix products (the WY form, section 3.3 of the paper).
+    """The same result chunk by chunk, each as a few matrix products (the WY form, from the same paper).
 
     What the tokens of a chunk write depends on what those before them wrote: a triangular system of chunk × chunk.
     When it is solved, the outputs and the next state are matrix products. Chunk c contains the tokens c · chunk to
@@ -65,8 +64,8 @@ def gated_delta_chunked(
         ValueError: naming chunk below 1; for shapes, as `gated_delta_recurrent`.
 
     Example:
-        One chunk of two tokens, k = q = 1, v = 4, 4, β = 0.5, g = 0: u_0 = 2 and u_1 + 0.5 · u_0 = 2, so the tokens write
-        2 and 1, and o = 2, 3.
+        One chunk of two tokens, k = q = 1, v = 4, 4, β = 0.5, g = 0: u_0 = 2 and u_1 + 0.5 · u_0 = 2, so the tokens
+        write 2 and 1, and o = 2, 3.
     """
     # YOUR CODE HERE
     raise NotImplementedError()
@@ -91,7 +90,7 @@ def checkpoint_plan(tokens: int, every: int, state_bytes: int, budget_bytes: int
         ValueError: naming the argument that is too small.
 
     Example:
-        10 tokens, every 2, two states: 4 and 8, or 4 and 6 …: with (4, 8) the replay is 0 1 2 3 0 1 2 3 0 1 2, at most 3.
+        10 tokens, every 2, two states: 4 and 8. The replay is 0 1 2 3 0 1 2 3 0 1 2, at most 3.
     """
     # YOUR CODE HERE
     raise NotImplementedError()
@@ -164,8 +163,8 @@ class HybridCache:
     after each `every` verified tokens of a sequence, wherever an append begins and ends.
 
     Example:
-        cache = HybridCache(8, 2, 4, 1, 3, 3). After append("a", …) with 5 tokens and append("a", …, True) with 2 drafts,
-        length("a") is 7. rollback("a", 1): 6. restore("a", "b", 6) returns 4: "b" has the first 4 tokens of "a".
+        cache = HybridCache(8, 2, 4, 1, 3, 3). After append("a", …) with 5 tokens and append("a", …, True) with 2
+        drafts, length("a") is 7. rollback("a", 1): 6. restore("a", "b", 6) returns 4: "b" is the first 4 tokens.
     """
 
     def __init__(self, num_blocks: int, block: int, every: int, heads: int, d_k: int, d_v: int) -> None:

@@ -1,4 +1,4 @@
-"""What usual mistakes of Lab 15 lead to: for each task, the sentence that the student reads and the value that it gives."""
+"""What usual mistakes of Lab 15 lead to: the sentence that the student reads, and the value that comes out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Lab 15: a recurrent state next to a cache: the gated delta rule, checkpoints, common prefixes, drafts taken back."""
 
-from dataclasses import dataclass, field
-
 import torch
 
 METHODS = ("align", "all", "ring")
@@ -15,7 +13,7 @@ def gated_delta_recurrent(
     g: torch.Tensor,
     state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gated delta rule token by token (Yang, Kautz and Hatamizadeh 2024, equation 10).
+    """The gated delta rule token by token (Gated DeltaNet: Yang, Kautz and Hatamizadeh 2024).
 
     For each token t, with S the state before it: S decays to exp(g_t) · S; the rule reads what the decayed state has
     for the key, r = Sᵀ k_t; it writes the difference, S ← S + β_t · k_t (v_t − r)ᵀ; and the output is o_t = Sᵀ q_t.
@@ -61,7 +59,7 @@ def gated_delta_chunked(
     state: torch.Tensor | None,
     chunk: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same result chunk by chunk, each as a few matrix products (the WY form, section 3.3 of the paper).
+    """The same result chunk by chunk, each as a few matrix products (the WY form, from the same paper).
 
     What the tokens of a chunk write depends on what those before them wrote: a triangular system of chunk × chunk.
     When it is solved, the outputs and the next state are matrix products. Chunk c contains the tokens c · chunk to
@@ -237,7 +235,7 @@ class HybridCache:
 
     Example:
         cache = HybridCache(8, 2, 4, 1, 3, 3). After append("a", …) with 5 tokens and append("a", …, True) with 2
-        drafts, length("a") is 7. rollback("a", 1): 6. restore("a", "b", 6) returns 4: "b" has the first 4 tokens of "a".
+        drafts, length("a") is 7. rollback("a", 1): 6. restore("a", "b", 6) returns 4: "b" is the first 4 tokens.
     """
 
     def __init__(self, num_blocks: int, block: int, every: int, heads: int, d_k: int, d_v: int) -> None:
@@ -443,7 +441,7 @@ class HybridCache:
             raise ValueError(f"new: {new!r} exists already")
         for block in table:
             self._owners[block] += 1
-        self._sequences[new] = _Sequence(state, list(table), length, list(checkpoints))
+        self._sequences[new] = _Sequence(state, table, length, checkpoints)
 
     def _gather(self, blocks, record):
         rows = blocks[torch.tensor(record.table, dtype=torch.int64)]
@@ -515,13 +513,11 @@ def replay_cost(
 
 
 ### BEGIN SOLUTION
-@dataclass
 class _Sequence:
-    state: torch.Tensor
-    table: list = field(default_factory=list)
-    length: int = 0
-    checkpoints: list = field(default_factory=list)
-    pending: tuple | None = None
+    def __init__(self, state, table=(), length=0, checkpoints=()):
+        self.state, self.length = state, length
+        self.table, self.checkpoints = list(table), list(checkpoints)
+        self.pending = None  # while there are drafts: the state before them, and their k, v, beta and g
 
 
 def _advanced(state, k, v, beta, g):
