@@ -105,6 +105,8 @@ def of_cost(*given):
     }  # fmt: skip
     tokens_ = {
         "the state is taken from the block above": (-shared) % apart,
+        "a chunk that is no multiple of the block is not cut":
+            again - shared % apart + shared % (block if method == "all" else chunk),
         "all of the prefix is computed again": shared + again - shared % apart,
         "the rejected drafts are counted, and not the accepted ones":
             shared % apart + (drafts - accepted) * (accepted < drafts),
