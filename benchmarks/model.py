@@ -13,7 +13,8 @@ from itertools import count
 import torch
 
 from benchmarks.harness import Table, made, solution_module, time_in_turn
-from labkit.chat.adapters import CachedDecoding, FlashAttention
+from labkit.chat.adapters.lab05 import FlashAttention
+from labkit.chat.adapters.lab09 import CachedDecoding
 from labkit.chat.setting import Setting
 from labkit.model.attention import CachedAttention
 from labkit.model.generate import next_scores

@@ -15,12 +15,16 @@ from typing import Annotated, Literal
 import typer
 
 from labkit.commands.group import AUTHORS, INSTRUCTORS
-from labkit.labs.catalog import ROOT, find_lab, find_labs
+from labkit.labs.catalog import ROOT, find_lab, find_labs, review_assignment
 from labkit.labs.manifest import Lab
+from labkit.review import versions as available
 
 LabArguments = Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="a lab's number; default: all")]
 LabOptions = Annotated[list[str] | None, typer.Option("--lab", metavar="NN", help="a lab's number; default: all")]
 NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="a folder that does not exist yet")]
+Reviews = Annotated[
+    list[str] | None, typer.Option("--review", metavar="NN", help="the review of this lab, as an assignment of its own")
+]
 Course = Annotated[Path, typer.Argument(metavar="COURSE", help="the folder that `lab course` made")]
 
 STOPPED = 130
@@ -30,12 +34,13 @@ STOPPED = 130
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to `lab`: those for instructors in one panel of its help, those for authors in another."""
     groups: dict[str, tuple[Callable[..., None], ...]] = {
-        INSTRUCTORS: (release, course, grade, extend, export, site),
+        INSTRUCTORS: (release, course, grade, extend, export, exam, site),
         AUTHORS: (new, build, mistake),
     }
     for panel, commands in groups.items():
         for command in commands:
             app.command(rich_help_panel=panel)(command)
+    available.source = _versions_of
 
 
 def release(
@@ -44,14 +49,19 @@ def release(
     assistants: Annotated[
         Literal["tutor", "open", "none"], typer.Option(help="the rules for coding assistants, in AGENTS.md")
     ] = "tutor",
+    review: Annotated[
+        Literal["none", "after", "open"],
+        typer.Option(help="when the versions of `lab review` open: never, after a lab's tasks, at once"),
+    ] = "after",
 ) -> None:
     """Write the students' files, for all labs or some: no solutions, searched for leaks."""
-    from labstaff.release.tree import Assistants, ReleaseError
+    from labstaff.release.tree import Assistants, ReleaseError, Reviews
     from labstaff.release.tree import release as release_tree
 
     typer.echo("copying the files, then searching each for passages of the solutions: up to a minute")
     try:
-        written = release_tree(ROOT, out, [find_lab(name) for name in labs or []], Assistants(assistants))
+        chosen = [find_lab(name) for name in labs or []]
+        written = release_tree(ROOT, out, chosen, Assistants(assistants), Reviews(review))
     except ReleaseError as error:
         sys.exit(f"lab release: {error}")
     typer.echo(f"released {len(written)} files to {out}")
@@ -59,31 +69,46 @@ def release(
 
 def course(
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="a folder that does not exist yet; with --update, a course")
+        Path, typer.Argument(metavar="OUT", help="a new folder; with --update or --roster, it may be a course")
     ],
     labs: LabArguments = None,
+    review: Reviews = None,
     update: Annotated[
         bool, typer.Option("--update", help="make a course's assignments again, and keep grades")
     ] = False,
+    roster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="a CSV file of students: id, name, email, extra time")
+    ] = None,
+    lab_days: Annotated[
+        float | None, typer.Option(min=0, help="days that a lab takes, for extra time such as +50 %")
+    ] = None,
 ) -> None:
     """Make an nbgrader course: sources, settings, and released assignments, searched for leaks.
 
-    With --update, a course's assignments are made again where its labs have changed, and labs that are named are added;
+    With --roster, students are added to the course, or to one that is there already. With --update, a course's
+    assignments are made again where its labs have changed, and labs that are named are added;
     gradebook, secret, settings and grades by hand stay. What changes is printed first.
     """
     from labstaff.course.grade import only_one
     from labstaff.course.make import CourseError, make_course
     from labstaff.course.nbgrader import NoGradebook, opened_gradebook
+    from labstaff.course.roster import RosterError, apply_roster, read_roster
     from labstaff.course.update import update_course
 
-    if update:
-        try:
+    reviews = [review_assignment(find_lab(name)) for name in review or []]
+    try:
+        students = read_roster(roster, lab_days) if roster else []
+        if update:
             with opened_gradebook(out.resolve()), only_one(out.resolve(), typer.echo):
-                update_course([find_lab(name) for name in labs or []], out.resolve(), typer.echo)
-        except (CourseError, NoGradebook) as error:
-            sys.exit(f"lab course: {error}")
+                update_course([*map(find_lab, labs or []), *reviews], out.resolve(), typer.echo)
+        if students and out.exists():
+            with opened_gradebook(out.resolve()), only_one(out.resolve(), typer.echo):
+                apply_roster(out.resolve(), students, typer.echo)
+    except (CourseError, NoGradebook, RosterError) as error:
+        sys.exit(f"lab course: {error}")
+    if update or (students and out.exists()):
         return
-    chosen = _chosen(labs)
+    chosen = [*(_chosen(labs) if labs or not reviews else []), *reviews]
     typer.echo("nbgrader makes each assignment, which is then searched for passages of the solutions: ten seconds each")
     try:
         make_course(chosen, out.resolve())
@@ -92,12 +117,15 @@ def course(
     for lab in chosen:
         report = lab.report_points
         typer.echo(f"{lab.folder.name}: {lab.title}, {lab.points:g} points by tests and {report:g} by hand")
+    if students:
+        apply_roster(out.resolve(), students, typer.echo)
     typer.echo(f"released to {out / 'release'}; docs/instructors.md explains the next steps")
 
 
 def grade(
     submitted: Annotated[Path, typer.Argument(metavar="SUBMITTED", help="a folder of STUDENT/LAB folders")],
     lab: LabOptions = None,
+    review: Annotated[bool, typer.Option("--review", help="grade their reviews, LAB: lab05_review")] = False,
     workers: Annotated[int, typer.Option(min=1, help="how many to grade at once on this machine")] = 2,
     scheduler: Annotated[str, typer.Option(help="a Dask scheduler's address: grade on its workers")] = "",
     table: Annotated[Path | None, typer.Option("--csv", help="write the points to this file")] = None,
@@ -139,7 +167,7 @@ def grade(
     try:
         status = grade_folder(
             submitted.resolve(),
-            _chosen(lab),
+            [review_assignment(each) if review else each for each in _chosen(lab)],
             workers=workers,
             scheduler=scheduler,
             unsafe=unsafe,
@@ -227,6 +255,31 @@ def export(
         sys.exit("lab export: some submissions are not recorded: see NOT RECORDED above")
 
 
+def exam(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="the folder of all papers of a year")],
+    seed: Annotated[int, typer.Option(min=0, help="chooses the questions, and names the paper")],
+    labs: Annotated[str, typer.Option(help="labs that the paper is about, like 03,05; default: all")] = "",
+    questions: Annotated[int, typer.Option(min=1, max=40, help="how many questions")] = 8,
+) -> None:
+    """Write an exam and its key: which line is wrong, which input shows it, what comes out.
+
+    The questions are known mistakes. OUT/asked.json remembers them: no question is in two papers of a folder.
+    """
+    from labstaff.authoring.exam import ExamError
+    from labstaff.authoring.exam_paper import write_exam
+    from labstaff.authoring.mistakes import MistakeError
+
+    chosen = _chosen([name.strip() for name in labs.split(",") if name.strip()])
+    try:
+        files, no_pdf = write_exam(chosen, out, seed, questions)
+    except (ExamError, MistakeError) as error:
+        sys.exit(f"lab exam: {error}")
+    for file in files:
+        typer.echo(f"wrote {file}")
+    if no_pdf:
+        typer.echo(f"no PDF: {no_pdf}")
+
+
 def site(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="a new folder, or a site to replace")],
     labs: LabArguments = None,
@@ -265,7 +318,8 @@ def new(
 
 
 def build(labs: LabArguments = None) -> None:
-    """Derive stubs and reports from solutions/, and the course map from the manifests."""
+    """Derive stubs, reports, the course map, and from the models that `lab model` ships a table and a script."""
+    from labstaff.derive import calculator, hybrids
     from labstaff.derive.build import build as build_lab
     from labstaff.derive.course_map import refresh_figure, refresh_page
     from labstaff.derive.markers import MarkerError
@@ -278,7 +332,8 @@ def build(labs: LabArguments = None) -> None:
                 typer.echo(f"wrote {path.relative_to(ROOT)}")
             if not changed:
                 typer.echo(f"{lab.label}: up to date")
-        for path in [*refresh_page(ROOT, find_labs()), *refresh_figure()]:
+        of_models = [*hybrids.refresh_page(ROOT), *calculator.refresh_script(ROOT)]
+        for path in [*refresh_page(ROOT, find_labs()), *refresh_figure(), *of_models]:
             typer.echo(f"wrote {path.relative_to(ROOT)}")
     except (MarkerError, ReportError) as error:
         sys.exit(f"lab build: {error}")
@@ -299,6 +354,17 @@ def mistake(
             show_mistake(find_mistake(find_lab(lab), name))
     except (MistakeError, UnknownMistake) as error:
         sys.exit(f"lab mistake: {error}")
+
+
+def _versions_of(lab: Lab) -> tuple[available.Version, ...]:
+    """The versions of `lab review`, from `solutions/`."""
+    from labstaff.authoring.mistakes import MistakeError
+    from labstaff.review.versions import versions_of
+
+    try:
+        return versions_of(lab)
+    except MistakeError as error:
+        sys.exit(f"lab review: {error}")
 
 
 def _chosen(names: list[str] | None) -> list[Lab]:

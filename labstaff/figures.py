@@ -1,14 +1,17 @@
 """Makes the figures of the docs: one style, one registry and one command for all.
 
 A script `docs/figures/make/*.py` holds `FIGURES: dict[str, Recipe]`. `python -m labstaff.figures [NAME ...]` computes
-each recipe's data, draws it, and writes `docs/figures/NAME.svg` and `NAME.json`; `--check` recomputes the
-data only and exits with status 1 when a JSON file no longer matches. Data must be the same on every run: counted bytes,
+each recipe's data, draws it, and writes `docs/figures/NAME.svg` and `NAME.json`; `--redraw` draws the data that were
+kept; `--check` recomputes the data only and exits with status 1 when a JSON file no longer matches, or when the drawing
+code has changed since. Data must be the same on every run: counted bytes,
 operations and closed forms, never a time that was measured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import io
 import json
 import re
@@ -19,6 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -72,18 +76,22 @@ def recipes(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> dict[st
     return {name: found[name] for name in wanted}
 
 
-def build(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[Path]:
-    """Compute, draw and write the named figures (all when none is named); return the SVG files."""
+def build(names: Iterable[str] = (), directory: Path = FIGURES_DIR, *, redraw: bool = False) -> list[Path]:
+    """Compute, draw and write the named figures (all when none is named); return the SVG files.
+
+    With `redraw` the data are those that were kept; OSError where there are none.
+    """
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
     mpl.use("Agg")
     written = []
     for name, recipe in recipes(names, directory).items():
-        data = json.loads(as_json(recipe.data()))
+        kept = directory / f"{name}.json"
+        data = json.loads(kept.read_text(encoding="utf-8") if redraw else as_json(recipe.data()))
         with style():
             figure = recipe.draw(data)
-            written.append(save_figure(figure, directory / f"{name}.svg", data))
+            written.append(save_figure(figure, directory / f"{name}.svg", data, recipe.draw))
         plt.close(figure)
     return written
 
@@ -95,7 +103,26 @@ def stale(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[str]
     """
     made = recipes(names, directory)
     made = {name: replace(each, takes_minutes=each.takes_minutes and not names) for name, each in made.items()}
-    return [problem for name, recipe in made.items() if (problem := _problem(name, recipe, directory))]
+    problems = [problem(name, recipe, directory) for name, recipe in made.items()]
+    return [each for each in problems if each]
+
+
+def problem(name: str, recipe: Recipe, directory: Path = FIGURES_DIR) -> str:
+    """Return why a figure's files are not what its recipe gives, in one line; "" where they are."""
+    image, data_file = directory / f"{name}.svg", directory / f"{name}.json"
+    if missing := [file.name for file in (image, data_file) if not file.is_file()]:
+        return f"{missing[0]}: missing; run: python -m labstaff.figures {name}"
+    kept = data_file.read_text(encoding="utf-8")
+    now = kept if recipe.takes_minutes else as_json(recipe.data())
+    if kept != now:
+        where = _first_difference(json.loads(kept), json.loads(now))
+        return f"{data_file.name}: {where}; run: python -m labstaff.figures {name}"
+    drawn = image.read_text(encoding="utf-8")
+    if _stamp(kept) not in drawn:
+        return f"{image.name}: drawn from other data than {data_file.name}; run: python -m labstaff.figures {name}"
+    if _code_stamp(recipe.draw) not in drawn:
+        return f"{image.name}: drawn by other code; run: python -m labstaff.figures {name} --redraw"
+    return ""
 
 
 def style() -> AbstractContextManager[None]:
@@ -136,11 +163,11 @@ def style() -> AbstractContextManager[None]:
     return mpl.rc_context(settings)
 
 
-def save_figure(figure: Figure, path: Path, data: dict[str, Any]) -> Path:
+def save_figure(figure: Figure, path: Path, data: dict[str, Any], draw: Callable[..., Figure]) -> Path:
     """Write `figure` as an SVG for light and dark mode, and `data` as JSON next to it; return the SVG's path.
 
-    The same figure and data give the same bytes: no date, no version, fixed ids. A comment in the SVG holds the digest
-    of the JSON that it was drawn from.
+    The same figure and data give the same bytes: no date, no version, fixed ids. Comments in the SVG hold the digests
+    of the JSON that it was drawn from and of the code that drew it.
     """
     text = as_json(data)
     buffer = io.StringIO()
@@ -148,7 +175,8 @@ def save_figure(figure: Figure, path: Path, data: dict[str, Any]) -> Path:
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
     svg = "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
     start = svg.index(">", svg.index("<svg")) + 1
-    head = f"\n <!-- {_stamp(text)} -->\n <title>{escape(path.stem)}</title>\n <style>{_dark_rules()}</style>"
+    stamps = f"\n <!-- {_stamp(text)} -->\n <!-- {_code_stamp(draw)} -->"
+    head = f"{stamps}\n <title>{escape(path.stem)}</title>\n <style>{_dark_rules()}</style>"
     path.with_suffix(".svg").write_text(svg[:start] + head + svg[start:], encoding="utf-8")
     path.with_suffix(".json").write_text(text, encoding="utf-8")
     return path.with_suffix(".svg")
@@ -202,33 +230,20 @@ def as_json(data: Any) -> str:
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="figures; default: all")] = None,
-    check: Annotated[bool, typer.Option("--check", help="write nothing; fail when data is out of date")] = False,
+    check: Annotated[bool, typer.Option("--check", help="write nothing; fail when a figure is out of date")] = False,
+    redraw: Annotated[bool, typer.Option("--redraw", help="draw the data that were kept")] = False,
 ) -> None:
     """Rebuild or check the figures of the docs."""
     try:
         if not check:
-            for path in build(names or []):
+            for path in build(names or [], redraw=redraw):
                 typer.echo(f"wrote {path.name} and {path.stem}.json")
         elif problems := stale(names or []):
             sys.exit("\n".join(problems))
         else:
             typer.echo("every figure's data is up to date")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(str(error))
-
-
-def _problem(name: str, recipe: Recipe, directory: Path) -> str | None:
-    image, data_file = directory / f"{name}.svg", directory / f"{name}.json"
-    if missing := [file.name for file in (image, data_file) if not file.is_file()]:
-        return f"{missing[0]}: missing; run: python -m labstaff.figures {name}"
-    kept = data_file.read_text(encoding="utf-8")
-    now = kept if recipe.takes_minutes else as_json(recipe.data())
-    if kept != now:
-        where = _first_difference(json.loads(kept), json.loads(now))
-        return f"{data_file.name}: {where}; run: python -m labstaff.figures {name}"
-    if _stamp(kept) not in image.read_text(encoding="utf-8"):
-        return f"{image.name}: drawn from other data than {data_file.name}; run: python -m labstaff.figures {name}"
-    return None
 
 
 def _first_difference(kept: Any, now: Any, place: str = "data") -> str:
@@ -252,6 +267,37 @@ def _rounded(value: Any) -> Any:
 
 def _stamp(text: str) -> str:
     return f"data sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _code_stamp(draw: Callable[..., Figure]) -> str:
+    return f"code sha256:{hashlib.sha256(_drawing_code(draw).encode()).hexdigest()}"
+
+
+def _drawing_code(draw: Callable[..., Figure]) -> str:
+    """The source of a drawing function, and of the functions and constants of scripts and of this module that it uses.
+
+    What is imported from elsewhere is not followed.
+    """
+    folder, found = Path(draw.__code__.co_filename).parent, {}
+    left: dict[str, Any] = {"draw": draw, "style": style}
+    while left:
+        name, value = left.popitem()
+        value = inspect.unwrap(value) if callable(value) else value
+        code = getattr(value, "__code__", None)
+        if code is None:
+            with contextlib.suppress(TypeError, ValueError):  # a module, a class
+                found[name] = json.dumps(value)
+        elif Path(code.co_filename).parent == folder or code.co_filename == __file__:
+            found[name] = inspect.getsource(value)
+            used = {each: value.__globals__[each] for each in _names(code) if each in value.__globals__}
+            left |= {each: value for each, value in used.items() if each not in found}
+    return "\n".join(f"{name} {found[name]}" for name in sorted(found))
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names that a function's code uses, in the functions inside it too."""
+    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*inner)
 
 
 def _dark_rules() -> str:

@@ -12,6 +12,7 @@ import pytest
 from labkit.labs.catalog import solution_file, solution_folder
 from labkit.labs.manifest import Lab
 from labkit.suite.finder import Source
+from labstaff.authoring.alternatives import variant_text
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,9 +53,3 @@ def pytest_lab_loader(config: pytest.Config, labs: list[Lab]) -> Callable[[Sourc
             raise pytest.UsageError(str(error)) from None
         config.add_cleanup(workers.close)
     return remote_loader(config, workers)
-
-
-def variant_text(lab: Lab, variant: Path) -> str:
-    """The solution with the functions of `variant`, a file that holds only what differs, instead of its own."""
-    texts = [file.read_text(encoding="utf-8") for file in (solution_file(lab), variant)]
-    return "\n\n".join(texts)

@@ -112,8 +112,11 @@ def pytest_testnodedown(node: typing.Any) -> None:
 
 
 def _slow_problem(config: pytest.Config) -> str:
-    """The command that runs the slow tests; None if markers were given."""
-    return "" if config.option.markexpr else "uv run pytest -m slow -n 2 runs them"
+    """The command that runs the slow tests; "" where `-m`, `-k` or the name of a file asks for them."""
+    paths = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    if config.option.markexpr or config.option.keyword or any(path.is_file() for path in paths):
+        return ""
+    return "uv run pytest -m slow -n 2 runs them"
 
 
 def _browser_problem(_config: pytest.Config) -> str:

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from labkit.labs.catalog import ROOT, find_labs, solution_file
+from labkit.labs.catalog import ROOT, find_lab, find_labs, solution_file
 from labkit.labs.manifest import FOLDER_PATTERN
 from labkit.suite.messages import result_lines
 from labkit.suite.results import How, State
-from labstaff.authoring.alternatives import ALTERNATIVES_PER_LAB, alternative_solutions
+from labstaff.authoring.alternatives import ALTERNATIVES_PER_LAB, alternative_solutions, variant_text
 from labstaff.authoring.mistakes import MISTAKES_PER_TASK, mistakes_of
 from labstaff.authoring.record import affected_classes
 from labstaff.derive.build import derive_stub, derived_files
 from labstaff.derive.signatures import code_signature, handout_signatures, written_signature
-from labstaff.pytest_plugin import variant_text
 from tests.suite_runs import Job, session_folder
 
 LABS = find_labs()
 QUICK = 10
-"""Without `-m slow`, and without `-k` to choose a lab, one known mistake in so many is run; in sandboxes too."""
+"""Of the known mistakes, one in so many is not slow."""
 LONG = ("lab10", "lab11", "lab13")
-"""Labs whose whole suite takes about half a minute: it too is then left to `-m slow`."""
-
-HELPERS = ("support.py", "reference.py", "mistakes.py", "probes.py")
-"""What a suite may have next to its test module."""
+"""Labs whose whole suite takes long: it too is slow."""
 
 
 def stub_folder() -> Path:
@@ -99,19 +96,37 @@ def test_right_code_passes(job, suite_runs):
 
 
 def pytest_generate_tests(metafunc):
-    """What takes long is slow unless `-k` chooses; in sandboxes one mistake in ten, and the alternative solutions."""
-    sandboxed, chosen = metafunc.config.option.sandboxed, bool(metafunc.config.option.keyword)
+    """What takes long is slow; in sandboxes the alternative solutions, and the mistakes that only the kernel stops."""
+    sandboxed = metafunc.config.option.sandboxed
     if metafunc.definition.originalname == "test_mistake_is_found":
         quick = list(MISTAKES)[::QUICK]
-        jobs = {name: MISTAKES[name] for name in quick} if sandboxed else MISTAKES
+        jobs = {name: job for name, job in MISTAKES.items() if is_limited(job)} if sandboxed else MISTAKES
     elif metafunc.definition.originalname == "test_right_code_passes":
         jobs = SOLVED | alternatives() if sandboxed else SOLVED
         quick = [name for name in jobs if name not in LONG]
     else:
         return
-    slow = () if sandboxed or chosen else set(jobs) - set(quick)
+    slow = () if sandboxed else set(jobs) - set(quick)
     marks = dict.fromkeys(slow, pytest.mark.slow)
     metafunc.parametrize("job", [pytest.param(job, marks=marks.get(name, ()), id=name) for name, job in jobs.items()])
+
+
+def is_limited(job: Job) -> bool:
+    """Whether what finds a mistake is a limit of memory: of the kernel's in a sandbox, of the meters' elsewhere."""
+    return not memory_limited(find_lab(job.lab).suite_file).isdisjoint(job.tests)
+
+
+@functools.cache
+def memory_limited(suite: Path) -> set[str]:
+    """The tests of a suite marked `memory_limit`, as `TestClass::test_name`."""
+    classes = [node for node in ast.parse(suite.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    return {
+        f"{each.name}::{test.name}"
+        for each in classes
+        for test in each.body
+        if isinstance(test, ast.FunctionDef)
+        and any("pytest.mark.memory_limit" in ast.unparse(mark) for mark in test.decorator_list)
+    }
 
 
 def test_mistake_is_found(job, suite_runs):
@@ -135,15 +150,28 @@ def test_answers_are_enough(lab):
 
 
 @by_lab
+def test_handout_names_the_tasks_about_memory(lab):
+    text = " ".join((lab.folder / "README.md").read_text(encoding="utf-8").split())
+    names = [f"`{task.name}`" for task in lab.tasks if task.memory_share == 0.25]
+    others = [task.name for task in lab.tasks if task.memory_share not in (0.25, 0.75)]
+    assert not others, f"the handout's sentence says a quarter: {others}"
+    about = "earns at most a quarter while it needs more than it may: "
+    who = text.partition(about)[2].partition(". ")[0].rstrip(".")
+    assert who.replace(" and ", ", ").split(", ") == (names or [""])
+
+
+@by_lab
 def test_every_test_belongs_to_a_task(lab):
     tree = ast.parse(lab.suite_file.read_text(encoding="utf-8"))
     classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name.startswith("Test")]
     loose = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
     assert not loose, f"tests outside of a task's class: {loose}"
     assert sorted(classes) == sorted(task.tests for task in lab.tasks)
-    assert {file.name for file in lab.suite_files} <= {lab.suite_file.name, *HELPERS}
+    assert {file.name for file in lab.suite_files} <= {lab.suite_file.name, *COMPARE, "probes.py"}
 
 
+COMPARE = ("support.py", "reference.py", "mistakes.py")
+"""The modules next to a suite that a probe may not name: they hold what is compared with."""
 MAY_CROSS = (
     *("labkit.simulated_memory", "labkit.meters", "labkit.ranks.", "labkit.serving.records"),
     "labkit.testing.probes",
@@ -165,7 +193,8 @@ def test_probes_compare_nothing(lab):
     known = {name.asname or name.name: node.module for node in imports for name in node.names}
     course = {known[name] for name in named & known.keys() if known[name].startswith("labkit")}
     assert all(module.startswith(MAY_CROSS) for module in course), course
-    assert not {known[name] for name in named & known.keys()} & {"support"}, "a probe names what may compare"
+    imported = {known[name] for name in named & known.keys()}
+    assert not imported & {Path(name).stem for name in COMPARE}, "a probe names what may compare"
 
 
 @by_lab

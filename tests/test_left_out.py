@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,3 +28,22 @@ def test_without_namespaces_sandbox_tests_are_counted(tmp_path, options):
     line = r"^sandbox: \d+ tests were not run: .*bwrap: No permissions to create new namespace$"
     assert re.search(line, done.stdout, re.MULTILINE), done.stdout + done.stderr
     assert not re.search(r"\d (failed|passed|errors?)", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argument", "markers", "words", "left_out"),
+    [
+        ("tests", "", "", True),
+        ("tests/labkit/suite", "", "", True),
+        ("tests", "not gpu", "", False),
+        ("tests", "", "lab05", False),
+        ("tests/test_left_out.py", "", "", False),
+        ("tests/test_left_out.py::test_without_namespaces_sandbox_tests_are_counted", "", "", False),
+    ],
+)
+def test_slow_tests_run_where_a_file_or_words_name_them(request, argument, markers, words, left_out):
+    """Else a file of slow tests ends with "no tests ran"."""
+    conftest = request.config.pluginmanager.getplugin(str(Path(__file__).with_name("conftest.py")))
+    option = SimpleNamespace(markexpr=markers, keyword=words)
+    config = SimpleNamespace(option=option, args=[argument], invocation_params=SimpleNamespace(dir=ROOT))
+    assert bool(conftest.REASONS["slow"](config)) == left_out

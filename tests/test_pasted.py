@@ -51,7 +51,7 @@ def test_no_helper_is_an_answer(lab, tmp_path):
                 module, name = helper.split(":")
                 file.write_text(solution + PASTED.format(task=task.name, module=module, name=name), encoding="utf-8")
                 run = runner.run(lab.label, "--src", str(tmp_path), tests=(task.tests,))
-                share = task_share(run.results)
+                share = task_share(task, run.results)
                 print(f"{lab.label} {task.name} as {helper}: {share:.2f} of the points")
                 if share > 0.5:
                     earned[f"{task.name} as {helper}"] = share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,13 +55,13 @@ def chat(
     from labkit.chat.setting import Setting
     from labkit.model.weights import ModelError, read_model
 
-    options = {"bits": bits, "window": window, "sinks": sinks}
+    options: dict[str, Any] = {"bits": bits, "window": window, "sinks": sinks, "paged": paged}
     if lab is not None and lab.number == SERVING:
         from labkit.chat import together
 
         together.rehearse(lab)
     elif lab is not None:
-        rehearse(lab, Setting(TINY, 64, **options), paged=paged)
+        rehearse(lab, Setting(TINY, 64, **options))
     try:
         loaded = read_model(model)
     except ModelError as error:
@@ -75,7 +75,7 @@ def chat(
     if len(prompt) + tokens > sizes.context:
         typer.echo(f"The prompt has {len(prompt):,} tokens: its last {sizes.context - tokens:,} are used.\n")
         prompt = prompt[tokens - sizes.context :]
-    talk(lab, loaded, prompt, tokens, Setting(sizes, len(prompt) + tokens, **options), paged=paged)
+    talk(lab, loaded, prompt, tokens, Setting(sizes, len(prompt) + tokens, **options))
     if show and lab is not None:
         from labkit.chat.page import write_page
         from labkit.notebook import student_module
@@ -100,9 +100,9 @@ def _check(lab: Lab | None, given: set[str], bits: int | None) -> None:
             why = NO_PLACE.get(lab.number, "nobody has written its adapter")
             sys.exit(f"lab chat: {lab.label} has no place in this model: {why}")
         if given:
-            from labkit.chat import adapters
+            from labkit.chat.adapters.base import adapter_of
 
-            takes = getattr(adapters, ADAPTERS[lab.number]).takes
+            takes = adapter_of(lab.number).takes
     if wrong := sorted(given - set(takes)):
         name = lab.label if lab else "torch's own attention"
         sys.exit(f"lab chat: --{wrong[0]} means nothing with {name}")

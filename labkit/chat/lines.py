@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.chat.adapters import Adapter
+from labkit.chat.adapters.base import Adapter
 from labkit.chat.answer import Answer, Comparison
 from labkit.chat.calls import Calls, MeteredCalls
 from labkit.labs.manifest import Lab
@@ -11,6 +11,8 @@ from labkit.model.tokenizer import Text
 
 LONG_SECONDS = 10.0
 """A wait that is announced."""
+CACHE_LAB = "09"
+"""The lab in which a student writes a cache: a later one that uses the course's says so."""
 
 
 def wait_line(found: Answer, max_new: int, *, sees_whole_text: bool) -> str:
@@ -54,15 +56,16 @@ def memory_line(calls: MeteredCalls, sizes: Sizes, n_tokens: int) -> str:
     )
 
 
-def cache_line(adapter: Adapter, n_tokens: int, found_bytes: int) -> str:
-    """The cache: its bytes by the formula, and if it is the student's, as found in memory after the prompt."""
+def cache_line(adapter: Adapter, n_tokens: int, found_bytes: int, number: str) -> str:
+    """The cache in a lab: its bytes by the formula, and if it is the student's, as found in memory after the prompt."""
     if getattr(adapter, "sees_whole_text", False):
         return "cache: none; the keys and values of the whole text are computed again for each token"
     formula = adapter.cache_bytes(n_tokens)
     line = f"cache: {formula:,} bytes for {n_tokens:,} tokens by the formula, {formula / n_tokens:,.0f} per token"
     if adapter.has_own_cache:
         return f"{line}; yours holds {found_bytes:,} bytes"
-    return f"{line} (the course's own cache: yours comes in Lab 09)"
+    yours = "yours comes in" if number < CACHE_LAB else "not that of"
+    return f"{line} (the course's own cache: {yours} Lab {CACHE_LAB})"
 
 
 def plain_cache_line(sizes: Sizes, n_tokens: int) -> str:

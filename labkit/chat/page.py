@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from labkit.chat.adapters import per_query_head
+from labkit.chat.adapters.base import per_query_head
 from labkit.model.weights import Model
 
 FOLDER = Path("plots")

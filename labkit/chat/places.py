@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-ADAPTERS = {
-    "01": "TextbookAttention",
-    "03": "OnlineAttention",
-    "04": "TiledAttention",
-    "05": "FlashAttention",
-    "08": "SlidingWindow",
-    "09": "CachedDecoding",
-    "11": "RingAttention",
-    "12": "FewBits",
-    "14": "SelectedPages",
-}
-"""The class in `labkit.chat.adapters` for each lab; a new lab's adapter goes here."""
+from pathlib import Path
+
+ADAPTERS = tuple(sorted(file.stem[3:] for file in (Path(__file__).parent / "adapters").glob("lab[0-9][0-9].py")))
+"""The labs with a file in `labkit/chat/adapters`."""
 
 SERVING = "13"
 """Serves several prompts at once: `labkit.chat.together`."""

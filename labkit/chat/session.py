@@ -9,7 +9,7 @@ import torch
 import typer
 
 from labkit.chat import lines
-from labkit.chat.adapters import Adapter, adapter_of, tensors_in
+from labkit.chat.adapters.base import Adapter, adapter_of, tensors_in
 from labkit.chat.answer import Answer, answer, compare
 from labkit.chat.calls import Calls, Counted, MeteredCalls
 from labkit.chat.mistakes import explained
@@ -37,7 +37,7 @@ def tiny_model() -> Llama:
     return Llama(TINY, random_weights(TINY))
 
 
-def rehearse(lab: Lab, setting: Setting, *, paged: bool = False) -> None:
+def rehearse(lab: Lab, setting: Setting) -> None:
     """Run the student's code in a tiny random model: most mistakes show in a second, before the weights are read.
 
     Raises:
@@ -45,17 +45,15 @@ def rehearse(lab: Lab, setting: Setting, *, paged: bool = False) -> None:
     """
     llama = tiny_model()
     with explained(lab), time_limit(REHEARSAL_SECONDS):
-        answer(llama, range(1, 38), make_adapter(lab, setting, Calls(), paged=paged), 3, ())
+        answer(llama, range(1, 38), make_adapter(lab, setting, Calls()), 3, ())
 
 
-def make_adapter(lab: Lab, setting: Setting, calls: Calls, *, paged: bool = False) -> Adapter:
+def make_adapter(lab: Lab, setting: Setting, calls: Calls) -> Adapter:
     """The lab's adapter on the student's file, as it is now."""
-    return adapter_of(lab.number, setting, paged=paged)(Counted(student_module(lab.number), calls), setting)
+    return adapter_of(lab.number).chosen(setting)(Counted(student_module(lab.number), calls), setting)
 
 
-def talk(
-    lab: Lab | None, model: Model, prompt: Sequence[int], max_new: int, setting: Setting, *, paged: bool = False
-) -> None:
+def talk(lab: Lab | None, model: Model, prompt: Sequence[int], max_new: int, setting: Setting) -> None:
     """Print the answer as it comes, then the lines about it; with torch's own attention if there is no lab."""
     calls = Calls()
     typer.echo(f"{len(prompt):,} tokens of the prompt, then at most {max_new} new ones …")
@@ -64,16 +62,16 @@ def talk(
         typer.echo(f"{lines.speed_line(found)}\n{lines.plain_cache_line(setting.sizes, len(prompt))}")
         return
     with explained(lab):
-        adapter = make_adapter(lab, setting, calls, paged=paged)
+        adapter = make_adapter(lab, setting, calls)
         found = _written(model, prompt, adapter, max_new)
     n_measured = max(len(prompt), MEASURED_TOKENS)
     with explained(lab):
-        metered = meter_prompt(lab, setting, n_measured, paged=paged)
+        metered = meter_prompt(lab, setting, n_measured)
     for line in [
         lines.call_line(calls, setting.sizes),
         lines.speed_line(found),
         lines.memory_line(metered, setting.sizes, n_measured),
-        lines.cache_line(adapter, len(prompt) + found.steps - 1, bytes_in(adapter)),
+        lines.cache_line(adapter, len(prompt) + found.steps - 1, bytes_in(adapter), lab.number),
         *adapter.notes(),
     ]:
         typer.echo(line)
@@ -82,7 +80,7 @@ def talk(
         typer.echo(lines.comparison_line(compared, found, model.text, lab, sees_less=adapter.sees_less))
     if adapter.sees_less:
         with explained(lab):
-            _show_perplexity(model, make_adapter(lab, setting, Calls(), paged=paged))
+            _show_perplexity(model, make_adapter(lab, setting, Calls()))
 
 
 def _written(model: Model, prompt: Sequence[int], attend: Attend, max_new: int) -> Answer:
@@ -108,13 +106,13 @@ def _written(model: Model, prompt: Sequence[int], attend: Attend, max_new: int) 
     return found
 
 
-def meter_prompt(lab: Lab, setting: Setting, n_tokens: int, *, paged: bool = False) -> MeteredCalls:
+def meter_prompt(lab: Lab, setting: Setting, n_tokens: int) -> MeteredCalls:
     """Run the lab's last layer of attention on random numbers, for a prompt of `n_tokens`, under the meters."""
     sizes, draw = setting.sizes, torch.Generator().manual_seed(0)
     heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads)
     q, k, v = (torch.randn(n, n_tokens, sizes.head_dim, generator=draw) for n in heads)
     calls = MeteredCalls()
-    adapter = make_adapter(lab, replace(setting, max_tokens=n_tokens), calls, paged=paged)
+    adapter = make_adapter(lab, replace(setting, max_tokens=n_tokens), calls)
     calls.is_numpy, calls.function = adapter.is_numpy, adapter.attends
     with torch.no_grad():
         adapter(sizes.layers - 1, q[:, -1:] if adapter.asks_one_by_one else q, k, v)

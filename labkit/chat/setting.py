@@ -20,6 +20,7 @@ class Setting:
     bits: int | None = None
     window: int | None = None
     sinks: int | None = None
+    paged: bool = False
 
 
 def checked(found: Any, like: torch.Tensor, name: str) -> torch.Tensor:

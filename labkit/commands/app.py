@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import sys
 from importlib.metadata import entry_points, version
 from typing import Annotated
 
@@ -98,6 +99,39 @@ def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = F
 
     found = find_lab(lab)
     watch_lab(found, [find_task(found, name) for name in tasks or []], first_failure=first_failure)
+
+
+@app.command(rich_help_panel=STUDENTS)
+def review(
+    lab: LabName,
+    tasks: Annotated[
+        list[str] | None, typer.Argument(metavar="[TASK]...", help="the tests of these tasks only")
+    ] = None,
+    read: Annotated[bool, typer.Option("--read", help="print a wrong version that your tests accept")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-v", help="show every mistake that your tests find, with its diff")
+    ] = False,
+) -> None:
+    """Run your own tests, review.py, on your file, on right versions and on wrong ones: which mistakes do they find?"""
+    from labkit.commands.review import review_lab
+
+    found = find_lab(lab)
+    raise typer.Exit(
+        review_lab(found, [find_task(found, name) for name in tasks or []], read=read, everything=everything)
+    )
+
+
+@app.command(rich_help_panel=STUDENTS)
+def submit(lab: LabName) -> None:
+    """Pack the files of a lab that count into one archive to hand in, and list what is not done yet."""
+    from labkit.commands.submit import CannotSubmit, submit_lab
+
+    try:
+        lines = submit_lab(find_lab(lab))
+    except CannotSubmit as error:
+        sys.exit(f"lab submit: {error}")
+    for line in lines:
+        typer.echo(line)
 
 
 app.command(rich_help_panel=STUDENTS)(chat)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from labkit.chat.places import command_for
 from labkit.labs.manifest import Lab
+from labkit.review.stored import load_review
 from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.messages import points_text
 from labkit.suite.results import StoredResult, fingerprint, lab_points, load, next_task, unreadable
@@ -29,8 +30,8 @@ def show_board(labs: list[Lab]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     due, due_problem = due_dates(labs[0].folder.parent.parent) if labs else ({}, "")
-    for column in ("lab", "title", "tasks", "", "points", "report", "hours", *(["due"] if due else [])):
-        justify = "right" if column in ("points", "report", "hours") else "left"
+    for column in ("lab", "title", "tasks", "", "points", "report", "review", "hours", *(["due"] if due else [])):
+        justify = "right" if column in ("points", "report", "review", "hours") else "left"
         table.add_column(column, justify=justify, no_wrap=column != "title")  # type: ignore[arg-type]
     known = {lab.label: load(lab) for lab in labs}
     for lab in labs:
@@ -43,6 +44,7 @@ def show_board(labs: list[Lab]) -> None:
             f"{done} of {len(lab.tasks)}",
             f"{points_text(lab_points(lab, results))} of {points_text(lab.points)}",
             points_text(lab.report_points),
+            _review_text(lab),
             f"{lab.hours:g}",
             *([due.get(lab.label, "")] if due else []),
         )
@@ -115,6 +117,12 @@ def model_lines(labs: list[Lab], known: Mapping[str, Mapping[str, StoredResult]]
 def _bar(done: int, total: int) -> Text:
     full = round(BAR_WIDTH * done / total) if total else 0
     return Text.assemble(("█" * full, "green"), ("░" * (BAR_WIDTH - full), "dim"))
+
+
+def _review_text(lab: Lab) -> str:
+    """How many wrong versions the student's own tests find; "" before the first `lab review`."""
+    review = load_review(lab)
+    return f"{sum(review.n_found.values())} of {review.n_wrong}" if review.n_wrong else ""
 
 
 def _line_of(lab: Lab, name: str) -> int | None:

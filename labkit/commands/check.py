@@ -20,7 +20,6 @@ from labkit.suite.forked import run_forked
 from labkit.suite.main_block import without_main_block
 from labkit.suite.messages import ending_text, interrupted_text, run_lines, unusable_lines
 from labkit.suite.results import (
-    Failure,
     How,
     Kind,
     State,
@@ -61,11 +60,10 @@ def check_lab(
     if problem := platform_problem(lab) or file_problem(lab.student_file):
         print_lines(console, unusable_lines(lab, problem))
         return 1
-    findings = source_findings(lab)
-    print_lines(console, finding_lines(lab, findings))
+    print_lines(console, finding_lines(lab, source_findings(lab)))
     began = time.monotonic()
-    if {task.name for task in tasks or lab.tasks} <= untouched_tasks(lab):
-        return _check_stubs(console, lab, tasks or lab.tasks)
+    if stubs := stub_results(lab, tasks or lab.tasks):
+        return _check_stubs(console, lab, stubs)
     progress = Progress(lab)
     run = _run(lab, tasks, show_prints, first_failure, progress)
     if run.ended.how is How.INTERRUPTED:
@@ -78,7 +76,6 @@ def check_lab(
     elif not run.results and run.ended.how is not How.FINISHED:
         print_lines(console, unusable_lines(lab, ending_text(run.ended)))
         return 1
-    run.results += library_results(run.results, findings)
     print_lines(console, run_lines(lab, run.results, everything=everything, whole_suite=run.collected))
     print_lines(console, trace_lines(lab, run.results))
     for table in count_tables(lab, run.results):
@@ -88,6 +85,13 @@ def check_lab(
         return INTERRUPTED
     _store(console, lab, run, time.monotonic() - began)
     return 0 if all(result.passed for result in run.results) else 1
+
+
+def stub_results(lab: Lab, tasks: Sequence[Task]) -> list[TestResult]:
+    """What a run of the tests would show where none of `tasks` is begun, by reading the file; nothing where one is."""
+    if not {task.name for task in tasks} <= untouched_tasks(lab):
+        return []
+    return [TestResult("", task.name, State.NOT_STARTED) for task in tasks]
 
 
 def new_console() -> Console:
@@ -109,7 +113,9 @@ def print_lines(console: Console, lines: Sequence[str]) -> None:
 
 def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
     """The commands that show the memory of tasks that need too much."""
-    large = {result.task for result in results if result.kind is Kind.COST and result.state is State.WRONG}
+    large = {
+        result.task for result in results if result.kind in (Kind.COST, Kind.MEMORY) and result.state is State.WRONG
+    }
     tasks = [task for task in lab.tasks if task.name in large and can_be_traced(lab, task)]
     return [f"see its memory: uv run lab trace {lab.number} {task.name}" for task in tasks]
 
@@ -117,13 +123,6 @@ def trace_lines(lab: Lab, results: Sequence[TestResult]) -> list[str]:
 def source_findings(lab: Lab) -> list[Finding]:
     """What the source check shows of the student's file, as it will run when it is graded."""
     return check_source(without_main_block(read_source(lab.student_file), lab), lab)
-
-
-def library_results(results: Sequence[TestResult], findings: Sequence[Finding]) -> list[TestResult]:
-    """For each task whose tests were run and whose work a library does, a failure that takes its points."""
-    tasks = {result.task for result in results}
-    found = [(task, str(finding)) for finding in findings for task in finding.tasks if task in tasks]
-    return [TestResult("source_check", task, State.WRONG, Failure(line), kind=Kind.BORROWED) for task, line in found]
 
 
 def finding_lines(lab: Lab, found: Sequence[Finding]) -> list[str]:
@@ -195,11 +194,11 @@ def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool, first_failure: bool
         return run_forked(lab, *options, tests=tests, listener=progress)
 
 
-def _check_stubs(console: Console, lab: Lab, tasks: Sequence[Task]) -> int:
-    """What a run of the tests would show where no task is begun, in no time: torch alone takes seconds to import."""
-    print_lines(console, run_lines(lab, [TestResult("", task.name, State.NOT_STARTED) for task in tasks]))
+def _check_stubs(console: Console, lab: Lab, stubs: Sequence[TestResult]) -> int:
+    """Print and store `stub_results`, in no time: torch alone takes seconds to import."""
+    print_lines(console, run_lines(lab, stubs))
     try:
-        store(lab, {task.name: TaskResult(task.name, 0, 0, started=False) for task in tasks})
+        store(lab, {stub.task: TaskResult(stub.task, 0, 0, started=False) for stub in stubs})
     except OSError as error:
         _print_not_stored(console, lab, error)
     return 1
@@ -213,10 +212,8 @@ def _store(console: Console, lab: Lab, run: SuiteRun, seconds: float) -> None:
     """Store how long a run of all tests took, and the results of a run whose process ended before it stored them."""
     try:
         is_whole = run.ended.how is How.FINISHED
-        borrowed = {result.task for result in run.results if result.kind is Kind.BORROWED}
-        if not is_whole or borrowed:
-            suites = {task: set(tests) for task, tests in run.collected.items() if not is_whole or task in borrowed}
-            store_whole_tasks(lab, run.results, suites)
+        if not is_whole:
+            store_whole_tasks(lab, run.results, {task: set(tests) for task, tests in run.collected.items()})
         if is_whole and len(run.results) >= run.n_collected and len(run.collected) == len(lab.tasks):
             store(lab, {}, suite_seconds=seconds)
     except OSError as error:

@@ -22,7 +22,7 @@ LEGEND = """
 shared B: bytes of shared memory per program · registers: per thread, at most 255
 stack B: bytes that a thread spills to memory because registers do not suffice
 products: tensor-core instructions in the code; tf32: those of them that round float32 to 10 bits
-fits: whether an SM of this architecture has so much shared memory for one program"""
+fits: whether shared memory and registers of this architecture suffice for one program: nothing is on the stack"""
 BLOCKS = "64x64,128x64,128x128"
 
 
@@ -187,7 +187,7 @@ def _as_text(rows: list[Row]) -> None:
             lines.append([*head, *[""] * 5, row.problem])
             continue
         found = [str(x) for x in (row.shared, row.registers, row.stack, row.products, row.tf32)]
-        lines.append([*head, *found, "yes" if row.fits else "no: too much shared memory"])
+        lines.append([*head, *found, _fits(row)])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
     for line in lines:
         cells = [
@@ -196,6 +196,13 @@ def _as_text(rows: list[Row]) -> None:
         ]
         typer.echo("  ".join([*cells, line[-1]]))
     typer.echo(LEGEND)
+
+
+def _fits(row: Row) -> str:
+    """Whether a program fits, or what does not suffice."""
+    if row.fits:
+        return "yes"
+    return "no: registers spill" if row.stack else "no: too much shared memory"
 
 
 def _as_csv(rows: list[Row]) -> None:

@@ -8,7 +8,7 @@ from itertools import chain
 from rich.console import Console
 from rich.text import Text
 
-from labkit.commands.check import Progress, interrupted_lines, new_console, print_lines
+from labkit.commands.check import Progress, interrupted_lines, new_console, print_lines, stub_results
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.forked import heavy_modules, run_forked, start_server
@@ -51,6 +51,11 @@ def watch_lab(
             if problem := platform_problem(lab) or file_problem(lab.student_file):
                 console.rule(style="dim")
                 print_lines(console, unusable_lines(lab, problem))
+                continue
+            if stubs := stub_results(lab, tasks or lab.tasks):
+                console.rule(style="dim")
+                print_lines(console, run_lines(lab, stubs))
+                before = {stub.task: TaskResult(stub.task, 0, 0, started=False) for stub in stubs}
                 continue
             progress = Progress(lab)
             with progress.shown(Console(stderr=True)):

@@ -28,7 +28,10 @@ class CannotReport(ValueError):
 
 
 class Row(NamedTuple):
-    """One kernel with one choice of constants, for one architecture; `problem` is why it was refused, if it was."""
+    """One kernel with one choice of constants, for one architecture; `problem` is why it was refused, if it was.
+
+    `fits` is whether shared memory and registers suffice: a stack of 0 bytes.
+    """
 
     kernel: str
     arch: int
@@ -65,7 +68,7 @@ def rows_of(
             stack=taken.stack,
             products=taken.products,
             tf32=taken.tf32,
-            fits=taken.fits(arch),
+            fits=taken.fits(arch) and not taken.stack,
         )
 
 

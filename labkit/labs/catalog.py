@@ -7,8 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from labkit.labs.manifest import FOLDER_PATTERN, MANIFEST_NAME, Lab, ManifestError, Task, read_manifest
 
+REVIEW = "_review"
+"""Ends the name of a review's assignment."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -41,17 +45,58 @@ def find_labs(root: Path = ROOT) -> list[Lab]:
 def find_lab(key: str, root: Path = ROOT) -> Lab:
     """The lab that `key` names: `1`, `01`, `lab01`, its folder's name or a path into it.
 
+    `lab05_review` names the assignment of that lab's review: see `review_assignment`.
+
     Raises:
         UnknownLab: there is none.
     """
-    labs = find_labs(root)
     name = Path(key).name
+    if name.endswith(REVIEW):
+        return review_assignment(find_lab(name.removesuffix(REVIEW), root))
+    labs = find_labs(root)
     digits = re.fullmatch(r"(?:lab)?(\d{1,2})", name)
     for lab in labs:
         if name == lab.folder.name or (digits and int(digits[1]) == int(lab.number)):
             return lab
     there = ", ".join(f"{lab.number} ({lab.title})" for lab in labs) or "none"
     raise UnknownLab(f"there is no lab {key!r}; there are: {there}")
+
+
+def review_assignment(lab: Lab) -> Lab:
+    """The review of `lab` as an assignment of its own: `lab05_review`, whose file is `src/review.py`.
+
+    Its tasks share the lab's `review_points` as they share the lab's own. It has no folder in `labs/`.
+    """
+    share = lab.review_points / lab.points
+    meters = sorted((ROOT / "labkit" / "meters").glob("*.py"))
+    return replace(
+        lab,
+        folder=lab.folder.with_name(f"{lab.label}{REVIEW}"),
+        title=f"{lab.title}: review",
+        module="review",
+        libraries=(
+            *lab.libraries,
+            lab.module,
+            "numpy",
+            "torch",
+            "pytest",
+            *(f"labkit.meters.{f.stem}" for f in meters),
+        ),
+        tasks=tuple(replace(task, points=round(share * task.points, 2), own_work=False) for task in lab.tasks),
+        questions=(),
+    )
+
+
+def reviewed_lab(lab: Lab) -> Lab | None:
+    """The lab whose review `lab` is; None for a lab."""
+    is_review = lab.folder.name.endswith(REVIEW)
+    return find_lab(lab.label, lab.folder.parents[1]) if is_review else None
+
+
+def find_assignments(root: Path = ROOT) -> list[Lab]:
+    """Every lab, and the review of each."""
+    labs = find_labs(root)
+    return [*labs, *map(review_assignment, labs)]
 
 
 def python_path(environment: Mapping[str, str] = os.environ) -> str:
@@ -65,12 +110,12 @@ def python_path(environment: Mapping[str, str] = os.environ) -> str:
 
 def solution_folder(lab: Lab) -> Path:
     """The lab's folder in `solutions/`, which students never see."""
-    return lab.folder.parents[1] / "solutions" / lab.folder.name
+    return lab.folder.parents[1] / "solutions" / (reviewed_lab(lab) or lab).folder.name
 
 
 def solution_file(lab: Lab) -> Path:
-    """The course's solution, in that folder."""
-    return solution_folder(lab) / "src" / f"{lab.module}.py"
+    """The course's solution, in that folder; of a review, its model answer."""
+    return solution_folder(lab) / ("review.py" if reviewed_lab(lab) else f"src/{lab.module}.py")
 
 
 def find_task(lab: Lab, name: str) -> Task:

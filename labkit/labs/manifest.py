@@ -28,7 +28,8 @@ class ManifestError(ValueError):
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One thing a student writes: a function or a class of the lab's module.
 
-    Unless it is its `own_work`, a library's attention may do it.
+    Unless it is its `own_work`, a library's attention may do it. `memory_share` is the most that it earns, as a share
+    of its points, while it exceeds a test's memory limit: less than other costs where memory is what the task is about.
     """
 
     name: Identifier
@@ -37,6 +38,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     points: Positive
     hints: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1)]
     own_work: bool = True
+    memory_share: Annotated[float, msgspec.Meta(gt=0, le=0.75)] = 0.75
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +66,7 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     read: tuple[Text, ...] = ()
     tasks: Annotated[tuple[Task, ...], msgspec.Meta(min_length=1)]
     questions: tuple[Question, ...] = ()
+    review_points: Positive = 20
 
 
 class Lab(_Written, frozen=True, kw_only=True):
@@ -74,7 +77,7 @@ class Lab(_Written, frozen=True, kw_only=True):
     with the least version, `triton>=3.6`, where the project itself allows older ones; `ordinary` other names that the
     source check does not show in this lab; `environment` what is set, `NAME=value`, before the lab's module is
     imported. `test_seconds` is the CPU time that a test may take, ten times what the slowest alternative solution
-    needs.
+    needs. `review_points` are those of the student's own tests (`lab review`), which the lab's sum does not count.
     """
 
     folder: Path
@@ -95,13 +98,18 @@ class Lab(_Written, frozen=True, kw_only=True):
         return self.folder / "src" / f"{self.module}.py"
 
     @property
+    def review_file(self) -> Path:
+        """The file of the student's own tests, which `lab review` runs on right and wrong versions."""
+        return self.folder / "review.py"
+
+    @property
     def suite_file(self) -> Path:
         """The lab's one test module."""
         return self.folder / "tests" / f"test_{self.module}.py"
 
     @property
     def suite_files(self) -> list[Path]:
-        """The test module and its helpers, `support.py` and `probes.py` next to it."""
+        """The test module and its helpers next to it: `support.py` or what it was divided into, `probes.py`."""
         return sorted(self.suite_file.parent.glob("*.py"))
 
     @property

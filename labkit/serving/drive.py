@@ -260,7 +260,7 @@ class Drive:
     def _describe_lost(self, named: set[int], n_tokens: int) -> str:
         lost = [block for block in range(self.locations.num_blocks) if block not in named]
         if not named or not lost:
-            kept = "a request that is done keeps its blocks"
+            kept = "a request that is done keeps its blocks, or fewer blocks are given out than the settings count"
             if n_tokens > self.max_tokens:
                 kept += f", or a prompt longer than a step, {n_tokens} tokens with max_tokens {self.max_tokens}, waits"
             return f"plans name {len(named)} blocks for it\nUsual cause: {kept}"

@@ -93,11 +93,18 @@ class Locations:
                 require(False, f"{read} and holds nothing\nUsual cause: {self._why_missing(piece, position)}")
             elif held.id != piece.id and held.step == step:
                 require(False, f"{read} but the same step writes {_describe(held)} there\nUsual cause: {TAKEN}")
-            elif held.position == position and held.token == text.tokens[position]:
+            elif self._has_the_tokens_of(piece, text, block):
                 require(False, f"{read} and holds that after another prefix\nUsual cause: {ANOTHER_PREFIX}")
             else:
                 cause = self._why_missing(piece, position)
                 require(False, f"{read} but holds {_describe(held)}, written in step {held.step}\nUsual cause: {cause}")
+
+    def _has_the_tokens_of(self, piece: Piece, text: Text, block: int) -> bool:
+        """Whether a block holds, at the same positions, the tokens of the text: two at least, for one may be chance."""
+        first = piece.blocks.index(block) * self.block_size
+        wanted = range(first, min(first + self.block_size, piece.end))
+        held = [(each.position, each.token) for each in self._held[block][: len(wanted)] if each is not None]
+        return len(wanted) > 1 and held == [(position, text.tokens[position]) for position in wanted]
 
     def _why_missing(self, piece: Piece, position: int) -> str:
         """Why a location does not hold a position of the text, from where the request wrote it last."""

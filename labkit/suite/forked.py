@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
 from labkit.labs.catalog import find_lab, python_path
 from labkit.labs.manifest import Lab
-from labkit.suite.limits import WALL_SECONDS, Exceeded, Limit
+from labkit.suite.limits import WALL_SECONDS, Exceeded, Limit, cpu_seconds_of
 from labkit.suite.messages import ProcessEnded, explain
 from labkit.suite.results import Ended, How, TestResult
 from labkit.suite.run import Listener, SuiteRun, run_suite
@@ -42,7 +41,9 @@ SLOW_IMPORTS = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib
 ALWAYS = ("__main__", "numpy", "pytest", "labkit.suite.plugin", __name__)
 """Imported by the server; without `__main__`, each forked process would import the command's module again."""
 _ENVIRONMENT = threading.Lock()
-CONTEXT = multiprocessing.get_context("forkserver")
+HAS_FORK = hasattr(os, "fork")
+CONTEXT: Any = multiprocessing.get_context("forkserver" if HAS_FORK else "spawn")
+"""Without `fork` (Windows) each run starts a process that imports everything again, and nothing limits its time."""
 
 
 def heavy_modules(*files: Path) -> tuple[str, ...]:
@@ -53,6 +54,8 @@ def heavy_modules(*files: Path) -> tuple[str, ...]:
 
 def start_server(modules: Sequence[str] = ()) -> None:
     """Start this process's fork server, unless it runs; it imports `modules`, and ends with this process."""
+    if not HAS_FORK:
+        return
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     # Nothing is imported from the current folder, which may hold a submission's files.
     isolated = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path()}
@@ -74,6 +77,8 @@ class ForkedRunner:
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
         start_server(modules)
+        self._under_way: set[Callable[[], None]] = set()
+        """What kills each run that is under way."""
 
     def run(
         self,
@@ -84,11 +89,12 @@ class ForkedRunner:
         seconds: float | None = None,
         most_seconds: float = math.inf,
         prepare: Callable[[], None] | None = None,
+        file: Path | None = None,
     ) -> SuiteRun:
         """Run the suite of `lab` (its label) as `run_suite` does. A run that dies keeps the results that it had.
 
         Args:
-            cpu_seconds: see `run_suite`.
+            cpu_seconds, file: see `run_suite`.
             seconds: the run is killed when no test has begun or ended for so long; by default a minute more than the
                 lab's limits allow.
             most_seconds: the run is killed after so long in any case; it keeps the results that it had.
@@ -96,11 +102,21 @@ class ForkedRunner:
         """
         if seconds is None:
             seconds = _most_seconds(find_lab(lab))
-        job = _Job(lab, options, tuple(tests), cpu_seconds, prepare)
-        run, _ = _run(job, Listener(), seconds, most_seconds)
+        job = _Job(lab, options, tuple(tests), cpu_seconds, prepare, file=file)
+        run, _ = _run(job, Listener(), seconds, most_seconds, self._under_way)
         if run.ended.how is How.INTERRUPTED:
             raise KeyboardInterrupt
         return run
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the fork server and of all its runs that have ended; 0 where /proc does not show them."""
+        return cpu_seconds_of(forkserver._forkserver._forkserver_pid or 0)  # type: ignore[attr-defined]
+
+    def stop(self) -> None:
+        """Kill the runs of all threads: each returns at once, with the results that it had."""
+        for kill in list(self._under_way):
+            kill()
 
     def close(self) -> None:
         """Nothing needs to end: the fork server ends with this process."""
@@ -143,7 +159,11 @@ def limit_memory() -> None:
     Only on Linux, which has `/proc/meminfo`, and not where there is a GPU: its driver reserves far more than it uses.
     """
     meminfo = Path("/proc/meminfo")
-    if not meminfo.exists() or any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+    if (
+        not HAS_FORK
+        or not meminfo.exists()
+        or any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+    ):
         return
     available = re.search(r"^MemAvailable: +(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
     if available:
@@ -162,6 +182,8 @@ class _Stdin:
         self._inherited = inherited
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd  # there is none on Windows
+
         return _Stdin, (DupFd(0),)
 
     def open(self) -> None:
@@ -180,6 +202,7 @@ class _Job:
     cpu_seconds: float | None = None
     prepare: Callable[[], None] | None = None
     stdin: _Stdin | None = None
+    file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -197,18 +220,25 @@ def _most_seconds(lab: Lab) -> float:
 
 
 def _run(
-    job: _Job, listener: Listener, seconds: float | None, most_seconds: float = math.inf
+    job: _Job,
+    listener: Listener,
+    seconds: float | None,
+    most_seconds: float = math.inf,
+    under_way: set[Callable[[], None]] | None = None,
 ) -> tuple[SuiteRun, _Started | None]:
-    """Returns a run, and the test during which its process died, if it did."""
+    """Returns a run, and the test during which its process died, if it did; `under_way` has its kill meanwhile."""
     connection, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_live, args=(theirs, job), daemon=True)
     with connection, contextlib.ExitStack() as stack:
         with theirs:
             process.start()
         kill = partial(_kill, process, _handle(process.pid, stack))
+        kills = under_way if under_way is not None else set()
+        kills.add(kill)
         try:
             return _followed(process, connection, kill, listener, seconds, most_seconds)
         finally:
+            kills.discard(kill)
             kill()
             process.join()
 
@@ -282,7 +312,9 @@ def _kill(process: Any, handle: int | None) -> None:
     if handle is not None:
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(handle, signal.SIGKILL, None, PROCESS_GROUP)
-    if process.exitcode is None:
+    if process.exitcode is None and not HAS_FORK:
+        process.terminate()  # on Windows the same as kill
+    elif process.exitcode is None:
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(process.pid, signal.SIGKILL)
@@ -308,7 +340,8 @@ def _live(connection: Connection, job: _Job) -> None:
     if job.stdin:
         job.stdin.open()
     else:
-        os.setsid()  # Ctrl-C is for the process that asked for the run, which passes it on
+        if HAS_FORK:
+            os.setsid()  # Ctrl-C is for the process that asked for the run, which passes it on
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(nowhere, descriptor)
@@ -323,6 +356,7 @@ def _live(connection: Connection, job: _Job) -> None:
         listener=_Sender(connection),
         show_prints=job.stdin is not None,
         cpu_seconds=job.cpu_seconds,
+        file=job.file,
     )
     sys.stdout.flush()
     connection.send(run)

@@ -7,12 +7,30 @@ import ast
 from collections.abc import Iterator
 
 from labkit.labs.manifest import Lab
+from labkit.suite.main_block import without_main_block
+from labkit.suite.source_text import read_source
 
 LIBRARY_WORK = frozenset(
     "CheckpointFunction MultiheadAttention TransformerDecoder TransformerDecoderLayer TransformerEncoder flash_attn "
     "TransformerEncoderLayer flex_attention multi_head_attention_forward scaled_dot_product_attention xformers".split()
 )
 """What does a whole task; so does a library's function that has a task's name."""
+
+
+def library_lines(lab: Lab) -> dict[str, str]:
+    """The first line of the student's file in which a library does a task's work, by the task.
+
+    Empty for a file that cannot be read as Python: the tests report that.
+    """
+    found: dict[str, str] = {}
+    try:
+        tree = ast.parse(without_main_block(read_source(lab.student_file), lab))
+        for number, what, tasks in sorted(library_work(tree, lab)):
+            for task in tasks:
+                found.setdefault(task, f"line {number}: {what}")
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return {}
+    return found
 
 
 def library_work(tree: ast.Module, lab: Lab) -> Iterator[tuple[int, str, tuple[str, ...]]]:

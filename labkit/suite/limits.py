@@ -13,7 +13,10 @@ from enum import StrEnum
 from types import FrameType
 
 WALL_SECONDS = 20.0
-"""After so long by the clock a test is stopped if it only waits, for what never comes."""
+"""After so long by the clock a test is stopped if it only waits, for what never comes.
+
+Without a GPU, no suite's test waits for another program but `ptxas`, for a fraction of a second.
+"""
 WAITING_SHARE = 1 / 30
 """A test that has used less CPU time than this share of the time by the clock is one that waits. The clock stops no
 other: that ends when its CPU time does, however many programs share the machine."""

@@ -17,7 +17,6 @@ from labkit.labs.manifest import Lab, Task
 from labkit.suite.finder import TaskMissing, Unusable
 from labkit.suite.limits import Exceeded, Limit, NotBegun, TookTooLong
 from labkit.suite.results import (
-    MAX_SHARE,
     Ended,
     Failure,
     How,
@@ -28,6 +27,7 @@ from labkit.suite.results import (
     TestResult,
     add_up,
     lab_points,
+    max_share,
 )
 from labkit.suite.source_text import read_source
 
@@ -43,6 +43,8 @@ USUAL_CAUSES = {
     "initial=-np.inf",
     "need at least one array to concatenate": "there is no block; or a generator is gone through a second time, when "
     "it gives nothing more",
+    "truth value of an array with more than one element": "an `if` takes one answer, and an array has one for each "
+    "row: np.where chooses row by row",
     "torch.return_types.m": "max and min along a dim return (values, indices): take .values, or call amax or amin",
     "incorrect number of gradients": "a value is missing in what backward returns, or one too many: one belongs to "
     "each argument of forward after ctx, None where there is no gradient",
@@ -50,6 +52,8 @@ USUAL_CAUSES = {
     "(+=, x[...] = …): make a new one",
     "Block pointers have been removed": "Triton 3.9 has no tl.make_block_ptr and no tl.advance any more: load from "
     "pointers, or by tl.make_tensor_descriptor",
+    "floating point dtype can require gradients": "a tensor of integers is made to require grad, as token ids are: "
+    "detach what requires grad already, and leave the rest as it is",
     "save_for_backward can only save": "ctx.save_for_backward is given what is no tensor: keep that as an attribute "
     "of ctx",
 }
@@ -57,10 +61,13 @@ USUAL_CAUSES = {
 
 SIGNALS = {"SIGSEGV": "memory that is not its own", "SIGABRT": "a library gave up", "SIGKILL": "killed"}
 WHY_CAPPED = {
-    Kind.EXACT: "a result on ordinary inputs is wrong",
-    Kind.ROBUST: "a result on extreme inputs is wrong",
-    Kind.COST: "memory or work exceeds its bound",
+    Kind.EXACT: "a test of ordinary inputs fails",
+    Kind.ROBUST: "a test of extreme cases fails",
+    Kind.COST: "a test of memory or work fails",
+    Kind.MEMORY: "it needs more memory than it may",
+    Kind.UNCHANGED: "an argument is changed",
 }
+"""What limits a task's points, true however the test has failed: by a wrong value, an exception or its time."""
 STATED_CAUSE = re.compile(r"(?:That is exactly what comes out when|Usual cause:) (.+)", re.DOTALL)
 """How the comparisons of all suites name the cause of a failure, the last thing that they say."""
 WholeSuite = Mapping[str, Collection[str]]
@@ -111,11 +118,15 @@ def explain(error: BaseException, source_files: Sequence[Path]) -> tuple[State, 
     if own:
         notes = tuple(getattr(error, "__notes__", ()))
         cause = _usual_cause(text, own[-1].code) or stated_cause("\n".join([text, *notes]))
-        return State.CRASHED, Failure(text, cause, notes, place, kind)
+        return State.CRASHED, Failure(text, cause, notes=notes, place=place, error=kind)
+    tests = [entry for entry in entries if Path(entry.file).name.startswith("test_")]
     if isinstance(error, AssertionError):
         code = "" if text else entries[-1].code
-        return State.WRONG, Failure(text, stated_cause(text), code=code, exceeded=_exceeded_memory(error))
-    tests = [entry for entry in entries if Path(entry.file).name.startswith("test_")]
+        lines = [f"{each.place(each.function)}: {each.code}" for each in tests[-1:]]
+        details = (*lines, *getattr(error, "__notes__", ()))
+        recognised, exceeded = getattr(error, "recognised", ""), _exceeded_memory(error)
+        cause = stated_cause(text)
+        return State.WRONG, Failure(text, cause, recognised, code=code, exceeded=exceeded, details=details)
     code = (tests or entries)[-1].code
     return State.WRONG, Failure(text, _usual_cause(text, code) or stated_cause(text), error=kind, code=code)
 
@@ -264,13 +275,15 @@ def run_lines(
     results: Sequence[TestResult],
     *,
     everything: bool = False,
+    details: bool = False,
     whole_suite: WholeSuite | None = None,
     more: str = "-v",
 ) -> list[Line]:
     """The lines of a run: one per task, what failed and why, the points, and what to do next.
 
     Args:
-        everything: show every failed test in full, not only the first few that say something new.
+        everything: show every failed test in full, not only the first few that say something new; and its details.
+        details: show the details of failed tests.
         whole_suite: the names of all tests of each task, where not all of them may have been run.
         more: the option that shows everything, where the lines are shown.
     """
@@ -279,7 +292,7 @@ def run_lines(
         return unusable_lines(lab, problem, tasks)
     parts = _parts(results, whole_suite or {})
     following = _following(lab, tasks)
-    lines = task_lines(lab, results, everything=everything, whole_suite=whole_suite, more=more)
+    lines = task_lines(lab, results, everything=everything, details=details, whole_suite=whole_suite, more=more)
     hint = f"{following.name} — a hint: uv run lab hint {lab.number} {following.name}" if following else ""
     if not parts:
         return [*lines, *_closing(lab, tasks, hint)]
@@ -296,6 +309,7 @@ def task_lines(
     results: Sequence[TestResult],
     *,
     everything: bool = False,
+    details: bool = False,
     whole_suite: WholeSuite | None = None,
     more: str = "-v",
 ) -> list[Line]:
@@ -321,7 +335,7 @@ def task_lines(
             lines.append(task_line(lab, task_result, start_here=is_next))
             lines += map(Line, _capped(lab, task_result, own))
         lines += map(Line, _follows(called.get(name, []), tasks, task_result))
-        lines += _failures([result for result in own if not result.passed], everything, more)
+        lines += _failures([result for result in own if not result.passed], everything, details or everything, more)
     return lines
 
 
@@ -383,7 +397,7 @@ def change_lines(lab: Lab, before: Mapping[str, TaskResult], after: Mapping[str,
     lines = []
     for name, now in after.items():
         was = before.get(name)
-        if was is None or (was.passed, was.total) == (now.passed, now.total):
+        if was is None or (was.passed == now.passed and was.total in (0, now.total)):  # of 0: it was not begun
             continue
         arrow, style = ("▲", "green") if now.passed > was.passed else ("▼", "red")
         lines.append(Line(f"{arrow} {lab.label} · {name} · {was.passed} → {now.passed} of {now.total}", style))
@@ -461,7 +475,7 @@ def _parts(results: Sequence[TestResult], whole_suite: WholeSuite) -> dict[str, 
 def _capped(lab: Lab, task_result: TaskResult, results: Sequence[TestResult]) -> Iterable[str]:
     """Why a task earns less than the share of its tests that pass, if it does."""
     task = next(task for task in lab.tasks if task.name == task_result.task)
-    if task_result.passed and any(result.kind is Kind.BORROWED for result in results):
+    if any(result.kind is Kind.BORROWED for result in results):
         yield "  no points: a library does the work that is yours to write"
     elif task_result.passed and not task_result.most_share:
         yield "  no points yet: no result on inputs drawn at random is right"
@@ -469,7 +483,7 @@ def _capped(lab: Lab, task_result: TaskResult, results: Sequence[TestResult]) ->
         most = f"{points_text(task.points * task_result.most_share)} of its {points_text(task.points)} points"
         failed = {result.kind for result in results if not result.passed}
         share = task_result.most_share
-        why = [text for kind, text in WHY_CAPPED.items() if kind in failed and MAX_SHARE[kind] == share]
+        why = [text for kind, text in WHY_CAPPED.items() if kind in failed and max_share(task, kind) == share]
         yield f"  at most {most} while {' and '.join(why)}"
 
 
@@ -481,7 +495,7 @@ def _follows(called: Sequence[str], tasks: Mapping[str, TaskResult], task_result
             yield f"  your code for it calls {undone[0]}, which is not right yet: fix {undone[0]} first"
 
 
-def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable[Line]:
+def _failures(failed: list[TestResult], everything: bool, details: bool, more: str) -> Iterable[Line]:
     """The first distinct failures in full, the others by name; those that cost all points come first."""
     alike: dict[tuple[State, Failure], list[TestResult]] = {}
     for result in sorted(failed, key=lambda result: result.kind is not Kind.BORROWED):
@@ -489,9 +503,13 @@ def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable
             alike.setdefault((result.state, result.failure), []).append(result)
     groups = list(alike.values())
     n_shown = len(groups) if everything else SHOWN_IN_FULL
-    for first, *others in groups[:n_shown]:
+    for number, (first, *others) in enumerate(groups[:n_shown]):
         yield Line(f"  ✗ {first.test}", "red")
         yield from (Line(f"      {line}") for line in result_lines(first))
+        if number == 0 and not first.failure.recognised:
+            yield from _recognised_later(failed)
+        if details:
+            yield from (Line(f"        {line}") for line in first.failure.details)
         if first.n_printed:
             lines = "1 line" if first.n_printed == 1 else f"{first.n_printed:,} lines"
             yield Line(f"      (your code printed {lines}; to see it: {more.replace('-v', '-s')})")
@@ -500,6 +518,13 @@ def _failures(failed: list[TestResult], everything: bool, more: str) -> Iterable
             yield Line(f"      and {tests}: the same ({_names(others)})")
     if rest := [result for group in groups[n_shown:] for result in group]:
         yield Line(f"  ✗ and {len(rest)} more of {_names(rest)} ({more} shows all)", "red")
+
+
+def _recognised_later(failed: Iterable[TestResult]) -> Iterable[Line]:
+    """The first cause that a later test recognised, for below a failure that has none: it is most often the same."""
+    found = next((result for result in failed if result.failure.recognised), None)
+    if found is not None:
+        yield Line(f"      {found.test} recognises a cause: {found.failure.recognised}")
 
 
 def _names(results: Iterable[TestResult]) -> str:

@@ -17,6 +17,7 @@ from labkit.labs.catalog import ROOT, find_labs, lab_at
 from labkit.labs.manifest import Lab, ManifestError
 from labkit.suite import limits
 from labkit.suite.finder import LabFinder, Source, student_source
+from labkit.suite.library_work import library_lines
 from labkit.suite.limits import Exceeded, Limit, NotBegun, TookTooLong, time_limit
 from labkit.suite.messages import explain, failure_lines, run_lines
 from labkit.suite.results import Failure, Kind, State, TestResult, store_whole_tasks
@@ -24,14 +25,9 @@ from labkit.suite.results import Failure, Kind, State, TestResult, store_whole_t
 LAB_LINES = "lab_lines"
 """The name under which pytest knows the plugin that shows each task's results."""
 GPU_SECONDS = 120.0
-"""For a test that starts CUDA and compiles kernels."""
+"""For a test that has another process start CUDA and compile kernels: its CPU time, and how long it may only wait."""
 MAX_SLOW_TESTS = 3
 """After so many tests of a task have taken too long, the rest of that task is not begun."""
-N_GENERAL = 2
-"""How many of a class's tests, its first ones, check that results are right in general.
-
-If one of these fails, later tests leave out the cause that they are there for.
-"""
 EXPLAINED = pytest.StashKey[tuple[State, Failure]]()
 
 
@@ -60,12 +56,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The options that choose the code, and its inputs."""
     group = parser.getgroup("attention labs")
     group.addoption("--src", type=Path, metavar="DIR", help="test the modules in DIR instead of labs/*/src")
+    group.addoption(
+        "--lab", default="", metavar="LAB", help="the label of the lab of tests that are in no lab's folder"
+    )
     group.addoption("--seed", type=int, default=0, help="draw the tests' random inputs from another seed")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the manifests, install the import finder, and register the plugins of the run."""
+    """Read the manifests, install the import finder, and register the mark of basic tests and the run's plugins."""
+    config.addinivalue_line("markers", "basic: its failure is more general than what later tests of its class look for")
     try:
         labs = find_labs(ROOT)
     except ManifestError as error:
@@ -107,10 +107,12 @@ class LabResults:
         self.not_stored = ""
         self.n_gpu_left_out = 0
         self._labs_at: dict[Path, Lab | None] = {}
+        self._library_lines: dict[str, dict[str, str]] = {}
+        """By the lab's label: see `_borrowed`."""
         self._timed_out: Counter[str] = Counter()
         """How many tests of a class have taken too long."""
-        self._general: set[tuple[str, bool]] = set()
-        """The classes in which a plain test has failed, and whether by NaN, which has other causes."""
+        self._basic_failures: set[tuple[str, bool]] = set()
+        """The classes in which a basic test has failed, and whether by NaN, which has other causes."""
         self._resume_clocks: Callable[[], None] | None = None
         sources = [_source(config, lab) for lab in labs]
         self.sources = {source.lab.label: source for source in sources}
@@ -124,12 +126,13 @@ class LabResults:
         self._finder.remove()
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Give failures short texts; leave out tests that need a missing GPU, and count them."""
+        """Give failures short texts, sort tests, and leave out and count those that need a missing GPU."""
         if config.getoption("tbstyle", "auto") == "auto":
             for item in items:
                 if lab := self._lab(item):
                     # pytest's traceback with source costs more time than the tests themselves
                     item.repr_failure = partial(self._short_failure, item, lab)  # type: ignore[method-assign]
+        self._sort(items)
         gpu = [item for item in items if item.get_closest_marker("gpu")]
         if gpu and (self.in_worker or not _has_cuda()):  # a sandbox has no device
             self.n_gpu_left_out = len(gpu)
@@ -141,11 +144,15 @@ class LabResults:
         lab = self._lab(item)
         if lab is None:
             return (yield)
+        if line := self._borrowed(lab).get(_task_name(item, lab)):
+            from labkit.testing.compare import BorrowedWork
+
+            raise BorrowedWork(line)
         test_class = _class_name(item)
         if self._timed_out[test_class] >= MAX_SLOW_TESTS:
             raise NotBegun(Exceeded(Limit.SLOW_TESTS, MAX_SLOW_TESTS))
         try:
-            with time_limit(_seconds(item, lab)):
+            with time_limit(_seconds(item, lab), _wall_seconds(item)):
                 return (yield)
         except TookTooLong:
             self._timed_out[test_class] += 1
@@ -178,7 +185,7 @@ class LabResults:
             state,
             failure,
             drawn="rng" in getattr(item, "fixturenames", ()),
-            kind=Kind.BORROWED if error is not None and _is_borrowed(error) else _kind(item),
+            kind=_failed_kind(item, error),
             n_printed=0 if report.passed else report.capstdout.count("\n"),
             memory_limit=item.get_closest_marker("memory_limit") is not None,
             counts=properties.get("counts", {}),
@@ -212,8 +219,31 @@ class LabResults:
     def _lab(self, item: pytest.Item) -> Lab | None:
         """The lab of a test; looked for once for all tests of a file."""
         if item.path not in self._labs_at:
-            self._labs_at[item.path] = lab_at(item.path, self.labs)
+            named = next((lab for lab in self.labs if lab.label == item.config.option.lab), None)
+            self._labs_at[item.path] = lab_at(item.path, self.labs) or named
         return self._labs_at[item.path]
+
+    def _sort(self, items: list[pytest.Item]) -> None:
+        """Within each class of a lab, put ordinary inputs first: their failures explain most, degenerate ones least."""
+        classes = {_class_of(item): n for n, item in reversed(list(enumerate(items)))}
+        kinds = list(Kind)
+
+        def place(item: pytest.Item) -> tuple[int, int, bool]:
+            is_of_lab = self._lab(item) is not None
+            kind = kinds.index(_kind(item)) if is_of_lab else 0
+            return classes[_class_of(item)], kind, is_of_lab and item.name.startswith("test_worked_example")
+
+        items.sort(key=place)
+
+    def _borrowed(self, lab: Lab) -> dict[str, str]:
+        """The line of the student's own file in which a library does a task's work, by the task.
+
+        Other files are read by their grader.
+        """
+        if lab.label not in self._library_lines:
+            is_own = self.sources[lab.label] == student_source(lab) and not self.in_worker
+            self._library_lines[lab.label] = library_lines(lab) if is_own else {}
+        return self._library_lines[lab.label]
 
     def _short_failure(
         self, item: pytest.Item, lab: Lab, excinfo: pytest.ExceptionInfo[BaseException], *_: object, **__: object
@@ -227,21 +257,19 @@ class LabResults:
         return item.stash[EXPLAINED]
 
     def _drop_hint(self, item: pytest.Item, error: BaseException) -> None:
-        """Remove a test's own hint from its message if a plain test of the task failed: the cause is more general."""
+        """Remove a test's own hint from its message if a basic test of the task failed: the cause is more general."""
         from labkit.testing.compare import WrongValue
 
-        test_class = item.nodeid.rpartition("::")[0]
+        test_class = _class_of(item)
         own_hint, is_nan = getattr(error, "own_hint", ""), getattr(error, "is_nan", False)
-        if own_hint and (test_class, is_nan) in self._general:
+        if own_hint and (test_class, is_nan) in self._basic_failures:
             error.args = (str(error).replace(f"\n{own_hint}", ""),)
-        worked_example = item.name.startswith("test_worked_example")
-        plain = isinstance(item, pytest.Function) and item.originalname in _plain_tests(item.cls)
-        if _kind(item) is Kind.EXACT and plain and (worked_example or not own_hint):
-            self._general.add((test_class, is_nan))
+        if _kind(item) is Kind.EXACT and item.get_closest_marker("basic") and not own_hint:
+            self._basic_failures.add((test_class, is_nan))
             if not isinstance(
                 error, WrongValue
             ):  # an exception: neither a wrong value nor NaN would have its own cause
-                self._general.add((test_class, not is_nan))
+                self._basic_failures.add((test_class, not is_nan))
 
     def _whole_suite(self, session: pytest.Session, lab: Lab) -> dict[str, set[str]]:
         """The names of all tests of each task of which some were run.
@@ -272,7 +300,9 @@ class LabLines:
             if results := self._run.results.get(lab.label):
                 whole = self._run.whole_suites.get(lab.label)
                 terminalreporter.write_line("")
-                for line in run_lines(lab, results, everything=terminalreporter.verbosity > 0, whole_suite=whole):
+                everything = terminalreporter.verbosity > 0
+                details = terminalreporter.config.getoption("solutions", False)
+                for line in run_lines(lab, results, everything=everything, details=details, whole_suite=whole):
                     terminalreporter.write_line(line, **({line.style: True} if line.style else {}))
         failed = terminalreporter.stats.pop("failed", [])
         try:
@@ -300,12 +330,6 @@ def _source(config: pytest.Config, lab: Lab) -> Source:
     return config.hook.pytest_lab_source(config=config, lab=lab) or student_source(lab)
 
 
-def _plain_tests(cls: type | None) -> list[str]:
-    """The first tests of a class, whichever of them run now. pytest lists those of base classes first."""
-    classes = reversed(cls.__mro__) if cls else ()
-    return list(dict.fromkeys(name for each in classes for name in vars(each) if name.startswith("test")))[:N_GENERAL]
-
-
 def _seconds(item: pytest.Item, lab: Lab) -> float:
     """CPU seconds that a test may take: its mark's, or its lab's."""
     marker = item.get_closest_marker("seconds")
@@ -314,6 +338,16 @@ def _seconds(item: pytest.Item, lab: Lab) -> float:
     else:
         seconds = GPU_SECONDS if item.get_closest_marker("gpu") else lab.test_seconds
     return min(seconds, limits.MAX_TEST_SECONDS)
+
+
+def _wall_seconds(item: pytest.Item) -> float:
+    """Seconds by the clock that a test may wait for what uses no CPU time of its own."""
+    return GPU_SECONDS if item.get_closest_marker("gpu") else limits.WALL_SECONDS
+
+
+def _class_of(item: pytest.Item) -> str:
+    """The node that a test is in: its class or its file."""
+    return item.nodeid.rpartition("::")[0]
 
 
 def _class_name(item: pytest.Item) -> str:
@@ -329,11 +363,13 @@ def _kind(item: pytest.Item) -> Kind:
     return next((kind for kind in Kind if item.get_closest_marker(kind)), Kind.EXACT)
 
 
-def _is_borrowed(error: BaseException) -> bool:
-    """Whether the test found that a library does the work."""
-    from labkit.testing.compare import BorrowedWork
+def _failed_kind(item: pytest.Item, error: BaseException | None) -> Kind:
+    """What kind a test becomes by what it found; without an error the one that it is marked with."""
+    from labkit.testing.compare import BorrowedWork, ChangedArgument
+    from labkit.testing.memory_limit import NeedsMoreMemory
 
-    return isinstance(error, BorrowedWork)
+    found = {BorrowedWork: Kind.BORROWED, ChangedArgument: Kind.UNCHANGED, NeedsMoreMemory: Kind.MEMORY}
+    return next((kind for error_class, kind in found.items() if isinstance(error, error_class)), _kind(item))
 
 
 def _has_cuda() -> bool:

@@ -47,14 +47,26 @@ class Kind(StrEnum):
     """The right result for extreme inputs: large logits, rows without a key, half precision, nothing at all."""
     COST = "cost"
     """Memory, traffic or work within its bound."""
+    MEMORY = "memory"
+    """Memory within a limit that the kernel sets when graded. No test is marked so: one of cost becomes this kind when
+    the limit is what it exceeds."""
+    UNCHANGED = "unchanged"
+    """The arguments as they were. No test is marked so: it becomes this kind when it finds one changed."""
     REFUSES = "refuses"
     """An error that reports what is wrong with the arguments."""
     BORROWED = "borrowed"
     """The code does the work itself. No test is marked so: it becomes this kind when it finds that a library did it."""
 
 
-MAX_SHARE = {Kind.EXACT: 0.5, Kind.ROBUST: 0.75, Kind.COST: 0.75, Kind.REFUSES: 1.0, Kind.BORROWED: 0.0}
-"""The most that a task can earn, as a share of its points, while a test of this kind fails."""
+MAX_SHARE = {
+    Kind.EXACT: 0.5,
+    Kind.ROBUST: 0.75,
+    Kind.COST: 0.75,
+    Kind.UNCHANGED: 0.75,
+    Kind.REFUSES: 1.0,
+    Kind.BORROWED: 0.0,
+}
+"""The most that a task can earn, as a share of its points, while a test of this kind fails; see `max_share`."""
 
 
 @dataclass(frozen=True)
@@ -78,20 +90,25 @@ class Failure:
     Attributes:
         message: what the failed comparison or the exception says; nothing decides by it.
         cause: the cause that was recognised, or the usual one.
+        recognised: the known mistake whose values came out, where a test knows it.
         notes: what was added to the exception.
         place: where in the student's file the exception came from; None where it passed through none of its lines.
         error: the exception's class, where it was no failed comparison.
         code: the line of the test that failed, where no other text says what it was.
         exceeded: the limit that was exceeded.
+        details: for authors, of a comparison that failed: the line of the test, the case, what was compared with what,
+            and how its limit was computed. Failures that differ in nothing else are the same.
     """
 
     message: str = ""
     cause: str = ""
+    recognised: str = ""
     notes: tuple[str, ...] = ()
     place: Place | None = None
     error: str = ""
     code: str = ""
     exceeded: Exceeded | None = None
+    details: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -201,15 +218,20 @@ class Stored(msgspec.Struct):
     suite_seconds: float = 0.0
 
 
-def task_share(results: Iterable[TestResult]) -> float:
+def max_share(task: Task, kind: Kind) -> float:
+    """The most that `task` can earn, as a share of its points, while a test of this kind fails."""
+    return task.memory_share if kind is Kind.MEMORY else MAX_SHARE[kind]
+
+
+def task_share(task: Task, results: Iterable[TestResult]) -> float:
     """The share of a task's points, from 0 to 1, that the results of all its tests earn, for students and when graded.
 
     A task earns the share of its tests that pass: nothing before a result on inputs drawn at random is right (fixed
-    results can be copied from the suite), at most half of its points while a result on ordinary inputs is wrong, at
-    most three quarters while one on extreme inputs is, or memory or work exceeds its bound, and nothing while a library
-    does the work that the task asks for.
+    results can be copied from the suite), at most half of its points while a test of ordinary inputs fails, at most
+    three quarters while one of extreme cases or of memory and work does, or an argument is changed, at most its
+    `memory_share` while it exceeds a test's memory limit, and nothing while a library does the work that it asks for.
     """
-    return _task_result("", list(results)).share
+    return _task_result(task, list(results)).share
 
 
 def add_up(lab: Lab, results: Iterable[TestResult]) -> dict[str, TaskResult]:
@@ -217,7 +239,7 @@ def add_up(lab: Lab, results: Iterable[TestResult]) -> dict[str, TaskResult]:
     by_task: dict[str, list[TestResult]] = {}
     for result in results:
         by_task.setdefault(result.task, []).append(result)
-    return {task.name: _task_result(task.name, by_task[task.name]) for task in lab.tasks if task.name in by_task}
+    return {task.name: _task_result(task, by_task[task.name]) for task in lab.tasks if task.name in by_task}
 
 
 def lab_points(lab: Lab, results: Mapping[str, TaskResult]) -> float:
@@ -261,12 +283,20 @@ def store(lab: Lab, results: Mapping[str, TaskResult], suite_seconds: float = 0.
     known = load(lab)
     known |= {name: StoredResult(**asdict(result), source=source) for name, result in results.items()}
     now = Stored(list(known.values()), suite_seconds or stored(lab).suite_seconds)
-    path = _path(lab)
+    write_whole(_path(lab), msgspec.json.format(msgspec.json.encode(now), indent=1))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file and its folder; a reader finds the old file or the new one, never a part.
+
+    Raises:
+        OSError: it cannot be written; what was there before still is.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         part = Path(file.name)
     try:
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(now), indent=1))
+        part.write_bytes(data)
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)
@@ -304,21 +334,21 @@ def _read(lab: Lab) -> Stored:
     return msgspec.json.decode(_path(lab).read_bytes(), type=Stored)
 
 
-def _task_result(name: str, results: Sequence[TestResult]) -> TaskResult:
+def _task_result(task: Task, results: Sequence[TestResult]) -> TaskResult:
     return TaskResult(
-        name,
+        task.name,
         passed=sum(result.passed for result in results),
         total=len(results),
         started=any(result.state is not State.NOT_STARTED for result in results),
-        most_share=_most_share(results),
+        most_share=_most_share(task, results),
     )
 
 
-def _most_share(results: Sequence[TestResult]) -> float:
+def _most_share(task: Task, results: Sequence[TestResult]) -> float:
     on_random_inputs = [result for result in results if result.drawn and result.kind is Kind.EXACT]
     if on_random_inputs and not any(result.passed for result in on_random_inputs):
         return 0.0
-    return min((MAX_SHARE[result.kind] for result in results if not result.passed), default=1.0)
+    return min((max_share(task, result.kind) for result in results if not result.passed), default=1.0)
 
 
 def _path(lab: Lab) -> Path:

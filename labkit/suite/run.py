@@ -62,6 +62,7 @@ def run_suite(
     listener: Listener | None = None,
     show_prints: bool = False,
     cpu_seconds: float | None = None,
+    file: Path | None = None,
 ) -> SuiteRun:
     """Run `lab`'s suite with pytest's `options`.
 
@@ -70,10 +71,12 @@ def run_suite(
         listener: is called before and after each test.
         show_prints: let what the code prints, and a debugger that it opens, have the terminal.
         cpu_seconds: begin no further test when this run, its worker included, has used so much CPU time.
+        file: a file of tests in the lab's folder instead of its suite.
     """
+    file = file or lab.suite_file
     recorder = ResultCollector(lab, listener or Listener(), sys.stdout if show_prints else None, cpu_seconds)
     settings = lab.folder.parent.parent / "pyproject.toml"
-    arguments = [f"{lab.suite_file}::{test}" for test in tests] or [str(lab.suite_file)]
+    arguments = [f"{file}::{test}" for test in tests] or [str(file)]
     arguments += [*options, "-q", "--disable-plugin-autoload", *(f"-pno:{name}" for name in NOT_NEEDED)]
     arguments += ["-c", str(settings)]
     if show_prints:

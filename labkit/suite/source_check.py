@@ -282,7 +282,7 @@ class _Check:
         is_printed = isinstance(asked_for, ast.Call) and self.is_builtin(asked_for.func, "print")
         for path in paths:
             is_class = (path.startswith("torch.") and path.endswith(".Tensor")) or (
-                path.startswith("labkit.") and path.split(".")[-1][0].isupper()
+                path.startswith("labkit.") and path.split(".")[-1][0].isupper() and not path.split(".")[-1].isupper()
             )
             is_class &= not (call or is_base or self.is_type(node))
             is_stream = path in ("sys.stdout", "sys.stderr") and not (is_printed or used_as in ("write", "flush"))

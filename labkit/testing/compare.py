@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -26,23 +28,80 @@ NAN_HINT = (
 )
 NAN_FROM_EMPTY = "`empty` hands out what lay in memory before: write every element of it, or start from zeros"
 NOT_WRITTEN = "nothing is written there, and what `empty` found in memory stays; or a loop ends too early"
-SLACK = 4
-"""Times the error of a plain computation. Arrays are small here, so a few elements decide about the largest error:
-twice the error refused three of 28 right runs of Lab 05. `labstaff.calibrate` shows how much of it is used."""
 margin_recorder: Callable[[str, str, float], None] | None = None
 """Called with what was compared, the unit of its limit, and the share of the limit that was used; 1 is the limit."""
-ROUNDINGS = 8
-"""Units of rounding of the largest value, allowed besides: a plain computation of few numbers may be exact by luck."""
 NEAR = 8
 """A result is attributed to a mistake if it is within this many tolerances of that mistake's value."""
 NEAR_SHARE = 0.1
 """A mistake is named when it lies within this share of the error: an error just over the tolerance fits many."""
 RIVALS = 4
 """Two mistakes are both named if the distance of one is at most this many times that of the other."""
-MAX_CAUSES = 3
+MAX_CAUSES = 2
+"""Of causes that lead to the same values so many are named, the first ones."""
 
-Mentions = Iterable[str] | Mapping[str, Any]
+Mentions = Sequence[str] | Mapping[str, Any]
 """Texts of which each must be in an error's message, or arguments by name: of each the name or the value."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest error allowed against a float64 reference; the defaults are those of every suite.
+
+    It is `slack` times the error of the baseline, a plain computation in the precision under test, plus `roundings`
+    units of rounding of the largest value, plus `atol`. FlashAttention's own tests (Dao et al. 2022) allow twice the
+    baseline's error, in far larger arrays: here a few elements decide about the largest error, and twice refused three
+    of 28 right runs of Lab 05. `labstaff.calibrate` shows how much is used.
+
+    Attributes:
+        slack: how often the error of the baseline is allowed.
+        roundings: a baseline of few numbers may be exact by luck.
+        largest: a value to count as the largest where the reference has none as large: of terms that cancel.
+        atol: an error allowed in any case, where the reference is only so exact or the handout says so.
+    """
+
+    slack: float = 4
+    roundings: float = 8
+    largest: float = 0.0
+    atol: float = 0.0
+
+    def times(self, factor: float) -> Tolerance:
+        """As much as `factor` times this tolerance."""
+        return replace(self, slack=self.slack * factor, roundings=self.roundings * factor, atol=self.atol * factor)
+
+    def for_scores(self, scores: npt.ArrayLike) -> Tolerance:
+        """For results of attention: two roundings more for each unit of the largest finite score.
+
+        A score s, a sum, is off by about 2 |s| units, here and in the reference, and its power by as many.
+        """
+        values = np.asarray(scores, dtype=np.float64)
+        largest = float(np.abs(values[np.isfinite(values)]).max(initial=0))
+        return replace(self, roundings=self.roundings + 2 * largest)
+
+    def limit(self, want: npt.ArrayLike, baseline: npt.ArrayLike | Sequence[npt.ArrayLike]) -> Limit:
+        """The largest error allowed. Of several baselines the one that allows the most counts."""
+        if isinstance(baseline, list | tuple):
+            return max(self.limit(want, each) for each in baseline)
+        reference, computed = np.asarray(want, dtype=np.float64), np.asarray(baseline)
+        finite = np.isfinite(reference)
+        if not finite.any():
+            return Limit(self.atol, f"{self.atol:g}, with no finite number to compare")
+        lost = float(np.abs(computed.astype(np.float64)[finite] - reference[finite]).max())
+        unit = float(np.finfo(computed.dtype).eps)
+        largest = max(self.largest, float(np.abs(reference[finite]).max()))
+        terms = [f"{self.slack:g} × {lost:.2g} (error of the baseline)"]
+        terms += [f"{self.roundings:.3g} × {unit:.2g} × {largest:.3g} (roundings × unit of {computed.dtype} × largest)"]
+        terms += [f"{self.atol:g}"] if self.atol else []
+        return Limit(self.slack * lost + self.roundings * unit * largest + self.atol, " + ".join(terms))
+
+
+class Limit(NamedTuple):
+    """The largest error allowed, and its terms as text."""
+
+    allowed: float
+    terms: str
+
+
+TOLERANCE = Tolerance()
 
 
 def assert_close(
@@ -50,11 +109,9 @@ def assert_close(
     got: Any,
     want: npt.ArrayLike,
     *,
-    plain: npt.ArrayLike | Sequence[npt.ArrayLike],
-    slack: float = SLACK,
-    roundings: float = ROUNDINGS,
-    largest: float = 0.0,
-    atol: float = 0.0,
+    baseline: npt.ArrayLike | Sequence[npt.ArrayLike],
+    tolerance: Tolerance = TOLERANCE,
+    reference: Callable[..., Any] | None = None,
     dtype: Any = None,
     mistakes: Mistakes | None = None,
     hint: str = "",
@@ -62,18 +119,15 @@ def assert_close(
 ) -> None:
     """Fail unless `got` is as near to `want` as a computation in its own precision can be expected to be.
 
-    `want` is the float64 reference and `plain` the same quantity computed plainly in the precision under test. The
-    largest error allowed is four times that of `plain`, plus eight units of rounding of the largest value
-    (FlashAttention's own tests, Dao et al. 2022, allow twice, in far larger arrays). −inf and NaN must be where they
-    are in `want`.
+    −inf and NaN must be where they are in `want`. An author reads in the failure's notes what was compared with what,
+    and how the limit was computed.
 
     Args:
         name: what the quantity is called in the handout.
-        plain: an array; or several, of which the worst counts.
-        slack: how often the error of `plain` is allowed.
-        roundings: how many units of rounding of the largest value are allowed besides.
-        largest: a value to count as the largest where `want` has none as large: of terms that cancel.
-        atol: an error that is allowed besides, where the reference is only so exact or the handout says so.
+        want: the float64 reference.
+        baseline: the same computed plainly in the precision under test: an array, or several: see `Tolerance`.
+        tolerance: the error allowed.
+        reference: the function that computed `want`, for the notes.
         dtype: the dtype `got` must have; None leaves it free.
         mistakes: usual mistakes and the value each leads to; one that matches is named as the cause.
         hint: what usually causes an error here, for when no mistake matches.
@@ -82,13 +136,35 @@ def assert_close(
     Raises:
         AssertionError: with a message for the student.
     """
+    limit = tolerance.limit(want, baseline)
+    try:
+        _assert_close(name, got, want, limit.allowed, tolerance.largest, dtype, mistakes, hint, nan_hint)
+    except AssertionError as error:
+        if reference is not None:
+            error.add_note(f"compared with {dotted_name(reference)}")
+        error.add_note(f"allowed {limit.allowed:.3g} = {limit.terms}")
+        raise
+
+
+def _assert_close(
+    name: str,
+    got: Any,
+    want: npt.ArrayLike,
+    allowed: float,
+    largest: float,
+    dtype: Any,
+    mistakes: Mistakes | None,
+    hint: str,
+    nan_hint: str,
+) -> None:
+    if nan_hint == NAN_FROM_EMPTY:
+        mistakes = None  # numbers that were made from poisoned memory are no mistake's
     value = as_array(name, got)
     reference = np.asarray(want, dtype=np.float64)
     _assert_shape(name, value, reference.shape)
     if dtype is not None:
         assert_dtype(name, got, dtype)
     computed = value.astype(np.float64)
-    allowed = tolerance(reference, plain, slack, roundings, largest) + atol
     _assert_finite_alike(
         name,
         computed,
@@ -112,31 +188,9 @@ def assert_close(
         f"{got_and_expected(computed[at], reference[at])}; {share(int(wrong.sum()), error.size)} off{rows}",
     ]
     cause = _fitting(computed, reference, allowed, worst, as_mapping(mistakes))
-    _fail_with(
-        lines,
-        cause,
-        hint,
-        NOT_WRITTEN if (rows or (error.ndim and wrong.all())) and _looks_unwritten(computed[wrong], reference) else "",
-    )
-
-
-def tolerance(
-    want: npt.ArrayLike,
-    plain: npt.ArrayLike | Sequence[npt.ArrayLike],
-    slack: float = SLACK,
-    roundings: float = ROUNDINGS,
-    largest: float = 0.0,
-) -> float:
-    """The largest error allowed: `slack` times that of `plain`, plus `roundings` units of the largest value."""
-    if isinstance(plain, list | tuple):
-        return max(tolerance(want, each, slack, roundings, largest) for each in plain)
-    reference, baseline = np.asarray(want, dtype=np.float64), np.asarray(plain)
-    finite = np.isfinite(reference)
-    if not finite.any():
-        return 0.0
-    lost = float(np.abs(baseline.astype(np.float64)[finite] - reference[finite]).max())
-    rounding = float(np.finfo(baseline.dtype).eps) * max(largest, float(np.abs(reference[finite]).max()))
-    return slack * lost + roundings * rounding
+    rows_are_off = bool(rows) or (error.ndim > 0 and bool(wrong.all()))
+    unwritten = rows_are_off and _looks_unwritten(computed[wrong], reference, largest)
+    _fail_with(lines, cause, hint, NOT_WRITTEN if unwritten else "")
 
 
 def assert_equal(name: str, got: Any, want: Any, *, mistakes: Mistakes | None = None, hint: str = "") -> None:
@@ -225,13 +279,24 @@ def assert_dtype(name: str, got: Any, dtype: Any, *, because: str = "the dtype o
 class WrongValue(AssertionError):
     """A value is off; or it is NaN, `is_nan`, where it must not be.
 
-    `own_hint` is the line of the message with what the test itself takes for the usual cause. Where a task's plain
-    tests fail too, it is not shown: the cause is more general than what this test looks for.
+    `own_hint` is the line of the message with what the test itself takes for the usual cause. Where a task's
+    tests marked `basic` fail too, it is not shown: the cause is more general than what this test looks for.
+    `recognised` is the known mistake whose values these are.
     """
 
-    def __init__(self, message: str, own_hint: str = "", *, is_nan: bool = False) -> None:
+    def __init__(self, message: str, own_hint: str = "", *, is_nan: bool = False, recognised: str = "") -> None:
         super().__init__(message)
-        self.own_hint, self.is_nan = own_hint, is_nan
+        self.own_hint, self.is_nan, self.recognised = own_hint, is_nan, recognised
+
+
+@contextlib.contextmanager
+def noted(text: Callable[[], str]) -> Iterator[None]:
+    """Add `text()` to the notes of a comparison that fails in the block: what an author reads of it."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(text())
+        raise
 
 
 def compare_each(names: Iterable[str], check: Callable[[str], None]) -> None:
@@ -258,10 +323,15 @@ def _listed(names: Iterable[str]) -> str:
     return f"{' and '.join([', '.join(each[:-1]), each[-1]])} are" if len(each) > 1 else f"{each[0]} is"
 
 
+class ChangedArgument(AssertionError):
+    """An argument was changed in place."""
+
+
 def assert_unchanged(name: str, now: npt.ArrayLike, before: npt.ArrayLike) -> None:
     """Fail unless the argument `name` still holds what it held before the call."""
     if not np.array_equal(np.asarray(_in_numpy(now)), np.asarray(_in_numpy(before)), equal_nan=True):
-        _fail(f"{name}, an argument, was changed in place\nThe caller still needs it: work on a copy")
+        message = f"{name}, an argument, was changed in place\nThe caller still needs it: work on a copy"
+        raise ChangedArgument(message)
 
 
 def assert_raises(
@@ -269,15 +339,20 @@ def assert_raises(
     call: Callable[[], Any],
     *,
     when: str,
-    mentions: Mentions = (),
+    mentions: Mentions,
 ) -> None:
-    """Fail unless `call()` raises one of `kinds` with a message that contains every text of `mentions`.
+    """Fail unless `call()` raises one of `kinds` with a message that mentions every text of `mentions`, as whole words.
 
     Where `mentions` is a dict of arguments, the name of each or its value is enough.
 
     Other exceptions pass on, with a note of what was expected. So does NotImplementedError, a subclass of RuntimeError:
     it says that the task is not written yet.
+
+    Raises:
+        TypeError: `mentions` is one text, whose letters would be looked for.
     """
+    if isinstance(mentions, str):
+        raise TypeError(f"mentions={mentions!r}: expected a list of texts or a dict of arguments")
     names = " or ".join(each.__name__ for each in _each(kinds))
     arguments = mentions.items() if isinstance(mentions, Mapping) else ((text,) for text in mentions)
     wanted = [tuple(map(str, each)) for each in arguments]
@@ -286,7 +361,7 @@ def assert_raises(
     except NotImplementedError:
         raise
     except kinds as error:
-        absent = [texts for texts in wanted if not any(_is_in(str(error), text) for text in texts)]
+        absent = [texts for texts in wanted if not any(is_mentioned(text, str(error)) for text in texts)]
         if absent:
             _fail(f"the {type(error).__name__} {when} does not mention {_any_of(absent)}; it says: {error}")
         return
@@ -297,13 +372,19 @@ def assert_raises(
     _fail(f"no {names} {when}; it returned {show(result)}")
 
 
-def _is_in(message: str, text: str) -> bool:
-    """Whether a message has a text; a shape may be written as a tuple, a list, a torch.Size or with × between."""
-    if not re.fullmatch(r"\([\d, ]+\)", text):
-        return text in message
-    numbers = re.findall(r"\d+", text)
-    between = r"[^\d()]{1,3}".join(numbers)
-    return re.search(rf"(?<!\d){between}(?!\d)", message) is not None
+def is_mentioned(text: str, message: str) -> bool:
+    """Whether a message has a text that is no part of a longer word, name or number.
+
+    A shape may be written as a tuple, a list, a torch.Size or with × between.
+    """
+    if re.fullmatch(r"\([\d, ]+\)", text):
+        numbers = re.findall(r"\d+", text)
+        between = r"[^\d()]{1,3}".join(numbers)
+        return re.search(rf"(?<!\d){between}(?!\d)", message) is not None
+    before = r"(?<!\w)(?<!\d\.)" if text[:1].isalnum() or text[:1] == "_" else ""
+    after = r"(?!\w)(?!\.\d)" if text[-1:].isalnum() or text[-1:] == "_" else ""
+    pattern = before + re.escape(text.replace("−", "-")) + after
+    return re.search(pattern, message.replace("−", "-")) is not None
 
 
 def _any_of(wanted: Iterable[tuple[str, ...]]) -> str:
@@ -414,9 +495,12 @@ def _whole_rows(wrong: npt.NDArray[np.bool_]) -> str:
     return f": row {found[0]}, and nothing else" if len(found) == 1 else f": rows {found[0]} to {found[-1]}, no others"
 
 
-def _looks_unwritten(values: npt.NDArray, reference: npt.NDArray) -> bool:
-    """Whether most values are 0, close to 0 or huge, as in uninitialised memory; wrong sums seldom are."""
-    largest = np.abs(reference[np.isfinite(reference)]).max(initial=0)
+def _looks_unwritten(values: npt.NDArray, reference: npt.NDArray, largest: float) -> bool:
+    """Whether most values are 0, close to 0 or huge, as in uninitialised memory; wrong sums seldom are.
+
+    Where terms as large as `largest` cancel, as in dQ of a single key, what is left of them is small, and no measure.
+    """
+    largest = max(largest, np.abs(reference[np.isfinite(reference)]).max(initial=0))
     return bool(np.mean((np.abs(values) < 1e-30) | (np.abs(values) > 1e3 * largest)) > 0.5)
 
 
@@ -466,8 +550,13 @@ def _fitting(
 
 
 def _either(causes: Sequence[str]) -> str:
-    """Causes that lead to the same values; none where so many do that it says nothing."""
-    return "; or when ".join(causes) if len(causes) <= MAX_CAUSES else ""
+    """The first causes of those that lead to the same values."""
+    return "; or when ".join(causes[:MAX_CAUSES])
+
+
+def dotted_name(function: Callable[..., Any]) -> str:
+    """A function's module and name: `labkit.testing.attention.reference.attention`."""
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _apart(first: npt.NDArray, second: npt.NDArray) -> float:
@@ -509,7 +598,8 @@ def _fail_with(
     """Fail with `lines` and the known mistake that fits, or else the test's own hint, or else what is usual."""
     __tracebackhide__ = True
     if cause:
-        raise WrongValue("\n".join([*lines, f"That is exactly what comes out when {cause}"]), is_nan=is_nan)
+        message = "\n".join([*lines, f"That is exactly what comes out when {cause}"])
+        raise WrongValue(message, is_nan=is_nan, recognised=cause)
     hints = [f"Usual cause: {text}" for text in (hint or usual,) if text]
     raise WrongValue("\n".join([*lines, *hints]), hints[0] if hint else "", is_nan=is_nan)
 

@@ -21,7 +21,7 @@ def copied(*arguments: T) -> tuple[T, ...]:
 
 
 @contextlib.contextmanager
-def left_alone(arguments: Mapping[str, Any]) -> Iterator[None]:
+def unchanged(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Fail if what runs in the block has changed one of the arrays or tensors `arguments`.
 
     `arguments` are the very objects that are handed on, by the handout's names.
@@ -37,7 +37,7 @@ def left_alone(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def changes_first(arguments: Mapping[str, Any]) -> Iterator[None]:
+def report_mutation_first(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Where the block fails, and what ran in it has changed one of `arguments`, fail with that change instead.
 
     `arguments` are copies of the test's own, by the handout's names: see `copied`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,17 @@ def are(name: str) -> str:
 def dtype_name(dtype: Any) -> str:
     """What a dtype is called, torch's without its module: `float32`."""
     return str(dtype).removeprefix("torch.")
+
+
+def sizes_of(arguments: Mapping[str, Any]) -> str:
+    """Arguments by name: of arrays and tensors shape and dtype; without those that are None."""
+    words = []
+    for name, value in arguments.items():
+        if hasattr(value, "shape"):
+            words.append(f"{name} {tuple(value.shape)} {dtype_name(value.dtype)}")
+        elif value is not None:
+            words.append(f"{name}={value}")
+    return ", ".join(words)
 
 
 def share(n: int, total: int) -> str:

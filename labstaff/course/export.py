@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from labkit.labs.catalog import UnknownLab, find_lab, find_labs
+from labkit.labs.catalog import UnknownLab, find_assignments, find_lab
 from labstaff.course.grade import only_one
+from labstaff.course.handed_in import is_graded, missing_lines
 from labstaff.course.nbgrader import opened_gradebook
 from labstaff.course.paths import SUBMITTED
 from labstaff.course.penalties import update_penalties
@@ -34,8 +35,8 @@ COLUMNS = {
         "Email address": "{email}",
     },
 }
-"""By platform: each column's header, and a template of a student's `id`, `number` (an id of digits), `login` (any other
-id), `last_name`, `first_name` and `email`. A column for each lab follows.
+"""By platform: each column's header, and a template of a student's `id`, `number` (an id of digits), `login`
+(`lms_user_id` of the gradebook, or any other id), `last_name`, `first_name` and `email`. A column for each lab follows.
 """
 
 MAXIMUM = {"table": "maximum", "canvas": "    Points Possible"}
@@ -62,7 +63,7 @@ def export_grades(course: Path, to: Path, platform: str = "table", say: Callable
         OutOfDate: it has other tasks or points than its labs.
     """
     columns = COLUMNS[platform]
-    require_current(course, find_labs())
+    require_current(course, find_assignments())
     update_penalties(course)
     header = [*columns]
     most = [MAXIMUM.get(platform, ""), *[""] * (len(columns) - 1)]
@@ -70,13 +71,13 @@ def export_grades(course: Path, to: Path, platform: str = "table", say: Callable
         assignments = sorted(gradebook.assignments, key=lambda each: each.name)
         students = sorted(gradebook.students, key=lambda student: student.id)
         rows = {student.id: _of_student(student, columns.values()) for student in students}
-        labs = [lab for lab in find_labs() if lab.folder.name in {each.name for each in assignments}]
+        labs = [lab for lab in find_assignments() if lab.folder.name in {each.name for each in assignments}]
         problems = not_recorded(course, labs)
         handed_in = {(each.student, each.lab.folder.name) for each in find_submissions(course / SUBMITTED, labs)}
         for assignment in assignments:
             header.append(_title(assignment.name))
             most.append(f"{assignment.max_score:g}")
-            graded = {each.student_id: each for each in assignment.submissions if _is_graded(each)}
+            graded = {each.student_id: each for each in assignment.submissions if is_graded(each)}
             for student in students:
                 points = _points(graded[student.id]) if student.id in graded else ""
                 rows[student.id].append(points)
@@ -88,7 +89,8 @@ def export_grades(course: Path, to: Path, platform: str = "table", say: Callable
                     )
             if n_waiting := sum(_waits(each) for each in graded.values()):
                 say(f"{assignment.name}: answers of {n_waiting} students wait to be graded by hand: 0 so far")
-    for line in to_grade_again(course):
+        missing = missing_lines(course, gradebook, labs)
+    for line in [*missing, *to_grade_again(course)]:
         say(line)
     for (name, assignment), problem in sorted(problems.items()):
         say(f"NOT RECORDED: {one_line(name)}: {assignment}: {problem}")
@@ -108,15 +110,11 @@ def _waits(submission: Any) -> bool:
     return any(grade.needs_manual_grade and grade.manual_score is None for grade in grades)
 
 
-def _is_graded(submission: Any) -> bool:
-    """An extension before anything is submitted makes an empty submission."""
-    return any(grade.auto_score is not None for notebook in submission.notebooks for grade in notebook.grades)
-
-
 def _of_student(student: Any, templates: Collection[str]) -> list[str]:
     names = {name: getattr(student, name) or "" for name in ("id", "last_name", "first_name", "email")}
     is_number = student.id.isdecimal()
-    names |= {"number": student.id if is_number else "", "login": "" if is_number else student.id}
+    login = student.lms_user_id or ("" if is_number else student.id)
+    names |= {"number": student.id if is_number else "", "login": login}
     return [cell(template.format_map(names).strip(", ")) for template in templates]
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from labkit.labs.manifest import Lab
 from labstaff.course.accept import accept_all
+from labstaff.course.handed_in import missing_lines
+from labstaff.course.nbgrader import opened_gradebook
 from labstaff.course.paths import ACCEPTED, CONFIG_FILE, SUBMITTED
 from labstaff.course.penalties import update_penalties
 from labstaff.course.record import Recorder, to_grade_again
@@ -82,7 +84,9 @@ def _grade_course(
             f"feedback: {len(students)} pages showed something else and are removed: {', '.join(students)}: "
             f"nbgrader generate_feedback {assignment} makes them again"
         )
-    for line in to_grade_again(course):
+    with opened_gradebook(course) as gradebook:
+        missing = missing_lines(course, gradebook, labs)
+    for line in [*missing, *to_grade_again(course)]:
         say(line)
     problems |= recorder.problems
     for (student, assignment), problem in sorted(problems.items()):

@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.labs.catalog import solution_folder
+from labkit.labs.catalog import ROOT, reviewed_lab, solution_folder
 from labkit.labs.manifest import Lab
+from labkit.review.versions import DATA_FILE, packed
 from labstaff.course.nbgrader import nbgrader
 from labstaff.course.paths import CONFIG_FILE, NOTEBOOK, SUBMITTED
 from labstaff.course.settings import CONFIG
@@ -16,6 +17,10 @@ from labstaff.derive.markers import MarkerError
 from labstaff.derive.notebooks import ReportError, read_report, to_text
 from labstaff.grader.course_state import course_secret
 from labstaff.release.leaks import find_leaks
+from labstaff.review.versions import versions_of
+
+REVIEW_REPORT = Path(__file__).with_name("review_report.txt")
+"""The notebook of a review's assignment: nothing to answer, and a check cell for each task."""
 
 
 class CourseError(RuntimeError):
@@ -38,7 +43,7 @@ def make_course(labs: Sequence[Lab], out: Path, config: str = CONFIG) -> None:
             for name, text in source_texts(lab).items():
                 path = out / "source" / lab.folder.name / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                path.write_bytes(text)
         (out / CONFIG_FILE).write_text(config, encoding="utf-8")
         course_secret(out)
         (out / "exchange").mkdir()  # nbgrader warns where there is none; nothing is put in it
@@ -49,7 +54,7 @@ def make_course(labs: Sequence[Lab], out: Path, config: str = CONFIG) -> None:
             if not done["success"]:
                 raise CourseError(f"nbgrader generate_assignment {lab.folder.name} failed:\n{done['error']}")
             released = [path for path in (out / "release" / lab.folder.name).rglob("*") if path.is_file()]
-            if leaks := find_leaks([lab], released):
+            if leaks := find_leaks([reviewed_lab(lab) or lab], released):
                 passages = "\n".join(f"  {leak.file.name}: {leak.passage}" for leak in leaks[:10])
                 raise CourseError(f"{len(leaks)} passages of solutions would be released\n{passages}")
     except BaseException as error:
@@ -59,14 +64,18 @@ def make_course(labs: Sequence[Lab], out: Path, config: str = CONFIG) -> None:
         raise
 
 
-def source_texts(lab: Lab) -> dict[str, str]:
+def source_texts(lab: Lab) -> dict[str, bytes]:
     """The report with model answers, and what else is released, by name: nbgrader clears notebooks and copies the rest.
 
     Raises:
         MarkerError, ReportError, OSError: something cannot be derived.
     """
-    return {
-        NOTEBOOK: to_text(read_report(lab, solution_folder(lab) / "report.py")),
-        "README.md": (lab.folder / "README.md").read_text(encoding="utf-8"),
-        f"src/{lab.module}.py": derive_stub(lab),
+    reviewed = reviewed_lab(lab)
+    report = REVIEW_REPORT if reviewed else solution_folder(lab) / "report.py"
+    page = ROOT / "docs" / "reviewing.md" if reviewed else lab.folder / "README.md"
+    files = {
+        NOTEBOOK: to_text(read_report(lab, report)).encode(),
+        "README.md": page.read_bytes(),
+        f"src/{lab.module}.py": derive_stub(lab).encode(),
     }
+    return files | {DATA_FILE: packed(versions_of(reviewed), after=False)} if reviewed else files

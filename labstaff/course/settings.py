@@ -7,7 +7,7 @@ from typing import Any
 
 from traitlets.config import Application
 
-from labkit.labs.catalog import find_labs
+from labkit.labs.catalog import find_assignments
 from labstaff.course.paths import ACCEPTED, SUBMITTED
 from labstaff.grader.submission import NOTES_FILE
 
@@ -47,7 +47,7 @@ def apply(c: Any, course: Path) -> None:
     c.Exchange.root = str(course / "exchange")
     c.ClearSolutions.enforce_metadata = True
     c.Results.course = str(course)
-    c.Autograde.exclude_overwriting = {lab.folder.name: [f"src/{lab.module}.py"] for lab in find_labs()}
+    c.Autograde.exclude_overwriting = {lab.folder.name: [f"src/{lab.module}.py"] for lab in find_assignments()}
     c.OverwriteCells.add_missing_cells = True
     c.Autograde.sanitize_preprocessors = ["nbgrader.preprocessors.OverwriteCells"]
     c.Autograde.autograde_preprocessors = [
@@ -59,6 +59,7 @@ def apply(c: Any, course: Path) -> None:
     c.GenerateFeedback.HTMLExporter.template_file = str(Path(__file__).with_name("feedback.html.j2"))
     sanitize = "labstaff.course.sanitize"
     c.HTMLExporter.filters = {"markdown2html": f"{sanitize}.markdown2html", "highlight_code": f"{sanitize}.code2html"}
+    c.ZipCollectApp.collector_plugin = "labstaff.course.collect.ByRoster"
     c.ZipCollectApp.force = True  # a second run replaces what the first has collected
     c.ExtractorPlugin.zip_ext = []  # students' archives stay packed: `lab grade` takes two files from each
     c.FileNameCollectorPlugin.valid_ext = COLLECTED.split()

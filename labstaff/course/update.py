@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.labs.catalog import find_labs
+from labkit.labs.catalog import find_assignments
 from labkit.labs.manifest import Lab
 from labstaff.course.make import CourseError, make_course, source_texts
 from labstaff.course.nbgrader import opened_gradebook
@@ -63,7 +63,7 @@ def update_course(labs: Sequence[Lab], course: Path, say: Callable[[str], None])
     changed = []
     with opened_gradebook(course) as gradebook:
         present = {assignment.name for assignment in gradebook.assignments}
-        for lab in labs or [lab for lab in find_labs() if lab.folder.name in present]:
+        for lab in labs or [lab for lab in find_assignments() if lab.folder.name in present]:
             notebook = _notebook(gradebook, lab.folder.name)
             changes = _changed_cells(notebook, lab) + _changed_files(course, lab) if notebook else ["added"]
             for change in changes:
@@ -125,7 +125,7 @@ def _changed_files(course: Path, lab: Lab) -> list[str]:
     try:
         for name, text in source_texts(lab).items():
             path = course / "source" / lab.folder.name / name
-            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            if not path.is_file() or path.read_bytes() != text:
                 lines.append(f"{name}: the text differs")
     except (MarkerError, ReportError, OSError) as error:
         raise CourseError(str(error)) from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from labkit.labs.manifest import Lab
 from labkit.suite.messages import points_text
 from labstaff import figures
+from labstaff.derive.regions import with_region
 
 PAGE = Path("docs", "course_map.md")
 FIGURE = "00_course_map"
@@ -37,10 +37,7 @@ def with_table(text: str, labs: Iterable[Lab]) -> str:
     Raises:
         ValueError: the comments are not there, once each.
     """
-    region = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
-    if len(region.findall(text)) != 1:
-        raise ValueError(f"{PAGE}: expected one region between {BEGIN} and {END}")
-    return region.sub(lambda _: f"{BEGIN}\n{table(labs)}{END}", text)
+    return with_region(text, BEGIN, END, table(labs), str(PAGE))
 
 
 def table(labs: Iterable[Lab]) -> str:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from labkit.labs.catalog import reviewed_lab
 from labkit.labs.manifest import Lab, Task
 from labstaff.derive.markers import TEXT_STUB, clear_solution
 
@@ -86,9 +87,10 @@ def _complete(cell: Any, points: dict[str, float]) -> None:
 def _check_cell(lab: Lab, task: Task) -> Any:
     import nbformat
 
-    cell = nbformat.v4.new_code_cell(
-        f'from labkit.notebook import check\n\ncheck("{lab.label}", "{task.name}")', id=f"{lab.label}-{task.name}"[:64]
-    )
+    source = f'from labkit.notebook import check\n\ncheck("{lab.label}", "{task.name}")'
+    if reviewed_lab(lab):
+        source = f"!uv run lab review {lab.number} {task.name}"
+    cell = nbformat.v4.new_code_cell(source, id=f"{lab.label}-{task.name}"[:64])
     cell.metadata["nbgrader"] = {
         "grade": True,
         "grade_id": task.name,

@@ -69,6 +69,15 @@ def limit(limits: Mapping[int, int]) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
+def become(user: str, scratch: str) -> None:
+    """Become `user`, who owns the folder `scratch` from now on; nothing where it is ""."""
+    if user:
+        os.chown(scratch, int(user), int(user))
+        os.setgroups([])
+        os.setresgid(*[int(user)] * 3)
+        os.setresuid(*[int(user)] * 3)
+
+
 def end_with_parent() -> None:
     """Have the kernel kill this process as soon as its parent has ended; changing the user undoes it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from labkit.labs.catalog import reviewed_lab
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.forked import SLOW_IMPORTS, heavy_modules
 from labkit.suite.limits import Limit
@@ -19,6 +20,7 @@ from labkit.suite.run import SuiteRun
 from labkit.suite.source_check import Finding
 from labstaff.grader.plain_text import lines, one_line
 from labstaff.grader.results import GradedSubmission
+from labstaff.grader.review import GradingFailed, grade_review
 from labstaff.grader.runner import SandboxedRunner
 from labstaff.grader.sandbox import TEMPORARY, SandboxBroken
 from labstaff.grader.source import Source, read_source
@@ -33,10 +35,6 @@ SUITE_SHARE = 0.5
 
 TASK_CPU_SECONDS = 60.0
 """CPU time of such a task, its worker included, after which no further test of it is begun."""
-
-
-class GradingFailed(Exception):
-    """Grading gave no result, through no fault of the submission: try again."""
 
 
 class Grader:
@@ -54,6 +52,7 @@ class Grader:
         modules = (
             heavy_modules(*(file for lab in labs for file in lab.suite_files)) if labs else tuple(SLOW_IMPORTS.values())
         )
+        self._unsafe = unsafe
         self._runner = SandboxedRunner(modules, unsafe=unsafe)
 
     def grade(self, submission: Submission, seed: int, source: Source | None = None) -> GradedSubmission:
@@ -67,8 +66,11 @@ class Grader:
         """
         if submission.problem:
             return _refused(submission, submission.problem)
+        source = source or Source([], [], submission.source)
         try:
-            return self._grade(submission, seed, source or Source([], [], submission.source))
+            if reviewed := reviewed_lab(submission.lab):
+                return grade_review(reviewed, submission, seed, source, self._unsafe)
+            return self._grade(submission, seed, source)
         except GradingFailed as error:
             self._require_worker(error)
             flag = f"{error}: 0 points, since other code can be graded here"
@@ -197,7 +199,7 @@ def graded_run(lab: Lab, key: str, run: SuiteRun, findings: Sequence[Finding] = 
 
 
 def _share(task: Task, run: SuiteRun) -> float:
-    return task_share(result for result in run.results if result.task == task.name)
+    return task_share(task, (result for result in run.results if result.task == task.name))
 
 
 def _borrowed(task: Task, findings: Sequence[Finding]) -> str:

@@ -11,7 +11,7 @@ import socket
 import struct
 import traceback
 
-from labstaff.grader.confine import end_with_parent
+from labstaff.grader.confine import become, end_with_parent
 from labstaff.grader.worker import serve
 
 ENDED = struct.Struct("<id")
@@ -29,11 +29,7 @@ def main(modules: str, scratch: str, user: str, is_alone: str, control: str) -> 
         user: the user to become, "" for none.
         is_alone: "1" where no other process can be seen from here.
     """
-    if user:
-        os.chown(scratch, int(user), int(user))
-        os.setgroups([])
-        os.setresgid(*[int(user)] * 3)
-        os.setresuid(*[int(user)] * 3)
+    become(user, scratch)
     end_with_parent()
     for module in modules.split(","):
         with contextlib.suppress(ImportError):

@@ -165,7 +165,7 @@ class Sandbox(Workers):
         home = Path(labkit.__file__).parents[1] if unsafe else Path("/course")
         scratch = self._folder.name if self._folder else SCRATCH
         modules = ",".join([*PRELOADED, *heavy, *(each for name in heavy for each in PRELOAD_EXTRA.get(name, ()))])
-        user = str(0x70000000 + secrets.randbelow(1 << 24)) if may_change_user() and not unsafe else ""
+        user = "" if unsafe else new_user()
         start = f"import sys; sys.path.insert(0, {str(home)!r}); from labstaff.grader.preload import main"
         command = [sys.executable, "-P", "-c", f"{start}; main(*sys.argv[1:])", modules, scratch, user]
         command.append("" if unsafe else "1")
@@ -305,8 +305,11 @@ def require_libseccomp() -> None:
         raise SandboxMissing("the sandbox needs libseccomp: apt-get install libseccomp2") from None
 
 
-def bubblewrap() -> list[str]:
+def bubblewrap(inside: Sequence[str] | None = None) -> list[str]:
     """The command that makes the sandbox: system libraries, the interpreter and its packages, all read-only.
+
+    Args:
+        inside: what of the course is there, as paths in the repository; by default `MOUNTED`.
 
     Raises:
         SandboxMissing: bubblewrap is not installed.
@@ -325,7 +328,7 @@ def bubblewrap() -> list[str]:
     command += ["--perms", "1777", "--size", str(SCRATCH_BYTES), "--tmpfs", SCRATCH]
     home = Path(labkit.__file__).parents[1]
     shown = {path: path for path in (*SYSTEM, sys.base_prefix, sys.prefix)}
-    shown |= {f"/course/{name}": str(home / name) for name in MOUNTED}
+    shown |= {f"/course/{name}": str(home / name) for name in (MOUNTED if inside is None else inside)}
     for folder in sorted({str(parent) for path in (*shown, *DEVICES) for parent in Path(path).parents} - {"/", *shown}):
         command += ["--perms", "0755", "--dir", folder]
     for path, source in shown.items():
@@ -333,6 +336,11 @@ def bubblewrap() -> list[str]:
     for device in DEVICES:
         command += ["--dev-bind", device, device]
     return [*command, "--remount-ro", "/", "--chdir", SCRATCH, "--"]
+
+
+def new_user() -> str:
+    """A user that nobody is, for a process inside; "" where this one may not change its user."""
+    return str(0x70000000 + secrets.randbelow(1 << 24)) if may_change_user() else ""
 
 
 def environment(scratch: str) -> dict[str, str]:

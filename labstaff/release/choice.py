@@ -20,7 +20,7 @@ def region(name: str) -> re.Pattern[str]:
 
 
 FOR_INSTRUCTORS = region("instructors")
-INSTRUCTORS_PAGE = "docs/instructors.md"
+INSTRUCTORS_PAGES = ("docs/instructors.md", "docs/evidence.md")
 WITH_ALL_LABS, MARKS = region("all labs"), re.compile(r"^<!-- all labs: (?:begin|end) -->\n", re.MULTILINE)
 
 
@@ -43,11 +43,11 @@ def readme_for(text: str, labs: Sequence[Lab]) -> str:
     """README.md, `text`, for a course of `labs`: its examples use the first of them."""
     first = labs[0]
     for pattern, new in (
-        (r"labs/lab\d\d_\w+", f"labs/{first.folder.name}"),
+        (r"labs/lab01_\w+", f"labs/{first.folder.name}"),
         (r"/src/\w+\.py", f"/src/{first.module}.py"),
         (r"test_\w+\.py::\w+", f"test_{first.module}.py::{first.tasks[0].tests}"),
-        (r"lab watch \d\d \w+", f"lab watch {first.number} {first.tasks[0].name}"),
-        (r"(lab check|lab hint|code for Lab) \d\d", rf"\1 {first.number}"),
+        (r"lab watch 01 \w+", f"lab watch {first.number} {first.tasks[0].name}"),
+        (r"(lab check|lab hint|lab watch|lab review|lab submit|lab chat|code for Lab) 01", rf"\1 {first.number}"),
     ):
         text = re.sub(pattern, new, text)
     numbers = {lab.number for lab in labs}

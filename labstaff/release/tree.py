@@ -15,9 +15,11 @@ from pathlib import Path
 
 from labkit.labs.catalog import find_labs
 from labkit.labs.manifest import Lab
+from labkit.review.versions import DATA_FILE, packed
 from labstaff.derive.build import derived_files
-from labstaff.release.choice import FOR_INSTRUCTORS, INSTRUCTORS_PAGE, MARKS, page_for, readme_for
+from labstaff.release.choice import FOR_INSTRUCTORS, INSTRUCTORS_PAGES, MARKS, page_for, readme_for
 from labstaff.release.leaks import find_leaks
+from labstaff.review.versions import versions_of
 
 RELEASED = (
     ".devcontainer",
@@ -34,7 +36,7 @@ RELEASED = (
 )
 INSTRUMENTS = ("labkit/meters/", "labkit/bench/")
 """What grades Lab 02 does what its answers do. Students may read it; a submission that imports it is a finding."""
-KEPT_BACK = ("docs/figures/make/", "labkit/commands/lockfile.py", INSTRUCTORS_PAGE)
+KEPT_BACK = ("docs/figures/make/", "labkit/commands/lockfile.py", *INSTRUCTORS_PAGES)
 COURSE_MAP_FIGURE = "docs/figures/00_course_map."
 """It shows every lab: kept back when labs are left out."""
 FOR_THE_SANDBOX = ("capAdd", "securityOpt")
@@ -68,11 +70,25 @@ class Assistants(StrEnum):
     NONE = "none"
 
 
+class Reviews(StrEnum):
+    """When the versions of `lab review` open: never, when a lab's tasks are done, or at once."""
+
+    NONE = "none"
+    AFTER = "after"
+    OPEN = "open"
+
+
 class ReleaseError(RuntimeError):
     """The reason why nothing was released; the folder has been removed."""
 
 
-def release(root: Path, out: Path, labs: Sequence[Lab] = (), assistants: Assistants = Assistants.TUTOR) -> list[Path]:
+def release(
+    root: Path,
+    out: Path,
+    labs: Sequence[Lab] = (),
+    assistants: Assistants = Assistants.TUTOR,
+    reviews: Reviews = Reviews.AFTER,
+) -> list[Path]:
     """Write the students' tree to `out`, which must not exist; returns the files, relative to it.
 
     Stubs and reports are derived afresh, whatever the working copy holds. Pages, pyproject.toml and the container's
@@ -83,6 +99,8 @@ def release(root: Path, out: Path, labs: Sequence[Lab] = (), assistants: Assista
         out: the folder.
         labs: the labs of the course; all that are no drafts when empty. See `page_for` for the pages.
         assistants: what AGENTS.md lets a coding assistant do.
+        reviews: when the versions of `lab review` open. They are texts of solutions in one compressed file a lab, the
+            only file that is not searched for passages of solutions.
 
     Raises:
         ReleaseError: `out` exists, a lab is a draft, or a passage of a solution was found in the result.
@@ -110,6 +128,11 @@ def release(root: Path, out: Path, labs: Sequence[Lab] = (), assistants: Assista
         if leaks := find_leaks(every_lab, searched):
             passages = "\n".join(f"  {leak.file.relative_to(out)}: {leak.passage}" for leak in leaks[:10])
             raise ReleaseError(f"{len(leaks)} passages of solutions would be released; nothing was\n{passages}")
+        if reviews is not Reviews.NONE:
+            for lab in labs:
+                file = Path("labs", lab.folder.name, DATA_FILE)
+                (out / file).write_bytes(packed(versions_of(lab), after=reviews is Reviews.AFTER))
+                files.append(file)
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise

@@ -15,7 +15,7 @@ from labkit.labs.catalog import find_labs
 from labkit.labs.manifest import Lab
 from labkit.trace.page import FOLDER as VIEWER_FOLDER
 from labkit.trace.page import VIEWER
-from labstaff.release.choice import FOR_INSTRUCTORS, INSTRUCTORS_PAGE, page_for
+from labstaff.release.choice import FOR_INSTRUCTORS, INSTRUCTORS_PAGES, page_for
 
 HERE = Path(__file__).resolve().parent
 FRONT = "docs/README"
@@ -82,7 +82,8 @@ def _gather(root: Path, source: Path, for_instructors: Mapping[str, str], labs: 
         unwanted = shutil.ignore_patterns("results", "__pycache__", ".*")
         shutil.copytree(lab.folder, source / "labs" / lab.folder.name, ignore=unwanted)
     if not for_instructors:
-        (source / INSTRUCTORS_PAGE).unlink(missing_ok=True)
+        for name in INSTRUCTORS_PAGES:
+            (source / name).unlink(missing_ok=True)
     for page in [*source.glob("docs/*.md"), *source.glob("labs/*/*.md")]:
         text = page.read_text(encoding="utf-8")
         text = text if for_instructors else FOR_INSTRUCTORS.sub("", text)

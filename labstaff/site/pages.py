@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from sphinx.application import Sphinx
 from labstaff.site import FRONT
 
 NAVIGATION: dict[str, tuple[str, ...]] = {
-    "The course": ("docs/course_map", "docs/how_labs_work", "docs/self_study"),
+    "The course": ("docs/six_numbers", "docs/course_map", "docs/how_labs_work", "docs/reviewing", "docs/self_study"),
     "Chapters": ("docs/[0-9]*",),
     "To play with": ("docs/tile_loop", "docs/cache_blocks", "docs/ring", "docs/trace"),
     "Labs": ("labs/*/README",),
     "Look up": ("docs/glossary", "docs/references", "docs/stability"),
-    "Instructors": ("docs/instructors", "what_goes_wrong", "what_goes_wrong/*"),
+    "Instructors": ("docs/instructors", "docs/evidence", "what_goes_wrong", "what_goes_wrong/*"),
 }
 """Captions, and the pages below them as far as they are there. Sphinx warns of a page that none names."""
 CHAPTER = re.compile(r"docs/(\d\d)_\w+")
@@ -26,6 +27,8 @@ ASIDE = re.compile(
     r'<details class="on-this-page">.*?</details>|<a class="headerlink".*?</a>|<(script|style)\b.*?</\1>', re.DOTALL
 )
 """What of a page no search is to quote."""
+SECTION = re.compile(r'<section id="([^"]+)">')
+TAGS = re.compile(r"<[^>]*>")
 LONG = 8
 """Sections from which on a page begins with its contents where the window has no room for them at the side."""
 TAG = re.compile(r'<(?:script src|link rel="stylesheet" href)="[^"]+">(?:</script>)?')
@@ -52,9 +55,6 @@ def edit_source(app: Sphinx, name: str, source: list[str]) -> None:
 
 def edit_page(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: object) -> None:
     """Add the interactive pages' scripts, and let long names in the contents break."""
-    if name == "search":
-        app.add_js_file("search_texts.js")
-        app.add_js_file("search.js")
     if "body" not in context:
         return
     context["toc"] = re.sub(r"_(?=[^<>]*</span>)", "_<wbr>", context["toc"])
@@ -68,17 +68,40 @@ def edit_page(app: Sphinx, name: str, template: str, context: dict[str, Any], do
 
 
 def write_search_texts(app: Sphinx, error: Exception | None) -> None:
-    """Write every page's text where the search page finds it: a browser fetches no other page from disk."""
+    """Write every section's text where the search page finds it: a browser fetches no other page from disk."""
     if error:
         return
-    texts = {}
-    for page in sorted(app.env.found_docs):
+    sections = []
+    for page in sorted(app.env.found_docs, key=_in_the_navigation):
         html = Path(app.outdir, f"{page}.html").read_text(encoding="utf-8")
         article = html.partition('<div class="body">')[2].partition("</article>")[0]
-        article = ASIDE.sub("", article)
-        texts[f"{page}.html"] = re.sub(r"\s+", " ", re.sub(r"<(?!/?section\b)[^>]*>", " ", article))
-    script = f"globalThis.SEARCH_TEXTS = {json.dumps(texts, ensure_ascii=False)};\n"
+        sections += sections_of(f"{page}.html", article)
+    script = f"globalThis.SEARCH_SECTIONS = {json.dumps(sections, ensure_ascii=False)};\n"
     Path(app.outdir, "_static", "search_texts.js").write_text(script, encoding="utf-8")
+
+
+def sections_of(page: str, article: str) -> list[tuple[str, str, str, str, str]]:
+    """Each section of the HTML `article`: page, anchor, heading, the page's title, text up to the next section."""
+    _, *parts = SECTION.split(ASIDE.sub("", article))
+    title, sections = "", []
+    for anchor, part in zip(parts[::2], parts[1::2], strict=True):
+        heading, text = (
+            _plain(each) for each in (part.partition("</h")[0], part.partition("</h")[2].partition(">")[2])
+        )
+        title = title or heading
+        sections.append((page, anchor, heading, title, text))
+    return sections
+
+
+def _plain(html: str) -> str:
+    return re.sub(r"\s+", " ", unescape(TAGS.sub(" ", html))).strip()
+
+
+def _in_the_navigation(page: str) -> tuple[int, str]:
+    """Where results that are equally good stand: chapters, then other pages, then labs."""
+    if CHAPTER.fullmatch(page):
+        return 0, page
+    return (1 if page.startswith("docs/") else 2), page
 
 
 def _with_contents(body: str, contents: str) -> str:

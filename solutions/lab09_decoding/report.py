@@ -165,37 +165,3 @@ print("copies:", manager.append("first", 10), manager.append("third", 11))
 # same place: the first to write takes a copy.
 #
 # Rubric, 5 points: 1 (a); 3 (b), 1 for two prompts, 1 for the prefix, 1 for comparing; 1 (c).
-
-# %% [markdown]
-# ## 5. What paging gives back
-
-# %%
-generator = torch.Generator().manual_seed(9)
-prompts, outputs = (torch.randint(8, 250, (200,), generator=generator).tolist() for _ in range(2))
-trace = [(prompt, output, 2048) for prompt, output in zip(prompts, outputs, strict=True)]
-for policy in ("max", "pow2", "oracle", "paged"):
-    shares = decoding.simulate_serving(trace, 16_384, policy, 16)
-    print(f"{policy:7s}", "  ".join(f"{name} {share:6.1%}" for name, share in shares.items()))
-
-# %% [markdown]
-# (a) Which share does each policy lose most to, and why? Which of them could a server really use?
-#
-# (b) How many sequences run at once under each, roughly, and what does that do to the time a token takes in the
-# weights' share of the traffic?
-#
-# (c) The last block of a sequence is never full on average. Estimate the share lost to that for blocks of 16 and of
-# 256 with your lengths. Why not blocks of one token?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "what_paging_gives_back", "solution": true}
-# (a) max: internal, since 2,048 slots are kept for about 258 tokens. pow2: reserved, internal and external. oracle:
-# reserved for tokens still to come, and external. paged: nearly nothing but what is free when the queue is empty or
-# the next prompt does not fit. The oracle knows the length of an output beforehand: no server does.
-#
-# (b) max: 8 at once (16,384 / 2,048); paged: all that the tokens leave room for, about 60 with 200 tokens each (three
-# quarters of the slots hold one). The weights are read once a step for all of them: seven times as many tokens for the
-# same bytes.
-#
-# (c) Half a block a sequence: 8 of about 200 tokens, 4 %; 128 of 200, 64 %. A block of one token makes the table as
-# long as the text, and each read a few hundred bytes: blocks keep what is read together together.
-#
-# Rubric, 5 points: 2 (a), 1 for causes, 1 for the oracle; 1 (b); 2 (c), 1 for the numbers, 1 for the other side.

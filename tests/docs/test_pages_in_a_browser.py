@@ -83,14 +83,39 @@ def test_every_page_fits_a_phone_and_its_links_work(page: Page, problems: list[s
             assert "=" in anchor or anchor in ids.get(address, {anchor}) | {""}, f"{name} links to {target}"
 
 
-def test_search_works_from_disk(page: Page, site: Path) -> None:
+TABLES = """() => [...document.querySelectorAll("article table.docutils")].map(table => ({
+  head: table.rows[0].cells[0].textContent.trim(),
+  byRow: table.classList.contains("by-row"),
+  empty: [...table.tBodies[0].querySelectorAll("td")].filter(td => !td.textContent.trim() && td.offsetHeight).length,
+}))"""
+
+
+def test_tables_on_a_phone(page: Page, site: Path) -> None:
+    """A table with text in its cells is read row by row, without empty cells; one of numbers stays a table."""
+    found = {}
+    for name in ("13_serving", "14_selected_attention", "references"):
+        page.goto((site / "docs" / f"{name}.html").as_uri())
+        found |= {table["head"]: table for table in page.evaluate(TABLES)}
+    assert found["source"]["byRow"]
+    assert [
+        head for head in ("server", "rule", "model", "read for one token at 131,072 tokens") if found[head]["byRow"]
+    ] == []
+    assert [head for head, table in found.items() if table["byRow"] and table["empty"]] == []
+
+
+def test_search_works_from_disk(page: Page, problems: list[str], site: Path) -> None:
     page.set_viewport_size({"width": 1200, "height": 900})
     page.goto((site / "index.html").as_uri())
-    box = page.locator("input[name=q]").first
-    box.fill("rescaling")
-    box.press("Enter")
-    page.locator("#search-results ul.search a[href*='03_online_softmax.html']").first.click()
+    for words, first in (("flash attention", "05_flash_attention.html"), ("rescaling", "#")):
+        box = page.locator("input[name=q]").first
+        box.fill(words)
+        box.press("Enter")
+        page.wait_for_url("**q=*")
+        page.locator("#search-results ul.search a").first.wait_for()
+        assert first in str(page.locator("#search-results ul.search a").first.get_attribute("href"))
+    page.locator("#search-results ul.search a[href*='03_online_softmax.html#']").first.click()
     page.locator("article h1", has_text="Online softmax").wait_for()
+    assert problems == []
 
 
 def ring_pairs(page: Page) -> None:
@@ -130,6 +155,25 @@ def test_an_interactive_page_steps_to_the_end(page: Page, problems: list[str], s
     page.wait_for_function(f"location.hash.includes('at={last}')")
     page.reload()
     assert steps(page) == (last, last), "the address keeps the step"
+    assert problems == []
+
+
+def test_the_calculator_computes_and_refuses(page: Page, problems: list[str], site: Path) -> None:
+    page.goto((site / "docs" / "six_numbers.html").as_uri())
+    assert shown(page, "token") == "131,072 bytes"
+    assert (shown(page, "users"), shown(page, "step")) == ("4", "25.3 ms, 158 tokens/s in all")
+    page.locator('[data-in="model"]').select_option("DeepSeek-V4-Pro, 2026")
+    assert (shown(page, "cache"), shown(page, "read")) == ("1.210 GiB", "0.302 GiB")
+    page.locator('[data-in="tokens"]').fill("1048576")
+    assert shown(page, "cache") == "9.625 GiB"
+    config = page.locator("#six_numbers textarea")
+    config.fill('{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "kv_cache_ratio": 4}')
+    assert shown(page, "refused") == "Refused: kv_cache_ratio may change the cache, and it is not read here."
+    assert not page.locator('[data-out="cache"]').is_visible(), "nothing is shown of what is refused"
+    config.fill('{"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}')
+    assert (shown(page, "refused"), shown(page, "token")) == ("", "512 bytes")
+    page.locator('[data-in="tokens"]').fill("0")
+    assert shown(page, "refused") == "Refused: tokens of each user: a number of at least 1 is needed."
     assert problems == []
 
 

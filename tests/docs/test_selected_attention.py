@@ -1,12 +1,9 @@
-"""Chapter 14's numbers: the table of hybrids is what `lab model` computes, and the text repeats the figures' data."""
+"""Chapter 14's numbers: those by hand are what `lab model` computes, and the text repeats the figures' data."""
 
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
-
-import pytest
 
 from labkit.bench.cache_report import summed
 from labkit.bench.layer_cache import LayerCache, kept_bytes, read_bytes
@@ -14,14 +11,7 @@ from labkit.bench.model_config import PUBLISHED, layers_of, read_config
 from labkit.labs.catalog import ROOT
 
 TEXT = (ROOT / "docs" / "14_selected_attention.md").read_text(encoding="utf-8")
-FILES = {
-    "Llama-3.1-8B": "llama-3.1-8b",
-    "gpt-oss-120b": "gpt-oss-120b",
-    "Gemma 3 27B": "gemma-3-27b",
-    "Qwen3-Next 80B-A3B": "qwen3-next-80b-a3b",
-    "Kimi Linear 48B-A3B": "kimi-linear-48b-a3b",
-    "DeepSeek-V3.2": "deepseek-v3.2",
-}
+MILLION = 1_048_576
 
 
 def published(name: str) -> list[LayerCache]:
@@ -35,17 +25,52 @@ def rows_of(first_column: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in cells}
 
 
-@pytest.mark.parametrize("model", FILES)
-def test_row_of_a_hybrid(model: str) -> None:
-    layers, row = published(FILES[model]), rows_of("model")[model]
-    totals = summed(layers, 131_072)
-    gib = [f"{totals[name] / 2**30:.3f}" for name in ("cache", "read", "equal pages")]
-    assert row[1:] == [f"{totals['further token']:,}", f"{totals['fixed']:,}", *gib]
-    assert sum(map(int, re.findall(r"(\d+) (?:full|windows|states|latent)", row[0]))) == len(layers)
+def numbers_in(rows: dict[str, list[str]]) -> list[int]:
+    """The results in the last column."""
+    return [int(row[-1].replace(",", "")) for row in rows.values()]
 
 
-def test_every_hybrid_is_in_the_table() -> None:
-    assert list(rows_of("model")) == list(FILES)
+def test_bytes_of_deepseek_v4_by_hand() -> None:
+    """Both tables, the published sum of two rows in GiB, and the factors to DeepSeek-V3.2."""
+    totals, before = (summed(published(name), MILLION) for name in ("deepseek-v4-pro", "deepseek-v3.2"))
+    *parts, whole = numbers_in(rows_of("DeepSeek-V4-Pro stores"))
+    assert sum(parts) == whole == totals["cache"]
+    assert f"That is {whole / 2**30:.3f} GiB" in TEXT
+    assert [f"{sum(parts[:2]) / 2**30:.2f}", f"{before['cache'] / 2**30:.2f}"] == ["9.62", "83.88"]
+    read = numbers_in(rows_of("DeepSeek-V4-Pro reads"))
+    assert sum(read) == totals["read"]
+    stored, reads = (before[part] / totals[part] for part in ("cache", "read"))
+    factors = [f"{before['cache'] / 2**30:.2f} GiB: {stored:.1f} times", f"GiB: {reads:.1f} times less"]
+    shares = [f"{100 * read[0] / sum(read):.0f} % is still", f"{100 * whole / before['cache']:.1f} %; ask"]
+    gib = [f"{sizes['read'] / 2**30:.2f}" for sizes in (totals, before)]
+    text = " ".join(TEXT.split())
+    assert [part for part in [*factors, *shares, *gib] if part not in text] == []
+
+
+def test_deepseek_v4_at_128k_tokens() -> None:
+    totals = summed(published("deepseek-v4-pro"), 131_072)
+    ranking = 30 * 32_768 * 128 * 2 / totals["read"]
+    text = " ".join(TEXT.split())
+    assert f"{totals['cache'] / 2**30:.2f} GiB. The ranking is" in text
+    assert f"of the {totals['read'] / 2**30:.3f} GiB that a step reads: {100 * ranking:.0f} %" in text
+
+
+def test_bytes_of_glm_by_hand() -> None:
+    layers = published("glm-5.2")
+    rank_in_all = [LayerCache("MLA + indexer", 576, 128, chosen=2048)] * len(layers)
+    expected = [summed(each, 131_072)[part] for part in ("further token", "read") for each in (rank_in_all, layers)]
+    rows = numbers_in(rows_of("GLM-5.2, one sequence"))
+    assert rows == expected
+    ranking = 21 * 131_072 * 128 * 2 / rows[3]
+    assert f"reads {rows[2] / rows[3]:.1f} times less, and {100 * ranking:.0f} %" in " ".join(TEXT.split())
+
+
+def test_length_from_which_a_csa_layer_gains_by_ranking() -> None:
+    ranked = LayerCache("CSA", 512, 128, chosen=1024, ratio=4)
+    whole = LayerCache("CSA without an indexer", 512, ratio=4)
+    less = [n for n in range(1, 8000) if read_bytes(ranked, n) < read_bytes(whole, n)]
+    assert (less[0], len(less)) == (5464, 8000 - 5464)
+    assert TEXT.count("5,464") == 2
 
 
 def test_length_from_which_the_indexer_reads_less() -> None:
@@ -89,7 +114,7 @@ def test_what_each_head_alone_reads() -> None:
 
 
 def test_heads_of_the_figure() -> None:
-    shares = [head["share"] for head in figure("14_maps")["heads"].values()]
+    shares = [figure(name)["share"] for name in ("14_sink", "14_before", "14_repeat")]
     assert all(f"({share:.2f})" in TEXT for share in shares)
 
 

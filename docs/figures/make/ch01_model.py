@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.harness import solution_module
-from labkit.chat.adapters import per_query_head
+from labkit.chat.adapters.base import per_query_head
 from labkit.meters.arrays import measure_arrays
 from labkit.model.perplexity import sample_text
 from labkit.model.weights import Model, read_model

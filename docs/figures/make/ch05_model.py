@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.harness import solution_module
-from labkit.chat.adapters import TILE, per_query_head
+from labkit.chat.adapters.base import TILE, per_query_head
 from labkit.meters.allocation import AllocationMeter
 from labkit.model.llama import Llama, Sizes
 from labkit.model.weights import weight_shapes

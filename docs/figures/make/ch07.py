@@ -5,7 +5,6 @@ Lab 07's solution is measured, so the data can be made again only where `solutio
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -119,7 +118,6 @@ def draw_kept(data: dict[str, Any]) -> Figure:
     return figure
 
 
-@cache
 def _log_axes(ax: Any, ticks: list[int]) -> None:
     for scale in (ax.set_xscale, ax.set_yscale):
         scale("log", base=2)

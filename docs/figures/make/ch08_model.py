@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy
 
 from benchmarks.harness import solution_module
-from labkit.chat.adapters import SlidingWindow, WindowWithSinks
+from labkit.chat.adapters.lab08 import SlidingWindow
+from labkit.chat.adapters.lab12 import WindowWithSinks
 from labkit.chat.setting import Setting
 from labkit.model.attention import CachedAttention
 from labkit.model.generate import positions_for

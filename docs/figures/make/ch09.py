@@ -1,11 +1,10 @@
-"""Chapter 09's figures: generation step by step, two diagonals, bytes of caches, a roofline, what slots are used for.
+"""Chapter 09's figures: generation step by step, two diagonals, bytes of caches and a roofline.
 
 Lab 09's solution is run, so the data can be made again only where `solutions/` is.
 """
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -18,7 +17,7 @@ from matplotlib.patches import Rectangle
 from benchmarks.harness import solution_module
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
-from labstaff.figures import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PINK, Recipe
+from labstaff.figures import BLUE, GRID, INK, MUTED, ORANGE, PINK, Recipe
 
 PROMPT, ANSWER = ["The", "cat", "sat", "on"], ["the", "mat", "and", "slept"]
 SHAPES = [(5, 5), (2, 5), (1, 5), (5, 3)]  # queries and keys
@@ -51,8 +50,6 @@ STEPS = {  # queries, key heads
     "decode, 8 on 1": (1, 1),
     "prefill": (N_KEYS, 8),
 }
-SLOTS, BLOCK, LIMIT, N_REQUESTS = 8192, 16, 2048, 300
-SHARES = {"token": BLUE, "reserved": GREEN, "internal": ORANGE, "external": PINK, "free": GRID}
 
 
 def generation_data() -> dict[str, Any]:
@@ -233,44 +230,9 @@ def draw_roof(data: dict[str, Any]) -> Figure:
     return figure
 
 
-def slots_data() -> dict[str, Any]:
-    """What slots are used for under each policy, on a trace drawn at random with a fixed seed."""
-    lab, draw = solution_module("09"), random.Random(9)
-    trace = [(draw.randint(8, 250), draw.randint(8, 250), LIMIT) for _ in range(N_REQUESTS)]
-    shares = {policy: lab.simulate_serving(trace, SLOTS, policy, BLOCK) for policy in lab.POLICIES}
-    setting = {"requests": N_REQUESTS, "slots": SLOTS, "block_size": BLOCK, "limit": LIMIT, "lengths": "8 to 250"}
-    return setting | {"mean_tokens": sum(p + o for p, o, _ in trace) / N_REQUESTS, "shares": shares}
-
-
-def draw_slots(data: dict[str, Any]) -> Figure:
-    """Draw one bar for each policy, stacked from its shares."""
-    figure, ax = plt.subplots(figsize=(5.0, 4.0))
-    hatches = {"token": "", "reserved": "//", "internal": "..", "external": "xx", "free": ""}
-    for place, shares in enumerate(data["shares"].values()):
-        left = 0.0
-        for name, colour in SHARES.items():
-            width = 100 * shares[name]
-            label = name if place == 0 else None
-            ax.barh(
-                place, width, left=left, color=colour, edgecolor=INK, linewidth=0.6, hatch=hatches[name], label=label
-            )
-            left += width
-        ax.text(101, place, f"{100 * shares['token']:.0f} %", va="center", size=9)
-    ax.set_yticks(range(len(data["shares"])), list(data["shares"]))
-    ax.invert_yaxis()
-    ax.set(xlim=(0, 112), xlabel="share of all slots, %; at the right, those with a token")
-    ax.set_xticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100"])
-    ax.grid(visible=False)
-    ax.legend(
-        loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=5, fontsize=8.5, columnspacing=1.0, handlelength=1.4
-    )
-    return figure
-
-
 FIGURES = {
     "09_generation": Recipe(generation_data, draw_generation),
     "09_diagonals": Recipe(diagonals_data, draw_diagonals),
     "09_cache_bytes": Recipe(caches_data, draw_caches),
     "09_prefill_and_decode": Recipe(roof_data, draw_roof),
-    "09_slots": Recipe(slots_data, draw_slots),
 }

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.harness import solution_module
-from labkit.chat.adapters import WindowWithSinks
+from labkit.chat.adapters.lab12 import WindowWithSinks
 from labkit.chat.setting import Setting
 from labkit.model.attention import grouped_attention
 from labkit.model.perplexity import perplexity, sample_text

@@ -35,11 +35,12 @@ LOOKS = {
 """Rules, in the order of what they know; "best tokens" chooses tokens and not pages."""
 MODELS = {
     "llama-3.1-8b": ("Llama-3.1-8B, full", MUTED, ":"),
+    "deepseek-v3": ("DeepSeek-V3, MLA", ORANGE, "-."),
     "gpt-oss-120b": ("gpt-oss-120b, windows", GREEN, "--"),
-    "deepseek-v3": ("DeepSeek-V3, latent", ORANGE, "-."),
-    "deepseek-v3.2": ("DeepSeek-V3.2, indexer", BLUE, "-"),
-    "qwen3-next-80b-a3b": ("Qwen3-Next, states", PINK, "--"),
-    "kimi-linear-48b-a3b": ("Kimi Linear, states", INK, "-"),
+    "deepseek-v3.2": ("DeepSeek-V3.2, DSA", BLUE, "-"),
+    "kimi-linear-48b-a3b": ("Kimi Linear, states", INK, "--"),
+    "glm-5.2": ("GLM-5.2, shared ranking", PINK, "-."),
+    "deepseek-v4-pro": ("DeepSeek-V4-Pro, CSA and HCA", ORANGE, "-"),
 }
 LENGTHS = [2**power for power in range(10, 21)]
 
@@ -51,7 +52,8 @@ def model() -> Model:
     return read_model()
 
 
-def maps_data() -> dict[str, Any]:
+@functools.cache
+def maps() -> dict[str, Any]:
     """Three heads on a sentence that comes twice: most weight on token 0, on the token before, and after the repeat."""
     weights: list[torch.Tensor] = []
     tokens = model().text.encode(TWICE * 2)
@@ -72,22 +74,34 @@ def maps_data() -> dict[str, Any]:
         pairs = [
             [i, j, round(float(rows[i, j]), 2)] for i in range(len(rows)) for j in range(i + 1) if rows[i, j] > 0.02
         ]
-        found[name] = {"layer": layer, "head": head, "share": round(float(mean.max()), 2), "weights": pairs}
-    return {"text": TWICE * 2, "tokens": len(tokens), "half": half, "heads": found}
+        where = {"layer": layer, "head": head, "share": round(float(mean.max()), 2)}
+        found[name] = {"text": TWICE * 2, "tokens": len(tokens), "half": half, "name": name, **where, "weights": pairs}
+    return found
 
 
-def draw_maps(data: dict[str, Any]) -> Figure:
-    """Draw a dot for each weight of a head, as large as the weight."""
-    figure, axes = plt.subplots(1, 3, figsize=(8.2, 3.7), sharey=True)
-    for ax, (name, head), colour in zip(axes, data["heads"].items(), (ORANGE, GREEN, BLUE), strict=True):
-        queries, keys, sizes = zip(*head["weights"], strict=True)
-        ax.scatter(keys, queries, s=[34 * size for size in sizes], color=colour, linewidths=0)
-        ax.axhline(data["half"] - 0.5, color=MUTED, linewidth=0.8, linestyle=":")
-        ax.set(title=f"{name}\nlayer {head['layer']}, head {head['head']}", xlabel="key")
-        ax.set(xlim=(-1, data["tokens"]), ylim=(data["tokens"], -1))
-        ax.set_aspect("equal")
-    axes[0].set_ylabel("query")
+def draw_map(data: dict[str, Any], colour: str) -> Figure:
+    """Draw a dot for each weight of the head, as large as the weight. Each head is a file: on a phone they stack."""
+    figure, ax = plt.subplots(figsize=(2.4, 3.1))
+    queries, keys, sizes = zip(*data["weights"], strict=True)
+    ax.scatter(keys, queries, s=[22 * size for size in sizes], color=colour, linewidths=0)
+    ax.axhline(data["half"] - 0.5, color=MUTED, linewidth=0.8, linestyle=":")
+    ax.set_title(f"{data['name']}\nlayer {data['layer']}, head {data['head']}", fontsize=9.5)
+    ax.set(xlabel="key", ylabel="query", xlim=(-1, data["tokens"]), ylim=(data["tokens"], -1))
+    ax.set_aspect("equal")
     return figure
+
+
+def map_recipe(name: str, colour: str) -> Recipe:
+    """The recipe of one head's figure."""
+
+    def data() -> dict[str, Any]:
+        found: dict[str, Any] = maps()[name]
+        return found
+
+    def draw(data: dict[str, Any]) -> Figure:
+        return draw_map(data, colour)
+
+    return Recipe(data, draw, takes_minutes=True)
 
 
 def choice_data() -> dict[str, Any]:
@@ -314,7 +328,9 @@ def _perplexity(tokens: list[int], attend: Any) -> float:
 
 
 FIGURES = {
-    "14_maps": Recipe(maps_data, draw_maps, takes_minutes=True),
+    "14_sink": map_recipe("sink", ORANGE),
+    "14_before": map_recipe("token before", GREEN),
+    "14_repeat": map_recipe("after the repeat", BLUE),
     "14_choice": Recipe(choice_data, draw_choice, takes_minutes=True),
     "14_read": Recipe(read_data, draw_read),
 }

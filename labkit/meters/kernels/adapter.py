@@ -34,7 +34,14 @@ INTERPRETER_NAMES = {
     "triton.runtime.interpreter": (
         *("InterpretedFunction.run", "InterpreterBuilder.create_masked_load", "InterpreterBuilder.create_masked_store"),
         *("InterpreterBuilder.create_atomic_rmw", "InterpreterBuilder.create_atomic_cas"),
-        *("InterpreterBuilder.create_dot", "TensorHandle", "interpreter_builder", "InterpreterError", "_patch_lang"),
+        *(
+            "InterpreterBuilder.create_dot",
+            "InterpreterBuilder.create_mul",
+            "TensorHandle",
+            "interpreter_builder",
+            "InterpreterError",
+            "_patch_lang",
+        ),
     )
 }
 COMPILER_NAMES = {
@@ -199,6 +206,28 @@ def watching(handler: Handler, *, unwritten_is_nan: bool = True) -> Iterator[Non
         builder.create_atomic_rmw, builder.create_atomic_cas = rmw, cas
         builder.create_dot, function.run = dot, run
         module._patch_lang = patch
+
+
+@contextlib.contextmanager
+def int32_products() -> Iterator[list[int]]:
+    """In the block, collects from each product of int32 numbers in the interpreter the largest absolute value.
+
+    A product that is an offset, and grows with the tensor, exceeds 2³¹ in a large one. Small tensors show it in this.
+    """
+    builder: Any = interpreter().InterpreterBuilder  # type: ignore[attr-defined]
+    multiply, found = builder.create_mul, list[int]()
+
+    def noted(self: Any, left: Any, right: Any) -> Any:
+        product = multiply(self, left, right)
+        if product.data.dtype == np.int32 and product.data.size:
+            found.append(int(np.abs(product.data.astype(np.int64)).max()))
+        return product
+
+    builder.create_mul = noted
+    try:
+        yield found
+    finally:
+        builder.create_mul = multiply
 
 
 def _kernels_own(error: BaseException, wrapper: type[BaseException]) -> BaseException:

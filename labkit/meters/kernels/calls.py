@@ -51,7 +51,8 @@ def kernel_call(
 ) -> tuple[Any, dict[str, Any]]:
     """The result of `function(*given.values(), *more)`, and what its kernels did.
 
-    `loaded` and `stored` bytes and `readers`, the number of programs that load, by tensor; `products`, [rows, inner,
+    `loaded` and `stored` bytes and `readers`, the number of programs that load, by tensor; `of_arguments`, the bytes
+    loaded from `given` themselves, and not from copies; `products`, [rows, inner,
     columns, how often]; `problems` as `Watch` finds them; `launches`; and `outside_kernels`: the products, exponentials
     and kernels of attention that torch computed. `outside_numbers` are those that torch computed besides, of any
     floating-point type, and `numbers` how many the arguments and the result hold. Memory that nobody has written holds
@@ -62,6 +63,7 @@ def kernel_call(
         result, seen = watched(function, given, *more, garbage=garbage)
     return result, {
         "loaded": dict(seen.loaded),
+        "of_arguments": dict(seen.of_arguments),
         "stored": dict(seen.stored),
         "readers": {name: len(programs) for name, programs in seen.readers.items()},
         "products": [[*shape, times] for shape, times in seen.products.items()],

@@ -87,8 +87,9 @@ class Watch:
 
     `loaded` and `stored` are bytes by the name of the tensor, each address counted once an operation; `products` the
     tiles multiplied, (rows, inner, columns), and how often; `readers` the programs that load from a tensor, each with
-    the number of its launch. A problem has a `kind`: "outside" (an address that belongs to no argument), "meets" (an
-    address that another program of the launch uses too), and what is known of it.
+    the number of its launch. `of_arguments` are the bytes loaded from the tensors in `given` themselves: a copy of one
+    may have its name in a kernel. A problem has a `kind`: "outside" (an address that belongs to no argument), "meets"
+    (an address that another program of the launch uses too), and what is known of it.
 
     Args:
         given: guarded tensors by their names, with what `guarded` gave.
@@ -101,6 +102,7 @@ class Watch:
         self._kernel = ""
         self.launches: list[Launch] = []
         self.loaded: Counter[str] = Counter()
+        self.of_arguments: Counter[str] = Counter()
         self.stored: Counter[str] = Counter()
         self.products: Counter[tuple[int, ...]] = Counter()
         self.readers: dict[str, set[tuple[int, ...]]] = {}
@@ -160,6 +162,8 @@ class Watch:
             for what, counted in (("load", self.loaded), ("store", self.stored)):
                 if use in (what, "update"):
                     counted[region.name] += len(elements) * itemsize
+            if use in ("load", "update") and region.own is not None:
+                self.of_arguments[region.name] += len(elements) * itemsize
             if use == "load":
                 self.readers.setdefault(region.name, set()).add((len(self.launches), *program))
             if met := region.shared(use, elements, _number(program)):

@@ -61,9 +61,9 @@ def backward_mistakes(case: Case, block_q: int = 64, block_k: int = 64) -> Made:
         ),
     }
     if case.Q.shape == case.V.shape == case.K.shape:
-        found["the gradients come in another order: the result is (dQ, dK, dV)"] = lambda: (
-            case.want | {"dQ": case.want["dV"], "dV": case.want["dQ"]}
-        )
+        for other in ("dQ", "dK", "dV"):
+            text = f"the gradients come in another order, and this is {other}: the result is (dQ, dK, dV)"
+            found[text] = lambda other=other: dict.fromkeys(("dQ", "dK", "dV"), case.want[other])  # type: ignore[misc]
     late = {name: np.roll(case.want[name], block_k, -2) for name in ("dK", "dV")}
     found["dK and dV are written one block of keys too late"] = lambda: case.want | late
     if dO.shape[-1] == dO.shape[-2]:

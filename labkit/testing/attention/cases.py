@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -10,8 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.testing.attention.reference import Attention, attention, gradients, random_qkv
-from labkit.testing.compare import NAN_HINT, ROUNDINGS, Mistakes, as_mapping, assert_close, assert_type
+from labkit.testing.compare import (
+    NAN_HINT,
+    TOLERANCE,
+    Mistakes,
+    Tolerance,
+    as_mapping,
+    assert_close,
+    assert_type,
+    noted,
+)
 from labkit.testing.unchanged import copied
+from labkit.testing.wording import sizes_of
 
 DTYPES = (np.float16, np.float32, np.float64)
 Results = dict[str, npt.NDArray[np.floating]]
@@ -71,6 +82,12 @@ class Case:
         """Q, K and V in float64."""
         return tuple(map(numbers, self.inputs))
 
+    def sizes(self) -> str:
+        """The case in words: shapes, dtypes and options."""
+        tensors = {name: getattr(self, name) for name in ("Q", "K", "V", "dO")}
+        options = {"mask": self.mask is not None, "causal": self.causal, "scale": self.scale}
+        return sizes_of(tensors | {name: value for name, value in options.items() if value not in (False, None)})
+
     @property
     def n_queries(self) -> int:
         """N_q."""
@@ -111,7 +128,7 @@ class Case:
         return self.results()
 
     @cached_property
-    def plain(self) -> Results:
+    def baseline(self) -> Results:
         """What a plain computation in the inputs' precision gives.
 
         On tensors: both passes in one tile and in float32, and half precision is rounded at the end of each pass. As
@@ -126,12 +143,15 @@ class Case:
         return scaled_down(made, self.want) if self.Q.dtype.itemsize == 8 else made
 
     @cached_property
-    def roundings(self) -> float:
-        """Units of rounding of the largest value that are allowed besides: twice its largest score, and eight.
+    def tolerance(self) -> Tolerance:
+        """The error allowed of O, P, L and dV: more for large scores."""
+        return TOLERANCE.for_scores(self.scores)
 
-        A score s, a sum, is off by about 2 |s| units, here and in the reference, and its power by as many.
-        """
-        return ROUNDINGS + 2 * float(np.abs(self.scores[np.isfinite(self.scores)]).max(initial=0))
+    def tolerance_of(self, name: str) -> Tolerance:
+        """The error allowed of one result. In dQ and dK terms cancel, whose rounding errors stay."""
+        if name not in ("dQ", "dK"):
+            return self.tolerance
+        return replace(self.tolerance, largest=self.largest_terms[name])
 
     @cached_property
     def largest_terms(self) -> dict[str, float]:
@@ -140,6 +160,10 @@ class Case:
         terms = self.used_scale * self.want["P"] * (np.abs(numbers(self.dO)) @ np.swapaxes(V, -1, -2))
         each = {"dQ": terms @ K, "dK": np.swapaxes(terms, -1, -2) @ Q}
         return {name: float(x.max(initial=0)) for name, x in each.items()}
+
+    def reference_of(self, name: str) -> Callable[..., Any]:
+        """The function that computes one result."""
+        return attention if name in ("O", "P", "L") else gradients
 
     def results(self, *, hidden: npt.ArrayLike | None = None, scale: float | None = None) -> Results:
         """All results in float64, with other keys hidden, or with another scale."""
@@ -175,14 +199,14 @@ class Case:
         def values() -> dict[str, Any]:
             return {text: _of(value, name) for text, value in as_mapping(mistakes).items()}
 
-        with np.errstate(all="ignore"):
+        with noted(self.sizes), np.errstate(all="ignore"):
             assert_close(
                 called,
                 got,
                 self.want[name],
-                plain=self.plain[name],
-                roundings=self.roundings,
-                largest=self.largest_terms[name] if name in ("dQ", "dK") else 0.0,
+                baseline=self.baseline[name],
+                tolerance=self.tolerance_of(name),
+                reference=self.reference_of(name),
                 dtype=dtype,
                 mistakes=values,
                 hint=hint,

@@ -162,7 +162,7 @@ def row_mistakes(case: Case) -> Made:
     if not _without_key(case).any():  # of rows without any key the mistakes below say more
         found |= _large_numbers(case, np.zeros_like(case.hidden))
     if case.hidden.any():
-        found[MAXIMUM_FIRST] = lambda: _of_weights(case, _below_hidden(case, np.zeros_like(case.hidden)))
+        found[MAXIMUM_FIRST] = lambda: _of_weights(case, weights_below_hidden(case, np.zeros_like(case.hidden)))
     else:
         found = {text: made for text, made in found.items() if not text.startswith("hidden scores")}
     if case.Q.ndim > 2:
@@ -189,7 +189,7 @@ def block_mistakes(case: Case, block_q: int, block_k: int) -> Made:
             f"{text}, in the tiles that are computed": made for text, made in _large_numbers(case, skipped).items()
         }
         found[f"{MAXIMUM_FIRST}, in the tiles that are computed"] = lambda: _of_weights(
-            case, _below_hidden(case, skipped)
+            case, weights_below_hidden(case, skipped)
         )
     found["m starts at 0: it must lie below every score"] = lambda: _from_zero(case)
     if (case.scores.max(-1, initial=-np.inf) < MIN_LOG).any():
@@ -238,6 +238,7 @@ def pass_mistakes(case: Case, parts: Sequence[slice]) -> Made:
         "each block is divided by the l known at its time": summed(divide_each=True, divide=False),
         "each block is divided by the l known at its time, and the whole by l once more": summed(divide_each=True),
         "the factor that rescales is upside down: exp(m_new − m_old)": summed(upside_down=True),
+        "the factor that rescales meets the new block, and not what was added up before": summed(swapped=True),
         "each block of keys has a softmax of its own, and their outputs are averaged": lambda: _averaged(case, parts),
         "each block of keys has a softmax of its own, and their outputs are added": lambda: _averaged(
             case, parts, times=len(parts)
@@ -259,6 +260,7 @@ def blockwise(
     divide_each: bool = False,
     guarded: bool = True,
     upside_down: bool = False,
+    swapped: bool = False,
 ) -> Results:
     """One pass over blocks of keys in float64, with the mistakes that are asked for; its weights mean nothing.
 
@@ -273,6 +275,8 @@ def blockwise(
             shift = np.where(np.isneginf(m_new), 0, m_new) if guarded else m_new
             powers, alpha = np.exp(scores - shift), np.exp(m - shift)
             alpha = np.where(m > -np.inf, 1 / alpha, 0) if upside_down else alpha
+            if swapped:
+                powers, alpha = np.where(m > -np.inf, alpha, 1) * powers, np.ones_like(alpha)
             l = (alpha * l if rescale_l else l) + powers.sum(-1, keepdims=True)
             share = powers / np.where(l == 0, 1, l) if divide_each else powers
             o = share @ V + ((alpha * o if rescale_o else o) if add_o else 0)
@@ -388,7 +392,7 @@ def _large_numbers(case: Case, skipped: npt.NDArray[np.bool_]) -> Made:
     return found
 
 
-def _below_hidden(case: Case, skipped: npt.NDArray[np.bool_]) -> npt.NDArray:
+def weights_below_hidden(case: Case, skipped: npt.NDArray[np.bool_]) -> npt.NDArray:
     """Weights from the maximum of hidden scores too, but not of `skipped` ones: what underflows in float32 is lost."""
     scores = np.where(skipped, -np.inf, _all_scores(case))
     powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf)).astype(np.float32) * ~case.hidden

@@ -87,7 +87,7 @@ def attention_cases(
     ]
 
 
-def misfits(Q: Any, K: Any, V: Any, *rest: Any) -> list[tuple[tuple[Any, ...], str, list[str]]]:
+def mismatched_shapes(Q: Any, K: Any, V: Any, *rest: Any) -> list[tuple[tuple[Any, ...], str, list[str]]]:
     """Calls that must be refused, for `assert_refused`: arguments, when that is, and the shapes to be named."""
     narrow, short = K[..., :-1], V[..., :-1, :]
     return [

@@ -73,7 +73,7 @@ def results_once_analyzed(results):
 
 
 @probe
-def drawn(results, given=True, others_current=False):
+def plotted(results, given=True, others_current=False):
     """Call `plot_memory_scaling(results, ax=…)`, or without `ax`: what is then in the Axes drawn in.
 
     With `others_current`, pyplot's current Axes are of a figure made later than the Axes given; what is in them is

@@ -16,7 +16,7 @@ from profiling import (
 from labkit.meters.arrays import BOOKKEEPING_BYTES
 from labkit.testing.attention.cases import Case, array_case, worked_example
 from labkit.testing.attention.mistakes import attention_mistakes, matrix_mistakes
-from labkit.testing.attention.table import attention_cases, misfits
+from labkit.testing.attention.table import attention_cases, mismatched_shapes
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -29,12 +29,12 @@ from labkit.testing.compare import (
     compare_each,
     require,
 )
-from labkit.testing.unchanged import changes_first, left_alone
+from labkit.testing.unchanged import report_mutation_first, unchanged
 
 from .probes import (
     arrays_of_call,
-    drawn,
     measured_in_turn,
+    plotted,
     profile_of_a_generator,
     result_and_weights,
     results_once_analyzed,
@@ -81,17 +81,19 @@ def assert_attention(case, result, hint="", nan_hint="", usual=None):
 
 
 class TestStandardAttention:
+    @pytest.mark.basic
     def test_worked_example(self):
         case = Case(*worked_example())
         given = case.arguments
-        with changes_first(given):
-            assert_attention(case, attend(*given.values()), hint="a step gives other numbers than the handout's")
+        with report_mutation_first(given):
+            assert_attention(case, attend(*given.values()))
 
+    @pytest.mark.basic
     @pytest.mark.parametrize("row", CASES)
     def test_results(self, rng, row):
         case = row.draw(array_case, rng)
         given = case.arguments
-        with changes_first(given):
+        with report_mutation_first(given):
             assert_attention(case, attend(*given.values()), hint=row.hint, nan_hint=row.nan_hint)
 
     @pytest.mark.parametrize("shape", [(12,), (9, 1), (3, 1, 12), (3, 9, 12)], ids=str)
@@ -104,12 +106,12 @@ class TestStandardAttention:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = array_case(rng, n=20, d=8, masked=True).arguments
-        with left_alone(given):
+        with unchanged(given):
             attend(*given.values())
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
-        assert_refused(standard_attention, misfits(*array_case(rng, n_queries=6, n_keys=5, d=8).inputs))
+        assert_refused(standard_attention, mismatched_shapes(*array_case(rng, n_queries=6, n_keys=5, d=8).inputs))
 
     @pytest.mark.robust
     @pytest.mark.parametrize("logit_scale", [1e3, 1e12])
@@ -275,9 +277,11 @@ class TestEstimateAttentionMemory:
     def estimate(self, *args, **kwargs):
         return assert_keys("the result", estimate_attention_memory(*args, **kwargs), ESTIMATED)
 
+    @pytest.mark.basic
     def test_worked_example(self):
         assert_bytes(ESTIMATED, self.estimate(4096, 64), 4096, 64)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(("seq_len", "mib"), [(512, 1), (8192, 256)], ids=["N512", "N8192"])
     def test_table_of_the_handout(self, seq_len, mib):
         stats = self.estimate(seq_len, 64)
@@ -321,6 +325,7 @@ class TestAnalyzeScaling:
         factor = self.analyze(copy.deepcopy(results))["scaling_factor"]
         assert_factor(factor, results, want, usual or {}, rel)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(
         ("lengths", "exponent"),
         [
@@ -335,6 +340,7 @@ class TestAnalyzeScaling:
     def test_growth(self, lengths, exponent):
         self.assert_factor(made_up(lengths, exponent), 2.0**exponent)
 
+    @pytest.mark.basic
     def test_lengths_and_growth_drawn_at_random(self, rng):
         for _ in range(3):
             lengths = rng.choice(np.arange(100, 4000, 7), 4, replace=False)
@@ -381,7 +387,8 @@ class TestAnalyzeScaling:
     @pytest.mark.refuses
     def test_one_length_is_too_few(self):
         for results, when in (({}, "for empty results"), (made_up([64]), "for results of a single length")):
-            assert_raises(ValueError, lambda results=results: analyze_scaling(results), when=when)
+            named = {"results": len(results)}
+            assert_raises(ValueError, lambda results=results: analyze_scaling(results), when=when, mentions=named)
 
     @pytest.mark.robust
     def test_results_are_left_alone(self):
@@ -395,7 +402,7 @@ RESULTS = made_up([64, 512, 128, 256])
 @functools.cache
 def drawn_once(**options):
     """What is in the Axes after drawing RESULTS; drawn once for all tests that look at it."""
-    return drawn(copy.deepcopy(RESULTS), **options)
+    return plotted(copy.deepcopy(RESULTS), **options)
 
 
 class TestPlotMemoryScaling:
@@ -420,6 +427,7 @@ class TestPlotMemoryScaling:
             require(label in axes["lines"], f"no line has the label {label!r}; the labels of the lines: {labels}")
         return axes["lines"]
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(
         ("label", "key"), [("attention weights", "attention_matrix_memory"), ("Q, K, V", "input_memory")]
     )
@@ -434,14 +442,15 @@ class TestPlotMemoryScaling:
             "the values are MB (10⁶ bytes): MiB are 2**20": in_bytes / 1e6,
         }
         want = in_bytes / 2**20
-        assert_close(f"y of {label!r}", np.asarray(y, float), want, plain=want.astype(np.float32), mistakes=usual)
+        assert_close(f"y of {label!r}", np.asarray(y, float), want, baseline=want.astype(np.float32), mistakes=usual)
 
+    @pytest.mark.basic
     def test_lengths_drawn_at_random(self, rng):
         results = made_up([int(n) for n in rng.choice(np.arange(60, 4000), 4, replace=False)])
-        x, y = self.lines(drawn(copy.deepcopy(results)))["attention weights"]
+        x, y = self.lines(plotted(copy.deepcopy(results)))["attention weights"]
         assert_equal("x of 'attention weights'", [int(n) for n in x], sorted(results))
         want = np.array([results[n]["attention_matrix_memory"] for n in sorted(results)]) / 2**20
-        assert_close("y of 'attention weights'", np.asarray(y, float), want, plain=want.astype(np.float32))
+        assert_close("y of 'attention weights'", np.asarray(y, float), want, baseline=want.astype(np.float32))
 
     def test_both_axes_are_logarithmic_to_base_2(self):
         for axes, why in self.drawn_twice():

@@ -137,14 +137,15 @@ class PacedSteps:
     """Steps of attention that take given times, by a clock instead of those of `time`.
 
     The n-th step without a tracker takes `forward_ms[n]` and `backward_ms[n]`; `taken_ms` has a list of the two for
-    each. `n_forward` and `n_backward` count the passes of all steps.
+    each. `n_forward` and `n_backward` count the passes of all steps, `n_fresh` those without a tracker whose inputs
+    have no gradient yet.
     """
 
     def __init__(self, forward_ms, backward_ms):
         self.forward_ms, self.backward_ms = forward_ms, backward_ms
         self.now_ns = 10**12
         self.taken_ms = []
-        self.n_forward = self.n_backward = 0
+        self.n_forward = self.n_backward = self.n_fresh = 0
 
     @contextlib.contextmanager
     def pace(self, namespace):
@@ -153,7 +154,12 @@ class PacedSteps:
         clocks |= dict.fromkeys((f"{name}_ns" for name in CLOCKS), lambda: self.now_ns)
         originals = {getattr(time, name): clock for name, clock in clocks.items()}
         imported = {name: value for name, value in namespace.items() if callable(value) and value in originals}
-        forward, backward = _after(self._forward, torch.Tensor.exp), _after(self._backward, torch.autograd.backward)
+        forward, original = _after(self._forward, torch.Tensor.exp), torch.autograd.backward
+
+        def backward(tensors, *args, **kwargs):
+            self._backward(tensors)
+            return original(tensors, *args, **kwargs)
+
         drawn = {name: _after(self._draw, getattr(torch, name)) for name in ("rand", "randn")}
         with (
             patch.multiple(time, **clocks),
@@ -174,8 +180,10 @@ class PacedSteps:
         self.n_forward += 1
         self._take(self.forward_ms, is_new_step=True)
 
-    def _backward(self):
+    def _backward(self, loss):
         self.n_backward += 1
+        if not torch._C._len_torch_dispatch_stack():
+            self.n_fresh += all(leaf.grad is None for leaf in _leaves(loss))
         self._take(self.backward_ms, is_new_step=False)
 
     def _take(self, costs_ms, is_new_step):
@@ -188,6 +196,19 @@ class PacedSteps:
             cost_ms = costs_ms[min(len(self.taken_ms), len(costs_ms)) - 1]
             self.taken_ms[-1].append(cost_ms)
             self.now_ns += round(cost_ms * 10**6)
+
+
+def _leaves(loss):
+    """The tensors whose gradients a backward pass from `loss` adds up."""
+    loss = loss if isinstance(loss, torch.Tensor) else loss[0]
+    found, seen, left = [], set(), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            left += [each for each, _ in node.next_functions]
+    return found
 
 
 def _after(note, function):

@@ -54,7 +54,7 @@ def nothing_left_on(after):
 def assert_passes_on(call, when):
     """Fail unless `call` lets a KeyError pass, raised as `when` says, and leaves no mode or hook active."""
     with nothing_left_on("an exception"):
-        assert_raises(KeyError, call, when=when)
+        assert_raises(KeyError, call, when=when, mentions=())
 
 
 def peak_and_result(got):
@@ -78,7 +78,7 @@ def assert_prediction(got, shape, itemsize=4):
     exact |= {"argmax": 8 * batch * n, "row_sums": batch * n * itemsize, "loss": itemsize}
     for name, nbytes in want.items():
         if name in TOTALS:
-            mistakes = _left_out(name, want)
+            mistakes = _left_out(name, want, _rounded(step_memory(shape, name, dtype_bytes=itemsize, round_to=1)))
         else:
             mistakes = {
                 "the batch is left out": of_one_entry[name],
@@ -96,8 +96,8 @@ def assert_prediction(got, shape, itemsize=4):
         assert_bytes(f"{name} {where}", got[name], nbytes, wrong)
 
 
-def _left_out(name, want):
-    """What a total comes to where one of its parts is left out, or counted twice."""
+def _left_out(name, want, unrounded):
+    """What a total comes to where one of its parts is left out, or counted twice, or is not rounded, `unrounded`."""
     square, argmax, sums = (want[part] for part in ("scores", "argmax", "row_sums"))
     found = {
         "one (B, N, N) array too few is counted": want[name] - square,
@@ -106,11 +106,13 @@ def _left_out(name, want):
         "the argmax is left out": want[name] - argmax,
         "the row sums are left out": want[name] - sums,
         "the argmax and the row sums are left out": want[name] - argmax - sums,
+        "the total is rounded up to 512 bytes, and not each tensor": unrounded,
     }
     if name != "saved":
         text = "the gradients, as large as the inputs, or the inputs are left out"
         found[text] = want[name] - want["inputs"]
         found["a loss, or the gradient of the loss, is left out"] = want[name] - want["loss"]
+        found["the workspace is left out"] = want[name] - want["workspace"]
     if name == "step_peak":
         found["the moments of the backward pass are left out"] = want["forward_peak"]
     return found
@@ -199,6 +201,8 @@ def assert_memory_columns(row):
                 first: want - (3 * tall + loss) / MIB,
                 "there are no gradients: .grad stays from step to step": want - 3 * tall / MIB,
                 "what is alive at the step's start is subtracted": want - (6 * tall + loss) / MIB,
+                "what is alive at the step's start is subtracted, and the workspace left out": want
+                - (6 * tall + loss + CUDA_WORKSPACE_BYTES) / MIB,
                 "it is read after backward(): the peak is that of both passes": of_the_step,
             }
         if device == "meta":

@@ -14,7 +14,7 @@ from labkit.testing.attention.cases import array_case
 from labkit.testing.attention.mistakes import pass_mistakes, scale_mistakes
 from labkit.testing.compare import (
     NAN_HINT,
-    ROUNDINGS,
+    TOLERANCE,
     as_array,
     assert_close,
     assert_dtype,
@@ -123,20 +123,25 @@ def softmax_of_row(x, dtype=np.float64):
     return powers / np.where(l == 0, 1, l)[..., None], m, l
 
 
+def weights_tolerance(x):
+    """The error allowed of weights computed as exp(x − L), with a log-sum-exp L in float32 at least."""
+    return TOLERANCE if x.dtype == np.float16 else TOLERANCE.for_scores(x)
+
+
 def finite(m):
     """`m` with 0 for −inf."""
     return np.where(np.isneginf(m), 0, m)
 
 
-def assert_near(name, got, want, plain, mistakes, hint="", dtype=None, roundings=ROUNDINGS, nan_hint=""):
+def assert_near(name, got, want, baseline, mistakes, hint="", dtype=None, tolerance=TOLERANCE, nan_hint=""):
     """As `assert_close`, where the hint is for NaN too, and `mistakes()` are made only when something is off."""
     with np.errstate(all="ignore"):
         assert_close(
             name,
             got,
             want,
-            plain=plain,
-            roundings=roundings,
+            baseline=baseline,
+            tolerance=tolerance,
             dtype=dtype,
             mistakes=mistakes,
             hint=hint,
@@ -144,7 +149,7 @@ def assert_near(name, got, want, plain, mistakes, hint="", dtype=None, roundings
         )
 
 
-def assert_parts(names, got, want, plain, mistakes, hint=""):
+def assert_parts(names, got, want, baseline, mistakes, hint=""):
     """Compare the parts of a tuple by their names; mistakes are tuples of the same parts."""
 
     def check(name):
@@ -153,8 +158,8 @@ def assert_parts(names, got, want, plain, mistakes, hint=""):
         def of_this_part():
             return {cause: values[i] for cause, values in mistakes().items()}
 
-        assert_near(name, got[i], want[i], plain[i], of_this_part, hint)
-        assert_dtype(name, as_array(name, got[i]), np.asarray(plain[i]).dtype)
+        assert_near(name, got[i], want[i], baseline[i], of_this_part, hint)
+        assert_dtype(name, as_array(name, got[i]), np.asarray(baseline[i]).dtype)
 
     compare_each(names, check)
 
@@ -194,9 +199,16 @@ def stats_mistakes(blocks):
     above_0 = np.maximum(m, 0)
     top, of_last = x.max(initial=-np.inf), softmax_of_row(blocks[-1])[1]
     sums = [powers.sum(-1) for powers in _powers_at_the_time(blocks)]
+    known = np.stack([softmax_of_row(block)[1] for block in blocks])
+    so_far = np.maximum.accumulate(known)
+    factors = np.exp(so_far[:-1] - finite(so_far[1:]))
+    swapped = sums[0] + sum(
+        f * s for f, s in zip(np.where(np.isneginf(so_far[:-1]), 1, factors), sums[1:], strict=True)
+    )
     return {
         "l is not rescaled when the maximum moves": (m, np.asarray(sum(sums))),
         "l keeps only the last block": (m, sums[-1]),
+        "the factor that rescales meets the new block, and not the l before": (m, np.asarray(swapped)),
         "m starts at 0: it must lie below every score": (above_0, np.exp(x - above_0[..., None]).sum(-1)),
         "l comes first: the result is (m, l)": (l, m),
         "the maximum is that of the last block": (of_last, np.exp(x - finite(of_last)[..., None]).sum(-1)),
@@ -263,9 +275,9 @@ def output_mistakes(case, lengths):
 
 def assert_output(case, got, lengths=None, hint="", nan_hint=""):
     """Compare the output of one query, whose keys come in blocks of these lengths, and name a known mistake."""
-    want, plain = (made["O"][..., 0, :] for made in (case.want, case.plain))
+    want, baseline = (made["O"][..., 0, :] for made in (case.want, case.baseline))
     usual = functools.partial(output_mistakes, case, lengths or three_lengths(case.n_keys))
-    assert_near("the output", got, want, plain, usual, hint, case.Q.dtype, case.roundings, nan_hint)
+    assert_near("the output", got, want, baseline, usual, hint, case.Q.dtype, case.tolerance, nan_hint)
 
 
 # States
@@ -323,5 +335,5 @@ def merge_mistakes(state_a, state_b, want):
 def assert_state(got, want, dtype, mistakes=dict, hint=""):
     """Compare a state in `dtype` with `want`, a state in float64, each part by its name."""
     got = assert_tuple("merge_states's result", got, ("m", "l", "o"))
-    plain = [np.asarray(part).astype(dtype) for part in want]
-    assert_parts("mlo", got, want, plain, mistakes, hint)
+    baseline = [np.asarray(part).astype(dtype) for part in want]
+    assert_parts("mlo", got, want, baseline, mistakes, hint)

@@ -89,6 +89,7 @@ def exponents_of_stand_ins(seed, Ns, ds, sram_sizes):
             if n % 3 == 0:
                 machine.store(O, np.s_[:], tile)
         call = {"shapes": [x.shape for x in (Q, K, V)], "dtype": str(Q.dtype), "blocks": (block_q, block_k)}
+        call["loaded"] = machine.loaded
         calls.append({**call, "sram_bytes": machine.sram_bytes, "before": before, "traffic": machine.traffic - before})
         return machine.allocate(Q.shape, np.float32)
 

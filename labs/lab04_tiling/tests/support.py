@@ -48,6 +48,10 @@ def count_mistakes(N_q, N_k, block_q, block_k, causal):
             lambda first, last, key: key < first + block_q
         ),
         "the diagonal is counted from the bottom right": tiles_where(lambda first, last, key: key <= last + N_k - N_q),
+        "a tile whose first key is the last query's own is left out": tiles_where(lambda first, last, key: key < last),
+        "a tile is counted whose first key comes one after the last query": tiles_where(
+            lambda first, last, key: key <= last + 1
+        ),
         "tile (I, J) is counted when J ≤ I, which is right for square tiles only": tiles_where(
             lambda first, last, key: key // block_k <= first // block_q
         ),
@@ -212,11 +216,16 @@ def assert_fits(blocks, sram_bytes, d, dtype_bytes=4, cause=""):
 def assert_makes_use(blocks, sram_bytes, d, dtype_bytes):
     """For a long sequence, one order of the loops must move little with these blocks."""
     N = 1 << 16
-    moved = min(form(N, N, d, d, *blocks).total for form in (queries_outside_traffic, keys_outside_traffic))
+    moved = traffic_of_best_order(blocks, N, d)
     name = f"the traffic with blocks of {blocks[0]} × {blocks[1]}, {sram_bytes:,} B of SRAM, d = {d}, in units of what "
     hint = "One block size decides the traffic (block_q with queries outside): it must grow as SRAM does"
     ratio = round(moved / least_traffic(N, sram_bytes, d, dtype_bytes), 2)
     assert_at_most(f"{name}the best blocks move,", ratio, WASTE, unit="", hint=hint)
+
+
+def traffic_of_best_order(blocks, N, d):
+    """The bytes, of 4-byte elements, that tiled attention of N tokens moves with these blocks at the least."""
+    return min(form(N, N, d, d, *blocks).total for form in (queries_outside_traffic, keys_outside_traffic))
 
 
 def least_traffic(N, sram_bytes, d, dtype_bytes):
@@ -231,8 +240,8 @@ def least_traffic(N, sram_bytes, d, dtype_bytes):
 # Exponents
 
 
-def assert_calls(calls, grid):
-    """The calls that io_exponents made of tiled_traffic must be as the handout says; {(N, d, M): bytes moved}."""
+def assert_calls(calls, grid, counter):
+    """The calls that io_exponents made of tiled_traffic must be as the handout says; {(N, d, M): `counter`'s bytes}."""
     message = "tiled_traffic was never called: the exponents are to be measured on machines, not known beforehand"
     require(calls, message)
     used = any(call["before"] for call in calls)
@@ -245,14 +254,14 @@ def assert_calls(calls, grid):
         require(as_expected, f"Q, K, V are {shapes} of {call['dtype']}: expected (N, d), float32")
         message = "blocks of {} × {} are not those of choose_blocks({}, {})".format(*call["blocks"], M, d)
         require(tuple(call["blocks"]) == (M % 7 + 1, d % 5 + 1), message)
-        counted[N, d, M] = call["traffic"]
+        counted[N, d, M] = call[counter]
     missing = set(itertools.product(*grid)) - set(counted)
     message = f"{len(missing)} combinations were never run, e.g. (N, d, M) = {min(missing, default=0)}"
     require(not missing, message)
     return counted
 
 
-def _other_fits(settings, moved):
+def _other_fits(settings, moved, loaded):
     """Usual mistakes in the fit → the exponents that each leads to."""
 
     def fit(columns, values):
@@ -262,19 +271,21 @@ def _other_fits(settings, moved):
     return {
         "the fit has no constant: traffic ≈ constant · N^a · d^b · M^c": fit(settings, moved),
         "the traffic itself is fitted, and not its logarithm": fit(with_constant, np.exp(moved)),
+        "machine.loaded is fitted: the traffic is what was loaded and what was stored": fit(with_constant, loaded),
     }
 
 
-def assert_exponents(got, counted, why):
+def assert_exponents(got, calls, grid, why):
     """The exponents are those of least squares: what they leave of the logarithms is level along each of N, d and M.
 
-    `counted` is {(N, d, M): bytes} for every combination, so that N, d and M vary independently.
+    `calls` are those of every combination in `grid`, so that N, d and M vary independently.
     """
+    counted, counted_loads = assert_calls(calls, grid, "traffic"), assert_calls(calls, grid, "loaded")
     got = assert_keys("io_exponents's result", got, ("N", "d", "M"))
     for name in "NdM":
         assert_type(f"the exponent of {name}", got[name], (float, np.floating), "a float")
-    settings, moved = np.log(list(counted)), np.log(list(counted.values()))
-    for text, fitted in _other_fits(settings, moved).items():
+    settings, moved, loaded = (np.log(list(each)) for each in (counted, counted.values(), counted_loads.values()))
+    for text, fitted in _other_fits(settings, moved, loaded).items():
         alike = np.allclose([float(got[name]) for name in "NdM"], fitted, rtol=1e-6, atol=1e-9)
         require(not alike, f"the exponents are off\nThat is exactly what comes out when {text}")
     left = moved - settings @ [float(got[name]) for name in "NdM"]

@@ -42,6 +42,13 @@ def step_of_apply(kind, Q, K, V, dO, causal=False, **options):
 
 
 @probe
+def step_through(function, Q, K, V, dO):
+    """The output and the gradients of Q, K and V through `function.apply`; None for those that never arrived."""
+    O, _, gradients = step(function.apply, (Q, K, V), dO)
+    return O, *(gradients or [None] * 3)
+
+
+@probe
 def output_of_apply(Q, K, V, *is_causal):
     """The output."""
     return FlashAttention.apply(Q, K, V, *is_causal)

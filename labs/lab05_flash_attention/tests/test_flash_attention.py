@@ -10,9 +10,10 @@ from flash_attention import FlashAttention, flash_backward, flash_forward
 from labkit.meters.tensors import CudaMeter
 from labkit.testing.attention.cases import numbers, tensor_case
 from labkit.testing.attention.reference import gradients_with_penalty
-from labkit.testing.attention.table import SHORT_SUMS, attention_cases, misfits
+from labkit.testing.attention.table import SHORT_SUMS, attention_cases, mismatched_shapes
 from labkit.testing.compare import (
     NAN_FROM_EMPTY,
+    Tolerance,
     assert_at_most,
     assert_close,
     assert_raises,
@@ -21,7 +22,7 @@ from labkit.testing.compare import (
     require,
     require_at_most,
 )
-from labkit.testing.unchanged import changes_first, left_alone
+from labkit.testing.unchanged import report_mutation_first, unchanged
 from labkit.testing.work import WHOLE_MATRIX, assert_largest_stays, assert_small, entries
 
 from .probes import (
@@ -31,6 +32,7 @@ from .probes import (
     output_of_apply,
     saved_by_apply,
     step_of_apply,
+    step_through,
 )
 from .support import (
     GRADIENTS,
@@ -69,14 +71,16 @@ SUM_OF_O = "dO of O.sum() is one number, expanded: a view with strides of 0"
 
 
 class TestFlashForward:
+    @pytest.mark.basic
     def test_worked_example(self):
-        measure("flash_forward", worked_case, 1, 1, hint="a step gives other numbers than the handout's")
+        measure("flash_forward", worked_case, 1, 1)
 
+    @pytest.mark.basic
     @every_case
     def test_results(self, rng, row):
         case = row.draw(tensor_case, rng)
         given = case.arguments
-        with changes_first(given):
+        with report_mutation_first(given):
             result = flash_forward(*given.values(), case.causal, 16, 24)
             assert_forward(case, result, 16, 24, hint=row.hint, nan_hint=row.nan_hint)
 
@@ -85,7 +89,7 @@ class TestFlashForward:
     def test_blocks_that_do_not_divide(self, rng, blocks, causal):
         case = tensor_case(rng, n_queries=65, n_keys=59, d=8, causal=causal)
         given = case.arguments
-        with changes_first(given):
+        with report_mutation_first(given):
             result = flash_forward(*given.values(), causal, *blocks)
             assert_forward(case, result, *blocks, hint="the last block may be smaller")
 
@@ -113,12 +117,12 @@ class TestFlashForward:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = tensor_case(rng, n=20, d=8).arguments
-        with left_alone(given):
+        with unchanged(given):
             flash_forward(*given.values())
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
-        assert_refused(flash_forward, misfits(*tensor_case(rng, n_queries=6, n_keys=5, d=8).inputs))
+        assert_refused(flash_forward, mismatched_shapes(*tensor_case(rng, n_queries=6, n_keys=5, d=8).inputs))
 
     @bad_blocks
     @pytest.mark.refuses
@@ -165,14 +169,16 @@ class TestFlashForward:
 
 
 class TestFlashBackward:
+    @pytest.mark.basic
     def test_worked_example(self):
-        measure("flash_backward", worked_case, 1, 1, hint="a step gives other numbers than the handout's")
+        measure("flash_backward", worked_case, 1, 1)
 
+    @pytest.mark.basic
     @every_case
     def test_results(self, rng, row):
         case = row.draw(tensor_case, rng)
         given = case.backward_arguments
-        with changes_first(given):
+        with report_mutation_first(given):
             result = flash_backward(*given.values(), case.causal, 16, 24)
             assert_backward(case, result, 16, 24, hint=row.hint, nan_hint=row.nan_hint)
 
@@ -182,7 +188,7 @@ class TestFlashBackward:
         case = tensor_case(rng, n_queries=65, n_keys=59, d=8, causal=causal)
         given = case.backward_arguments
         hint = "each tile adds to dQ in the rows of its queries, and to dK and dV in the rows of its keys"
-        with changes_first(given):
+        with report_mutation_first(given):
             result = flash_backward(*given.values(), causal, *blocks)
             assert_backward(case, result, *blocks, hint=hint)
 
@@ -255,13 +261,13 @@ class TestFlashBackward:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         given = tensor_case(rng, n=20, d=8).backward_arguments
-        with left_alone(given):
+        with unchanged(given):
             flash_backward(*given.values())
 
     @pytest.mark.refuses
     def test_shapes_that_do_not_fit(self, rng):
         given = tensor_case(rng, n_queries=6, n_keys=5, d=8).backward_arguments
-        assert_refused(flash_backward, misfits(*given.values()))
+        assert_refused(flash_backward, mismatched_shapes(*given.values()))
 
     @bad_blocks
     @pytest.mark.refuses
@@ -311,14 +317,16 @@ class TestFlashBackward:
 
 
 class TestFlashAttention:
+    @pytest.mark.basic
     def test_worked_example(self):
-        measure_step(worked_case, hint="a step gives other numbers than the handout's")
+        measure_step(worked_case)
 
+    @pytest.mark.basic
     @every_case
     def test_results(self, rng, row):
         case = row.draw(tensor_case, rng)
         given = case.arguments
-        with changes_first(given):
+        with report_mutation_first(given):
             O, _, found = step_of_apply("step", *given.values(), case.dO, case.causal)
             assert_output(case, O, hint=row.hint, nan_hint=row.nan_hint)
             assert_gradients(case, arrived(found), hint=row.hint, nan_hint=row.nan_hint)
@@ -330,6 +338,14 @@ class TestFlashAttention:
         O, _, found = step_of_apply("step", *case.inputs, case.dO, causal, on_nan=True)
         assert_output(case, O, nan_hint=NAN_FROM_EMPTY)
         assert_gradients(case, arrived(found), nan_hint=NAN_FROM_EMPTY)
+
+    @pytest.mark.parametrize("far", [1e3, 1e7, 1e10])
+    @pytest.mark.robust
+    def test_hidden_keys_do_not_leak(self, rng, far):
+        case = tensor_case(rng, n=24, d=8, causal=True, dtype=torch.float64)
+        case.Q[:, 0], case.K[:, 0] = far, -1  # every score is far below 0, by nearly the same amount
+        O, _, gradients = step_of_apply("step", *case.inputs, case.dO, True)
+        assert_hidden_keys_do_not_leak(case, ("O", *GRADIENTS), (O, *gradients), far)
 
     def test_is_causal_may_be_left_out(self, rng):
         case = tensor_case(rng, n=40, d=8)
@@ -362,7 +378,16 @@ class TestFlashAttention:
         for name, got, exact, first in zip(GRADIENTS, second, want, alone, strict=True):
             name, atol = f"{name} of a loss with a penalty on its own gradients", 4e-7 * np.abs(exact).max()
             left_out = "the penalty is left out: backward's results come without a graph, and without an error"
-            assert_close(name, got, exact, plain=exact, atol=atol, mistakes={left_out: first}, hint=hint)
+            assert_close(
+                name,
+                got,
+                exact,
+                baseline=exact,
+                tolerance=Tolerance(atol=atol),
+                reference=gradients_with_penalty,
+                mistakes={left_out: first},
+                hint=hint,
+            )
 
     @pytest.mark.robust
     def test_one_input_in_three_places(self, rng):
@@ -370,7 +395,7 @@ class TestFlashAttention:
         case.K = case.V = case.Q
         gradient = gradient_of_one_input(case.Q, case.dO)
         case.want["dX"] = sum(case.want[name] for name in GRADIENTS)
-        case.plain["dX"] = sum(case.plain[name] for name in GRADIENTS)
+        case.baseline["dX"] = sum(case.baseline[name] for name in GRADIENTS)
         alone = {f"only {name} arrives": case.want[name] for name in GRADIENTS}
         case.check("dX", gradient, alone, hint="X is query, key and value: its gradient is dQ + dK + dV")
 
@@ -420,7 +445,7 @@ class TestFlashAttention:
     @pytest.mark.robust
     def test_arguments_are_left_alone(self, rng):
         case = tensor_case(rng, n=40, d=8)
-        with left_alone({"Q": case.Q, "K": case.K, "V": case.V, "dO": case.dO}):
+        with unchanged({"Q": case.Q, "K": case.K, "V": case.V, "dO": case.dO}):
             output, O_now, _ = step_of_apply("step", *case.inputs, case.dO, case.causal)
             assert_output(case, output)
         assert_unchanged("O", O_now, output)
@@ -461,6 +486,14 @@ class TestFlashAttention:
             return
         for name, counts in long_step(1024, causal).items():
             assert_small(name, counts, largest=2**17, peak=1024 * 1024 // 2)
+
+    @pytest.mark.cost
+    @pytest.mark.memory_limit(mib=8)
+    def test_no_matrix_seen_from_outside(self, memory_limit):
+        Q, K, V, dO = large_inputs(2048)
+        O, L = large_forward(Q, K, V)
+        got = memory_limit(step_through, FlashAttention, Q, K, V, dO)
+        assert_large(("O", *GRADIENTS), got, (O, *large_backward(Q, K, V, O, L, dO)), "tiles of the function's choice")
 
     @pytest.mark.parametrize(
         ("sizes", "causal", "side"),

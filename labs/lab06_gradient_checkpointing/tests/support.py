@@ -54,15 +54,15 @@ def assert_gradients(got, fn, args, factors, *, mistakes=None, hint="", lost="")
 
     `mistakes` are gradients that usual mistakes lead to, `lost` is why a gradient may be missing.
     """
-    exact, plain = (gradients(fn, args, factors, dtype) for dtype in (torch.float64, torch.float32))
+    exact, baseline = (gradients(fn, args, factors, dtype) for dtype in (torch.float64, torch.float32))
     for i, (name, want) in enumerate(exact.items()):
         if want is None:
             continue
         called, found = f"the gradient of {name.replace('_', ' ')}", got[i] if got else None
         require(found is not None, f"{called} is None\nUsual cause: {lost or hint}")
         known = {text: numbers(each[name]) for text, each in (mistakes or {}).items() if each[name] is not None}
-        rounded = numbers(plain[name])
-        assert_close(called, found, numbers(want), plain=rounded, dtype=args[name].dtype, mistakes=known, hint=hint)
+        rounded = numbers(baseline[name])
+        assert_close(called, found, numbers(want), baseline=rounded, dtype=args[name].dtype, mistakes=known, hint=hint)
 
 
 def assert_mask(name, made, x, **options):
@@ -71,7 +71,7 @@ def assert_mask(name, made, x, **options):
     require(0 in np.asarray(want), f"nothing is dropped by {name}: fn was not run")
     require(made.gradients, f"the gradient of x is None\nUsual cause: {NO_WAY_BACK}")
     name = f"the gradient of {name}, which is the mask,"
-    assert_close(name, made.gradients[-1][0], want / numbers(x), plain=want / numbers(x), **options)
+    assert_close(name, made.gradients[-1][0], want / numbers(x), baseline=want / numbers(x), **options)
 
 
 def same_states(some, others):

@@ -24,7 +24,7 @@ from labkit.testing.compare import (
     require,
     require_at_most,
 )
-from labkit.testing.unchanged import copied, left_alone
+from labkit.testing.unchanged import copied, unchanged
 
 from .probes import (
     borrowed,
@@ -144,6 +144,7 @@ class Recomputation:
         require(made.all_calls > made.calls, "fn does not run again: the forward pass kept what backward needs")
         return made
 
+    @pytest.mark.basic
     def test_result_and_gradient(self, rng):
         def fn(run, x):
             return run(deep, x)
@@ -151,8 +152,8 @@ class Recomputation:
         x, factors = random(rng, 7, 5), [random(rng, 7, 5, grad=False)]
         made = self.passes(fn, factors, x=x)
         assert_type("the result", made.results, torch.Tensor, "the tensor that fn returns")
-        exact, plain = (numbers(deep(x.to(dtype))) for dtype in (torch.float64, torch.float32))
-        assert_close("the result", made.results, exact, plain=plain, dtype=torch.float32)
+        exact, baseline = (numbers(deep(x.to(dtype))) for dtype in (torch.float64, torch.float32))
+        assert_close("the result", made.results, exact, baseline=baseline, dtype=torch.float32)
         require(made.requires_grad, "the result does not require grad though the argument does")
         twice = "fn runs again on arguments that are not detached: their gradient arrives twice"
         mistakes = {"the gradient of the result is taken to be 1": [torch.ones(7, 5)], twice: [2 * factors[0]]}
@@ -160,6 +161,7 @@ class Recomputation:
         hint = "fn runs again on other numbers than the arguments given"
         self.check(fn, factors, args={"x": x}, mistakes=mistakes, hint=hint, lost=lost)
 
+    @pytest.mark.basic
     def test_arguments_and_results_of_all_kinds(self, rng):
         args = {
             **{"a": random(rng, 5, 3), "power": 2, "b": random(rng, 3, 4), "names": ("x", "y")},
@@ -178,10 +180,10 @@ class Recomputation:
 
         made = self.check(fn, factors, args=args, mistakes=mistakes, hint=hint)
         results = assert_tuple("the result", made.results, ("product", "sums", "positions"))
-        exact, plain = mixed(**copies(args, torch.float64)), mixed(**args)
-        for name, got, want, rounded in zip(("product", "sums"), results, exact, plain, strict=False):
-            assert_close(name, got, numbers(want), plain=numbers(rounded), dtype=torch.float32)
-        require(torch.equal(results[2], plain[2]), "the third result, of integers, is not what fn returns")
+        exact, baseline = mixed(**copies(args, torch.float64)), mixed(**args)
+        for name, got, want, rounded in zip(("product", "sums"), results, exact, baseline, strict=False):
+            assert_close(name, got, numbers(want), baseline=numbers(rounded), dtype=torch.float32)
+        require(torch.equal(results[2], baseline[2]), "the third result, of integers, is not what fn returns")
         require(made.gradients[-1][4] is None, "an argument that needs no gradient was given one")
 
     @pytest.mark.robust
@@ -206,7 +208,7 @@ class Recomputation:
 
     def test_arguments_are_left_alone(self, rng):
         args = {"x": random(rng, 5), "data": random(rng, 5, grad=False)}
-        with left_alone(args):
+        with unchanged(args):
             made = self.passes(lambda run, x, data: run(lambda x, data: torch.sin(x) * data, x, data), **args)
         for name, needs, needs_now in zip(args, (True, False), made.needs, strict=True):
             message = f"requires_grad of {name}, an argument, was changed to {not needs}"
@@ -346,7 +348,7 @@ class Recomputation:
         want, again = (numbers(gradient[0]) for gradient in made.gradients)
         hint = "the second backward starts from what the first has left, not from the saved arguments, detached afresh"
         mistakes = {"the first backward's gradient is added to it": 2 * want}
-        assert_close("the gradient of x in a second backward", again, want, plain=want, mistakes=mistakes, hint=hint)
+        assert_close("the gradient of x in a second backward", again, want, baseline=want, mistakes=mistakes, hint=hint)
 
     @pytest.mark.parametrize("changed", ["data", "rows"])
     def test_argument_changed_before_backward(self, rng, changed):
@@ -358,7 +360,7 @@ class Recomputation:
         args = {"x": random(rng, 5), "data": random(rng, 5, grad=False), "rows": torch.tensor([4, 0, 0, 1, 2])}
         kind = {"data": "of numbers that need no gradient", "rows": "of integers"}[changed]
         when = f"when an argument {kind} was changed in place before backward (ctx.save_for_backward notices it)"
-        assert_raises(RuntimeError, lambda: self.passes(fn, **args).gradients, when=when)
+        assert_raises(RuntimeError, lambda: self.passes(fn, **args).gradients, when=when, mentions=())
 
     @pytest.mark.parametrize("first", ["grad", "backward"])
     def test_second_derivatives(self, rng, first):
@@ -387,7 +389,7 @@ class Recomputation:
         cause = "backward cannot tell who called it; torch.autograd._is_checkpoint_valid() can: where it is False, "
         require(of_parameter is None, f"{message}\nUsual cause: {cause}raise a RuntimeError")
         if gradient is not None:
-            assert_close("the gradient of x by torch.autograd.grad", gradient, numbers(w), plain=numbers(w))
+            assert_close("the gradient of x by torch.autograd.grad", gradient, numbers(w), baseline=numbers(w))
 
     @pytest.mark.parametrize(
         ("dtype", "forward_under", "backward_under"),
@@ -409,7 +411,7 @@ class Recomputation:
             hint = "autocast was off in the forward pass, and is not switched off when fn runs again"
         wanted = [f"torch.{dtype if forward_under else 'float32'}"] * 2
         assert_equal("the dtypes that fn computes in, in the two passes,", dtypes, wanted, hint=hint)
-        assert_close("the gradient of x under autocast", gradient, numbers(want), plain=numbers(want), hint=hint)
+        assert_close("the gradient of x under autocast", gradient, numbers(want), baseline=numbers(want), hint=hint)
 
     @pytest.mark.gpu
     def test_dropout_on_cuda(self, rng):
@@ -488,7 +490,7 @@ class TestCheckpoint(Recomputation):
         want, name = numbers(torch.sin(data) * 2), "the gradient of a weight behind a function without any"
         require(made.of_factors[0] is not None, f"{name} is None")
         hint = "backward may find no result that requires grad, and has nothing to do then"
-        assert_close(name, made.of_factors[0], want, plain=want, hint=hint)
+        assert_close(name, made.of_factors[0], want, baseline=want, hint=hint)
 
     def test_no_grad(self, rng):
         x = random(rng, 64, 256)
@@ -538,6 +540,7 @@ splits = pytest.mark.parametrize(
 class TestCheckpointSequential:
     """A chain, divided into segments."""
 
+    @pytest.mark.basic
     @splits
     def test_result_and_gradients(self, rng, n, segments):
         chain, x, factors = Chain(rng, n), random(rng, 5, 6), [random(rng, 5, 6, grad=False)]
@@ -545,11 +548,12 @@ class TestCheckpointSequential:
         want = numbers(chained(x.double(), *(shift.double() for shift in chain.shifts)))
         hint = "a lambda made in a loop sees the last segment's functions: fix them when it is checkpointed"
         name = f"the result of {n} functions in {segments} segments"
-        plain = numbers(chained(x, *chain.shifts))
+        baseline = numbers(chained(x, *chain.shifts))
         order = "the order is another, or what one segment returns is not what the next is given"
-        assert_close(name, made.results, want, plain=plain, dtype=torch.float32, hint=order)
+        assert_close(name, made.results, want, baseline=baseline, dtype=torch.float32, hint=order)
         chain.assert_gradients(made, x, factors, hint=hint, lost="what one segment hands to the next was detached")
 
+    @pytest.mark.basic
     @splits
     def test_every_function_runs_once_more(self, rng, n, segments):
         made = Chain(rng, n).passes(segments, random(rng, 5, 6))
@@ -593,8 +597,8 @@ class TestCheckpointSequential:
         result, gradient = large_sequence(made, 2, x)
         want = made(x)
         (of_x,) = torch.autograd.grad(want.sum(), x)
-        assert_close("the result of a torch.nn.Sequential", result, numbers(want), plain=numbers(want))
-        assert_close("the gradient of x", gradient, numbers(of_x), plain=numbers(of_x))
+        assert_close("the result of a torch.nn.Sequential", result, numbers(want), baseline=numbers(want))
+        assert_close("the gradient of x", gradient, numbers(of_x), baseline=numbers(of_x))
 
     @pytest.mark.cost
     @pytest.mark.parametrize(("n", "segments"), [(64, 8), (36, 12)])

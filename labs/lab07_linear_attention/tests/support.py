@@ -9,6 +9,8 @@ import torch
 from labkit.testing.attention.reference import random_qkv
 from labkit.testing.attention.table import attention_cases
 from labkit.testing.compare import (
+    TOLERANCE,
+    Tolerance,
     assert_close,
     assert_equal,
     assert_keys,
@@ -32,6 +34,16 @@ NOT_POSITIVE = "0/0: the weights are above 0 when φ is, and eps belongs in the 
 def features(*tensors):
     """φ of each, without overflow in the exponential or in its gradient."""
     return [torch.where(x > 0, x + 1, x.clamp(max=0).exp()) for x in tensors]
+
+
+OTHER_FEATURES = {
+    "the + 1 is missing: φ(x) = elu(x) + 1": torch.nn.functional.elu,
+    "φ is exp: above 0, φ(x) = elu(x) + 1 is x + 1": torch.exp,
+    "φ is relu(x) + 1, flat below 0": lambda x: x.relu() + 1,
+    "φ is softplus": torch.nn.functional.softplus,
+    "φ is selu(x) + 1, which goes below 0": lambda x: torch.nn.functional.selu(x) + 1,
+}
+"""What is taken for φ, and the function."""
 
 
 def attend(weights, v, eps, divisor=None):
@@ -75,10 +87,16 @@ class LinearCase:
         """Copies of Q, K and V."""
         return copied(self.Q, self.K, self.V)
 
-    def output(self, q, k, v):
-        """What is right for such q, k and v, in their precision and with a graph."""
+    def output(self, q, k, v, cut=""):
+        """What is right for such q, k and v, in their precision and with a graph, which is `cut` at a part."""
         phi_q, phi_k = features(q, k)
-        return attend(phi_q @ phi_k.mT * self.seen.to(q.dtype), v, self.eps)
+        seen = self.seen.to(q.dtype)
+        summed, state_of, values = phi_k, phi_k, v
+        if cut == "Σφ(k)":
+            summed = phi_k.detach()
+        elif cut == "the state":
+            state_of, values = phi_k.detach(), v.detach()
+        return attend(phi_q @ state_of.mT * seen, values, self.eps, divisor=phi_q @ summed.mT * seen)
 
     @cached_property
     def want(self):
@@ -98,16 +116,24 @@ class LinearCase:
             length = got.shape[-2]
             require(length not in lengths, f"{told}\nUsual cause: {lengths.get(length)}")
         in_float64 = self.Q.dtype == torch.float64
-        plain, atol = (self.want, AGREEMENT) if in_float64 else (self.output(*self.inputs), 0.0)
+        baseline = self.want if in_float64 else self.output(*self.inputs)
+        tolerance = Tolerance(atol=AGREEMENT) if in_float64 else TOLERANCE
         known = partial(self.mistakes, chunk)
         with np.errstate(all="ignore"):
             options = {"dtype": self.Q.dtype, "mistakes": known, "hint": hint, "nan_hint": nan_hint}
-            assert_close(name, got.detach(), self.want, plain=plain, atol=atol, **options)
+            options |= {"tolerance": tolerance, "reference": self.output}
+            assert_close(name, got.detach(), self.want, baseline=baseline, **options)
 
     def mistakes(self, chunk=None):
-        """Usual mistakes and the outputs that they lead to; with those of a route that takes chunks."""
+        """Usual mistakes and the outputs that they lead to; with those of a route that takes chunks.
+
+        None for d = 1, the worked example's: there too many lead to the same numbers.
+        """
         q, k, v = (x.double() for x in self.inputs)
-        phi_q, phi_k, phi_scaled = features(q, k, q * q.shape[-1] ** -0.5)
+        root = q.shape[-1] ** 0.5
+        if root == 1:
+            return {}
+        phi_q, phi_k, phi_q_scaled, phi_k_scaled = features(q, k, q / root, k / root)
         every = phi_q @ phi_k.mT
         weights, eps = every * self.seen, self.eps
         sums, keys_seen = weights.sum(-1, keepdim=True), self.seen.sum(-1, keepdim=True)
@@ -115,7 +141,12 @@ class LinearCase:
             "φ is not applied to k": attend(phi_q @ k.mT * self.seen, v, eps),
             "φ is applied neither to q nor to k": attend(q @ k.mT * self.seen, v, eps),
             "φ is not applied to k in the divisor": attend(weights, v, eps, divisor=phi_q @ k.mT * self.seen),
-            "q is divided by √d before φ": attend(phi_scaled @ phi_k.mT * self.seen, v, eps),
+            "q is divided by √d before φ": attend(phi_q_scaled @ phi_k.mT * self.seen, v, eps),
+            "k is divided by √d before φ": attend(phi_q @ phi_k_scaled.mT * self.seen, v, eps),
+            "the weights are divided by √d, which linear attention does not do: beside them eps is √d times as large": (
+                attend(weights, v, eps * root)
+            ),
+            "the output is divided by √d, which linear attention does not do": attend(weights, v, eps) / root,
             "the softmax is still there": (q @ k.mT / q.shape[-1] ** 0.5 + self.seen.log()).softmax(-1) @ v,
             "the output is not divided by the sum of the weights": weights @ v,
             "the output is divided by the number of keys, and not by the sum of the weights": weights @ v / keys_seen,
@@ -129,6 +160,13 @@ class LinearCase:
             @ v
             / (sums + eps * keys_seen * phi_q.sum(-1, keepdim=True)),
         }
+        for text, feature in OTHER_FEATURES.items():
+            found[text] = attend(feature(q) @ feature(k).mT * self.seen, v, eps)
+        if not self.causal and len(self.all) == len(self.all.mT):
+            earlier = every * self.all.tril()
+            found["a query sees the keys up to its own position alone: that is the causal form"] = attend(
+                earlier, v, eps
+            )
         if q.shape[-1] == v.shape[-1]:
             turned = attend(phi_q @ v.mT * self.seen, phi_k, eps, divisor=weights)
             found["the state is v φ(k)ᵀ, and not φ(k) vᵀ"] = turned
@@ -141,6 +179,9 @@ class LinearCase:
             along_d = (phi_q[..., None, :] @ (phi_k[..., None] * v[..., None, :]).cumsum(-2)).squeeze(-2)
             found |= {
                 "eps is added twice, to each of two parts of the divisor": weights @ v / (sums + 2 * eps),
+                "eps is added to Σφ(k) at each step, and to the divisor once more": weights
+                @ v
+                / (sums + eps + eps * keys_seen * phi_q.sum(-1, keepdim=True)),
                 "every query sees every key: that is the bidirectional form": attend(every, v, eps),
                 "the sum of the weights is over all keys: the divisor must be causal too": attend(
                     weights, v, eps, divisor=every
@@ -150,13 +191,17 @@ class LinearCase:
                     own_missing, v, eps, divisor=weights
                 ),
                 "the state is that of a query's own position, and not a sum": attend(own_only, v, eps, divisor=weights),
+                "the divisor has the key of a query's own position alone: Σφ(k) is not carried on": attend(
+                    weights, v, eps, divisor=own_only
+                ),
+                "the products φ(k) vᵀ are added up along d, and not along the positions": along_d / (sums + eps),
             }
-            if q.shape[-1] > 1:
-                found["the products φ(k) vᵀ are added up along d, and not along the positions"] = along_d / (sums + eps)
         if chunk:
             block = torch.arange(len(self.all)) // chunk
             later, seen = block[:, None] - block, self.seen
-            padded = -len(self.all) % min(chunk, len(self.all)) * phi_q.sum(-1, keepdim=True)
+            missing = -len(self.all) % min(chunk, len(self.all))
+            padded = missing * phi_q.sum(-1, keepdim=True)
+            last = block == block.max()
             found |= {
                 "the divisor has the keys of a query's own chunk only": attend(
                     weights, v, eps, divisor=weights * (later == 0)
@@ -168,6 +213,9 @@ class LinearCase:
                     attend(weights * part, v, eps) for part in (later == 0, later > 0)
                 ),
                 "there is padding in front, where φ(0) = 1": weights @ v / (sums + padded + eps),
+                "there is padding in front, and it is cut off at the end: each row is that of an earlier position": (
+                    torch.nn.functional.pad(attend(weights, v, eps), (0, 0, missing, -missing))
+                ),
             }
             factors = {
                 "the chunk just before is missing from the state: the state lags by one chunk": seen * (later != 1),
@@ -175,6 +223,10 @@ class LinearCase:
                 "within a chunk nothing is masked": (later >= 0).double(),
                 "each chunk stands by itself: the chunks before it are missing": seen * (later == 0),
                 "a query does not see the keys of its own chunk": seen * (later > 0),
+                "the last key of each chunk is missing from the state": seen
+                * ((later == 0) | (torch.arange(len(self.all)) % chunk != chunk - 1)),
+                "the last of an odd number of chunks starts from an empty state": seen
+                * ((later == 0) | ~last[:, None] | (block.max() % 2 == 1)),
             }
             found |= {text: attend(every * factor, v, eps) for text, factor in factors.items()}
             found |= {
@@ -207,11 +259,20 @@ def assert_gradients(task, route, case, *chunk):
     require(got.requires_grad, cut)
     factors = torch.linspace(-1, 1, got.numel(), dtype=got.dtype).reshape(got.shape)
     gradients = gradients_of(task, case.inputs, factors, *chunk)
-    wanted = torch.autograd.grad((case.output(*leaves) * factors).sum(), leaves)
+
+    def right_gradients(cut=""):
+        """The reference's, where no gradient flows through the part of that name; 0 where none arrives."""
+        total = (case.output(*leaves, cut) * factors).sum()
+        return torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+
+    wanted = right_gradients()
+    cuts = {f"no gradient flows through {part}": right_gradients(part) for part in ("Σφ(k)", "the state")}
     hint = "part of the way back is cut by a detach or no_grad, often around the state"
-    for name, gradient, want in zip("qkv", gradients, wanted, strict=True):
+    for i, (name, gradient, want) in enumerate(zip("qkv", gradients, wanted, strict=True)):
         require(gradient is not None, f"the gradient of {name} is None: it was detached on the way")
-        assert_close(f"the gradient of {name}", gradient, want, plain=want, atol=AGREEMENT, hint=hint)
+        known = {text: each[i] for text, each in cuts.items()}
+        limits = {"baseline": want, "tolerance": Tolerance(atol=AGREEMENT)}
+        assert_close(f"the gradient of {name}", gradient, want, **limits, mistakes=known, hint=hint)
 
 
 def counts_of(task, case, *options):
@@ -302,6 +363,7 @@ def assert_prediction(part, got, sizes):
                 "state and Σφ(k) alone are counted: φ(q), φ(k) and the output are alive too": d * d + d,
                 "z is counted, and z + eps is not": 4 * n * d + d * d + d + n,
                 "Σφ(k) is not counted": 4 * n * d + d * d + 2 * n,
+                "state and Σφ(k) are counted for d = 64, whatever d is": 4 * n * d + 64 * 64 + 64 + 2 * n,
             },
             "linear_causal_peak": {
                 "one N·d² array is counted: the products and their cumulative sums are both alive": (

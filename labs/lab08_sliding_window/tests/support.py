@@ -10,9 +10,17 @@ import torch
 
 from labkit.testing.attention.backward_mistakes import gradients_by_formulas
 from labkit.testing.attention.cases import Case, numbers, random_tensors
-from labkit.testing.attention.mistakes import scale_mistakes
+from labkit.testing.attention.mistakes import MAXIMUM_FIRST, scale_mistakes, weights_below_hidden
 from labkit.testing.attention.reference import attention, gradients, gradients_with_penalty
-from labkit.testing.compare import assert_at_most, assert_close, assert_dtype, assert_equal, assert_type, require
+from labkit.testing.compare import (
+    Tolerance,
+    assert_at_most,
+    assert_close,
+    assert_dtype,
+    assert_equal,
+    assert_type,
+    require,
+)
 from labkit.testing.unchanged import copied
 from labkit.testing.wording import dtype_name
 
@@ -45,6 +53,7 @@ def window_mistakes(seq_len, window):
         "the window reaches to both sides of the query": abs(i - j) >= window,
         "the window lies after the query: rows and columns are exchanged": hidden(window).T,
         "True and False are exchanged: True must stand where a key is masked out": ~hidden(window),
+        "a window larger than the sequence is cut to N − 1 keys": hidden(min(window, max(1, seq_len - 1))),
     }
 
 
@@ -77,6 +86,7 @@ def assert_tiles(got, seq_len, window, block):
     }
     hidden = window_mistakes(seq_len, window)
     mistakes |= {text: kinds_of_tiles(mask, block) for text, mask in hidden.items()}
+    mistakes |= _tile_mistakes(seq_len, window, block, want)
 
     def witness(at, kind):
         """A pair of a query and a key that shows what the tile `at` is, where it is called a `kind`."""
@@ -97,6 +107,29 @@ def assert_tiles(got, seq_len, window, block):
         return f"\nIn this tile query {queries[i]} {'sees' if seen else 'does not see'} key {keys[j]}"
 
     _assert_entries(f"classify_tiles({seq_len}, {window}, {block})", got, want, None, mistakes, witness=witness)
+
+
+def _tile_mistakes(seq_len, window, block, want):
+    """Usual mistakes that are seen in tiles alone: what each then holds."""
+    n_blocks = len(want)
+    filled_up = np.ones((n_blocks * block,) * 2, bool)
+    filled_up[:seq_len, :seq_len] = hidden_pairs(seq_len, window)
+    corners = hidden_pairs(n_blocks * block, window)[::block, ::block]
+    below = np.tril(np.ones((n_blocks, n_blocks), bool), -1)
+    return {
+        "the last block is taken as a whole one: only pairs in the sequence count": kinds_of_tiles(
+            hidden_pairs(n_blocks * block, window), block
+        ),
+        "the last block is filled up with hidden pairs: only those in the sequence count": kinds_of_tiles(
+            filled_up, block
+        ),
+        "a tile's first query and first key decide whether it is empty: other pairs of it may be seen": np.where(
+            corners, "empty", want
+        ),
+        "tiles that the left edge of the window cuts are called full": np.where(
+            below & (want == "partial"), "full", want
+        ),
+    }
 
 
 def assert_codes(name, got, arguments):
@@ -128,9 +161,9 @@ def _assert_entries(name, got, want, dtype, mistakes=None, hint="", why="", witn
 
 
 def _cause(found, mistakes):
-    """The first known mistake that gives the same array, as a line of a message."""
-    cause = next((text for text, value in mistakes.items() if np.array_equal(found, value)), "")
-    return f"\nThat is exactly what comes out when {cause}" if cause else ""
+    """The known mistakes that give the same array, as a line of a message; none where more than two do."""
+    causes = [text for text, value in mistakes.items() if np.array_equal(found, value)]
+    return f"\nThat is exactly what comes out when {'; or when '.join(causes)}" if 0 < len(causes) <= 2 else ""
 
 
 # Attention
@@ -175,10 +208,20 @@ class WindowCase(Case):
         largest = np.finfo(np.float64 if self.Q.dtype == torch.float64 else np.float32).max
         too_large = (self.want["L"] > np.log(largest))[..., None]
         overflown = {"O": np.where(too_large, 0.0, self.want["O"])}
+        outside = self._left_out()
         others = {
+            f"{MAXIMUM_FIRST} (in a block's {where})": partial(self._maximum_first, left_out)
+            for where, left_out in outside.items()
+        }
+        others |= {
             "exp overflows where no maximum is taken off: L is inf there, and every weight 0": self.want | overflown,
             "the softmax runs over the queries (dim −2) instead of the keys": self._over_queries,
-            "the sums of one block of queries replace those before, instead of being added": self._replaced,
+        }
+        others |= {
+            f"the sums of one block of queries replace those before, instead of being added (in its {where})": partial(
+                self._replaced, left_out
+            )
+            for where, left_out in outside.items()
         }
         return (
             others
@@ -186,13 +229,24 @@ class WindowCase(Case):
             | {text: partial(self.results, scale=value) for text, value in scales.items()}
         )
 
+    def _left_out(self):
+        """The pairs that are not computed where a block of queries takes its strip of keys, or its tiles."""
+        i, j = np.arange(len(self.mask))[:, None], np.arange(len(self.mask))
+        start = i // self.block * self.block
+        first = np.maximum(0, start - self.window + 1)
+        after = j >= start + self.block
+        return {"strip": (j < first) | after, "tiles": (j < first // self.block * self.block) | after}
+
+    def _maximum_first(self, left_out):
+        """The output where hidden keys of what is computed take part in a row's maximum."""
+        return self.want | {"O": weights_below_hidden(self, left_out) @ self.exact_inputs[2]}
+
     def _in_what_is_computed(self, hidden):
         """The same mistakes where keys outside a block's strip or its tiles are left out, and mistakes of strips."""
         i, j = np.arange(len(self.mask))[:, None], np.arange(len(self.mask))
         start = i // self.block * self.block
         first = np.maximum(0, start - self.window + 1)
-        after = j >= start + self.block
-        outside = {"strip": (j < first) | after, "tiles": (j < first // self.block * self.block) | after}
+        outside = self._left_out()
         found = {}
         for text, mask in hidden.items():
             for where, left_out in outside.items():
@@ -216,10 +270,10 @@ class WindowCase(Case):
             weights[rows] = powers / np.maximum(powers.sum(-2, keepdims=True), 1e-300)
         return self.want | {"O": weights @ self.exact_inputs[2]}
 
-    def _replaced(self):
-        """dK and dV of each key from the last block of queries in which one sees it."""
+    def _replaced(self, left_out):
+        """dK and dV of each key from the last block of queries for which it is computed."""
         block_of = np.arange(len(self.mask))[:, None] // self.block
-        last = np.where(self.mask, -1, block_of).max(0)
+        last = np.where(left_out, -1, block_of).max(0)
         found = gradients_by_formulas(self, hidden=self.mask | (block_of < last))
         return self.want | {name: found[name] for name in ("dK", "dV")}
 
@@ -242,8 +296,8 @@ class WindowCase(Case):
     def compare_scatter(self, results, hint):
         """Fail where the errors of half-precision results scatter more than one rounding at the end explains."""
         for name, got in zip(self.names, results, strict=True):
-            want, plain = (each[self.names[name]] for each in (self.want, self.plain))
-            scatter = round(_spread(numbers(got) - want) / _spread(plain - want), 3)
+            want, baseline = (each[self.names[name]] for each in (self.want, self.baseline))
+            scatter = round(_spread(numbers(got) - want) / _spread(baseline - want), 3)
             what = f"the scatter of {name}'s errors, by one rounding at the end,"
             assert_at_most(what, scatter, MAX_SCATTER, unit="times", hint=f"Usual cause: {hint}")
 
@@ -255,8 +309,8 @@ class WindowCase(Case):
         for name, value, want, without in zip("qkv", got, *both, strict=True):
             name = f"d{name} of a loss with a penalty on its own gradients (create_graph=True)"
             require(value is not None, f"{name} is None\nUsual cause: {hint}")
-            usual, atol = {left_out: without}, 4e-7 * np.abs(want).max()
-            assert_close(name, value, want, plain=want, atol=atol, mistakes=usual, hint=hint)
+            options = {"tolerance": Tolerance(atol=4e-7 * np.abs(want).max()), "reference": gradients_with_penalty}
+            assert_close(name, value, want, baseline=want, mistakes={left_out: without}, hint=hint, **options)
 
 
 def _spread(errors):
@@ -293,6 +347,7 @@ def assert_cache_follows(maxsize, operations, session, hint=""):
     `session` is what the probe `cache_session` tells of them.
     """
     held = {}  # key → the operation that made the mask; the least recently used first
+    cleared = False
     kept = set()  # by callers
     message = f"after its first operation a new cache with maxsize {maxsize} has {session[0]['len']} masks"
     cause = "masks of another cache are among them: an attribute of the class is common to all caches"
@@ -301,7 +356,7 @@ def assert_cache_follows(maxsize, operations, session, hint=""):
         call = {"clear": "clear()"}.get(kind) or f"get{given[0]}"
         after = f"{call}, operation {number + 1} of a cache with maxsize {maxsize},"
         if kind == "clear":
-            held = {}
+            held, cleared = {}, True
         elif kind != "fail":
             key = (*given[0][:3], torch.device(*given[0][3:] or ["cpu"]))
             want = held.pop(key, number)
@@ -309,8 +364,12 @@ def assert_cache_follows(maxsize, operations, session, hint=""):
             held[key] = want
             held = dict(list(held.items())[-maxsize:])
             kept |= {want} if kind == "hold" else set()
-        early = "a mask goes, or a place is taken, before the arguments are checked"
-        assert_equal(f"len(cache) after {after}", one["len"], len(held), hint=early if kind == "fail" else hint)
+        cause = hint
+        if kind == "fail":
+            cause = "a mask goes, or a place is taken, before the arguments are checked"
+        elif cleared and one["len"] < len(held):
+            cause = "a mask goes though there is room: a count besides the masks' own goes on after clear()"
+        assert_equal(f"len(cache) after {after}", one["len"], len(held), hint=cause)
         alive = {session[place]["memory"] for place in one["alive"]}
         for place, cause in (
             (set(held.values()) - alive, "another than the least recently used goes, the one made first (FIFO)"),
@@ -361,6 +420,11 @@ def bytes_of_scores(**sizes):
     """The bytes of all scores in float32."""
     batch, heads, seq_len, _ = shape_of(SIZES | sizes)
     return 4 * batch * heads * seq_len**2
+
+
+def made_in_a_phase(want, q_bytes):
+    """The usual mistake with a part that is to be `want` bytes: q, k and v count besides."""
+    return {"q, k and v are made in a phase: they exist before the first one, and do not count": want + 3 * q_bytes}
 
 
 def assert_adds_up(got, text):

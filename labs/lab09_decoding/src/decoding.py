@@ -2,8 +2,6 @@
 
 import torch
 
-POLICIES = ("max", "pow2", "oracle", "paged")
-
 
 def kv_cache_bytes(
     layers: int,
@@ -304,42 +302,6 @@ def paged_attention(
     Example:
         Blocks of 2, one head, all keys 0, values 1 to 8 in order: table [[2, 0, -1]], context 3: the values are 5, 6
         and 1, and o is 4.
-    """
-    # YOUR CODE HERE
-    raise NotImplementedError()
-
-
-def simulate_serving(
-    requests: list[tuple[int, int, int]], num_slots: int, policy: str, block_size: int
-) -> dict[str, float]:
-    """Serve `requests` from a cache of `num_slots` token slots, and return what the slots were used for on average.
-
-    A request is (prompt, output, limit) in tokens: it comes with its prompt, gets one token per step until it has
-    `output` new ones, and may never have more than `limit` in all. Each step: 1. Every running request gets a token.
-    2. While the first waiting request can be placed, it is, with its prompt and its first token.
-    3. The slots are counted.
-    4. Requests with all their output leave.
-
-    "max", "pow2" and "oracle" give a request a run of neighbouring slots until it leaves, at the lowest place where it
-    fits: `limit` slots; the prompt and the smallest power of two that holds the output, at most `limit`; prompt +
-    output. "paged" gives blocks of `block_size`, ⌈tokens / block_size⌉ at any time, of num_slots // block_size. If one
-    is needed and none is free, the request placed last releases its blocks, becomes the first to wait and starts again;
-    then the one before it, until there is a block (the request that needs it may itself be the last). Requests get
-    their tokens in the order in which they were placed.
-
-    Returns:
-        shares of all slots over all steps, which add up to 1: "token", slots that hold a token; "reserved", allocated
-        and filled later by its request; "internal", allocated and never filled; "external", all slots not allocated, in
-        steps that leave a request waiting for which they are enough in sum, but no run is long enough; "free", the
-        rest. Without requests all is free.
-
-    Raises:
-        ValueError: naming the four policies, for another one; naming the argument, when num_slots or block_size is
-            below 1; naming the request, when its prompt or output is below 1, their sum above its limit, or its slots
-            more than there are.
-
-    Example:
-        [(2, 2, 8)], 8 slots, "max": 2 steps with 3 and 4 tokens: token 7/16, reserved 1/16, internal 8/16.
     """
     # YOUR CODE HERE
     raise NotImplementedError()

@@ -81,6 +81,17 @@ def _after(cache, call, first):
 
 
 @probe
+def last_after_appends(cache_class, arguments, k, v, number):
+    """`len`, and copies of the last keys and values, after k + i and v + i are appended for i from 0 to number − 1."""
+    cache = cache_class(*arguments)
+    for i in range(number):
+        cache.append(k + i, v + i)
+    keys, values = cache.keys, cache.values  # both at once, as attention reads them
+    n = k.shape[1]
+    return cache.__len__(), keys[:, -n:].clone(), values[:, -n:].clone()
+
+
+@probe
 def cache_calls(kind, arguments, calls):
     """What the last of these calls of a new cache's methods gives."""
     return run_calls(CACHES[kind](*arguments), calls)

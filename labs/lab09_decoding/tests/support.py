@@ -1,18 +1,14 @@
 """What Lab 09's suite compares with: counted bytes, caches and slots as plain models, and the usual mistakes."""
 
-import itertools
 import math
-from functools import partial
 
 import numpy as np
 import torch
 
 from labkit.testing.compare import (
     assert_at_most,
-    assert_close,
     assert_dtype,
     assert_equal,
-    assert_keys,
     assert_type,
     require,
 )
@@ -108,6 +104,19 @@ def appends(rng, sizes, **options):
     return [("append", *tokens(rng, n, **options)) for n in sizes]
 
 
+def whole_numbers(rng):
+    """Keys and values of 1,024 tokens in bfloat16, which has all whole numbers up to 256."""
+    return torch.from_numpy(rng.integers(-99, 100, (2, KV_HEADS, 1024, 64))).bfloat16().unbind()
+
+
+def assert_last_tokens(got, k, v, number, length):
+    """Fail unless `last_after_appends` gave this length and the tokens that were appended last."""
+    assert_equal("len, within the limit of memory", got[0], length)
+    for name, x, want in zip(("keys", "values"), got[1:], (k, v), strict=True):
+        right = torch.equal(x, want + (number - 1))
+        require(right, f"memory stayed within the limit, but the last {name} are not those that were appended last")
+
+
 def assert_follows(kind, capacity, calls, session):
     """Fail unless a cache held after each call what one that keeps all tokens in a list would hold."""
     seen = [x[:, :0] for x in calls[0][1:]]
@@ -196,123 +205,3 @@ def efficiencies(total, sms, last, blocks):
         if splits == 1 or not blocks or math.ceil(blocks / splits) != math.ceil(blocks / (splits - 1)):
             found[splits] = total * splits / (math.ceil(total * splits / sms) * sms)
     return found
-
-
-# simulate_serving
-
-SHARES = ("token", "reserved", "internal", "external", "free")
-MISTAKES = {
-    "first_token_late": "a request that is placed gets its first token a step late: step 2 places it with that token",
-    "out_of_order": "a request overtakes one that waits before it and does not fit",
-    "best_fit": "the smallest run in which a request fits is taken: the lowest place is",
-    "not_a_run": "slots are given out wherever they are free: a request needs one run of neighbours",
-    "waiting_is_external": "all that is free counts as external while anybody waits",
-    "idle_is_external": "what is free counts as external also while nobody waits",
-    "leaves_before_count": "requests leave before the slots are counted",
-    "power_of_the_sum": "the power of two is of prompt and output together: it is of the output alone",
-    "larger_power": "an output that is a power of two takes the next one: the smallest that holds it is enough",
-    "restarts_at_the_end": "a request that gave its blocks back waits as the last: it waits as the first",
-}
-"""What is done otherwise → the sentence of the message."""
-
-
-def assert_shares(answer, requests, num_slots, policy, block_size):
-    """Compare the shares that `answer` gives with a record of every slot, and name the usual mistakes."""
-    given = requests, num_slots, policy, block_size
-    text = f"{len(requests)} requests, {num_slots} slots, {policy!r}, blocks of {block_size}"
-    got = assert_keys(f"the result ({text})", answer(*given), SHARES)
-    for name, value in got.items():
-        assert_type(f"{name} ({text})", value, (int, float), "a number")
-    want = shares_of_slots(*given)
-    usual = {text: partial(shares_of_slots, *given, mistake) for mistake, text in MISTAKES.items()}
-    values = np.array([got[name] for name in SHARES])
-    assert_close(f"the shares {', '.join(SHARES)} ({text})", values, want, plain=want, atol=1e-9, mistakes=usual)
-
-
-def random_requests(rng, count):
-    """Requests of up to 40 tokens: (prompt, output, limit)."""
-    pairs = rng.integers(1, 18, (count, 2)).tolist()
-    return [(prompt, output, min(40, prompt + output + int(rng.integers(8)))) for prompt, output in pairs]
-
-
-def shares_of_slots(requests, num_slots, policy, block_size, mistake=""):
-    """The shares of all slots in all steps, as in SHARES, from a record of who owns each slot.
-
-    `mistake` is one of `MISTAKES`.
-    """
-    owner = [None] * num_slots
-    waiting, running, length = list(range(len(requests))), [], {}
-    sums, n_steps = dict.fromkeys(SHARES, 0), 0
-
-    def reserve(request, n_tokens):
-        """Slots for so many tokens, the lowest, or nothing: whole blocks, or one run of neighbours."""
-        needed = n_tokens if policy == "paged" else wanted(requests[request], policy, mistake)
-        size = block_size if policy == "paged" else 1 if mistake == "not_a_run" else needed
-        starts = range(0, num_slots - size + 1, size if policy == "paged" else 1)
-        vacant = [start for start in starts if owner[start : start + size] == [None] * size]
-        if mistake == "best_fit" and policy != "paged":
-            vacant.sort(key=run_around)
-        n_more = -(-needed // size) - owner.count(request) // size
-        if n_more > len(vacant):
-            return False
-        for start in vacant[: max(n_more, 0)]:
-            owner[start : start + size] = [request] * size
-        return True
-
-    def run_around(start):
-        """How many neighbouring slots are free, that at `start` among them."""
-        below = itertools.takewhile(lambda each: each is None, reversed(owner[:start]))
-        above = itertools.takewhile(lambda each: each is None, owner[start:])
-        return len([*below, *above])
-
-    def release(request):
-        running.remove(request)
-        owner[:] = [None if each == request else each for each in owner]
-
-    def leave():
-        for request in [each for each in running if length[each] >= sum(requests[each][:2])]:
-            release(request)
-
-    while running or waiting:
-        for request in running[:]:
-            while request in running and policy == "paged" and not reserve(request, length[request] + 1):
-                waiting.insert(len(waiting) if mistake == "restarts_at_the_end" else 0, running[-1])
-                release(running[-1])
-            if request in running:
-                length[request] += 1
-        for request in waiting[:]:
-            if reserve(request, requests[request][0] + 1):
-                waiting.remove(request)
-                running.append(request)
-                length[request] = requests[request][0] + (mistake != "first_token_late")
-            elif mistake != "out_of_order":
-                break
-        if mistake == "leaves_before_count":
-            leave()
-        for request in running:
-            final, n_slots = sum(requests[request][:2]), owner.count(request)
-            sums["token"] += length[request]
-            sums["reserved"] += min(n_slots, final) - length[request]
-            sums["internal"] += max(n_slots - final, 0)
-        left = owner.count(None)
-        in_pieces = waiting and policy != "paged" and left >= wanted(requests[waiting[0]], policy, mistake)
-        in_pieces = in_pieces or (not waiting and policy != "paged" and mistake == "idle_is_external")
-        sums["external" if in_pieces or (waiting and mistake == "waiting_is_external") else "free"] += left
-        n_steps += 1
-        leave()
-    if not n_steps:
-        return np.array([0.0, 0, 0, 0, 1])
-    return np.array(list(sums.values())) / (n_steps * num_slots)
-
-
-def wanted(request, policy, mistake=""):
-    """The slots that a policy other than "paged" sets aside for a request."""
-    prompt, output, limit = request
-    if policy == "max":
-        return limit
-    if policy == "oracle":
-        return prompt + output
-    if mistake == "power_of_the_sum":
-        return min(1 << (prompt + output - 1).bit_length(), limit)
-    largest = output if mistake == "larger_power" else output - 1  # that the next smaller power would hold
-    return min(prompt + (1 << largest.bit_length()), limit)

@@ -49,7 +49,7 @@ def flash_forward(
     L[i] = log Σ_j exp(s[i, j]), natural logarithm, and O[i] = Σ_j exp(s[i, j] − L[i]) V[j].
 
     Args:
-        Q: queries, (..., N_q, d), float32 or float16.
+        Q: queries, (..., N_q, d), float32 or float16. The heads together may hold more than 2³¹ elements.
         K: keys, (..., N_k, d), with Q's leading axes and dtype.
         V: values, (..., N_k, d_v), likewise; d_v may differ from d, N_k from N_q.
         causal: query i sees key j only when j ≤ i, both counted from 0. Tiles in which no query of the block sees any
@@ -130,7 +130,8 @@ def paged_decode(
 
     Args:
         q: (batch, H_q, d), float32 or float16.
-        k_cache: (num_blocks, block_size, H_kv, d), contiguous, in q's dtype; H_kv divides H_q.
+        k_cache: (num_blocks, block_size, H_kv, d), contiguous, in q's dtype; H_kv divides H_q. It may hold more than
+            2³¹ elements.
         v_cache: (num_blocks, block_size, H_kv, d_v), likewise.
         block_table: (batch, most blocks of a sequence), int32 or int64. Entries that a sequence does not need may be
             −1.

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from triton_kernel import flash_backward, flash_forward, paged_decode, softmax_rows
 
-from labkit.meters.kernels.adapter import watching
+from labkit.meters.kernels.adapter import int32_products, watching
 from labkit.meters.kernels.calls import compiled_call, kernel_call
 from labkit.testing.probes import probe
 
@@ -30,6 +30,14 @@ def called_without_copies(task, *arguments):
     """What a task returns, run as in `called`, but on the arguments themselves."""
     with watching(_Offsets(0, 0, 1)):
         return FUNCTIONS[task](*arguments)
+
+
+@probe
+def largest_int32_product(task, given, *more):
+    """The largest product of int32 numbers in a task's kernels; 0 where there is none."""
+    with int32_products() as found:
+        kernel_call(FUNCTIONS[task], given, *more)
+    return max(found, default=0)
 
 
 @probe

@@ -26,7 +26,7 @@ from labkit.testing.compare import (
 )
 from labkit.testing.tiles.counts import tiles_with_an_entry
 
-from .probes import called
+from .probes import called, largest_int32_product
 
 GRADIENTS = ("dQ", "dK", "dV")
 USES = {"load": "loads", "store": "stores", "update": "updates, atomically,"}
@@ -233,6 +233,21 @@ def assert_blocks_refused(function, *inputs):
         assert_refused(functools.partial(function, **bad), [(inputs, f"for {bad}", bad)])
 
 
+def assert_int64_offsets(task, given, farthest, what, *more):
+    """Fail where a task's kernels multiply int32 numbers to an offset as large as `farthest`, which is that of `what`.
+
+    In a call as small as this one it is far below 2³¹: in a large one it is not.
+    """
+    found = largest_int32_product(task, given, *more)
+    require(
+        found < farthest,
+        f"the offset of {what}, {farthest:,} elements or more, is a product of int32 numbers ({found:,})\n"
+        "Offsets in int32 end at 2,147,483,647 and begin again below 0; tensors as small as this one never show it\n"
+        "Usual cause: tl.program_id, and what is loaded from a table of int32, are int32: .to(tl.int64) before they "
+        "are multiplied",
+    )
+
+
 # Softmax
 
 
@@ -240,12 +255,14 @@ def assert_softmax(got, x, *, hint="", nan_hint=NAN_HINT):
     """Fail unless `got` is the softmax of each row of `x`, in its dtype; a row of −inf alone gives zeros."""
     assert_type("the result", got, torch.Tensor, "a tensor")
     exact = x.double().numpy()
-    plain = _softmax(exact.astype(np.float32)).astype(np.float16 if x.itemsize == 2 else np.float32)
+    baseline = _softmax(exact.astype(np.float32)).astype(np.float16 if x.itemsize == 2 else np.float32)
     padded = "the lanes behind a row's end score 0 and weigh something: other=-inf"
     behind = (1 << max(x.shape[1] - 1, 0).bit_length()) - x.shape[1]
     mistakes = {padded: lambda: _softmax(exact, behind)} if behind else {}
     name = "the result"
-    assert_close(name, got.double(), _softmax(exact), plain=plain, mistakes=mistakes, hint=hint, nan_hint=nan_hint)
+    assert_close(
+        name, got.double(), _softmax(exact), baseline=baseline, mistakes=mistakes, hint=hint, nan_hint=nan_hint
+    )
     assert_dtype(name, got, x.dtype)
 
 

@@ -41,6 +41,12 @@ def bytes_kept(k, v, bits, group):
 
 
 @probe
+def last_of_many(function, k, v, bits, group, number):
+    """The last of so many quantized caches, all of which are kept until it is made."""
+    return [function(k, v, bits, group) for _ in range(number)][-1]
+
+
+@probe
 def model_after(model, nbytes, tokens):
     """The model, when a scheme has been chosen."""
     cache_under_budget(model, nbytes, tokens)

@@ -9,7 +9,7 @@ from labkit.serving.engine import serve
 from labkit.serving.model import SPEC
 from labkit.serving.requests import Request, make_trace
 from labkit.testing.compare import (
-    ROUNDINGS,
+    TOLERANCE,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -51,6 +51,9 @@ def assert_plan(cache_plan, spec, nbytes, block_size, bits):
         "tokens are counted: a block holds block_size of them": nbytes // (vectors // block_size * vector),
     }
     want = nbytes // (vectors * vector)
+    mistakes["bytes are divided as floats, which are rounded: //, of whole numbers, is exact"] = int(
+        nbytes / (vectors * vector)
+    )
     mistakes = {text: value for text, value in mistakes.items() if value != want}
     name = f"the blocks of {block_size} tokens in {nbytes:,} bytes, {bits} bits a number, {spec},"
     assert_equal(name, cache_plan(spec, nbytes, block_size, bits), want, mistakes=mistakes)
@@ -120,8 +123,9 @@ class WrittenCache:
             name,
             got,
             attention(q.double(), k, v).numpy(),
-            plain=attention(q, k.float(), v.float()).numpy(),
-            roundings=ROUNDINGS + 2 * largest_score,
+            baseline=attention(q, k.float(), v.float()).numpy(),
+            tolerance=TOLERANCE.for_scores(largest_score),
+            reference=attention,
             mistakes=lambda: self._mistakes(q.double(), sequence, layer, start),
             hint=hint,
             nan_hint=nan_hint,

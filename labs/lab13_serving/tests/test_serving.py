@@ -51,6 +51,8 @@ from .support import (
 
 by_bits = pytest.mark.parametrize("bits", [2, 4, 8])
 by_kind = pytest.mark.parametrize("kind", KINDS)
+CONSTANTS = 64
+"""Bytes of small tensors that a cache may have besides, as the shifts of codes in a byte; read for each block."""
 GENEROUS = 200_000
 """Bytes with which a server of every kind, also one that keeps float32, has blocks to spare."""
 
@@ -71,7 +73,7 @@ class TestCachePlan:
     @pytest.mark.robust
     def test_exactly_one_block_and_very_many(self):
         block = 16 * token_bytes(SPEC, 4)
-        for nbytes in (block, 2 * block - 1, 2 * block, 10**15):
+        for nbytes in (block, 2 * block - 1, 2 * block, 10**15 * block - 1):
             assert_plan(cache_plan, SPEC, nbytes, 16, 4)
 
     @pytest.mark.refuses
@@ -94,16 +96,14 @@ class TestCachePlan:
 class TestBlockManager:
     """Nothing lost, nothing twice, nothing shared that differs."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         manager = Session(partial(manager_calls, 4, 2))
-        assert_equal("the table of the first sequence", manager.allocate("a", [5, 6, 7]), [0, 1])
+        known = {"the block that became free last is taken first: the longest free is": [3, 2]}
+        assert_equal("the table of the first sequence", manager.allocate("a", [5, 6, 7]), [0, 1], mistakes=known)
         hint = "the block with 5 and 6 is there already"
         assert_equal("the table of the second", manager.allocate("b", [5, 6, 8]), [0, 2], hint=hint)
         assert_equal("num_cached_tokens of the second", manager.num_cached_tokens("b"), 2)
-
-    @pytest.mark.seconds(60)
-    def test_random_operations(self, rng):
-        run_random_operations(manager_calls, random_operations, rng)
 
     def test_full_blocks_are_shared(self, rng):
         managed, text = Managed(manager_calls, 40, 3), rng.integers(0, 50, 12).tolist()
@@ -173,6 +173,11 @@ class TestBlockManager:
         hint = "a block with the same content was taken anew, and the content of the one that was found is forgotten"
         managed.assert_finds("e", [1, 2, 6], 2, hint)
 
+    @pytest.mark.basic
+    @pytest.mark.seconds(60)
+    def test_random_operations(self, rng):
+        run_random_operations(manager_calls, random_operations, rng)
+
     @pytest.mark.robust
     def test_a_table_is_a_new_list(self):
         got = table_after_a_change()
@@ -200,6 +205,7 @@ class TestBlockManager:
 class TestQuantizedBlocks:
     """Few bits a number, read where they lie, and not a byte more."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         cache = Session(partial(cache_calls, (2, 2, 1, 1, 4, 2)))
         v = torch.tensor([1.0, 2.0, 4.0, 2.4]).view(1, 1, 4)
@@ -211,8 +217,9 @@ class TestQuantizedBlocks:
             "the range is divided by 2^bits: between 2^bits codes there are 2^bits − 1 steps": [[[1, 1.75, 3.25, 2.5]]],
         }
         want = torch.tensor([[[1.0, 2, 4, 2]]])
-        assert_close("the value 1, 2, 4, 2.4, with codes 0, 1, 3 and 1,", got, want, plain=want, mistakes=usual)
+        assert_close("the value 1, 2, 4, 2.4, with codes 0, 1, 3 and 1,", got, want, baseline=want, mistakes=usual)
 
+    @pytest.mark.basic
     @pytest.mark.parametrize(("bits", "n_tokens"), [(2, 1), (8, 4), (4, 7), (2, 23)])
     def test_lengths(self, rng, bits, n_tokens):
         blocks = WrittenCache(rng, bits=bits)
@@ -314,9 +321,10 @@ class TestQuantizedBlocks:
             "scales and zeros are float32: they are kept in float16": tokens * vectors * (32 * bits // 8 + 8),
         }
         name = f"the bytes of 64 tokens in {bits} bits, 3 layers, 2 heads of 32,"
-        assert_equal(f"{name} when the cache is made", told["made"], want, mistakes=usual)
+        if not want <= told["made"] <= want + CONSTANTS:
+            assert_equal(f"{name} when the cache is made", told["made"], want, mistakes=usual)
         hint = "something is kept besides: the memory is made once, and keys and values live nowhere else"
-        assert_at_most(f"{name} when it is full", told["full"], want, hint=hint)
+        assert_at_most(f"{name} when it is full", told["full"], want + CONSTANTS, hint=hint, required=want)
 
     @pytest.mark.cost
     def test_a_block_is_read_once_and_few_at_a_time(self, rng):
@@ -335,7 +343,9 @@ class TestQuantizedBlocks:
         assert_at_most("the growth of attend's peak from 2,048 to 4,096 tokens", whole - half, 2048 * 32, hint=hint)
         hint = "a block is read again, or blocks are read that are not needed: a group of heads shares one read"
         kept = num_blocks * size * 2 * heads * (d + 4)
-        assert_at_most(f"what attend reads of a cache of {kept:,} bytes", told["read"], kept, hint=hint)
+        most = kept + 4 * num_blocks * CONSTANTS
+        name = f"what attend reads of a cache of {kept:,} bytes"
+        assert_at_most(name, told["read"], most, hint=hint, required=kept)
         hint = "the whole table is read: nothing behind the last query is needed"
         name = f"what attend reads of {kept:,} bytes for queries that end at an eighth of them"
         assert_at_most(name, told["early"], kept // 4, hint=hint)
@@ -362,12 +372,16 @@ class TestQuantizedBlocks:
 class TestScheduler:
     """Every plan is sound, every request ends, and no block is lost."""
 
+    @pytest.mark.basic
     def test_worked_example(self):
         scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
-        scheduler.submit("a", [5, 6, 7], 1)
-        want = {"copies": [], "work": [{"id": "a", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
-        assert_equal("the plan for 5, 6, 7", scheduler.plan(), want)
+        scheduler.submit("r1", [5, 6, 7], 1)
+        want = {"copies": [], "work": [{"id": "r1", "start": 0, "tokens": [5, 6, 7], "blocks": [0, 1]}]}
+        shifted = {"copies": [], "work": [want["work"][0] | {"start": 1}]}
+        known = {"positions are counted from 1: the first is 0": shifted}
+        assert_equal("the plan for 5, 6, 7", scheduler.plan(), want, mistakes=known)
 
+    @pytest.mark.basic
     def test_one_request(self):
         hint = "a prompt of 12 tokens is one step, with the first new token; then each token is one"
         assert_served(different_requests(1, 12, 5), 8, 4, 32, most_steps=5, hint=hint)
@@ -437,35 +451,35 @@ class TestScheduler:
     def test_what_can_never_fit(self):
         scheduler = Session(partial(scheduler_calls, (4, 4, 16)))
         for prompt, max_new in ((16, 1), (10, 7), (1, 16)):
-            call = partial(scheduler.submit, "long", list(range(prompt)), max_new)
+            call = partial(scheduler.submit, "r0", list(range(prompt)), max_new)
             when = f"for {prompt} tokens and {max_new} to follow, in 4 blocks of 4"
-            assert_raises(ValueError, call, when=when, mentions=["long"])
+            assert_raises(ValueError, call, when=when, mentions=["r0"])
         serve_plans(scheduler, [Request(0, 0, tuple(range(10)), 6)], 4, 4, 16)
 
     @pytest.mark.refuses
     def test_bad_requests(self):
         scheduler = Session(partial(scheduler_calls, (8, 4, 16)))
-        scheduler.submit("a", [1, 2], 3)
+        scheduler.submit("r1", [1, 2], 3)
         for prompt, max_new, when in (
             ([3], 1, "for a name that is served"),
             ([], 1, "for no tokens"),
             ([1], 0, "for 0 new"),
         ):
-            name = "a" if prompt == [3] else "b"
+            name = "r1" if prompt == [3] else "r2"
             assert_raises(ValueError, partial(scheduler.submit, name, prompt, max_new), when=when, mentions=[name])
         scheduler.plan()
-        again = partial(scheduler.submit, "a", [3], 1)
-        assert_raises(ValueError, again, when="for the name of one whose prompt was computed", mentions=["a"])
+        again = partial(scheduler.submit, "r1", [3], 1)
+        assert_raises(ValueError, again, when="for the name of one whose prompt was computed", mentions=["r1"])
 
     @pytest.mark.refuses
     def test_a_name_is_free_after_a_refusal_and_at_the_end(self):
         scheduler = Session(partial(scheduler_calls, (4, 2, 8)))
-        assert_raises(ValueError, partial(scheduler.submit, "a", [], 1), when="for no tokens", mentions=["a"])
+        assert_raises(ValueError, partial(scheduler.submit, "r1", [], 1), when="for no tokens", mentions=["r1"])
         for _ in range(2):
-            scheduler.submit("a", [5, 6, 7], 1)
+            scheduler.submit("r1", [5, 6, 7], 1)
             served = [piece["id"] for piece in scheduler.plan()["work"]]
-            assert_equal("the requests served when 'a' has been submitted", served, ["a"])
-            scheduler.advance({"a": 9})
+            assert_equal("the requests served when 'r1' has been submitted", served, ["r1"])
+            scheduler.advance({"r1": 9})
 
     @pytest.mark.refuses
     @pytest.mark.parametrize("name", ["num_blocks", "block_size", "max_tokens"])
@@ -486,10 +500,12 @@ WIDE = {"layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 32, "vocab": 64}
 class TestServer:
     """The right tokens for everybody, within the budget."""
 
+    @pytest.mark.basic
     def test_worked_example(self, rng):
         prompt = clear_prompt(rng, (), (24, 56), 1)
         serve_recorded([Request(0, 0, prompt, 1)], GENEROUS, 16)
 
+    @pytest.mark.basic
     def test_a_block_is_copied(self, rng):
         server = Session(partial(server_calls, (SPEC, GENEROUS, 16)))
         _, size, num_blocks = settings_of(server, SPEC, GENEROUS)

@@ -12,13 +12,13 @@ import torch
 
 from labkit.testing.attention.cases import rounded
 from labkit.testing.compare import assert_equal, assert_type, require
-from labkit.testing.unchanged import left_alone
+from labkit.testing.unchanged import unchanged
 
 
 def call(function, given):
     """What `function` returns for the arguments in `given`, by their names; first of all they must be as before."""
     tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
-    with left_alone(tensors):
+    with unchanged(tensors):
         return function(*given.values())
 
 
@@ -82,7 +82,7 @@ def scores_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=5, size=4, d=6, d
 
     precise = torch.float32 if dtype.itemsize == 2 else dtype
     rows, by_low, by_high = computed(torch.float64)
-    exact, plain = (torch.maximum(*computed(each)[1:]).sum(-1) for each in (torch.float64, precise))
+    exact, baseline = (torch.maximum(*computed(each)[1:]).sum(-1) for each in (torch.float64, precise))
     around = [h % kv_heads for h in range(kv_heads * group)]
     usual = {
         "the larger of q · low and q · high is taken after the sum, and not in each channel":
@@ -95,7 +95,7 @@ def scores_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=5, size=4, d=6, d
             torch.maximum(*computed(torch.float64, around)[1:]).sum(-1),
     }  # fmt: skip
     given = {"q": q, "lows": lows, "highs": highs}
-    return Case(given=given, want=exact, plain=plain, dtype=precise, mistakes=usual)
+    return Case(given=given, want=exact, baseline=baseline, dtype=precise, mistakes=usual)
 
 
 def pages_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=12, budget=5, current=None, dtype=torch.float32,
@@ -132,7 +132,7 @@ def pages_case(rng, *, batch=(), kv_heads=2, group=3, n_pages=12, budget=5, curr
         "the pages with the smallest scores are taken": choose(-best),
     }
     given = {"scores": scores, "kv_heads": kv_heads, "budget": budget, "current": current}
-    return Case(given=given, want=choose(best), mistakes=usual)
+    return Case(given=given, want=choose(best), mistakes=usual, scores=best)
 
 
 # Attention
@@ -158,19 +158,34 @@ def decode_case(rng, *, batch=(), kv_heads=2, group=3, n_tokens=37, page=5, n_ch
     pages = pages[..., :n_chosen].sort(-1).values
     token_page = torch.arange(n_tokens) // page
 
-    def computed(precise, chosen=pages, factor=d**-0.5, around=False, token_page=token_page):
+    def computed(precise, chosen=pages, factor=d**-0.5, around=False, token_page=token_page, cache=(K, V)):
         seen = (token_page[:, None] == chosen[..., None, :]).any(-1)
         heads = torch.arange(kv_heads * group)
         reads = heads % kv_heads if around else heads // group
-        k, v, seen = (x[..., reads, :, :] for x in (K.to(precise), V.to(precise), seen[..., None, :]))
+        k, v, seen = (x[..., reads, :, :] for x in (*(x.to(precise) for x in cache), seen[..., None, :]))
         scores = factor * (q.to(precise)[..., None, :] @ k.mT)
         o, lse = attend(scores.masked_fill(~seen, -torch.inf), v)
         return {"o": o.squeeze(-2), "lse": lse.squeeze(-1)}
 
     precise = torch.float32 if dtype.itemsize == 2 else dtype
-    exact, plain = computed(torch.float64), computed(precise)
+    exact, baseline = computed(torch.float64), computed(precise)
+
+    def with_places_behind(places, zero):
+        """Where each chosen short last page has so many places more: of zeros, or of its last token again."""
+        if zero:
+            more = (
+                torch.cat([K, 0 * K[..., :1, :].expand(*K.shape[:-2], places, d)], -2),
+                torch.cat([V, 0 * V[..., :1, :].expand(*V.shape[:-2], places, d_v)], -2),
+            )
+        else:
+            more = [torch.cat([x, x[..., -1:, :].expand(*x.shape[:-2], places, x.shape[-1])], -2) for x in (K, V)]
+        return computed(torch.float64, token_page=torch.arange(n_tokens + places) // page, cache=more)
+
     everything = torch.arange(n_pages).expand(*pages.shape[:-1], -1)
+    missing = -n_tokens % page
     variants = {
+        "a short last page counts as full, with zeros behind the last token": with_places_behind(missing, True),
+        "the last token counts again for each place after it": with_places_behind(missing, False),
         "every token of the cache is read: the pages chosen are ignored": computed(torch.float64, everything),
         "scores are not scaled by 1/√d": computed(torch.float64, factor=1.0),
         "query head h reads key head h mod H_kv, and not h // (H_q / H_kv)": computed(torch.float64, around=True),
@@ -186,10 +201,9 @@ def decode_case(rng, *, batch=(), kv_heads=2, group=3, n_tokens=37, page=5, n_ch
     return Case(
         given={"q": q, "K": K, "V": V, "pages": pages, "page": page},
         want=exact,
-        plain={"o": rounded(plain["o"], dtype), "lse": plain["lse"]},
+        baseline={"o": rounded(baseline["o"], dtype), "lse": baseline["lse"]},
         dtypes={"o": dtype, "lse": precise},
         mistakes=usual,
-        largest=float(exact["lse"][exact["lse"].isfinite()].abs().max()) if exact["lse"].isfinite().any() else 0.0,
     )
 
 
@@ -215,11 +229,12 @@ def sparse_case(rng, *, batch=(), n=29, block=4, top=2, d=6, d_v=5, dtype=torch.
     later = positions[None, :] > positions[:, None]
 
     def seen_by(best=top, mean=lambda keys: keys.mean(-2), own_causal=True, sign=1, counts_own=False, own_read=True,
-                largest=True):  # fmt: skip
+                largest=True, judge=None):  # fmt: skip
         """Which tokens each query reads; the choice is made from float64, one query after the other."""
         n_full = n // block
         full = K.double()[..., : n_full * block, :].unflatten(-2, (n_full, block))
-        gate = Q.double() @ mean(full).mT * (1 if largest else -1)
+        queries = Q.double() if judge is None else judge(Q.double())
+        gate = queries @ mean(full).mT * (1 if largest else -1)
         seen = torch.zeros(*batch, n, n, dtype=torch.bool)
         rows = gate.reshape(math.prod(batch), n, n_full).tolist()
         for flat, row in zip(seen.view(math.prod(batch), n, n), rows, strict=True):
@@ -236,6 +251,18 @@ def sparse_case(rng, *, batch=(), n=29, block=4, top=2, d=6, d_v=5, dtype=torch.
         scores = factor * (Q.to(precise) @ K.to(precise).mT)
         return attend(scores.masked_fill(~seen, -torch.inf), V.to(precise))[0]
 
+    def first_of_block(queries):
+        return queries[..., own * block, :]
+
+    def mean_of_block(queries):
+        means = [part.mean(-2, keepdim=True).expand(part.shape) for part in queries.split(block, -2)]
+        return torch.cat(means, -2)
+
+    def in_two_softmaxes(factor):
+        far = ~own_block & seen
+        return factor * (computed(torch.float64, far) + computed(torch.float64, seen & own_block))
+
+    own_block = own[:, None] == own
     seen = seen_by()
     precise = torch.float32 if dtype.itemsize == 2 else dtype
     exact = computed(torch.float64, seen)
@@ -252,11 +279,25 @@ def sparse_case(rng, *, batch=(), n=29, block=4, top=2, d=6, d_v=5, dtype=torch.
         "the worst blocks are taken": lambda: computed(torch.float64, seen_by(largest=False)),
         "of blocks with equal scores the higher number is taken": lambda: computed(torch.float64, seen_by(sign=-1)),
         "scores are not scaled by 1/√d": lambda: computed(torch.float64, seen, 1.0),
+        "the gate's scores are ignored: the first blocks are taken":
+            lambda: computed(torch.float64, seen_by(mean=lambda keys: 0 * keys.mean(-2))),
+        "one choice is made for a block of queries, by the first of them: each query chooses for itself":
+            lambda: computed(torch.float64, seen_by(judge=first_of_block)),
+        "one choice is made for a block of queries, by their mean: each query chooses for itself":
+            lambda: computed(torch.float64, seen_by(judge=mean_of_block)),
+        "the chosen blocks and the own block have a softmax each, and both outputs are added":
+            lambda: in_two_softmaxes(1.0),
+        "the chosen blocks and the own block have a softmax each, and both outputs are averaged":
+            lambda: in_two_softmaxes(0.5),
     }  # fmt: skip
+    if dtype.itemsize == 2:
+        usual["the blocks' means are rounded to half precision: blocks that differ become equal there"] = lambda: (
+            computed(torch.float64, seen_by(mean=lambda keys: keys.mean(-2).to(dtype).double()))
+        )
     return Case(
         given={"Q": Q, "K": K, "V": V, "block": block, "top": top},
         want=exact,
-        plain=rounded(computed(precise, seen), dtype),
+        baseline=rounded(computed(precise, seen), dtype),
         seen=seen,
         dtype=dtype,
         mistakes=usual,
@@ -276,11 +317,13 @@ def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, d
     products = torch.einsum("...tjd,...sd->...tjs", q.double(), k.double())
     weights = w.double()[..., None]
 
-    def choose(scores, offset=n_keys - n_queries, sign=1):
+    def choose(scores, offset=n_keys - n_queries, sign=1, filled_up=False):
         rows = []
         for number, row in enumerate(scores.reshape(-1, n_keys).tolist()):
             seen = range(min(number % n_queries + offset + 1, n_keys))
             some = sorted(sorted(seen, key=lambda s: (-row[s], sign * s))[:top])
+            if filled_up:
+                some += range(len(seen), min(n_keys, len(seen) + top - len(some)))
             rows.append(some + [-1] * (top - len(some)))
         return torch.tensor(rows).reshape(*batch, n_queries, top)
 
@@ -294,11 +337,55 @@ def tokens_case(rng, *, batch=(), n_queries=9, n_keys=23, heads=3, d=8, top=5, d
         "queries are counted from the first token, and not from the last one backwards": choose(right, offset=0),
         "a query does not see its own token": choose(right, offset=n_keys - n_queries - 1),
         "tokens after the query are seen": choose(right, offset=n_keys),
+        "hidden tokens fill up where fewer than `top` are visible: −1 does": choose(right, filled_up=True),
         "of tokens with equal scores the higher number is taken": choose(right, sign=-1),
         "the smallest scores are taken": choose(-right),
     }  # fmt: skip
     given = {"q_index": q, "w": w, "k_index": k, "top": top}
-    return Case(given=given, want=choose(right), mistakes=usual)
+    return Case(given=given, want=choose(right), mistakes=usual, scores=right)
+
+
+def hint_at_ties(scores, got, want):
+    """Why rows chosen by their scores (..., n) may differ, where those that were chosen have the same scores."""
+    if got.shape != want.shape or got.min() < -1 or got.max() >= scores.shape[-1]:
+        return ""
+    ours, theirs = (scores.gather(-1, x.clamp(min=0)).sort(-1).values for x in (want, got))
+    if not torch.equal(ours.masked_fill(want < 0, 0), theirs.masked_fill(got < 0, 0)):
+        return ""
+    return "topk takes any of those with equal scores: the lower number comes first, as in a stable sort"
+
+
+def byte_mistakes(method, tokens, token_bytes, stored, read, *, window=0, sinks=0, page=1, budget=0, index_bytes=0):
+    """Usual mistakes with the bytes stored and read, and the numbers that each leads to; 0 where there is none."""
+    n_pages, half = -(-tokens // page), token_bytes // 2
+    whole = tokens * token_bytes
+    last_is_full = (n_pages * page - tokens) * token_bytes
+    usual = {
+        "window": {
+            "every token is stored, and not the sinks and the window alone": (whole, 0),
+            "tokens are counted that are not there yet": ((window + sinks) * token_bytes,) * 2,
+        },
+        "quest": {
+            "the bounds are stored, and not read": (0, read - n_pages * token_bytes),
+            "a page has one bound, and not two": (stored - n_pages * half, read - n_pages * half),
+            "the last page counts as full": (stored + last_is_full, read + last_is_full),
+        },
+        "moba": {
+            "the means are stored, and not read": (0, read - (n_pages - 1) * half),
+            "the last page has a mean as well": (stored + half, read + half),
+            "a page has two means, and not one": (stored + (n_pages - 1) * half, read + (n_pages - 1) * half),
+            "the last page counts as full": (stored + last_is_full, read + last_is_full),
+        },
+        "dsa": {
+            "index keys of the chosen tokens alone are read": (0, min(budget, tokens) * (token_bytes + index_bytes)),
+            "the index keys are stored, and not read": (0, read - tokens * index_bytes),
+        },
+    }.get(method, {})
+    of_both = {"stored": stored, "read": read}
+    return {
+        which: {text: numbers[i] for text, numbers in usual.items() if numbers[i] not in (0, right)}
+        for i, (which, right) in enumerate(of_both.items())
+    }
 
 
 def require_ascending(name, got, want):

@@ -250,9 +250,6 @@ class HybridCache:
         # YOUR CODE HERE
         raise NotImplementedError()
 
-    # YOUR CODE HERE
-    raise NotImplementedError()
-
 
 def replay_cost(
     method: str,

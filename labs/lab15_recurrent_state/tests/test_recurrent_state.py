@@ -17,6 +17,7 @@ from recurrent_state import (
 
 from labkit.testing.attention.cases import rounded
 from labkit.testing.compare import (
+    Tolerance,
     assert_at_most,
     assert_close,
     assert_equal,
@@ -27,7 +28,7 @@ from labkit.testing.compare import (
     assert_unchanged,
     require,
 )
-from labkit.testing.unchanged import left_alone
+from labkit.testing.unchanged import unchanged
 
 from .mistakes import SAMPLING, of_chunks, of_cost, of_hit, of_replay, of_rule
 from .probes import all_outcomes, arguments_after_calls, cache_bytes, measured, run_cache
@@ -67,7 +68,7 @@ def check_rule(function, rng, *, n, shape=(), d_k=6, d_v=4, dtype=torch.float32,
     precise = torch.float32 if dtype in HALVES else dtype
     state = torch.from_numpy(rng.standard_normal((*shape, d_k, d_v))).to(precise) if with_state else None
     named = dict(zip(("q", "k", "v", "beta", "g", "state"), (*inputs, state), strict=True))
-    with left_alone({name: x for name, x in named.items() if x is not None}):
+    with unchanged({name: x for name, x in named.items() if x is not None}):
         got = function(*inputs, state, *([] if chunk is None else [chunk]))
     got = assert_tuple("the result", got, ("o", "state"))
     want, plain = delta_rule(*inputs, state), [delta_rule(*inputs, state, precise)]
@@ -80,7 +81,7 @@ def check_rule(function, rng, *, n, shape=(), d_k=6, d_v=4, dtype=torch.float32,
         assert_type(name, got[i], torch.Tensor, "a tensor")
         baseline = [rounded(x[i], dtype) if name == "o" else x[i] for x in plain]
         assert_close(
-            name, got[i], want[i], plain=baseline, dtype=kind, mistakes=lambda name=name: usual()[name],
+            name, got[i], want[i], baseline=baseline, dtype=kind, mistakes=lambda name=name: usual()[name],
             hint=hint if dtype in HALVES else "", nan_hint=UNDERFLOW,
         )  # fmt: skip
 
@@ -104,8 +105,8 @@ class TestGatedDeltaRecurrent:
     def test_worked_example(self):
         one = torch.ones(2, 1)
         o, state = gated_delta_recurrent(one, one, 4 * one, torch.full((2,), 0.5), torch.zeros(2), None)
-        assert_close("o", o, [[2.0], [3.0]], plain=torch.tensor([[2.0], [3.0]]))
-        assert_close("state", state, [[3.0]], plain=torch.tensor([[3.0]]))
+        assert_close("o", o, [[2.0], [3.0]], baseline=torch.tensor([[2.0], [3.0]]))
+        assert_close("state", state, [[3.0]], baseline=torch.tensor([[3.0]]))
 
     @pytest.mark.parametrize("sizes", RULE_CASES)
     def test_rule(self, rng, sizes):
@@ -118,7 +119,7 @@ class TestGatedDeltaRecurrent:
         o, _ = memory_limit(gated_delta_recurrent, *inputs, None)
         want, _ = delta_rule(*inputs, None)
         plain, _ = delta_rule(*inputs, None, torch.float32)
-        assert_close("o after 2,048 tokens", o, want, plain=plain)
+        assert_close("o after 2,048 tokens", o, want, baseline=plain)
 
     @pytest.mark.cost
     def test_memory_of_states(self, rng):
@@ -143,8 +144,8 @@ class TestGatedDeltaChunked:
         one = torch.ones(2, 1)
         o, state = gated_delta_chunked(one, one, 4 * one, torch.full((2,), 0.5), torch.zeros(2), None, 2)
         usual = {"what the first token writes is not seen by the second": torch.tensor([[2.0], [4.0]])}
-        assert_close("o", o, [[2.0], [3.0]], plain=torch.tensor([[2.0], [3.0]]), mistakes=usual)
-        assert_close("state", state, [[3.0]], plain=torch.tensor([[3.0]]))
+        assert_close("o", o, [[2.0], [3.0]], baseline=torch.tensor([[2.0], [3.0]]), mistakes=usual)
+        assert_close("state", state, [[3.0]], baseline=torch.tensor([[3.0]]))
 
     @pytest.mark.parametrize("chunk", [1, 4, 16])
     @pytest.mark.parametrize("sizes", RULE_CASES)
@@ -315,10 +316,10 @@ class TestAcceptDrafts:
         firsts = [sum(share for tokens, share in found.items() if tokens[:1] == (i,)) for i in range(target.shape[1])]
         shares = torch.tensor(firsts, dtype=torch.float64)
         hint = "accepted and replaced tokens together must have the target's distribution, with one temperature for all"
-        assert_close("the distribution of the first token", shares, target[0], plain=target[0].float(), hint=hint)
+        assert_close("the distribution of the first token", shares, target[0], baseline=target[0].float(), hint=hint)
         longer = torch.tensor(sum(share for tokens, share in found.items() if len(tokens) > 1), dtype=torch.float64)
         agree = torch.minimum(target[0], draft[0]).sum()
-        assert_close("the probability that the first draft stays", longer, agree, plain=agree.float())
+        assert_close("the probability that the first draft stays", longer, agree, baseline=agree.float())
 
     @pytest.mark.parametrize("n", [1, 3, 6])
     @pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
@@ -456,11 +457,11 @@ class Pair:
             assert_equal(f"the length{where}", view["length"], self.mirror.length(seq))
             for i, name in enumerate(("keys", "values")):
                 want = self.mirror.tokens[seq][i]
-                assert_close(f"the {name}{where}", view[name], want.double(), plain=want, hint=BLOCKS)
+                assert_close(f"the {name}{where}", view[name], want.double(), baseline=want, hint=BLOCKS)
             usual = {text: state() for text, state in (mistakes or {}).get(seq, {}).items()}
             plain, want = self.mirror.state(seq, torch.float32), self.mirror.state(seq)
-            assert_close(f"the state{where}", view["state"], want, plain=plain, dtype=torch.float32, mistakes=usual,
-                         hint=hint, largest=1.0)  # fmt: skip
+            assert_close(f"the state{where}", view["state"], want, baseline=plain, dtype=torch.float32, mistakes=usual,
+                         hint=hint, tolerance=Tolerance(largest=1.0))  # fmt: skip
         if free is not None:
             hint = "blocks are not shared, not given back, or given back too early"
             assert_equal(f"num_free(){after}", n_free, free, hint=hint)
@@ -586,8 +587,8 @@ class TestHybridCache:
         both = tuple(torch.cat([x, x], 1) for x in inputs)
         want, plain = (delta_rule(both[0], *both, None, precise)[1] for precise in (torch.float64, torch.float32))
         hint = "the caller has changed its tensors before rollback: keep copies of what is needed later"
-        assert_close("the state", state, want, plain=plain, hint=hint, largest=1.0)
-        assert_close("the keys", keys, both[0].double(), plain=both[0], hint=hint)
+        assert_close("the state", state, want, baseline=plain, hint=hint, tolerance=Tolerance(largest=1.0))
+        assert_close("the keys", keys, both[0].double(), baseline=both[0], hint=hint)
 
     @pytest.mark.cost
     def test_bytes(self, rng):

@@ -1,11 +1,12 @@
-/* Wide tables and formulas in a narrow window get a sign that they scroll. On a phone a table of words is read row by
-row, and so is one of numbers that is too wide even in small type: a column out of sight is a column lost.
+/* Wide tables and formulas in a narrow window get a sign that they scroll. On a phone a table with text in its cells is
+read row by row. One of numbers stays a table, since numbers are compared down a column; its first column stays in view.
 
 site.css says what that looks like. Without this script they scroll with no sign but the scroll bar. */
 (function () {
   "use strict";
 
   const PHONE = window.matchMedia("(max-width: 40em)");
+  const WORDS = 5; // a cell with more of them is text
   const SIGNS = { left: "← more", right: "more →" };
 
   function start() {
@@ -13,16 +14,17 @@ site.css says what that looks like. Without this script they scroll with no sign
       const table = frame.querySelector("table");
       const heads = [...table.querySelectorAll("thead th")];
       if (heads.length > 2) nameCells(table, heads);
-      if (isOfWords(heads)) table.classList.add("by-row");
-      watch(frame, heads.length > 2 ? table : null);
+      const isText = heads.length > 2 && holdsText(table);
+      if (isText && heads.length > 3) table.classList.add("by-row");
+      watch(frame, isText ? table : null);
     }
     document.querySelectorAll("div.math").forEach((formula) => watch(formula, null));
   }
 
-  /* Numbers stand right and are compared down a column; words are read along a row. */
-  function isOfWords(heads) {
-    const numbers = heads.filter((head) => head.classList.contains("text-right"));
-    return heads.length > 3 && 2 * numbers.length < heads.length;
+  /* Whether some cell, besides those that name the rows, holds text that a narrow column would break into many lines. */
+  function holdsText(table) {
+    const cells = [...table.tBodies[0].rows].flatMap((row) => [...row.cells].slice(1));
+    return cells.some((cell) => (cell.textContent.match(/\p{L}{2,}/gu) || []).length > WORDS);
   }
 
   /* Each cell gets the head of its column, which a phone shows before the value. */
@@ -33,7 +35,10 @@ site.css says what that looks like. Without this script they scroll with no sign
       return copy.textContent.trim();
     });
     for (const row of table.tBodies[0].rows) {
-      [...row.cells].forEach((cell, at) => (cell.dataset.column = names[at]));
+      [...row.cells].forEach((cell, at) => {
+        cell.dataset.column = names[at];
+        cell.classList.toggle("empty", cell.textContent.trim() === "");
+      });
     }
   }
 

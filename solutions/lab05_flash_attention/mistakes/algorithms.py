@@ -53,15 +53,15 @@ class ApplyAutogradThroughTiles:
         return torch.cat(rows_out, -2).to(Q.dtype)
 
 
-def _short_sums(Q, K, V, is_causal):
+def _short_sums(Q, K, V, is_causal, hidden=-torch.inf, block_q=16, block_k=4):
     rows_out, lse = [], []
-    for rows in _blocks(Q.shape[-2], 16):
+    for rows in _blocks(Q.shape[-2], block_q):
         q = Q.shape[-1] ** -0.5 * Q[..., rows, :]
         m, l, o = q.new_full(q.shape[:-1], -torch.inf), 0.0, 0.0
-        for cols in _blocks(_keys_seen(rows, K.shape[-2], is_causal), 4, K.shape[-2]):
+        for cols in _blocks(_keys_seen(rows, K.shape[-2], is_causal), block_k, K.shape[-2]):
             S = q @ K[..., cols, :].mT
             if is_causal:
-                S = S.masked_fill(_hidden(rows, cols, S.device), -torch.inf)
+                S = S.masked_fill(_hidden(rows, cols, S.device), hidden)
             m_new = torch.maximum(m, S.amax(-1))
             P, alpha = torch.exp(S - m_new[..., None]), torch.exp(m - m_new)
             l, o, m = alpha * l + P.sum(-1), alpha[..., None] * o + P @ V[..., cols, :], m_new
@@ -87,6 +87,17 @@ class ApplyComputesInHalf(torch.autograd.Function):
         return dQ, dK, dV, None
 
 
+class ApplyMasksByANumber(ApplyComputesInHalf):
+    @staticmethod
+    def forward(ctx, Q, K, V, is_causal=False):
+        inputs = [x.to(_precise(Q.dtype)) for x in (Q, K, V)]
+        O, L = _short_sums(*inputs, is_causal, -1e6, 64, 64)
+        O = O.to(Q.dtype)
+        ctx.save_for_backward(Q, K, V, O, L)
+        ctx.is_causal = is_causal
+        return O
+
+
 class ApplyIsTheBuiltIn:
     @staticmethod
     def apply(Q, K, V, is_causal=False):
@@ -102,20 +113,30 @@ def _all_scores(Q, K, is_causal):
     return S
 
 
+def forward_whole_matrix(Q, K, V, causal=False, block_q=64, block_k=64):
+    _check(Q, K, V, block_q, block_k)
+    S = _all_scores(Q, K, causal)
+    L = S.logsumexp(-1)
+    P = torch.exp(S - L[..., None])
+    return (P @ V.to(S.dtype)).to(Q.dtype), L
+
+
+def backward_whole_matrix(Q, K, V, O, L, dO, causal=False, block_q=64, block_k=64):
+    _check(Q, K, V, block_q, block_k)
+    P = torch.exp(_all_scores(Q, K, causal) - L[..., None])
+    q, k, v, o, do = (x.to(L.dtype) for x in (Q, K, V, O, dO))
+    dS = Q.shape[-1] ** -0.5 * P * (do @ v.mT - (do * o).sum(-1, keepdim=True))
+    return (dS @ k).to(Q.dtype), (dS.mT @ q).to(K.dtype), (P.mT @ do).to(V.dtype)
+
+
 class ApplyNaiveInside(torch.autograd.Function):
     @staticmethod
     def forward(ctx, Q, K, V, is_causal=False):
-        S = _all_scores(Q, K, is_causal)
-        L = S.logsumexp(-1)
-        O = (torch.exp(S - L[..., None]) @ V.to(S.dtype)).to(Q.dtype)
+        O, L = forward_whole_matrix(Q, K, V, is_causal)
         ctx.save_for_backward(Q, K, V, O, L)
         ctx.is_causal = is_causal
         return O
 
     @staticmethod
     def backward(ctx, dO):
-        Q, K, V, O, L = ctx.saved_tensors
-        P = torch.exp(_all_scores(Q, K, ctx.is_causal) - L[..., None])
-        q, k, v, o, do = (x.to(L.dtype) for x in (Q, K, V, O, dO))
-        dS = Q.shape[-1] ** -0.5 * P * (do @ v.mT - (do * o).sum(-1, keepdim=True))
-        return (dS @ k).to(Q.dtype), (dS.mT @ q).to(K.dtype), (P.mT @ do).to(V.dtype), None
+        return *backward_whole_matrix(*ctx.saved_tensors, dO, ctx.is_causal), None

@@ -6,6 +6,10 @@ def bidir_weights_first(q, k, v, eps=1e-6):
     return weights @ v / (weights.sum(-1, keepdim=True) + eps)
 
 
+def bidir_causal(q, k, v, eps=1e-6):
+    return causal_linear_attention_chunked(q, k, v, 16, eps)
+
+
 def cumsum_bidirectional(q, k, v, eps=1e-6):
     return linear_attention(q, k, v, eps)
 

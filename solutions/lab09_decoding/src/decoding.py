@@ -2,8 +2,6 @@
 
 import torch
 
-POLICIES = ("max", "pow2", "oracle", "paged")
-
 
 def kv_cache_bytes(
     layers: int,
@@ -431,76 +429,9 @@ def paged_attention(
     ### END SOLUTION
 
 
-def simulate_serving(
-    requests: list[tuple[int, int, int]], num_slots: int, policy: str, block_size: int
-) -> dict[str, float]:
-    """Serve `requests` from a cache of `num_slots` token slots, and return what the slots were used for on average.
-
-    A request is (prompt, output, limit) in tokens: it comes with its prompt, gets one token per step until it has
-    `output` new ones, and may never have more than `limit` in all. Each step: 1. Every running request gets a token.
-    2. While the first waiting request can be placed, it is, with its prompt and its first token.
-    3. The slots are counted.
-    4. Requests with all their output leave.
-
-    "max", "pow2" and "oracle" give a request a run of neighbouring slots until it leaves, at the lowest place where it
-    fits: `limit` slots; the prompt and the smallest power of two that holds the output, at most `limit`; prompt +
-    output. "paged" gives blocks of `block_size`, ⌈tokens / block_size⌉ at any time, of num_slots // block_size. If one
-    is needed and none is free, the request placed last releases its blocks, becomes the first to wait and starts again;
-    then the one before it, until there is a block (the request that needs it may itself be the last). Requests get
-    their tokens in the order in which they were placed.
-
-    Returns:
-        shares of all slots over all steps, which add up to 1: "token", slots that hold a token; "reserved", allocated
-        and filled later by its request; "internal", allocated and never filled; "external", all slots not allocated, in
-        steps that leave a request waiting for which they are enough in sum, but no run is long enough; "free", the
-        rest. Without requests all is free.
-
-    Raises:
-        ValueError: naming the four policies, for another one; naming the argument, when num_slots or block_size is
-            below 1; naming the request, when its prompt or output is below 1, their sum above its limit, or its slots
-            more than there are.
-
-    Example:
-        [(2, 2, 8)], 8 slots, "max": 2 steps with 3 and 4 tokens: token 7/16, reserved 1/16, internal 8/16.
-    """
-    ### BEGIN SOLUTION
-    _check(num_slots=num_slots, block_size=block_size)
-    if policy not in POLICIES:
-        raise ValueError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}")
-    memory = _Paged(num_slots, block_size) if policy == "paged" else _Contiguous(num_slots, policy)
-    waiting = deque(_Request(*each) for each in requests)
-    for request in waiting:
-        if min(request.prompt, request.output) < 1 or request.final > request.limit or not memory.can_ever(request):
-            raise ValueError(f"request {(request.prompt, request.output, request.limit)} can never be served")
-    running: list[_Request] = []
-    slots = dict.fromkeys(("token", "reserved", "internal", "external", "free"), 0)
-    n_steps = 0
-    while waiting or running:
-        for request in list(running):
-            _grow(request, memory, running, waiting)
-        while waiting and memory.place(waiting[0]):
-            running.append(waiting.popleft())
-            running[-1].tokens = running[-1].prompt + 1
-        for request in running:
-            slots["token"] += request.tokens
-            slots["reserved"] += min(request.slots, request.final) - request.tokens
-            slots["internal"] += max(request.slots - request.final, 0)
-        left_over = num_slots - sum(request.slots for request in running)
-        in_pieces = bool(waiting) and policy != "paged" and left_over >= memory.needed(waiting[0])
-        slots["external" if in_pieces else "free"] += left_over
-        n_steps += 1
-        for request in [each for each in running if each.tokens == each.final]:
-            running.remove(request)
-            memory.release(request)
-    if not n_steps:
-        return dict.fromkeys(slots, 0.0) | {"free": 1.0}
-    return {name: count / (n_steps * num_slots) for name, count in slots.items()}
-    ### END SOLUTION
-
-
 ### BEGIN SOLUTION
 import itertools  # noqa: E402
-from collections import OrderedDict, deque  # noqa: E402
+from collections import OrderedDict  # noqa: E402
 
 
 def _in_order(storage, seen):
@@ -576,84 +507,6 @@ def _known(table, seq_id):
     if seq_id not in table:
         raise ValueError(f"there is no sequence {seq_id!r}")
     return table[seq_id]
-
-
-class _Request:
-    def __init__(self, prompt, output, limit):
-        self.prompt, self.output, self.limit = prompt, output, limit
-        self.final = prompt + output
-        self.tokens = self.slots = self.start = 0
-
-
-class _Contiguous:
-    """Runs of neighbouring slots, the lowest that fits."""
-
-    def __init__(self, num_slots, policy):
-        self.num_slots, self.policy, self.placed = num_slots, policy, []
-
-    def needed(self, request):
-        if self.policy == "oracle":
-            return request.final
-        power = 1 << (request.output - 1).bit_length()
-        return min(request.prompt + power, request.limit) if self.policy == "pow2" else request.limit
-
-    def can_ever(self, request):
-        return self.needed(request) <= self.num_slots
-
-    def place(self, request):
-        start, size = 0, self.needed(request)
-        for other in self.placed:
-            if other.start - start >= size:
-                break
-            start = other.start + other.slots
-        if self.num_slots - start < size:
-            return False
-        request.start, request.slots = start, size
-        self.placed = sorted([*self.placed, request], key=lambda each: each.start)
-        return True
-
-    def reach(self, request, tokens):
-        return True
-
-    def release(self, request):
-        self.placed.remove(request)
-        request.slots = 0
-
-
-class _Paged:
-    """Blocks, as many as the tokens need."""
-
-    def __init__(self, num_slots, block_size):
-        self.num_blocks = self.n_free = num_slots // block_size
-        self.block_size = block_size
-
-    def can_ever(self, request):
-        return request.final <= self.num_blocks * self.block_size
-
-    def place(self, request):
-        return self.reach(request, request.prompt + 1)
-
-    def reach(self, request, tokens):
-        more = -(-tokens // self.block_size) - request.slots // self.block_size
-        if more > self.n_free:
-            return False
-        self.n_free -= more
-        request.slots += more * self.block_size
-        return True
-
-    def release(self, request):
-        self.n_free += request.slots // self.block_size
-        request.slots = 0
-
-
-def _grow(request, memory, running, waiting):
-    """A token for a running request; the request placed last may be preempted."""
-    while request in running and not memory.reach(request, request.tokens + 1):
-        last = running.pop()
-        memory.release(last)
-        waiting.appendleft(last)
-    if request in running:
-        request.tokens += 1
 
 
 def _attend(rows, k, v, scale=None, hidden=None):

@@ -19,6 +19,7 @@ class QuantizedBlocks:
         if bits not in (2, 4, 8) or bits * head_dim % 8 != 0:
             raise ValueError(f"no codes of {bits} bits for {head_dim} numbers")
         self.size, self.bits = block_size, bits
+        self.shifts = torch.arange(0, 8, bits, dtype=torch.uint8)  # a constant, of one to four bytes
         shape = (2, num_blocks, kv_heads, block_size)
         self.codes = [torch.zeros(*shape, head_dim * bits // 8, dtype=torch.uint8) for _ in range(layers)]
         self.zeros = [torch.zeros(shape, dtype=torch.float16) for _ in range(layers)]
@@ -63,7 +64,7 @@ class QuantizedBlocks:
 
     def _block(self, layer, block, used):
         codes = self.codes[layer][:, block, :, :used]
-        parts = [(codes >> shift) & (2**self.bits - 1) for shift in range(0, 8, self.bits)]
+        parts = [(codes >> shift) & (2**self.bits - 1) for shift in self.shifts]
         scales, zeros = (x[layer][:, block, :, :used].float()[..., None] for x in (self.scales, self.zeros))
         return (torch.cat(parts, -1) * scales + zeros).unbind()
 

@@ -386,9 +386,7 @@ class HybridCache:
         """Blocks that no sequence uses."""
         ### BEGIN SOLUTION
         return len(self._free)
-        ### END SOLUTION
 
-    ### BEGIN SOLUTION
     def _record(self, seq):
         if seq not in self._sequences:
             raise ValueError(f"seq {seq!r} is unknown")

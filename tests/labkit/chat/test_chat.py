@@ -86,6 +86,18 @@ def test_only_a_long_wait_is_announced() -> None:
     assert lines.limit_line(64) == "The answer stops here, at its limit of 64 tokens: --tokens 128 allows more."
 
 
+@pytest.mark.parametrize(("number", "about"), [("05", "yours comes in Lab 09"), ("11", "not that of Lab 09")])
+def test_a_borrowed_cache_is_not_announced_after_its_lab(number: str, about: str) -> None:
+    class Borrowing:
+        has_own_cache = False
+
+        def cache_bytes(self, n_tokens: int) -> int:
+            return 10 * n_tokens
+
+    line = lines.cache_line(Borrowing(), 4, 0, number)  # type: ignore[arg-type]
+    assert line == f"cache: 40 bytes for 4 tokens by the formula, 10 per token (the course's own cache: {about})"
+
+
 def run_wrong(monkeypatch: pytest.MonkeyPatch, root: Path, body: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What a rehearsal prints for a `flash_forward` with this body."""
     lab = student_lab(monkeypatch, root, "05")

@@ -86,7 +86,10 @@ def test_hints_are_shown_one_at_a_time(lab):
 
 
 def test_watch_runs_again_on_each_save_and_shows_changes(lab, monkeypatch):
+    n_runs = []
+
     def run_on_copy(lab, *options, **more):
+        n_runs.append(options)
         return run_forked(lab, "--src", str(lab.student_file.parent), *options, **more)
 
     monkeypatch.setattr(watch, "run_forked", run_on_copy)
@@ -109,6 +112,7 @@ def test_watch_runs_again_on_each_save_and_shows_changes(lab, monkeypatch):
     assert "no change: the same tests pass" in third
     assert text.count("watching labs/lab01_memory_profiling/src/profiling.py") == 1
     assert "standard_attention" not in text
+    assert len(n_runs) == 2, "what is not begun, and what is no Python, is answered by reading the file"
 
 
 def test_progress_names_the_test_and_counts(lab):

@@ -143,7 +143,7 @@ def test_ctrl_c_names_test_line_and_count(tmp_path, command):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert process.returncode == 130
-    assert f"lab {command}: interrupted in test_worked_example, at profiling.py:" in stdout
+    assert f"lab {command}: interrupted in test_results[N63-full], at profiling.py:" in stdout
     assert "time.sleep(60), after 0 of" in stdout
     assert "Traceback" not in stdout + stderr
 

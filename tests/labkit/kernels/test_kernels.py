@@ -89,6 +89,32 @@ def test_bytes(shift):
     assert (seen["loaded"], seen["stored"], seen["launches"]) == ({"x": 148}, {"out": 148}, 1)
 
 
+def test_bytes_of_a_copy_are_not_those_of_an_argument(shift):
+    assert shift()[1]["of_arguments"] == {"x": 148}
+    _, seen = shift("(x, out, x.numel()", "(x.clone(), out, x.numel()")
+    assert (seen["loaded"], seen["of_arguments"]) == ({"x": 148}, {})
+
+
+def test_offsets_in_int32_are_collected(shift):
+    with adapter.int32_products() as found:
+        shift()
+    assert max(found) == 32  # of the third program
+    with adapter.int32_products() as found:
+        shift("tl.program_id(0) * BLOCK", "tl.program_id(0).to(tl.int64) * BLOCK")
+    assert max(found, default=0) < 32
+
+
+@pytest.mark.parametrize(
+    ("stack", "fits", "says"), [(0, True, "yes"), (8, False, "registers spill"), (0, False, "shared memory")]
+)
+def test_what_spills_does_not_fit(capsys, stack, fits, says):
+    from labkit.commands.kernel import WRITERS, Form
+    from labkit.kernels.table import Row
+
+    WRITERS[Form.text]([Row("shift_kernel", 80, {}, 4, 2, stack=stack, fits=fits)])
+    assert capsys.readouterr().out.splitlines()[1].endswith(says)
+
+
 def test_programs_that_load(shift):
     assert shift()[1]["readers"] == {"x": 3}
     assert shift("(triton.cdiv(x.numel(), 16),)", "(1,)")[1]["readers"] == {"x": 1}
@@ -222,12 +248,14 @@ def test_on_another_platform_the_lab_says_so(monkeypatch):
     assert finder.platform_problem(find_lab("01")) is None
 
 
-@pytest.mark.parametrize(("installed", "message"), [("3.2.0", "there is 3.2.0 here"), (None, "there is none here")])
+@pytest.mark.parametrize(
+    ("installed", "message"), [("3.2.0", "there is 3.2.0 here"), (None, "needs triton, which is not installed")]
+)
 def test_an_older_triton_is_reported(monkeypatch, installed, message):
     def version(name):
-        if installed is None:
+        if name == "triton" and installed is None:
             raise finder.PackageNotFoundError(name)
-        return installed
+        return installed or "3.10.0"
 
     monkeypatch.setattr(finder, "version", version)
     assert message in finder.platform_problem(LAB)

@@ -149,6 +149,7 @@ def test_missing_group_is_one_line(missing: str, monkeypatch: pytest.MonkeyPatch
         read_model()
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_transformers(file: Path) -> None:
     transformers = pytest.importorskip("transformers")
     oracle = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)

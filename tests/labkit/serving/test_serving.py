@@ -13,12 +13,14 @@ from labkit.meters.sessions import run_calls
 from labkit.serving.dense import dense_completion, least_margin
 from labkit.serving.drive import serve_plans
 from labkit.serving.engine import serve, settings_of
+from labkit.serving.locations import Locations, Text
 from labkit.serving.model import SPEC
+from labkit.serving.player import Piece
 from labkit.serving.records import held_while_serving, record_plans, record_serving
 from labkit.serving.requests import KINDS, LIMITS, MARGIN, Request, make_trace
 from labkit.testing.sessions import Session
+from labstaff.authoring.alternatives import variant_text
 from labstaff.authoring.board import SEED
-from labstaff.pytest_plugin import variant_text
 
 LAB = find_lab("13")
 SERVERS = (
@@ -196,6 +198,16 @@ def test_the_same_tokens_after_another_beginning():
     scheduler.plan = lambda: own_first_block(plan())
     with pytest.raises(AssertionError, match="and holds that after another prefix"):
         serve_plans(scheduler, trace, 21, 8, 48)
+
+
+def test_one_equal_token_is_not_another_beginning():
+    """A block that another request has taken may hold an equal token at the same place by chance: it was not found."""
+    locations = Locations(2, 4)
+    texts = [Text(locations, tokens) for tokens in ([1, 2, 3, 4], [5, 2, 6, 7])]
+    locations.write([Piece(0, 0, (1, 2, 3, 4), (0,))], {0: texts[0]}, 0)
+    locations.write([Piece(1, 0, (5,), (0,))], {1: texts[1]}, 1)
+    with pytest.raises(AssertionError, match="until it is taken for something new"):
+        locations.assert_readable(Piece(1, 2, (6,), (0,)), texts[1], 2)
 
 
 class TestServing:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from labkit.labs.catalog import find_labs, solution_file
 from labkit.suite.finder import LabFinder, Source, Unusable, student_source, untouched_tasks
+from labstaff.authoring.alternatives import variant_text
 from labstaff.derive.build import derive_stub
-from labstaff.pytest_plugin import variant_text
 from tests.student import LAB, solution_text
 
 

@@ -127,6 +127,26 @@ def test_equal_failures_are_folded(lab, everything):
     assert ("      off by 3" in lines) == everything
 
 
+@pytest.mark.parametrize("details", [False, True])
+def test_details_are_shown_where_asked_for_and_make_no_failure_another(lab, details):
+    failures = [Failure("O is off", details=(f"case {i}",)) for i in range(2)]
+    given = [TestResult(f"test_a[{i}]", FIRST, State.WRONG, each) for i, each in enumerate(failures)]
+    lines = run_lines(lab, given, details=details)
+    assert ("        case 0" in lines) == details
+    assert "      and 1 more test: the same (test_a)" in lines
+
+
+def test_a_comparison_that_failed_has_the_line_of_the_test_and_its_notes_as_details():
+    error = AssertionError("O is off")
+    error.add_note("compared with the reference")
+    with pytest.raises(AssertionError) as caught:
+        raise error
+    _, failure = explain(caught.value, [])
+    assert failure.details[0].startswith("test_messages.py:")
+    assert failure.details[0].endswith(": raise error")
+    assert failure.details[1:] == ("compared with the reference",)
+
+
 def test_many_failures_are_named(lab):
     own = [each for each in results(lab, standard_attention=0) if each.task == FIRST]
     lines = run_lines(lab, own)
@@ -149,3 +169,12 @@ def test_changes_since_the_run_before(lab):
         "▼ lab01 · analyze_scaling · 9 → 8 of 10",
     ]
     assert change_lines(lab, after, after) == []
+
+
+def test_a_later_test_names_the_cause_of_the_first_failure(lab):
+    known = Failure("off", "the scores are not divided", "the scores are not divided")
+    later = TestResult("test_later", FIRST, State.WRONG, known)
+    lines = run_lines(lab, [wrong(FIRST, "test_first"), later])
+    first = lines.index("  ✗ test_first")
+    assert lines[first + 2] == "      test_later recognises a cause: the scores are not divided"
+    assert not any("recognises a cause" in line for line in run_lines(lab, [later, wrong(FIRST, "test_first")]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from labkit.suite.messages import WHY_CAPPED, run_lines
@@ -52,6 +53,8 @@ def test_points_are_the_share_of_tests_that_pass(lab):
         ({Kind.COST: 2, Kind.REFUSES: 1}, 15),
         ({Kind.REFUSES: 1}, 19),
         ({Kind.ROBUST: 1, Kind.EXACT: 1}, 10),
+        ({Kind.UNCHANGED: 1}, 15),
+        ({Kind.MEMORY: 1, Kind.COST: 1}, 15),
     ],
     ids=str,
 )
@@ -61,9 +64,20 @@ def test_failures_cap_points_by_kind(lab, failed, earned):
     given += [TestResult(f"test_right_{i}", FIRST, State.PASSED) for i in range(20 - len(given))]
     found, lines = points(lab, given)
     assert found == earned
-    why = {10: "a result on ordinary inputs is wrong", 15: WHY_CAPPED.get(kinds[0]) if kinds else ""}
-    expected = [f"  at most {earned:g} of its 20 points while {why[earned]}"] if earned in why else []
+    why = {10: [WHY_CAPPED[Kind.EXACT]], 15: [text for kind, text in WHY_CAPPED.items() if kind in kinds]}
+    expected = [f"  at most {earned:g} of its 20 points while {' and '.join(why[earned])}"] if earned in why else []
     assert [line for line in lines if "at most" in line] == expected
+
+
+def test_memory_costs_what_the_manifest_says(lab):
+    """In a task about memory, code that exceeds a memory limit earns a quarter; other costs are as everywhere."""
+    task = msgspec.structs.replace(lab.tasks[0], memory_share=0.25)
+    lab = msgspec.structs.replace(lab, tasks=(task, *lab.tasks[1:]))
+    right = [TestResult(f"test_{i}", FIRST, State.PASSED) for i in range(19)]
+    for kind, earned in ((Kind.MEMORY, 5), (Kind.COST, 15)):
+        found, lines = points(lab, [*right, TestResult("test_far", FIRST, State.WRONG, kind=kind)])
+        assert found == earned
+        assert f"  at most {earned} of its 20 points while {WHY_CAPPED[kind]}" in lines
 
 
 def test_no_points_before_a_random_input_is_right(lab):

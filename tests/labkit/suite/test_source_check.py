@@ -12,8 +12,7 @@ import pytest
 from labkit.labs.catalog import find_lab, find_labs, solution_file
 from labkit.suite.main_block import without_main_block
 from labkit.suite.source_check import MODULES, TOO_DEEP, check_source
-from labstaff.authoring.alternatives import alternative_solutions
-from labstaff.pytest_plugin import variant_text
+from labstaff.authoring.alternatives import alternative_solutions, variant_text
 
 STYLES = r"""
 #: 01 logging
@@ -367,8 +366,11 @@ EXPECTED = {
 """What is shown of the alternative solutions: all that it is."""
 
 
+LABS = {lab.number: lab for lab in find_labs()}
+
+
 def shown(source: str, number: str = "05") -> list[str]:
-    lab = find_lab(number)
+    lab = LABS[number]
     return [found.what for found in check_source(without_main_block(source, lab), lab)]
 
 

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from labkit.suite import limits
+from labkit.suite import limits, plugin
 from labkit.suite.limits import TookTooLong, cpu_seconds_of, not_repeated, stop_clocks, time_limit
 from labkit.suite.messages import explain, failure_lines
 from labkit.suite.results import State
@@ -215,3 +216,10 @@ def test_the_verdict_names_the_function_and_the_line(tmp_path, allowed, first, s
     assert (failure.place.file, failure.place.function) == (file.name, "spin")
     assert lines[0].startswith(first)
     assert lines[1] == second
+
+
+@pytest.mark.parametrize(("marks", "seconds"), [((), 20.0), (("gpu",), 120.0)])
+def test_a_test_may_wait_longer_for_a_device(marks, seconds):
+    """Its kernels are compiled in another process, whose CPU time is not the test's."""
+    item = SimpleNamespace(get_closest_marker=dict.fromkeys(marks, True).get)
+    assert plugin._wall_seconds(item) == seconds

@@ -40,7 +40,7 @@ def in_bfloat16(values):
 
 def one_element(case, rng, factor):
     got = case.want["O"].copy()
-    allowed = compare.tolerance(case.want["O"], case.plain["O"], roundings=case.roundings)
+    allowed = case.tolerance.limit(case.want["O"], case.baseline["O"]).allowed
     got[tuple(rng.integers(n) for n in got.shape)] += factor * allowed
     return got
 
@@ -107,12 +107,12 @@ def test_a_mistake_that_is_merely_near_is_not_named(monkeypatch):
     """An error just over the tolerance lies near any known mistake of about its size."""
     want = np.array([1.0, 2.0, 3.0])
     plain = want.astype(np.float32)
-    allowed = compare.tolerance(want, plain)
+    allowed = compare.TOLERANCE.limit(want, plain).allowed
     got, near = want + np.array([3 * allowed, 0, 0]), want + np.array([0, 2 * allowed, 0])
 
     def told():
         with pytest.raises(AssertionError) as caught:
-            compare.assert_close("O", got, want, plain=plain, mistakes={"another element is off": near})
+            compare.assert_close("O", got, want, baseline=plain, mistakes={"another element is off": near})
         return str(caught.value)
 
     assert "That is exactly" not in told()
@@ -153,7 +153,7 @@ def test_results_that_are_right_are_named():
     with pytest.raises(AssertionError, match=r"L is off by .*\nO and P are right, only L is off\ngot"):
         compare.compare_each(got, lambda name: case.check(name, got[name]))
     del got["O"], got["P"]
-    with pytest.raises(AssertionError, match=r"elements are off$"):
+    with pytest.raises(AssertionError, match=r"elements are off\ncompared with"):
         compare.compare_each(got, lambda name: case.check(name, got[name]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from labkit.testing import compare
+from labkit.testing.attention.cases import array_case, tensor_case
 from labkit.testing.attention.reference import attention, random_qkv
 from labkit.testing.compare import (
+    Tolerance,
     assert_at_most,
     assert_close,
     assert_dtype,
@@ -21,9 +24,9 @@ from labkit.testing.compare import (
     assert_tuple,
     assert_type,
     assert_unchanged,
+    is_mentioned,
     require_at_least,
     require_at_most,
-    tolerance,
 )
 
 WANT = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
@@ -39,7 +42,7 @@ def message(call) -> str:
 
 def close(got, **options):
     """assert_close of a quantity named O."""
-    return assert_close("O", got, WANT, plain=PLAIN, **options)
+    return assert_close("O", got, WANT, baseline=PLAIN, **options)
 
 
 def test_close_passes_what_rounding_explains():
@@ -109,13 +112,13 @@ def test_close_of_what_cannot_be_compared(got, says):
 def test_close_wants_infinities_in_their_places():
     want = np.array([-np.inf, 1.0])
     plain = want.astype(np.float32)
-    assert_close("lse", plain, want, plain=plain)
+    assert_close("lse", plain, want, baseline=plain)
     assert (
-        message(lambda: assert_close("lse", np.array([-1e9, 1.0]), want, plain=plain))
+        message(lambda: assert_close("lse", np.array([-1e9, 1.0]), want, baseline=plain))
         == "lse is -1e+09 at [0], expected −inf"
     )
     assert "lse is −inf at [1], expected 1" in message(
-        lambda: assert_close("lse", np.array([-np.inf, -np.inf]), want, plain=plain)
+        lambda: assert_close("lse", np.array([-np.inf, -np.inf]), want, baseline=plain)
     )
 
 
@@ -128,8 +131,8 @@ def test_close_of_numbers_that_do_not_depend_on_the_largest():
     """The floor of the tolerance is relative: tiny quantities are graded as strictly as large ones."""
     for factor in (1e-30, 1.0, 1e30):
         want = WANT * factor
-        assert_close("O", want * (1 + 1e-7), want, plain=want.astype(np.float32))
-        message(lambda want=want: assert_close("O", want * (1 + 1e-5), want, plain=want.astype(np.float32)))
+        assert_close("O", want * (1 + 1e-7), want, baseline=want.astype(np.float32))
+        message(lambda want=want: assert_close("O", want * (1 + 1e-5), want, baseline=want.astype(np.float32)))
 
 
 def test_tolerance_is_about_four_times_what_the_precision_loses():
@@ -140,11 +143,11 @@ def test_tolerance_is_about_four_times_what_the_precision_loses():
         plain = attention(Q, K, V, dtype=dtype).output
         lost = np.abs(plain - want).max()
         eps = np.finfo(dtype).eps
-        assert 4 * lost <= tolerance(want, plain) <= 4 * lost + 9 * eps * np.abs(want).max()
+        assert 4 * lost <= Tolerance().limit(want, plain).allowed <= 4 * lost + 9 * eps * np.abs(want).max()
 
 
 def test_tolerance_of_nothing_finite_is_zero():
-    assert tolerance([-np.inf], np.array([-np.inf], np.float32)) == 0
+    assert Tolerance().limit([-np.inf], np.array([-np.inf], np.float32)).allowed == 0
 
 
 def test_equal():
@@ -234,6 +237,25 @@ def test_unchanged():
     assert "Q, an argument, was changed in place" in message(lambda: assert_unchanged("Q", before + 1, before))
 
 
+@pytest.mark.parametrize(
+    ("text", "right", "wrong"),
+    [
+        ("k", ("k is empty", "the argument 'k'", "(k, v)"), ("a key", "block_k", "no k2")),
+        ("window", ("window=0 is too small", "`window`"), ("windows are positive", "sliding_window")),
+        ("0", ("got 0", "0.", "(0, 3)"), ("10 blocks", "0.5", "1.0")),
+        ("-1", ("got -1", "got −1"), ("got 1", "got -10")),
+        ("mat1 and mat2", ("mat1 and mat2 do not fit",), ("mat1, mat2",)),
+    ],
+)
+def test_mentioned_as_a_whole_word(text, right, wrong):
+    assert [is_mentioned(text, message) for message in (*right, *wrong)] == [True] * len(right) + [False] * len(wrong)
+
+
+def test_one_text_is_no_list_of_letters():
+    with pytest.raises(TypeError, match="mentions='ab'"):
+        assert_raises(ValueError, lambda: 7, when="for X", mentions="ab")
+
+
 def test_raises():
     def fail(error):
         raise error
@@ -255,7 +277,8 @@ def test_raises():
         assert_raises, ValueError, lambda: fail(ValueError("no")), when="for X", mentions={"window": 0, "k": 5}
     )
     assert message(call) == "the ValueError for X does not mention window or 0, k or 5; it says: no"
-    assert message(lambda: assert_raises(ValueError, lambda: 7, when="for X")) == "no ValueError for X; it returned 7"
+    call = partial(assert_raises, ValueError, lambda: 7, when="for X", mentions=())
+    assert message(call) == "no ValueError for X; it returned 7"
     with pytest.raises(KeyError) as caught:
         assert_raises((ValueError, TypeError), lambda: fail(KeyError("x")), when="for X", mentions=("(3, 4)",))
     assert caught.value.__notes__ == ["Expected for X: a ValueError or TypeError that mentions (3, 4)"]
@@ -276,7 +299,7 @@ def test_nan_in_rows_that_a_mistake_leaves_without_keys():
     want, inverted = (np.array(each, np.float32) for each in ([[0.4, 0.6], [1, 0]], [[0, 0], [0, 1]]))
 
     def told(got, mistake):
-        return message(lambda: assert_close("P", got, want, plain=want, mistakes={"it is inverted": mistake}))
+        return message(lambda: assert_close("P", got, want, baseline=want, mistakes={"it is inverted": mistake}))
 
     got = np.where([[True], [False]], np.nan, inverted)
     assert "exactly what comes out when it is inverted; a row that is left without keys is 0/0" in told(got, inverted)
@@ -284,28 +307,53 @@ def test_nan_in_rows_that_a_mistake_leaves_without_keys():
     assert "exactly" not in told(got, np.where([[True], [False]], 0, want)), "no number says so"
 
 
-def test_so_many_causes_that_fit_are_none():
-    fitting = {f"cause {i}": 2 for i in range(3)}
-    assert "cause 2" in message(lambda: assert_equal("x", 2, 1, mistakes=fitting))
-    assert "cause" not in message(lambda: assert_equal("x", 2, 1, mistakes={**fitting, "cause 3": 2}))
+def test_of_causes_that_fit_the_first_two_are_named():
+    fitting = {f"cause {i}": 2 for i in range(4)}
+    told = message(lambda: assert_equal("x", 2, 1, mistakes=fitting))
+    assert told.endswith("exactly what comes out when cause 0; or when cause 1")
+
+
+def test_notes_say_what_was_compared_with_what_and_how_the_limit_was_made():
+    case = array_case(np.random.default_rng(0), n=3, d=2, causal=True)
+    with pytest.raises(AssertionError) as caught:
+        case.check("O", case.want["O"] + 1)
+    reference, limit, sizes = caught.value.__notes__
+    assert reference == "compared with labkit.testing.attention.reference.attention"
+    assert re.fullmatch(
+        r"allowed \S+ = 4 × \S+ \(error of the baseline\) \+ \S+ × 1.2e-07 × \S+ "
+        r"\(roundings × unit of float32 × largest\)",
+        limit,
+    )
+    assert sizes == "Q (3, 2) float32, K (3, 2) float32, V (3, 2) float32, causal=True"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_twice_a_tolerance_allows_twice_as_much(dtype):
+    """Also where the baseline is rounded to bfloat16, which NumPy keeps in float32."""
+    case = tensor_case(np.random.default_rng(0), n=9, d=4, dtype=dtype)
+    once, twice = (
+        tolerance.limit(case.want["O"], case.baseline["O"]).allowed
+        for tolerance in (case.tolerance, case.tolerance.times(2))
+    )
+    assert twice == pytest.approx(2 * once)
 
 
 def test_rows_that_are_wrong_throughout_are_told():
     want = np.random.default_rng(1).standard_normal((2, 7, 5)).astype(np.float32)
     got = want.copy()
     got[:, 4:] = 3e37
-    told = message(lambda: assert_close("O", got, want, plain=want)).splitlines()
+    told = message(lambda: assert_close("O", got, want, baseline=want)).splitlines()
     assert told[1].endswith("30 of 70 elements are off: rows 4 to 6, no others")
     assert told[2].startswith("Usual cause: nothing is written there")
     causal = want.copy()
     causal[:, 4:] *= 2
-    told = message(lambda: assert_close("O", causal, want, plain=want))
+    told = message(lambda: assert_close("O", causal, want, baseline=want))
     assert "rows 4 to 6" in told
     assert "nothing is written" not in told, "sums that are wrong from some row on"
     got[0, 1, 1] = 5
-    assert "rows" not in message(lambda: assert_close("O", got, want, plain=want))
+    assert "rows" not in message(lambda: assert_close("O", got, want, baseline=want))
     got[0, 1, 1], got[:, 4:] = want[0, 1, 1], np.nan
-    assert "rows 4 to 6" in message(lambda: assert_close("O", got, want, plain=want))
+    assert "rows 4 to 6" in message(lambda: assert_close("O", got, want, baseline=want))
 
 
 def test_margins_of_limits_from_above_and_from_below_are_recorded(monkeypatch):
@@ -325,5 +373,5 @@ def test_too_few_and_not_a_number_are_refused(got):
 def test_terms_that_cancel_leave_their_rounding_errors():
     got, want, plain = np.array([2e-7], np.float32), [0.0], np.array([0.0], np.float32)
     with pytest.raises(AssertionError, match="rounding explains 0"):
-        assert_close("dQ", got, want, plain=plain)
-    assert_close("dQ", got, want, plain=plain, largest=1.0)
+        assert_close("dQ", got, want, baseline=plain)
+    assert_close("dQ", got, want, baseline=plain, tolerance=Tolerance(largest=1.0))

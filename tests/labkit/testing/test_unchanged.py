@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from labkit.testing.compare import BorrowedWork, require
-from labkit.testing.unchanged import changes_first
+from labkit.testing.unchanged import report_mutation_first
 
 
 def change_and_fail(error: Exception) -> None:
     given = {"Q": np.ones(3)}
-    with changes_first(given):
+    with report_mutation_first(given):
         given["Q"] *= 2
         raise error
 
@@ -22,13 +22,13 @@ def test_change_is_reported_instead_of_what_it_led_to():
 
 
 def test_other_failures_pass_as_they_are():
-    with pytest.raises(AssertionError, match="wrong"), changes_first({"Q": np.ones(3)}):
+    with pytest.raises(AssertionError, match="wrong"), report_mutation_first({"Q": np.ones(3)}):
         require(False, "wrong")
 
 
 def test_right_result_of_a_changed_argument_passes():
     given = {"Q": np.ones(3)}
-    with changes_first(given):
+    with report_mutation_first(given):
         given["Q"] *= 2
 
 

@@ -234,6 +234,7 @@ class TestCommand:
         assert message(mistake) == ["not run yet: uv run python -m labstaff.authoring.record 01 a_mistake"]
 
 
+@pytest.mark.slow
 class TestPages:
     """The instructors' pages of the site."""
 

@@ -62,7 +62,7 @@ ANSWERS = {
 
 def outcome(results: list[TestResult]) -> tuple[dict[str, tuple[State, Failure]], dict[str, float]]:
     """By test its state and failure, by task the share of its points."""
-    shares = {name: task_share(v for v in results if v.task == name) for name in TASKS}
+    shares = {task.name: task_share(task, (v for v in results if v.task == task.name)) for task in TASKS.values()}
     return {f"{result.task}::{result.test}": (result.state, result.failure) for result in results}, shares
 
 

@@ -17,8 +17,11 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, find_labs
+from labkit.review.versions import DATA_FILE, NoVersions, stored_versions
+from labkit.suite.results import TaskResult, store
 from labstaff.release.leaks import find_leaks, secret_passages
-from labstaff.release.tree import INSTRUMENTS, RULES, Assistants, ReleaseError, release
+from labstaff.release.tree import INSTRUMENTS, RULES, Assistants, ReleaseError, Reviews, release
+from labstaff.review.versions import versions_of
 from labstaff.site import build_site
 from tests.student import quiet_environment
 
@@ -65,6 +68,20 @@ def test_the_rules_for_assistants_are_those_that_were_chosen(released, tmp_path)
         release(ROOT, tmp_path / chosen, CHOSEN, chosen)
         file, rules = tmp_path / chosen / "AGENTS.md", RULES / f"{chosen}.md"
         assert (file.read_text() if file.exists() else "") == (rules.read_text() if rules.exists() else "")
+
+
+def test_versions_of_reviews_are_closed_until_the_tasks_are_done(released, tmp_path):
+    lab = find_lab("03", released)
+    assert {file.parent.name for file in released.rglob(DATA_FILE)} == {each.folder.name for each in LABS}
+    with pytest.raises(NoVersions, match="safe_softmax"):
+        stored_versions(lab)
+    store(lab, {task.name: TaskResult(task.name, 1, 1, True) for task in lab.tasks})
+    try:
+        assert stored_versions(lab) == versions_of(find_lab("03"))
+    finally:
+        shutil.rmtree(released / ".lab")
+    release(ROOT, tmp_path / "none", CHOSEN[:1], reviews=Reviews.NONE)
+    assert not list((tmp_path / "none").rglob(DATA_FILE))
 
 
 def test_the_rules_name_commands_that_exist():
@@ -162,7 +179,7 @@ def test_a_course_of_some_labs(released_in_part):
     assert "Lab 04" not in course_map
     assert not list(released_in_part.glob("docs/figures/00_course_map.*"))
     readme = (released_in_part / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"lab (?:check|hint|watch|ring|trace) (\d\d)", readme)) == {"03", "05"}
+    assert set(re.findall(r"lab (?:check|hint|watch|review|submit|chat|ring|trace) (\d\d)", readme)) == {"03"}
     assert f"labs/{names[0]}/src/{CHOSEN[0].module}.py" in readme
     chapter = (released_in_part / "docs" / "04_tiling_and_blocking.md").read_text(encoding="utf-8")
     assert "In Lab 04 (not in this course) you write" in chapter

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labstaff.site import SiteError, build_site, citation
+from labstaff.site import HERE, SiteError, build_site, citation
 
 CHAPTER = """\
 # One
@@ -125,12 +125,56 @@ def test_long_pages_begin_with_their_contents(root: Path, tmp_path: Path) -> Non
     assert "on-this-page" not in short
 
 
-def test_search_has_every_page_s_text_without_its_contents(root: Path, tmp_path: Path) -> None:
+def test_search_has_every_section_s_text_without_the_contents(root: Path, tmp_path: Path) -> None:
     build_site(root, tmp_path / "out")
     script = (tmp_path / "out" / "_static" / "search_texts.js").read_text(encoding="utf-8")
-    texts = json.loads(script.removeprefix("globalThis.SEARCH_TEXTS = ").rstrip(";\n"))
-    assert '<section id="a-part">' in texts["docs/01_one.html"]
-    assert "handout" in texts["docs/01_one.html"]
-    assert "On this page" not in texts["docs/01_one.html"]
+    sections = json.loads(script.removeprefix("globalThis.SEARCH_SECTIONS = ").rstrip(";\n"))
+    assert [section[:4] for section in sections] == [
+        ["docs/01_one.html", "one", "1. One", "1. One"],
+        ["docs/01_one.html", "a-part", "A part", "1. One"],
+        ["docs/README.html", "front", "Front", "Front"],
+        ["labs/lab01_x/README.html", "a-lab", "A lab", "A lab"],
+    ]
+    assert "handout" in sections[1][4]
+    assert "handout" not in sections[0][4]
     search = (tmp_path / "out" / "search.html").read_text(encoding="utf-8")
     assert search.index("search_texts.js") < search.index("static/search.js")
+    assert "searchtools.js" not in search
+
+
+SECTIONS = [
+    ["docs/01.html", "a", "1. Memory", "1. Memory", "Many outputs, a unit of processing, and FlashAttention."],
+    ["docs/05.html", "b", "5. FlashAttention", "5. FlashAttention", "Tiles."],
+    [
+        "docs/05.html",
+        "c",
+        "Windows",
+        "5. FlashAttention",
+        "A tensor processing unit, TPU, & attention. Windows, windows, windows.",
+    ],
+    ["docs/08.html", "d", "8. Sliding windows", "8. Sliding windows", "Some windows, no flash. An output (C++)."],
+]
+
+
+@pytest.mark.parametrize(
+    ("query", "anchors"),
+    [
+        ("TPU", "c"),
+        ("put", ""),
+        ("flash attention", "ba"),
+        ("Flash-Attention", "ba"),
+        ("window", "dc"),
+        ("processing unit", "ca"),
+        ("outputs", "ad"),
+        ("C++ output", "d"),
+        ("attention tiles", ""),
+        ("+", ""),
+    ],
+)
+def test_search_finds_whole_words(query: str, anchors: str) -> None:
+    import quickjs
+
+    script = quickjs.Context()
+    script.eval((HERE / "static" / "search.js").read_text(encoding="utf-8"))
+    found = script.eval(f"JSON.stringify(searchSections({json.dumps(query)}, {json.dumps(SECTIONS)}))")
+    assert "".join(each["section"][1] for each in json.loads(found)) == anchors

@@ -1,0 +1,27 @@
+"""The numbers of the page on evidence that the catalogue knows, and its sums."""
+
+from __future__ import annotations
+
+import re
+
+from labkit.labs.catalog import ROOT, find_labs, solution_folder
+from labstaff.authoring.mistakes import mistakes_of
+
+PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+LABS = [lab for lab in find_labs(ROOT) if not lab.draft]
+
+
+def test_page_counts_mistakes_and_right_answers():
+    mistakes = [mistake for lab in LABS for mistake in mistakes_of(lab)]
+    alternatives = [file for lab in LABS for file in (solution_folder(lab) / "alternatives").glob("*.py")]
+    assert f"| {len(mistakes):,} |" in PAGE
+    assert f"| {sum(bool(mistake.says) for mistake in mistakes):,} |" in PAGE
+    assert f"| {len(LABS)} and {len(alternatives)} |" in PAGE
+
+
+def test_sums_of_blind_answers():
+    rows = re.findall(r"^\| (\d\d) \| (\d+) \| (\d+) → (\d+) \| (\d+) \| (\d+)", PAGE, re.MULTILINE)
+    assert len(rows) == 8
+    _, run, found, found_after, right, refused = (sum(map(int, column)) for column in zip(*rows, strict=True))
+    assert f"{found} of {run} found at first sight, {found / run * 100:.0f} %, and {found_after} after" in PAGE
+    assert f"{refused} of {right} right ones refused at first, none after" in " ".join(PAGE.split())

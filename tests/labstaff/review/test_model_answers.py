@@ -1,0 +1,40 @@
+"""The model answers of reviews: short, right about every right version, and finding nearly every wrong one."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.labs.catalog import find_labs, review_assignment, solution_file
+from labkit.review.file import read_review
+from labkit.suite.source_check import check_source
+from labstaff.review.__main__ import MOST_LINES, try_answer
+
+ANSWERS = {lab.label: lab for lab in find_labs() if solution_file(review_assignment(lab)).exists()}
+
+
+def by_lab(function):
+    """Run a test once for each lab that has a model answer."""
+    return pytest.mark.parametrize("lab", ANSWERS.values(), ids=ANSWERS)(function)
+
+
+@by_lab
+def test_answer_is_short_and_has_tests_of_every_task(lab):
+    file = solution_file(review_assignment(lab))
+    assert len(file.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    review = read_review(lab, file)
+    assert review.begun == [task.name for task in lab.tasks]
+    assert not review.stray
+
+
+@by_lab
+def test_answer_is_ordinary(lab):
+    text = solution_file(review_assignment(lab)).read_text(encoding="utf-8")
+    assert [str(finding) for finding in check_source(text, review_assignment(lab))] == []
+
+
+@pytest.mark.slow
+@by_lab
+def test_answer_accepts_right_versions_and_finds_wrong_ones(lab):
+    file = solution_file(review_assignment(lab))
+    problems, _ = try_answer(lab, file, [task.name for task in lab.tasks], seeds=(0,))
+    assert problems == []
