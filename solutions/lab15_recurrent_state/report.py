@@ -5,8 +5,6 @@
 # change `src/recurrent_state.py`, restart the kernel and run all cells again.
 
 # %%
-import matplotlib.pyplot as plt
-
 from labkit.notebook import student_module
 
 lab = student_module("lab15")
@@ -22,6 +20,8 @@ STATE = 32 * 128 * 128 * 4
 
 # %% nbgrader={"grade": true, "grade_id": "figure_replay_against_bytes", "solution": true}
 ### BEGIN SOLUTION
+import matplotlib.pyplot as plt  # noqa: E402
+
 budgets = [1, 2, 4, 8, 16, 32, 64, 128]
 plans = [lab.checkpoint_plan(8192, 64, STATE, n * STATE)[1] for n in budgets]
 fig, ax = plt.subplots(figsize=(6, 4))
