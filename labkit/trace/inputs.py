@@ -142,6 +142,13 @@ def _latent(shape: tuple[int, ...]) -> Sequence[Any]:
     return [x.detach() for x in _tensors(*queries, *cache, *matrices)]
 
 
+def _gated(shape: tuple[int, ...], *more: int) -> Sequence[Any]:
+    """Keys of length 1, half of each difference written, and a decay: what keeps the state bounded."""
+    q, k, v = (x.detach() for x in _tensors(shape, shape, shape))
+    per_token = torch.ones(shape[:-1])
+    return [q, k / k.norm(dim=-1, keepdim=True), v, per_token / 2, -per_token / 8, None, *more]
+
+
 INPUTS: dict[str, Callable[[tuple[int, ...]], Sequence[Any]]] = {
     "flash_forward": lambda shape: [x.detach() for x in _tensors(shape, shape, shape)],
     "flash_backward": _flash_backward,
@@ -156,6 +163,8 @@ INPUTS: dict[str, Callable[[tuple[int, ...]], Sequence[Any]]] = {
     "mla_decode": _latent,
     "quantize_kv": lambda shape: [*(x.detach() for x in _tensors(shape, shape)), 4, 16],
     "attention_with_sinks": lambda shape: [*_tensors(shape, shape, shape), 64, 4],
+    "gated_delta_recurrent": _gated,
+    "gated_delta_chunked": lambda shape: _gated(shape, 16),
     "attention_sink_logit": lambda shape: [
         *_tensors(shape, shape, shape),
         *_tensors(shape[-3:-2]),

@@ -50,10 +50,10 @@ def longest_common_hit(groups, tokens, drafts=0):
 
 class HybridCache:
     def __init__(self, num_blocks, block, every, heads, d_k, d_v):
-        given = locals()
-        for name in ("num_blocks", "block", "every", "heads", "d_k", "d_v"):
-            if given[name] < 1:
-                raise ValueError(f"{name} is {given[name]}")
+        names = ("num_blocks", "block", "every", "heads", "d_k", "d_v")
+        for name, size in zip(names, (num_blocks, block, every, heads, d_k, d_v), strict=True):
+            if size < 1:
+                raise ValueError(f"{name} is {size}")
         if every % block:
             raise ValueError(f"every {every}, block {block}")
         self.block, self.every, self.shape = block, every, (heads, d_k, d_v)
