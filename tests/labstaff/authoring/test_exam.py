@@ -13,10 +13,10 @@ from labstaff.authoring import exam_paper
 from labstaff.authoring.exam import MOST_WRONG, ExamError, choose, exercises_of
 from labstaff.authoring.exam_paper import key, paper, write_exam
 
+pytestmark = pytest.mark.slow
 LAB03 = find_lab("03")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
 def test_every_lab_has_questions_with_a_key(lab):
     exercises = exercises_of(lab)

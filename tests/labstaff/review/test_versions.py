@@ -15,6 +15,7 @@ LABS = find_labs()
 FLASH = find_lab("05")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lab", LABS, ids=[lab.label for lab in LABS])
 def test_every_task_has_right_and_wrong_versions(lab):
     versions = versions_of(lab)
