@@ -41,8 +41,8 @@ def with_table(text: str, labs: Iterable[Lab]) -> str:
 
 
 def table(labs: Iterable[Lab]) -> str:
-    """Return the labs as a Markdown table with a line of sums; links are relative to docs/."""
-    labs = list(labs)
+    """Return the labs that are no drafts as a Markdown table with sums; links are relative to docs/."""
+    labs = [lab for lab in labs if not lab.draft]
     lines = [
         "| lab | what you do | read | needs | hours | points |",
         "|---|---|---|---|---:|---:|",
