@@ -16,7 +16,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
@@ -38,8 +37,8 @@ def test_flash_forward():
         want = torch.nn.functional.scaled_dot_product_attention(Q, K, V, is_causal=causal)
         assert torch.allclose(flash_forward(Q, K, V, causal=causal)[0], want, atol=1e-5)
 """
-WITHOUT_FONTS = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-"""rich's own frame, which would load two fonts from elsewhere: any monospaced font serves."""
+FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+"""rich's picture would load two fonts from elsewhere; any monospaced font serves."""
 COPIED = ("labkit", "labs", "solutions", "pyproject.toml")
 QUESTION = "Why is the sky blue?"
 
@@ -66,7 +65,7 @@ def main() -> None:
             console.print(Text.assemble(("$ ", "dim"), (command, "bold cyan")))
             console.print(Text.from_ansi(output.strip("\n")))
             console.print()
-    FILE.write_text(console.export_svg(title="uv run lab", theme=MONOKAI, code_format=WITHOUT_FONTS), encoding="utf-8")
+    FILE.write_text(FONTS.sub("", console.export_svg(title="uv run lab", theme=MONOKAI)), encoding="utf-8")
     print(FILE.relative_to(ROOT))
 
 

@@ -39,7 +39,7 @@ def show_board(labs: list[Lab]) -> None:
         done = sum(result.done for result in results.values())
         table.add_row(
             lab.number,
-            lab.title,
+            f"{lab.title} (draft)" if lab.draft else lab.title,
             _bar(done, len(lab.tasks)),
             f"{done} of {len(lab.tasks)}",
             f"{points_text(lab_points(lab, results))} of {points_text(lab.points)}",
