@@ -392,7 +392,8 @@ class Writer:
             if x.device.type != "meta":
                 _require_room(x.nbytes)
                 plain = x.detach().resolve_conj().resolve_neg().contiguous()
-                self.buffers.append(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
+                flat = plain.reshape(-1) if x.numel() else torch.empty(0)  # without elements a stride may be 0
+                self.buffers.append(memoryview(flat.view(torch.uint8).numpy()))
             kind = "meta" if x.device.type == "meta" else "tensor"
             return [kind, str(x.dtype).removeprefix("torch."), list(x.shape), x.requires_grad]
 

@@ -38,7 +38,7 @@ def measure_attention_memory(seq_len, d_model, batch_size=1, dtype=np.float32):
 
 def analyze_scaling(results):
     if len(results) < 2:
-        raise ValueError("one length has no growth")
+        raise ValueError("results has one length: there is no growth to see")
     lengths = sorted(results)
     xs = [math.log2(n) for n in lengths]
     ys = [math.log2(results[n]["attention_matrix_memory"]) for n in lengths]

@@ -10,9 +10,9 @@ def gated_delta_recurrent(q, k, v, beta, g, state):
     for Q, K, V, b, log in zip(*(x.to(kind).unbind(-2) for x in (q, k, v)), beta.to(kind).unbind(-1),
                                g.to(kind).unbind(-1), strict=True):  # fmt: skip
         S = S * log.exp()[..., None, None]
-        read = torch.einsum("...d,...de->...e", K, S)
-        S = S + torch.einsum("...d,...e->...de", K, b[..., None] * (V - read))
-        rows.append(torch.einsum("...d,...de->...e", Q, S)[..., None, :].to(v.dtype))
+        read = (K[..., None, :] @ S)[..., 0, :]
+        S = S + K[..., :, None] @ (b[..., None] * (V - read))[..., None, :]
+        rows.append((Q[..., None, :] @ S).to(v.dtype))
     return torch.cat(rows, -2), S
 
 
