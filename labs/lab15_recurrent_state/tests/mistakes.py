@@ -75,7 +75,7 @@ HITS = {
 
 def of_hit(groups, tokens, drafts):
     """What each usual mistake gives for these groups."""
-    return {text: common_hit(groups, tokens, drafts, variant) for text, variant in HITS.items()}
+    return {text: common_hit((groups, tokens, drafts), variant) for text, variant in HITS.items()}
 
 
 SAMPLING = {
@@ -87,19 +87,19 @@ SAMPLING = {
 }
 
 
-def of_cost(*given):
+def of_cost(given):
     """What each usual mistake gives, for bytes and for tokens."""
     method, tokens, state_bytes, update_bytes, block, chunk, shared, drafts, accepted = given
-    stored, again = cost(*given)
+    stored, again = cost(given)
     apart = block if method == "all" else chunk // block * block
     rounded = (math.ceil(tokens / apart) + 1) * state_bytes + stored - (tokens // apart + 1) * state_bytes
     other = "all" if method == "align" else "align"
     bytes_ = {
         "the running state is left out": stored - state_bytes,
         "a state is stored for the last block too, which is not full": rounded,
-        "nothing is stored for the drafts": cost(method, *given[1:7], 0, 0)[0],
+        "nothing is stored for the drafts": cost((*given[:7], 0, 0))[0],
         "what the drafts wrote is left out": stored - (drafts * update_bytes if method == "ring" else 0),
-        f"that is {other!r}": cost(other, *given[1:])[0],
+        f"that is {other!r}": cost((other, *given[1:]))[0],
         "a chunk that is no multiple of the block is not cut":
             stored + (tokens // chunk - tokens // apart) * state_bytes * (method != "all"),
     }  # fmt: skip

@@ -88,13 +88,14 @@ def replay_of(tokens, kept):
     return [p - max([0, *(c for c in kept if c <= p)]) for p in range(tokens + 1)]
 
 
-def common_hit(groups, tokens, drafts=0, variant=""):
-    """The longest common prefix, by trying all of them; `variant` names a mistake to make."""
+def common_hit(asked, variant=""):
+    """The longest common prefix of (groups, tokens, drafts), by trying all; `variant` names a mistake to make."""
+    groups, tokens, drafts = asked
     limit = tokens - 1 if variant == "drafts counted" else tokens - drafts - 1
     if variant == "nothing left to compute":
         limit = tokens - drafts
     if variant == "minimum":
-        return min((common_hit([group], tokens, drafts) for group in groups), default=max(limit, 0))
+        return min((common_hit(([group], tokens, drafts)) for group in groups), default=max(limit, 0))
     if variant == "first group alone":
         groups = groups[:1]
     if variant == "states alone":
@@ -164,8 +165,9 @@ def inverse(weights, u):
     return max(token for token, weight in enumerate(weights) if weight > 0)
 
 
-def cost(method, tokens, state_bytes, update_bytes, block, chunk, shared, drafts, accepted):
-    """Bytes and tokens by counting positions one by one."""
+def cost(given):
+    """Bytes and tokens by counting positions one by one; `given` is what `replay_cost` takes, in one tuple."""
+    method, tokens, state_bytes, update_bytes, block, chunk, shared, drafts, accepted = given
     apart = block if method == "all" else max(n for n in range(block, chunk + 1) if n % block == 0)
     kept = [p for p in range(1, tokens + 1) if p % apart == 0]
     n_states, updates = len(kept) + 1, 0

@@ -231,7 +231,7 @@ def check_hit(groups, tokens, drafts=0):
     shown = "; ".join(f"{kind}, blocks of {block}, held {sorted(held)}" for kind, block, held in groups)
     what = f"the hit of {tokens} tokens, {drafts} of them drafts, with {shown or 'no group'}"
     got = longest_common_hit([(kind, block, set(held)) for kind, block, held in groups], tokens, drafts)
-    assert_equal(what, got, common_hit(groups, tokens, drafts), mistakes=of_hit(groups, tokens, drafts))
+    assert_equal(what, got, common_hit((groups, tokens, drafts)), mistakes=of_hit(groups, tokens, drafts))
 
 
 class TestLongestCommonHit:
@@ -658,7 +658,7 @@ def check_cost(*given):
     names = ("method", "tokens", "state_bytes", "update_bytes", "block", "chunk", "shared", "drafts", "accepted")
     what = ", ".join(f"{name}={value!r}" for name, value in zip(names, given, strict=True))
     got = assert_tuple("replay_cost's result", replay_cost(*given), ("stored", "again"))
-    stored, again = cost(*given)
-    in_bytes, in_tokens = of_cost(*given)
+    stored, again = cost(given)
+    in_bytes, in_tokens = of_cost(given)
     assert_equal(f"the bytes stored for {what}", got[0], stored, mistakes=in_bytes)
     assert_equal(f"the tokens computed twice for {what}", got[1], again, mistakes=in_tokens)
