@@ -45,6 +45,7 @@ class TestPublishedTable:
     def test_a_simulation_has_no_times(self, simulated):
         assert {(row["fwd_ms"], row["bwd_ms"], row["status"]) for row in simulated} == {(None, None, "success")}
 
+    @pytest.mark.slow
     def test_an_h100_measured_the_simulated_bytes(self):
         measured = read_csv(ROOT / "docs/figures/02_h100.csv")
         assert len(measured) == 80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import pytest
@@ -48,33 +49,37 @@ def runs_of(folder, text, **options):
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory):
-    """Of each review about the right version and about the wrong one."""
-    found = {}
-    for name, text in REVIEWS.items():
-        run = runs_of(tmp_path_factory.mktemp("review"), text, prepare=in_a_moment)
+    """Of a review about the right version and about the wrong one."""
+
+    @functools.cache
+    def verdicts_of(name):
+        run = runs_of(tmp_path_factory.mktemp("review"), REVIEWS[name], prepare=in_a_moment)
         said = {job.version.name: verdict for job, verdict in run.verdicts([Job(TASK, RIGHT), Job(TASK, WRONG)])}
-        found[name] = said["right"], said["wrong"]
-    return found
+        return said["right"], said["wrong"]
+
+    return verdicts_of
 
 
 def test_careful_review_accepts_right_and_finds_wrong(verdicts):
-    right, wrong = verdicts["careful"]
+    right, wrong = verdicts("careful")
     assert right == Verdict()
     assert wrong.failed == "test_standard_attention"
     assert wrong.lines[0] == "review.py:8: assert np.allclose(O, 1)   with O = 0"
 
 
 def test_review_that_asserts_nothing_accepts_everything(verdicts):
-    assert verdicts["asserts nothing"] == (Verdict(), Verdict())
+    assert verdicts("asserts nothing") == (Verdict(), Verdict())
 
 
+@pytest.mark.slow
 def test_prints_change_nothing(verdicts):
-    assert verdicts["prints"][0].accepted
-    assert not verdicts["prints"][1].accepted
+    right, wrong = verdicts("prints")
+    assert right.accepted
+    assert not wrong.accepted
 
 
 def test_refusal_names_line_and_input(verdicts):
-    right, _ = verdicts["asks too much"]
+    right, _ = verdicts("asks too much")
     assert right.lines[0] == "review.py:8: assert O.sum() == 7   with O = float64 (2, 3)"
     assert "7" in right.lines[1]
 
@@ -82,21 +87,21 @@ def test_refusal_names_line_and_input(verdicts):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("never ends", "still running after 0.3 s of CPU time"),
+        pytest.param("never ends", "still running after 0.3 s of CPU time", marks=pytest.mark.slow),
         ("never ends when imported", "still running after 0.3 s of CPU time"),
         ("cannot be imported", "it cannot be imported: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
         ("ends the process", "ended their process: it left with status 0"),
-        ("exits", "SystemExit"),
-        ("skips", "no test of this task was run"),
+        pytest.param("exits", "SystemExit", marks=pytest.mark.slow),
+        pytest.param("skips", "no test of this task was run", marks=pytest.mark.slow),
     ],
 )
 def test_what_does_not_end_in_results_accepts_nothing(verdicts, name, said):
-    for verdict in verdicts[name]:
+    for verdict in verdicts(name):
         assert said in "\n".join(verdict.lines)
 
 
 def test_lines_of_a_version_are_not_shown(verdicts):
-    right, _ = verdicts["calls it wrongly"]
+    right, _ = verdicts("calls it wrongly")
     assert right.lines[0] == "review.py:6: standard_attention(1, 2, 3)"
     assert not [line for line in right.lines if "profiling.py" in line]
 
@@ -132,6 +137,7 @@ def test_ctrl_c_ends_what_is_under_way_and_keeps_what_is_known(tmp_path, monkeyp
     assert list(known.values()) == [Verdict()]
 
 
+@pytest.mark.slow
 def test_seed_decides_what_is_drawn(tmp_path):
     text = HEAD + "    x = np.random.rand()\n    assert x < 0\n"
     lines = []

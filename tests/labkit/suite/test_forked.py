@@ -131,7 +131,7 @@ def test_an_unknown_test_is_a_problem(run):
     assert "not found" in ended.detail
 
 
-@pytest.mark.parametrize("name", ["pytest", "sitecustomize"])
+@pytest.mark.parametrize("name", [pytest.param("pytest", marks=pytest.mark.slow), "sitecustomize"])
 def test_nothing_is_imported_from_the_current_folder(tmp_path, name):
     """The current folder may be a student's."""
     (tmp_path / f"{name}.py").write_text("import os; os._exit(3)")

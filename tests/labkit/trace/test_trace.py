@@ -211,8 +211,9 @@ def test_workspace_inside_a_kernel_is_a_block_of_its_own():
     assert all(made.steps[life.born].workspace_bytes == life.nbytes for life in workspaces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "mixtral_experts"])
-@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("steps", [1, 2])
 def test_every_step_of_a_simulated_model_has_the_bytes_of_the_real_one(name, steps):
     cls, init, shapes = MODELS[name]
     options = {"steps": steps, "optimizer": torch.optim.AdamW} if steps > 1 else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -19,15 +20,22 @@ NAME = LAB.folder.name
 DUE = "2027-03-01 23:59:00 UTC"
 
 
-@pytest.fixture
-def course(tmp_path):
+@pytest.fixture(scope="module")
+def made_course(tmp_path_factory):
     """A gradebook with one assignment, which has no due date, and a student."""
-    (tmp_path / "nbgrader_config.py").write_text("c = get_config()\n")
-    (tmp_path / "submitted").mkdir()
-    with Gradebook(f"sqlite:///{tmp_path / 'gradebook.db'}") as gradebook:
+    folder = tmp_path_factory.mktemp("course")
+    (folder / "nbgrader_config.py").write_text("c = get_config()\n")
+    (folder / "submitted").mkdir()
+    with Gradebook(f"sqlite:///{folder / 'gradebook.db'}") as gradebook:
         gradebook.add_assignment(NAME)
         gradebook.add_student("zoe")
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def course(made_course, tmp_path):
+    """A course that the test may change."""
+    return shutil.copytree(made_course, tmp_path / "course")
 
 
 def written(folder, text):

@@ -81,14 +81,28 @@ def grade():
     ("text", "share", "right", "wrong"),
     [
         (CAREFUL, 1.0, "passed", "passed"),
-        (f"print('x' * 10**6)\n{CAREFUL}", 1.0, "passed", "passed"),
-        (f"{HEAD}    pass\n", 0.0, "passed", "failed"),
+        pytest.param(f"print('x' * 10**6)\n{CAREFUL}", 1.0, "passed", "passed", marks=pytest.mark.slow),
+        pytest.param(f"{HEAD}    pass\n", 0.0, "passed", "failed", marks=pytest.mark.slow),
         (f"{HEAD}    assert False\n", 0.0, "failed", "failed"),
-        (f"import nothing_of_that_name\n{CAREFUL}", 0.0, "failed", "failed"),
-        (f"{HEAD}    import os\n    os.kill(os.getppid(), 9)\n", 0.0, "failed", "failed"),
-        (f"{HEAD}    import subprocess\n    subprocess.run(['true'])\n", 0.0, "failed", "failed"),
-        (f"{HEAD}    assert not __import__('pathlib').Path('/course/solutions').exists()\n", 0.0, "passed", "failed"),
-        ("def test(:\n", 0.0, "failed", "failed"),
+        pytest.param(f"import nothing_of_that_name\n{CAREFUL}", 0.0, "failed", "failed", marks=pytest.mark.slow),
+        pytest.param(
+            f"{HEAD}    import os\n    os.kill(os.getppid(), 9)\n", 0.0, "failed", "failed", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            f"{HEAD}    import subprocess\n    subprocess.run(['true'])\n",
+            0.0,
+            "failed",
+            "failed",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            f"{HEAD}    assert not __import__('pathlib').Path('/course/solutions').exists()\n",
+            0.0,
+            "passed",
+            "failed",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("def test(:\n", 0.0, "failed", "failed", marks=pytest.mark.slow),
     ],
     ids=["careful", "prints", "asserts nothing", "refuses", "import", "kill", "process", "solutions", "syntax"],
 )
