@@ -27,7 +27,7 @@ class Answer:
     prompt_seconds: float = 0.0
     writing_seconds: float = 0.0
     steps: int = 0
-    """How often the model ran: once for the prompt, then once for each token but the last."""
+    """Tokens made, with the one that ended the answer: all but the last are in the cache too."""
 
 
 class Comparison(NamedTuple):
@@ -52,11 +52,14 @@ def answer(
 ) -> Answer:
     """Generate at most `max_new` tokens, until one of `ends`, which is not part of the answer.
 
-    `on_token` is called after each token, with the answer so far.
+    `on_token` is called after each token, with the answer so far. An attention with a method `generate(llama, prompt,
+    max_new)` makes the tokens itself, several in a pass.
     """
     found = Answer(list(prompt))
+    own = getattr(attend, "generate", None)
+    made = generate(llama, prompt, attend, max_new) if own is None else own(llama, prompt, max_new)
     before = time.perf_counter()
-    for token, scores in generate(llama, prompt, attend, max_new):
+    for token, scores in made:
         now = time.perf_counter()
         found.steps += 1
         if found.tokens or found.prompt_seconds:

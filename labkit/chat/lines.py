@@ -31,9 +31,10 @@ def limit_line(max_new: int) -> str:
     return f"The answer stops here, at its limit of {max_new} tokens: --tokens {2 * max_new} allows more."
 
 
-def call_line(calls: Calls, sizes: Sizes) -> str:
-    """How often each of the student's functions ran."""
-    return f"your code in {sizes.layers} layers: {calls.line()}"
+def call_line(calls: Calls, sizes: Sizes | None) -> str:
+    """How often each of the student's functions ran, in the layers of a model of these sizes if it is in them."""
+    where = f" in {sizes.layers} layers" if sizes else ""
+    return f"your code{where}: {calls.line()}"
 
 
 def speed_line(found: Answer) -> str:

@@ -15,7 +15,6 @@ NO_PLACE = {
     "06": "recomputation saves memory in training: uv run lab train --checkpoint",
     "07": "linear attention needs a model that was trained with it",
     "10": "its kernels need a GPU",
-    "15": "its states need a model that was trained with them",
 }
 """Why the others have none."""
 

@@ -65,12 +65,14 @@ def talk(lab: Lab | None, model: Model, prompt: Sequence[int], max_new: int, set
         adapter = make_adapter(lab, setting, calls)
         found = _written(model, prompt, adapter, max_new)
     n_measured = max(len(prompt), MEASURED_TOKENS)
-    with explained(lab):
-        metered = meter_prompt(lab, setting, n_measured)
+    memory = []
+    if adapter.attends:
+        with explained(lab):
+            memory.append(lines.memory_line(meter_prompt(lab, setting, n_measured), setting.sizes, n_measured))
     for line in [
-        lines.call_line(calls, setting.sizes),
+        lines.call_line(calls, setting.sizes if adapter.attends else None),
         lines.speed_line(found),
-        lines.memory_line(metered, setting.sizes, n_measured),
+        *memory,
         lines.cache_line(adapter, len(prompt) + found.steps - 1, bytes_in(adapter), lab.number),
         *adapter.notes(),
     ]:

@@ -32,8 +32,8 @@ class Adapter(ABC):
 
     takes: ClassVar[tuple[str, ...]] = ()
     """Options of `lab chat` that mean something here."""
-    attends: ClassVar[str]
-    """The function whose memory is measured."""
+    attends: ClassVar[str] = ""
+    """The function whose memory is measured; "" for an adapter that leaves attention to the course."""
     is_numpy = False
     asks_one_by_one = False
     """Whether each query is a call of its own: its memory is then measured for the last one alone."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from benchmarks.harness import solution_module
 from labkit.chat.adapters.base import Adapter, adapter_of
 from labkit.chat.adapters.lab09 import PagedDecoding
 from labkit.chat.adapters.lab11 import RingAttention
+from labkit.chat.adapters.lab15 import text_drafts
 from labkit.chat.answer import answer, compare
 from labkit.chat.calls import Calls, Counted
 from labkit.chat.places import ADAPTERS, NO_PLACE, SERVING
@@ -22,7 +25,7 @@ from labkit.model.perplexity import perplexity
 from tests.labkit.model.tiny import SIZES, tiny_llama
 
 PROMPT = [7, 3, 150, 220, 41, 99, 8, 260, 17, 30, 4, 5, 77]
-EXACT = ["01", "03", "04", "05", "09", "09 paged", "11", "14"]
+EXACT = ["01", "03", "04", "05", "09", "09 paged", "11", "14", "15"]
 
 
 def adapter(name: str, **options: Any) -> Any:
@@ -109,6 +112,39 @@ def test_calls_are_counted_by_the_names_in_the_file() -> None:
     assert calls.times["paged_attention"] == 3 * SIZES.layers
     assert calls.times["BlockManager.append"] == 3
     assert calls.times["BlockManager"] == 1
+
+
+def test_drafts_are_verified_and_taken_back() -> None:
+    llama, attend, text = tiny_llama(sizes=replace(SIZES, vocab=8)), adapter("15"), [7, 3, 1, 5, 7, 3]
+    found = answer(llama, text, attend, 40, ())
+    assert found.tokens == answer(llama, text, CachedAttention(), 40, ()).tokens
+    assert len(found.tokens) == attend.written == 40
+    n_stayed = attend.drafts - attend.rejected
+    assert attend.passes + n_stayed == 40
+    assert n_stayed > 0
+    assert attend.rejected > 0
+    assert {cache.length for cache in attend.caches.values()} == {len(text) + 39}
+    (line,) = attend.notes()
+    assert line.endswith(f"{attend.rejected} of {attend.drafts} drafts were taken back")
+
+
+def test_drafts_follow_the_last_place_with_the_same_tokens() -> None:
+    assert text_drafts([1, 2, 3, 4, 9, 2, 3, 5, 7, 1, 2, 3], 2) == [4, 9]
+    assert text_drafts([8, 2, 3, 4, 9, 2, 3, 5, 7, 1, 2, 3], 3) == [5, 7, 1]
+    assert text_drafts([6, 6, 6, 6], 4) == [6]
+    assert text_drafts([1, 2, 3, 4], 4) == text_drafts([5], 4) == []
+
+
+def test_a_function_that_keeps_every_draft_changes_the_words() -> None:
+    llama, attend = tiny_llama(), adapter("15")
+    attend.student = SimpleNamespace(accept_drafts=lambda scores, _, drafts, *__: [*drafts, int(scores[-1].argmax())])
+    compared = compare(llama, answer(llama, PROMPT + PROMPT[:6], attend, 20, ()))
+    assert compared is not None
+    assert compared.at is not None
+    attend = adapter("15")
+    attend.student = SimpleNamespace(accept_drafts=lambda scores, _, drafts, *__: [*drafts, 1, 1])
+    with pytest.raises(AssertionError, match=r"accept_drafts returns \[1, 1\] for the drafts \[\], expected some"):
+        answer(llama, PROMPT, attend, 3, ())
 
 
 def test_other_attention_is_noticed() -> None:
