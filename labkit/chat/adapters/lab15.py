@@ -20,7 +20,7 @@ MATCHED = (3, 2)
 
 
 class TextDrafts(Adapter):
-    """Lab 15: a pass computes one verified token and up to four drafts; the course's cache is cut where one is rejected.
+    """Lab 15: a pass computes one verified token and up to four drafts; the course's cache is cut to those that stay.
 
     The drafts need no second model: they are what followed the text's last tokens where these last occurred (prompt
     lookup, Saxena 2023). Such a guesser is certain, q = 1, and the model is greedy: temperature 0.
