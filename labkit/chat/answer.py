@@ -75,22 +75,24 @@ def answer(
     return found
 
 
-def compare(llama: Llama, found: Answer) -> Comparison | None:
-    """Compare an answer with torch's own attention on the same text, in one pass; None for an empty answer."""
+def compare(llama: Llama, found: Answer, attend: Attend | None = None) -> Comparison | None:
+    """Compare an answer with `attend`, or torch's own attention, on the same text in one pass; None if it is empty."""
     if not found.tokens:
         return None
-    expected = expected_scores(llama, found.prompt, found.tokens)
+    expected = expected_scores(llama, found.prompt, found.tokens, attend)
     at, other, lead = first_other(found.tokens, expected)
     n_same = len(found.tokens) if at is None else at + 1
     pairs = zip(found.scores[:n_same], expected, strict=False)
     return Comparison(at, other, lead, max(float((scores - want).abs().max()) for scores, want in pairs))
 
 
-def expected_scores(llama: Llama, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-    """The scores (len(tokens), vocab) that torch's own attention gives before each of `tokens`."""
+def expected_scores(
+    llama: Llama, prompt: Sequence[int], tokens: Sequence[int], attend: Attend | None = None
+) -> torch.Tensor:
+    """The scores (len(tokens), vocab) that `attend`, or torch's own attention, gives before each of `tokens`."""
     text = torch.tensor([*prompt, *tokens[:-1]])
     with torch.no_grad():
-        hidden = llama.hidden(text, CachedAttention(), torch.arange(len(text)))
+        hidden = llama.hidden(text, attend or CachedAttention(), torch.arange(len(text)))
         return llama.scores(hidden[len(prompt) - 1 :])
 
 

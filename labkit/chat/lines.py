@@ -65,6 +65,8 @@ def cache_line(adapter: Adapter, n_tokens: int, found_bytes: int, number: str) -
     line = f"cache: {formula:,} bytes for {n_tokens:,} tokens by the formula, {formula / n_tokens:,.0f} per token"
     if adapter.has_own_cache:
         return f"{line}; yours holds {found_bytes:,} bytes"
+    if adapter.cache_note:
+        return f"{line} ({adapter.cache_note})"
     yours = "yours comes in" if number < CACHE_LAB else "not that of"
     return f"{line} (the course's own cache: {yours} Lab {CACHE_LAB})"
 
@@ -75,18 +77,16 @@ def plain_cache_line(sizes: Sizes, n_tokens: int) -> str:
     return f"cache: {formula} = {sizes.cache_bytes():,} bytes per token, {sizes.cache_bytes(n_tokens):,} for the prompt"
 
 
-def comparison_line(compared: Comparison, found: Answer, text: Text, lab: Lab, *, sees_less: bool) -> str:
-    """Whether torch's own attention says the same."""
-    n = len(found.tokens)
+def comparison_line(compared: Comparison, found: Answer, text: Text, lab: Lab, adapter: Adapter) -> str:
+    """Whether what the adapter is compared with says the same."""
+    n, other_way = len(found.tokens), adapter.compared_with
     if compared.at is None:
-        return (
-            f"the same {n} tokens as with torch's own attention; no score differs by more than {compared.largest:.1g}"
-        )
+        return f"the same {n} tokens as with {other_way}; no score differs by more than {compared.largest:.1g}"
     mine, other = (text.decode([token]) for token in (found.tokens[compared.at], compared.other))
     line = (
-        f"token {compared.at + 1} of {n} is {mine!r}: torch's own attention says {other!r}, {compared.lead:.2f} of a "
+        f"token {compared.at + 1} of {n} is {mine!r}: {other_way} says {other!r}, {compared.lead:.2f} of a "
         f"score ahead; scores differ by up to {compared.largest:.2g}"
     )
-    return (
-        line if sees_less else f"{line}\nThat is more than rounding: uv run lab check {lab.number} finds what is wrong"
-    )
+    if adapter.sees_less:
+        return line
+    return f"{line}\nThat is more than rounding: uv run lab check {lab.number} finds what is wrong"

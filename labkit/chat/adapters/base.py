@@ -15,7 +15,8 @@ import torch
 
 from labkit.chat.calls import Counted
 from labkit.chat.setting import Setting
-from labkit.model.attention import Cache, expanded
+from labkit.model.attention import Cache, CachedAttention, expanded
+from labkit.model.llama import Attend
 
 TILE = 256
 """Rows and columns of a tile of scores."""
@@ -41,6 +42,11 @@ class Adapter(ABC):
     sees_less = False
     """Whether the result may differ from that of full attention: perplexity then says how much is lost."""
 
+    compared_with = "torch's own attention"
+    """What computes the answer's text once more, to compare."""
+    cache_note = ""
+    """Whose cache it is, where it is neither the course's nor found by `tensors_in`."""
+
     def __init__(self, student: Any, setting: Setting) -> None:
         self.student, self.setting = student, setting
         self.caches: dict[int, Any] = {}
@@ -61,6 +67,10 @@ class Adapter(ABC):
     def cache_bytes(self, tokens: int) -> int:
         """The bytes of a cache of `tokens` tokens in all layers, by the lab's formula."""
         return self.setting.sizes.cache_bytes(tokens)
+
+    def reference(self) -> Attend:
+        """The attention with which an answer is compared."""
+        return CachedAttention()
 
     def notes(self) -> list[str]:
         """What else there is to say after the answer."""
