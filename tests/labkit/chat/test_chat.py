@@ -90,7 +90,7 @@ def test_only_a_long_wait_is_announced() -> None:
 @pytest.mark.parametrize(("number", "about"), [("05", "yours comes in Lab 09"), ("11", "not that of Lab 09")])
 def test_a_borrowed_cache_is_not_announced_after_its_lab(number: str, about: str) -> None:
     class Borrowing:
-        has_own_cache = False
+        has_own_cache, cache_note = False, ""
 
         def cache_bytes(self, n_tokens: int) -> int:
             return 10 * n_tokens
