@@ -1,8 +1,9 @@
-"""Lab 14's solution against code of others: PyTorch's FlexAttention and fla-core's plain versions of NSA and DSA."""
+"""Labs 14 and 15 against code of others: PyTorch's FlexAttention, plain versions in fla-core, and Qwen3-Next."""
 
 from __future__ import annotations
 
 import warnings
+from inspect import unwrap
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from benchmarks.harness import solution_module
 
 pytestmark = pytest.mark.slow
 
-LAB = solution_module("14")
+LAB, STATES = solution_module("14"), solution_module("15")
 
 
 def drawn(*shape: int, seed: int) -> torch.Tensor:
@@ -65,3 +66,33 @@ def test_the_indexer_is_dsas(top):
     last = torch.iinfo(torch.int64).max
     ascending = theirs.masked_fill(theirs < 0, last).sort(-1).values
     assert torch.equal(LAB.index_top_tokens(q, w, k, top), ascending.masked_fill(ascending == last, -1))
+
+
+def tokens_and_state(n_tokens: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """q, k (normalised), v, beta and g of 2 sequences with 3 heads, (2, 3, N, …), and a state (2, 3, 16, 8)."""
+    q, k = (torch.nn.functional.normalize(drawn(2, 3, n_tokens, 16, seed=seed), dim=-1) for seed in (9, 10))
+    beta, g = drawn(2, 3, n_tokens, seed=11).sigmoid(), -drawn(2, 3, n_tokens, seed=12).exp()
+    return [q, k, drawn(2, 3, n_tokens, 8, seed=13), beta, g], drawn(2, 3, 16, 8, seed=14)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 64, 131])
+@pytest.mark.parametrize("rule", ["fla, recurrent", "fla, chunks", "Qwen3-Next, recurrent", "Qwen3-Next, chunks"])
+@pytest.mark.filterwarnings("ignore:Triton is not supported")
+def test_gated_delta_rule_is_that_of_others(rule, n_tokens):
+    from fla.ops.gated_delta_rule import naive
+    from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+    theirs = {
+        "fla, recurrent": naive.naive_recurrent_gated_delta_rule,
+        "fla, chunks": naive.naive_chunk_gated_delta_rule,
+        "Qwen3-Next, recurrent": unwrap(qwen.torch_recurrent_gated_delta_rule),  # and not fla's kernels
+        "Qwen3-Next, chunks": unwrap(qwen.torch_chunk_gated_delta_rule),
+    }[rule]
+    inputs, state = tokens_and_state(n_tokens)
+    q, k, v, beta, g = (x.transpose(1, 2) for x in inputs)  # tokens before heads
+    scaled = q * q.shape[-1] ** 0.5  # they divide by √d
+    want, want_state = theirs(scaled, k, v, beta=beta, g=g, initial_state=state, output_final_state=True)
+    mine = STATES.gated_delta_recurrent(*inputs, state), STATES.gated_delta_chunked(*inputs, state, 32)
+    for o, last in mine:
+        torch.testing.assert_close(o.transpose(1, 2), want.double(), rtol=1e-4, atol=1e-5)  # theirs are in float32
+        torch.testing.assert_close(last, want_state.double(), rtol=1e-4, atol=1e-5)

@@ -27,7 +27,7 @@ class Answer:
     prompt_seconds: float = 0.0
     writing_seconds: float = 0.0
     steps: int = 0
-    """How often the model ran: once for the prompt, then once for each token but the last."""
+    """Tokens made, with the one that ended the answer: all but the last are in the cache too."""
 
 
 class Comparison(NamedTuple):
@@ -52,11 +52,14 @@ def answer(
 ) -> Answer:
     """Generate at most `max_new` tokens, until one of `ends`, which is not part of the answer.
 
-    `on_token` is called after each token, with the answer so far.
+    `on_token` is called after each token, with the answer so far. An attention with a method `generate(llama, prompt,
+    max_new)` makes the tokens itself, several in a pass.
     """
     found = Answer(list(prompt))
+    own = getattr(attend, "generate", None)
+    made = generate(llama, prompt, attend, max_new) if own is None else own(llama, prompt, max_new)
     before = time.perf_counter()
-    for token, scores in generate(llama, prompt, attend, max_new):
+    for token, scores in made:
         now = time.perf_counter()
         found.steps += 1
         if found.tokens or found.prompt_seconds:
@@ -72,22 +75,24 @@ def answer(
     return found
 
 
-def compare(llama: Llama, found: Answer) -> Comparison | None:
-    """Compare an answer with torch's own attention on the same text, in one pass; None for an empty answer."""
+def compare(llama: Llama, found: Answer, attend: Attend | None = None) -> Comparison | None:
+    """Compare an answer with `attend`, or torch's own attention, on the same text in one pass; None if it is empty."""
     if not found.tokens:
         return None
-    expected = expected_scores(llama, found.prompt, found.tokens)
+    expected = expected_scores(llama, found.prompt, found.tokens, attend)
     at, other, lead = first_other(found.tokens, expected)
     n_same = len(found.tokens) if at is None else at + 1
     pairs = zip(found.scores[:n_same], expected, strict=False)
     return Comparison(at, other, lead, max(float((scores - want).abs().max()) for scores, want in pairs))
 
 
-def expected_scores(llama: Llama, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-    """The scores (len(tokens), vocab) that torch's own attention gives before each of `tokens`."""
+def expected_scores(
+    llama: Llama, prompt: Sequence[int], tokens: Sequence[int], attend: Attend | None = None
+) -> torch.Tensor:
+    """The scores (len(tokens), vocab) that `attend`, or torch's own attention, gives before each of `tokens`."""
     text = torch.tensor([*prompt, *tokens[:-1]])
     with torch.no_grad():
-        hidden = llama.hidden(text, CachedAttention(), torch.arange(len(text)))
+        hidden = llama.hidden(text, attend or CachedAttention(), torch.arange(len(text)))
         return llama.scores(hidden[len(prompt) - 1 :])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.chat.places import ADAPTERS, NO_PLACE, SERVING
+from labkit.chat.places import ADAPTERS, NO_PLACE, SERVING, STATES
 
 if TYPE_CHECKING:
     from labkit.labs.manifest import Lab
@@ -63,7 +63,7 @@ def chat(
     elif lab is not None:
         rehearse(lab, Setting(TINY, 64, **options))
     try:
-        loaded = read_model(model)
+        loaded = read_model(model, hybrid=lab is not None and lab.number == STATES)
     except ModelError as error:
         sys.exit(f"lab chat: {error}")
     if lab is not None and lab.number == SERVING:

@@ -31,9 +31,10 @@ def limit_line(max_new: int) -> str:
     return f"The answer stops here, at its limit of {max_new} tokens: --tokens {2 * max_new} allows more."
 
 
-def call_line(calls: Calls, sizes: Sizes) -> str:
-    """How often each of the student's functions ran."""
-    return f"your code in {sizes.layers} layers: {calls.line()}"
+def call_line(calls: Calls, sizes: Sizes | None) -> str:
+    """How often each of the student's functions ran, in the layers of a model of these sizes if it is in them."""
+    where = f" in {sizes.layers} layers" if sizes else ""
+    return f"your code{where}: {calls.line()}"
 
 
 def speed_line(found: Answer) -> str:
@@ -64,6 +65,8 @@ def cache_line(adapter: Adapter, n_tokens: int, found_bytes: int, number: str) -
     line = f"cache: {formula:,} bytes for {n_tokens:,} tokens by the formula, {formula / n_tokens:,.0f} per token"
     if adapter.has_own_cache:
         return f"{line}; yours holds {found_bytes:,} bytes"
+    if adapter.cache_note:
+        return f"{line} ({adapter.cache_note})"
     yours = "yours comes in" if number < CACHE_LAB else "not that of"
     return f"{line} (the course's own cache: {yours} Lab {CACHE_LAB})"
 
@@ -74,18 +77,16 @@ def plain_cache_line(sizes: Sizes, n_tokens: int) -> str:
     return f"cache: {formula} = {sizes.cache_bytes():,} bytes per token, {sizes.cache_bytes(n_tokens):,} for the prompt"
 
 
-def comparison_line(compared: Comparison, found: Answer, text: Text, lab: Lab, *, sees_less: bool) -> str:
-    """Whether torch's own attention says the same."""
-    n = len(found.tokens)
+def comparison_line(compared: Comparison, found: Answer, text: Text, lab: Lab, adapter: Adapter) -> str:
+    """Whether what the adapter is compared with says the same."""
+    n, other_way = len(found.tokens), adapter.compared_with
     if compared.at is None:
-        return (
-            f"the same {n} tokens as with torch's own attention; no score differs by more than {compared.largest:.1g}"
-        )
+        return f"the same {n} tokens as with {other_way}; no score differs by more than {compared.largest:.1g}"
     mine, other = (text.decode([token]) for token in (found.tokens[compared.at], compared.other))
     line = (
-        f"token {compared.at + 1} of {n} is {mine!r}: torch's own attention says {other!r}, {compared.lead:.2f} of a "
+        f"token {compared.at + 1} of {n} is {mine!r}: {other_way} says {other!r}, {compared.lead:.2f} of a "
         f"score ahead; scores differ by up to {compared.largest:.2g}"
     )
-    return (
-        line if sees_less else f"{line}\nThat is more than rounding: uv run lab check {lab.number} finds what is wrong"
-    )
+    if adapter.sees_less:
+        return line
+    return f"{line}\nThat is more than rounding: uv run lab check {lab.number} finds what is wrong"

@@ -10,12 +10,14 @@ ADAPTERS = tuple(sorted(file.stem[3:] for file in (Path(__file__).parent / "adap
 SERVING = "13"
 """Serves several prompts at once: `labkit.chat.together`."""
 
+STATES = "15"
+"""Runs models that have states, too."""
+
 NO_PLACE = {
     "02": "its tracker measures a model and is no part of one",
     "06": "recomputation saves memory in training: uv run lab train --checkpoint",
     "07": "linear attention needs a model that was trained with it",
     "10": "its kernels need a GPU",
-    "15": "its states need a model that was trained with them",
 }
 """Why the others have none."""
 

@@ -65,19 +65,23 @@ def talk(lab: Lab | None, model: Model, prompt: Sequence[int], max_new: int, set
         adapter = make_adapter(lab, setting, calls)
         found = _written(model, prompt, adapter, max_new)
     n_measured = max(len(prompt), MEASURED_TOKENS)
+    memory = []
     with explained(lab):
-        metered = meter_prompt(lab, setting, n_measured)
+        notes = adapter.notes()
+        if adapter.attends:
+            memory.append(lines.memory_line(meter_prompt(lab, setting, n_measured), setting.sizes, n_measured))
     for line in [
-        lines.call_line(calls, setting.sizes),
+        lines.call_line(calls, setting.sizes if adapter.attends else None),
         lines.speed_line(found),
-        lines.memory_line(metered, setting.sizes, n_measured),
+        *memory,
         lines.cache_line(adapter, len(prompt) + found.steps - 1, bytes_in(adapter), lab.number),
-        *adapter.notes(),
+        *notes,
     ]:
         typer.echo(line)
-    compared = compare(model.llama, found)
+    with explained(lab):
+        compared = compare(model.llama, found, adapter.reference())
     if compared is not None:
-        typer.echo(lines.comparison_line(compared, found, model.text, lab, sees_less=adapter.sees_less))
+        typer.echo(lines.comparison_line(compared, found, model.text, lab, adapter))
     if adapter.sees_less:
         with explained(lab):
             _show_perplexity(model, make_adapter(lab, setting, Calls()))

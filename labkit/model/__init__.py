@@ -7,6 +7,7 @@
   vocab). `attend(layer, q, k, v)` is called once per layer with q (..., H, n, d) and k, v (..., H_kv, n, d) of the new
   tokens and returns (..., H, n, d): what it caches is its own affair. With `positions=None` it gets q and k unrotated.
 - `attention.CachedAttention()`: torch's own attention with a growing cache, the reference for every other one.
+- `hybrid.Hybrid(sizes, weights)`: a Llama in which most layers have a recurrent state, by a rule that is an argument.
 - `generate.generate(llama, prompt, attend, max_new)`: greedy tokens, one by one, each with its scores.
 - `perplexity.perplexity(llama, tokens, attend, first)`.
 

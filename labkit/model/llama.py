@@ -26,10 +26,18 @@ class Sizes:
     context: int
     rotary_base: float = 10_000.0
     epsilon: float = 1e-5
+    attention_every: int = 1
+    """Each layer of this number has attention; the others have a state: `labkit.model.hybrid`."""
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether this layer, counted from 0, has attention and not a state."""
+        return (layer + 1) % self.attention_every == 0
 
     def cache_bytes(self, tokens: int = 1, number_bytes: int = 4) -> int:
-        """The bytes of the keys and values of `tokens` tokens in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * tokens * number_bytes
+        """The bytes of the keys and values of `tokens` tokens in all layers with attention, and of the states."""
+        with_cache = self.layers // self.attention_every
+        states = (self.layers - with_cache) * self.heads * self.head_dim**2
+        return (2 * with_cache * self.kv_heads * self.head_dim * tokens + states) * number_bytes
 
 
 class Llama:
@@ -82,12 +90,16 @@ class Llama:
         """One layer: attention, then the gated network; each is added to its input."""
         own = f"blk.{layer}"
         normed = self._norm(x, f"{own}.attn_norm")
-        q, k, v = (self._heads(normed, f"{own}.attn_{name}.weight") for name in "qkv")
-        found = attend(layer, rotated(q, turn), rotated(k, turn), v)
+        found = self.mixed(layer, normed, attend, turn)
         x = x + linear(found.transpose(-3, -2).flatten(-2), self.weights[f"{own}.attn_output.weight"])
         normed = self._norm(x, f"{own}.ffn_norm")
         gate, up = (linear(normed, self.weights[f"{own}.ffn_{name}.weight"]) for name in ("gate", "up"))
         return x + linear(silu(gate) * up, self.weights[f"{own}.ffn_down.weight"])
+
+    def mixed(self, layer: int, x: torch.Tensor, attend: Attend, turn: Turn) -> torch.Tensor:
+        """What a layer's heads take from the tokens' vectors x (..., n, width) by attention, (..., H, n, d)."""
+        q, k, v = (self._heads(x, f"blk.{layer}.attn_{name}.weight") for name in "qkv")
+        return attend(layer, rotated(q, turn), rotated(k, turn), v)
 
     def _heads(self, x: torch.Tensor, name: str) -> torch.Tensor:
         """(..., n, width) as heads, (..., heads, n, d), contiguous."""

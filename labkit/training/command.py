@@ -1,8 +1,9 @@
-"""`lab train`: trains a small language model with the student's FlashAttention, and recomputation if asked for."""
+"""`lab train`: trains a small language model with the student's FlashAttention, recomputation, or states of Lab 15."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +15,17 @@ if TYPE_CHECKING:
     from labkit.training.steps import Way
 
 BEGIN, LINE_BYTES = "The memory of ", 90
+CHUNK = 64
+"""Tokens in a chunk of the gated delta rule."""
 TOLD_EVERY = 50
 
 
 def train(
     checkpoint: Annotated[bool, typer.Option("--checkpoint", help="recompute layers with your Lab 06")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="torch's own attention instead of your Lab 05")] = False,
+    hybrid: Annotated[
+        bool, typer.Option("--hybrid", help="states in three of four layers, by the rule of your Lab 15")
+    ] = False,
     steps: Annotated[int, typer.Option(min=1, help="training steps")] = 400,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE.gguf", help="the weights; the figure is next to them")
@@ -39,22 +45,26 @@ def train(
         sys.exit(f"lab train: {error}")
     if out.suffix != ".gguf":
         sys.exit(f"lab train: {out}: weights are written as .gguf")
-    labs = [find_lab(number) for number, used in (("05", not plain), ("06", checkpoint)) if used]
-    llama, text = new_model(), chapters()
+    if hybrid and (plain or checkpoint):
+        sys.exit("lab train: --hybrid excludes --plain and --checkpoint")
+    used = {"05": not plain and not hybrid, "06": checkpoint, "15": hybrid}
+    labs = [find_lab(number) for number in used if used[number]]
+    llama, text = new_model(hybrid=hybrid), chapters()
     n_parameters = sum(weight.numel() for weight in llama.weights.values())
     typer.echo(f"{n_parameters / 1e6:.2f} million parameters learn {len(text) / 1e3:,.0f} kB of chapters, byte by byte")
     with explained(*labs):
-        ways = _ways(labs, plain=plain, checkpoint=checkpoint)
+        ways = _hybrid_ways() if hybrid else _ways(labs, plain=plain, checkpoint=checkpoint)
         losses = _train(llama, text, ways[-1], steps)
         peaks = step_peaks(ways)
-    held_out = held_out_loss(llama, text)
+        held_out = held_out_loss(llama, text, ways[-1])
     typer.echo(f"loss {losses[-1]:.2f} nats per byte; {held_out:.2f} on text that was never learnt")
     for name, peak in peaks.items():
         typer.echo(f"peak of one step, {name}: {peak / 2**20:,.1f} MiB over the weights")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_model(out, "the course's chapters", llama, byte_text())
     draw(out.with_suffix(".png"), losses, held_out, peaks)
-    typer.echo(f"written: {out} and {out.with_suffix('.png')}\nuv run lab chat --plain --model {out} {BEGIN!r}")
+    chat = "15" if hybrid else "--plain"
+    typer.echo(f"written: {out} and {out.with_suffix('.png')}\nuv run lab chat {chat} --model {out} {BEGIN!r}")
 
 
 def _ways(labs: list[Lab], *, plain: bool, checkpoint: bool) -> list[Way]:
@@ -76,6 +86,22 @@ def _ways(labs: list[Lab], *, plain: bool, checkpoint: bool) -> list[Way]:
     return ways
 
 
+def _hybrid_ways() -> list[Way]:
+    """The two forms of the student's rule; the second one trains."""
+    from labkit.model.hybrid import CachedHybrid, WholeText
+    from labkit.notebook import student_module
+    from labkit.training.steps import Way, in_order
+
+    lab15 = student_module("15")
+    rules = {
+        "your rule token by token": lab15.gated_delta_recurrent,
+        f"your rule in chunks of {CHUNK}": partial(lab15.gated_delta_chunked, chunk=CHUNK),
+    }
+    return [
+        Way(name, WholeText(rule), in_order, partial(CachedHybrid, rule), hybrid=True) for name, rule in rules.items()
+    ]
+
+
 def _train(llama: Llama, text: Any, way: Way, steps: int) -> list[float]:
     """Train with a bar, and show what the model writes now and then."""
     from rich.console import Console
@@ -92,6 +118,6 @@ def _train(llama: Llama, text: Any, way: Way, steps: int) -> list[float]:
             losses.append(loss)
             progress.update(bar, advance=1, loss=loss)
             if len(losses) % TOLD_EVERY == 0 or len(losses) == steps:
-                line = writing(llama, BEGIN, LINE_BYTES)
+                line = writing(llama, BEGIN, LINE_BYTES, way.cached())
                 progress.console.print(f"step {len(losses):4d}  loss {loss:.2f}  {line}", markup=False)
     return losses

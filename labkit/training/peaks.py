@@ -18,7 +18,7 @@ def step_peaks(ways: Sequence[Way]) -> dict[str, int]:
     rows = torch.arange(ROWS * (LENGTH + 1)).unflatten(0, (ROWS, -1)) % 256
     found = {}
     for way in ways:
-        llama = new_model()
+        llama = new_model(hybrid=way.hybrid)
         with AllocationMeter() as meter:
             loss_of(llama, rows, way).backward()
         found[way.name] = meter.peak_bytes

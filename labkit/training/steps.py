@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,11 +12,14 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from labkit.labs.catalog import ROOT
 from labkit.model.attention import CachedAttention
 from labkit.model.generate import next_scores
+from labkit.model.hybrid import Hybrid
 from labkit.model.llama import Attend, Llama, Sizes
 from labkit.model.weights import random_weights
 
 SIZES = Sizes(layers=4, heads=5, kv_heads=5, head_dim=32, width=160, hidden=432, vocab=256, context=256)
 """1.28 million parameters; a token is a byte."""
+HYBRID_SIZES = replace(SIZES, attention_every=4)
+"""The same with a state in three of four layers: 4,911 parameters more."""
 BATCH, STEPS = 8, 400
 RATE, WARM_STEPS = 4e-3, 20
 HELD_OUT = 16
@@ -35,6 +38,10 @@ class Way:
     name: str
     attend: Attend
     run: Run
+    cached: Callable[[], Attend] = CachedAttention
+    """Makes the attention that writes text, a few tokens at a time."""
+    hybrid: bool = False
+    """Whether the model is the one with states."""
 
 
 def textbook(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -60,10 +67,11 @@ def checkpointed(lab06: Any) -> Run:
     return lambda blocks, x: lab06.checkpoint_sequential(blocks, lab06.plan_segments(len(blocks)), x)
 
 
-def new_model(seed: int = 0) -> Llama:
-    """The model before training; its weights require gradients."""
-    weights = random_weights(SIZES, seed)
-    return Llama(SIZES, {name: weight.requires_grad_() for name, weight in weights.items()})
+def new_model(seed: int = 0, *, hybrid: bool = False) -> Llama:
+    """The model before training; its weights require gradients. With `hybrid` three of four layers have a state."""
+    kind, sizes = (Hybrid, HYBRID_SIZES) if hybrid else (Llama, SIZES)
+    weights = random_weights(sizes, seed)
+    return kind(sizes, {name: weight.requires_grad_() for name, weight in weights.items()})
 
 
 def chapters() -> torch.Tensor:
@@ -106,12 +114,12 @@ def train(llama: Llama, text: torch.Tensor, way: Way, steps: int = STEPS, seed: 
         yield float(loss.detach())
 
 
-def held_out_loss(llama: Llama, text: torch.Tensor) -> float:
+def held_out_loss(llama: Llama, text: torch.Tensor, way: Way) -> float:
     """The loss on the end of the text, which is not learnt."""
     rest = text[len(text) - len(text) // HELD_OUT :]
     rows = rest[: len(rest) // (SIZES.context + 1) * (SIZES.context + 1)].unflatten(0, (-1, SIZES.context + 1))
     with torch.no_grad():
-        return float(loss_of(llama, rows[:32], Way("torch", fused, in_order)))
+        return float(loss_of(llama, rows[:32], way))
 
 
 def pieces(text: torch.Tensor, batch: int, length: int, draw: torch.Generator) -> torch.Tensor:
@@ -120,9 +128,9 @@ def pieces(text: torch.Tensor, batch: int, length: int, draw: torch.Generator) -
     return text[begins + torch.arange(length + 1)]
 
 
-def writing(llama: Llama, begin: str, n_bytes: int, seed: int = 0) -> str:
+def writing(llama: Llama, begin: str, n_bytes: int, attend: Attend, seed: int = 0) -> str:
     """What the model writes after `begin`, drawn at random, likelier bytes more often; on one line."""
-    draw, attend = torch.Generator().manual_seed(seed), CachedAttention()
+    draw = torch.Generator().manual_seed(seed)
     tokens, start = list(begin.encode()), 0
     with torch.no_grad():
         for _ in range(n_bytes):

@@ -15,7 +15,8 @@ import torch
 
 from labkit.chat.calls import Counted
 from labkit.chat.setting import Setting
-from labkit.model.attention import Cache, expanded
+from labkit.model.attention import Cache, CachedAttention, expanded
+from labkit.model.llama import Attend
 
 TILE = 256
 """Rows and columns of a tile of scores."""
@@ -32,14 +33,19 @@ class Adapter(ABC):
 
     takes: ClassVar[tuple[str, ...]] = ()
     """Options of `lab chat` that mean something here."""
-    attends: ClassVar[str]
-    """The function whose memory is measured."""
+    attends: ClassVar[str] = ""
+    """The function whose memory is measured; "" for an adapter that leaves attention to the course."""
     is_numpy = False
     asks_one_by_one = False
     """Whether each query is a call of its own: its memory is then measured for the last one alone."""
     has_own_cache = False
     sees_less = False
     """Whether the result may differ from that of full attention: perplexity then says how much is lost."""
+
+    compared_with = "torch's own attention"
+    """What computes the answer's text once more, to compare."""
+    cache_note = ""
+    """Whose cache it is, where it is neither the course's nor found by `tensors_in`."""
 
     def __init__(self, student: Any, setting: Setting) -> None:
         self.student, self.setting = student, setting
@@ -61,6 +67,10 @@ class Adapter(ABC):
     def cache_bytes(self, tokens: int) -> int:
         """The bytes of a cache of `tokens` tokens in all layers, by the lab's formula."""
         return self.setting.sizes.cache_bytes(tokens)
+
+    def reference(self) -> Attend:
+        """The attention with which an answer is compared."""
+        return CachedAttention()
 
     def notes(self) -> list[str]:
         """What else there is to say after the answer."""

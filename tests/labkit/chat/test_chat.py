@@ -35,16 +35,17 @@ def short_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "SCORED_TOKENS", 60)
 
 
-@pytest.mark.parametrize("number", ["01", "05", "12", "14"])
+@pytest.mark.parametrize("number", ["01", "05", "12", "14", "15"])
 def test_lines_after_an_answer(
     number: str, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab = student_lab(monkeypatch, tmp_path, number)
     talk(lab, model, model.text.chat("The sky"), 9, Setting(SIZES, 30))
     printed = capsys.readouterr().out
-    assert f"your code in {SIZES.layers} layers: " in printed
+    assert ("your code: " if number == "15" else f"your code in {SIZES.layers} layers: ") in printed
     assert "speed: " in printed
-    assert "memory: for 40 tokens" in printed
+    assert ("memory: for 40 tokens" in printed) == (number != "15")
+    assert ("drafts were taken back" in printed) == (number == "15")
     assert "holds up to 0 bytes" not in printed
     assert "cache: " in printed
     assert "torch's own attention" in printed
@@ -89,7 +90,7 @@ def test_only_a_long_wait_is_announced() -> None:
 @pytest.mark.parametrize(("number", "about"), [("05", "yours comes in Lab 09"), ("11", "not that of Lab 09")])
 def test_a_borrowed_cache_is_not_announced_after_its_lab(number: str, about: str) -> None:
     class Borrowing:
-        has_own_cache = False
+        has_own_cache, cache_note = False, ""
 
         def cache_bytes(self, n_tokens: int) -> int:
             return 10 * n_tokens

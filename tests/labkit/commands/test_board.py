@@ -6,6 +6,7 @@ import io
 import re
 import threading
 
+import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -48,6 +49,11 @@ def test_board(lab, capsys):
     broken = capsys.readouterr().out
     assert "profiling.py has changed since it was last checked" in broken
     assert "lab01: profiling.py has a syntax error in line 1: invalid syntax: def f(:" in broken
+
+
+def test_board_marks_a_draft(lab, capsys):
+    show_board([msgspec.structs.replace(lab, draft=True)])
+    assert "Memory profiling (draft)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

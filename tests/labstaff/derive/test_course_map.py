@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from labkit.labs.catalog import ROOT, find_labs
@@ -21,6 +22,7 @@ def test_it_holds_what_the_manifests_say() -> None:
     for part in (lab.title, lab.summary, f"../labs/{lab.folder.name}/README.md", "Lab 01", f"| {lab.hours:g} |"):
         assert part in row
     assert "Lab 01" not in table([lab]), "a course may leave labs out"
+    assert lab.title not in table([first, msgspec.structs.replace(lab, draft=True)])
     assert f"{lab.points:g} + {sum(question.points for question in lab.questions):g}" in row
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from labkit.labs.catalog import ROOT, find_lab, find_labs
@@ -254,6 +255,13 @@ def test_refuses_an_existing_folder(tmp_path):
     with pytest.raises(ReleaseError, match="exists already"):
         release(ROOT, tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_draft_is_not_released(tmp_path):
+    draft = msgspec.structs.replace(find_lab("15"), draft=True)
+    with pytest.raises(ReleaseError, match="lab15: a draft is not released"):
+        release(ROOT, tmp_path / "out", [draft])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_leak_stops_the_release(tmp_path, monkeypatch):
