@@ -27,7 +27,7 @@ def flash_attn_func(q, k, v, causal):
 
 @pytest.fixture
 def interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module that can be imported in place of FlashAttention-3's, to be written."""
+    """A module that can be imported instead of FlashAttention-3's, to be written."""
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path / "flash_attn_interface.py"
     sys.modules.pop("flash_attn_interface", None)
