@@ -109,6 +109,13 @@ def test_every_page_has_a_title_a_description_and_an_image_of_its_own_size(
     assert chapter != pages["docs/glossary.html"].metas["og:image"]
 
 
+def test_no_sentence_becomes_a_list(site: Path) -> None:
+    """A line that begins with a number and a full stop is an item, also in the middle of a paragraph."""
+    for file in site.rglob("*.html"):
+        lists = re.findall(r"<ol.*?</ol>", file.read_text(encoding="utf-8"), re.DOTALL)
+        assert [each for each in lists if each.count("<li") < 2] == [], file.name
+
+
 def test_map_names_every_page_with_a_card(site: Path, pages: dict[str, PageParser]) -> None:
     named = re.findall("<loc>(.*?)</loc>", (site / "sitemap.xml").read_text(encoding="utf-8"))
     wanted = [name for name in pages if not INTERACTIVE.match(name) and name not in {*WITHOUT_A_CARD, "index.html"}]
