@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.harness import markdown, run_benchmark, save_tables, write_pages
 
-NAMES = ("tiling", "flash", "linear", "window", "decode", "kernel", "model", "serving")
+NAMES = ("tiling", "flash", "linear", "window", "decode", "kernel", "model", "serving", "h100")
 
 
 def main(
@@ -18,12 +18,15 @@ def main(
     n: Annotated[int | None, typer.Option(help="sequence length")] = None,
     d: Annotated[int | None, typer.Option(help="width of a head")] = None,
     rounds: Annotated[int | None, typer.Option(help="timed rounds")] = None,
+    dry: Annotated[bool, typer.Option("--dry", help="of h100: small sizes on the CPU, to try its code")] = False,
     save: Annotated[bool, typer.Option("--save", help="write the tables to data.json and to the pages")] = False,
 ) -> None:
     """Run benchmarks and print their tables: interleaved rounds, medians, one thread."""
     if unknown := set(names or ()) - set(NAMES):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
-    settings = {"n": n, "d": d, "rounds": rounds}
+    if dry and (save or list(names or ()) != ["h100"]):
+        raise typer.BadParameter("--dry is for h100 alone, and its numbers are not saved")
+    settings = {"n": n, "d": d, "rounds": rounds, "dry": dry or None}
     options = {name: value for name, value in settings.items() if value is not None}
     tables = []
     for name in names or NAMES:

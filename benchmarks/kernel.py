@@ -22,7 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.harness import Column, Table, made, solution_module, time_in_turn
 
 BUILT_IN = "built-in"
-BACKENDS = {"built-in, flash": SDPBackend.FLASH_ATTENTION, "built-in, cuDNN": SDPBackend.CUDNN_ATTENTION}
+BACKENDS = {
+    "built-in, flash": SDPBackend.FLASH_ATTENTION,
+    "built-in, cuDNN": SDPBackend.CUDNN_ATTENTION,
+    "built-in, memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 IN_A_ROW = 10
 """Calls for one wait, as in a model: the device works on one call while Python launches the next."""
 
@@ -102,8 +106,8 @@ def backward(
 
 
 def _table(name: str, setting: str, calls: dict[str, Call], rounds: int, flops: int | None) -> Table:
-    awaited = {call_name: partial(_awaited, call) for call_name, call in calls.items()}
-    times = time_in_turn(awaited, rounds, clock=time.perf_counter, warm=5)
+    waited = {call_name: partial(awaited, call) for call_name, call in calls.items()}
+    times = time_in_turn(waited, rounds, clock=time.perf_counter, warm=5)
     columns: dict[str, Column] = {
         "ms": times.ms,
         "× built-in": times.times_as_fast(BUILT_IN),
@@ -114,10 +118,12 @@ def _table(name: str, setting: str, calls: dict[str, Call], rounds: int, flops: 
     return made(name, "", f"{setting}, {rounds} rounds", name, calls, columns)
 
 
-def _awaited(call: Call) -> None:
+def awaited(call: Call, device: str = "cuda") -> None:
+    """Make IN_A_ROW calls, and wait for the device once."""
     for _ in range(IN_A_ROW):
         call()
-    torch.cuda.synchronize()
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def _peak_mib(calls: dict[str, Call], name: str) -> float:

@@ -286,6 +286,9 @@ def site(
     instructors: Annotated[
         bool, typer.Option("--instructors", help="add the guide for instructors, and every mistake with its message")
     ] = False,
+    url: Annotated[
+        str, typer.Option(help="where it will be published, https://…: adds a site map, a page 404, images for links")
+    ] = "",
 ) -> None:
     """Build the chapters and handouts, of all labs or some, as a website that opens from disk."""
     from labstaff.authoring.mistakes import MistakeError
@@ -294,7 +297,7 @@ def site(
 
     chosen = _chosen(labs)
     try:
-        pages = build_site(ROOT, out, mistake_pages(chosen) if instructors else {}, chosen)
+        pages = build_site(ROOT, out, mistake_pages(chosen) if instructors else {}, chosen, url)
     except (SiteError, MistakeError) as error:
         sys.exit(f"lab site: {error}")
     typer.echo(f"wrote {pages} pages; open {out / 'index.html'}")

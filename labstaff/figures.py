@@ -46,6 +46,8 @@ COLOURS = {
     "pink": ("#a8447f", "#eb9dcb"),
 }
 INK, MUTED, GRID, PAPER = (COLOURS[role][0] for role in ("ink", "muted", "grid", "paper"))
+CARD = (1200, 630)
+"""Width and height of a figure that a link shows elsewhere."""
 BLUE, ORANGE, GREEN, PINK = (COLOURS[role][0] for role in ("blue", "orange", "green", "pink"))
 
 
@@ -94,6 +96,23 @@ def build(names: Iterable[str] = (), directory: Path = FIGURES_DIR, *, redraw: b
             written.append(save_figure(figure, directory / f"{name}.svg", data, recipe.draw))
         plt.close(figure)
     return written
+
+
+def draw_cards(names: Iterable[str], out: Path) -> None:
+    """Draw the named figures again from the data that were kept, as `out/NAME.png` of CARD pixels with paper around."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+    from PIL import Image, ImageOps
+
+    mpl.use("Agg")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, recipe in recipes(names).items():
+        image = io.BytesIO()
+        with style():
+            figure = recipe.draw(json.loads((FIGURES_DIR / f"{name}.json").read_text(encoding="utf-8")))
+            figure.savefig(image, format="png", dpi=200)
+        plt.close(figure)
+        ImageOps.pad(Image.open(image).convert("RGB"), CARD, color=PAPER).save(out / f"{name}.png", optimize=True)
 
 
 def stale(names: Iterable[str] = (), directory: Path = FIGURES_DIR) -> list[str]:

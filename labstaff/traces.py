@@ -30,7 +30,7 @@ LAYERS, SEGMENTS, ACTIVATION = 16, 4, (64, 64)
 def softmax_written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention whose softmax is four operators."""
     scores = q @ k.mT / q.shape[-1] ** 0.5
-    shifted = scores - scores.amax(-1, keepdim=True)
+    shifted = scores - scores.max(-1, keepdim=True)[0]
     powers = shifted.exp()
     weights = powers / powers.sum(-1, keepdim=True)
     return weights @ v

@@ -48,7 +48,7 @@ def save_picture(path: Path, runs: Sequence[tuple[str, Trace]]) -> None:
 def _draw(axes: Any, trace: Trace, factor: int) -> None:
     from matplotlib.collections import PolyCollection
 
-    bars = list(_bars(trace))
+    bars = list(pieces(trace))
     for kind, colour in COLOURS.items():
         corners = [_corners(bar[1:], factor) for bar in bars if bar[0] == kind]
         axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=0.2))
@@ -58,7 +58,7 @@ def _draw(axes: Any, trace: Trace, factor: int) -> None:
         axes.axvline(each.first, color="#5c646c", linewidth=0.8)
 
 
-def _bars(trace: Trace) -> Iterator[tuple[str, int, int, int, int]]:
+def pieces(trace: Trace) -> Iterator[tuple[str, int, int, int, int]]:
     """The kind, first step, end, lower and upper byte of every piece of a block that stays at one height."""
     lives = trace.lives_by_birth()
     comes, goes = defaultdict(list), defaultdict(list)

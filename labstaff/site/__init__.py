@@ -40,7 +40,11 @@ class SiteError(RuntimeError):
 
 
 def build_site(
-    root: Path, out: Path, for_instructors: Mapping[str, str] = MappingProxyType({}), labs: Sequence[Lab] = ()
+    root: Path,
+    out: Path,
+    for_instructors: Mapping[str, str] = MappingProxyType({}),
+    labs: Sequence[Lab] = (),
+    url: str = "",
 ) -> int:
     """Write the site of the repository `root` to the folder `out`; returns its number of pages.
 
@@ -52,22 +56,25 @@ def build_site(
         for_instructors: pages without a file, Markdown by name. Without any, the site is for students: it has no
             page for instructors.
         labs: whose handouts are in the site; of all labs in `root` when empty.
+        url: where the site will be, "https://…". Only with it are there a site map, a page for addresses that are not
+            there, and images for links to the pages.
 
     Raises:
-        SiteError: `out` holds something else than a site, or Sphinx warns: of a link, an anchor, an image, a page that
-            is missing from the navigation. `out` is then unchanged.
+        SiteError: `out` holds something else than a site, `url` is no address, or Sphinx warns: of a link, an anchor,
+            an image, a page that is missing from the navigation. `out` is then unchanged.
     """
     if out.exists() and any(out.iterdir()) and not (out / MARK).is_file():
         raise SiteError(f"{out} exists already and is not a site: name another folder")
+    if url and not url.startswith(("https://", "http://")):
+        raise SiteError(f"{url} is no address: begin it with https://")
     with tempfile.TemporaryDirectory() as scratch:
         source, site = Path(scratch, "source"), Path(scratch, "site")
         _gather(root, source, for_instructors, labs or find_labs(root))
-        _run_sphinx(source, site)
+        _run_sphinx(source, site, url)
         shutil.copytree(source / "docs" / "_static", site / "docs" / "_static", dirs_exist_ok=True)
         (site / "labkit" / "trace").mkdir(parents=True)
         for name in VIEWER:  # the traces in docs/_static load it from here
             shutil.copyfile(VIEWER_FOLDER / name, site / "labkit" / "trace" / name)
-        (site / "index.html").write_text(f'<meta http-equiv="refresh" content="0; url={FRONT}.html">', encoding="utf-8")
         if out.exists():
             shutil.rmtree(out)
         shutil.move(site, out)
@@ -94,13 +101,15 @@ def _gather(root: Path, source: Path, for_instructors: Mapping[str, str], labs: 
         page.write_text(text, encoding="utf-8")
 
 
-def _run_sphinx(source: Path, site: Path) -> None:
+def _run_sphinx(source: Path, site: Path, url: str) -> None:
     """Build the HTML; raises SiteError with paths as in the repository."""
     from sphinx.cmd.build import build_main
 
     messages = io.StringIO()
-    strict = ["-W", "--keep-going", "-n", "-q", "--no-color"]
+    options = ["-W", "--keep-going", "-n", "-q", "--no-color"]
+    if url:
+        options += ["-D", f"html_baseurl={url.rstrip('/')}/"]
     with contextlib.redirect_stderr(messages):
-        failed = build_main([*strict, "-c", str(HERE), "-d", str(source.parent / "doctrees"), str(source), str(site)])
+        failed = build_main([*options, "-c", str(HERE), "-d", str(source.parent / "doctrees"), str(source), str(site)])
     if failed:
         raise SiteError(messages.getvalue().replace(f"{source.resolve()}/", "").strip())

@@ -26,7 +26,7 @@ def _theme(of: dict[str, str]) -> dict[str, str]:
 
 project = html_title = "Attention Labs"
 root_doc = FRONT
-extensions = ["myst_parser", "sphinx_copybutton", "labstaff.site.pages"]
+extensions = ["myst_parser", "sphinx_copybutton", "labstaff.site.pages", "labstaff.site.cards"]
 include_patterns = ["docs/*.md", "labs/*/README.md", "what_goes_wrong.md", "what_goes_wrong/*.md"]
 
 myst_enable_extensions = ["alert", "dollarmath", "html_image", "strikethrough", "tasklist"]

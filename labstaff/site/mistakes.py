@@ -48,7 +48,12 @@ def _listed(lab: Lab, mistakes: list[Mistake], page: str) -> list[str]:
 
 
 def _lab_page(lab: Lab, mistakes: list[Mistake]) -> list[str]:
-    lines = [f"# Lab {lab.number}: what goes wrong", ""]
+    lines = [
+        f"# Lab {lab.number}: what goes wrong",
+        "",
+        f"Mistakes in “{lab.title}”: each edit of the solution, and the",
+    ]
+    lines += ["message that a student who makes it reads.", ""]
     for task in lab.tasks:
         lines += [f"## {_plain(task.name)}", ""]
         for mistake in mistakes:
