@@ -190,7 +190,13 @@ def test_two_assistants_with_two_questions_lose_nothing_and_two_with_one_are_tol
     for file, changes in zip((second, first), reversed(shown), strict=True):
         assert not write_scores(course, LAB, file, changes, who="kim", why="", say=print).refused
     assert (scores(course)["bob"][0], scores(course, OTHER)["bob"][0], scores(course, OTHER)["ann"][0]) == (3, 5, 6)
-    late = shown[0]  # a third person looks at the first file's changes, and types something else meanwhile
+    (course / FOLDER / FILE).unlink()
+    first = typed(course, bob={"score": "2"})
+    unseen = read_scores(course, LAB, first)
+    first.write_text(first.read_text(encoding="utf-8").replace(",2,", ",4,"), encoding="utf-8")
+    assert not write_scores(course, LAB, first, unseen, who="lee", why="", say=print).changes, "it was not shown"
+    late = read_scores(course, LAB, first)
+    # while the changes are looked at, another person types in formgrader
     grade_by_hand(course, "bob", **{QUESTION: 1})
     done = write_scores(course, LAB, first, late, who="lee", why="", say=print)
     assert (done.changes, len(done.refused), scores(course)["bob"][0]) == ([], 1, 1)
