@@ -34,7 +34,7 @@ STOPPED = 130
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to `lab`: those for instructors in one panel of its help, those for authors in another."""
     groups: dict[str, tuple[Callable[..., None], ...]] = {
-        INSTRUCTORS: (release, course, grade, extend, export, exam, site),
+        INSTRUCTORS: (release, course, grade, answers, extend, export, exam, site),
         AUTHORS: (new, build, mistake),
     }
     for panel, commands in groups.items():
@@ -201,6 +201,54 @@ def _stop_grading(_signum: int, _frame: FrameType | None) -> None:
     for folder in [*Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"), Path(str(get_temp_dir()))]:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(STOPPED)
+
+
+def answers(
+    course: Course,
+    lab: Annotated[str, typer.Option("--lab", metavar="NN", help="a lab's number")],
+    question: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N", help="its number in the report, or its id; default: all written ones"),
+    ] = None,
+    read: Annotated[Path | None, typer.Option(metavar="FILE", help="a file with scores that were typed")] = None,
+    name: Annotated[str, typer.Option(help="who gave these scores, for regrades.csv; default: your login")] = "",
+    why: Annotated[str, typer.Option(help="the reason, for regrades.csv; default: the file's name")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="with --read: write without asking")] = False,
+) -> None:
+    """Write all answers to a question as a CSV file; with --read, put the scores typed there into the gradebook.
+
+    What would change is shown first. Exit status: 0; 1 when a row was refused, since the answer, the score or the
+    comment has changed since the file was written, or the score cannot be used.
+    """
+    import getpass
+
+    from labstaff.course.answers import AnswersError, write_answers
+    from labstaff.course.nbgrader import NoGradebook
+    from labstaff.course.scores import TRAIL, read_scores, write_scores
+
+    course, chosen = course.resolve(), find_lab(lab)
+    try:
+        if read is None:
+            for file in write_answers(course, chosen, question or []):
+                typer.echo(f"wrote {file}")
+            return
+        shown = read_scores(course, chosen, read)
+        for line in [*map(str, shown.changes), *shown.refused]:
+            typer.echo(line)
+        if not shown.changes:
+            typer.echo("nothing to write")
+        elif yes or typer.confirm(f"write {len(shown.changes)} changes into the gradebook?"):
+            who = name or getpass.getuser()
+            done = write_scores(course, chosen, read, shown, who=who, why=why or read.name, say=typer.echo)
+            for line in done.refused:
+                if line not in shown.refused:
+                    typer.echo(line)
+            shown = done
+            typer.echo(f"wrote {len(done.changes)} changes, and who made them to {course / TRAIL}")
+    except (AnswersError, NoGradebook) as error:
+        sys.exit(f"lab answers: {error}")
+    if shown.refused:
+        sys.exit(f"lab answers: {len(shown.refused)} rows were refused: see REFUSED above")
 
 
 def extend(

@@ -9,6 +9,7 @@ from labkit.labs.catalog import find_lab
 from labkit.labs.manifest import Lab
 
 NOTEBOOK = "report.ipynb"
+REPORT = Path(NOTEBOOK).stem
 TIMESTAMP = "timestamp.txt"
 CONFIG_FILE = "nbgrader_config.py"
 GRADEBOOK = "gradebook.db"

@@ -77,9 +77,7 @@ class SaveScores(SaveAutoGrades):
         database = self.gradebook.db
         grade_id = cell.metadata["nbgrader"]["grade_id"]
         grade = self.gradebook.find_grade(grade_id, self.notebook_id, self.assignment_id, self.student_id)
-        answer = [cell.source, cell.get("outputs"), cell.get("attachments")]
-        graded = answer if is_solution(cell) else resources["nbgrader"]["code"]
-        digest = hashlib.sha256(json.dumps(graded, sort_keys=True).encode()).hexdigest()
+        digest = answer_digest(cell) if is_solution(cell) else _digest(resources["nbgrader"]["code"])
         before = database.get(GradedText, grade.id)
         grade.auto_score, _ = determine_grade(cell, self.log)
         if grade.manual_score is None and grade.extra_credit is None:
@@ -88,6 +86,15 @@ class SaveScores(SaveAutoGrades):
             grade.needs_manual_grade = True
         database.merge(GradedText(grade_id=grade.id, digest=digest))
         database.commit()  # the score and what it was given for, at once
+
+
+def answer_digest(cell: Any) -> str:
+    """What `GradedText` holds of an answer: a hash of its text, figures and pictures."""
+    return _digest([cell.source, cell.get("outputs"), cell.get("attachments")])
+
+
+def _digest(graded: Any) -> str:
+    return hashlib.sha256(json.dumps(graded, sort_keys=True).encode()).hexdigest()
 
 
 class WithoutNotes(NbGraderPreprocessor):
@@ -131,12 +138,18 @@ def _raise_flag(names: dict[str, str]) -> None:
         gradebook.db.commit()
 
 
-def _with_rubrics(cells: list[Any], source: Path) -> list[Any]:
-    """Each answer followed by the model answer and rubric in the course's `source`, for graders only."""
+def model_answers(source: Path) -> dict[str, dict[str, Any]]:
+    """The cell with the model answer and rubric of each question, in the notebook `source`; empty where it is not."""
     answers = {}
     for cell in json.loads(source.read_text(encoding="utf-8"))["cells"] if source.is_file() else ():
         if cell["metadata"].get("nbgrader", {}).get("solution"):
             answers[cell["metadata"]["nbgrader"]["grade_id"]] = cell
+    return answers
+
+
+def _with_rubrics(cells: list[Any], source: Path) -> list[Any]:
+    """Each answer followed by the model answer and rubric in the course's `source`, for graders only."""
+    answers = model_answers(source)
     found = []
     for cell in cells:
         found.append(cell)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import re
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from labstaff.course.accept import NOT_IN_NAMES
 from labstaff.course.extensions import ONE_DAY
 from labstaff.course.nbgrader import opened_gradebook
 from labstaff.course.penalties import update_penalties
+from labstaff.course.spreadsheet import SpreadsheetError, read_rows
 from labstaff.grader.plain_text import one_line
 
 HEADERS = {
@@ -56,25 +56,23 @@ def read_roster(file: Path, lab_days: float | None = None) -> list[Entry]:
     Without a column of ids, the e-mail address is the id.
 
     Args:
-        file: in UTF-8; commas or semicolons separate the cells.
+        file: as a spreadsheet saves it: see `read_rows`.
         lab_days: the days from a lab's release to its due date, of which “+50 %” is a share.
 
     Raises:
         RosterError: the file cannot be read, a student has no id, or one that is another's.
     """
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RosterError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    header = lines[0] if lines else ""
-    rows = csv.reader(lines, delimiter=";" if header.count(";") > header.count(",") else ",")
-    columns = _columns([name.strip().lower() for name in next(rows, [])])
+        header, *rows = read_rows(file) or [[]]
+    except SpreadsheetError as error:
+        raise RosterError(str(error)) from None
+    columns = _columns([name.strip().lower() for name in header])
     if not {"id", "email"} & set(columns):
         raise RosterError(
-            f"{file}: expected a column id or email in the first line, found {one_line(header.strip())!r}"
+            f"{file}: expected a column id or email in the first line, found {one_line(','.join(header))!r}"
         )
     entries: dict[str, Entry] = {}
-    for row in rows:
+    for number, row in enumerate(rows, 2):
         cells = {name: row[at].strip() for name, at in columns.items() if at < len(row)}
         if not any(cells.values()) or row[0].strip().lower() == NO_STUDENT:
             continue
@@ -83,7 +81,7 @@ def read_roster(file: Path, lab_days: float | None = None) -> list[Entry]:
             if entry.id in entries:
                 raise RosterError(f"the id {one_line(entry.id)!r} is there twice")
         except RosterError as error:
-            raise RosterError(f"{file}: line {rows.line_num}: {error}") from None
+            raise RosterError(f"{file}: line {number}: {error}") from None
         entries[entry.id] = entry
     return list(entries.values())
 

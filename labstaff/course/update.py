@@ -18,11 +18,10 @@ from labkit.labs.catalog import find_assignments
 from labkit.labs.manifest import Lab
 from labstaff.course.make import CourseError, make_course, source_texts
 from labstaff.course.nbgrader import opened_gradebook
-from labstaff.course.paths import CONFIG_FILE, GRADEBOOK, NOTEBOOK, SUBMITTED
+from labstaff.course.paths import CONFIG_FILE, GRADEBOOK, REPORT, SUBMITTED
 from labstaff.derive.markers import MarkerError
 from labstaff.derive.notebooks import ReportError
 
-REPORT = Path(NOTEBOOK).stem
 REPLACED = "replaced"
 """The folder that keeps what the last update replaced: the gradebook, `source/LAB` and `release/LAB`."""
 

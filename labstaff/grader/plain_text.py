@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 
 LONGEST = 200
+LONGEST_CELL = 32_000
+"""Characters of a spreadsheet's cell; Excel takes 32,767, and puts the rest of a longer one elsewhere."""
 STEERING = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Unicode's categories of what is not seen: controls, marks of direction, halves of characters, unassigned, breaks."""
 
@@ -26,10 +29,28 @@ def lines(text: object) -> str:
 
 
 def cell(text: object) -> str:
-    """As `one_line`, for a table: no spreadsheet takes it for a formula."""
-    shown = one_line(text)
-    first = unicodedata.normalize("NFKC", shown.lstrip()[:1])  # a wide or small sign begins a formula too
-    return f"'{shown}" if first in ("=", "+", "-", "@") else shown
+    """As `one_line`, for a table: no spreadsheet takes it for a formula.
+
+    Nothing after a semicolon or tab begins one either: a spreadsheet that divides the file there, as Excel does in many
+    countries, does not see the quotation marks around a cell.
+    """
+    return _without_formulas(one_line(text))
+
+
+def long_cell(text: object) -> str:
+    """As `cell`, for a text of several lines, of which none begins a formula; cut at `LONGEST_CELL` characters."""
+    shown = _without_formulas(lines(text))
+    return shown if len(shown) <= LONGEST_CELL else f"{shown[:LONGEST_CELL]}\n… (cut)"
+
+
+def _without_formulas(shown: str) -> str:
+    parts = re.split(r"([\n\t;])", shown)
+    return "".join(f"'{part}" if _is_formula(part) else part for part in parts)
+
+
+def _is_formula(text: str) -> bool:
+    first = text.replace('"', " ").lstrip()[:1]
+    return unicodedata.normalize("NFKC", first) in ("=", "+", "-", "@")  # a wide or small sign begins one too
 
 
 def _written_out(character: str) -> str:

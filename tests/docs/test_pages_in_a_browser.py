@@ -148,6 +148,8 @@ def test_an_interactive_page_steps_to_the_end(page: Page, problems: list[str], s
     page.get_by_role("button", name="A step on", exact=True).click()
     assert steps(page)[0] == first + 1
     assert shown(page, "said") != message, "a step is announced"
+    page.keyboard.press("ArrowRight")
+    assert steps(page)[0] == first + 2
     page.get_by_role("button", name="To the end").click()
     _, last = steps(page)
     assert steps(page) == (last, last)

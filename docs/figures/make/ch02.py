@@ -82,7 +82,7 @@ def draw_step(data: dict[str, Any]) -> Figure:
         _labelled_bar(left, array, BLUE if array["born_in"] == "forward" else ORANGE, turn)
     for first, last, name in ((0, turn, "forward"), (turn, len(events), "backward")):
         peak = max(range(first, last), key=live.__getitem__)
-        right.barh(peak, live[peak], height=1.0, color=INK, alpha=0.35, linewidth=0)
+        right.barh(peak, live[peak], height=1.0, color=INK, alpha=0.25, linewidth=0)
         right.text(0.25, peak, f"{live[peak]:.2f}", va="center", size=8.5, weight="bold")
         right.text(15.2, (first + last) / 2 - 0.5, name, rotation=-90, ha="center", va="center", size=9, color=MUTED)
     for axes in (left, right):

@@ -79,7 +79,7 @@ def _draw_cache(ax: Axes, data: dict[str, Any]) -> None:
     for token, held in enumerate(data["held"]):
         for place, content in enumerate(held):
             new = place == token % width
-            face = {"facecolor": ORANGE, "alpha": 0.55} if new else {"facecolor": BLUE, "alpha": 0.2}
+            face = {"facecolor": ORANGE, "alpha": 0.5} if new else {"facecolor": BLUE, "alpha": 0.2}
             if content is not None:
                 ax.add_patch(Rectangle((place, token), 1, 1, linewidth=0, **face))
                 weight = "bold" if new else "normal"

@@ -79,7 +79,7 @@ def _draw_work(ax: Axes, found: dict[str, Any]) -> None:
         for step, pairs in enumerate(row):
             share = pairs / max(most, 1)
             slowest = pairs == max(each[step] for each in found["work"])
-            ax.add_patch(Rectangle((step, rank), 1, 1, facecolor=BLUE, alpha=0.65 * share, linewidth=0))
+            ax.add_patch(Rectangle((step, rank), 1, 1, facecolor=BLUE, alpha=0.5 * share, linewidth=0))
             ax.add_patch(
                 Rectangle((step, rank), 1, 1, facecolor="none", edgecolor=INK if slowest else GRID, linewidth=1.1)
             )

@@ -48,7 +48,7 @@ def run(commands: str, folder: Path) -> str:
 def test_the_guide_runs_from_set_up_to_late_work(tmp_path):
     folder, course = ROOT, tmp_path / "autumn"
     found = blocks()
-    assert [language for language, _ in found].count("python") == 1 and len(found) == 7
+    assert [language for language, _ in found].count("python") == 1 and len(found) == 8
     for language, text in found:
         if language == "python":
             with (course / "nbgrader_config.py").open("a", encoding="utf-8") as config:
@@ -68,4 +68,5 @@ def test_the_guide_runs_from_set_up_to_late_work(tmp_path):
         grades = {row["student_id"]: row[f"Lab {LAB.number}: {LAB.title}"] for row in csv.DictReader(file)}
     points = f"{LAB.points:g}"
     assert (grades["ann"], grades["bob"], grades["Cec Ce_103"]) == (points, "0", points)
+    assert (course / "answers" / "lab01_why_quadratic.csv").is_file()
     assert (course / "canvas.csv").is_file() and (course / "moodle.csv").is_file()
