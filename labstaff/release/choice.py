@@ -20,7 +20,7 @@ def region(name: str) -> re.Pattern[str]:
 
 
 FOR_INSTRUCTORS = region("instructors")
-INSTRUCTORS_PAGES = ("docs/instructors.md", "docs/evidence.md")
+INSTRUCTORS_PAGES = ("docs/instructors.md", "docs/syllabi.md", "docs/evidence.md")
 WITH_ALL_LABS, MARKS = region("all labs"), re.compile(r"^<!-- all labs: (?:begin|end) -->\n", re.MULTILINE)
 
 
