@@ -18,6 +18,8 @@ Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 Identifier = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_]\w*$")]
 Setting = Annotated[str, msgspec.Meta(pattern=r"^[A-Z][A-Z0-9_]*=")]
 Library = Annotated[str, msgspec.Meta(pattern=r"^[a-z_]+(\.[a-z_]+)*(>=\d+(\.\d+)*)?$")]
+MEASURABLE = "choose|compare|compute|count|derive|find|measure|merge|predict|reproduce|write"
+Outcome = Annotated[str, msgspec.Meta(pattern=rf"^({MEASURABLE}) .*[^.;]$")]
 Positive = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -54,6 +56,7 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     title: Text
     summary: Text
+    outcomes: Annotated[tuple[Outcome, ...], msgspec.Meta(min_length=3, max_length=4)]
     module: Identifier
     hours: Positive
     draft: bool = False
@@ -72,7 +75,8 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class Lab(_Written, frozen=True, kw_only=True):
     """One lab as its manifest describes it, and its folder.
 
-    A draft is still being written: it is not released, and how many mistakes it has is not asked. `platform` is what
+    `outcomes` go on from "After this lab you can", each with a verb that a task or a question can test. A draft is
+    still being written: it is not released, and how many mistakes it has is not asked. `platform` is what
     its libraries need, "" for any; `libraries` the modules that a submission may import besides the standard library's,
     with the least version, `triton>=3.6`, where the project itself allows older ones; `ordinary` other names that the
     source check does not show in this lab; `environment` what is set, `NAME=value`, before the lab's module is

@@ -1,4 +1,4 @@
-"""Derives the stub and the report of each lab from `solutions/`, and the stub of its review from the manifest."""
+"""Derives each lab's stub and report from `solutions/`, and its review's stub and its outcomes from the manifest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from labkit.labs.catalog import reviewed_lab, solution_file, solution_folder
 from labkit.labs.manifest import Lab
 from labstaff.derive.markers import MarkerError, clear_solution
 from labstaff.derive.notebooks import derive_report
+from labstaff.derive.outcomes import handout
 
 LINE_LENGTH = 120
 REVIEW = '''"""Your tests for Lab {number}: every right {module}.py passes them, and every wrong one fails.
@@ -31,9 +32,11 @@ def derived_files(lab: Lab) -> Iterator[tuple[Path, str]]:
 
     Raises:
         MarkerError, ReportError: a source from which nothing can be derived safely.
+        ValueError: the handout has no region for the outcomes.
     """
     yield lab.student_file, derive_stub(lab)
     yield lab.review_file, derive_review(lab)
+    yield lab.folder / "README.md", handout(lab)
     if (source := solution_folder(lab) / "report.py").exists():
         yield lab.folder / "report.ipynb", derive_report(lab, source)
 

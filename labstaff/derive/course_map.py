@@ -8,18 +8,20 @@ from pathlib import Path
 from labkit.labs.manifest import Lab
 from labkit.suite.messages import points_text
 from labstaff import figures
+from labstaff.derive import outcomes
 from labstaff.derive.regions import with_region
 
 PAGE = Path("docs", "course_map.md")
 FIGURE = "00_course_map"
 BEGIN, END = "<!-- from the manifests, by `lab build`: begin -->", "<!-- from the manifests: end -->"
+OUTCOMES = "<!-- outcomes from the manifests, by `lab build`: begin -->", "<!-- outcomes from the manifests: end -->"
 
 
 def refresh_page(house: Path, labs: Iterable[Lab]) -> list[Path]:
-    """Derive the page's table again; returns the page if it changed."""
+    """Derive the page's table and outcomes again; returns the page if it changed."""
     page = house / PAGE
     text = page.read_text(encoding="utf-8")
-    fresh = with_table(text, labs)
+    fresh = with_labs(text, labs)
     if text == fresh:
         return []
     page.write_text(fresh, encoding="utf-8")
@@ -31,13 +33,15 @@ def refresh_figure() -> list[Path]:
     return figures.build([FIGURE]) if figures.stale([FIGURE]) else []
 
 
-def with_table(text: str, labs: Iterable[Lab]) -> str:
-    """Return the page's `text` with the table between its two comments derived from `labs`.
+def with_labs(text: str, labs: Iterable[Lab]) -> str:
+    """Return the page's `text` with its table and its outcomes, each between two comments, derived from `labs`.
 
     Raises:
         ValueError: the comments are not there, once each.
     """
-    return with_region(text, BEGIN, END, table(labs), str(PAGE))
+    labs = list(labs)
+    text = with_region(text, BEGIN, END, table(labs), str(PAGE))
+    return with_region(text, *OUTCOMES, outcomes.by_lab(labs), str(PAGE))
 
 
 def table(labs: Iterable[Lab]) -> str:

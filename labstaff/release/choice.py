@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from labkit.labs.manifest import Lab
-from labstaff.derive.course_map import PAGE, with_table
+from labstaff.derive.course_map import PAGE, with_labs
 
 LINK = re.compile(r"\[([^\]]*)\]\((?:[^()\s]*/)?lab(\d\d)_\w+[^()\s]*\)")
 """A link to a lab's folder, with the lab's number."""
@@ -20,7 +20,7 @@ def region(name: str) -> re.Pattern[str]:
 
 
 FOR_INSTRUCTORS = region("instructors")
-INSTRUCTORS_PAGES = ("docs/instructors.md", "docs/policies.md", "docs/evidence.md")
+INSTRUCTORS_PAGES = ("docs/instructors.md", "docs/syllabi.md", "docs/policies.md", "docs/evidence.md")
 WITH_ALL_LABS, MARKS = region("all labs"), re.compile(r"^<!-- all labs: (?:begin|end) -->\n", re.MULTILINE)
 
 
@@ -35,7 +35,7 @@ def page_for(name: str, text: str, labs: Sequence[Lab]) -> str:
         return text
     text = WITH_ALL_LABS.sub("", text)
     if name == str(PAGE):
-        text = with_table(text, labs)
+        text = with_labs(text, labs)
     return LINK.sub(lambda link: link[0] if link[2] in numbers else _unlinked(link[1]), text)
 
 

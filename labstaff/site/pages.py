@@ -19,7 +19,10 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "To play with": ("docs/tile_loop", "docs/cache_blocks", "docs/ring", "docs/trace"),
     "Labs": ("labs/*/README",),
     "Look up": ("docs/glossary", "docs/references", "docs/stability"),
-    "Instructors": ("docs/instructors", "docs/policies", "docs/evidence", "what_goes_wrong", "what_goes_wrong/*"),
+    "Instructors": (
+        *("docs/instructors", "docs/syllabi", "docs/policies", "docs/evidence"),
+        *("what_goes_wrong", "what_goes_wrong/*"),
+    ),
 }
 """Captions, and the pages below them as far as they are there. Sphinx warns of a page that none names."""
 CHAPTER = re.compile(r"docs/(\d\d)_\w+")

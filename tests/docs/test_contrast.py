@@ -23,7 +23,10 @@ TEXTS = """() => [...document.querySelectorAll("text")].map(text => {
   const {x, y, width, height} = text.getBoundingClientRect();
   return [text.textContent, getComputedStyle(text).fill, x, y, x + width, y + height];
 })"""
-FRAME = "() => { const {x, y, width, height} = document.documentElement.getBoundingClientRect(); return {x, y, width, height}; }"
+FRAME = """() => {
+  const {x, y, width, height} = document.documentElement.getBoundingClientRect();
+  return {x, y, width, height};
+}"""
 HIDE = """() => document.documentElement.append(Object.assign(
   document.createElementNS("http://www.w3.org/2000/svg", "style"), {textContent: "text { visibility: hidden }"}))"""
 
@@ -55,7 +58,8 @@ def test_text_in_figures_stands_out(browser: Browser, mode: str) -> None:
         page.goto(figure.as_uri())
         texts = page.evaluate(TEXTS)
         page.evaluate(HIDE)
-        pixels = np.asarray(Image.open(io.BytesIO(page.screenshot(clip=page.evaluate(FRAME)))).convert("RGB"), dtype=float)
+        shot = page.screenshot(clip=page.evaluate(FRAME))
+        pixels = np.asarray(Image.open(io.BytesIO(shot)).convert("RGB"), dtype=float)
         for text, fill, left, top, right, bottom in texts:
             colour = np.array([float(part) for part in fill.removeprefix("rgb(").removesuffix(")").split(",")])
             behind = pixels[max(0, int(top)) : int(bottom) + 1, max(0, int(left)) : int(right) + 1].reshape(-1, 3)

@@ -13,6 +13,7 @@ from labkit.labs.manifest import ManifestError, read_manifest
 GOOD = """
 title = "A lab"
 summary = "What it is."
+outcomes = ["write it", "measure it", "find what is wrong"]
 module = "thing"
 hours = 1.5
 
@@ -71,6 +72,9 @@ def test_platform_and_environment(tmp_path):
         ('title = "A lab"', "", "title: missing"),
         ('title = "A lab"', "title = 7", "title: expected `str`, got `int`"),
         ('module = "thing"', 'module = "a thing"', "module: expected `str` matching regex"),
+        ('"find what is wrong"', "", "outcomes: expected `array` of length >= 3"),
+        ('"measure it"', '"understand it"', "outcomes[1]: expected `str` matching regex"),
+        ('"measure it"', '"measure it."', "outcomes[1]: expected `str` matching regex"),
         ("hours = 1.5", "hours = true", "hours: expected `int | float`, got `bool`"),
         ("points = 3", "points = 0", "tasks[0].points: expected `int` >= 1"),
         ("points = 2.5", 'points = "2"', "tasks[1].points: expected `int | float`, got `str`"),

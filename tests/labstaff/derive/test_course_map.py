@@ -8,12 +8,14 @@ import msgspec
 import pytest
 
 from labkit.labs.catalog import ROOT, find_labs
-from labstaff.derive.course_map import BEGIN, END, PAGE, refresh_page, table, with_table
+from labkit.labs.manifest import Lab
+from labstaff.derive.course_map import BEGIN, END, OUTCOMES, PAGE, refresh_page, table, with_labs
+from labstaff.derive.outcomes import as_list, by_lab
 
 
 def test_the_table_is_fresh() -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert text == with_table(text, find_labs()), "docs/course_map.md is stale; run: uv run lab build"
+    assert text == with_labs(text, find_labs()), "docs/course_map.md is stale; run: uv run lab build"
 
 
 def test_it_holds_what_the_manifests_say() -> None:
@@ -29,13 +31,21 @@ def test_it_holds_what_the_manifests_say() -> None:
 def test_a_stale_table_is_written_again(tmp_path: Path) -> None:
     page = tmp_path / PAGE
     page.parent.mkdir()
-    page.write_text(f"# Map\n\n{BEGIN}\n| old |\n{END}\n\nAfter.\n", encoding="utf-8")
+    parts = f"# Map\n\n{BEGIN}\n{{}}{END}\n\n{OUTCOMES[0]}\n{{}}{OUTCOMES[1]}\n\nAfter.\n"
+    page.write_text(parts.format("| old |\n", ""), encoding="utf-8")
     labs = find_labs()
     assert refresh_page(tmp_path, labs) == [page]
-    assert page.read_text(encoding="utf-8") == f"# Map\n\n{BEGIN}\n{table(labs)}{END}\n\nAfter.\n"
+    assert page.read_text(encoding="utf-8") == parts.format(table(labs), by_lab(labs))
     assert refresh_page(tmp_path, labs) == []
 
 
 def test_a_page_without_its_marks_is_an_error() -> None:
     with pytest.raises(ValueError, match="expected one region"):
-        with_table("# Map\n", find_labs())
+        with_labs("# Map\n", find_labs())
+
+
+@pytest.mark.parametrize("lab", find_labs(), ids=lambda lab: lab.label)
+def test_outcomes_are_shown(lab: Lab) -> None:
+    pages = [lab.folder / "README.md"] if lab.draft else [lab.folder / "README.md", ROOT / PAGE]
+    for page in pages:
+        assert as_list(lab) in page.read_text(encoding="utf-8"), f"{page.name} lacks them; run: uv run lab build"

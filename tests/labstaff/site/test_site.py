@@ -26,6 +26,7 @@ MISTAKES = {
 MANIFEST = """\
 title = "A lab"
 summary = "What it is."
+outcomes = ["write it", "measure it", "find what is wrong"]
 module = "x"
 hours = 1
 
