@@ -25,8 +25,7 @@ import labkit.simulated_memory
 import labkit.testing
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import SLOW_IMPORTS, ForkedRunner
-from labkit.suite.results import Ended, How
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import Ended, How, SuiteRun
 from labstaff.authoring.mistakes import Mistake
 from labstaff.grader.runner import SandboxedRunner
 

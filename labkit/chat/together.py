@@ -21,7 +21,7 @@ from labkit.notebook import student_module
 from labkit.serving.drive import Drive, Served
 from labkit.serving.engine import settings_of, token_bytes
 from labkit.serving.locations import Locations, Piece
-from labkit.serving.player import run_layer
+from labkit.serving.player import run_layer, sampled_token
 from labkit.serving.requests import Request
 from labkit.suite.limits import time_limit
 
@@ -106,7 +106,7 @@ class Together(Drive):
         for old, new in copies:
             self.planner.copy(old, new)
 
-    def next_tokens(self, step: int, work: Sequence[Piece]) -> list[int]:
+    def scores(self, step: int, work: Sequence[Piece]) -> list[torch.Tensor]:
         """See `Drive`: all pieces of a step go through the model together, and attend one by one."""
         where = [self.locations.place_of(piece, at) for piece in work for at in range(piece.start, piece.end)]
         written = [block for block, _ in where], [place for _, place in where]
@@ -125,7 +125,11 @@ class Together(Drive):
         positions = torch.cat([torch.arange(piece.start, piece.end) for piece in work])
         hidden = self.llama.hidden(tokens, attend, positions)
         last = torch.tensor(lengths).cumsum(0) - 1
-        return self.llama.scores(hidden[last]).argmax(-1).tolist()
+        return list(self.llama.scores(hidden[last]))
+
+    def draw(self, request: Request, number: int, end: int, scores: torch.Tensor) -> int:
+        """See `Drive`."""
+        return sampled_token(request, number, end, scores)
 
 
 def _checked(found: Any, rows: torch.Tensor) -> torch.Tensor:

@@ -16,20 +16,20 @@ from labkit.commands import INTERRUPTED
 from labkit.commands.counts import count_tables
 from labkit.labs.manifest import Lab, Task
 from labkit.suite.finder import file_problem, platform_problem, untouched_tasks
-from labkit.suite.forked import run_forked
 from labkit.suite.main_block import without_main_block
 from labkit.suite.messages import ending_text, interrupted_text, run_lines, unusable_lines
 from labkit.suite.results import (
     How,
     Kind,
+    Listener,
     State,
+    SuiteRun,
     TaskResult,
     TestResult,
     store,
     store_whole_tasks,
     stored,
 )
-from labkit.suite.run import Listener, SuiteRun
 from labkit.suite.source_check import Finding, check_source
 from labkit.suite.source_text import read_source
 from labkit.trace.offer import can_be_traced
@@ -183,6 +183,8 @@ class Progress(Listener):
 
 
 def _run(lab: Lab, tasks: Sequence[Task], show_prints: bool, first_failure: bool, progress: Progress) -> SuiteRun:
+    from labkit.suite.forked import run_forked  # not needed to read a stub, and imports pytest
+
     tests = [task.tests for task in tasks]
     options = ["-x"] if first_failure else []
     if show_prints:

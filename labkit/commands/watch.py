@@ -13,8 +13,7 @@ from labkit.labs.manifest import Lab, Task
 from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.forked import heavy_modules, run_forked, start_server
 from labkit.suite.messages import change_lines, ending_text, run_lines, unusable_lines
-from labkit.suite.results import How, TaskResult, add_up, fingerprint
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import How, SuiteRun, TaskResult, add_up, fingerprint
 
 DEBOUNCE_MS = 100
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-import math
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -20,21 +20,18 @@ from starlette.routing import Route
 
 from labkit.endpoint.jobs import Job, Jobs
 from labkit.model.tokenizer import Stream, Text, TextError
+from labkit.serving.sampling import Sampling
 
 PAGE = Path(__file__).with_name("page.html")
 MAX_BODY = 1 << 20
 """Bytes of a request."""
 DEFAULT_NEW = 64
-RANGES = {
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "seed": (-math.inf, math.inf),
-}
-"""Numbers that change nothing here, since decoding is greedy; they are checked all the same."""
+NUMBERS = {"temperature": (0, 2), "top_p": (0, 1)}
+INTEGERS = {"seed": (-(2**63), 2**63 - 1), "n": (1, 8)}
+"""From which to which number a field may be."""
 ONLY: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none",),
     "tools": ([],),
@@ -42,7 +39,18 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
 }
 """Fields of which the value that asks for nothing is taken, and no other."""
-KNOWN = {"model", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options", "user", *RANGES, *ONLY}
+KNOWN = {
+    "model",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "stream",
+    "stream_options",
+    "user",
+    *NUMBERS,
+    *INTEGERS,
+    *ONLY,
+}
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """What a role is in the model's chat format."""
 
@@ -134,22 +142,27 @@ class Endpoint:
     async def _answer(self, request: Request, body: Mapping[str, Any], prompt: list[int], is_chat: bool) -> Response:
         stops, stream = _stops(body.get("stop")), body.get("stream") or False
         max_new = self._max_new(body, len(prompt), is_chat)
-        ends = frozenset(self.text.ends)
-        job = Job(next(self._numbers), prompt, max_new, ends, asyncio.get_running_loop())
-        form = _Form(self.name, job.number, is_chat)
-        self.jobs.submit(job)
+        ends, sampling = frozenset(self.text.ends), _sampling(body)
+        number, loop = next(self._numbers), asyncio.get_running_loop()
+        jobs = [Job(number, prompt, max_new, ends, loop, sampling, choice) for choice in range(body.get("n", 1))]
+        jobs[0].others = jobs[1:]
+        form = _Form(self.name, number, is_chat)
+        self.jobs.submit(jobs[0])
         if stream:
             wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            events = self._events(job, stops, form, wants_usage)
+            events = self._events(jobs, stops, form, wants_usage)
             return StreamingResponse(events, media_type="text/event-stream")
-        watch = asyncio.create_task(_leave_with(request, job))
+        watch = asyncio.create_task(_leave_with(request, jobs))
+        texts = [""] * len(jobs)
         try:
-            parts = [part async for part in _parts(job, self.text, stops)]
+            async for job, part in _all_parts(jobs, self.text, stops):
+                texts[job.choice] += part
         finally:
             watch.cancel()
-        if job.ended == "error":
-            raise ApiError(job.error, code="server_error", status=500)
-        return JSONResponse(form.whole("".join(parts), job))
+        for job in jobs:
+            if job.ended == "error":
+                raise ApiError(job.error, code="server_error", status=500)
+        return JSONResponse(form.whole(texts, jobs))
 
     def _max_new(self, body: Mapping[str, Any], n_prompt: int, is_chat: bool) -> int:
         if body.get("model") != self.name:
@@ -167,51 +180,78 @@ class Endpoint:
             raise ApiError(told, param=field, code="context_length_exceeded")
         return asked
 
-    async def _events(self, job: Job, stops: list[str], form: _Form, wants_usage: bool) -> AsyncIterator[str]:
+    async def _events(self, jobs: list[Job], stops: list[str], form: _Form, wants_usage: bool) -> AsyncIterator[str]:
         try:
-            async for part in _parts(job, self.text, stops):
-                yield _event(form.piece(part, None))
-            if job.ended == "error":
-                yield _event({"error": ApiError(job.error, code="server_error", status=500).body})
-                return
-            yield _event(form.piece("", job.ended))
+            async for job, part in _all_parts(jobs, self.text, stops):
+                yield _event(form.piece(part, job.choice, None))
+            for job in jobs:
+                if job.ended == "error":
+                    yield _event({"error": ApiError(job.error, code="server_error", status=500).body})
+                    return
+                yield _event(form.piece("", job.choice, job.ended))
             if wants_usage:
-                yield _event(form.piece("", None) | {"choices": [], "usage": form.usage(job)})
+                yield _event(form.piece("", 0, None) | {"choices": [], "usage": form.usage(jobs)})
             yield "data: [DONE]\n\n"
         finally:
-            job.end("left")
+            for job in jobs:
+                job.end("left")
 
 
 class _Form:
     """The JSON of a completion or a chat completion."""
 
     def __init__(self, name: str, number: int, is_chat: bool) -> None:
-        self._name, self._is_chat, self._is_first = name, is_chat, True
+        self._name, self._is_chat, self._begun = name, is_chat, set[int]()
         self._id, self._created = f"{'chatcmpl' if is_chat else 'cmpl'}-{number}", int(time.time())
 
-    def whole(self, text: str, job: Job) -> dict[str, Any]:
-        """The whole answer."""
-        said = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-        choice = {"index": 0, **said, "finish_reason": job.ended, "logprobs": None}
-        return self._head("chat.completion") | {"choices": [choice], "usage": self.usage(job)}
+    def whole(self, texts: list[str], jobs: list[Job]) -> dict[str, Any]:
+        """The whole answer, a choice for each job."""
+        choices = []
+        for job, text in zip(jobs, texts, strict=True):
+            said = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+            choices.append({"index": job.choice, **said, "finish_reason": job.ended, "logprobs": None})
+        return self._head("chat.completion") | {"choices": choices, "usage": self.usage(jobs)}
 
-    def piece(self, text: str, ended: str | None) -> dict[str, Any]:
-        """A part of a streamed answer."""
-        delta = {"role": "assistant", "content": text} if self._is_first else {"content": text} if text else {}
-        self._is_first = False
+    def piece(self, text: str, index: int, ended: str | None) -> dict[str, Any]:
+        """A part of a streamed choice."""
+        is_first = index not in self._begun
+        delta = {"role": "assistant", "content": text} if is_first else {"content": text} if text else {}
+        self._begun.add(index)
         said = {"delta": delta} if self._is_chat else {"text": text}
-        choice = {"index": 0, **said, "finish_reason": ended, "logprobs": None}
+        choice = {"index": index, **said, "finish_reason": ended, "logprobs": None}
         return self._head("chat.completion.chunk") | {"choices": [choice]}
 
-    def usage(self, job: Job) -> dict[str, Any]:
-        """Tokens of prompt and answer, and how many of the prompt were in the cache."""
-        n_prompt, n_new = len(job.prompt), len(job.tokens)
+    def usage(self, jobs: list[Job]) -> dict[str, Any]:
+        """Tokens of the prompt and of all answers, and how many of the prompt were in the cache."""
+        n_prompt, n_new = len(jobs[0].prompt), sum(len(job.tokens) for job in jobs)
         usage = {"prompt_tokens": n_prompt, "completion_tokens": n_new, "total_tokens": n_prompt + n_new}
-        return usage | {"prompt_tokens_details": {"cached_tokens": job.cached or 0}}
+        return usage | {"prompt_tokens_details": {"cached_tokens": jobs[0].cached or 0}}
 
     def _head(self, kind: str) -> dict[str, Any]:
         kind = kind if self._is_chat else "text_completion"
         return {"id": self._id, "object": kind, "created": self._created, "model": self._name}
+
+
+async def _all_parts(jobs: list[Job], text: Text, stops: list[str]) -> AsyncIterator[tuple[Job, str]]:
+    """The texts of several jobs' answers as they come."""
+    queue = asyncio.Queue[tuple[Job, str] | None]()
+
+    async def put(job: Job) -> None:
+        try:
+            async for part in _parts(job, text, stops):
+                queue.put_nowait((job, part))
+        finally:
+            queue.put_nowait(None)
+
+    async with asyncio.TaskGroup() as group:
+        for job in jobs:
+            group.create_task(put(job))
+        n_running = len(jobs)
+        while n_running:
+            if (found := await queue.get()) is None:
+                n_running -= 1
+            else:
+                yield found
 
 
 async def _parts(job: Job, text: Text, stops: list[str]) -> AsyncIterator[str]:
@@ -231,12 +271,13 @@ async def _parts(job: Job, text: Text, stops: list[str]) -> AsyncIterator[str]:
         yield held
 
 
-async def _leave_with(request: Request, job: Job) -> None:
-    """End a job when its client has left."""
+async def _leave_with(request: Request, jobs: list[Job]) -> None:
+    """End the jobs of a client that has left."""
     with contextlib.suppress(ClientDisconnect):
         while not await request.is_disconnected():
             await asyncio.sleep(0.2)
-    job.end("left")
+    for job in jobs:
+        job.end("left")
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -268,15 +309,22 @@ def _check_fields(body: Mapping[str, Any], is_chat: bool) -> None:
         raise ApiError("stream_options is only allowed with stream", param="stream_options")
     if {"max_tokens", "max_completion_tokens"} <= body.keys():
         raise ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
-    for name, (least, most) in RANGES.items():
-        value = body.get(name, least)
-        if type(value) not in (int, float) or not least <= value <= most or value != value:
-            between = "" if math.isinf(most) else f" from {least} to {most}"
-            raise ApiError(f"{name} must be a number{between}", param=name)
+    for name, (least, most) in (NUMBERS | INTEGERS).items():
+        value, kinds = body.get(name, least), (int,) if name in INTEGERS else (int, float)
+        if type(value) not in kinds or not least <= value <= most:
+            what = "an integer" if name in INTEGERS else "a number"
+            raise ApiError(f"{name} must be {what} from {least} to {most}", param=name)
+    if body.get("n", 1) > 1 and not body.get("temperature"):
+        raise ApiError("n must be 1 with temperature 0, the default: every answer would be the same", param="n")
     for name, values in ONLY.items():
         if name in body and body[name] not in values:
-            why = ": decoding is greedy, and every answer would be the same" if name == "n" else ""
-            raise ApiError(f"{name} must be {json.dumps(values[0])} here{why}", param=name)
+            raise ApiError(f"{name} must be {json.dumps(values[0])} here", param=name)
+
+
+def _sampling(body: Mapping[str, Any]) -> Sampling:
+    """Greedy unless a temperature is given, so that answers are those of `lab chat`; without a seed a random one."""
+    seed = body["seed"] if "seed" in body else random.getrandbits(63)
+    return Sampling(body.get("temperature", 0), body.get("top_p", 1), seed % 2**64)
 
 
 def _messages(value: Any) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +22,8 @@ def serve(
     cache: Annotated[int, typer.Option(min=1, metavar="MIB", help="MiB for keys and values")] = 200,
 ) -> None:
     """Serve a real language model with your Lab 13: an OpenAI-compatible API and a page, on this machine only."""
+    import asyncio
+
     from labkit.chat import together
     from labkit.chat.mistakes import explained, mistake_lines
     from labkit.endpoint.jobs import Jobs, TogetherJobs

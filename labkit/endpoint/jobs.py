@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from labkit.model.llama import Llama
 from labkit.serving.drive import Active
 from labkit.serving.engine import settings_of
 from labkit.serving.locations import Locations
+from labkit.serving.player import submit
 from labkit.serving.requests import Request
+from labkit.serving.sampling import GREEDY, Sampling
 
 PIECE = 16
 """New tokens asked of the server at a time. Lab 13's server cannot be told that a request has ended: it is submitted
@@ -33,11 +36,13 @@ RATE_SECONDS = 5.0
 
 @dataclass(eq=False)
 class Job:
-    """A client's request: `events` get its tokens, and at last the reason why it ended.
+    """A completion for a client: `events` get its tokens, and at last the reason why it ended.
 
     Attributes:
         number: its name in messages and on the page.
         prompt: tokens. max_new: new tokens, at most. ends: tokens that end an answer.
+        sampling: what draws the tokens. choice: its number among the completions of the request.
+        others: the request's other completions, which begin when its prompt has been computed.
         tokens: generated so far.
         cached: tokens of the prompt that were in the cache already.
         ended: why it has ended: "stop", "length", "left", or "error"; empty before.
@@ -49,6 +54,9 @@ class Job:
     max_new: int
     ends: frozenset[int]
     loop: asyncio.AbstractEventLoop
+    sampling: Sampling = GREEDY
+    choice: int = 0
+    others: list[Job] = field(default_factory=list)
     events: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
     tokens: list[int] = field(default_factory=list)
     cached: int | None = None
@@ -113,7 +121,7 @@ class Jobs:
     def submit(self, job: Job) -> None:
         """Serve a job as soon as its turn comes."""
         with self._changed:
-            self.all.append(job)
+            self.all += [job, *job.others]
             self._new.append(job)
             self._changed.notify()
 
@@ -149,11 +157,16 @@ class Jobs:
             self._serve(jobs)
 
     def _serve(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            for token, _ in generate(self.llama, job.prompt, CachedAttention(), job.max_new):
+        for job in [each for first in jobs for each in (first, *first.others)]:
+            choose = partial(_chosen, job)
+            for token, _ in generate(self.llama, job.prompt, CachedAttention(), job.max_new, choose):
                 job.add(token)
                 if job.ended:
                     break
+
+
+def _chosen(job: Job, scores: torch.Tensor, position: int) -> int:
+    return job.sampling.choose(scores, job.choice, position)
 
 
 class TogetherJobs(Jobs):
@@ -168,7 +181,7 @@ class TogetherJobs(Jobs):
     def __init__(self, llama: Llama, make: Callable[..., Any], nbytes: int, report: Callable[[Exception], str]) -> None:
         super().__init__(llama)
         self._make, self._nbytes, self._report = make, nbytes, report
-        self._pieces: dict[int, Job] = {}
+        self._pieces: dict[Any, Job] = {}
         self._n_pieces = self._step = 0
         self._drive = self._new_drive()
 
@@ -198,17 +211,20 @@ class TogetherJobs(Jobs):
             self._recover(error, jobs)
 
     def _begin(self, jobs: Iterable[Job]) -> None:
-        """Submit the next piece of each job."""
+        """Submit the next piece of each job; the first one has all completions, and each goes on alone."""
         for job in jobs:
-            max_new = min(PIECE, job.max_new - len(job.tokens))
-            self._pieces[self._n_pieces] = job
-            self._drive.begin(Request(self._n_pieces, 0, (*job.prompt, *job.tokens), max_new))
+            id, max_new = self._n_pieces, min(PIECE, job.max_new - len(job.tokens))
+            others, job.others = job.others, []
+            self._pieces[id] = job
+            self._pieces.update(((id, number), other) for number, other in enumerate(others, 1))
+            text = (*job.prompt, *job.tokens)
+            self._drive.begin(Request(id, 0, text, max_new, 1 + len(others), job.sampling, job.choice))
             self._n_pieces += 1
 
     def _finished(self) -> list[Job]:
         """The jobs whose piece has ended, and which go on."""
-        done = [number for number in self._pieces if number in self._drive.served.completions]
-        jobs = [self._pieces.pop(number) for number in done]
+        done = [name for name in self._pieces if name in self._drive.served.completions]
+        jobs = [self._pieces.pop(name) for name in done]
         self._drive.served.completions.clear()
         self._drive.served.history.clear()
         return [job for job in jobs if not job.ended]
@@ -217,7 +233,7 @@ class TogetherJobs(Jobs):
         """After a wrong plan: the jobs that the message names end with an error, the others begin again elsewhere."""
         message = self._report(error)
         jobs = {id(job): job for job in (*self._pieces.values(), *new) if not job.ended}
-        named = [job for number, job in self._pieces.items() if f"request {number!r}" in str(error)]
+        named = [job for name, job in self._pieces.items() if f"request {name!r}" in str(error)]
         for job in named or list(jobs.values()):
             job.end("error", message)
         self._pieces.clear()
@@ -250,15 +266,15 @@ class TogetherJobs(Jobs):
 class LiveDrive(Together):
     """A drive whose requests come while it runs; `tables` are the blocks of the last plan, by request."""
 
-    def __init__(self, server: Any, llama: Llama, locations: Locations, pieces: dict[int, Job]) -> None:
+    def __init__(self, server: Any, llama: Llama, locations: Locations, pieces: dict[Any, Job]) -> None:
         super().__init__(server, [], locations, MAX_TOKENS, MAX_WAITING, horizon=0)
         self.llama, self._jobs = llama, pieces
-        self.tables: dict[int, list[int]] = {}
+        self.tables: dict[Any, list[int]] = {}
 
     def begin(self, request: Request) -> None:
         """Submit a request."""
         self.order[request.id] = len(self.order)
-        self.planner.submit(request.id, list(request.prompt), request.max_new)
+        submit(self.planner, request)
         self.active[request.id] = Active(self.locations, request)
 
     def one_step(self, number: int) -> None:
@@ -266,18 +282,18 @@ class LiveDrive(Together):
         self._step(number)
         self.tables = {id: table for id, table in self.tables.items() if id in self.active}
 
-    def next_tokens(self, step: int, work: Sequence[Any]) -> list[int]:
+    def scores(self, step: int, work: Sequence[Any]) -> list[torch.Tensor]:
         """See `Together`."""
         self.tables |= {piece.id: list(piece.blocks) for piece in work}
         for piece in work:
             job = self._jobs[piece.id]
             if job.cached is None:  # the first tokens that are computed come after those that were found
                 job.cached = piece.start
-        return super().next_tokens(step, work)
+        return super().scores(step, work)
 
     def check_token(self, one: Active, token: int, step: int) -> None:
         """The client gets it."""
-        self._jobs[one.request.id].add(token)
+        self._jobs[(one.request.id, one.number) if one.number else one.request.id].add(token)
 
 
 def _shown(job: Job, now: float, blocks: list[int]) -> dict[str, Any]:

@@ -1,25 +1,37 @@
-"""Greedy decoding: the likeliest next token, again and again."""
+"""Decoding: the likeliest next token, or one that is drawn, again and again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from labkit.model.llama import Attend, Llama
 
 
-def generate(llama: Llama, prompt: Sequence[int], attend: Attend, max_new: int) -> Iterator[tuple[int, torch.Tensor]]:
+def likeliest(scores: torch.Tensor, _position: int) -> int:
+    """The token with the largest of scores (vocab,): greedy decoding."""
+    return int(scores.argmax())
+
+
+def generate(
+    llama: Llama,
+    prompt: Sequence[int],
+    attend: Attend,
+    max_new: int,
+    choose: Callable[[torch.Tensor, int], int] = likeliest,
+) -> Iterator[tuple[int, torch.Tensor]]:
     """The next tokens after `prompt`, each with the scores (vocab,) that chose it; it never ends before `max_new`.
 
     `attend` is called with the whole prompt, then with one token at a time; with the whole text each time if it has a
-    true attribute `sees_whole_text`. With a true attribute `rotates` it gets q and k unrotated.
+    true attribute `sees_whole_text`. With a true attribute `rotates` it gets q and k unrotated. `choose` gets scores
+    and the position of the token that it chooses.
     """
     text, start = list(prompt), 0
     with torch.no_grad():
         for _ in range(max_new):
             scores = next_scores(llama, text[start:], start, attend)
-            token = int(scores.argmax())
+            token = choose(scores, len(text))
             yield token, scores
             start = 0 if getattr(attend, "sees_whole_text", False) else len(text)
             text.append(token)

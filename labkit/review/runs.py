@@ -15,8 +15,7 @@ from labkit.review.stored import Verdict
 from labkit.review.versions import Version, write
 from labkit.suite.forked import SLOW_IMPORTS, ForkedRunner, heavy_modules, limit_memory
 from labkit.suite.messages import LONGEST_LINE, ending_text, how_it_ended
-from labkit.suite.results import How, State, TestResult
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import How, State, SuiteRun, TestResult
 
 N_AT_ONCE = 2
 CPU_SECONDS = 60.0

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from labkit.serving.locations import Locations, Text
 from labkit.serving.plans import check_work, read_plan
-from labkit.serving.player import Piece, Request, filling_prompt, made_up_token, most_steps
+from labkit.serving.player import Piece, Request, filling_prompt, made_up_token, most_steps, submit
 from labkit.testing.compare import require
 from labkit.testing.wording import show
 
@@ -32,6 +32,7 @@ class Served:
     """The result of a trace: completions, and counts taken from the plans, the same on every machine."""
 
     completions: dict[Any, list[int]] = field(default_factory=dict)
+    """By the request's id, and by (id, 1), (id, 2), … for all but its first."""
     steps: int = 0
     """Steps until the last request was done."""
     in_time: int = 0
@@ -65,11 +66,11 @@ class Served:
 
 
 class Active(Text):
-    """An active request: its text so far, and which positions have been computed."""
+    """A completion of an active request: its number, its text so far, and which positions have been computed."""
 
-    def __init__(self, locations: Locations, request: Request) -> None:
+    def __init__(self, locations: Locations, request: Request, number: int = 0) -> None:
         super().__init__(locations, request.prompt)
-        self.request = request
+        self.request, self.number = request, number
         self.computed: set[int] = set()
         self.overtaken = 0
 
@@ -143,7 +144,7 @@ class Drive:
         while waiting or self.active:
             while waiting and waiting[0].arrival <= step:
                 request = waiting.pop(0)
-                self.planner.submit(request.id, list(request.prompt), request.max_new)
+                submit(self.planner, request)
                 self.active[request.id] = Active(self.locations, request)
             if self.active:
                 self._step(step)
@@ -161,26 +162,43 @@ class Drive:
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks; nothing to do without a model."""
 
-    def next_tokens(self, step: int, work: Sequence[Piece]) -> list[int]:
-        """The token after the last token of each piece."""
-        return [made_up_token(self.order[piece.id], piece.end) for piece in work]
+    def scores(self, step: int, work: Sequence[Piece]) -> Sequence[Any]:
+        """The scores after the last token of each piece; None without a model."""
+        return [None] * len(work)
+
+    def draw(self, request: Request, number: int, end: int, scores: Any) -> int:
+        """The token after the first `end` of a request's completion with this number."""
+        return made_up_token(self.order[request.id], number, end)
 
     def check_token(self, one: Active, token: int, step: int) -> None:
         """Fail unless this is the token that follows."""
 
     def _step(self, step: int) -> None:
         work = self._planned(step)
-        tokens = self.next_tokens(step, work)
+        scores = self.scores(step, work)
         self._count(work, step)
         sampled = {}
-        for piece, token in zip(work, tokens, strict=True):
-            one = self.active[piece.id]
-            if piece.end == len(one.tokens):
+        for piece, row in zip(work, scores, strict=True):
+            if piece.end < len(self.active[piece.id].tokens):
+                continue
+            for name, one in self._completions(piece):
+                token = self.draw(one.request, one.number, piece.end, row)
                 self.check_token(one, token, step)
-                sampled[piece.id] = token
+                sampled[name] = token
                 one.append(token)
         self.planner.advance(dict(sampled))
         self._finish(sampled, step)
+
+    def _completions(self, piece: Piece) -> list[tuple[Any, Active]]:
+        """The completions that get the token after a piece, by name; after a prompt those that begin there, too."""
+        one = self.active[piece.id]
+        found = one.request.completions_after(piece.id, one.number, piece.end)
+        for name, number in found[1:]:
+            self.active[name] = fork = Active(self.locations, one.request, number)
+            fork.computed, fork.n_shared = set(one.computed), piece.end
+            self.locations.fork(piece.id, name)
+            one.n_shared = piece.end
+        return [(name, self.active[name]) for name, _ in found]
 
     def _planned(self, step: int) -> list[Piece]:
         """The checked work of a step, after its copies are made and its tokens written."""
@@ -216,19 +234,20 @@ class Drive:
             one.computed |= now
 
     def _finish(self, sampled: dict[Any, int], step: int) -> None:
-        done = [one for id in sampled if (one := self.active[id]).is_done]
-        for one in done:
-            del self.active[one.request.id]
-            self.served.completions[one.request.id] = one.completion
+        finished = {name: one for name in sampled if (one := self.active[name]).is_done}
+        done = list(finished.values())
+        for name, one in finished.items():
+            del self.active[name]
+            self.served.completions[name] = one.completion
             self.served.in_time += step < self.horizon
             self.served.tokens += one.request.max_new
             self.served.prefix_tokens += sum(at not in one.computed for at in range(len(one.request.prompt)))
-        for other in self.active.values():
+        for name, other in self.active.items():
             came = self.order[other.request.id]
             other.overtaken += sum(self.order[one.request.id] > came for one in done)
             require(
                 other.overtaken <= self.overtaken_allowed,
-                f"step {step}: request {other.request.id!r} has been overtaken by {other.overtaken} that came later "
+                f"step {step}: request {name!r} has been overtaken by {other.overtaken} that came later "
                 f"and are done, while it got no further ({self.overtaken_allowed} are allowed): it starves\nUsual "
                 "cause: any request that fits is taken first, the oldest gives way, or one that gave way waits last: "
                 "serve in the order of arrival, and let the last that came give way",
@@ -268,6 +287,11 @@ class Drive:
         return f"{len(lost)} blocks are lost, {show(lost)}, last used by request {users or 'nobody'}"
 
     def _why_nothing(self) -> str:
+        if any(one.number and len(one.completion) == 1 for one in self.active.values()):
+            return (
+                "a request with n = 2 has two completions from its first token on, which advance names id and (id, 1): "
+                "each is a sequence of its own, and computed until it has all its tokens"
+            )
         long = [id for id, one in self.active.items() if len(one.tokens) > self.max_tokens]
         if not long:
             return "blocks are not given back, or a request that needs one waits for itself"

@@ -11,7 +11,7 @@ from labkit.serving.dense import dense_completion
 from labkit.serving.drive import OVERTAKEN, Active, Drive, Served
 from labkit.serving.locations import Locations
 from labkit.serving.model import Model
-from labkit.serving.player import Piece, Request, next_tokens, run_layer
+from labkit.serving.player import Piece, Request, run_layer, sampled_token, scores_after
 from labkit.testing.compare import assert_keys, require
 from labkit.testing.wording import dtype_name, none_hint, show, type_name
 
@@ -92,21 +92,24 @@ class _Engine(Drive):
         for old, new in copies:
             self.planner.copy(old, new)
 
-    def next_tokens(self, step: int, work: Sequence[Piece]) -> list[int]:
+    def scores(self, step: int, work: Sequence[Piece]) -> list[torch.Tensor]:
         def layer(number: int, places: Any, k: torch.Tensor, v: torch.Tensor, reads: Any) -> list[Any]:
             found = run_layer(self.planner, number, places, k, v, reads)
             for piece, (q, *_), o in zip(work, reads, found, strict=True):
                 _check_output(o, q, f"step {step}: attend for request {piece.id!r} in layer {number}")
             return found
 
-        return next_tokens(self.model, work, self.locations.block_size, layer)
+        return scores_after(self.model, work, self.locations.block_size, layer)
+
+    def draw(self, request: Request, number: int, end: int, scores: torch.Tensor) -> int:
+        return sampled_token(request, number, end, scores)
 
     def check_token(self, one: Active, token: int, step: int) -> None:
-        number = len(one.completion)
-        want = dense_completion(one.request.prompt, one.request.max_new)[number]
-        message = (
-            f"step {step}: token {number} of the completion of request {one.request.id!r} is {token}, expected {want}"
-        )
+        request, at = one.request, len(one.completion)
+        drawn = (request.sampling, request.first + one.number)
+        want = dense_completion(request.prompt, request.max_new, *drawn)[at]
+        which = f"completion {one.number}" if request.n > 1 else "the completion"
+        message = f"step {step}: token {at} of {which} of request {request.id!r} is {token}, expected {want}"
         require(token == want, f"{message}\nUsual cause: {WRONG_TOKEN}")
 
 

@@ -13,6 +13,10 @@ NOT_COMPUTED = (
     "when they have been computed, and until it is taken for something new"
 )
 TAKEN = "a block in use was given away, or a request that gave its blocks up goes on as if it had them"
+NOT_COPIED = (
+    "completions of one request share the prompt's last block until one of them writes to it: append returns (old, "
+    "new) then, and this copy belongs in the plan"
+)
 ANOTHER_PREFIX = "a block is found by its own tokens alone: keys and values depend on all tokens before, too"
 
 
@@ -27,10 +31,13 @@ class _Held(NamedTuple):
 
 
 class Text:
-    """A request's tokens so far, each with the number of the prefix that it ends."""
+    """A sequence's tokens so far, each with the number of the prefix that it ends.
+
+    `n_shared` is how many tokens it had when other completions of its request began with the same ones; else 0.
+    """
 
     def __init__(self, locations: Locations, tokens: Iterable[int]) -> None:
-        self._locations = locations
+        self._locations, self.n_shared = locations, 0
         self.tokens: list[int] = []
         self.prefixes: list[int] = []
         for token in tokens:
@@ -61,6 +68,10 @@ class Locations:
         for old, new in copies:
             self._held[new] = list(self._held[old])
 
+    def fork(self, parent: Any, child: Any) -> None:
+        """Record that a new sequence has computed what its parent has, in the same blocks."""
+        self._computed |= {(child, at): where for (id, at), where in self._computed.items() if id == parent}
+
     def write(self, work: Sequence[Piece], texts: dict[Any, Text], step: int) -> None:
         """Record the writes of a step; fails if two pieces write different tokens to one location."""
         for piece in work:
@@ -90,13 +101,13 @@ class Locations:
                 f"{text.tokens[position]},"
             )
             if held is None:
-                require(False, f"{read} and holds nothing\nUsual cause: {self._why_missing(piece, position)}")
+                require(False, f"{read} and holds nothing\nUsual cause: {self._why_missing(piece, text, position)}")
             elif held.id != piece.id and held.step == step:
                 require(False, f"{read} but the same step writes {_describe(held)} there\nUsual cause: {TAKEN}")
             elif self._has_the_tokens_of(piece, text, block):
                 require(False, f"{read} and holds that after another prefix\nUsual cause: {ANOTHER_PREFIX}")
             else:
-                cause = self._why_missing(piece, position)
+                cause = self._why_missing(piece, text, position)
                 require(False, f"{read} but holds {_describe(held)}, written in step {held.step}\nUsual cause: {cause}")
 
     def _has_the_tokens_of(self, piece: Piece, text: Text, block: int) -> bool:
@@ -106,13 +117,15 @@ class Locations:
         held = [(each.position, each.token) for each in self._held[block][: len(wanted)] if each is not None]
         return len(wanted) > 1 and held == [(position, text.tokens[position]) for position in wanted]
 
-    def _why_missing(self, piece: Piece, position: int) -> str:
+    def _why_missing(self, piece: Piece, text: Text, position: int) -> str:
         """Why a location does not hold a position of the text, from where the request wrote it last."""
         written = self._computed.get((piece.id, position))
         if written is None:
             return NOT_COMPUTED
         if written == self.place_of(piece, position):
             return TAKEN
+        if text.n_shared and position // self.block_size == (text.n_shared - 1) // self.block_size:
+            return NOT_COPIED
         return (
             f"the request computed this token in block {written[0]}, which it has no longer: when its blocks are given "
             "back, all its text is to be computed again, except what is found"

@@ -84,12 +84,13 @@ def _copy(value: Any, where: str) -> tuple[int, int]:
 
 def _piece(value: Any, where: str) -> Piece:
     found = assert_keys(f"a piece of work of {where}", value, Piece._fields)
-    hashable = isinstance(found["id"], int | str)
-    require(hashable, f"{where} has the id {show(found['id'])}, expected that of a request")
+    id = found["id"]
+    first = id[0] if isinstance(id, tuple) and len(id) == 2 and type(id[1]) is int else id  # or a further completion
+    require(isinstance(first, int | str), f"{where} has the id {show(id)}, expected that of a request")
     require(type(found["start"]) is int, f"{where} has the start {show(found['start'])}, expected a position")
     lists = []
     for name in ("tokens", "blocks"):
         numbers = _list(f"{name} of {where}", found[name], "a list of ints")
         require(all(type(each) is int for each in numbers), f"{name} of {where} holds other things than ints")
         lists.append(tuple(numbers))
-    return Piece(found["id"], found["start"], *lists)
+    return Piece(id, found["start"], *lists)

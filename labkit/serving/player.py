@@ -13,22 +13,40 @@ import numpy as np
 import torch
 
 from labkit.serving.model import Model
+from labkit.serving.sampling import GREEDY, Sampling
 
 VOCAB = 64
 """Of the tokens that follow a prompt where there is no model."""
 
-Compute = Callable[[Any, Sequence["Piece"]], list[int]]
-"""Carries out the copies and the work of a plan; the token after the last one of each piece."""
+Compute = Callable[[Any, Sequence["Piece"]], Sequence[Any]]
+"""Carries out the copies and the work of a plan; for each piece the scores after its last token, with a model."""
+Draw = Callable[["Request", int, int, Any], int]
+"""The token of a request's completion with a number, at a position, from the scores before it."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt that arrives at the beginning of a step, and how many tokens to generate."""
+    """A prompt that arrives at the beginning of a step, and how many tokens to generate, in each of n completions.
+
+    `sampling` draws their tokens. `first` is the number of the first one, where a request goes on with another's.
+    """
 
     id: int
     arrival: int
     prompt: tuple[int, ...]
     max_new: int
+    n: int = 1
+    sampling: Sampling = GREEDY
+    first: int = 0
+
+    def completions_after(self, name: Any, number: int, n_known: int) -> list[tuple[Any, int]]:
+        """The completions, name and number, that get the token after `n_known` ones of a sequence.
+
+        After the prompt they are all of them, of which each then is a sequence of its own; later the sequence alone.
+        """
+        if name != self.id or n_known > len(self.prompt):
+            return [(name, number)]
+        return [(self.id, 0), *(((self.id, more), more) for more in range(1, self.n))]
 
 
 class Piece(NamedTuple):
@@ -50,6 +68,7 @@ def play(
     trace: Sequence[Request],
     max_tokens: int,
     compute: Compute,
+    draw: Draw,
     *,
     filling: list[int] | None = None,
     look: Callable[[], None] = lambda: None,
@@ -61,32 +80,56 @@ def play(
         trace: of the requests, in order of arrival.
         max_tokens: that a step may compute, at most.
         compute: carries out a plan.
+        draw: draws a token from the scores that `compute` has found.
         filling: a prompt that is submitted in the end; see `filling_prompt`.
         look: called before the first step, when its requests have been submitted, and after each.
     """
-    waiting, active, most = list(trace), dict[Any, list[int]](), most_steps(trace, max_tokens)
+    waiting, active, most = list(trace), dict[Any, _Going](), most_steps(trace, max_tokens)
     for step in range(most + 1):
         while waiting and waiting[0].arrival <= step:
             request = waiting.pop(0)
-            planner.submit(request.id, list(request.prompt), request.max_new)
-            active[request.id] = [len(request.prompt), len(request.prompt) + request.max_new]
+            submit(planner, request)
+            active[request.id] = _Going(request, 0, len(request.prompt))
         if not step:
             look()
         if active:
             copies, work = _read(planner.plan())
             if not work:
                 return
-            following = zip(work, compute(copies, work), strict=True)
-            sampled = {piece.id: token for piece, token in following if piece.end == active[piece.id][0]}
+            sampled = {}
+            for piece, scores in zip(work, compute(copies, work), strict=True):
+                request, own, known = active[piece.id]
+                if piece.end < known:
+                    continue
+                for name, number in request.completions_after(piece.id, own, known):
+                    sampled[name] = draw(request, number, known, scores)
+                    active[name] = _Going(request, number, known + 1)
             planner.advance(dict(sampled))
-            for id in sampled:
-                active[id][0] += 1
-            active = {id: each for id, each in active.items() if each[0] < each[1]}
+            active = {name: one for name, one in active.items() if one.known < one.final}
             look()
         if not waiting and not active:
             break
     if filling is not None and not waiting and not active:
         _fill(planner, 1 + max(request.id for request in trace), filling)
+
+
+class _Going(NamedTuple):
+    """A completion that is not finished: its request, its number, and how many of its tokens are known."""
+
+    request: Request
+    number: int
+    known: int
+
+    @property
+    def final(self) -> int:
+        """How many tokens it has in the end."""
+        return len(self.request.prompt) + self.request.max_new
+
+
+def submit(planner: Any, request: Request) -> None:
+    """Submit a request, with n where more than one completion is asked for."""
+    several = (request.n,) if request.n > 1 else ()
+    planner.submit(request.id, list(request.prompt), request.max_new, *several)
 
 
 def _fill(planner: Any, id: int, prompt: list[int]) -> None:
@@ -101,8 +144,10 @@ def _fill(planner: Any, id: int, prompt: list[int]) -> None:
             return
 
 
-def next_tokens(model: Model, work: Sequence[Piece], block_size: int, layer: Callable[..., list[Any]]) -> list[int]:
-    """The token that the model finds after the last token of each piece.
+def scores_after(
+    model: Model, work: Sequence[Piece], block_size: int, layer: Callable[..., list[Any]]
+) -> list[torch.Tensor]:
+    """The model's scores (vocab,) after the last token of each piece.
 
     `layer` writes and attends as `run_layer` does, of which it is given all arguments but the server.
     """
@@ -115,7 +160,7 @@ def next_tokens(model: Model, work: Sequence[Piece], block_size: int, layer: Cal
 
     tokens = [token for piece in work for token in piece.tokens]
     positions = [position for piece in work for position in range(piece.start, piece.end)]
-    return [int(rows[-1].argmax()) for rows in model.logits(tokens, positions, attend).split(n_tokens)]
+    return [rows[-1] for rows in model.logits(tokens, positions, attend).split(n_tokens)]
 
 
 def run_layer(
@@ -145,14 +190,19 @@ def places_of(work: Sequence[Piece], size: int) -> tuple[list[int], list[int]]:
     return [block for block, _ in where], [place for _, place in where]
 
 
-def made_up_token(number: int, end: int) -> int:
-    """A token after the first `end` of the request with this number, where there is no model."""
-    return number * 7 + end * 11 & VOCAB - 1
+def made_up_token(order: int, number: int, end: int) -> int:
+    """A token after the first `end` of a request's completion with this number, where there is no model."""
+    return order * 7 + number * 5 + end * 11 & VOCAB - 1
+
+
+def sampled_token(request: Request, number: int, end: int, scores: torch.Tensor) -> int:
+    """The token that the request's sampling draws after the first `end` of its completion with this number."""
+    return request.sampling.choose(scores, request.first + number, end)
 
 
 def most_steps(trace: Sequence[Request], max_tokens: int) -> int:
     """The most steps allowed: twice those of serving the requests one by one after the last arrival."""
-    alone = sum(-(-len(each.prompt) // max_tokens) + each.max_new for each in trace)
+    alone = sum(each.n * (-(-len(each.prompt) // max_tokens) + each.max_new) for each in trace)
     return 2 * (alone + trace[-1].arrival + 1)
 
 

@@ -16,10 +16,11 @@ from labkit.serving.player import (
     Request,
     filling_prompt,
     made_up_token,
-    next_tokens,
     places_of,
     play,
     run_layer,
+    sampled_token,
+    scores_after,
 )
 
 
@@ -40,7 +41,8 @@ def record_plans(
             recorder,
             trace,
             max_tokens,
-            lambda _copies, work: [made_up_token(numbers[piece.id], piece.end) for piece in work],
+            lambda _copies, work: [None] * len(work),
+            lambda request, number, end, _scores: made_up_token(numbers[request.id], number, end),
             filling=filling_prompt(len(trace), num_blocks * block_size),
         )
     return recorder.record
@@ -79,12 +81,13 @@ def record_serving(
                 recorder.note("attend", o)
             return outputs
 
-        def compute(copies: Any, work: Sequence[Piece]) -> list[int]:
+        def compute(copies: Any, work: Sequence[Piece]) -> list[torch.Tensor]:
             for old, new in copies:
                 recorder.copy(old, new)
-            return next_tokens(model, work, block_size, layer)
+            return scores_after(model, work, block_size, layer)
 
-        play(recorder, trace, max_tokens, compute, filling=filling_prompt(len(trace), num_blocks * block_size))
+        filling = filling_prompt(len(trace), num_blocks * block_size)
+        play(recorder, trace, max_tokens, compute, sampled_token, filling=filling)
     return found
 
 
@@ -109,17 +112,20 @@ def held_while_serving(
         server, n_tokens = make(spec, nbytes, max_tokens), 0
         size = server.settings()["block_size"]
 
-        def compute(_copies: Any, work: Sequence[Piece]) -> list[int]:
+        def compute(_copies: Any, work: Sequence[Piece]) -> list[None]:
             nonlocal n_tokens
             n_tokens += sum(len(piece.tokens) for piece in work)
             _random_layers(server, spec, work, size, generator)
-            return [made_up_token(piece.id, piece.end) for piece in work]
+            return [None] * len(work)
+
+        def draw(request: Request, number: int, end: int, _scores: None) -> int:
+            return made_up_token(request.id, number, end)
 
         def look() -> None:
             if memory:
                 live.append(memory.live_bytes)
 
-        play(server, trace, max_tokens, compute, look=look)
+        play(server, trace, max_tokens, compute, draw, look=look)
         return {"settings": server.settings(), "tokens": n_tokens, "live_bytes": live}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from labkit.serving.dense import dense_completion, least_margin
 from labkit.serving.model import SPEC
 from labkit.serving.player import Request
+from labkit.serving.sampling import GREEDY, Sampling
 
 MARGIN = 0.01
 """By how much, in spreads of the scores, every token of a completion must lead: a request that is nearer to a tie, with
@@ -53,30 +54,44 @@ def make_trace(kind: str, seed: int) -> list[Request]:
 
 
 def clear_prompt(
-    rng: np.random.Generator, prefix: tuple[int, ...], more: tuple[int, int], max_new: int
+    rng: np.random.Generator,
+    prefix: tuple[int, ...],
+    more: tuple[int, int],
+    max_new: int,
+    n: int = 1,
+    sampling: Sampling = GREEDY,
 ) -> tuple[int, ...]:
-    """A prompt, `prefix` and some random tokens, whose completion does not depend on rounding.
+    """A prompt, `prefix` and some random tokens, whose completions do not depend on rounding.
 
     Args:
         more: the least number of tokens that follow the prefix, and the first that is too large.
-        max_new: the tokens of the completion.
+        max_new: the tokens of a completion.
+        n: how many completions. sampling: what draws them.
     """
     for _ in range(MAX_DRAWS):
         prompt = (*prefix, *_text(rng, *more))
-        if least_margin(prompt, max_new) > MARGIN:
+        if all(least_margin(prompt, max_new, 8, sampling, number) > MARGIN for number in range(n)):
             return prompt
     raise RuntimeError(f"no prompt among {MAX_DRAWS} leads to a completion that is clear")
 
 
 def any_requests(
-    rng: np.random.Generator, n: int, *, longest: int = 40, most_new: int = 8, every: int = 2, n_prefixes: int = 3
+    rng: np.random.Generator,
+    n: int,
+    *,
+    longest: int = 40,
+    most_new: int = 8,
+    every: int = 2,
+    n_prefixes: int = 3,
+    most_completions: int = 1,
 ) -> list[Request]:
     """Requests for plans without a model, many with the same prefix, at most `every` steps apart."""
     prefixes = [_text(rng, 1, longest // 2 + 1) for _ in range(n_prefixes)]
     found, step = [], 0
     for number in range(n):
         prompt = (*prefixes[int(rng.integers(n_prefixes))], *_text(rng, 1, longest // 2 + 1))
-        found.append(Request(number, step, prompt, int(rng.integers(1, most_new + 1))))
+        max_new, several = int(rng.integers(1, most_new + 1)), int(rng.integers(most_completions)) + 1
+        found.append(Request(number, step, prompt, max_new, several))
         step += int(rng.integers(0, every + 1))
     return found
 

@@ -24,8 +24,8 @@ from labkit.labs.catalog import find_lab, python_path
 from labkit.labs.manifest import Lab
 from labkit.suite.limits import WALL_SECONDS, Exceeded, Limit, cpu_seconds_of
 from labkit.suite.messages import ProcessEnded, explain
-from labkit.suite.results import Ended, How, TestResult
-from labkit.suite.run import Listener, SuiteRun, run_suite
+from labkit.suite.results import Ended, How, Listener, SuiteRun, TestResult
+from labkit.suite.run import run_suite
 
 CLOCK_FACTOR = 10.0
 STOP_SECONDS = 60.0

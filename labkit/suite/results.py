@@ -179,6 +179,33 @@ class Ended:
         return self.how in (How.STOPPED, How.FAILED)
 
 
+@dataclass
+class SuiteRun:
+    """One run of a suite: see `labkit.suite.run`.
+
+    Attributes:
+        results: of the tests that were run, in their order.
+        n_collected: how many tests there were to run.
+        ended: how it ended, and why.
+        collected: the names of the tests by task.
+    """
+
+    results: list[TestResult] = field(default_factory=list)
+    n_collected: int = 0
+    ended: Ended = field(default_factory=Ended)
+    collected: dict[str, list[str]] = field(default_factory=dict)
+
+
+class Listener:
+    """Receives events while a suite runs."""
+
+    def on_start(self, task: str, test: str, run: SuiteRun) -> None:
+        """A test begins; `run` is the run so far."""
+
+    def on_result(self, result: TestResult, run: SuiteRun) -> None:
+        """A test has ended."""
+
+
 @dataclass(frozen=True)
 class TaskResult:
     """How many of a task's tests passed, and the largest share of its points that the failed ones leave."""

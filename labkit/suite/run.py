@@ -9,7 +9,6 @@ import io
 import sys
 import tomllib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TextIO
@@ -19,40 +18,13 @@ import pytest
 from labkit.labs.manifest import Lab
 from labkit.suite.limits import Exceeded, Limit, cpu_seconds_now
 from labkit.suite.plugin import LAB_LINES
-from labkit.suite.results import Ended, How, Place, TestResult
+from labkit.suite.results import Ended, How, Listener, Place, SuiteRun, TestResult
 
 NOT_NEEDED = (
     *("cacheprovider", "doctest", "legacypath", "logging", "pastebin"),
     *("recwarn", "setuponly", "setupplan", "stepwise", "subtests", "unittest"),
 )
 """Plugins of pytest's that cost time in each run."""
-
-
-@dataclass
-class SuiteRun:
-    """One run of a suite.
-
-    Attributes:
-        results: of the tests that were run, in their order.
-        n_collected: how many tests there were to run.
-        ended: how it ended, and why.
-        collected: the names of the tests by task.
-    """
-
-    results: list[TestResult] = field(default_factory=list)
-    n_collected: int = 0
-    ended: Ended = field(default_factory=Ended)
-    collected: dict[str, list[str]] = field(default_factory=dict)
-
-
-class Listener:
-    """Receives events while a suite runs."""
-
-    def on_start(self, task: str, test: str, run: SuiteRun) -> None:
-        """A test begins; `run` is the run so far."""
-
-    def on_result(self, result: TestResult, run: SuiteRun) -> None:
-        """A test has ended."""
 
 
 def run_suite(

@@ -22,8 +22,7 @@ from labkit.labs.manifest import Lab
 from labkit.meters.kernels.cache import cached_kernels
 from labkit.suite.forked import ForkedRunner, heavy_modules
 from labkit.suite.messages import ending_text, result_lines
-from labkit.suite.results import TestResult
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import SuiteRun, TestResult
 from labstaff.authoring.mistakes import Mistake, Record, find_mistake, mistakes_of, write_records
 from labstaff.authoring.show import student_lines
 

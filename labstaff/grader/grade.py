@@ -15,8 +15,7 @@ from labkit.labs.manifest import Lab, Task
 from labkit.suite.forked import SLOW_IMPORTS, heavy_modules
 from labkit.suite.limits import Limit
 from labkit.suite.messages import ending_text, result_lines
-from labkit.suite.results import Failure, How, Kind, State, TestResult, task_share
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import Failure, How, Kind, State, SuiteRun, TestResult, task_share
 from labkit.suite.source_check import Finding
 from labstaff.grader.plain_text import lines, one_line
 from labstaff.grader.results import GradedSubmission

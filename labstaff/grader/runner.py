@@ -11,8 +11,7 @@ from multiprocessing import forkserver, parent_process
 from typing import Any
 
 from labkit.suite.forked import SLOW_IMPORTS, ForkedRunner
-from labkit.suite.results import How
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import How, SuiteRun
 from labstaff.grader.confine import MEMORY_BYTES, end_with_parent, limit
 from labstaff.grader.sandbox import Sandbox, require_sandbox, use
 

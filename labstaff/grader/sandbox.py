@@ -37,7 +37,7 @@ MOUNTED = (
         "labkit/meters",
         "labkit/simulated_memory",
         "labkit/ranks",
-        *(f"labkit/serving/{name}.py" for name in ("__init__", "model", "player", "records")),
+        *(f"labkit/serving/{name}.py" for name in ("__init__", "model", "player", "records", "sampling")),
         "labkit/labs/__init__.py",
         "labkit/labs/manifest.py",
     ),

@@ -94,7 +94,7 @@ class BlockManager:
 
 
 class PlainBlocks:
-    """The course's own blocks, with the methods of `BlockManager` and nothing shared: see `BLOCKS`."""
+    """The course's own blocks, with the methods of `BlockManager`; only a fork shares any: see `BLOCKS`."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         """All blocks are free."""
@@ -116,17 +116,28 @@ class PlainBlocks:
 
     def append(self, seq_id: object, token_id: int) -> tuple[int, int] | None:
         """Add one token, and a block if it needs one; RuntimeError when none is free."""
-        if self._lengths[seq_id] % self._size == 0:
+        table, copy = self._tables[seq_id], None
+        is_full = self._lengths[seq_id] % self._size == 0
+        if is_full or self._is_shared(table[-1]):
             if not self._free:
                 raise RuntimeError(f"no block is free for sequence {seq_id!r}")
-            self._tables[seq_id].append(self._free.pop(0))
+            block = self._free.pop(0)
+            copy = None if is_full else (table.pop(), block)
+            table.append(block)
         self._lengths[seq_id] += 1
-        return None
+        return copy
+
+    def fork(self, parent: object, child: object) -> None:
+        """Make a new sequence with the tokens and the blocks of `parent`."""
+        self._tables[child], self._lengths[child] = self.block_table(parent), self._lengths[parent]
 
     def free(self, seq_id: object) -> None:
-        """Forget a sequence and free its blocks."""
-        self._free += self._tables.pop(seq_id)
-        del self._lengths[seq_id]
+        """Forget a sequence and free its blocks, but those that a fork shares."""
+        self._free += [block for block in self._tables[seq_id] if not self._is_shared(block)]
+        del self._tables[seq_id], self._lengths[seq_id]
+
+    def _is_shared(self, block: int) -> bool:
+        return sum(block in table for table in self._tables.values()) > 1
 
     def block_table(self, seq_id: object) -> list[int]:
         """The blocks of a sequence, in order."""
@@ -223,8 +234,10 @@ CACHE = QuantizedBlocks
 class Scheduler:
     """Decides which tokens of which requests a step computes, and which blocks hold them.
 
-    It holds no keys or values. A request is finished when all its max_new tokens have been generated; then its blocks
-    are free. Blocks come from `BLOCKS(num_blocks, block_size)`.
+    It holds no keys or values. Blocks come from `BLOCKS(num_blocks, block_size)`. A completion is finished when all its
+    max_new tokens have been generated; then its blocks are free. A request may ask for n completions of one prompt,
+    each with tokens of its own. The prompt is computed once, under the request's name. From their first tokens on they
+    are n sequences with names of their own: id, (id, 1), …, (id, n − 1).
 
     Example:
         s = Scheduler(4, 2, 8); s.submit("a", [5, 6, 7], 1); s.plan() is {"copies": [], "work": [{"id": "a",
@@ -236,12 +249,13 @@ class Scheduler:
         # YOUR CODE HERE
         raise NotImplementedError()
 
-    def submit(self, id: object, prompt: list[int], max_new: int) -> None:
-        """Add a request: `max_new` tokens are to follow `prompt`.
+    def submit(self, id: object, prompt: list[int], max_new: int, n: int = 1) -> None:
+        """Add a request: `max_new` tokens are to follow `prompt`, in each of `n` completions.
 
         Raises:
-            ValueError: naming the request, when its name is in use, the prompt is empty, max_new is below 1, or it can
-                never fit: prompt and max_new tokens need more than num_blocks blocks.
+            ValueError: naming the request, when its name is in use, the prompt is empty, max_new or n is below 1, or it
+                can never fit: prompt and max_new tokens need more than num_blocks blocks. (That all n completions fit
+                at once is not needed.)
         """
         # YOUR CODE HERE
         raise NotImplementedError()
@@ -251,17 +265,20 @@ class Scheduler:
 
         Returns:
             "copies": a list of (old, new), blocks to be copied before anything is written. "work": a list of dicts, one
-            per request: its "id"; "tokens", a list of its next tokens that are computed now, the first of them at
+            per sequence: its "id"; "tokens", a list of its next tokens that are computed now, the first of them at
             position "start"; and "blocks", its block table, a list that covers them. All places before "start" hold
-            this request's tokens after this request's prefix; within a step everything is written before anything
-            is read. At most max_tokens tokens in all, at least one for each request in the list, and at least one in
-            all while there are requests. A request whose last known token is computed gets its next one by `advance`.
+            this sequence's tokens after this sequence's prefix; within a step everything is written before anything
+            is read. At most max_tokens tokens in all, at least one for each sequence in the list, and at least one in
+            all while there are requests. A sequence whose last known token is computed gets its next one by `advance`.
         """
         # YOUR CODE HERE
         raise NotImplementedError()
 
     def advance(self, sampled: dict[object, int]) -> None:
-        """The last plan was carried out: these requests have new tokens, and may be finished."""
+        """The last plan was carried out: these sequences have new tokens, and may be finished.
+
+        After the prompt of a request with n > 1 there is a token for each completion, under its own name.
+        """
         # YOUR CODE HERE
         raise NotImplementedError()
 
@@ -283,7 +300,7 @@ class Server:
         # YOUR CODE HERE
         raise NotImplementedError()
 
-    def submit(self, id: object, prompt: list[int], max_new: int) -> None:
+    def submit(self, id: object, prompt: list[int], max_new: int, n: int = 1) -> None:
         """As `Scheduler.submit`."""
         # YOUR CODE HERE
         raise NotImplementedError()

@@ -10,6 +10,7 @@ from labkit.serving.drive import serve_plans
 from labkit.serving.engine import settings_of, token_bytes
 from labkit.serving.model import SPEC
 from labkit.serving.requests import KINDS, LIMITS, REAL, Request, any_requests, clear_prompt, make_trace, prefix_tokens
+from labkit.serving.sampling import Sampling
 from labkit.testing.compare import (
     assert_at_most,
     assert_close,
@@ -440,6 +441,25 @@ class TestScheduler:
         want = [id for id in before if id != "last"]  # a scheduler that waits for more blocks has fewer
         assert_equal(what, served, want, hint="more give way than blocks are needed for")
 
+    def test_completions_share_their_prompt(self):
+        for n_prompt, n, max_new in ((13, 3, 6), (12, 2, 5), (1, 4, 3)):
+            trace = [Request(0, 0, tuple(range(n_prompt)), max_new, n), *different_requests(3, 9, 4)[1:]]
+            hint = "a prompt is computed once, then each step computes a token of every completion"
+            served = assert_served(trace, 60, 4, 64, most_steps=max(max_new, 4), hint=hint)
+            what = f"the tokens computed again, for {n} completions of a prompt of {n_prompt} in blocks of 4,"
+            hint = "all completions begin in the prompt's own blocks, the last one too, even if it is not full: fork"
+            assert_equal(what, served.again, 0, hint=hint)
+
+    def test_completions_while_blocks_run_out(self, rng):
+        for _ in range(3):
+            size = int(rng.integers(2, 6))
+            trace = any_requests(rng, 12, longest=24, most_new=16, every=1, most_completions=3)
+            assert_served(trace, -(-52 // size), size, int(rng.integers(8, 40)))
+
+    def test_completions_of_one_token(self):
+        trace = [Request(0, 0, (1, 2, 3), 1, 3), Request(1, 0, (4, 5), 3, 2)]
+        assert_served(trace, 12, 4, 16, most_steps=3, hint="the last token of a completion is not computed")
+
     @pytest.mark.robust
     def test_nobody_starves(self):
         little = [Request(i, i // 2, (i % 64, (7 * i) % 64, 3), 3) for i in range(1, 41)]
@@ -455,6 +475,7 @@ class TestScheduler:
             when = f"for {prompt} tokens and {max_new} to follow, in 4 blocks of 4"
             assert_raises(ValueError, call, when=when, mentions=["r0"])
         serve_plans(scheduler, [Request(0, 0, tuple(range(10)), 6)], 4, 4, 16)
+        assert_served([Request(0, 0, tuple(range(10)), 6, 3)], 4, 4, 16)  # one completion after the other
 
     @pytest.mark.refuses
     def test_bad_requests(self):
@@ -467,6 +488,8 @@ class TestScheduler:
         ):
             name = "r1" if prompt == [3] else "r2"
             assert_raises(ValueError, partial(scheduler.submit, name, prompt, max_new), when=when, mentions=[name])
+        call = partial(scheduler.submit, "r2", [1], 1, 0)
+        assert_raises(ValueError, call, when="for 0 completions", mentions=["r2"])
         scheduler.plan()
         again = partial(scheduler.submit, "r1", [3], 1)
         assert_raises(ValueError, again, when="for the name of one whose prompt was computed", mentions=["r1"])
@@ -480,6 +503,20 @@ class TestScheduler:
             served = [piece["id"] for piece in scheduler.plan()["work"]]
             assert_equal("the requests served when 'r1' has been submitted", served, ["r1"])
             scheduler.advance({"r1": 9})
+
+    @pytest.mark.refuses
+    def test_a_name_is_in_use_until_the_last_completion_ends(self):
+        scheduler = Session(partial(scheduler_calls, (6, 2, 1)))
+        scheduler.submit("r1", [5], 2, 2)
+        scheduler.plan()
+        scheduler.advance({"r1": 8, ("r1", 1): 9})
+        for when in ("one of its two completions has ended", "both have ended"):
+            name = scheduler.plan()["work"][0]["id"]
+            scheduler.advance({name: 4})
+            again = partial(scheduler.submit, "r1", [3], 1)
+            if when.startswith("one"):
+                assert_raises(ValueError, again, when=f"for the name of a request when {when}", mentions=["r1"])
+        again()
 
     @pytest.mark.refuses
     @pytest.mark.parametrize("name", ["num_blocks", "block_size", "max_tokens"])
@@ -520,6 +557,12 @@ class TestServer:
             server.write(layer, [0] * size, list(range(size)), v.clone(), k.clone())
             same = torch.allclose(before[layer], server.attend(layer, q, [3], size - 1))
             require(same, f"after copy(0, 3) block 3 does not hold in layer {layer} what block 0 held")
+
+    def test_completions_are_drawn(self, rng):
+        drawn = Sampling(temperature=1.5, seed=int(rng.integers(10**6)))
+        prompts = [clear_prompt(rng, (), (20, 40), 5, 3, drawn) for _ in range(2)]
+        trace = [Request(number, number, prompt, 5, 3, drawn) for number, prompt in enumerate(prompts)]
+        serve_recorded(trace, GENEROUS, 48)
 
     @by_kind
     def test_traces_with_room_to_spare(self, rng, kind):

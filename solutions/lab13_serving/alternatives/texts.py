@@ -77,20 +77,22 @@ class Scheduler:
         self.texts, self.final, self.order = {}, {}, {}
         self.holds = {}  # block -> the text up to the last of its tokens that is planned
         self.tables = {}  # of those that are served: how many tokens have a place, and how many are computed
-        self.n_came = 0
+        self.n_came, self.forks = 0, {}
+        self.number_left = {}  # of a request's completions
 
-    def submit(self, id, prompt, max_new):
-        if id in self.texts:
+    def submit(self, id, prompt, max_new, n=1):
+        if self.number_left.get(id):
             raise ValueError(f"{id!r} is being served")
-        if min(len(prompt), max_new) < 1:
+        if min(len(prompt), max_new, n) < 1:
             raise ValueError(f"{id!r} asks for nothing, or about nothing")
         if len(prompt) + max_new > self.n_blocks * self.size:
             raise ValueError(f"{id!r} has {len(prompt) + max_new} tokens and {self.n_blocks * self.size} places")
-        self.texts[id], self.final[id], self.order[id] = tuple(prompt), len(prompt) + max_new, self.n_came
+        self.texts[id], self.final[id], self.order[id] = tuple(prompt), len(prompt) + max_new, (self.n_came, 0)
+        self.number_left[id], self.forks[id] = n, [(id, number) for number in range(1, n)]
         self.n_came += 1
 
     def plan(self):
-        work, room, lost, self.ends = [], self.most, False, {}
+        work, copies, room, lost, self.ends = [], [], self.most, False, {}
         for id in sorted(self.texts, key=self.order.get):
             if not room:
                 break
@@ -108,8 +110,11 @@ class Scheduler:
                 continue
             while held < end and id in self.tables:
                 try:
-                    self.blocks.append(id, text[held])
+                    copy = self.blocks.append(id, text[held])
                     held += 1
+                    if copy:
+                        copies.append(copy)
+                        self.holds[copy[1]] = self.holds[copy[0]]
                 except RuntimeError:
                     last = max(self.tables, key=self.order.get)
                     self.blocks.free(last)
@@ -125,14 +130,20 @@ class Scheduler:
                     self.holds[table[number]] = upto
             work.append({"id": id, "start": start, "tokens": list(text[start:end]), "blocks": table})
             room -= end - start
-        return {"copies": [], "work": work}
+        return {"copies": copies, "work": work}
 
     def advance(self, sampled):
         for id, end in self.ends.items():  # the plan was carried out: only now is this computed
             self.tables[id][1] = end
+        for id in list(sampled):
+            for number, fork in enumerate(self.forks.pop(id, []), 1):
+                self.blocks.fork(id, fork)
+                self.texts[fork], self.final[fork] = self.texts[id], self.final[id]
+                self.tables[fork], self.order[fork] = [*self.tables[id]], (self.order[id][0], number)
         for id, token in sampled.items():
             self.texts[id] += (token,)
             if len(self.texts[id]) == self.final[id]:
+                self.number_left[id[0] if isinstance(id, tuple) else id] -= 1
                 self.blocks.free(id)
                 for each in (self.texts, self.final, self.order, self.tables):
                     del each[id]

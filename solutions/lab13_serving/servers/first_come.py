@@ -11,9 +11,11 @@ class Scheduler:
         self.requests = {}  # of each its tokens, how many it will have, how many are computed, and for how many is room
         self.served = []
 
-    def submit(self, id, prompt, max_new):
+    def submit(self, id, prompt, max_new, n=1):
         if id in self.requests:
             raise ValueError(f"request {id!r} is there already")
+        if n > 1:
+            raise ValueError(f"request {id!r} wants {n} completions: this server gives one")
         if not prompt or max_new < 1:
             raise ValueError(f"request {id!r} has {len(prompt)} tokens and max_new {max_new}: both are at least 1")
         if self._needed(len(prompt) + max_new) > self.num_blocks:

@@ -18,8 +18,7 @@ from labkit.commands.check import Progress
 from labkit.commands.hints import hint_lines
 from labkit.labs.catalog import UnknownLab
 from labkit.suite.forked import run_forked
-from labkit.suite.results import State, TestResult, add_up, load, store
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import State, SuiteRun, TestResult, add_up, load, store
 from tests.student import results, solution_text, stub_text, student_lab
 
 

@@ -198,6 +198,10 @@ def test_untouched_tasks_are_answered_without_a_run(tree):
     assert "lab01: 0 of 6 tasks done, 0 of 60 points" in run.stdout
     assert "— a hint: uv run lab hint 01 standard_attention" in run.stdout
     assert tree.stored()[ATTENTION] == (0, 0)
+    tree.environment = tree.environment | {"PYTHONPROFILEIMPORTTIME": "1"}
+    imports = tree.check().stderr
+    assert "labkit.commands.check" in imports
+    assert not any(f" {slow}\n" in imports for slow in ("pytest", "asyncio", "torch", "numpy", "multiprocessing"))
     tree.lab.suite_file.write_text(suite, encoding="utf-8")
     tree.write(stub_text() + f"\n\ndef {ATTENTION}(Q, K, V, mask=None):\n    raise NotImplementedError()\n")
     assert "still raises" not in tree.check(ATTENTION).stdout, "it is defined twice: only a run knows"

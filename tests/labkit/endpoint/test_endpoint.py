@@ -117,7 +117,11 @@ def test_sixteen_at_once_of_which_some_leave(client, address):
         ({"messages": [{"role": "user"}]}, 400, r"messages\[0\] must have"),
         ({"max_tokens": 0}, 400, "max_tokens must be"),
         ({"max_tokens": 10_000}, 400, "together at most"),
-        ({"n": 2}, 400, "n must be 1"),
+        ({"n": 2}, 400, "n must be 1 with temperature 0"),
+        ({"n": 9, "temperature": 1}, 400, "n must be an integer from 1 to 8"),
+        ({"n": True, "temperature": 1}, 400, "n must be an integer from 1 to 8"),
+        ({"seed": 0.5}, 400, "seed must be an integer"),
+        ({"presence_penalty": 1}, 400, "presence_penalty must be 0 here"),
         ({"stop": [""]}, 400, "stop must be"),
         ({"logprobs": True}, 400, "logprobs must be false here"),
         ({"temperature": "hot"}, 400, "temperature must be a number from 0 to 2"),
@@ -167,7 +171,7 @@ def test_a_body_that_is_none_is_refused(address, body, status):
 @pytest.mark.parametrize(
     "change",
     [
-        {"temperature": 0.7, "top_p": 0.9, "seed": 3, "n": 1},
+        {"temperature": 0, "top_p": 0.9, "seed": 3, "n": 1, "presence_penalty": 0.0},
         {"response_format": {"type": "text"}, "tool_choice": "none", "stop": None},
         {"messages": [{"role": "developer", "content": "Be brief."}, *QUESTION]},
         {"messages": [*QUESTION, {"role": "assistant", "content": None}, *QUESTION]},
@@ -186,6 +190,25 @@ def test_a_prompt_that_was_computed_before_is_in_the_cache(client):
     first, again = (client.completions.create(model="tiny", prompt="b" * 60, max_tokens=2).usage for _ in range(2))
     assert first.prompt_tokens_details.cached_tokens == 0
     assert 0 < again.prompt_tokens_details.cached_tokens < again.prompt_tokens
+
+
+def test_choices_are_drawn_by_their_seed(client):
+    def texts(stream=False, **options):
+        given = {"model": "tiny", "messages": QUESTION, "max_tokens": 24, "temperature": 1.0} | options
+        if not stream:
+            found = client.chat.completions.create(**given)
+            assert [choice.index for choice in found.choices] == list(range(given.get("n", 1)))
+            assert found.usage.completion_tokens == 24 * len(found.choices)
+            return [choice.message.content for choice in found.choices]
+        parts = [part.choices[0] for part in client.chat.completions.create(**given, stream=True)]
+        return ["".join(part.delta.content or "" for part in parts if part.index == n) for n in range(given["n"])]
+
+    three = texts(seed=5, n=3)
+    assert len(set(three)) == 3
+    assert texts(seed=5, n=3) == texts(stream=True, seed=5, n=3) == three
+    assert texts(seed=5) == three[:1] and texts(seed=6) != three[:1]
+    assert texts(seed=-5, top_p=0) == [answer(client)[0]]
+    assert texts() != texts()  # each has a seed of its own
 
 
 def test_it_says_that_it_is_there(address):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit.labs.catalog import find_labs
-from labkit.suite.results import Ended, Failure, How, State, TestResult
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import Ended, Failure, How, State, SuiteRun, TestResult
 from labstaff.authoring.mistakes import find_mistake, mistakes_of, read_records
 from labstaff.authoring.record import affected_classes, record_of
 

@@ -8,8 +8,7 @@ from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.forked import ForkedRunner
 from labkit.suite.limits import Exceeded, Limit
 from labkit.suite.messages import ending_text
-from labkit.suite.results import Ended, Failure, How, State, TestResult
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import Ended, Failure, How, State, SuiteRun, TestResult
 from labstaff.grader.grade import MAX_SECONDS, TASK_CPU_SECONDS, Grader, GradingFailed
 from labstaff.grader.sandbox import SandboxBroken
 from labstaff.grader.submission import Submission

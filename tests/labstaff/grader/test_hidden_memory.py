@@ -9,8 +9,7 @@ import pytest
 from labkit.labs.catalog import find_lab, solution_file
 from labkit.suite.limits import Exceeded, Limit
 from labkit.suite.messages import result_lines
-from labkit.suite.results import Failure, Kind, State, TestResult
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import Failure, Kind, State, SuiteRun, TestResult
 from labkit.testing.memory_limit import needs_more
 from labstaff.course.preprocessors import check_outputs
 from labstaff.grader.grade import graded_run

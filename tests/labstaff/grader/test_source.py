@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from labkit.labs.catalog import find_lab, solution_file
-from labkit.suite.results import Failure, State, TestResult
-from labkit.suite.run import SuiteRun
+from labkit.suite.results import Failure, State, SuiteRun, TestResult
 from labkit.suite.source_check import Finding
 from labstaff.grader.grade import Grader, grade_now, graded_run
 from labstaff.grader.imports import imported_modules
