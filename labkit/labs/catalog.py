@@ -68,7 +68,7 @@ def review_assignment(lab: Lab) -> Lab:
     Its tasks share the lab's `review_points` as they share the lab's own. It has no folder in `labs/`.
     """
     share = lab.review_points / lab.points
-    meters = sorted((ROOT / "labkit" / "meters").glob("*.py"))
+    meters = sorted((ROOT / "labkit" / "meters").rglob("*.py"))
     return replace(
         lab,
         folder=lab.folder.with_name(f"{lab.label}{REVIEW}"),
@@ -80,7 +80,8 @@ def review_assignment(lab: Lab) -> Lab:
             "numpy",
             "torch",
             "pytest",
-            *(f"labkit.meters.{f.stem}" for f in meters),
+            *(".".join(f.relative_to(ROOT).with_suffix("").parts) for f in meters),
+            "labkit.kernels.resources",
         ),
         tasks=tuple(replace(task, points=round(share * task.points, 2), own_work=False) for task in lab.tasks),
         questions=(),

@@ -1,15 +1,16 @@
 """Tries model answers: `python -m labstaff.review NN [TASK]...` runs `solutions/labNN_name/review.py` on every version.
 
 It prints what the right versions say, what is found of the wrong ones by kind, and which are not found; and writes
-these into `review.json` next to the answer, since a graded review does not ask for them. A model answer has at most 120
-lines, passes every right version at three seeds, and finds at least 95 % of the wrong ones.
+these into `review.json` next to the answer, since a graded review does not ask for them; but not where a right version
+is refused. A model answer has at most 120 lines, or 40 for each task if that is more (blank ones do not count), passes
+every right version at three seeds, and finds at least 95 % of the wrong ones.
 """
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -19,11 +20,26 @@ from labkit.review.file import read_review
 from labkit.review.lines import ladder
 from labkit.review.runs import Job, Runs
 from labkit.review.stored import Verdict
-from labstaff.review.versions import versions_of, write_not_found
+from labstaff.review.versions import NOT_FOUND, versions_of, write_not_found
 
 SEEDS = (0, 1, 2)
 LEAST_FOUND = 0.95
 MOST_LINES = 120
+LINES_OF_A_TASK = 40
+
+
+class Tried(NamedTuple):
+    """What trying a model answer shows.
+
+    Attributes:
+        problems: what is wrong with it, a sentence each; the right versions that it refuses are not among them.
+        refusals: the right versions that it refuses, and why.
+        missed: the names of the mistakes that it does not find.
+    """
+
+    problems: list[str]
+    refusals: list[str]
+    missed: list[str]
 
 
 def main(
@@ -35,25 +51,38 @@ def main(
     found = find_lab(lab)
     names = [find_task(found, task).name for task in tasks or []] or [task.name for task in found.tasks]
     began = time.perf_counter()
-    problems, missed = try_answer(found, file or solution_file(review_assignment(found)), names)
+    tried = try_answer(found, file or solution_file(review_assignment(found)), names)
     typer.echo(f"{time.perf_counter() - began:.1f} s")
-    if not tasks and file is None:
-        write_not_found(found, missed)
-    for problem in problems:
+    for problem in [*tried.problems, *tried.refusals]:
         typer.echo(problem)
-    raise typer.Exit(1 if problems else 0)
+    if not tasks and file is None:
+        if tried.refusals:
+            typer.echo(f"{NOT_FOUND} is left as it is: the model answer refuses a right version")
+        else:
+            write_not_found(found, tried.missed)
+    raise typer.Exit(1 if tried.problems or tried.refusals else 0)
 
 
-def try_answer(lab: Lab, file: Path, tasks: list[str], seeds: tuple[int, ...] = SEEDS) -> tuple[list[str], list[str]]:
-    """Print the table of a model answer; returns what is wrong with it, and the mistakes that it does not find.
+def lines_allowed(lab: Lab) -> int:
+    """How many lines the model answer may have, blank ones left out."""
+    return max(MOST_LINES, LINES_OF_A_TASK * len(lab.tasks))
+
+
+def n_lines(file: Path) -> int:
+    """How many lines a file has, blank ones left out."""
+    return sum(bool(line.strip()) for line in file.read_text(encoding="utf-8").splitlines())
+
+
+def try_answer(lab: Lab, file: Path, tasks: list[str], seeds: tuple[int, ...] = SEEDS) -> Tried:
+    """Print the table of a model answer, and return what it shows.
 
     Right versions are run with each of `seeds`, wrong ones with the first.
     """
     review = read_review(lab, file)
     versions = versions_of(lab)
-    problems, missed = [], []
-    if (n_lines := len(file.read_text(encoding="utf-8").splitlines())) > MOST_LINES:
-        problems.append(f"{n_lines} lines: at most {MOST_LINES}")
+    problems, refusals, missed = list[str](), list[str](), list[str]()
+    if n_lines(file) > lines_allowed(lab):
+        problems.append(f"{n_lines(file)} lines: at most {lines_allowed(lab)}")
     if absent := [task for task in tasks if task not in review.begun]:
         problems.append(f"no tests of {', '.join(absent)}")
     runs = [Runs(lab, review, seed) for seed in seeds]
@@ -63,7 +92,7 @@ def try_answer(lab: Lab, file: Path, tasks: list[str], seeds: tuple[int, ...] = 
         right = [job for job in jobs if job.version.is_right]
         for each in runs:
             refused = {job.version.name: verdict for job, verdict in each.verdicts(right) if not verdict.accepted}
-            problems += [_refusal(task, name, each.seed, verdict) for name, verdict in refused.items()]
+            refusals += [_refusal(task, name, each.seed, verdict) for name, verdict in refused.items()]
             if refused:
                 break
         verdicts = {job.version: verdict for job, verdict in runs[0].verdicts(jobs) if not job.version.is_right}
@@ -79,7 +108,7 @@ def try_answer(lab: Lab, file: Path, tasks: list[str], seeds: tuple[int, ...] = 
         missed += [version.name for version in left]
     if n_wrong and len(missed) > (1 - LEAST_FOUND) * n_wrong:
         problems.append(f"{n_wrong - len(missed)} of {n_wrong} found: at least {LEAST_FOUND:.0%}")
-    return problems, missed
+    return Tried(problems, refusals, missed)
 
 
 def _refusal(task: str, name: str, seed: int, verdict: Verdict) -> str:
