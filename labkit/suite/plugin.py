@@ -87,14 +87,6 @@ def rng(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     return np.random.default_rng([request.config.option.seed, zlib.crc32(request.node.nodeid.encode())])
 
 
-@pytest.fixture
-def memory_limit(request: pytest.FixtureRequest) -> Callable[..., object]:
-    """Calls a function that may need at most the MiB of the test's mark, without its arguments: see `stays_within`."""
-    from labkit.testing.memory_limit import stays_within
-
-    return partial(stays_within, request.node.get_closest_marker("memory_limit").kwargs["mib"])
-
-
 class LabResults:
     """Follows a run: limits each test of a lab, makes a `TestResult` of it, and stores the student's own."""
 
@@ -120,6 +112,15 @@ class LabResults:
         self.in_worker = loader is not None
         self._finder = LabFinder(sources, loader)
         self._finder.install()
+
+    @pytest.fixture
+    def memory_limit(self, request: pytest.FixtureRequest) -> Callable[..., object]:
+        """Calls a function that may need at most the MiB of the test's mark, without its arguments: `stays_within`."""
+        from labkit.testing.memory_limit import stays_within
+
+        lab = self._lab(request.node)
+        task = _task_name(request.node, lab) if lab else ""
+        return partial(stays_within, task, request.node.get_closest_marker("memory_limit").kwargs["mib"])
 
     def pytest_unconfigure(self) -> None:
         """Restore the import system."""

@@ -29,14 +29,16 @@ class NeedsMoreMemory(AssertionError):
         self.allowed_mib, self.used_mib = allowed_mib, used_mib
 
 
-def stays_within(mib: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def stays_within(task: str, mib: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What `function(*args, **kwargs)` returns, if it needs at most `mib` MiB over its arguments.
+
+    `task` is what a message says needs more: `function` may be a probe that calls it.
 
     Raises:
         NeedsMoreMemory: it needs more.
     """
     if hasattr(function, "__memory_limit__"):
-        return function.__memory_limit__(mib, args, kwargs)
+        return function.__memory_limit__(task, mib, args, kwargs)
     torch = sys.modules.get("torch")
     if torch is None:
         measured = measure_arrays(function, *args, warm=False, **kwargs)
@@ -50,19 +52,13 @@ def stays_within(mib: float, function: Callable[..., Any], *args: Any, **kwargs:
         n_bytes = measured.peak_bytes + of_tensors.peak_bytes
         measured = measured._replace(result=of_tensors.result)
     if n_bytes > mib * 2**20 + SLACK_BYTES:
-        raise NeedsMoreMemory(needs_more(task_name(function, args), mib, args), mib, n_bytes / 2**20)
+        raise NeedsMoreMemory(needs_more(task, mib, args), mib, n_bytes / 2**20)
     return measured.result
 
 
-def task_name(function: Callable[..., Any], args: Sequence[Any]) -> str:
-    """The name of the function that is measured: the first argument of a probe that calls it."""
-    measured = args[0] if args and callable(args[0]) else function
-    return getattr(measured, "__name__", "it")
-
-
-def needs_more(name: str, mib: float, args: Sequence[Any]) -> str:
+def needs_more(task: str, mib: float, args: Sequence[Any]) -> str:
     """What a student reads; where the first two arguments are queries and keys of a matrix beyond that, its size."""
-    said = f"{name} needs more than {mib:g} MiB over its arguments"
+    said = f"{task} needs more than {mib:g} MiB over its arguments"
     matrices = [x for x in args[:2] if not callable(x) and hasattr(x, "shape") and len(x.shape) >= 2]
     if len(matrices) < 2:
         return said

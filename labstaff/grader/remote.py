@@ -34,7 +34,7 @@ from labkit.suite.limits import (
 )
 from labkit.suite.messages import ProcessEnded
 from labkit.testing import probes
-from labkit.testing.memory_limit import SLACK_BYTES, NeedsMoreMemory, needs_more, task_name
+from labkit.testing.memory_limit import SLACK_BYTES, NeedsMoreMemory, needs_more
 from labkit.testing.unchanged import must_return_arguments
 from labstaff.grader import wire, worker
 from labstaff.grader.confine import MEMORY_BYTES
@@ -125,8 +125,8 @@ class SubmissionProcess:
         self.start()
         return self._request(_call(function, args, kwargs))
 
-    def call_within(self, mib: float, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """As `call`, in a fresh worker that may allocate so many MiB for the call.
+    def call_within(self, task: str, mib: float, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """As `call`, in a fresh worker that may allocate so many MiB for the call of a task.
 
         Raises:
             NeedsMoreMemory: it needs more.
@@ -143,7 +143,7 @@ class SubmissionProcess:
             return self._request(call)
         except Exception as error:
             if _is_want_of_memory(error):
-                raise NeedsMoreMemory(needs_more(task_name(function, args), mib, args), mib) from None
+                raise NeedsMoreMemory(needs_more(task, mib, args), mib) from None
             raise
         finally:
             self.end()
@@ -244,13 +244,13 @@ class RemoteFunction:
         """What the real one returns."""
         return self.__dict__["_remote"].call(self, args, kwargs)
 
-    def __memory_limit__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def __memory_limit__(self, task: str, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the real one returns in a fresh worker that may allocate so many MiB for the call.
 
         Raises:
             NeedsMoreMemory: it needs more.
         """
-        return self.__dict__["_remote"].call_within(mib, self, args, kwargs)
+        return self.__dict__["_remote"].call_within(task, mib, self, args, kwargs)
 
 
 class RemoteProbe:
@@ -264,9 +264,9 @@ class RemoteProbe:
         """What it returns there."""
         return self._remote.call(self._function, args, kwargs)
 
-    def __memory_limit__(self, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def __memory_limit__(self, task: str, mib: float, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """See `RemoteFunction.__memory_limit__`."""
-        return self._remote.call_within(mib, self._function, args, kwargs)
+        return self._remote.call_within(task, mib, self._function, args, kwargs)
 
     def __reduce__(self) -> Any:
         return wire.identity, (self._function,)

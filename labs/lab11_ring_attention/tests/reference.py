@@ -108,6 +108,28 @@ class RingCase:
         return torch.cat(parts, token_axis(name)).index_select(token_axis(name), order)
 
 
+def long_inputs(n_tokens, heads):
+    """Inputs by the handout's names, (heads, n_tokens, 4) each; o and lse are drawn too, near what a softmax gives."""
+    generator = torch.Generator().manual_seed(11)
+    given = {name: torch.randn(heads, n_tokens, 4, generator=generator) for name in (*QKV, "dO", "o")}
+    given["lse"] = math.log(n_tokens) + torch.rand(heads, n_tokens, generator=generator)
+    return given
+
+
+def some_rows(name, given, tokens):
+    """Rows of one result for `long_inputs`; gradients follow from the given o and lse."""
+    q, k, v, dO, o, lse = (given[each] for each in (*QKV, "dO", "o", "lse"))
+    if name in FORWARD:
+        scores = q[:, tokens] @ k.mT / 2
+        return scores.softmax(-1) @ v if name == "o" else scores.logsumexp(-1)
+    rows, columns = (tokens, slice(None)) if name == "dq" else (slice(None), tokens)
+    weights = torch.exp(q[:, rows] @ k[:, columns].mT / 2 - lse[:, rows, None])
+    if name == "dv":
+        return weights.mT @ dO
+    ds = weights * (dO[:, rows] @ v[:, columns].mT - (dO * o).sum(-1, keepdim=True)[:, rows]) / 2
+    return ds @ k if name == "dq" else ds.mT @ q
+
+
 def token_axis(name):
     return -1 if name == "lse" else -2
 

@@ -149,3 +149,26 @@ def ring_heads_modulo(comm, q, k, v, causal=False, layout="zigzag"):
         if on_its_way is not None:
             k, v = on_its_way.wait()
     return rows.result(q)
+
+
+def gather_whole_matrix(comm, q, k, v, causal=False, layout="zigzag"):
+    _check(q, k, v, layout)
+    n, P = q.shape[-2], comm.world_size
+    places = _positions(n * P, P, layout)
+    keys, values = torch.cat(comm.all_gather(k), -2), torch.cat(comm.all_gather(v), -2)
+    hidden = (torch.cat(places) > places[comm.rank][:, None]) & causal
+    o, lse = _masked(q, keys, values, hidden)
+    return o.to(q.dtype), lse
+
+
+def ulysses_whole_matrix(comm, q, k, v, causal=False, layout="zigzag"):
+    _check(q, k, v, layout)
+    P = comm.world_size
+    for x in (q, k):
+        if x.shape[-3] % P:
+            raise ValueError(f"{x.shape[-3]} heads cannot be shared out to {P} ranks")
+    q, k, v = (unshard(comm.all_to_all(x.chunk(P, -3)), layout) for x in (q, k, v))
+    tokens = torch.arange(q.shape[-2])
+    o, lse = _masked(q, k, v, (tokens > tokens[:, None]) & causal)
+    mine = comm.all_to_all(shard(o.to(q.dtype), P, layout))
+    return torch.cat(mine, -3), torch.cat(comm.all_to_all(shard(lse, P, layout, dim=-1)), -2)

@@ -227,7 +227,7 @@ def all_gather_attention(
         layout: likewise.
 
     Returns:
-        (o, lse), as `ring_attention_forward`.
+        (o, lse), as `ring_attention_forward`. The scores never exist all at once: at most n · n per head.
 
     Raises:
         ValueError: as `ring_attention_forward`.
@@ -267,7 +267,7 @@ def ulysses_attention(
         layout: likewise.
 
     Returns:
-        (o, lse), as `ring_attention_forward`.
+        (o, lse), as `ring_attention_forward`. The scores never exist all at once: at most N · n per head.
 
     Raises:
         ValueError: as `ring_attention_forward`; and naming the number of heads and of ranks, when the ranks do not

@@ -302,8 +302,8 @@ def test_a_memory_limit_is_the_kernels(submitted):
     """Set before the first line of the submission runs."""
     attack = submitted("WORKSPACE = bytearray(64 << 20)\n" + task("return 1"))
     with pytest.raises(AssertionError, match="needs more than 16 MiB"):
-        attack.__memory_limit__(16, (), {})
-    assert submitted(task("return len(bytearray(8 << 20))")).__memory_limit__(16, (), {}) == 8 << 20
+        attack.__memory_limit__("it", 16, (), {})
+    assert submitted(task("return len(bytearray(8 << 20))")).__memory_limit__("it", 16, (), {}) == 8 << 20
 
 
 HIDDEN = {
@@ -335,7 +335,7 @@ def test_a_memory_limit_counts_what_cannot_be_written_to(submitted, body):
     attack = submitted(textwrap.dedent(text) + task(body))
     assert attack() == 1
     with pytest.raises(AssertionError, match="needs more than"):
-        attack.__memory_limit__(8, (), {})
+        attack.__memory_limit__("it", 8, (), {})
 
 
 def test_memory_over_a_library_counts():
