@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from docutils import nodes
 
 from labstaff.site import HERE, SiteError, build_site, citation
+from labstaff.site.cards import figure_of
 
 CHAPTER = """\
 # One
@@ -129,6 +131,22 @@ def test_a_link_shows_the_title_and_the_first_paragraph(root: Path, tmp_path: Pa
     assert "og:image" not in page + lab
     assert not {"404.html", "sitemap.xml"} & {file.name for file in (tmp_path / "out").iterdir()}
     assert '<meta property="og:title" content="Front">' in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("images", "name"),
+    [
+        (
+            ["docs/loop.svg", "docs/figures/00_front.svg", "docs/figures/05_one_step.svg", "docs/figures/b.svg"],
+            "05_one_step",
+        ),
+        (["docs/figures/00_front.svg", "docs/loop.svg"], "00_front"),
+        ([], "00_front"),
+    ],
+)
+def test_a_link_shows_the_page_s_own_figure(images: list[str], name: str) -> None:
+    page = nodes.section("", *(nodes.image(uri=image) for image in images))
+    assert figure_of(page) == name
 
 
 def test_an_address_begins_with_its_protocol(root: Path, tmp_path: Path) -> None:
