@@ -117,20 +117,21 @@ def test_pages_name_authors_licence_and_citation(root: Path, tmp_path: Path) -> 
 
 def test_a_link_shows_the_title_and_the_first_paragraph(root: Path, tmp_path: Path) -> None:
     """Without an address nothing that needs one is written."""
-    (root / "docs" / "01_one.md").write_text('# A & B\n\nWhat *costs* "bytes"?\n\nMore.\n', encoding="utf-8")
+    (root / "docs" / "01_one.md").write_text('# A & B\n\nWhat *costs* a "byte" & a half?\n\nMore.\n', encoding="utf-8")
     (root / "labs/lab01_x/README.md").write_text("# A lab\n\n" + "word " * 99, encoding="utf-8")
     build_site(root, tmp_path / "out")
     page, lab = (
         (tmp_path / "out" / name).read_text(encoding="utf-8").partition("<title>")[0]
         for name in ("docs/01_one.html", "labs/lab01_x/README.html")
     )
-    assert '<meta name="description" content="What costs &quot;bytes&quot;?">' in page
+    assert '<meta name="description" content="What costs a “byte” &amp; a half?">' in page
     assert '<meta property="og:title" content="1. A &amp; B">' in page
     assert f'content="{"word " * 39}…">' in lab
     assert "og:url" not in page + lab
     assert "og:image" not in page + lab
     assert not {"404.html", "sitemap.xml"} & {file.name for file in (tmp_path / "out").iterdir()}
-    assert '<meta property="og:title" content="Front">' in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    root_page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert 'content="Attention Labs">\n<meta property="og:description" content="one">' in root_page
 
 
 @pytest.mark.parametrize(
