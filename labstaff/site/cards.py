@@ -39,10 +39,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def add_card(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
     """Add the page's description and its Open Graph properties (ogp.me) to its head."""
-    if name == "index":
-        doctree = app.env.get_doctree(FRONT)
-    if not doctree:
+    if not doctree and name != "index":
         return
+    doctree = app.env.get_doctree(FRONT if name == "index" else name)  # its images still have their sources' names
     title = unescape(context["title"])
     description = describe(doctree)
     properties = {"og:type": "article", "og:site_name": app.config.project, "og:title": title}
