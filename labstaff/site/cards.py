@@ -24,8 +24,8 @@ LONGEST = 200
 LABEL = re.compile(r"^(The question|Objective)\. ")
 PLAIN = {r"\times": "×", "^2": "²"}
 """TeX in first paragraphs, and how a description writes it."""
-FIRST_FIGURE = "00_front"
-"""The image of pages without a figure."""
+FRONT_FIGURE = "00_front"
+"""The image of pages without a figure of their own."""
 CARDS = "_static/cards"
 
 
@@ -39,10 +39,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def add_card(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
     """Add the page's description and its Open Graph properties (ogp.me) to its head."""
-    if name == "index":
-        doctree = app.env.get_doctree(FRONT)
-    if not doctree:
+    if not doctree and name != "index":
         return
+    doctree = app.env.get_doctree(FRONT if name == "index" else name)  # its images still have their sources' names
     title = unescape(context["title"])
     description = describe(doctree)
     properties = {"og:type": "article", "og:site_name": app.config.project, "og:title": title}
@@ -66,10 +65,11 @@ def describe(doctree: nodes.document) -> str:
     return textwrap.shorten(text, LONGEST, placeholder=" …")
 
 
-def figure_of(doctree: nodes.document) -> str:
-    """The name of the page's first figure that a script draws."""
+def figure_of(doctree: nodes.Element) -> str:
+    """The name of the page's first figure that a script draws, but for the front page's, which chapters show too."""
     files = [Path(image["uri"]) for image in doctree.findall(nodes.image)]
-    return next((file.stem for file in files if file.parent.name == "figures"), FIRST_FIGURE)
+    names = [file.stem for file in files if file.parent.name == "figures"]
+    return next((name for name in names if name != FRONT_FIGURE), FRONT_FIGURE)
 
 
 def pages_without_a_source(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from docutils import nodes
 
 from labstaff.site import HERE, SiteError, build_site, citation
+from labstaff.site.cards import figure_of
 
 CHAPTER = """\
 # One
@@ -116,20 +118,37 @@ def test_pages_name_authors_licence_and_citation(root: Path, tmp_path: Path) -> 
 
 def test_a_link_shows_the_title_and_the_first_paragraph(root: Path, tmp_path: Path) -> None:
     """Without an address nothing that needs one is written."""
-    (root / "docs" / "01_one.md").write_text('# A & B\n\nWhat *costs* "bytes"?\n\nMore.\n', encoding="utf-8")
+    (root / "docs" / "01_one.md").write_text('# A & B\n\nWhat *costs* a "byte" & a half?\n\nMore.\n', encoding="utf-8")
     (root / "labs/lab01_x/README.md").write_text("# A lab\n\n" + "word " * 99, encoding="utf-8")
     build_site(root, tmp_path / "out")
     page, lab = (
         (tmp_path / "out" / name).read_text(encoding="utf-8").partition("<title>")[0]
         for name in ("docs/01_one.html", "labs/lab01_x/README.html")
     )
-    assert '<meta name="description" content="What costs &quot;bytes&quot;?">' in page
+    assert '<meta name="description" content="What costs a “byte” &amp; a half?">' in page
     assert '<meta property="og:title" content="1. A &amp; B">' in page
     assert f'content="{"word " * 39}…">' in lab
     assert "og:url" not in page + lab
     assert "og:image" not in page + lab
     assert not {"404.html", "sitemap.xml"} & {file.name for file in (tmp_path / "out").iterdir()}
-    assert '<meta property="og:title" content="Front">' in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    root_page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert 'content="Attention Labs">\n<meta property="og:description" content="one">' in root_page
+
+
+@pytest.mark.parametrize(
+    ("images", "name"),
+    [
+        (
+            ["docs/loop.svg", "docs/figures/00_front.svg", "docs/figures/05_one_step.svg", "docs/figures/b.svg"],
+            "05_one_step",
+        ),
+        (["docs/figures/00_front.svg", "docs/loop.svg"], "00_front"),
+        ([], "00_front"),
+    ],
+)
+def test_a_link_shows_the_page_s_own_figure(images: list[str], name: str) -> None:
+    page = nodes.section("", *(nodes.image(uri=image) for image in images))
+    assert figure_of(page) == name
 
 
 def test_an_address_begins_with_its_protocol(root: Path, tmp_path: Path) -> None:
