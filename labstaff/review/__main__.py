@@ -2,7 +2,7 @@
 
 It prints what the right versions say, what is found of the wrong ones by kind, and which are not found; and writes
 these into `review.json` next to the answer, since a graded review does not ask for them; but not where a right version
-is refused. A model answer has at most 120 lines, or 40 for each task if that is more (blank ones do not count), passes
+is refused. A model answer has at most three lines for each wrong version of the lab, blank ones not counted, passes
 every right version at three seeds, and finds at least 95 % of the wrong ones.
 """
 
@@ -20,12 +20,12 @@ from labkit.review.file import read_review
 from labkit.review.lines import ladder
 from labkit.review.runs import Job, Runs
 from labkit.review.stored import Verdict
+from labstaff.authoring.mistakes import mistakes_of
 from labstaff.review.versions import NOT_FOUND, versions_of, write_not_found
 
 SEEDS = (0, 1, 2)
 LEAST_FOUND = 0.95
-MOST_LINES = 120
-LINES_OF_A_TASK = 40
+LINES_OF_A_MISTAKE = 3
 
 
 class Tried(NamedTuple):
@@ -65,7 +65,7 @@ def main(
 
 def lines_allowed(lab: Lab) -> int:
     """How many lines the model answer may have, blank ones left out."""
-    return max(MOST_LINES, LINES_OF_A_TASK * len(lab.tasks))
+    return LINES_OF_A_MISTAKE * len(mistakes_of(lab))
 
 
 def n_lines(file: Path) -> int:
