@@ -8,6 +8,7 @@ from labkit.labs.catalog import find_labs, review_assignment, solution_file
 from labkit.review.file import read_review
 from labkit.suite.source_check import check_source
 from labstaff.review.__main__ import lines_allowed, n_lines, try_answer
+from labstaff.review.versions import found_by
 
 ANSWERS = {lab.label: lab for lab in find_labs() if solution_file(review_assignment(lab)).exists()}
 
@@ -36,5 +37,5 @@ def test_answer_is_ordinary(lab):
 @by_lab
 def test_answer_accepts_right_versions_and_finds_wrong_ones(lab):
     file = solution_file(review_assignment(lab))
-    tried = try_answer(lab, file, [task.name for task in lab.tasks], seeds=(0,))
+    tried = try_answer(lab, file, [task.name for task in lab.tasks], seeds=(0,), tests=found_by(lab))
     assert (tried.problems, tried.refusals) == ([], [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
+from labkit.review.runs import Runs
 from labkit.review.versions import Version
 from labstaff.review import __main__ as trying
 from tests.student import LAB, solution_text, with_function
@@ -22,7 +23,7 @@ def tried(tmp_path, monkeypatch, capsys):
     file, written = tmp_path / "review.py", []
     monkeypatch.setattr(trying, "versions_of", lambda _lab: VERSIONS)
     monkeypatch.setattr(trying, "solution_file", lambda _lab: file)
-    monkeypatch.setattr(trying, "write_not_found", lambda _lab, names: written.append(names))
+    monkeypatch.setattr(trying, "write_found", lambda _lab, missed, tests: written.append((missed, tests)))
 
     def run(text):
         written.clear()
@@ -36,7 +37,7 @@ def tried(tmp_path, monkeypatch, capsys):
 
 def test_what_is_not_found_is_written(tried):
     status, written, out = tried(f"    {TASK}(x, x, x)\n")
-    assert (status, written) == (1, [["zero"]])
+    assert (status, written) == (1, [(["zero"], {})])
     assert "not found: zero" in out and "0 of 1 found: at least 95%" in out
 
 
@@ -50,3 +51,26 @@ def test_nothing_is_written_where_a_right_version_is_refused(tried):
 def test_long_answers_are_named(tried):
     lines = "    x = x + 0\n" * (trying.lines_allowed(LAB) + 1)
     assert f"lines: at most {trying.lines_allowed(LAB)}" in tried(f"\n\n{lines}")[2]
+
+
+ONES = f"\n\ndef test_{TASK}_ones():\n    x = np.ones((2, 3))\n    assert np.allclose({TASK}(x, x, x)[0], 1)\n"
+
+
+def test_the_test_that_finds_a_mistake_is_written(tried):
+    status, written, _ = tried(f"    {TASK}(x, x, x)\n{ONES}")
+    assert status == 1, "the other tasks have no tests"
+    assert written == [([], {"zero": f"test_{TASK}_ones"})]
+
+
+@pytest.mark.parametrize("test", [f"test_{TASK}_ones", f"test_{TASK}", "test_of_yore"])
+def test_known_test_is_run_first_and_the_others_if_it_does_not_find(tmp_path, monkeypatch, test):
+    file, runs = tmp_path / "review.py", []
+    file.write_text(f"{HEAD}    {TASK}(x, x, x)\n{ONES}", encoding="utf-8")
+    monkeypatch.setattr(trying, "versions_of", lambda _lab: VERSIONS)
+    verdict = Runs._verdict
+    monkeypatch.setattr(
+        Runs, "_verdict", lambda self, run, job, folder: runs.append(job.test) or verdict(self, run, job, folder)
+    )
+    tried = trying.try_answer(LAB, file, [TASK], seeds=(0,), tests={"zero": test})
+    assert (tried.problems, tried.missed, tried.tests) == ([], [], {"zero": f"test_{TASK}_ones"})
+    assert runs == (["", test] if test.endswith("ones") else ["", test, ""])
