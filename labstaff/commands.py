@@ -225,6 +225,7 @@ def answers(
     from labstaff.course.answers import AnswersError, write_answers
     from labstaff.course.nbgrader import NoGradebook
     from labstaff.course.scores import TRAIL, read_scores, write_scores
+    from labstaff.course.update import OutOfDate
 
     course, chosen = course.resolve(), find_lab(lab)
     try:
@@ -245,7 +246,7 @@ def answers(
                     typer.echo(line)
             shown = done
             typer.echo(f"wrote {len(done.changes)} changes, and who made them to {course / TRAIL}")
-    except (AnswersError, NoGradebook) as error:
+    except (AnswersError, NoGradebook, OutOfDate) as error:
         sys.exit(f"lab answers: {error}")
     if shown.refused:
         sys.exit(f"lab answers: {len(shown.refused)} rows were refused: see REFUSED above")
