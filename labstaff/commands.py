@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import signal
@@ -220,11 +221,10 @@ def answers(
     What would change is shown first. Exit status: 0; 1 when a row was refused, since the answer, the score or the
     comment has changed since the file was written, or the score cannot be used.
     """
-    import getpass
-
     from labstaff.course.answers import AnswersError, write_answers
     from labstaff.course.nbgrader import NoGradebook
     from labstaff.course.scores import TRAIL, read_scores, write_scores
+    from labstaff.course.update import OutOfDate
 
     course, chosen = course.resolve(), find_lab(lab)
     try:
@@ -238,17 +238,24 @@ def answers(
         if not shown.changes:
             typer.echo("nothing to write")
         elif yes or typer.confirm(f"write {len(shown.changes)} changes into the gradebook?"):
-            who = name or getpass.getuser()
-            done = write_scores(course, chosen, read, shown, who=who, why=why or read.name, say=typer.echo)
+            done = write_scores(course, chosen, read, shown, who=name or _login(), why=why or read.name, say=typer.echo)
             for line in done.refused:
                 if line not in shown.refused:
                     typer.echo(line)
             shown = done
             typer.echo(f"wrote {len(done.changes)} changes, and who made them to {course / TRAIL}")
-    except (AnswersError, NoGradebook) as error:
+    except (AnswersError, NoGradebook, OutOfDate) as error:
         sys.exit(f"lab answers: {error}")
     if shown.refused:
         sys.exit(f"lab answers: {len(shown.refused)} rows were refused: see REFUSED above")
+
+
+def _login() -> str:
+    """The user's name; the number where the system has no name for it, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 def extend(

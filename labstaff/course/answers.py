@@ -14,7 +14,8 @@ from labkit.labs.manifest import Lab, Question
 from labstaff.course.handed_in import is_graded
 from labstaff.course.nbgrader import opened_gradebook
 from labstaff.course.paths import NOTEBOOK, REPORT, SubmissionPaths
-from labstaff.grader.plain_text import long_cell
+from labstaff.course.update import require_current
+from labstaff.grader.plain_text import long_cell, one_line
 
 FOLDER = "answers"
 COLUMNS = (
@@ -55,9 +56,11 @@ def write_answers(course: Path, lab: Lab, keys: Sequence[str] = ()) -> list[Path
     Raises:
         AnswersError: there is no such question, it is a figure, a file is there already, or nothing is recorded.
         NoGradebook: `course` is none.
+        OutOfDate: it has other questions or points than the lab.
     """
     from labstaff.course.preprocessors import RUBRIC_TITLE, model_answers
 
+    require_current(course, [lab])
     questions = find_questions(lab, keys)
     models = model_answers(course / "source" / lab.folder.name / NOTEBOOK)
     if figures := [each for each in questions if models.get(each.id, {}).get("cell_type") == "code"]:
@@ -111,7 +114,10 @@ def _rows(
     from labstaff.course.record import result_of
 
     paths = SubmissionPaths(course, student.id, lab.folder.name)
-    notebook = nbformat.read(paths.autograded / NOTEBOOK, as_version=4)
+    try:
+        notebook = nbformat.read(paths.autograded / NOTEBOOK, as_version=4)
+    except OSError as error:
+        raise AnswersError(f"{one_line(error.filename)}: {error.strerror}: lab grade makes it again") from None
     cells = {each.metadata.get("nbgrader", {}).get("grade_id"): each for each in notebook.cells}
     result = result_of(paths)
     rows = {}

@@ -98,11 +98,11 @@ def _grade_course(
 
 @contextlib.contextmanager
 def only_one(course: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """One `lab grade` at a time in a course: two would remove each other's folders."""
+    """One command that writes at a time in a course: two `lab grade` would remove each other's folders."""
     with (course / ".grading.lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another `lab grade` runs in this course: waiting for it")
+            say("another command writes in this course: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -21,6 +21,7 @@ from labstaff.course.nbgrader import opened_gradebook
 from labstaff.course.paths import REPORT
 from labstaff.course.penalties import update_penalties
 from labstaff.course.spreadsheet import SpreadsheetError, read_rows
+from labstaff.course.update import require_current
 from labstaff.grader.plain_text import cell, long_cell, one_line
 
 NEEDED = ("student", "score_before", "comment_before", "score", "comment", "version")
@@ -69,7 +70,9 @@ def read_scores(course: Path, lab: Lab, file: Path) -> Scores:
     Raises:
         AnswersError: the file cannot be read, or is none that `lab answers` wrote.
         NoGradebook: `course` is none.
+        OutOfDate: it has other questions or points than the lab.
     """
+    require_current(course, [lab])
     with opened_gradebook(course) as gradebook:
         return _compared(gradebook, lab, _typed_rows(file))
 

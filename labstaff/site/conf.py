@@ -41,7 +41,7 @@ mathjax_inline = mathjax_display = ["", ""]
 myst_update_mathjax = False
 
 highlight_language = "none"  # blocks that name no language
-pygments_style = "friendly"
+pygments_style = "a11y-light"  # from accessible-pygments, which Furo installs
 pygments_dark_style = "github-dark"
 copybutton_selector = "div:not(.highlight-text, .highlight-output) > div.highlight > pre"
 

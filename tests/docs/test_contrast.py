@@ -1,4 +1,4 @@
-"""Text in figures stands out from what is behind it, in light and dark mode, by the ratio that WCAG 2.2 asks for."""
+"""Text in figures and on pages stands out from what is behind it, in light and dark, by the ratio of WCAG 2.2."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from PIL import Image
+from pygments.styles import get_style_by_name
 
 from labkit.labs.catalog import ROOT
+from labstaff.site import conf
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 LEAST = 4.5
 """Success criterion 1.4.3, level AA, for text of ordinary size."""
@@ -50,6 +50,28 @@ def test_contrast_is_what_the_standard_says() -> None:
     assert contrast(grey, white) == pytest.approx(4.54, abs=0.005)
 
 
+def of_hex(colour: str) -> np.ndarray:
+    """`#0d1117` or `0d1117` as three numbers."""
+    return np.array(list(bytes.fromhex(colour.removeprefix("#"))), dtype=float)
+
+
+@pytest.mark.parametrize("colours", [conf.LIGHT, conf.DARK], ids=["light", "dark"])
+def test_text_on_pages_stands_out(colours: dict[str, str]) -> None:
+    behind = np.array([of_hex(colours["paper"]), of_hex(colours["aside"])])
+    for role in ("ink", "muted", "blue"):
+        assert min(contrast(of_hex(colours[role]), each[None]) for each in behind) >= LEAST, role
+
+
+@pytest.mark.parametrize("name", [conf.pygments_style, conf.pygments_dark_style])
+def test_code_on_pages_stands_out(name: str) -> None:
+    style = get_style_by_name(name)
+    behind = of_hex(style.background_color)[None]
+    ratios = {str(token): contrast(of_hex(look["color"]), behind) for token, look in style if look["color"]}
+    assert {token for token, ratio in ratios.items() if ratio < LEAST} <= {"Token.Text.Whitespace"}, "not seen anyway"
+
+
+@pytest.mark.slow
+@pytest.mark.browser
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_text_in_figures_stands_out(browser: Browser, mode: str) -> None:
     page = browser.new_page(color_scheme=mode, viewport={"width": 1400, "height": 1600})
@@ -58,8 +80,9 @@ def test_text_in_figures_stands_out(browser: Browser, mode: str) -> None:
         page.goto(figure.as_uri())
         texts = page.evaluate(TEXTS)
         page.evaluate(HIDE)
-        shot = page.screenshot(clip=page.evaluate(FRAME))
-        pixels = np.asarray(Image.open(io.BytesIO(shot)).convert("RGB"), dtype=float)
+        pixels = np.asarray(
+            Image.open(io.BytesIO(page.screenshot(clip=page.evaluate(FRAME)))).convert("RGB"), dtype=float
+        )
         for text, fill, left, top, right, bottom in texts:
             colour = np.array([float(part) for part in fill.removeprefix("rgb(").removesuffix(")").split(",")])
             behind = pixels[max(0, int(top)) : int(bottom) + 1, max(0, int(left)) : int(right) + 1].reshape(-1, 3)

@@ -16,6 +16,7 @@ from labstaff.course.answers import FOLDER, AnswersError, write_answers
 from labstaff.course.nbgrader import nbgrader, opened_gradebook
 from labstaff.course.scores import TRAIL, read_scores, write_scores
 from labstaff.course.spreadsheet import SpreadsheetError, read_rows
+from labstaff.course.update import OutOfDate
 from labstaff.grader.grade import Grader
 from tests.labstaff.course.submissions import (
     LAB,
@@ -220,6 +221,20 @@ def test_recording_keeps_these_scores_until_the_answer_changes(course):
     assert (written(course, file), scores(course)["bob"]) == ([], (3, "Short.", False)), "the same score, given again"
     assert nbgrader(course).generate_feedback(NAME)["success"]
     assert "Short." in (course / "feedback" / "bob" / NAME / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_course_with_other_points_and_a_lost_report_are_refused(course):
+    file = typed(course, bob={"score": "3"})
+    shutil.rmtree(course / "autograded" / "bob")
+    with pytest.raises(AnswersError, match=r"bob/.*: No such file or directory: lab grade makes it again"):
+        write_answers(course, LAB, [OTHER])
+    with opened_gradebook(course) as gradebook:
+        gradebook.find_graded_cell(QUESTION, "report", NAME).max_score = 2
+        gradebook.db.commit()
+    for refused in (lambda: write_answers(course, LAB, [OTHER]), lambda: read_scores(course, LAB, file)):
+        with pytest.raises(OutOfDate, match=f"{QUESTION}: 2 → 4 points"):
+            refused()
 
 
 @pytest.mark.slow

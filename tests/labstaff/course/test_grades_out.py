@@ -168,6 +168,8 @@ def test_a_course_without_a_due_date_or_a_gradebook(course, tmp_path):
     [
         (("export", "COURSE", "OUT", "--for", "nowhere"), "expected one of table, canvas, moodle"),
         (("export", "ELSEWHERE", "OUT"), "holds no gradebook.db"),
+        (("answers", "ELSEWHERE", "--lab", "01"), "holds no gradebook.db"),
+        (("answers", "COURSE", "--lab", "01"), "no submission of lab01_memory_profiling is recorded: run lab grade"),
         (("extend", "COURSE", "--days", "2"), "--days needs a --lab and students"),
         (("extend", "COURSE", "nobody", "--lab", "01", "--days", "2"), "lab01_memory_profiling has no due date"),
         (("grade", "COURSE/submitted", "--visibility", "later"), "--visibility: expected one of hidden"),
