@@ -62,7 +62,7 @@ def build_site(
     with tempfile.TemporaryDirectory() as scratch:
         source, site = Path(scratch, "source"), Path(scratch, "site")
         _gather(root, source, for_instructors, labs or find_labs(root))
-        _run_sphinx(source, site)
+        run_sphinx(HERE, "html", source, site)
         shutil.copytree(source / "docs" / "_static", site / "docs" / "_static", dirs_exist_ok=True)
         (site / "labkit" / "trace").mkdir(parents=True)
         for name in VIEWER:  # the traces in docs/_static load it from here
@@ -94,13 +94,14 @@ def _gather(root: Path, source: Path, for_instructors: Mapping[str, str], labs: 
         page.write_text(text, encoding="utf-8")
 
 
-def _run_sphinx(source: Path, site: Path) -> None:
-    """Build the HTML; raises SiteError with paths as in the repository."""
+def run_sphinx(settings: Path, builder: str, source: Path, site: Path) -> None:
+    """Build HTML with the `conf.py` in `settings`; raises SiteError with paths as in the repository."""
     from sphinx.cmd.build import build_main
 
     messages = io.StringIO()
     strict = ["-W", "--keep-going", "-n", "-q", "--no-color"]
     with contextlib.redirect_stderr(messages):
-        failed = build_main([*strict, "-c", str(HERE), "-d", str(source.parent / "doctrees"), str(source), str(site)])
+        folders = ["-d", str(source.parent / "doctrees"), str(source), str(site)]
+        failed = build_main([*strict, "-b", builder, "-c", str(settings), *folders])
     if failed:
         raise SiteError(messages.getvalue().replace(f"{source.resolve()}/", "").strip())
