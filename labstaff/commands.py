@@ -35,7 +35,7 @@ STOPPED = 130
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to `lab`: those for instructors in one panel of its help, those for authors in another."""
     groups: dict[str, tuple[Callable[..., None], ...]] = {
-        INSTRUCTORS: (release, course, grade, answers, extend, export, exam, site),
+        INSTRUCTORS: (release, course, grade, answers, extend, export, exam, site, slides),
         AUTHORS: (new, build, mistake),
     }
     for panel, commands in groups.items():
@@ -356,6 +356,18 @@ def site(
     except (SiteError, MistakeError) as error:
         sys.exit(f"lab site: {error}")
     typer.echo(f"wrote {pages} pages; open {out / 'index.html'}")
+
+
+def slides(out: Annotated[Path, typer.Argument(metavar="OUT", help="a new folder, or slides to replace")]) -> None:
+    """Derive slides from each chapter, which open from disk and print: add ?print-pdf to a deck's address."""
+    from labstaff.site import SiteError
+    from labstaff.slides import build_slides
+
+    try:
+        names = build_slides(ROOT, out)
+    except SiteError as error:
+        sys.exit(f"lab slides: {error}")
+    typer.echo(f"wrote slides of {len(names)} chapters; open {out / 'index.html'}")
 
 
 def new(

@@ -70,7 +70,7 @@ def build_site(
     with tempfile.TemporaryDirectory() as scratch:
         source, site = Path(scratch, "source"), Path(scratch, "site")
         _gather(root, source, for_instructors, labs or find_labs(root))
-        _run_sphinx(source, site, url)
+        run_sphinx(HERE, "html", source, site, url)
         shutil.copytree(source / "docs" / "_static", site / "docs" / "_static", dirs_exist_ok=True)
         (site / "labkit" / "trace").mkdir(parents=True)
         for name in VIEWER:  # the traces in docs/_static load it from here
@@ -101,8 +101,12 @@ def _gather(root: Path, source: Path, for_instructors: Mapping[str, str], labs: 
         page.write_text(text, encoding="utf-8")
 
 
-def _run_sphinx(source: Path, site: Path, url: str) -> None:
-    """Build the HTML; raises SiteError with paths as in the repository."""
+def run_sphinx(settings: Path, builder: str, source: Path, site: Path, url: str = "") -> None:
+    """Build HTML with the `conf.py` in `settings`, for the address `url` if it has one.
+
+    Raises:
+        SiteError: Sphinx warns; paths are as in the repository.
+    """
     from sphinx.cmd.build import build_main
 
     messages = io.StringIO()
@@ -110,6 +114,7 @@ def _run_sphinx(source: Path, site: Path, url: str) -> None:
     if url:
         options += ["-D", f"html_baseurl={url.rstrip('/')}/"]
     with contextlib.redirect_stderr(messages):
-        failed = build_main([*options, "-c", str(HERE), "-d", str(source.parent / "doctrees"), str(source), str(site)])
+        folders = ["-d", str(source.parent / "doctrees"), str(source), str(site)]
+        failed = build_main([*options, "-b", builder, "-c", str(settings), *folders])
     if failed:
         raise SiteError(messages.getvalue().replace(f"{source.resolve()}/", "").strip())
