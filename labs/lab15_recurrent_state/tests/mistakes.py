@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from .reference import common_hit, cost, delta_rule, replay_of
 
 RULE = {
@@ -28,15 +30,12 @@ def of_rule(inputs, state):
 
 def of_chunks(inputs, state, chunk):
     """As `of_rule`, and what comes out if chunks do not hand on their state, or if only whole chunks are computed."""
-    usual = of_rule(inputs, state)
-    n = inputs[0].shape[-2]
-    o = [delta_rule(*(cut(x, i, start, start + chunk) for i, x in enumerate(inputs)), state)
-         for start in range(0, n, chunk)]  # fmt: skip
+    usual, n = of_rule(inputs, state), inputs[0].shape[-2]
+    alone = "every chunk begins with the first state: none hands its own on"
+    starts = range(0, n, chunk)
+    o = [delta_rule(*(cut(x, i, at, at + chunk) for i, x in enumerate(inputs)), state) for at in starts]
     if len(o) > 1:
-        import torch
-
-        usual["o"]["every chunk begins with the first state: none hands its own on"] = torch.cat([x for x, _ in o], -2)
-        usual["state"]["every chunk begins with the first state: none hands its own on"] = o[-1][1]
+        usual["o"][alone], usual["state"][alone] = torch.cat([x for x, _ in o], -2), o[-1][1]
     if n % chunk:
         whole = n // chunk * chunk
         _, short = delta_rule(*(cut(x, i, 0, whole) for i, x in enumerate(inputs)), state)

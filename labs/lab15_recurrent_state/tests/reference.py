@@ -42,9 +42,8 @@ def delta_rule(q, k, v, beta, g, state, precise=torch.float64, variant=""):
             written = key @ (value - read)
         else:
             written = key @ (strength * (value - read))
-        before = decayed
         S = decayed + written
-        seen = before if variant == "output before the write" else S
+        seen = decayed if variant == "output before the write" else S
         row = q[..., t, None, :] @ seen
         rows.append(row * q.shape[-1] ** -0.5 if variant == "scaled" else row)
     return torch.cat(rows, -2), S
@@ -127,11 +126,8 @@ def drawn_groups(rng, n_groups=3, tokens=60):
     groups = []
     for i in range(n_groups):
         block = int(rng.choice([2, 3, 4, 6]))
-        kind = "attention" if i == 0 or rng.random() < 0.5 else "state"
-        n_blocks = tokens // block + 1
-        share = 0.5 if kind == "state" else 0.03
-        held = {b for b in range(n_blocks) if rng.random() > share}
-        groups.append((kind, block, held))
+        kind, lost = ("attention", 0.03) if i == 0 or rng.random() < 0.5 else ("state", 0.5)
+        groups.append((kind, block, {b for b in range(tokens // block + 1) if rng.random() > lost}))
     return groups
 
 
@@ -170,60 +166,9 @@ def cost(given):
     method, tokens, state_bytes, update_bytes, block, chunk, shared, drafts, accepted = given
     apart = block if method == "all" else max(n for n in range(block, chunk + 1) if n % block == 0)
     kept = [p for p in range(1, tokens + 1) if p % apart == 0]
-    n_states, updates = len(kept) + 1, 0
-    if drafts:
-        n_states += {"align": 1, "all": drafts, "ring": 1}[method]
-        updates = drafts if method == "ring" else 0
+    n_states = len(kept) + 1 + {"align": min(drafts, 1), "all": drafts, "ring": min(drafts, 1)}[method]
+    updates = drafts if method == "ring" else 0
     again = replay_of(tokens, kept)[shared]
     if method == "align" and accepted < drafts:
         again += accepted
     return n_states * state_bytes + updates * update_bytes, again
-
-
-class Mirror:
-    """What a HybridCache holds, in plain lists: every sequence has its own tokens, and its state is made from them."""
-
-    def __init__(self, every, sizes):
-        self.every, self.sizes, self.tokens, self.n_drafts = every, sizes, {}, {}
-
-    def append(self, seq, inputs, drafts=False):
-        """Add tokens: a tuple k, v, beta, g."""
-        n = inputs[0].shape[1]
-        old = self.tokens.get(seq)
-        self.tokens[seq] = inputs if old is None else joined(old, inputs)
-        self.n_drafts[seq] = n if drafts else 0
-
-    def rollback(self, seq, n_accepted):
-        """Drop the drafts after the first n_accepted."""
-        self.tokens[seq] = first(self.tokens[seq], self.length(seq) - self.n_drafts[seq] + n_accepted)
-        self.n_drafts[seq] = 0
-
-    def restore(self, seq, new, position):
-        """The prefix that both layers have."""
-        verified = self.length(seq) - self.n_drafts[seq]
-        length = min(position, verified) // self.every * self.every
-        self.tokens[new], self.n_drafts[new] = first(self.tokens[seq], length), 0
-        return length
-
-    def fork(self, seq, new):
-        """All of a sequence."""
-        self.tokens[new], self.n_drafts[new] = self.tokens[seq], 0
-
-    def length(self, seq):
-        """Tokens, drafts included."""
-        return self.tokens[seq][0].shape[1]
-
-    def state(self, seq, precise=torch.float64):
-        """The state from all tokens."""
-        k, v, beta, g = self.tokens[seq]
-        return delta_rule(k, k, v, beta, g, None, precise)[1]
-
-
-def joined(old, new):
-    """Two runs of tokens, one after the other."""
-    return tuple(torch.cat(pair, 1) for pair in zip(old, new, strict=True))
-
-
-def first(tokens, n):
-    """The first n tokens of a run."""
-    return tuple(x[:, :n] for x in tokens)

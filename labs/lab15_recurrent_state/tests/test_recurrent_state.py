@@ -32,7 +32,6 @@ from labkit.testing.unchanged import unchanged
 from .mistakes import SAMPLING, of_chunks, of_cost, of_hit, of_replay, of_rule
 from .probes import all_outcomes, arguments_after_calls, cache_bytes, measured, run_cache
 from .reference import (
-    Mirror,
     best_worst_replay,
     common_hit,
     cost,
@@ -85,6 +84,15 @@ def check_rule(function, rng, *, n, shape=(), d_k=6, d_v=4, dtype=torch.float32,
         )  # fmt: skip
 
 
+def check_worked_example(function, *chunk):
+    """The value 4 twice: 2 is written, and then 1."""
+    one, want = torch.ones(2, 1), torch.tensor([[2.0], [3.0]])
+    o, state = function(one, one, 4 * one, torch.full((2,), 0.5), torch.zeros(2), None, *chunk)
+    usual = {"what the first token writes is not seen by the second": torch.tensor([[2.0], [4.0]])}
+    assert_close("o", o, want, baseline=want, mistakes=usual)
+    assert_close("state", state, want[1:], baseline=want[1:])
+
+
 def check_rule_refuses(function, *more):
     """Shapes that do not fit."""
     q, k, v, beta, g, S = (torch.zeros(s) for s in ((2, 4, 3), (2, 4, 3), (2, 4, 5), (2, 4), (2, 4), (2, 3, 5)))
@@ -102,10 +110,7 @@ class TestGatedDeltaRecurrent:
     """Decay, read, write, output: token by token, with one state."""
 
     def test_worked_example(self):
-        one = torch.ones(2, 1)
-        o, state = gated_delta_recurrent(one, one, 4 * one, torch.full((2,), 0.5), torch.zeros(2), None)
-        assert_close("o", o, [[2.0], [3.0]], baseline=torch.tensor([[2.0], [3.0]]))
-        assert_close("state", state, [[3.0]], baseline=torch.tensor([[3.0]]))
+        check_worked_example(gated_delta_recurrent)
 
     @pytest.mark.parametrize("sizes", RULE_CASES)
     def test_rule(self, rng, sizes):
@@ -118,9 +123,8 @@ class TestGatedDeltaRecurrent:
             _, counts = measured("gated_delta_recurrent", (*drawn_tokens(rng, n=n, d_k=24, d_v=16), None))
             peaks.append(counts["peak_bytes"] - 2 * n * 16 * 4)
         hint = "with 8 times the tokens more than o grows: a state or an update is kept for each token"
-        assert_at_most(
-            "the peak over two outputs, 256 tokens,", peaks[1], max(peaks[0], 0) + 6 * 24 * 16 * 4, hint=hint
-        )
+        most = max(peaks[0], 0) + 6 * 24 * 16 * 4
+        assert_at_most("the peak over two outputs, 256 tokens,", peaks[1], most, hint=hint)
 
     @pytest.mark.refuses
     def test_bad_arguments(self):
@@ -131,11 +135,7 @@ class TestGatedDeltaChunked:
     """The same numbers from matrix products."""
 
     def test_worked_example(self):
-        one = torch.ones(2, 1)
-        o, state = gated_delta_chunked(one, one, 4 * one, torch.full((2,), 0.5), torch.zeros(2), None, 2)
-        usual = {"what the first token writes is not seen by the second": torch.tensor([[2.0], [4.0]])}
-        assert_close("o", o, [[2.0], [3.0]], baseline=torch.tensor([[2.0], [3.0]]), mistakes=usual)
-        assert_close("state", state, [[3.0]], baseline=torch.tensor([[3.0]]))
+        check_worked_example(gated_delta_chunked, 2)
 
     @pytest.mark.parametrize("chunk", [1, 4, 16])
     @pytest.mark.parametrize("sizes", RULE_CASES)
@@ -377,50 +377,60 @@ def residual_at_one(p, q, cold, drafts, u):
 
 
 class Pair:
-    """A cache of the submission, as the calls that make it, and its mirror in plain lists."""
+    """The calls of a submission's cache, and next to them each sequence's tokens as they should be."""
 
     def __init__(self, rng, num_blocks=24, block=4, every=8, heads=2, d_k=5, d_v=3):
         self.rng, self.sizes = rng, (num_blocks, block, every, heads, d_k, d_v)
-        self.mirror, self.calls, self.story, self.lengths = Mirror(every, self.sizes), [], [], {}
+        self.held, self.n_drafts, self.calls, self.story, self.lengths = {}, {}, [], [], {}
 
     def tokens(self, n):
-        """k, v, beta, g of n drawn tokens."""
         return drawn_tokens(self.rng, self.sizes[3], n=n, d_k=self.sizes[4], d_v=self.sizes[5], decay=0.3)[1:]
 
     def append(self, seq, n, drafts=False):
-        """Append drawn tokens."""
         tokens = self.tokens(n)
-        self.mirror.append(seq, tokens, drafts)
-        self._note("append", (seq, *tokens, drafts), f"append({seq!r}, {n} {'drafts' if drafts else 'tokens'})")
-        return self
+        old = self.held.get(seq, [x[:, :0] for x in tokens])
+        self.held[seq] = [torch.cat(pair, 1) for pair in zip(old, tokens, strict=True)]
+        self.n_drafts[seq] = n if drafts else 0
+        return self._note("append", (seq, *tokens, drafts), f"append({seq!r}, {n} {'drafts' if drafts else 'tokens'})")
 
     def rollback(self, seq, n_accepted):
-        """Take drafts back."""
-        self.mirror.rollback(seq, n_accepted)
-        self._note("rollback", (seq, n_accepted))
-        return self
+        self._begin(seq, seq, self.verified(seq) + n_accepted)
+        return self._note("rollback", (seq, n_accepted))
 
     def fork(self, seq, new):
-        """Copy a sequence."""
-        self.mirror.fork(seq, new)
-        self._note("fork", (seq, new))
-        return self
+        self._begin(seq, new, self.length(seq))
+        return self._note("fork", (seq, new))
 
     def restore(self, seq, new, position):
-        """Begin a sequence with a prefix of another."""
-        self.lengths[len(self.calls)] = self.mirror.restore(seq, new, position), seq, position
-        self._note("restore", (seq, new, position))
-        return self
+        """Begin a sequence with the prefix of another that both layers have."""
+        length = min(position, self.verified(seq)) // self.sizes[2] * self.sizes[2]
+        self.lengths[len(self.calls)] = length, seq, position
+        self._begin(seq, new, length)
+        return self._note("restore", (seq, new, position))
 
     def free(self, seq):
-        """Forget a sequence."""
-        del self.mirror.tokens[seq]
-        self._note("free", (seq,))
-        return self
+        del self.held[seq]
+        return self._note("free", (seq,))
+
+    def length(self, seq):
+        """Tokens, drafts included."""
+        return self.held[seq][0].shape[1]
+
+    def verified(self, seq):
+        """Tokens without drafts."""
+        return self.length(seq) - self.n_drafts[seq]
+
+    def state(self, seq, precise=torch.float64):
+        k, *others = self.held[seq]
+        return delta_rule(k, k, *others, None, precise)[1]
+
+    def _begin(self, seq, new, length):
+        self.held[new], self.n_drafts[new] = [x[:, :length] for x in self.held[seq]], 0
 
     def _note(self, name, args, shown=""):
         self.calls.append((name, args, False))
         self.story.append(shown or f"{name}({', '.join(map(repr, args))})")
+        return self
 
     def refused(self, when, mentions, name, *args):
         """A call that must be refused, and must change nothing."""
@@ -429,12 +439,12 @@ class Pair:
         self.calls.append((name, args, True))
 
     def check(self, mistakes=None, hint="", free=None):
-        """Every sequence is as in the mirror; `mistakes` gives wrong states by the sequence's name."""
-        seqs = list(self.mirror.tokens)
+        """Every sequence is as it should be; `mistakes` gives wrong states by the sequence's name."""
+        seqs = list(self.held)
         results, views, n_free = run_cache(self.sizes, self.calls, seqs)
         after = " after " + ", ".join(self.story)
         for call, (length, seq, position) in self.lengths.items():
-            counted = min(position, self.mirror.length(seq)) if seq in self.mirror.tokens else position
+            counted = min(position, self.length(seq)) if seq in self.held else position
             usual = {
                 "the hit counts drafts: they are not verified": counted // self.sizes[2] * self.sizes[2],
                 "attention's blocks alone are counted: the layer with a state has a checkpoint after each `every` "
@@ -444,12 +454,12 @@ class Pair:
             assert_equal(f"what {self.story[call]} returns{after}", results[call], length, mistakes=usual)
         for seq in seqs:
             where, view = f" of {seq!r}{after}", views[seq]
-            assert_equal(f"the length{where}", view["length"], self.mirror.length(seq))
+            assert_equal(f"the length{where}", view["length"], self.length(seq))
             for i, name in enumerate(("keys", "values")):
-                want = self.mirror.tokens[seq][i]
+                want = self.held[seq][i]
                 assert_close(f"the {name}{where}", view[name], want.double(), baseline=want, hint=BLOCKS)
             usual = {text: state() for text, state in (mistakes or {}).get(seq, {}).items()}
-            plain, want = self.mirror.state(seq, torch.float32), self.mirror.state(seq)
+            plain, want = self.state(seq, torch.float32), self.state(seq)
             assert_close(f"the state{where}", view["state"], want, baseline=plain, dtype=torch.float32, mistakes=usual,
                          hint=hint, tolerance=Tolerance(largest=1.0))  # fmt: skip
         if free is not None:
@@ -458,7 +468,7 @@ class Pair:
 
     def state_of(self, seq, *, without=None, upto=None, more=None):
         """The state from the first `upto` tokens of a sequence, then `more` tokens, then its tokens from `without`."""
-        tokens = self.mirror.tokens[seq]
+        tokens = self.held[seq]
         parts = [tuple(x[:, :upto] for x in tokens), *([more] if more else [])]
         if without is not None:
             parts.append(tuple(x[:, without:] for x in tokens))
@@ -483,7 +493,7 @@ class TestHybridCache:
     @pytest.mark.parametrize("n_accepted", [0, 1, 3, 4])
     def test_rejected_drafts_leave_no_trace(self, rng, n_accepted):
         pair = Pair(rng).append("a", 6).append("a", 4, True)
-        drafts = tuple(x[:, 6:] for x in pair.mirror.tokens["a"])
+        drafts = tuple(x[:, 6:] for x in pair.held["a"])
         pair.rollback("a", n_accepted)
         length = 6 + n_accepted
         rejected = tuple(x[:, n_accepted:] for x in drafts)
@@ -522,7 +532,7 @@ class TestHybridCache:
     @pytest.mark.parametrize("n_accepted", [0, 1, 2, 5])
     def test_no_checkpoint_contains_a_draft(self, rng, n_accepted):
         pair = Pair(rng).append("a", 6).append("a", 5, True)
-        drafts = tuple(x[:, 6:8] for x in pair.mirror.tokens["a"])
+        drafts = tuple(x[:, 6:8] for x in pair.held["a"])
         pair.rollback("a", n_accepted).append("a", 8).restore("a", "b", 12)
         text = "the checkpoint contains drafts that were rejected"
         pair.check({"b": {text: lambda: pair.state_of("a", upto=6, more=drafts)}})
@@ -554,7 +564,7 @@ class TestHybridCache:
         pair, names = Pair(rng, num_blocks=60), iter("bcdefgh")
         pair.append("a", 3)
         for _ in range(24):
-            seq = str(rng.choice(list(pair.mirror.tokens)))
+            seq = str(rng.choice(list(pair.held)))
             what = rng.choice(["append", "drafts", "fork", "restore"], p=[0.3, 0.5, 0.08, 0.12])
             if what == "append":
                 pair.append(seq, int(rng.integers(1, 9)))
@@ -564,7 +574,7 @@ class TestHybridCache:
             elif (new := next(names, None)) is not None and what == "fork":
                 pair.fork(seq, new)
             elif new is not None:
-                pair.restore(seq, new, int(rng.integers(0, pair.mirror.length(seq) + 1)))
+                pair.restore(seq, new, int(rng.integers(0, pair.length(seq) + 1)))
         pair.check()
 
     @robust
@@ -585,20 +595,18 @@ class TestHybridCache:
         sizes, n, n_drafts = (40, 4, 32, 2, 16, 16), 100, 6
         tokens = drawn_tokens(rng, 2, n=n + n_drafts, d_k=16, d_v=16)[1:]
         found = cache_bytes(sizes, tokens, (30, 1, 1, 38, 30), n_drafts)
-        blocks, state = 40 * 4 * 2 * 32 * 4, 2 * 16 * 16 * 4
-        update = 2 * (16 + 16 + 2) * 4 * n_drafts
-        hint = "keys and values live in the blocks, and only there"
-        assert_at_most("the bytes of a new cache", found["made"], blocks + 1024, hint=hint)
-        hint = "a state or an update is stored for each token, block or append: a checkpoint every 32 tokens is enough"
-        assert_at_most("the bytes after 100 tokens", found["full"], blocks + 5 * state + 2048, hint=hint)
-        most = blocks + 5 * state + max(n_drafts * state, state + update) + 2048
-        assert_at_most(
-            "the bytes with 6 drafts", found["drafts"], most, hint="more is kept than a state for each draft"
-        )
-        hint = "what rollback needed is still kept after it"
-        assert_at_most("the bytes after rollback", found["after"], blocks + 5 * state + 2048, hint=hint)
-        hint = "a fork shares blocks and checkpoints: it needs one state of its own"
-        assert_at_most("the bytes that a fork adds", found["fork"] - found["after"], state + 1024, hint=hint)
+        blocks, state, update = 40 * 4 * 2 * 32 * 4, 2 * 16 * 16 * 4, 2 * (16 + 16 + 2) * 4 * n_drafts
+        full, added = blocks + 5 * state + 2048, found["fork"] - found["after"]
+        for what, got, most, hint in (
+            ("of a new cache", found["made"], blocks + 1024, "keys and values live in the blocks, and only there"),
+            ("after 100 tokens", found["full"], full, "a state or an update is stored for each token, block or append: "
+             "a checkpoint every 32 tokens is enough"),
+            ("with 6 drafts", found["drafts"], full + max(n_drafts * state, state + update),
+             "more is kept than a state for each draft"),
+            ("after rollback", found["after"], full, "what rollback needed is still kept after it"),
+            ("that a fork adds", added, state + 1024, "a fork shares blocks and checkpoints: one state is its own"),
+        ):  # fmt: skip
+            assert_at_most(f"the bytes {what}", got, most, hint=hint)
         assert_equal("num_free() after the fork", found["free"], 40 - 26)
 
     @pytest.mark.refuses
