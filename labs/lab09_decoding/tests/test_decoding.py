@@ -290,11 +290,11 @@ class TestKVCache:
         assert_at_most(what, life, 2 * 64 * 2 * 3 * 4)
 
     @pytest.mark.cost
-    @pytest.mark.memory_limit(mib=23)
+    @pytest.mark.memory_limit(mib=44)
     def test_storage_seen_from_outside(self, rng, memory_limit):
         k, v = whole_numbers(rng)
-        got = memory_limit(last_after_appends, KVCache, (32_768, 2, 64, torch.bfloat16), k, v, 32)
-        assert_last_tokens(got, k, v, 32, 32_768)
+        got = memory_limit(last_after_appends, KVCache, (65_536, 2, 64, torch.bfloat16), k, v, 64)
+        assert_last_tokens(got, k, v, 64, 65_536)
 
     @pytest.mark.refuses
     def test_no_room(self, rng):
