@@ -119,11 +119,13 @@ def is_limited(job: Job) -> bool:
 @functools.cache
 def memory_limited(suite: Path) -> set[str]:
     """The tests of a suite marked `memory_limit`, as `TestClass::test_name`."""
-    classes = [node for node in ast.parse(suite.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    body = ast.parse(suite.read_text(encoding="utf-8")).body
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     return {
-        f"{each.name}::{test.name}"
-        for each in classes
-        for test in each.body
+        f"{name}::{test.name}"
+        for name, each in classes.items()
+        for part in (each, *(classes[base.id] for base in each.bases if isinstance(base, ast.Name)))
+        for test in part.body
         if isinstance(test, ast.FunctionDef)
         and any("pytest.mark.memory_limit" in ast.unparse(mark) for mark in test.decorator_list)
     }

@@ -85,6 +85,7 @@ def grouped_mistakes(case: GroupedCase) -> Made:
     n_queries, n_keys = case.Q.shape[-2], case.K.shape[-2]
     found: Made = {
         "query head h reads key head h % H_kv instead of h // group": partial(_by_remainder, case),
+        "query head h is grouped with h % H_kv, and the heads come out group by group": partial(_exchanged, case),
         "the rows of a group's product, query by query, are taken for rows head by head": partial(_by_query, case),
     }
     if case.counted_from_the_end:
@@ -113,6 +114,12 @@ def _by_remainder(case: GroupedCase) -> Results:
     return {"O": made.output, "L": made.lse}
 
 
+def _exchanged(case: GroupedCase) -> Results:
+    rows = case.Q.unflatten(-3, (case.group, -1)).transpose(-4, -3).reshape(case.Q.shape)
+    made = attention(*map(numbers, (rows, *case.inputs[1:])), mask=case.hidden)
+    return {"O": made.output, "L": made.lse}
+
+
 def _by_query(case: GroupedCase) -> Results:
     rows = case.Q.unflatten(-3, (-1, case.group)).transpose(-3, -2).reshape(case.Q.shape)
     made = attention(*map(numbers, (rows, *case.inputs[1:])), mask=case.hidden)
@@ -125,7 +132,10 @@ def split_mistakes(case: GroupedCase, num_splits: int) -> Made:
     if not 0 < num_splits <= n_keys:
         return {}
     found: Made = {
-        "the partial outputs are averaged: each weighs as much as its keys do": partial(_averaged, case, num_splits)
+        "the partial outputs are averaged: each weighs as much as its keys do": partial(_averaged, case, num_splits),
+        "the weighted outputs are added up, and not divided by the sum of the weights": partial(
+            _undivided, case, num_splits
+        ),
     }
     whole = n_keys // num_splits * num_splits
     if whole < n_keys:
@@ -136,7 +146,18 @@ def split_mistakes(case: GroupedCase, num_splits: int) -> Made:
 
 def _averaged(case: GroupedCase, num_splits: int) -> Results:
     """The mean of the parts' outputs, and no log-sum-exp."""
+    outputs = [part["O"] for part in _parts(case, num_splits)]
+    return {"O": np.mean(outputs, axis=0), "L": np.full_like(case.want["L"], np.nan)}
+
+
+def _undivided(case: GroupedCase, num_splits: int) -> Results:
+    """Outputs with weights that belong to the largest log-sum-exp of the parts."""
+    largest = np.max([part["L"] for part in _parts(case, num_splits)], axis=0)
+    return case.want | {"O": case.want["O"] * np.exp(case.want["L"] - largest)[..., None]}
+
+
+def _parts(case: GroupedCase, num_splits: int) -> list[Results]:
+    """The results over the keys of each split."""
     n_keys = case.K.shape[-2]
     split_of_key = np.arange(n_keys) // -(-n_keys // num_splits)
-    outputs = [case.results(hidden=split_of_key != split)["O"] for split in np.unique(split_of_key)]
-    return {"O": np.mean(outputs, axis=0), "L": np.full_like(case.want["L"], np.nan)}
+    return [case.results(hidden=split_of_key != split) for split in np.unique(split_of_key)]

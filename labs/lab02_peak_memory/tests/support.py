@@ -144,6 +144,8 @@ def assert_longest(got, capacity, batch, d, itemsize, definition):
         "dtype_bytes is ignored": lambda: longest_that_fits(capacity, batch, d, definition=definition),
         "the first length that does not fit is returned": want + 1,
         "powers of two alone are tried": 1 << max(want.bit_length() - 1, 0),
+        "the batch is ignored": lambda: longest_that_fits(capacity, 1, d, dtype_bytes=itemsize, definition=definition),
+        "nothing longer than 2²⁰ is tried: there is no largest length": 2**20 - 1,
     }
     if want == 0:
         mistakes = {"1 is returned where not even one token fits": 1}
@@ -190,7 +192,13 @@ def assert_memory_columns(row):
         exact, round_to = ({}, CUDA_ROUNDING_BYTES) if device == "meta" else (EXACT, 1)
         want = step_memory(shape, definition, **exact) / MIB
         tall, loss = (-(-4 * numbers // round_to) * round_to for numbers in (math.prod(shape), 1))
-        mistakes = {"it is in MB, 10⁶ bytes, and not in MiB": want * MIB / 1e6}
+        mistakes = {
+            "it is in MB, 10⁶ bytes, and not in MiB": want * MIB / 1e6,
+            "the batch is 8, whatever is asked for": step_memory((8, *shape[1:]), definition, **exact) / MIB,
+        }
+        if device == "meta":
+            of_cpu = step_memory(shape, definition, **EXACT) / MIB
+            mistakes["the row is measured on the CPU, whatever device is asked for"] = of_cpu
         first = "the first step is read, where no gradients and no loss are there yet"
         if definition == "saved":
             mistakes |= {first: want + loss / MIB, "it is read after backward()": 0.0}

@@ -324,7 +324,13 @@ def merge_mistakes(state_a, state_b, want):
     (m_a, l_a, o_a), (m_b, l_b, o_b), (m, l, o) = (map(np.float64, state) for state in (state_a, state_b, want))
     w_a, w_b = l_a * np.exp(m_a - finite(m)), l_b * np.exp(m_b - finite(m))
     averaged = (w_a[..., None] * o_a + w_b[..., None] * o_b) / np.where(l == 0, 1, l)[..., None]
+    larger = m_a >= m_b
+    alone = np.where(larger, w_a, w_b), np.where(larger[..., None], w_a[..., None] * o_a, w_b[..., None] * o_b)
+    of_second = np.exp(finite(m) - finite(m_b))
     return {
+        "the rescaled states are averaged: they are added": (m, l / 2, o / 2),
+        "the state with the smaller maximum is left out: it counts, however far below it lies": (m, *alone),
+        "m is the second state's: it is the larger of the two": (m_b, l * of_second, o * of_second[..., None]),
         "l and o are added without rescaling": (m, l_a + l_b, o_a + o_b),
         "l and o are averaged": (m, (l_a + l_b) / 2, (o_a + o_b) / 2),
         "o is taken for divided by l, and averaged: it is Σ exp(s − m)·v, undivided": (m, l, averaged),

@@ -242,7 +242,7 @@ class TestOnlineSoftmax:
         assert_at_most("the peak", peak, limit, hint=hint)
 
     @pytest.mark.cost
-    @pytest.mark.memory_limit(mib=46)
+    @pytest.mark.memory_limit(mib=49)
     def test_many_blocks_seen_from_outside(self, rng, memory_limit):
         shape, seeds = (256, 2**9), rng.integers(0, 2**32, 32)
         got = memory_limit(given_drawn_blocks, online_softmax, (shape, seeds))

@@ -268,7 +268,9 @@ def _other_fits(settings, moved, loaded):
         return np.linalg.lstsq(columns, values, rcond=None)[0][:3]
 
     with_constant = np.c_[settings, np.ones(len(settings))]
+    right = fit(with_constant, moved)
     return {
+        "the exponents of d and M have changed places": right[[0, 2, 1]],
         "the fit has no constant: traffic ≈ constant · N^a · d^b · M^c": fit(settings, moved),
         "the traffic itself is fitted, and not its logarithm": fit(with_constant, np.exp(moved)),
         "machine.loaded is fitted: the traffic is what was loaded and what was stored": fit(with_constant, loaded),

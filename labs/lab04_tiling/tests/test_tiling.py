@@ -450,7 +450,9 @@ class TestChooseBlocks:
 
     @pytest.mark.robust
     def test_float32_is_the_default(self):
-        assert_equal("choose_blocks(65536, 64)", choose_blocks(65_536, 64), choose_blocks(65_536, 64, 4))
+        of_half, want = choose_blocks(65_536, 64, 2), choose_blocks(65_536, 64, 4)
+        mistakes = {"dtype_bytes is 2 where it is left out: its default is 4": of_half}
+        assert_equal("choose_blocks(65536, 64)", choose_blocks(65_536, 64), want, mistakes=mistakes)
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @by_sram

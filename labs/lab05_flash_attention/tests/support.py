@@ -233,9 +233,9 @@ def measure_step(case, hint=""):
 
 
 @functools.cache
-def long_step(n, causal):
+def long_step(n, causal, dtype=torch.float32):
     """A step with n tokens, measured once for several tests."""
-    return measure_step(tensor_case(np.random.default_rng(5), n=n, causal=causal))
+    return measure_step(tensor_case(np.random.default_rng(5), n=n, causal=causal, dtype=dtype))
 
 
 def assert_saved(case, saved):

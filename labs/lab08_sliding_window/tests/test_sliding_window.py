@@ -118,7 +118,7 @@ class TestClassifyTiles:
         assert_at_most("the peak of classify_tiles(2048, 300, 128)", peak, 256 * 1024, hint=hint)
 
     @pytest.mark.cost
-    @pytest.mark.memory_limit(mib=10)
+    @pytest.mark.memory_limit(mib=6)
     def test_without_the_mask_seen_from_outside(self, memory_limit):
         assert_tiles(memory_limit(classify_tiles, 4096, 300, 128), 4096, 300, 128)
 
@@ -131,9 +131,9 @@ class TestClassifyTiles:
 
 
 @cache
-def measured(seq_len, window, block, d=8):
+def measured(seq_len, window, block, dtype="float32"):
     """What a training step takes, measured once for several tests, if its output is right."""
-    case = WindowCase(np.random.default_rng(8), seq_len, window, block, d=d, d_v=d)
+    case = WindowCase(np.random.default_rng(8), seq_len, window, block, d=8, d_v=8, dtype=dtype)
     out, counts = measured_step(*case.step)
     case.compare("out", out)
     return counts
@@ -150,6 +150,7 @@ ROWS = [
 ]  # fmt: skip
 """N = 64 is a whole number of blocks; queries and keys are as many. One of each comes last: it explains least."""
 every_case = pytest.mark.parametrize("row", ROWS)
+half_or_not = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 every_window = pytest.mark.parametrize(
     ("window", "block"),
     [(10, 16), (200, 32), (7, 100), (3, 1), (1, 16)],
@@ -244,10 +245,11 @@ class TestSlidingWindowAttention:
             case.compare_penalised(got)
 
     @pytest.mark.cost
+    @half_or_not
     @pytest.mark.parametrize(("window", "block"), [(70, 32), (40, 64), (1, 16)])
-    def test_empty_tiles_are_skipped(self, window, block):
+    def test_empty_tiles_are_skipped(self, window, block, dtype):
         n, d = 500, 8
-        counts, (visited, seen) = measured(n, window, block, d), flops_needed(n, window, block, d)
+        counts, (visited, seen) = measured(n, window, block, dtype), flops_needed(n, window, block, d)
         fused = ", ".join(counts["fused"])
         require_own_work(not fused, f"torch's own attention was called ({fused}): write it")
         for name, products, least in (("forward", 2, 2), ("backward", 7, 4)):
@@ -276,8 +278,9 @@ class TestSlidingWindowAttention:
         require_at_least("the products of a block's size", len(fitting), least, message, unit="products")
 
     @pytest.mark.cost
-    def test_memory_grows_with_n(self):
-        short, long = measured(250, 40, 32), measured(1000, 40, 32)
+    @half_or_not
+    def test_memory_grows_with_n(self, dtype):
+        short, long = measured(250, 40, 32, dtype), measured(1000, 40, 32, dtype)
         hint = "something of N × N is alive, the mask perhaps: each block of queries needs a mask of its own tile only"
         name, limit = "the largest tensor of a step (N=1000, window=40, block=32)", 4 * 1000 * (40 + 2 * 32)
         assert_at_most(name, long["largest_bytes"], limit, hint=hint)
@@ -286,8 +289,9 @@ class TestSlidingWindowAttention:
         require_at_most("a step's peak with 4 times the tokens", ratio, 6, f"{message}\nUsual cause: {hint}")
 
     @pytest.mark.cost
-    def test_between_the_passes(self):
-        kept = measured(1000, 40, 32)["kept_bytes"]
+    @half_or_not
+    def test_between_the_passes(self, dtype):
+        kept = measured(1000, 40, 32, dtype)["kept_bytes"]
         hint = "N² scores, weights or masks are kept for the backward pass: keep what lies in the window at most"
         limit = 4 * 1000 * (4 * (40 + 2 * 32) + 64)
         assert_at_most("what is kept between the passes (N=1000, window=40, block=32)", kept, limit, hint=hint)

@@ -30,6 +30,7 @@ def assert_cache_bytes(answer, *sizes, **options):
         "keys alone are counted: a value is kept for every key": want // 2,
         "the bits are counted: 8 to a byte": 8 * want,
         "the number is in MiB, not in bytes": want / 2**20,
+        "dtype_bytes is ignored, and 2 is taken": with_other(dtype_bytes=2),
     }
     if window:
         usual["the window is ignored"] = with_other(window=None)
@@ -175,6 +176,7 @@ def assert_heuristic(answer, total, sms, blocks, most=128):
     every = efficiencies(total, sms, min(most, sms, blocks), 0)
     unbounded = efficiencies(total, sms, min(sms, blocks), blocks)
     shorter = efficiencies(total, sms, min(most, sms, blocks) - 1, blocks)
+    down = {splits: total * splits / sms / max(total * splits // sms, 1) for splits in right}
     more_than_sms = efficiencies(total, sms, min(most, blocks), blocks)
 
     def smallest(found, least):
@@ -191,6 +193,13 @@ def assert_heuristic(answer, total, sms, blocks, most=128):
             shorter, 0.85 * max(shorter.values(), default=1)
         ),
         "an efficiency of 0.85 is enough, whatever the best one is": smallest(right, 0.85),
+        "waves are rounded down: an unfinished one takes as long as a full one": smallest(
+            down, 0.85 * max(down.values())
+        ),
+        "splits are as many as fill the multiprocessors once: the last wave may be nearly empty": min(
+            max(right), -(-sms // total)
+        ),
+        "nothing is split where there are more pieces of work than multiprocessors: the last wave counts": 1,
     }
     got = answer(total, sms, blocks, *([most] if most != 128 else []))
     enough = f"efficiency {right[near[0]]:.3f}, at least 0.85 times the best, {best:.3f} of {max(right, key=right.get)}"

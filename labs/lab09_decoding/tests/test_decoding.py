@@ -290,11 +290,11 @@ class TestKVCache:
         assert_at_most(what, life, 2 * 64 * 2 * 3 * 4)
 
     @pytest.mark.cost
-    @pytest.mark.memory_limit(mib=23)
+    @pytest.mark.memory_limit(mib=44)
     def test_storage_seen_from_outside(self, rng, memory_limit):
         k, v = whole_numbers(rng)
-        got = memory_limit(last_after_appends, KVCache, (32_768, 2, 64, torch.bfloat16), k, v, 32)
-        assert_last_tokens(got, k, v, 32, 32_768)
+        got = memory_limit(last_after_appends, KVCache, (65_536, 2, 64, torch.bfloat16), k, v, 64)
+        assert_last_tokens(got, k, v, 64, 65_536)
 
     @pytest.mark.refuses
     def test_no_room(self, rng):
@@ -622,7 +622,11 @@ class TestPagedAttention:
         k_cache, v_cache = torch.zeros(4, 2, 1, 1), torch.arange(1.0, 9.0).view(4, 2, 1, 1)
         got = paged_attention(torch.ones(1, 1, 1), k_cache, v_cache, torch.tensor([[2, 0, -1]]), torch.tensor([3]))
         mean = np.full((1, 1, 1), 4.0, np.float32)  # of the values 5, 6 and 1
-        mistakes = {"the 2 counts as well, and places behind its last token must weigh nothing": mean - 0.5}
+        mistakes = {
+            "the 2 counts as well, and places behind its last token must weigh nothing": mean - 0.5,
+            "the blocks of a sequence are taken to lie one behind the other: the table has each": mean + 2,
+            "the last block, which is partly filled, is left out": mean + 1.5,
+        }
         assert_close("o", got, mean, baseline=mean, mistakes=mistakes)
 
     @pytest.mark.basic

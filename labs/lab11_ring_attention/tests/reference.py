@@ -134,10 +134,10 @@ def token_axis(name):
     return -1 if name == "lse" else -2
 
 
-def alike_on_ranks(names, n, world_size, width):
+def alike_on_ranks(names, n, world_size, width, dtype=torch.float32):
     """For each rank the same random tensors of n tokens and one head: what no result depends on."""
     generator = torch.Generator().manual_seed(12)
-    given = {name: torch.randn(1, n, width, generator=generator) for name in ("q", "k", "v", "dO", "o")}
+    given = {name: torch.randn(1, n, width, generator=generator).to(dtype) for name in (*QKV, "dO", "o")}
     given["lse"] = torch.full((1, n), 8.0)
     return [[given[name] for name in names]] * world_size
 

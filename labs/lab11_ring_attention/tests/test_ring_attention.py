@@ -283,7 +283,11 @@ every_case_of_a_ring = pytest.mark.parametrize("row", [*ring_cases(LAYOUTS)])
 every_case = pytest.mark.parametrize("row", [*ring_cases(["zigzag"])])
 traffic = pytest.mark.parametrize(("world_size", "dtype"), [(3, "bfloat16"), (4, "float32")], ids=["P3-bf16", "P4"])
 far_below_zero = pytest.mark.parametrize("far", [1e3, 1e7])
-strips = pytest.mark.parametrize(("n", "causal"), [(1024, False), (1024, True), (2560, False)])
+strips = pytest.mark.parametrize(
+    ("n", "causal", "dtype"),
+    [(1024, False, torch.bfloat16), (1024, True, torch.float32), (2560, False, torch.float32)],
+    ids=["N1024-bf16", "N1024-causal", "N2560"],
+)
 
 POISON = (
     "a buffer holds NaN until its wait() has returned: it was read before; or a row saw nothing in a block, and "
@@ -436,9 +440,9 @@ def assert_blocks_let_go(case, found, blocks_held):
     assert_each_rank_at_most(what, found["held_bytes"], blocks_held * block, hint=hint)
 
 
-def assert_strips(task, n, causal, names=QKV):
+def assert_strips(task, n, causal, dtype, names=QKV):
     """Fail where a tensor has more numbers than n · 512, with n tokens on each of two ranks."""
-    found = on_ranks(task, alike_on_ranks(names, n, 2, 4), causal=causal, layout="zigzag")
+    found = on_ranks(task, alike_on_ranks(names, n, 2, 4, dtype), causal=causal, layout="zigzag")
     require(not found["trouble"], found["trouble"])
     hint = "a rank's own n × n scores grow with n²: let its queries meet the keys of a block in strips"
     what = f"the largest tensor of {task}, {n} tokens and one head"
@@ -534,8 +538,8 @@ class TestRingAttentionForward:
 
     @pytest.mark.cost
     @strips
-    def test_scores_are_never_there_all_at_once(self, n, causal):
-        assert_strips("ring_attention_forward", n, causal)
+    def test_scores_are_never_there_all_at_once(self, n, causal, dtype):
+        assert_strips("ring_attention_forward", n, causal, dtype)
 
     @pytest.mark.cost
     @pytest.mark.parametrize("world_size", [2, 6], ids="P{}".format)
@@ -602,8 +606,8 @@ class TestRingAttentionBackward:
 
     @pytest.mark.cost
     @strips
-    def test_scores_are_never_there_all_at_once(self, n, causal):
-        assert_strips("ring_attention_backward", n, causal, names=OF_BACKWARD)
+    def test_scores_are_never_there_all_at_once(self, n, causal, dtype):
+        assert_strips("ring_attention_backward", n, causal, dtype, names=OF_BACKWARD)
 
     @pytest.mark.cost
     @pytest.mark.parametrize("world_size", [2, 6], ids="P{}".format)
@@ -673,10 +677,10 @@ class TestAllGatherAttention:
     def test_scores_are_those_of_one_block(self):
         assert_scores_of_one_block("all_gather_attention", n=512, heads=1, rows=512)
 
-    @pytest.mark.memory_limit(mib=60)
+    @pytest.mark.memory_limit(mib=96)
     @pytest.mark.cost
     def test_far_from_whole(self, memory_limit):
-        assert_right_within(memory_limit, "all_gather_attention", 4096, 4)
+        assert_right_within(memory_limit, "all_gather_attention", 6144, 4)
 
 
 class TestUlyssesAttention:
@@ -723,10 +727,10 @@ class TestUlyssesAttention:
     def test_scores_are_those_of_one_block(self):
         assert_scores_of_one_block("ulysses_attention", n=512, heads=4, rows=2048)
 
-    @pytest.mark.memory_limit(mib=60)
+    @pytest.mark.memory_limit(mib=96)
     @pytest.mark.cost
     def test_far_from_whole(self, memory_limit):
-        assert_right_within(memory_limit, "ulysses_attention", 2048, 4, heads=4)
+        assert_right_within(memory_limit, "ulysses_attention", 3072, 4, heads=4)
 
     @pytest.mark.refuses
     @pytest.mark.parametrize(("heads", "kv_heads"), [(7, 7), (14, 7)])

@@ -176,7 +176,7 @@ class TestPageScores:
             assert_at_most(f"what {name} reads of {which}", counts["read"][which], nbytes, hint=hint)
 
     @pytest.mark.cost
-    @pytest.mark.memory_limit(mib=16)
+    @pytest.mark.memory_limit(mib=19)
     def test_far_from_products_of_channels(self, rng, memory_limit):
         q, keys = drawn(rng, 16, 32, dtype=torch.bfloat16), drawn(rng, 2, 8192, 2, 32, dtype=torch.bfloat16)
         lows, highs = keys.amin(-2), keys.amax(-2)

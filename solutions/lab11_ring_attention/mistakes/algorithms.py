@@ -1,5 +1,6 @@
 """Other algorithms: mistakes that no edit of the solution makes."""
 
+import numpy as np
 import torch
 
 
@@ -170,5 +171,39 @@ def ulysses_whole_matrix(comm, q, k, v, causal=False, layout="zigzag"):
     q, k, v = (unshard(comm.all_to_all(x.chunk(P, -3)), layout) for x in (q, k, v))
     tokens = torch.arange(q.shape[-2])
     o, lse = _masked(q, k, v, (tokens > tokens[:, None]) & causal)
+    mine = comm.all_to_all(shard(o.to(q.dtype), P, layout))
+    return torch.cat(mine, -3), torch.cat(comm.all_to_all(shard(lse, P, layout, dim=-1)), -2)
+
+
+def _in_numpy(q, k, v, hidden):
+    """Attention with a mask in NumPy, which meters of tensors do not see: (o, lse) of each query."""
+    group, precise = q.shape[-3] // k.shape[-3], torch.float32 if q.dtype.itemsize == 2 else q.dtype
+    k, v = (x.to(precise).repeat_interleave(group, -3) for x in (k, v))
+    scores = np.matmul(q.to(precise).numpy(), k.mT.numpy()) * np.asarray(q.shape[-1] ** -0.5, k.numpy().dtype)
+    scores[..., hidden.numpy()] = -np.inf
+    top = scores.max(-1, keepdims=True)
+    powers = np.exp(scores - top)
+    total = powers.sum(-1, keepdims=True)
+    return torch.from_numpy(powers / total @ v.numpy()), torch.from_numpy((top + np.log(total))[..., 0])
+
+
+def gather_in_numpy(comm, q, k, v, causal=False, layout="zigzag"):
+    _check(q, k, v, layout)
+    n, P = q.shape[-2], comm.world_size
+    places = _positions(n * P, P, layout)
+    keys, values = torch.cat(comm.all_gather(k), -2), torch.cat(comm.all_gather(v), -2)
+    o, lse = _in_numpy(q, keys, values, (torch.cat(places) > places[comm.rank][:, None]) & causal)
+    return o.to(q.dtype), lse
+
+
+def ulysses_in_numpy(comm, q, k, v, causal=False, layout="zigzag"):
+    _check(q, k, v, layout)
+    P = comm.world_size
+    for x in (q, k):
+        if x.shape[-3] % P:
+            raise ValueError(f"{x.shape[-3]} heads cannot be shared out to {P} ranks")
+    q, k, v = (unshard(comm.all_to_all(x.chunk(P, -3)), layout) for x in (q, k, v))
+    tokens = torch.arange(q.shape[-2])
+    o, lse = _in_numpy(q, k, v, (tokens > tokens[:, None]) & causal)
     mine = comm.all_to_all(shard(o.to(q.dtype), P, layout))
     return torch.cat(mine, -3), torch.cat(comm.all_to_all(shard(lse, P, layout, dim=-1)), -2)

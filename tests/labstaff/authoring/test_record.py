@@ -13,7 +13,7 @@ LABS = find_labs()
 
 
 @pytest.mark.parametrize("lab", LABS, ids=[lab.label for lab in LABS])
-def test_each_mistake_is_recorded_with_tests_that_are_there(lab):
+def test_each_mistake_is_recorded_with_its_sentence_and_tests_that_are_there(lab):
     """A new mistake's: `python -m labstaff.authoring.record --missing`."""
     classes = {task.name: task.tests for task in lab.tasks}
     suite = "".join(file.read_text(encoding="utf-8") for file in lab.suite_files)
@@ -25,6 +25,8 @@ def test_each_mistake_is_recorded_with_tests_that_are_there(lab):
         tests = {record.found_by, *record.failing}
         assert all(f"def {test.partition('::')[2]}(" in suite for test in tests), name
         assert f"✗ {record.found_by.partition('::')[2]}" in "\n".join(record.message), name
+        read = " ".join(line.strip() for line in record.message)
+        assert mistakes[name].says in read, f"{name}: no message says {mistakes[name].says!r}"
 
 
 def test_only_classes_that_see_a_change_are_run():
