@@ -23,7 +23,7 @@ def chat(
         list[str] | None,
         typer.Argument(
             metavar="[LAB] [PROMPT]...",
-            help="a lab's number, like 05 (without it the last lab that you have finished), and what to say",
+            help="a lab's number, like 05 (without it all labs that you have finished), and what to say",
         ),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="with torch's own attention instead of your code")] = False,
@@ -43,10 +43,9 @@ def chat(
 
     said = list(words or [])
     lab = find_lab(said.pop(0)) if said and LAB_NAME.fullmatch(said[0]) else None
-    if lab is None and not plain:
-        lab = _last_finished()
-        if lab is None:
-            typer.echo("No lab is finished yet: this is torch's own attention. uv run lab chat 01 runs yours.\n")
+    parts = _finished_parts() if lab is None and not plain else {}
+    if lab is None and not plain and not parts:
+        typer.echo("No lab is finished yet: this is torch's own attention. uv run lab chat 01 runs yours.\n")
     lab = None if plain else lab
     given = {"bits": bits, "window": window, "sinks": sinks, "paged": paged or None, "show": show or None}
     _check(lab, {name for name, value in given.items() if value is not None}, bits)
@@ -62,6 +61,10 @@ def chat(
         together.rehearse(lab)
     elif lab is not None:
         rehearse(lab, Setting(TINY, 64, **options))
+    elif parts:
+        from labkit.chat import whole
+
+        whole.rehearse(parts)
     try:
         loaded = read_model(model, hybrid=lab is not None and lab.number == STATES)
     except ModelError as error:
@@ -75,6 +78,9 @@ def chat(
     if len(prompt) + tokens > sizes.context:
         typer.echo(f"The prompt has {len(prompt):,} tokens: its last {sizes.context - tokens:,} are used.\n")
         prompt = prompt[tokens - sizes.context :]
+    if parts:
+        whole.talk(parts, loaded, prompt, tokens)
+        return
     talk(lab, loaded, prompt, tokens, Setting(sizes, len(prompt) + tokens, **options))
     if show and lab is not None:
         from labkit.chat.page import write_page
@@ -83,13 +89,13 @@ def chat(
         typer.echo(f"written: {write_page(student_module(lab.number), loaded, prompt)}")
 
 
-def _last_finished() -> Lab | None:
-    """The last lab with a place in the model of which every task is done."""
+def _finished_parts() -> dict[str, Lab]:
+    """The labs that make the engine, by their parts: of those of which every task is done."""
+    from labkit.chat.places import parts_of
     from labkit.labs.catalog import find_labs
     from labkit.suite.results import load, next_task
 
-    done = [lab for lab in find_labs() if lab.number in (*ADAPTERS, SERVING) and next_task(lab, load(lab)) is None]
-    return done[-1] if done else None
+    return parts_of({lab.number: lab for lab in find_labs() if next_task(lab, load(lab)) is None})
 
 
 def _check(lab: Lab | None, given: set[str], bits: int | None) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from labkit.labs.manifest import Lab
 
 ADAPTERS = tuple(sorted(file.stem[3:] for file in (Path(__file__).parent / "adapters").glob("lab[0-9][0-9].py")))
 """The labs with a file in `labkit/chat/adapters`."""
@@ -12,6 +17,11 @@ SERVING = "13"
 
 STATES = "15"
 """Runs models that have states, too."""
+SELECTION = "14"
+"""Reads a part of the cache for each token, in all layers but the first ones."""
+
+PARTS = {"prompt": ("01", "03", "04", "05"), "cache": ("09", "12"), "token": ("09", SELECTION), "steps": (SERVING,)}
+"""The labs that can be each part of the engine."""
 
 NO_PLACE = {
     "02": "its tracker measures a model and is no part of one",
@@ -27,3 +37,15 @@ def command_for(number: str) -> str:
     if number in ADAPTERS or number == SERVING:
         return f"uv run lab chat {number}"
     return "uv run lab train --checkpoint" if number == "06" else ""
+
+
+def parts_of(finished: Mapping[str, Lab]) -> dict[str, Lab]:
+    """The lab for each part of the engine, of those finished, by their numbers."""
+    found = {}
+    for part, numbers in PARTS.items():
+        if done := [finished[number] for number in numbers if number in finished]:
+            found[part] = done[-1]
+    if "steps" in found and SELECTION not in finished:  # then all layers read the server's blocks
+        found.pop("cache", None)
+        found.pop("token", None)
+    return found

@@ -78,10 +78,10 @@ def talk(lab: Lab, model: Model, prompts: Sequence[str], max_new: int) -> None:
     for line in _lines(run.served, calls, seconds, bits, block_size, num_blocks, tokens):
         typer.echo(line)
     for number, (encoded, found) in enumerate(zip(tokens, answers, strict=True), 1):
-        typer.echo(f"answer {number}: {_compared(model, encoded, found)}")
+        typer.echo(f"answer {number}: {compared(model, encoded, found)}")
 
 
-def _compared(model: Model, prompt: Sequence[int], found: Sequence[int]) -> str:
+def compared(model: Model, prompt: Sequence[int], found: Sequence[int]) -> str:
     """Where torch's own attention, with this prompt alone and every number in float32, first says something else."""
     at, other, lead = first_other(found, expected_scores(model.llama, prompt, found)) if found else (None, 0, 0.0)
     if at is None:

@@ -25,13 +25,17 @@ class CachedDecoding(Adapter):
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `labkit.model.llama.Attend`."""
+        o, _ = self.student.grouped_query_attention(q, *self.so_far(layer, k, v), causal=q.shape[-2] > 1)
+        return checked(o, q, "grouped_query_attention")
+
+    def so_far(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Adapter`: from the lab's own cache."""
         if layer not in self.caches:
             sizes = self.setting.sizes
             self.caches[layer] = self.student.KVCache(self.setting.max_tokens, sizes.kv_heads, sizes.head_dim, k.dtype)
         cache = self.caches[layer]
         cache.append(k, v)
-        o, _ = self.student.grouped_query_attention(q, cache.keys, cache.values, causal=q.shape[-2] > 1)
-        return checked(o, q, "grouped_query_attention")
+        return cache.keys, cache.values
 
 
 class PagedDecoding(Adapter):

@@ -31,6 +31,11 @@ class FewBits(Adapter):
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `labkit.model.llama.Attend`."""
+        found = grouped_attention(q, *self.so_far(layer, k, v))
+        return checked(found, q, "dequantize_kv, with what follows from it,")
+
+    def so_far(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Adapter`: what the lab's few bits keep."""
         packed, *rest = self.caches.get(layer, (None, k[:, :0], v[:, :0]))
         k, v = (torch.cat([old, new], -2) for old, new in zip(rest, (k, v), strict=True))
         whole = k.shape[-2] // GROUP * GROUP
@@ -40,10 +45,10 @@ class FewBits(Adapter):
             packed = joined(packed, new)
             k, v = k[:, whole:].clone(), v[:, whole:].clone()
         self.caches[layer] = packed, k, v
-        if packed is not None:
-            restored = self.student.dequantize_kv(packed)
-            k, v = (torch.cat([old, new], -2) for old, new in zip(restored, (k, v), strict=True))
-        return checked(grouped_attention(q, k, v), q, "dequantize_kv, with what follows from it,")
+        if packed is None:
+            return k, v
+        restored_k, restored_v = self.student.dequantize_kv(packed)
+        return torch.cat([restored_k, k], -2), torch.cat([restored_v, v], -2)
 
     def cache_bytes(self, tokens: int) -> int:
         """See `Adapter`: bits + 32 / group bits per number, and 32 for those that wait."""
