@@ -17,6 +17,7 @@ SERVING = "13"
 
 STATES = "15"
 """Runs models that have states, too."""
+
 SELECTION = "14"
 """Reads a part of the cache for each token, in all layers but the first ones."""
 
