@@ -74,7 +74,8 @@ def test_the_chapter_shows_the_board_s_counts():
     first_come, shared, preempting = (each["counts"][REAL]["in_time"] for each in board["references"])
     assert first_come == shared
     assert f"In all there are {board['traces'][REAL]}." in CHAPTER
-    assert f"{first_come} with first come, first served and with a prefix cache, {preempting} with preemption" in CHAPTER
+    both = "with first come, first served and with a prefix cache"
+    assert f"{first_come} {both}, {preempting} with preemption" in CHAPTER
 
 
 def test_the_figure_and_the_board_are_of_one_run():
