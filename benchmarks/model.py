@@ -22,7 +22,7 @@ from labkit.model.llama import Attend, Llama
 from labkit.model.perplexity import sample_text
 from labkit.model.weights import read_model
 
-PAGE = "docs/09_decoding.md"
+PAGE = "labs/lab09_decoding/README.md"
 OWN = "torch's own attention"
 BOUND = "every weight and cached number read once"
 PROMPT_ROUNDS = 5

@@ -15,7 +15,7 @@ from labkit.chat.together import PROMPTS, serve
 from labkit.model.llama import Llama
 from labkit.model.weights import read_model
 
-PAGE = "docs/13_serving.md"
+PAGE = "labs/lab13_serving/README.md"
 AT_ONCE = (1, 4, 16)
 MAX_NEW = 16
 """New tokens of each request."""

@@ -27,7 +27,7 @@ def test_the_file_has_the_current_counts():
     assert saved == board_text(LAB), "uv run python -m labstaff.authoring.board"
 
 
-@pytest.mark.parametrize("trace", BOARD["traces"])
+@pytest.mark.parametrize("trace", ["chat", "documents"])
 def test_the_chapter_shows_the_counts(trace):
     lines = [f"*{trace}*: {BOARD['traces'][trace]}.", ""]
     lines += ["| server | " + " | ".join(COLUMNS).replace("\n", " ") + " |", "|---|" + "---:|" * len(COLUMNS)]

@@ -58,14 +58,24 @@ def test_latencies_and_goodput():
 
 def test_the_chapter_shows_the_figures_numbers():
     bounds = FIGURE["steps_to_the_first_token"]
-    for seed, servers in FIGURE["servers"].items():
-        for name, one in servers.items():
-            shown = [one["goodput"][bounds.index(bound)] for bound in (1, 4, 8, 16)]
-            row = [name, seed, *shown, f"{one['median_first']:g}", one["worst_first"]]
-            assert f"| {' | '.join(map(str, row))} |" in CHAPTER
-            assert one["worst_each"] == 1
-    for size, found in FIGURE["found"].items():
-        assert f"| {int(size):,} | {found:,} | {found / FIGURE['prompt_tokens']:.1%} |" in CHAPTER
+    first_come, _, preempting = FIGURE["servers"]["1"].values()
+    at = [bounds.index(bound) for bound in (1, 4, 8, 16)]
+    for name, one in FIGURE["servers"]["0"].items():
+        shown = [*(one["goodput"][i] for i in at), f"{one['median_first']:g}", one["worst_first"]]
+        assert f"| {name} | {' | '.join(map(str, shown))} |" in CHAPTER
+        assert one["worst_each"] == 1
+    others = [[str(one["goodput"][i]) for i in at] for one in (first_come, preempting)]
+    first, third = (f"{', '.join(numbers[:-1])} and {numbers[-1]}" for numbers in others)
+    assert f"it is {first} for the first two servers, and {third} for the third" in CHAPTER
+
+
+def test_the_chapter_shows_the_board_s_counts():
+    board = json.loads((find_lab("13").folder / BOARD_FILE).read_text(encoding="utf-8"))
+    first_come, shared, preempting = (each["counts"][REAL]["in_time"] for each in board["references"])
+    assert first_come == shared
+    assert f"In all there are {board['traces'][REAL]}." in CHAPTER
+    both = "with first come, first served and with a prefix cache"
+    assert f"{first_come} {both}, {preempting} with preemption" in CHAPTER
 
 
 def test_the_figure_and_the_board_are_of_one_run():
