@@ -39,6 +39,8 @@ def test_hours_add_up(heading: str, n_weeks: int) -> None:
         needs = sum(float(h) for _, h in listed) + len(numbers(chapters)) + len(numbers(reviews))
         assert needs + EXAM_HOURS * bool(numbers(exam)) == int(hours), f"week {week}"
         all_labs += [find_lab(number) for number, _ in listed]
+        known = {lab.label for lab in all_labs}
+        assert all(known.issuperset(lab.requires) for lab in all_labs), f"week {week} needs a later lab"
         assert {*numbers(reviews), *numbers(exam)} <= {lab.number for lab in all_labs}, f"week {week}"
         all_hours, n_reviews, n_exams = (
             all_hours + int(hours),
