@@ -45,8 +45,7 @@ def near(got, want, tolerance=1e-7):
         assert ((value.to(F64) - right).abs() <= tolerance * max(1, right.double().abs().amax())).all()
 
 
-def check(function):
-    is_forward = function is flash_forward
+def values(function):
     for n_q, n_k, causal, batch, far in CASES:
         given, want = called_with(function, *draw(n_q, n_k, batch, far), causal)
         before = [x.clone() for x in given]
@@ -54,16 +53,25 @@ def check(function):
             with UninitialisedIsNaN():
                 near(function(*given, causal, *blocks), want)
             assert all(map(torch.equal, given, before))
+
+
+def half_precision(function):
     given, want = called_with(function, *draw(300, 500, (2,), dtype=BF16), False)
     got = function(*given, False, 4, 4)
     near(got, want, 1e-2)
-    near(got[1:2], want[1:2], 1e-5 if is_forward else 1e-2)
+    near(got[1:2], want[1:2], 1e-5 if function is flash_forward else 1e-2)
+
+
+def arguments(function):
     no_keys, want = called_with(function, *draw(5, 0, (2,)), False)
     assert all(map(torch.equal, function(*no_keys), want))
     Q, K, *others = called_with(function, *draw(5, 4, (2,)), False)[0]
     for wrong, more in [((Q[..., :7], K), {}), ((Q, K[:, :3]), {}), ((Q, K), {"block_q": 0}), ((Q, K), {"block_k": 0})]:
         with pytest.raises(ValueError, match=next(iter(more), r"\d, \d.*\d, \d")):
             function(*wrong, *others, **more)
+
+
+def tiles(function):
     for n_q, n_k, causal, bq, bk in [(130, 165, True, 16, 32), (130, 165, True, 32, 16), (250, 120, False, 64, 32)]:
         Q, K, V, dO = draw(n_q, n_k, d=11)
         given, want = called_with(function, Q.abs() + 0.1, -K.abs() - 0.1, V, dO, causal)
@@ -71,7 +79,10 @@ def check(function):
             near(function(*given, causal, bq, bk), want)
         assert not seen.fused and tuple(map(max, zip(*seen.tiles, strict=True))) == (bq, bk)
         blocks = [(min(bq, n_q - i), min(-(-(i + bq) // bk) * bk, n_k) if causal else n_k) for i in range(0, n_q, bq)]
-        assert sum(map(math.prod, seen.tiles)) <= sum(map(math.prod, blocks)) * (1 if is_forward else 2)
+        assert sum(map(math.prod, seen.tiles)) <= sum(map(math.prod, blocks)) * (1 if function is flash_forward else 2)
+
+
+def memory(function):
     for n, causal, block in ((576, True, 64), (576, False, 64), (4096, False, 512)):
         given, want = called_with(function, *draw(n, n, dtype=F32, d=16, d_v=16), causal)
         got, counts = measured(function, *given, causal, block, block)
@@ -80,11 +91,16 @@ def check(function):
         assert counts["peak_bytes"] <= 4 * (24 * block**2 + 12 * n * 16)
 
 
-def test_flash_forward():
+every_check = pytest.mark.parametrize("check", [values, half_precision, arguments, tiles, memory])
+
+
+@every_check
+def test_flash_forward(check):
     check(flash_forward)
 
 
-def test_flash_backward():
+@every_check
+def test_flash_backward(check):
     check(flash_backward)
 
 
