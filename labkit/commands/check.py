@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -60,7 +61,7 @@ def check_lab(
     if problem := platform_problem(lab) or file_problem(lab.student_file):
         print_lines(console, unusable_lines(lab, problem))
         return 1
-    print_lines(console, finding_lines(lab, source_findings(lab)))
+    print_lines(console, finding_lines(lab.student_file, source_findings(lab)))
     began = time.monotonic()
     if stubs := stub_results(lab, tasks or lab.tasks):
         return _check_stubs(console, lab, stubs)
@@ -125,14 +126,14 @@ def source_findings(lab: Lab) -> list[Finding]:
     return check_source(without_main_block(read_source(lab.student_file), lab), lab)
 
 
-def finding_lines(lab: Lab, found: Sequence[Finding]) -> list[str]:
-    """The lines of the student's file that the source check will show the instructor."""
+def finding_lines(file: Path, found: Sequence[Finding]) -> list[str]:
+    """The lines of the student's `file` that the source check will show the instructor."""
     if not found:
         return []
     lines = [f"  {each}" for each in found[:MAX_FINDINGS]]
     if len(found) > MAX_FINDINGS:
         lines.append(f"  and {len(found) - MAX_FINDINGS} more")
-    return [f"When {lab.student_file.name} is graded, your instructor will see:", *lines, ""]
+    return [f"When {file.name} is graded, your instructor will see:", *lines, ""]
 
 
 class Progress(Listener):

@@ -9,7 +9,8 @@ from rich.progress import track
 from rich.text import Text
 
 from labkit.commands import INTERRUPTED
-from labkit.commands.check import new_console, print_lines
+from labkit.commands.check import finding_lines, new_console, print_lines
+from labkit.labs.catalog import review_assignment
 from labkit.labs.manifest import Lab, Task
 from labkit.review import versions as available
 from labkit.review.file import PREFIX, Review, ReviewProblem, read_review
@@ -19,6 +20,7 @@ from labkit.review.stored import StoredReview, load_review, store_review
 from labkit.review.versions import NoVersions, Version
 from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.messages import Line
+from labkit.suite.source_check import check_source
 
 
 def review_lab(lab: Lab, tasks: Sequence[Task] = (), *, read: bool = False, everything: bool = False) -> int:
@@ -42,6 +44,8 @@ def review_lab(lab: Lab, tasks: Sequence[Task] = (), *, read: bool = False, ever
         console.print(Text(f"{lab.label} · {problem}", style="red"))
         return 1
     chosen = [task.name for task in tasks or lab.tasks]
+    found = check_source(lab.review_file.read_text(encoding="utf-8-sig"), review_assignment(lab))
+    print_lines(console, finding_lines(lab.review_file, found))
     print_lines(console, unused_lines(lab, review, chosen))
     chosen = [task for task in chosen if task in review.begun]
     if not chosen:

@@ -70,7 +70,7 @@ def review_assignment(lab: Lab) -> Lab:
     Its tasks share the lab's `review_points` as they share the lab's own. It has no folder in `labs/`.
     """
     share = lab.review_points / lab.points
-    helpers = sorted(file for folder in REVIEW_HELPERS for file in (ROOT / "labkit" / folder).glob("*.py"))
+    helpers = sorted(file for folder in REVIEW_HELPERS for file in (ROOT / "labkit" / folder).rglob("*.py"))
     return replace(
         lab,
         folder=lab.folder.with_name(f"{lab.label}{REVIEW}"),
@@ -82,7 +82,8 @@ def review_assignment(lab: Lab) -> Lab:
             "numpy",
             "torch",
             "pytest",
-            *(f"labkit.{file.parent.name}.{file.stem}" for file in helpers),
+            *(".".join(f.relative_to(ROOT).with_suffix("").parts) for f in helpers),
+            "labkit.kernels.resources",
         ),
         tasks=tuple(replace(task, points=round(share * task.points, 2), own_work=False) for task in lab.tasks),
         questions=(),

@@ -43,6 +43,21 @@ class OperatorsSeen(OperatorMode):
         return out
 
 
+class ResultsSeen(OperatorMode):
+    """Keeps a copy of each result of `shape` that operators compute, in order; leading axes may be taken together."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.results: list[torch.Tensor] = []
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor) and out.shape[-2:] == self.shape[-2:] and out.numel() == math.prod(self.shape):
+            self.results.append(out.detach().reshape(self.shape).clone())
+        return out
+
+
 class UninitialisedIsNaN(OperatorMode):
     """Fills the memory that `torch.empty` and its like return with NaN, which it might contain by chance."""
 

@@ -28,10 +28,11 @@ TORCH_METERS = ("labkit.meters.calls", "labkit.meters.steps", "labkit.meters.ten
 
 @dataclass(frozen=True)
 class Job:
-    """The tests of a task, to be run on a version."""
+    """The tests of a task, or one of them, to be run on a version."""
 
     task: str
     version: Version
+    test: str = ""
 
 
 class Runs:
@@ -64,7 +65,7 @@ class Runs:
 
     def key(self, job: Job) -> str:
         """Names what a verdict depends on."""
-        parts = [self.review.fingerprints[job.task], job.task, str(self.seed), job.version.source]
+        parts = [self.review.fingerprints[job.task], job.task, job.test, str(self.seed), job.version.source]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
     def verdicts(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Verdict]]:
@@ -114,6 +115,7 @@ class Runs:
                 names,
             ),
             *("--src", str(write(job.version, folder, self.lab)), "--seed", str(self.seed)),
+            tests=(job.test,) if job.test else (),
             cpu_seconds=CPU_SECONDS,
             prepare=self._prepare,
             file=self.review.file,

@@ -38,8 +38,16 @@ PROCESS_GROUP = 4
 """PIDFD_SIGNAL_PROCESS_GROUP, since Linux 6.9."""
 SLOW_IMPORTS = {"torch": "labkit.suite.prefork_torch", "matplotlib": "matplotlib.pyplot"}
 """What takes long to import, by the name under which a text mentions it."""
-ALWAYS = ("__main__", "numpy", "pytest", "labkit.suite.plugin", __name__)
-"""Imported by the server; without `__main__`, each forked process would import the command's module again."""
+ALWAYS = (
+    *("__main__", "numpy", "numpy.random", "pytest", "labkit.suite.plugin", "labkit.testing.compare", __name__),
+    *("labkit.meters.arrays", "labkit.testing.memory_limit", "pdb", "xml.etree.ElementTree"),
+    *(f"_pytest.{name}" for name in ("faulthandler", "helpconfig", "junitxml", "skipping", "threadexception")),
+    *("_pytest.tracemalloc", "_pytest.unraisableexception", "_pytest.warnings"),
+)
+"""Imported by the server, if it is there; what each run needs and would import again, half of a short run's time.
+
+Without `__main__`, each forked process would import the command's module again.
+"""
 _ENVIRONMENT = threading.Lock()
 HAS_FORK = hasattr(os, "fork")
 CONTEXT: Any = multiprocessing.get_context("forkserver" if HAS_FORK else "spawn")

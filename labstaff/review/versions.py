@@ -17,6 +17,8 @@ from labstaff.authoring.show import diff_lines
 
 NOT_FOUND = "review.json"
 """Next to the model answer: the names of the mistakes that it does not find, which are not asked of students."""
+FOUND_BY = "review_found.json"
+"""Next to it: the names of the others, and the test that finds each."""
 OF_MARKS = {"robust": Kind.EXTREMES, "refuses": Kind.REFUSALS}
 COST = "cost"
 BYTES = re.compile(r"\d [KMG]?i?B\b|bytes|memory|saved|alive|kept|largest tensor|elements", re.IGNORECASE)
@@ -102,6 +104,13 @@ def not_found(lab: Lab) -> set[str]:
     return set(msgspec.json.decode(file.read_bytes(), type=list[str])) if file.exists() else set()
 
 
-def write_not_found(lab: Lab, names: list[str]) -> None:
-    """Write them."""
-    (solution_folder(lab) / NOT_FOUND).write_bytes(msgspec.json.format(msgspec.json.encode(sorted(names))) + b"\n")
+def found_by(lab: Lab) -> dict[str, str]:
+    """By the name of a mistake, the test of the model answer that finds it, as far as these are written down."""
+    file = solution_folder(lab) / FOUND_BY
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, str]) if file.exists() else {}
+
+
+def write_found(lab: Lab, missed: list[str], tests: dict[str, str]) -> None:
+    """Write the names of the mistakes that the model answer does not find, and the tests that find the others."""
+    for name, known in ((NOT_FOUND, sorted(missed)), (FOUND_BY, dict(sorted(tests.items())))):
+        (solution_folder(lab) / name).write_bytes(msgspec.json.format(msgspec.json.encode(known)) + b"\n")

@@ -124,3 +124,12 @@ def test_ctrl_c_prints_what_is_known(lab, capsys, monkeypatch):
     assert status == 130
     assert "interrupted" in out and "1 of 2 found" in out
     assert load_review(lab).n_found == {TASK.name: 1}
+
+
+def test_a_test_that_reads_source_is_shown(lab, capsys):
+    reads = f"{CAREFUL}    import inspect\n    assert inspect.getsource({TASK.name})\n"
+    _, out = reviewed(lab, reads, capsys)
+    assert "When review.py is graded, your instructor will see:" in out
+    assert "uses inspect.getsource" in out
+    _, out = reviewed(lab, CAREFUL, capsys)
+    assert "instructor" not in out

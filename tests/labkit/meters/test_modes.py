@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from labkit.meters.allocation import AllocationMeter
-from labkit.meters.calls import OperatorsSeen, ScoreTiles
+from labkit.meters.calls import OperatorsSeen, ResultsSeen, ScoreTiles
 from labkit.meters.modes import OperatorMode
 from labkit.meters.moved import MovedBytes
 from labkit.meters.products import ProductMeter
@@ -39,6 +39,7 @@ METERS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "peak": (lambda *_: AllocationMeter(), lambda meter: meter.peak_bytes),
     "read": (lambda q, k, v: MovedBytes(q=q, k=k, v=v), lambda meter: (meter.read, meter.written)),
     "operators": (lambda *_: OperatorsSeen(), lambda meter: {"_softmax", "mm"} & {*meter.operators}),
+    "results": (lambda *_: ResultsSeen((N, D)), lambda meter: bool(meter.results)),
 }
 
 
@@ -55,6 +56,14 @@ def test_inference_mode_hides_nothing(what: str, function: Callable[..., torch.T
         torch.testing.assert_close(result, attention(*given))
     assert counted[1] == counted[0]
     assert function is fused or what == "fused" or counted[0], "nothing is counted at all"
+
+
+def test_results_of_a_shape_are_kept_as_they_were() -> None:
+    q, k, v = inputs()
+    with ResultsSeen((N, D)) as seen:
+        out = attention(q, k, v)
+        out.zero_()
+    torch.testing.assert_close(seen.results, [attention(q, k, v), torch.zeros(N, D)])
 
 
 def distances(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
