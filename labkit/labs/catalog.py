@@ -13,6 +13,8 @@ from labkit.labs.manifest import FOLDER_PATTERN, MANIFEST_NAME, Lab, ManifestErr
 
 REVIEW = "_review"
 """Ends the name of a review's assignment."""
+REVIEW_HELPERS = ("meters", "serving")
+"""Packages of labkit that the tests of a review may use: meters, and the engine that serves traces of requests."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -68,7 +70,7 @@ def review_assignment(lab: Lab) -> Lab:
     Its tasks share the lab's `review_points` as they share the lab's own. It has no folder in `labs/`.
     """
     share = lab.review_points / lab.points
-    meters = sorted((ROOT / "labkit" / "meters").rglob("*.py"))
+    helpers = sorted(file for folder in REVIEW_HELPERS for file in (ROOT / "labkit" / folder).rglob("*.py"))
     return replace(
         lab,
         folder=lab.folder.with_name(f"{lab.label}{REVIEW}"),
@@ -80,7 +82,7 @@ def review_assignment(lab: Lab) -> Lab:
             "numpy",
             "torch",
             "pytest",
-            *(".".join(f.relative_to(ROOT).with_suffix("").parts) for f in meters),
+            *(".".join(f.relative_to(ROOT).with_suffix("").parts) for f in helpers),
             "labkit.kernels.resources",
         ),
         tasks=tuple(replace(task, points=round(share * task.points, 2), own_work=False) for task in lab.tasks),

@@ -214,8 +214,7 @@ def test_BlockManager_step_by_step():
     for method in (manager.free, manager.block_table, manager.num_cached_tokens):
         refuses(method, ("b", "'?b'?"))
     refuses(manager.append, ("b", 1, "'?b'?"))
-    refuses(manager.fork, ("b", "new", "'?b'?"))
-    refuses(manager.fork, ("d", "d", "d"))
+    refuses(manager.fork, ("b", "new", "'?b'?"), ("d", "d", "d"))
     refuses(manager.allocate, ("d", [1], "d"), ("e", [], "."))
     refuses(lab.BlockManager, (0, 2, "num_blocks"), (2, 0, "block_size"))
 

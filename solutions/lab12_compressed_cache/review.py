@@ -6,6 +6,7 @@ import compressed_cache as lab
 import pytest
 import torch
 
+from labkit.meters.allocation import AllocationMeter
 from labkit.meters.calls import UninitialisedIsNaN, measured
 from labkit.meters.moved import MovedBytes
 from labkit.meters.tensors import measure_peak
@@ -95,6 +96,9 @@ def test_quantize_kv():
             if offset == -1:
                 k[..., 3], v[..., 5, :], k[..., 2], k[..., 1] = 2.5, 0, 1 + 2e-7 * TOKENS[:n], 5001.9
             cache = called(lab.quantize_kv, k, v, bits, group)[0]
+            with AllocationMeter() as life:
+                kept = lab.quantize_kv(k, v, bits, group)
+                assert life.live_bytes <= sum(x.nbytes for x in kept.values() if isinstance(x, torch.Tensor))
             assert (cache.pop("bits"), cache.pop("group")) == (bits, group)
             for name, x, axis in (("k", k, -2), ("v", v, -1)):
                 packed, scale, zero = parts = [cache.pop(name + of) for of in ("", "_scale", "_zero")]

@@ -77,6 +77,7 @@ def sink_mistakes(case):
         "sinks are seen by the queries before them, too": {"ahead": True},
         "nothing is turned: positions are left out": {"places": "none"},
         "only keys are turned: the query is turned too, to its own place": {"places": "keys"},
+        "keys are turned twice, to their positions in the text and to places in the cache": {"places": "keys twice"},
         "a sink that is in the window too is counted twice": {"twice": True},
         "a query sees one key too many: its own is one of the window": {"window": window + 1},
         "the diagonal is counted from the top left: here the last query sees the last key": {"first": 0},

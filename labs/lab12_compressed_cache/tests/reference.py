@@ -146,9 +146,9 @@ class SinkCase(GivenCase):
     def computed(self, dtype, *, window, num_sinks, first=None, places="cache", twice=False, ahead=False, copies=False):
         """With another position of the first query, or with other places to turn queries and keys to.
 
-        `places` are those of the "cache", those of the "text", "none" (nothing is turned), "keys" (queries are not), or
-        "query in the text". With `twice` a sink in the window is there twice, with `copies` every sink. With `ahead`
-        sinks are seen by the queries before them, too.
+        `places` are those of the "cache", those of the "text", "none" (nothing is turned), "keys" (queries are not),
+        "query in the text", or "keys twice" (in the text and in the cache). With `twice` a sink in the window is there
+        twice, with `copies` every sink. With `ahead` sinks are seen by the queries before them, too.
         """
         q, k, v = (x.to(dtype) for x in self.arguments.values())
         n_queries, n_keys = q.shape[-2], k.shape[-2]
@@ -160,8 +160,9 @@ class SinkCase(GivenCase):
         seen = (token <= position) & ((token > position - window) | is_sink)
         in_text, own_place = position, seen.sum(-1, keepdim=True) - 1
         seen = seen | is_sink if ahead else seen
-        if places in ("cache", "keys", "query in the text"):
-            token, position = seen.cumsum(-1) - 1, own_place * (places == "cache")
+        if places in ("cache", "keys", "query in the text", "keys twice"):
+            token = seen.cumsum(-1) - 1 + (token if places == "keys twice" else 0)
+            position = own_place * (places in ("cache", "keys twice"))
             position = in_text if places == "query in the text" else position
         elif places == "none":
             token, position = 0 * token, 0 * position
