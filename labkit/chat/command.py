@@ -43,7 +43,7 @@ def chat(
 
     said = list(words or [])
     lab = find_lab(said.pop(0)) if said and LAB_NAME.fullmatch(said[0]) else None
-    parts = _finished_parts() if lab is None and not plain else {}
+    parts = finished_parts() if lab is None and not plain else {}
     if lab is None and not plain and not parts:
         typer.echo("No lab is finished yet: this is torch's own attention. uv run lab chat 01 runs yours.\n")
     lab = None if plain else lab
@@ -89,7 +89,7 @@ def chat(
         typer.echo(f"written: {write_page(student_module(lab.number), loaded, prompt)}")
 
 
-def _finished_parts() -> dict[str, Lab]:
+def finished_parts() -> dict[str, Lab]:
     """The labs that make the engine, by their parts: of those of which every task is done."""
     from labkit.chat.places import parts_of
     from labkit.labs.catalog import find_labs

@@ -12,6 +12,7 @@ import typer
 
 from labkit.bench.commands import bench
 from labkit.bench.model_command import model
+from labkit.chat.card_command import card
 from labkit.chat.command import chat
 from labkit.commands.group import READERS, STUDENTS, LabGroup
 from labkit.commands.kernel import kernel
@@ -135,6 +136,7 @@ def submit(lab: LabName) -> None:
 
 
 app.command(rich_help_panel=STUDENTS)(chat)
+app.command(rich_help_panel=STUDENTS)(card)
 app.command(rich_help_panel=STUDENTS)(train)
 app.command(rich_help_panel=STUDENTS)(serve)
 app.command(rich_help_panel=STUDENTS)(kernel)
