@@ -14,7 +14,7 @@ import typer
 from labkit.chat.adapters.base import Adapter, adapter_of
 from labkit.chat.calls import Calls, Counted
 from labkit.chat.mistakes import explained
-from labkit.chat.places import SERVING
+from labkit.chat.places import DEFAULT_PROMPT, SERVING, finished_parts
 from labkit.chat.session import REHEARSAL_SECONDS, tiny_model
 from labkit.chat.setting import Setting, checked
 from labkit.chat.together import Together, compared, spec_of
@@ -209,7 +209,6 @@ def talk(parts: Mapping[str, Lab], model: Model, prompt: Sequence[int], max_new:
 
 def spoken() -> str:
     """A sentence that the model says through all finished labs, to the default prompt; "" where there is none."""
-    from labkit.chat.command import DEFAULT_PROMPT, finished_parts
     from labkit.model.weights import ModelError, read_model
 
     parts = finished_parts()
