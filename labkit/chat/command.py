@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from labkit.chat.places import ADAPTERS, NO_PLACE, SERVING, STATES
+from labkit.chat.places import ADAPTERS, DEFAULT_PROMPT, NO_PLACE, SERVING, STATES, finished_parts
 
 if TYPE_CHECKING:
     from labkit.labs.manifest import Lab
 
 LAB_NAME = re.compile(r"(?:lab)?\d{1,2}(?:_[a-z_]+)?")
-DEFAULT_PROMPT = "Explain in two sentences why the sky is blue."
 
 
 def chat(
@@ -43,7 +42,7 @@ def chat(
 
     said = list(words or [])
     lab = find_lab(said.pop(0)) if said and LAB_NAME.fullmatch(said[0]) else None
-    parts = _finished_parts() if lab is None and not plain else {}
+    parts = finished_parts() if lab is None and not plain else {}
     if lab is None and not plain and not parts:
         typer.echo("No lab is finished yet: this is torch's own attention. uv run lab chat 01 runs yours.\n")
     lab = None if plain else lab
@@ -87,15 +86,6 @@ def chat(
         from labkit.notebook import student_module
 
         typer.echo(f"written: {write_page(student_module(lab.number), loaded, prompt)}")
-
-
-def _finished_parts() -> dict[str, Lab]:
-    """The labs that make the engine, by their parts: of those of which every task is done."""
-    from labkit.chat.places import parts_of
-    from labkit.labs.catalog import find_labs
-    from labkit.suite.results import load, next_task
-
-    return parts_of({lab.number: lab for lab in find_labs() if next_task(lab, load(lab)) is None})
 
 
 def _check(lab: Lab | None, given: set[str], bits: int | None) -> None:

@@ -18,6 +18,8 @@ SERVING = "13"
 STATES = "15"
 """Runs models that have states, too."""
 
+DEFAULT_PROMPT = "Explain in two sentences why the sky is blue."
+
 SELECTION = "14"
 """Reads a part of the cache for each token, in all layers but the first ones."""
 
@@ -50,3 +52,11 @@ def parts_of(finished: Mapping[str, Lab]) -> dict[str, Lab]:
         found.pop("cache", None)
         found.pop("token", None)
     return found
+
+
+def finished_parts() -> dict[str, Lab]:
+    """The labs that make the engine, by their parts: of those of which every task is done."""
+    from labkit.labs.catalog import find_labs
+    from labkit.suite.results import load, next_task
+
+    return parts_of({lab.number: lab for lab in find_labs() if next_task(lab, load(lab)) is None})

@@ -14,7 +14,7 @@ import typer
 from labkit.chat.adapters.base import Adapter, adapter_of
 from labkit.chat.calls import Calls, Counted
 from labkit.chat.mistakes import explained
-from labkit.chat.places import SERVING
+from labkit.chat.places import DEFAULT_PROMPT, SERVING, finished_parts
 from labkit.chat.session import REHEARSAL_SECONDS, tiny_model
 from labkit.chat.setting import Setting, checked
 from labkit.chat.together import Together, compared, spec_of
@@ -38,6 +38,7 @@ DOES = {
     "token": "attends for each new token",
     "steps": "plans the steps, and keeps in blocks what the layers read that no other lab attends for",
 }
+SENTENCE_TOKENS = 48
 LEAST_TOKENS = 16
 """An answer does not end at the end of a sentence before."""
 
@@ -204,3 +205,22 @@ def talk(parts: Mapping[str, Lab], model: Model, prompt: Sequence[int], max_new:
         typer.echo(f"  Lab {number}: {calls.line() or 'nothing was to be done'}")
     if found:
         typer.echo(compared(model, prompt, found))
+
+
+def spoken() -> str:
+    """A sentence that the model says through all finished labs, to the default prompt; "" where there is none."""
+    from labkit.model.weights import ModelError, read_model
+
+    parts = finished_parts()
+    if not parts:
+        return ""
+    rehearse(parts)
+    try:
+        model = read_model()
+    except ModelError as error:
+        typer.echo(f"without a sentence of the model: {error}")
+        return ""
+    prompt = model.text.chat(DEFAULT_PROMPT)
+    engine = Engine(parts, model.llama.sizes, len(prompt) + SENTENCE_TOKENS)
+    with explained(*parts.values()):
+        return model.text.decode(sentence_of(engine, model, prompt, SENTENCE_TOKENS)).strip()

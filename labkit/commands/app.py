@@ -12,6 +12,7 @@ import typer
 
 from labkit.bench.commands import bench
 from labkit.bench.model_command import model
+from labkit.chat.card_command import card
 from labkit.chat.command import chat
 from labkit.commands.group import READERS, STUDENTS, LabGroup
 from labkit.commands.kernel import kernel
@@ -93,10 +94,26 @@ def hint(
 
 
 @app.command(rich_help_panel=STUDENTS)
-def watch(lab: LabName, tasks: TaskNames = None, first_failure: FirstFailure = False) -> None:
+def watch(
+    lab: Annotated[
+        str | None, typer.Argument(metavar="[LAB]", help="a lab's number; without it the next lab, task by task")
+    ] = None,
+    tasks: TaskNames = None,
+    first_failure: FirstFailure = False,
+) -> None:
     """Run a lab's tests again whenever its file is saved, and show what changed. Ctrl-C ends it."""
-    from labkit.commands.watch import watch_lab
+    from labkit.commands.watch import follow_lab, watch_lab
+    from labkit.suite.results import load, next_task
 
+    if lab is None:
+        following = next((each for each in find_labs() if next_task(each, load(each))), None)
+        if following is None:
+            sys.exit("lab watch: every task is done")
+        follow_lab(following, first_failure=first_failure)
+        from labkit.chat.whole import spoken
+
+        typer.echo(spoken())
+        return
     found = find_lab(lab)
     watch_lab(found, [find_task(found, name) for name in tasks or []], first_failure=first_failure)
 
@@ -135,6 +152,7 @@ def submit(lab: LabName) -> None:
 
 
 app.command(rich_help_panel=STUDENTS)(chat)
+app.command(rich_help_panel=STUDENTS)(card)
 app.command(rich_help_panel=STUDENTS)(train)
 app.command(rich_help_panel=STUDENTS)(serve)
 app.command(rich_help_panel=STUDENTS)(kernel)

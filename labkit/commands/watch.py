@@ -13,9 +13,23 @@ from labkit.labs.manifest import Lab, Task
 from labkit.suite.finder import file_problem, platform_problem
 from labkit.suite.forked import heavy_modules, run_forked, start_server
 from labkit.suite.messages import change_lines, ending_text, run_lines, unusable_lines
-from labkit.suite.results import How, SuiteRun, TaskResult, add_up, fingerprint
+from labkit.suite.results import How, SuiteRun, TaskResult, add_up, fingerprint, load
 
 DEBOUNCE_MS = 100
+
+
+def follow_lab(
+    lab: Lab, *, first_failure: bool = False, saves: Iterable[object] | None = None, console: Console | None = None
+) -> None:
+    """Watch the lab's tasks one after the other: each until it is done, and gets its ★; returns after the last."""
+    console = console or new_console()
+    stored = load(lab)
+    for task in [each for each in lab.tasks if each.name not in stored or not stored[each.name].done]:
+        console.print(f"{lab.label} · {task.name}", style="bold", highlight=False)
+        if not watch_lab(lab, [task], first_failure=first_failure, saves=saves, console=console, until_done=True):
+            return
+        console.print(f"★ {task.name} is done\n", style="green", highlight=False)
+    console.print(f"★ Lab {lab.number}, {lab.title}, is done.\n", style="green", highlight=False)
 
 
 def watch_lab(
@@ -25,10 +39,12 @@ def watch_lab(
     first_failure: bool = False,
     saves: Iterable[object] | None = None,
     console: Console | None = None,
-) -> None:
+    until_done: bool = False,
+) -> bool:
     """Run the suite of `lab`, and again for each item of `saves`; by default, each change in its `src/` folder.
 
     A run with other results than the one before prints what changed. `tasks` and `first_failure` as in `check_lab`.
+    With `until_done` it ends when all `tasks` are done. Returns whether they are.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, also while the suite runs.
@@ -65,6 +81,9 @@ def watch_lab(
                     print_lines(console, run_lines(lab, run.results, whole_suite=run.collected))
                 raise KeyboardInterrupt
             before = _show(run, lab, before, console)
+            if until_done and tasks and all(task.name in before and before[task.name].done for task in tasks):
+                return True
+    return False
 
 
 def _show(run: SuiteRun, lab: Lab, before: dict[str, TaskResult], console: Console) -> dict[str, TaskResult]:

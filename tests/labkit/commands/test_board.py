@@ -120,6 +120,30 @@ def test_watch_runs_again_on_each_save_and_shows_changes(lab, monkeypatch):
     assert len(n_runs) == 2, "what is not begun, and what is no Python, is answered by reading the file"
 
 
+def test_watch_goes_from_task_to_task(lab, monkeypatch):
+    watched = []
+
+    def run_on_copy(lab, *options, tests, **more):
+        watched.append(tests)
+        return run_forked(lab, "--src", str(lab.student_file.parent), *options, tests=tests, **more)
+
+    monkeypatch.setattr(watch, "run_forked", run_on_copy)
+    store(lab, add_up(lab, results(lab, **{task.name: 10 for task in lab.tasks[:3]})))
+    printed = io.StringIO()
+
+    def saves():
+        lab.student_file.write_text(solution_text(), encoding="utf-8")
+        yield 0
+
+    watch.follow_lab(lab, saves=saves(), console=Console(file=printed, width=150))
+    text = printed.getvalue()
+    names = [task.name for task in lab.tasks[3:]]
+    assert re.findall(r"^★ (\w+) is done$", text, re.MULTILINE) == names
+    assert text.index("estimate_attention_memory · not implemented yet") < text.index(f"★ {names[0]} is done")
+    assert text.rstrip().endswith("★ Lab 01, Memory profiling, is done.")
+    assert watched == [[task.tests] for task in lab.tasks[3:]]
+
+
 def test_progress_names_the_test_and_counts(lab):
     shown = Progress(lab)
     assert shown.line().plain.startswith("lab01 · importing · ")
