@@ -7,8 +7,9 @@ import pytest
 from labkit.labs.catalog import find_labs, review_assignment, solution_file
 from labkit.review.file import read_review
 from labkit.suite.source_check import check_source
-from labstaff.review.__main__ import lines_allowed, n_lines, try_answer
-from labstaff.review.versions import found_by
+from labstaff.authoring.mistakes import mistakes_of
+from labstaff.review.__main__ import LEAST_FOUND, lines_allowed, n_lines, try_answer
+from labstaff.review.versions import found_by, not_found
 
 ANSWERS = {lab.label: lab for lab in find_labs() if solution_file(review_assignment(lab)).exists()}
 
@@ -33,9 +34,19 @@ def test_answer_is_ordinary(lab):
     assert [str(finding) for finding in check_source(text, review_assignment(lab))] == []
 
 
+@by_lab
+def test_answer_was_tried_on_every_wrong_version(lab):
+    """`python -m labstaff.review NN` writes both lists: which mistakes are found, and which are not asked for."""
+    tried = [*found_by(lab), *not_found(lab)]
+    assert sorted(tried) == sorted(mistake.name for mistake in mistakes_of(lab))
+    assert len(found_by(lab)) >= LEAST_FOUND * len(tried)
+
+
 @pytest.mark.slow
 @by_lab
 def test_answer_accepts_right_versions_and_finds_wrong_ones(lab):
+    """Of the wrong ones every fourth: the command has run them all."""
     file = solution_file(review_assignment(lab))
-    tried = try_answer(lab, file, [task.name for task in lab.tasks], seeds=(0,), tests=found_by(lab))
-    assert (tried.problems, tried.refusals) == ([], [])
+    drawn = sorted(found_by(lab))[::4]
+    tried = try_answer(lab, file, [task.name for task in lab.tasks], seeds=(0,), tests=found_by(lab), wrong=drawn)
+    assert (tried.problems, tried.refusals, tried.missed) == ([], [], [])
