@@ -13,6 +13,7 @@ import typer
 
 from labkit.chat.adapters.base import Adapter, adapter_of
 from labkit.chat.calls import Calls, Counted
+from labkit.chat.lines import limit_line
 from labkit.chat.mistakes import explained
 from labkit.chat.places import DEFAULT_PROMPT, SERVING, finished_parts
 from labkit.chat.session import REHEARSAL_SECONDS, tiny_model
@@ -200,6 +201,8 @@ def talk(parts: Mapping[str, Lab], model: Model, prompt: Sequence[int], max_new:
         )
         engine, began = Engine(parts, sizes, max_tokens), time.perf_counter()
         found = sentence_of(engine, model, prompt, max_new, lambda words: typer.echo(words, nl=False))
+    if len(found) == max_new:
+        typer.echo(f"\n\n{limit_line(max_new)}", nl=False)
     typer.echo(f"\n\nit took {time.perf_counter() - began:.1f} s; your code in {sizes.layers} layers:")
     for number, calls in engine.calls.items():
         typer.echo(f"  Lab {number}: {calls.line() or 'nothing was to be done'}")
