@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import deque
@@ -233,7 +234,11 @@ class TogetherJobs(Jobs):
         """After a wrong plan: the jobs that the message names end with an error, the others begin again elsewhere."""
         message = self._report(error)
         jobs = {id(job): job for job in (*self._pieces.values(), *new) if not job.ended}
-        named = [job for name, job in self._pieces.items() if f"request {name!r}" in str(error)]
+        named = [
+            job
+            for name, job in self._pieces.items()
+            if re.search(rf"request {re.escape(repr(name))}(?!\d)", str(error))
+        ]
         for job in named or list(jobs.values()):
             job.end("error", message)
         self._pieces.clear()

@@ -80,23 +80,27 @@ def test_an_end_token_is_not_part_of_the_answer(server, alone):
     assert (job.ended, job.tokens) == ("stop", words[: words.index(words[3])])
 
 
-def test_a_wrong_plan_ends_the_request_that_it_names(server, alone):
+@pytest.mark.parametrize("wrong", [1, 11])
+def test_a_wrong_plan_ends_the_request_that_it_names(server, alone, wrong):
+    """And not the one whose number begins like its."""
+
     class Wrong(server):
-        """Plans other tokens for the second request."""
+        """Plans other tokens for one request."""
 
         def plan(self):
             plan = super().plan()
             for piece in plan["work"]:
-                if piece["id"] == 1:
+                if piece["id"] == wrong:
                     piece["tokens"] = [0] * len(piece["tokens"])
             return plan
 
     reported = []
     jobs = TogetherJobs(LLAMA, Wrong, NBYTES, lambda error: reported.append(str(error)) or "wrong plan")
-    first, second, third = served(jobs, [(prompt, 5, ()) for prompt in PROMPTS])
-    assert (second.ended, second.error) == ("error", "wrong plan")
-    assert "request 1" in reported[0] and "its text has" in reported[0]
-    for job in (first, third):
+    found = served(jobs, [(prompt, 5, ()) for prompt in (PROMPTS * 4)[: wrong + 2]])
+    assert f"request {wrong}" in reported[0] and "its text has" in reported[0]
+    named = found.pop(wrong)
+    assert (named.ended, named.error) == ("error", "wrong plan")
+    for job in found:
         assert (job.ended, job.tokens) == ("length", alone(job.prompt, 5))
 
 
