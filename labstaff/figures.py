@@ -139,7 +139,7 @@ def problem(name: str, recipe: Recipe, directory: Path = FIGURES_DIR) -> str:
     drawn = image.read_text(encoding="utf-8")
     if _stamp(kept) not in drawn:
         return f"{image.name}: drawn from other data than {data_file.name}; run: python -m labstaff.figures {name}"
-    if _code_stamp(recipe.draw) not in drawn:
+    if _code_stamp(recipe.draw) not in drawn or _dark_rules() not in drawn:
         return f"{image.name}: drawn by other code; run: python -m labstaff.figures {name} --redraw"
     return ""
 

@@ -28,6 +28,8 @@ from labstaff.authoring.show import student_lines
 
 CPU_SECONDS = 100.0
 """Of one run, after which no further test is begun: a mistake that never ends would take hours."""
+MAX_SAID = 20
+"""Lines of the failing tests that are printed where none says what it must."""
 
 
 def main(
@@ -91,7 +93,9 @@ def record_of(mistake: Mistake, run: SuiteRun) -> Record:
             of_it = [each for each in run.results if _function(mistake.lab, each) == found_by]
             failing = dict.fromkeys(_function(mistake.lab, each) for each in failed)
             return Record(found_by, list(failing), [str(line) for line in student_lines(mistake, of_it)])
-    raise LookupError(f"{mistake.lab.label}: {mistake.name}: no test of {mistake.task} fails and says {mistake.says!r}")
+    said = [line for result in failed if result.task == mistake.task for line in (result.test, *result_lines(result))]
+    nothing = f"{mistake.lab.label}: {mistake.name}: no test of {mistake.task} fails and says {mistake.says!r}"
+    raise LookupError("\n  ".join([f"{nothing}; they say:" if said else nothing, *said[:MAX_SAID]]))
 
 
 def _function(lab: Lab, result: TestResult) -> str:

@@ -105,11 +105,18 @@ def drawn_otherwise(folder: Path) -> None:
     script.write_text(script.read_text(encoding="utf-8").replace("COLOUR = 0", "COLOUR = 1"), encoding="utf-8")
 
 
+def dark_in_other_colours(folder: Path) -> None:
+    svg = folder / "sizes.svg"
+    text = svg.read_text(encoding="utf-8")
+    svg.write_text(text.replace(next(iter(figures.COLOURS.values()))[1], "#123456"), encoding="utf-8")
+
+
 STALE: dict[str, Callable[[Path], object]] = {
     "sizes.json: data.bytes[2] is 3, recomputed 4": lambda folder: write_script(folder, "4"),
     "sizes.svg: missing": lambda folder: (folder / "sizes.svg").unlink(),
     "sizes.svg: drawn from other data": of_other_data,
     "sizes.svg: drawn by other code; run: python -m labstaff.figures sizes --redraw": drawn_otherwise,
+    "sizes.svg: drawn by other code": dark_in_other_colours,
 }
 """What is reported → what was done to a folder of figures."""
 
