@@ -33,8 +33,13 @@ def measure_arrays(function: Callable[..., Any], *args: Any, warm: bool = True, 
     With `warm`, the function is called once before the measured call: an import inside it would add megabytes.
     Pass `warm=False` when an argument can be consumed only once. A trace that is running, as one that a submission has
     started, ends.
+
+    Raises:
+        ValueError: with `warm` an argument is an iterator, which would be empty in the measured call.
     """
     if warm:
+        if any(isinstance(each, Iterator) for each in (*args, *kwargs.values())):
+            raise ValueError("an iterator is empty after the first call: pass warm=False, or a function that makes it")
         function(*args, **kwargs)
     tracemalloc.stop()
     gc.collect()

@@ -78,7 +78,7 @@ def review_lines(lab: Lab, review: TaskReview, shown: Collection[str] = (), *, e
     if refusal := review.refusal:
         lines.append(Line(f"  right versions: one of {review.n_right} is refused, by {refusal.failed}", "red"))
         lines += [Line(f"      {line}") for line in refusal.lines]
-        lines.append(Line("      The handout allows what this version does: the wrong ones wait until it passes."))
+        lines.append(Line("      It is right, so the test asks for too much. The wrong ones wait until it passes."))
         return lines
     if review.n_right:
         lines.append(Line(f"  right versions: {len(review.right)} of {review.n_right} pass"))

@@ -237,6 +237,26 @@ def test_Scheduler_step_by_step():
     refuses(lab.Scheduler, (0, 2, 8, "num_blocks"), (4, 0, 8, "block_size"), (4, 2, 0, "max_tokens"))
 
 
+def test_Scheduler_completions(rng):
+    for n_prompt, n, max_new in ((13, 3, 6), (12, 2, 5), (1, 4, 3), (3, 3, 1)):
+        trace = [Request(0, 0, tuple(range(n_prompt)), max_new, n), *alone(3, 9, 4)[1:]]
+        served = serve_plans(lab.Scheduler(60, 4, 64), trace, 60, 4, 64)
+        assert served.steps <= max(max_new, 4) and served.again == 0
+    for size in (2, 3, 5):
+        trace = any_requests(rng, 12, longest=24, most_new=16, every=1, most_completions=3)
+        plans(trace, -(-52 // size), size, int(rng.integers(8, 40)))
+    plans([Request(0, 0, tuple(range(10)), 6, 3)], 4, 4, 16)
+    scheduler = lab.Scheduler(6, 2, 1)
+    refuses(scheduler.submit, ("r", [5], 2, 0, "r"))
+    scheduler.submit("r", [5], 2, 2)
+    scheduler.plan()
+    scheduler.advance({"r": 8, ("r", 1): 9})
+    scheduler.advance({scheduler.plan()["work"][0]["id"]: 4})
+    refuses(scheduler.submit, ("r", [3], 1, "r"))
+    scheduler.advance({scheduler.plan()["work"][0]["id"]: 4})
+    scheduler.submit("r", [3], 1)
+
+
 def test_Server(rng):
     for kind in ("chat", "documents"):
         trace = make_trace(kind, int(rng.integers(10**6)))

@@ -75,6 +75,11 @@ def test_a_generator_is_consumed_once():
     assert memory.peak_bytes < 3 * 64 * 64 * 4 + BOOKKEEPING_BYTES
 
 
+def test_an_iterator_that_would_be_empty_is_refused():
+    with pytest.raises(ValueError, match="warm=False"):
+        measure_arrays(sum, iter([1, 2]))
+
+
 def test_a_trace_that_is_running_changes_nothing():
     expected = measure_arrays(square, 64).peak_bytes
     tracemalloc.start()
