@@ -72,9 +72,18 @@ HITS = {
 }
 
 
-def of_hit(groups, tokens, drafts):
-    """What each usual mistake gives for these groups."""
-    return {text: common_hit((groups, tokens, drafts), variant) for text, variant in HITS.items()}
+def of_hit(asked):
+    """What each usual mistake gives for (groups, tokens, drafts)."""
+    return {text: common_hit(asked, variant) for text, variant in HITS.items()}
+
+
+def in_all(usual, asked, function, cases):
+    """`usual(asked)`, but only mistakes that give what `function` returns for all cases: one number may be chance."""
+    made = usual(asked)
+    for case in cases:
+        got, other = function(case), usual(case)
+        made = {text: value for text, value in made.items() if other[text] == got}
+    return made
 
 
 SAMPLING = {
@@ -97,6 +106,7 @@ def of_cost(given):
         "the running state is left out": stored - state_bytes,
         "a state is stored for the last block too, which is not full": rounded,
         "nothing is stored for the drafts": cost((*given[:7], 0, 0))[0],
+        "a state is stored for drafts where there are none": stored + state_bytes * (method != "all" and not drafts),
         "what the drafts wrote is left out": stored - (drafts * update_bytes if method == "ring" else 0),
         f"that is {other!r}": cost((other, *given[1:]))[0],
         "a chunk that is no multiple of the block is not cut":

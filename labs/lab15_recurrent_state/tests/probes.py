@@ -11,6 +11,8 @@ from labkit.meters.products import ProductMeter
 from labkit.meters.tensors import AllocationMeter
 from labkit.testing.probes import probe
 
+from .reference import gradients
+
 FUNCTIONS = {"gated_delta_recurrent": gated_delta_recurrent, "gated_delta_chunked": gated_delta_chunked}
 
 
@@ -20,6 +22,12 @@ def measured(task, inputs, *numbers):
     with AllocationMeter() as memory, ProductMeter() as products:
         result = FUNCTIONS[task](*inputs, *numbers)
     return result, {"peak_bytes": memory.peak_bytes, "flops": products.flops}
+
+
+@probe
+def gradients_of_chunks(inputs, chunk):
+    """The gradients through `gated_delta_chunked` from no state."""
+    return gradients(lambda *leaves: gated_delta_chunked(*leaves, None, chunk), inputs)
 
 
 @probe
@@ -39,7 +47,7 @@ def all_outcomes(target_scores, draft_scores, numbers, temperature):
             continue
         for chosen in itertools.product(numbers, repeat=n + 1):
             u = torch.tensor(chosen, dtype=torch.float64)
-            result = accept_drafts(target_scores, draft_scores, list(drafts), u, temperature)
+            result = accept_drafts(target_scores.clone(), draft_scores.clone(), list(drafts), u, temperature)
             key = tuple(int(token) for token in result)
             found[key] = found.get(key, 0.0) + weight / len(numbers) ** (n + 1)
     return found
