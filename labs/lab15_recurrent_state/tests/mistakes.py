@@ -77,13 +77,13 @@ def of_hit(asked):
     return {text: common_hit(asked, variant) for text, variant in HITS.items()}
 
 
-def in_all(usual, asked, function, cases):
-    """`usual(asked)`, but only mistakes that give what `function` returns for all cases: one number may be chance."""
-    made = usual(asked)
-    for case in cases:
-        got, other = function(case), usual(case)
-        made = {text: value for text, value in made.items() if other[text] == got}
-    return made
+def recurring(usual, asked, function, right, cases):
+    """Of `usual(asked)` what fits best to all of the cases, and to most wrong results: one number may be chance."""
+    made, seen = usual(asked), [(function(case), right(case), usual(case)) for case in cases]
+    half = sum(got != want for got, want, _ in seen) / 2
+    often = [text for text in made if sum(other[text] == got != want for got, want, other in seen) > half]
+    fits = [sum(other[text] == got for got, _, other in seen) for text in often]
+    return {text: made[text] for text, fit in zip(often, fits, strict=True) if fit == max(fits)}
 
 
 SAMPLING = {
