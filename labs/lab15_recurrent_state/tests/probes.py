@@ -23,6 +23,12 @@ def measured(task, inputs, *numbers):
 
 
 @probe
+def gradients(inputs, chunk, weights):
+    """Of both results of `gated_delta_chunked`, weighted, for all inputs."""
+    return torch.autograd.functional.vjp(lambda *x: gated_delta_chunked(*x, None, chunk), inputs, weights)[1]
+
+
+@probe
 def all_outcomes(target_scores, draft_scores, numbers, temperature):
     """How probable each result is: for all drafts, and with each of `numbers` for each u, all equally probable.
 
@@ -39,7 +45,7 @@ def all_outcomes(target_scores, draft_scores, numbers, temperature):
             continue
         for chosen in itertools.product(numbers, repeat=n + 1):
             u = torch.tensor(chosen, dtype=torch.float64)
-            result = accept_drafts(target_scores, draft_scores, list(drafts), u, temperature)
+            result = accept_drafts(target_scores.clone(), draft_scores.clone(), list(drafts), u, temperature)
             key = tuple(int(token) for token in result)
             found[key] = found.get(key, 0.0) + weight / len(numbers) ** (n + 1)
     return found

@@ -97,8 +97,6 @@ def common_hit(asked, variant=""):
         return min((common_hit(([group], tokens, drafts)) for group in groups), default=max(limit, 0))
     if variant == "first group alone":
         groups = groups[:1]
-    if variant == "states alone":
-        groups = [group for group in groups if group[0] == "state"]
     best = 0
     for hit in range(1, limit + 1):
         if all(has(group, hit, variant) for group in groups):
@@ -112,8 +110,8 @@ def has(group, hit, variant):
     blocks = range(-(-hit // block))
     if hit % block and variant != "part of a block":
         return False
-    if kind == "attention" and variant == "last attention block alone":
-        return blocks[-1] in held
+    if kind == "attention" and variant in ("last attention block alone", "states alone"):
+        return variant == "states alone" or blocks[-1] in held
     if kind == "state" and variant == "block above":
         return blocks[-1] + 1 in held
     if kind == "state" and variant != "all states":

@@ -19,9 +19,11 @@ def gated_delta_chunked(q, k, v, beta, g, state, chunk):
         # exp of 0 above the diagonal, and not of what may be large there
         ratio = ((sums[..., :, None] - sums[..., None, :]) * lower).exp() * lower
         below = b * (K @ K.mT) * ratio
-        U = b * (V - sums.exp()[..., None] * (K @ S))
+        right = b * (V - sums.exp()[..., None] * (K @ S))
+        U = right[..., :1, :]
         for i in range(1, K.shape[-2]):
-            U[..., i, :] -= (below[..., i, :i, None] * U[..., :i, :]).sum(-2)
+            row = right[..., i : i + 1, :] - (below[..., i, :i, None] * U).sum(-2, keepdim=True)
+            U = torch.cat((U, row), -2)
         o[..., at, :] = (sums.exp()[..., None] * (Q @ S) + (Q @ K.mT * ratio) @ U).to(v.dtype)
         S = sums[..., -1, None, None].exp() * S + (K.mT * (sums[..., -1:] - sums).exp()[..., None, :]) @ U
     return o, S
