@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import pytest
 import recurrent_state as lab
 import torch
 
@@ -50,6 +51,12 @@ def test_gated_delta_recurrent():
 def test_gated_delta_chunked():
     for chunk in (1, 4, 5, 100):
         check_rule(lab.gated_delta_chunked, chunk)
+    leaves = [x.requires_grad_() for x in draw(9)]
+    grads = [
+        torch.autograd.grad(o.sum() + S.sum(), leaves)
+        for o, S in (lab.gated_delta_chunked(*leaves, None, 4), rule(*leaves))
+    ]
+    torch.testing.assert_close(*grads, **NEAR)
     given = draw(1024, 16, 16, (), F32)
     with AllocationMeter() as memory, ProductMeter() as products:
         lab.gated_delta_chunked(*given, None, 32)
@@ -73,17 +80,26 @@ def test_longest_common_hit():
         hits = [h for h in range(1, tokens - drafts) if h % 3 == h % groups[0][1] == 0 and h // 3 - 1 in b]
         hits = [h for h in hits if a >= set(range(n := h // groups[0][1])) or (kind == "state" and n - 1 in a)]
         assert lab.longest_common_hit(groups[:: random.choice([1, -1])], tokens, drafts) == max(hits, default=0)
+    for kind, block, name in (("window", 4, "window"), ("state", 0, "block")):
+        with pytest.raises(ValueError, match=name):
+            lab.longest_common_hit([("attention", 4, set()), (kind, block, {0})], 9)
 
 
 def test_accept_drafts():
+    never, first = torch.tensor([[-torch.inf, 5.0, 1.0]] * 2), torch.tensor([[2.0, 0.0, 0.0]])
+    for drafts, T in itertools.product(([], [0]), (0, 1)):
+        n = len(drafts)
+        assert lab.accept_drafts(never[: n + 1], first[:n], drafts, torch.zeros(n + 1), T) == [1]
     for n, T, _ in itertools.product(range(4), (0, 0.5, 1, 2), range(20)):
         scores, guesses, u = torch.randn(n + 1, 5), torch.randn(n, 5), torch.rand(n + 1)
         p, q = ((x.double() / (T or 1e-9)).softmax(-1) for x in (scores, guesses))
         drafts = [int(row.multinomial(1)) for row in q]
         i = next((i for i, x in enumerate(drafts) if u[i] * q[i, x] >= p[i, x]), n)
+        before = scores.clone(), guesses.clone()
         weights = (p[i] - q[i]).clamp(min=0) if i < n else p[n]
         last = int((weights.cumsum(-1) <= u[n] * weights.sum()).sum())
         assert lab.accept_drafts(scores, guesses, drafts, u, T) == [*drafts[:i], last]
+        assert torch.equal(scores, before[0]) and torch.equal(guesses, before[1])
 
 
 def test_HybridCache():
@@ -106,6 +122,32 @@ def test_HybridCache():
             got = [cache.keys(name), cache.values(name), cache.state(name)]
             torch.testing.assert_close(got, [k, others[0], rule(k, k, *others)[1]], **ROUNDED)
         assert len(texts) > 1 or cache.num_free() == 200 - -(-k.shape[1] // 4)
+
+    def tokens(n):
+        return draw(n, 3, dtype=F32)[1:]
+
+    def refused(call, *given, match):
+        free = cache.num_free()
+        with pytest.raises(ValueError, match=match):
+            call(*given)
+        assert cache.num_free() == free
+
+    cache = lab.HybridCache(3, 4, 8, 2, 3, 3)
+    cache.append("a", *tokens(6))
+    cache.fork("a", "b")
+    cache.append("b", *tokens(2))
+    refused(cache.append, "c", *tokens(1), match="num_blocks")
+    refused(cache.fork, "c", "d", match="c")
+    cache.free("b")
+    cache.fork("a", "b")
+    cache.append("c", *tokens(3))
+    refused(cache.append, "b", *tokens(1), match="num_blocks")
+    with AllocationMeter() as meter:
+        (cache := lab.HybridCache(40, 2, 32, 1, 64, 64)).append("a", *draw(4, 64, 64, (1,), F32)[1:])
+        before = meter.live_bytes
+        cache.append("a", *draw(3, 64, 64, (1,), F32)[1:], True)
+        cache.rollback("a", 1)
+    assert meter.live_bytes <= before + 1000
     with AllocationMeter() as meter:
         (cache := lab.HybridCache(40, 2, 32, 1, 16, 16)).append("a", *draw(64, 16, 16, (1,), F32)[1:])
     assert meter.live_bytes <= 4 * (40 * 2 * 32 + 6 * 256) and cache.length("a") == 64
