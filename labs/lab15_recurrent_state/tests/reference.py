@@ -167,6 +167,5 @@ def cost(given):
     n_states = len(kept) + 1 + {"align": min(drafts, 1), "all": drafts, "ring": min(drafts, 1)}[method]
     updates = drafts if method == "ring" else 0
     again = replay_of(tokens, kept)[shared]
-    if method == "align" and accepted < drafts:
-        again += accepted
-    return n_states * state_bytes + updates * update_bytes, again
+    second_pass = range(accepted) if method == "align" and drafts != accepted else ()
+    return n_states * state_bytes + updates * update_bytes, again + len(second_pass)
