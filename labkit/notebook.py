@@ -1,9 +1,10 @@
-"""Functions for the report notebooks: the student's module, the tests of one task, a real model's perplexity."""
+"""Functions for the report notebooks: the student's module, a task's tests, predictions, a real model's perplexity."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+from datetime import datetime
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,24 @@ def check(lab: str, task: str) -> None:
         print(ending_text(run.ended))
     else:
         print("\n".join(run_lines(found, run.results, whole_suite=run.collected, more=more)))
+
+
+def predict(value: float | None, unit: str) -> float | None:
+    """Keep a prediction of what the next cell measures: print it with the time, and return it.
+
+    The printed line stays in the notebook, above the measurement. None, as the cell is handed out, is no prediction.
+    """
+    if value is None:
+        print(f"No prediction yet. Type a number ({unit}) and run this cell before the next one.")
+    else:
+        print(f"{datetime.now().astimezone():%Y-%m-%d %H:%M}  predicted: {value:,g} {unit}")
+    return value
+
+
+def compare(predicted: float | None, measured: float, unit: str) -> None:
+    """Print what was measured, and how many times the prediction it is."""
+    ratio = f", {measured / predicted:.3g} times the prediction ({predicted:,g} {unit})" if predicted else ""
+    print(f"measured: {measured:,g} {unit}{ratio}")
 
 
 def perplexity(attend: Attend | None = None, tokens: int = 512) -> float:
