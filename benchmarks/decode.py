@@ -17,7 +17,7 @@ from benchmarks.harness import Column, Table, made, peak_mib, solution_module, t
 
 PAGE = "labs/lab09_decoding/README.md"
 BUILT_IN, UNSPLIT, CONTIGUOUS = "built-in, `enable_gqa=True`", "1 split", "contiguous"
-MODELS = {"Llama-3-8B": (32, 8), "Llama-3.1-405B": (128, 8), "Llama-2-7B": (32, 32)}
+MODELS = {"Llama-3.1-8B": (32, 8), "Llama-3.1-405B": (128, 8), "Llama-2-7B": (32, 32)}
 """Query heads and key heads. The last has no groups, so its ratio shows what is not due to grouping."""
 BLOCK = 16
 LAYERS_BYTES = 512 * 2**20
@@ -38,7 +38,7 @@ def tables(*, n: int = 8192, d: int = 128, rounds: int = 15) -> Iterator[Table]:
             columns[model] = time_in_turn(calls, rounds).times_as_fast(BUILT_IN)
         heading = "times as fast as the built-in one"
         yield made("decode", PAGE, setting, heading, calls, columns)
-        layers = random_layers(*MODELS["Llama-3-8B"], n, d)
+        layers = random_layers(*MODELS["Llama-3.1-8B"], n, d)
         for name, calls, reference, column in (
             ("split", split(layers), UNSPLIT, "× one split"),
             ("paged", paged(layers), CONTIGUOUS, "× contiguous"),

@@ -9,10 +9,9 @@
 import matplotlib.pyplot as plt
 import torch
 
-from labkit.meters.moved import MovedBytes
-from labkit.meters.tensors import measure_peak
+from labkit.meters.products import ProductMeter
 from labkit.model.attention import grouped_attention
-from labkit.notebook import perplexity, student_module
+from labkit.notebook import compare, perplexity, predict, student_module
 from labkit.testing.layer_sample import layer_sample
 
 compressed = student_module("lab12")
@@ -58,8 +57,8 @@ for scheme in SCHEMES:
 # %% nbgrader={"grade": true, "grade_id": "figure_error_against_bytes", "solution": true}
 figure, ax = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
 ### BEGIN SOLUTION
-# Rubric, 6 points: 1 every scheme but "full"; 1 a mark for each kind, with a legend; 1 logarithmic axes with quantity
-# and unit; 2 the staircase, by cache_under_budget, falling and flat between the schemes it chooses; 1 the bytes of
+# Rubric, 5 points: 1 every scheme but "full"; 1 a mark for each kind, with a legend; 1 logarithmic axes with quantity
+# and unit; 1 the staircase, by cache_under_budget, falling and flat between the schemes it chooses; 1 the bytes of
 # "full".
 found = [one(scheme) for scheme in SCHEMES]
 for kind, mark in {"grouped": "s", "window": "^", "latent": "D", "quantized": "o"}.items():
@@ -79,53 +78,63 @@ plt.show()
 
 # %% [markdown]
 # ## 2. What the latent vector costs
+#
+# With keys and values of 16 heads in the cache, a head multiplies d_n + d_r + d_v = 320 numbers for each token (d_n =
+# d_v = 128, d_r = 64). `mla_decode` has latent vectors of d_c = 512 instead. Predict how many times as many
+# multiplications it makes for a cache of 256 tokens.
 
 # %%
-heads, d_n, d_r, d_c, d_v = 16, 32, 16, 64, 32
-for n_tokens in (1024, 4096):
-    shapes = (heads, d_n), (heads, d_r), (n_tokens, d_c), (n_tokens, d_r), (heads, d_n, d_c), (heads, d_v, d_c)
-    given = [torch.randn(shape) / 4 for shape in shapes]
-    peak = measure_peak(compressed.mla_decode, *given).peak_bytes
-    with MovedBytes(c_kv=given[2], k_rope=given[3]) as moved:
-        compressed.mla_decode(*given)
-    whole = n_tokens * heads * (d_n + d_r + d_v) * 4
-    print(f"N = {n_tokens}: read {moved.read}, peak {peak:,} bytes; keys and values of all heads {whole:,} bytes")
+predicted = predict(None, "times")
+
+# %%
+heads, n_tokens, d_n, d_r, d_c, d_v = 16, 256, 128, 64, 512, 128
+shapes = (heads, d_n), (heads, d_r), (n_tokens, d_c), (n_tokens, d_r), (heads, d_n, d_c), (heads, d_v, d_c)
+with ProductMeter() as products:
+    compressed.mla_decode(*(torch.randn(shape) / 4 for shape in shapes))
+stored = heads * n_tokens * (d_n + d_r + d_v)
+print(f"{products.flops // 2:,} multiplications; with keys and values stored {stored:,}")
+compare(predicted, products.flops / 2 / stored, "times")
 
 # %% [markdown]
-# (a) How many bytes of cache does a token cost here, in float32, and how many if keys and values of the heads were
-# kept? Which of the two numbers depends on the number of heads?
+# (a) Give both numbers, and explain the gap. If there was none, say which terms your prediction had. What becomes of
+# the gap at 131,072 tokens?
 #
-# (b) Count the multiplications of one head with one token: with its key and value in the cache, and absorbed. Which is
-# more, and by which factor for d_n = d_v = 128, d_r = 64, d_c = 512? Why does it pay all the same?
-#
-# (c) Why is k_rope kept apart? Show what goes wrong with W_UKᵀ q when keys are turned after W_UK.
+# (b) How many bytes does a step read for each token, in float32, in either case? Why does absorbing pay, although it
+# multiplies more?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "what_the_latent_costs", "solution": true}
-# (a) (64 + 16) · 4 = 320 bytes, as measured: 262,144 + 65,536 bytes at N = 1024. Kept: 16 · (32 + 16 + 32) · 4
-# = 5,120 bytes, which grows with the heads; the latent vector does not.
+# (a) Predicted 3.4: absorbed, a head multiplies d_c + d_r numbers for a token's score and d_c for its part of the sum,
+# 1,088 / 320. Measured 5.0. Each head also multiplies its query by W_UK and its sum by W_UV, once a step: 512 · (128 +
+# 128) = 131,072, beside 256 · 1,088 = 278,528 for the tokens. That does not grow with the tokens: at 131,072 of them it
+# is 0.1 % of the work, and the ratio is 3.4.
 #
-# (b) Kept: d_n + d_r for the score, d_v for the sum: 320. Absorbed: d_c + d_r and d_c: 1,088, which is 3.4 times as
-# many. Decoding waits for bytes and not for arithmetic: each number read from the cache now serves all 128 heads,
-# twice, instead of one head once.
+# (b) (512 + 64) · 4 = 2,304 bytes, instead of 16 · (128 + 64 + 128) · 4 = 20,480. Decoding waits for bytes and not for
+# arithmetic: each number read now serves all 16 heads, most of them twice.
 #
-# (c) Turned by position n the key is R_n W_UK c, and the score qᵀ R_{n−p} W_UK c. Between W_UK and q there is a matrix
-# that is another for every token: W_UKᵀ R q would have to be computed for each distance, and nothing is absorbed. So
-# positions live in a small part that is not made from c.
-#
-# Rubric, 5 points: 1 (a); 2 (b), 1 for the numbers, 1 for the reason; 2 (c).
+# Rubric, 5 points: 3 for (a): 1 both numbers, 1 W_UK and W_UV with their multiplications (without a gap: all three
+# terms), 1 that they do not grow with N. Code that applies W_UK to the tokens measures far more, and must say so. 2 for
+# (b): 1 both numbers of bytes, 1 the reason.
 
 # %% [markdown]
 # ## 3. Why keys by channel
+#
+# V is stored in groups of 32, first in 2 bits, then in 4. Predict how many times smaller the error is in 4 bits.
 
 # %%
+predicted = predict(None, "times")
+
+# %%
+errors = {}
 for name, x in (("K", k), ("V", v)):
     for bits in (2, 4):
-        for axis in ("channel", "token"):
-            as_k, as_v = compressed.dequantize_kv(compressed.quantize_kv(x, x, bits, 32))
-            got = as_k if axis == "channel" else as_v
-            print(f"{name} by {axis:7s} in {bits} bits: error {(got - x).norm() / x.norm():.4f}")
+        as_k, as_v = compressed.dequantize_kv(compressed.quantize_kv(x, x, bits, 32))
+        for axis, got in (("channel", as_k), ("token", as_v)):
+            errors[name, axis, bits] = ((got - x).norm() / x.norm()).item()
+            print(f"{name} by {axis:7s} in {bits} bits: error {errors[name, axis, bits]:.4f}")
+compare(predicted, errors["V", "token", 2] / errors["V", "token", 4], "times")
 
 
+# %%
 def few_bits(bits, axis):
     """Your cache for a real model, SmolLM2, with keys by channel or by token."""
 
@@ -145,70 +154,19 @@ for bits in (2, 4):
 print(f"with every number as it is: {perplexity():.1f}")
 
 # %% [markdown]
-# (a) Which of the four pairs of numbers shows the reason? What in the sample causes it, and what would the four be if
-# channels were alike? Do the perplexities of a real model say that its keys are like the sample's?
+# (a) Give both numbers, and explain the gap. If there was none, say what your prediction divided by what.
 #
-# (b) A group by channel takes `group` tokens. What is a cache that grows by one token at a time to do with the last
-# ones, and what does that cost?
-#
-# (c) From which group size on do scales and zeros cost less than half a bit a number? What is lost by larger groups?
-#
-# (d) How many bits a number do 2 and 4 bits weigh, in groups of 32 and of 16? What buys more in the first table:
-# halving the groups of 2 bits, or going from 2 bits in groups of 16 to 4 bits in groups of 32?
+# (b) Which of the four pairs of errors shows why keys are quantized by channel? What in the sample causes it? Do the
+# perplexities say that a real model's keys are like the sample's?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "why_keys_by_channel", "solution": true}
-# (a) K in 2 bits (and in 4): by token the range of a group is that of the three channels far from 0, some 20, and the
-# steps for all other channels with it; by channel those three have a group of their own, and their distance from 0 is
-# in the zero. V has no such channels, and both ways lose about the same. Without them K would be like V (its two
-# numbers by channel are smaller than V's because the far channels are in the length that is divided by). SmolLM2's keys
-# have such channels too: in 2 bits its perplexity by token is many times that by channel.
+# (a) Predicted 4, since 4 bits have four times as many codes. Measured 5.0: codes 0 to 2^bits − 1 divide a range into 3
+# steps and into 15, and an error is a share of a step.
 #
-# (b) Keep the tokens of a group that is not full in 16 bits (the residual), up to group − 1 tokens, and quantize when
-# it is full.
+# (b) K in 2 bits (and in 4): by token the range of a group is that of the three channels far from 0, and the steps of
+# all other channels with it; by channel those three have a group of their own, and their distance from 0 is in the
+# zero. V has no such channels, and both ways lose about the same. SmolLM2's keys have such channels too: in 2 bits its
+# perplexity by token is many times that by channel.
 #
-# (c) 32 / group < 1/2: group > 64. A larger group has a larger range, so larger steps.
-#
-# (d) 3 and 5 bits in groups of 32, 4 and 6 in groups of 16. Both steps cost a bit a number. The first takes the error
-# from 0.64 to 0.43, the second from 0.43 to 0.12: four times as many codes in a range that is hardly larger.
-#
-# Rubric, 5 points: 2 (a); 1 (b); 1 (c); 1 (d), for the arithmetic.
-
-# %% [markdown]
-# ## 4. What a sink is for
-
-# %%
-for scheme in SCHEMES:
-    if scheme["kind"] == "window":
-        print(scheme["window"], scheme["num_sinks"], one(scheme)["error"])
-print("weight on token 0:", (q @ k.mT / 32**0.5).softmax(-1)[..., 0].mean().item())
-for sink in (-4.0, 0.0, 4.0, 8.0):
-    _, lse = compressed.attention_sink_logit(q, k, v, torch.full((4,), sink))
-    print(f"with a sink of {sink:+.0f} the weights of the keys add up to {(1 - torch.exp(sink - lse)).mean():.3f}")
-
-# %% [markdown]
-# (a) What do four tokens change, and why just these? What must the softmax do with the weight that token 0 had when
-# token 0 is gone?
-#
-# (b) The weights of an attention with a sink in the denominator do not add up to 1. What can a head say with that which
-# it could not say before, and which of the two kinds of sink takes bytes in the cache?
-#
-# (c) With positions by text a model that was trained on 4,096 tokens meets distances it never saw, after token 4,096.
-# With positions by cache, which distances does it meet, at most?
-#
-# (d) A window of 128 on this sample of 256 tokens has an error. What would it be on a sample of 100 tokens, and what
-# does that say about choosing a scheme by a sample?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "what_a_sink_is_for", "solution": true}
-# (a) With a window of 128 the error falls from 0.50 to 0.015: token 0 had 30 % of the weight (and a small value).
-# Without it the softmax spreads the same total of 1 over the others, so that each is multiplied by 1 / (1 − weight of
-# token 0), and the output grows.
-#
-# (b) "Nothing here": an output near 0, whatever the values are. The number is a parameter of the model and takes
-# nothing in the cache; sink tokens take their keys and values.
-#
-# (c) num_sinks + window − 1.
-#
-# (d) 0: nothing has left the window yet. A sample shows only what happens at its length and to its queries: compare at
-# the length that is to be served.
-#
-# Rubric, 5 points: 2 (a); 1 (b); 1 (c); 1 (d).
+# Rubric, 4 points: 2 for (a): 1 both numbers, 1 the 3 and 15 steps. 2 for (b): 1 the channels far from 0, 1 the
+# perplexities.

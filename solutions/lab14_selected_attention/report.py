@@ -9,10 +9,11 @@
 import matplotlib.pyplot as plt
 import torch
 
+from labkit.meters.moved import MovedBytes
 from labkit.model.attention import grouped_attention
 from labkit.model.perplexity import perplexity, sample_text
 from labkit.model.weights import read_model
-from labkit.notebook import student_module
+from labkit.notebook import compare, predict, student_module
 
 selected = student_module("lab14")
 model = read_model()
@@ -86,7 +87,7 @@ def window(budget, sinks):
 # %% nbgrader={"grade": true, "grade_id": "figure_perplexity_against_bytes", "solution": true}
 figure, ax = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
 ### BEGIN SOLUTION
-# Rubric, 6 points: 2 the four ways with a mark and a legend each; 1 the line of the whole cache; 2 shares by
+# Rubric, 5 points: 2 the four ways with a mark and a legend each; 1 the line of the whole cache; 1 shares by
 # selection_bytes, with Quest's bounds; 1 axes with quantity and unit.
 TOKEN_BYTES = 2 * 3 * 64 * 4
 whole = selected.selection_bytes("whole", 640, TOKEN_BYTES)[1]
@@ -117,78 +118,68 @@ plt.show()
 ### END SOLUTION
 
 # %% [markdown]
-# ## Which pages a head reads
+# ## 2. Reading less, storing more
 #
-# Layer 15, Quest with 8 pages: a point where key head 0 reads a page.
+# A cache of 2,048 tokens in 128 pages of 16: 8 query heads on 2 key heads, d = 64, float32. Quest reads 8 pages for a
+# token. Predict the bytes that this reads, as a share of the keys and values of the whole cache, in percent.
 
 # %%
-seen = []
+predicted = predict(None, "%")
 
-
-def watched(q, K, current):
-    """Quest's choice of 8 pages, noted."""
-    pages = quest(8)(q, K, current)
-    seen.append(pages[0].tolist())
-    return pages
-
-
-perplexity(model.llama, tokens, attention_by(watched), FIRST)
-per_layer = N_TOKENS - FIRST
-rows = seen[13 * per_layer : 14 * per_layer]
-figure, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
-ax.plot(*zip(*((FIRST + i, p) for i, row in enumerate(rows) for p in row), strict=True), "s", markersize=2)
-ax.set(xlabel="token", ylabel="page")
-plt.show()
+# %%
+generator = torch.Generator().manual_seed(14)
+q, K, V = (torch.randn(shape, generator=generator) for shape in ((8, 64), (2, 2048, 64), (2, 2048, 64)))
+lows, highs = selected.page_bounds(K, PAGE)  # made once, when a page is written
+with MovedBytes(K=K, V=V, lows=lows, highs=highs) as moved:
+    pages = selected.select_pages(selected.page_scores(q, lows, highs), 2, 8, 127)
+    selected.selected_decode(q, K, V, pages, PAGE)
+print(", ".join(f"{name} {n:,} bytes" for name, n in moved.read.items()))
+compare(predicted, 100 * sum(moved.read.values()) / (K.nbytes + V.nbytes), "%")
 
 # %% [markdown]
-# ## 2. What a bound misses
+# (a) Give both numbers, and explain the gap: what else is read, and how many bytes is it? If there was none, say which
+# terms your prediction had.
 #
-# (a) A page has the keys (10, 0) and (0, 10), the query is (1, 1). Compute the page's score and the largest product.
-# Can a page be chosen wrongly because of this? Can a page with the largest product of all be left out by it?
+# (b) Towards which share does the reading of 8 pages tend as the text grows? What do pages of 8 tokens change about it?
 #
-# (b) Two pages of one key each have the products 5 and 6. Can Quest order them wrongly? Why do smaller pages choose
-# better, and what do they cost?
-
-# %% [markdown] nbgrader={"grade": true, "grade_id": "what_a_bound_misses", "solution": true}
-# (a) Score 10 + 10 = 20, largest product 10. Yes: the bound takes each channel from another key. And yes: a page whose
-# own bound is tight, with a product of 15, has a smaller score than this one, and with a small budget it is left out.
-#
-# (b) No: a page of one key has its product as score. The fewer keys a page has, the closer the bound is; but bounds are
-# two vectors per page, so that halving the page doubles the bytes of bounds, which are all read for every token.
-#
-# Rubric, 5 points: 1 for 20 and 10; 2 for both answers of (a), with why; 1 no; 1 for what smaller pages cost.
-
-# %% [markdown]
-# ## 3. Reading less, storing more
-#
-# DeepSeek-V3.2: a token has 1,152 bytes per layer, its index key 132, and 2,048 tokens are read.
-#
-# (a) From which length on does a token read fewer bytes than without an indexer? Derive it, and check it with
-# `selection_bytes`.
-#
-# (b) Towards which share of the whole does its reading tend as the text grows? Why can more text never make it less?
-#
-# (c) A server's memory is full. Does it now serve more sequences than without the indexer?
+# (c) A server's memory is full. Does it serve more sequences with Quest than without?
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "reading_less_storing_more", "solution": true}
-# (a) 132 T + 2,048 · 1,152 < 1,152 T, so T > 2,048 · 1,152 / 1,020 = 2,313.04: from 2,314 tokens on.
+# (a) Predicted 8 / 128 = 6.25 %, measured 12.5 %. To choose pages, all bounds are read: two vectors for each of 128
+# pages and 2 key heads, 2 · 128 · 2 · 64 · 4 = 131,072 bytes. That is as much as the 8 pages: 2 · 8 · 16 · 2 · 64 · 4 =
+# 131,072 bytes of 2,097,152.
 #
-# (b) Towards 132 / 1,152 = 11.5 %: all index keys are read for each token, whatever is chosen.
+# (b) The pages' share tends to 0, the bounds' stays: two vectors for the 2 · 16 of a page, 1 / 16 = 6.25 %, whatever is
+# chosen. Pages of 8 tokens double it.
 #
-# (c) No, fewer: each token stores 1,284 bytes instead of 1,152, 11.5 % more. Selection saves reading, not memory.
+# (c) No, fewer: the whole cache is stored, and 6.25 % of it again for bounds. Selection saves reading, not memory.
 #
-# Rubric, 5 points: 2 (a); 2 (b), 1 of them for why; 1 (c).
+# Rubric, 5 points: 3 for (a): 1 both numbers, 1 the bounds, 1 their bytes or share (without a gap: 1 for both numbers,
+# 2 for both terms). 1 for (b): 1 / 16, and twice that. 1 for (c): no, with the bounds stored.
 
 # %% [markdown]
-# ## 4. Why a group chooses together
+# ## 3. What a bound misses
 #
-# Eight query heads share a key head; each would choose 8 pages of its own. How many pages may the key head have to
-# read, in the worst case and at best? What does choosing by the largest score do where one head's queries are ten times
-# as long as the others'?
+# Two pages of two keys. By their bounds page 0 comes first, and it has the largest product: Quest is right. Change the
+# keys of page 1, and nothing else, so that Quest is wrong.
 
-# %% [markdown] nbgrader={"grade": true, "grade_id": "why_a_group_chooses_together", "solution": true}
-# At worst 64, if no two heads agree; at best 8. What is read once per key head serves the whole group, so that the
-# union counts. The head with long queries has scores ten times as large, and it alone chooses for all; a sum has the
-# same weakness, less so. Scores after a softmax, or ranks, would not.
+# %%
+q = torch.tensor([[1.0, 1.0]])
+K = torch.tensor([[[10.0, 0.0], [0.0, 10.0], [9.0, 0.0], [0.0, 9.0]]])
+print("scores:", selected.page_scores(q, *selected.page_bounds(K, 2))[0].tolist())
+print("largest products:", (q @ K[0].T).view(2, 2).amax(-1).tolist())
+
+# %% [markdown]
+# Give your keys, both scores and both largest products. What is it about page 0 that its bound is far above its
+# products? Can this happen with pages of one key, and what do these cost?
+
+# %% [markdown] nbgrader={"grade": true, "grade_id": "what_a_bound_misses", "solution": true}
+# Keys (7.5, 7.5) and (7.5, 7.5) in page 1: scores 20 and 15, largest products 10 and 15. Page 1 has the largest product
+# of all, and with a budget of one page it is left out. The bound of page 0 takes each channel from another key: it is
+# the product with (10, 10), which is none of its keys.
 #
-# Rubric, 4 points: 1 for 64 and 8; 1 for the union being read; 2 for the head that chooses alone, with a remedy.
+# A page of one key has its product as its score, so no two are in the wrong order. But its two bounds are twice its
+# key: they are as many bytes as the cache, and all are read for each token.
+#
+# Rubric, 4 points: 2 keys whose scores and products are in opposite order, all four numbers given; 1 each channel from
+# another key; 1 no, with bounds as large as keys and values.

@@ -71,7 +71,7 @@ NO_KEYS = "nothing is seen: the maximum is −inf, −inf − (−inf) is NaN, a
 TOKENS = {  # layers, key heads, their width; other arguments; the bytes
     "the handout's example": ((2, 3, 4), {}, 96),
     "Llama-2-7B": ((32, 32, 128), {}, 524_288),
-    "Llama-3-8B": ((32, 8, 128), {}, 131_072),
+    "Llama-3.1-8B": ((32, 8, 128), {}, 131_072),
     "OPT-13B": ((40, 40, 128), {}, 819_200),
     "DeepSeek-V2": ((60, 128, 128), {"latent_dim": 512, "rope_dim": 64}, 69_120),
     "Llama-3.1-405B": ((126, 8, 128), {}, 516_096),
