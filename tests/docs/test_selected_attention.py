@@ -115,7 +115,7 @@ def test_what_each_head_alone_reads() -> None:
 
 def test_heads_of_the_figure() -> None:
     shares = [figure(name)["share"] for name in ("14_sink", "14_before", "14_repeat")]
-    assert all(f"({share:.2f})" in TEXT for share in shares)
+    assert all(f"{share:.2f} on " in TEXT for share in shares)
 
 
 def figure(name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 
   const { h, button, say } = stepPlayer;
   const { SCENARIOS } = cacheBlocks;
-  const TOKEN_BYTES = 131072; // Llama-3-8B: 32 layers, 2 vectors, 8 key heads of 128, 2 bytes
+  const TOKEN_BYTES = 131072; // Llama-3.1-8B: 32 layers, 2 vectors, 8 key heads of 128, 2 bytes
   const RANGES = {
     blocks: { name: "blocks", stops: Array.from({ length: 13 }, (_, k) => k + 4) },
     size: { name: "slots in a block", stops: [1, 2, 3, 4, 6, 8, 12, 16] },

@@ -118,7 +118,7 @@ Replaces the content of the element #cache-blocks, which readers see where no sc
           player.element,
           h("div", { class: "pl-panel cb-of-sequences" }, h("h3", {}, "Block tables"), tables, text),
         ),
-        h("div", { class: "pl-panel" }, h("h3", {}, "Bytes, in Llama-3-8B"), setting, traffic),
+        h("div", { class: "pl-panel" }, h("h3", {}, "Bytes, in Llama-3.1-8B"), setting, traffic),
         guess.element,
         controls.element,
       );

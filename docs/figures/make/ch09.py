@@ -25,8 +25,8 @@ MODELS: dict[str, dict[str, int]] = {
     "OPT-13B": {"layers": 40, "kv_heads": 40, "head_dim": 128},
     "Llama-2-7B": {"layers": 32, "kv_heads": 32, "head_dim": 128},
     "Llama-3.1-405B": {"layers": 126, "kv_heads": 8, "head_dim": 128},
-    "Llama-3-8B": {"layers": 32, "kv_heads": 8, "head_dim": 128},
-    "Llama-3-8B, window 4,096": {"layers": 32, "kv_heads": 8, "head_dim": 128, "window": 4096},
+    "Llama-3.1-8B": {"layers": 32, "kv_heads": 8, "head_dim": 128},
+    "Llama-3.1-8B, window 4,096": {"layers": 32, "kv_heads": 8, "head_dim": 128, "window": 4096},
     "DeepSeek-V2": {"layers": 60, "kv_heads": 128, "head_dim": 128, "latent_dim": 512, "rope_dim": 64},
 }
 LENGTHS = [2**power for power in range(8, 18)]
@@ -40,7 +40,7 @@ LOOKS = [
 ]
 """Of each model's line: colour, dash, width. Two lie on one another, and the wider one shows on both sides."""
 
-ABOVE = {"OPT-13B": 4, "Llama-3.1-405B": -9, "Llama-3-8B": 3, "DeepSeek-V2": -4}
+ABOVE = {"OPT-13B": 4, "Llama-3.1-405B": -9, "Llama-3.1-8B": 3, "DeepSeek-V2": -4}
 """By how many points a name is moved up from the end of its line."""
 CHIPS = {"A100 SXM 40 GB": (312.0, 1.555), "H100 SXM 80 GB": (989.4, 3.35)}  # TFLOP/s in 16 bits, TB/s: chapter 1
 HEADS, HEAD_DIM, N_KEYS = 8, 64, 1024
@@ -175,7 +175,7 @@ def draw_caches(data: dict[str, Any]) -> Figure:
             annotation_clip=False,
         )
     ax.axhline(15, color=INK, linewidth=1, linestyle=":")
-    ax.annotate("weights of Llama-3-8B, 15 GiB", (260, 15), xytext=(0, 4), textcoords="offset points", size=8.5)
+    ax.annotate("weights of Llama-3.1-8B, 15 GiB", (260, 15), xytext=(0, 4), textcoords="offset points", size=8.5)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     ax.set_xticks(data["tokens"][::3], [f"{tokens:,}" for tokens in data["tokens"][::3]])

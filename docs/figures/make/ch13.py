@@ -26,7 +26,7 @@ KINDS, SEED = ("chat", "documents"), 0
 """The board's own traces."""
 
 WEIGHTS, TOKEN, MEMORY, BANDWIDTH = 2 * 8_030_261_248, 131_072, 81_559 * 2**20, 3.35e12
-"""Llama-3-8B in 16 bits on an H100: bytes of the weights and of a token, of the memory, and bytes a second."""
+"""Llama-3.1-8B in 16 bits on an H100: bytes of the weights and of a token, of the memory, and bytes a second."""
 
 CONTEXTS = (512, 2000, 8192)
 """Tokens of each request."""
