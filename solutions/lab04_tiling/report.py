@@ -139,4 +139,4 @@ compare(predicted, lab.count_tiles(1024, 4096, 128, 64, causal=True), "tiles")
 # (c) 32 tiles on the diagonal with 128·127/2 = 8128 hidden entries each: 260,096, of 528 · 16,384 = 8,650,752 computed,
 # 3.0 %.
 #
-# *Rubric (4): (a) 2, one for the keys that no query sees, one for the sum (or the tiles on the diagonal); (b) 1; (c) 1.*
+# *Rubric (4): (a) 2, one for the keys that no query sees, one for the sum (or the diagonal tiles); (b) 1; (c) 1.*

@@ -56,7 +56,8 @@ print(f"textbook, N = 1024: {measured(textbook, 1024)[0] / MIB:.2f} MiB kept bet
 
 # %% [markdown]
 # How much does your tiled forward pass keep at N = 1024 and d = 64 when autograd differentiates it? It never makes an
-# N × N array.
+# N × N array. (Autograd refuses a pass that overwrites tensors which a derivative needs. If yours does, take the form
+# out of `FORMS`, and say in (a) which tensor it is and which operator wanted it.)
 
 # %%
 predicted = predict(None, "MiB")
@@ -85,8 +86,9 @@ compare(predicted, round(measured(tiled_autograd, 1024)[0] / MIB, 2), "MiB")
 # O are not needed: D = rowsum(dO ∘ O) stands for the sum over the row.
 #
 # Rubric, 5 points: 2 (a), one for tiles that are kept although the loop has gone on, one for P̃ or S with its operator
-# and a number of arrays that fits the measurement; 1 (b) the weights, softmax from its result; 2 (c), 1 for P from L, 1
-# for D from O (or that no maximum is differentiated).
+# and a number of arrays that fits the measurement (where autograd refuses: the tensor, and the operator that wanted
+# it); 1 (b) the weights, softmax from its result; 2 (c), 1 for P from L, 1 for D from O (or that no maximum is
+# differentiated).
 
 # %%
 LENGTHS = [128, 256, 512, 1024]
